@@ -1,0 +1,59 @@
+# Every target sets itself up: `make demo` in a fresh clone is enough.
+# PYTHON=python3.12 chooses the interpreter of .venv; ARGS="…" is handed on by demo and test.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/.stamp
+
+# What must be tested to the last line: cellar, ground, session.
+COVERED := lightning_rlprof/model.py,lightning_rlprof/errors.py,lightning_rlprof/config/*,lightning_rlprof/tracefile.py,lightning_rlprof/window.py,lightning_rlprof/session.py
+
+# One thread each: two threads on a busy machine make the same step up to eight times longer.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check docs bench
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## make the virtual environment .venv with everything in it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "python 3.10 or newer is needed: make PYTHON=python3.11 …" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+		{ echo "could not make .venv; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
+
+demo: $(STAMP) ## train a small policy with GRPO and show where each step went (ARGS="--steps 40")
+	$(BIN)/rlprof demo $(ARGS)
+
+test: $(STAMP) ## run the tests, doctests included (ARGS="-k stage" runs some of them)
+ifeq ($(strip $(ARGS)),)
+	@rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest
+	@$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --include='$(COVERED)' --show-missing --fail-under=100
+else
+	$(BIN)/python -m pytest $(ARGS)
+endif
+
+check: $(STAMP) ## lint, format, types, import contracts, spelling, generated pages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python docs/generate_config.py --check
+
+docs: $(STAMP) ## build the pages into site/, broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: $(STAMP) ## run every benchmark; fails at the end when a bound did not hold
+	@failed=; for file in benchmarks/[!_]*.py; do \
+		echo "== $$file"; $(BIN)/python "$$file" || failed="$$failed $$file"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "bounds did not hold in:$$failed" >&2; exit 1; fi

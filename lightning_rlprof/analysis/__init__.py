@@ -1,0 +1,38 @@
+"""Pure functions from `Spans` to a `Table`; `ALL` holds those of one run, in reading order."""
+
+from collections.abc import Callable
+
+from lightning_rlprof.analysis.beside import background, regions
+from lightning_rlprof.analysis.compare import compare
+from lightning_rlprof.analysis.coverage import coverage
+from lightning_rlprof.analysis.gaps import gaps
+from lightning_rlprof.analysis.headline import headline
+from lightning_rlprof.analysis.ranks import ranks
+from lightning_rlprof.analysis.stages import stages
+from lightning_rlprof.analysis.steps import steps
+from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Table
+
+__all__ = [
+    "ALL",
+    "background",
+    "compare",
+    "coverage",
+    "gaps",
+    "headline",
+    "ranks",
+    "regions",
+    "stages",
+    "steps",
+]
+
+ALL: tuple[Callable[[Spans], Table], ...] = (
+    stages,
+    background,
+    regions,
+    gaps,
+    ranks,
+    steps,
+    coverage,
+)
+"""Every analysis of one run; each takes `Spans` and returns a `Table` named after it."""

@@ -1,0 +1,111 @@
+"""Where the time of a step goes: one row per stage, "untraced" included, sums exact."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.counted import Counted, counted
+from lightning_rlprof.analysis.partition import UNTRACED, Cells, Partition, home, partition
+from lightning_rlprof.analysis.statistics import summarize
+from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Cell, Column, Table
+
+__all__ = ["stages"]
+
+_COLUMNS = (  # the most telling first: a narrow terminal shows as many as fit
+    Column("stage", "text"),
+    Column("share", "share"),
+    Column("total", "duration", "ns"),
+    Column("mean", "duration", "ns"),
+    Column("p50", "duration", "ns"),
+    Column("p95", "duration", "ns"),
+    Column("max", "duration", "ns"),
+    Column("count", "count"),
+    Column("slowest rank", "count"),
+)
+_EVERY_RANK = 0  # the rank in keys of rows that are about all of them
+
+
+class _Key(NamedTuple):
+    """A row of the table: a rank, or all of them, and an index into ``Spans.names``."""
+
+    rank: int
+    name: int
+
+
+def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:
+    """Divide the steps' time among stages; ``total`` adds up to the steps' time exactly.
+
+    ``total`` and ``share`` give each instant of the training thread to the innermost stage that is
+    open, summed over ranks. ``mean`` to ``max`` and ``count`` are about whole spans, with what is
+    nested in them. The slowest rank is the one with the most time of that stage per step.
+
+    Args:
+        spans: The run.
+        ranks: Only these; None for all.
+        per_rank: One row per rank and stage, with the rank in the first column.
+    """
+    cut = partition(spans, ranks)
+    name = "stages by rank" if per_rank else "stages"
+    columns = (Column("rank", "count"), *_COLUMNS[:-1]) if per_rank else _COLUMNS
+    if not len(cut.steps):
+        return Table(name, columns, abstained="no step was recorded to its end")
+    choice = counted(spans, cut.steps)
+    cells = cut.cells(spans)
+    inclusive = _inclusive(spans, cut, choice, per_rank)
+    totals = dict.fromkeys(inclusive, 0) | _totals(spans, cut, cells, choice, per_rank)
+    slowest = {} if per_rank else _slowest(spans, cut, cells, choice)
+    whole: dict[int, int] = {}
+    for key, total in totals.items():
+        whole[key.rank] = whole.get(key.rank, 0) + total
+    rows: list[tuple[Cell, ...]] = []
+    for key in sorted(totals, key=lambda key: (key.rank, key.name == UNTRACED, -totals[key])):
+        stage = "untraced" if key.name == UNTRACED else spans.names[key.name]
+        share = totals[key] / whole[key.rank] if whole[key.rank] else None
+        row = (stage, share, totals[key], *inclusive.get(key, (None,) * 5))
+        rows.append((key.rank, *row) if per_rank else (*row, slowest.get(key.name)))
+    return Table(name, columns, rows, choice.note)
+
+
+def _totals(
+    spans: Spans, cut: Partition, cells: Cells, choice: Counted, per_rank: bool
+) -> dict[_Key, int]:
+    """Sum the counted steps' exclusive time; every rank has an untraced row."""
+    keep = choice.mask[cells.step]
+    rank = spans.rank[cut.steps][cells.step[keep]]
+    rank = rank if per_rank else np.full_like(rank, _EVERY_RANK)
+    found = summarize(rank * (len(spans.names) + 1) + cells.name[keep] + 1, cells.ns[keep])
+    totals = {_Key(key, UNTRACED): 0 for key in np.unique(rank).tolist()}
+    for key, total in zip(found.group.tolist(), found.total.tolist(), strict=True):
+        number, code = divmod(key, len(spans.names) + 1)
+        totals[_Key(number, code - 1)] = total
+    return totals
+
+
+def _inclusive(
+    spans: Spans, cut: Partition, choice: Counted, per_rank: bool
+) -> dict[_Key, tuple[int, ...]]:
+    """Return (mean, p50, p95, max, count) of whole spans that start in a counted step."""
+    rows = spans.rows(kind="stage")
+    step = home(spans, cut.steps, rows, spans.thread)
+    rows = rows[(step >= 0) & choice.mask[step]]
+    rank = spans.rank[rows] if per_rank else np.full_like(rows, _EVERY_RANK)
+    width = len(spans.names)
+    found = summarize(rank * width + spans.name[rows], spans.duration_ns[rows])
+    stats = zip(found.mean, found.p50, found.p95, found.max, found.count, strict=True)
+    keys = (_Key(*divmod(key, width)) for key in found.group.tolist())
+    return {key: tuple(map(int, values)) for key, values in zip(keys, stats, strict=True)}
+
+
+def _slowest(spans: Spans, cut: Partition, cells: Cells, choice: Counted) -> dict[int, int]:
+    """Return per stage the rank with the most exclusive time per step; none when there is one."""
+    numbers, steps = np.unique(spans.rank[cut.steps][choice.mask], return_counts=True)
+    if len(numbers) < 2:
+        return {}
+    count = dict(zip(numbers.tolist(), steps.tolist(), strict=True))
+    best: dict[int, tuple[float, int]] = {}
+    for (rank, name), total in _totals(spans, cut, cells, choice, per_rank=True).items():
+        if name != UNTRACED:
+            best[name] = max(best.get(name, (0.0, rank)), (total / count[rank], rank))
+    return {name: rank for name, (_, rank) in best.items()}

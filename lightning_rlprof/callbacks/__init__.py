@@ -1,0 +1,1 @@
+"""The Lightning door: callbacks for both names of the Trainer."""

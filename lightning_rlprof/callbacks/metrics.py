@@ -1,0 +1,75 @@
+"""`StageMetrics`: each step's stages as metrics in the Trainer's own loggers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_rlprof import device
+from lightning_rlprof.callbacks.base import Callback, guarded
+from lightning_rlprof.callbacks.profiler import ProfilerCallback
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.model import Number
+from lightning_rlprof.session import current
+
+__all__ = ["StageMetrics"]
+
+
+class StageMetrics(Callback):
+    """Log what each step spent on its stages, on rank 0, at the Trainer's own x-axis.
+
+    Put it behind `ProfilerCallback`. Per step it logs ``rlprof/step_s``; per stage
+    ``rlprof/<stage>_s`` (inclusive seconds), ``rlprof/<stage>_share`` (of the step) and, where the
+    stage counted ``tokens``, ``rlprof/<stage>_tokens_per_s``; and ``rlprof/peak_memory_gb``: the
+    step's highest allocated device memory (its peak is reset each step), or the process's resident
+    memory where there is no accelerator.
+
+    Example::
+
+        >>> callbacks = [ProfilerCallback(), StageMetrics()]
+    """
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse an order of callbacks that would log each step's numbers one step late."""
+        before = trainer.callbacks[: trainer.callbacks.index(self)]
+        if stage == "fit" and not any(isinstance(one, ProfilerCallback) for one in before):
+            raise ConfigError(
+                "StageMetrics finds no ProfilerCallback before it; "
+                "use callbacks=[ProfilerCallback(…), StageMetrics(), …]"
+            )
+
+    @guarded
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the step that just ended."""
+        session = current()
+        if session is None or not session.step_totals:
+            return
+        metrics = _metrics(session.step_totals)
+        metrics |= _memory(session.header.device, keep_peak=session.captured_last_step)
+        pl_module.log_dict(metrics, rank_zero_only=True)
+
+    def give_up(self, error: Exception) -> None:
+        """Drop this step's metrics; the next step may fare better."""
+
+
+def _metrics(totals: Mapping[str, tuple[int, Mapping[str, Number]]]) -> dict[str, float]:
+    step_ns = totals["step"][0] if "step" in totals else 0
+    metrics = {"rlprof/step_s": step_ns / 1e9}
+    for stage, (total_ns, counters) in totals.items():
+        if stage == "step":
+            continue
+        metrics[f"rlprof/{stage}_s"] = total_ns / 1e9
+        if step_ns:
+            metrics[f"rlprof/{stage}_share"] = total_ns / step_ns
+        if total_ns and "tokens" in counters:
+            metrics[f"rlprof/{stage}_tokens_per_s"] = counters["tokens"] / (total_ns / 1e9)
+    return metrics
+
+
+def _memory(kind: str, *, keep_peak: bool) -> dict[str, float]:
+    found = device.memory_bytes(kind).get("device_peak_bytes")
+    if found is None:
+        found = device.host_rss_bytes()
+    elif not keep_peak:  # in a capture the peak belongs to the memory recorder
+        device.reset_peak(kind)
+    return {} if found is None else {"rlprof/peak_memory_gb": found / 1e9}

@@ -1,0 +1,200 @@
+"""`ProfilerCallback`: each Lightning hook is one call to the session."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_rlprof.callbacks.actions import Actions
+from lightning_rlprof.callbacks.base import Callback, guarded
+from lightning_rlprof.callbacks.optimizers import OptimizerSteps
+from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.errors import ConfigError, RecorderError
+from lightning_rlprof.model import STAGES
+from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.run import new_run_name, start_session
+from lightning_rlprof.session import Session, current
+from lightning_rlprof.wrap import Wraps
+
+__all__ = ["ProfilerCallback"]
+
+log = logging.getLogger(__name__)
+
+
+class ProfilerCallback(Callback):
+    """Record where each RL step of a Lightning training goes; put it first in ``callbacks=[…]``.
+
+    Works in Trainers of both names. Spans are always recorded, and captures (torch.profiler, NVTX,
+    memory) where the configuration asks for them. Each ``fit`` writes one run directory.
+
+    Args:
+        config: A `ProfilerConfig`, a mapping or DictConfig, or the path of a YAML file.
+        recorders: Recorders of your own, instead of those that the configuration chooses.
+        **options: Fields of the configuration, which win over ``config``.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+
+    Example::
+
+        >>> callback = ProfilerCallback(stage="actor_update", profile_save_path="runs")
+        >>> callback.config.integrated.stage
+        'actor_update'
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig | dict[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        recorders: Sequence[Recorder] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.config = ProfilerConfig.build(config, **options)
+        self.recorders = recorders
+        self.by_environment = False
+        self.run: Path | None = None
+        self._session: Session | None = None
+        self._undo: list[Any] = []
+        self._in_batch = False
+        self._epoch_start: int | None = None
+        self._validation_start: int | None = None
+
+    # ---- the life of a run
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Start the run: everything that can be known to be wrong raises here."""
+        if stage != "fit":
+            return
+        if not self._is_the_one(trainer.callbacks):
+            return
+        if running := current():
+            log.warning("%s is being recorded in this process: this fit is not", running.run)
+            return
+        try:
+            self._start(trainer, pl_module)
+        except (ConfigError, RecorderError):
+            self._finish("interrupted by the configuration")
+            raise
+
+    def _is_the_one(self, callbacks: Sequence[Any]) -> bool:
+        others = [one for one in callbacks if isinstance(one, ProfilerCallback) and one is not self]
+        if not self.by_environment and any(not other.by_environment for other in others):
+            raise ConfigError("the Trainer has two ProfilerCallbacks; keep one")
+        return not (self.by_environment and others)  # what the code says wins over RLPROF=1
+
+    def _start(self, trainer: Any, pl_module: Any) -> None:
+        self._session = session = start_session(
+            self.config,
+            name=trainer.strategy.broadcast(new_run_name(), src=0),
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            device=trainer.strategy.root_device.type,
+            recorders=self.recorders,
+        )
+        self.run = session.run
+        stages = {*STAGES, *self.config.custom_stages}
+        self._undo += [Wraps(pl_module, self.config.wrap)]
+        self._undo += [Actions(trainer.profiler, session, stages), OptimizerSteps(session)]
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """End the run of a fit that went through."""
+        if stage == "fit":
+            self._finish("finished")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the run as far as it got; the exception goes on its way."""
+        self._finish(f"interrupted by {type(exception).__name__}")
+
+    def give_up(self, error: Exception) -> None:
+        """Stop recording after a failure of our own; training goes on without us."""
+        log.error("recording stops, training goes on: %s", error, exc_info=error)
+        self._finish(f"stopped by rlprof's own {type(error).__name__}")
+
+    def _finish(self, status: str) -> None:
+        session, self._session = self._session, None
+        undo, self._undo = self._undo, []
+        try:
+            for part in undo:
+                part.remove()
+            if session is not None:
+                session.abandon_step(interrupted=self._in_batch and status != "finished")
+                session.close(status)
+        except Exception as error:
+            log.error("the run could not be finished: %s", error, exc_info=error)
+        self._in_batch = False
+
+    # ---- steps
+
+    @guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the first step, so that a rollout in the data loader belongs to it."""
+        if self._session is not None:
+            # Of the batch before this one, counted from 0; right after a resume, too.
+            self._session.begin_step(trainer.fit_loop.epoch_loop.total_batch_idx + 2)
+
+    @guarded
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Know that the step has a batch; begin it if batches before it were skipped."""
+        session = self._session
+        if session is not None:
+            step = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+            if session.step != step:
+                session.begin_step(step)
+            self._in_batch = True
+
+    @guarded
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the step and begin the next one; a batch that was None was no step."""
+        session = self._session
+        if session is not None and self._in_batch:
+            self._in_batch = False
+            session.end_step()
+            session.begin_step(session.step + 1)
+
+    @guarded
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave the step that no batch came for."""
+        if self._session is not None:
+            self._session.abandon_step(interrupted=False)
+
+    @guarded
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Know that what follows is the update."""
+        for part in self._undo:
+            if isinstance(part, OptimizerSteps):
+                part.closure_done()
+
+    # ---- epochs and validation
+
+    @guarded
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the epoch; a run that resumes inside one never comes here."""
+        if self._session is not None:
+            self._epoch_start = self._session.clock()
+
+    @guarded
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the epoch."""
+        start, self._epoch_start = self._epoch_start, None
+        if self._session is not None and start is not None:
+            self._session.record("epoch", "epoch", start, self._session.clock())
+
+    @guarded
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the validation, in the middle of an epoch or after it."""
+        if self._session is not None:
+            self._validation_start = self._session.clock()
+
+    @guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the validation; the check before training is told apart."""
+        start, self._validation_start = self._validation_start, None
+        if self._session is not None and start is not None:
+            name = "sanity_check" if trainer.sanity_checking else "validation"
+            self._session.record(name, "region", start, self._session.clock())

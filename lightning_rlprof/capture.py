@@ -1,0 +1,164 @@
+"""One rank's captures: recorders opened and closed around windows, and dropped when they fail."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.model import Kind, Number
+from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.window import window_name
+
+__all__ = ["Capture", "Run"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """What a capture needs of the session that it belongs to."""
+
+    step: int
+
+    @property
+    def clock(self) -> Callable[[], int]:
+        """The clock of the run, in nanoseconds."""
+
+    def note(self, level: str, text: str) -> None:
+        """Log a remark and keep it in the run."""
+
+    def record(self, name: str, kind: Kind, start_ns: int, end_ns: int) -> None:
+        """Add a span whose two ends are known."""
+
+
+@dataclass(eq=False)
+class _Token:
+    """A mirrored span: each recorder's own token, and whether the window ends with the span."""
+
+    closes: bool
+    parts: list[tuple[Recorder, object]] = field(default_factory=list)
+
+
+class Capture:
+    """Drive a session's recorders; `is_open` tells whether a window is open.
+
+    Args:
+        run: The session.
+        folder: Where the windows' folders go.
+        recorders: What to drive.
+    """
+
+    def __init__(self, run: Run, folder: Path, recorders: Sequence[Recorder]) -> None:
+        self.is_open = False
+        self._run, self._folder = run, folder
+        self._recorders = self._all = tuple(recorders)
+        self._tokens: list[_Token] = []
+        self._opened: dict[tuple[int, str | None], int] = {}
+        self._window = ""
+        self._steps: set[int] = set()
+        self._seen: set[str] = set()
+
+    def open(self, step: int, stage: str | None) -> None:
+        """Open a window on a step, or on one stage of it."""
+        start = self._run.clock()
+        self._opened[step, stage] = self._opened.get((step, stage), 0) + 1
+        self._window = window_name(step, stage, self._opened[step, stage])
+        self.is_open = True
+        for recorder in self._recorders:
+            self._call(recorder, recorder.open, self._folder / self._window)
+        self._run.record("rlprof open capture", "region", start, self._run.clock())
+
+    def close(self) -> None:
+        """Close the window: end what is still mirrored, then stop the recorders in reverse."""
+        start = self._run.clock()
+        for token in reversed(self._tokens):
+            self._end(token)
+        self._tokens.clear()
+        for recorder in reversed(self._recorders):
+            self._call(recorder, recorder.close)
+        self.is_open = False
+        names = ", ".join(type(recorder).__name__ for recorder in self._recorders) or "no recorder"
+        self._run.note("info", f"captured {self._window} with {names}")
+        self._run.record("rlprof close capture", "region", start, self._run.clock())
+
+    def enter(self, name: str, *, closes: bool) -> object:
+        """Mirror the beginning of a span; returns what `exit` needs, None outside a window."""
+        self._seen.add(name)
+        if not self.is_open:
+            return None
+        self._steps.add(self._run.step)
+        token = _Token(closes)
+        self._tokens.append(token)
+        for recorder in self._recorders:
+            part = self._call(recorder, recorder.enter, name)
+            token.parts.append((recorder, part))
+        return token
+
+    def exit(self, token: object) -> dict[str, Number] | None:
+        """Mirror the end of a span; one whose window has closed meanwhile is over already."""
+        if not isinstance(token, _Token) or token not in self._tokens:
+            return None
+        self._tokens.remove(token)
+        counters = self._end(token)
+        if token.closes and self.is_open:
+            self.close()
+        return counters
+
+    def saw(self, step: int) -> bool:
+        """Tell whether a window was open in a step, and remember that it is while it is open."""
+        if self.is_open:
+            self._steps.add(step)
+        return step in self._steps
+
+    def finish(self) -> None:
+        """Close an open window and wait for every recorder's files."""
+        if self.is_open:
+            self.close()
+        for recorder in self._all:
+            self._call(recorder, recorder.finish)
+
+    def why_nothing(self, config: ProfilerConfig, rank: int) -> str | None:
+        """Say why a run that should have captured something did not; None where all is well."""
+        if not config.captures or self._opened or not config.wants_rank(rank):
+            return None
+        if not self._all:
+            return None
+        wanted = f"steps wanted: {_steps_text(config)}; the last step begun: {self._run.step}"
+        if config.per_stage and config.wants_step(self._run.step):
+            seen = ", ".join(sorted(self._seen)) or "none"
+            wanted = f"no wanted stage began in a wanted step; stages seen there: {seen}"
+        return f"nothing was captured ({wanted})"
+
+    def _end(self, token: _Token) -> dict[str, Number]:
+        counters: dict[str, Number] = {}
+        for recorder, part in reversed(token.parts):
+            if recorder in self._recorders:
+                found = self._call(recorder, recorder.exit, part)
+                counters.update(found or {})
+        return counters
+
+    def _call(self, recorder: Recorder, action: Callable[..., T], *arguments: object) -> T | None:
+        try:
+            return action(*arguments)
+        except Exception as error:
+            self._drop(recorder, error)
+            if action not in (recorder.close, recorder.finish):
+                with suppress(Exception):  # its tool may still be on, and must not stay so
+                    recorder.close()
+            return None
+
+    def _drop(self, recorder: Recorder, error: Exception) -> None:
+        self._recorders = tuple(kept for kept in self._recorders if kept is not recorder)
+        log.debug("a recorder failed", exc_info=error)
+        what = f"{type(error).__name__}: {error}"
+        self._run.note("error", f"{type(recorder).__name__} failed and was dropped ({what})")
+
+
+def _steps_text(config: ProfilerConfig) -> str:
+    if config.steps is None:
+        block = config.integrated
+        return f"{block.profile_step_start} up to {block.profile_step_end - 1}"
+    return str(config.steps)

@@ -1,0 +1,1 @@
+"""The command ``rlprof``: the only room that puts reading, drawing and the demo together."""

@@ -1,0 +1,61 @@
+"""The command line itself: what ``rlprof`` offers, and how it ends when something is wrong."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from lightning_rlprof.cli import config, read
+from lightning_rlprof.errors import RlprofError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Show where the GPU-seconds of an RL training step go.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_config = typer.Typer(help="Check a configuration, or print its schema.", no_args_is_help=True)
+
+app.command()(read.summary)
+app.command()(read.report)
+app.command()(read.compare)
+app.command()(read.trace)
+_config.command()(config.check)
+_config.command()(config.schema)
+app.add_typer(_config, name="config")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"rlprof {version('lightning-rlprof')}")
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            typer.echo("rlprof, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version"),
+    ] = False,
+) -> None:
+    """Show where the GPU-seconds of an RL training step go."""
+
+
+def main() -> None:
+    """Run ``rlprof``; what the user can mend is one line on standard error and exit status 1.
+
+    Anything else is a bug of ours and keeps its traceback.
+    """
+    try:
+        app()
+    except RlprofError as error:
+        from lightning_rlprof.report.text import plain
+
+        sys.stderr.write(f"rlprof: {plain(' '.join(str(error).split()))}\n")
+        sys.exit(1)

@@ -1,0 +1,101 @@
+"""The commands about configurations: what a file will record, and the schema for editors."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lightning_rlprof.cli.output import (
+    destination,
+    next_command,
+    put_json,
+    say,
+    writing,
+    wrote,
+)
+
+if TYPE_CHECKING:
+    from lightning_rlprof.config.profiler import ProfilerConfig
+
+__all__ = ["check", "schema"]
+
+_DEVICES = ("cpu", "cuda", "npu")
+_RANKS_ASKED = 1024
+
+File = Annotated[Path, typer.Argument(help="A YAML file: ours, MindSpeed-RL's or verl's keys")]
+
+
+def check(
+    file: File,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON")] = False,
+) -> None:
+    """Check a configuration and show what it will record."""
+    from lightning_rlprof.config.profiler import ProfilerConfig
+
+    config = ProfilerConfig.build(file)
+    answers = {"spans": "all stages of every step" if config.spans else "off"}
+    answers |= _capture(config)
+    for name in config.roles:
+        role = ProfilerConfig.build(file, role=name)
+        answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off
+    if as_json:
+        put_json(answers)
+        return
+    width = max(map(len, answers))
+    for name, answer in answers.items():
+        say(f"{name:{width}}  {answer}")
+    say(f'Next: ProfilerCallback("{file}")')
+
+
+def schema(
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to a file")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists")] = False,
+) -> None:
+    """Print the JSON schema of a configuration, which editors check and complete with."""
+    from lightning_rlprof.config.profiler import ProfilerConfig
+
+    data = ProfilerConfig.model_json_schema()
+    if output is None:
+        put_json(data)
+        return
+    path = destination(output, Path(), output.name, force=force)
+    with writing(path):
+        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    wrote(path)
+    next_command("rlprof", "config", "check", "FILE.yaml")
+
+
+def _capture(config: "ProfilerConfig") -> dict[str, str]:
+    """Answer what is captured, when, where and with which tools per device."""
+    from lightning_rlprof.recorders.choose import recorder_names, unmet
+
+    answers = {"captures": "on" if config.captures else f"off: {config.why_off}"}
+    answers["saved in"] = config.integrated.profile_save_path
+    if not config.captures:
+        return answers
+    stage = config.integrated.stage
+    answers["steps"] = _steps(config)
+    answers["stages"] = stage if isinstance(stage, str) else ", ".join(stage)
+    if config.role is not None or not config.roles:
+        answers["ranks"] = _ranks(config)
+    for device in _DEVICES:
+        tools = ", ".join(recorder_names(config, device)) or "none"
+        said = unmet(config, device)
+        answers[f"tools on {device}"] = f"{tools} ({said})" if said else tools
+    return answers
+
+
+def _steps(config: "ProfilerConfig") -> str:
+    if config.steps is None:
+        first, end = config.integrated.profile_step_start, config.integrated.profile_step_end
+        return str(first) if end == first + 1 else f"{first} to {end - 1}"
+    return config.steps if isinstance(config.steps, str) else ", ".join(map(str, config.steps))
+
+
+def _ranks(config: "ProfilerConfig") -> str:
+    """Ask about each rank: how ranks were chosen is the configuration's business."""
+    wanted = [rank for rank in range(_RANKS_ASKED) if config.wants_rank(rank)]
+    if len(wanted) == _RANKS_ASKED:
+        return "all"
+    return ", ".join(map(str, wanted)) or "none"

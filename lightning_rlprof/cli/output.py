@@ -1,0 +1,97 @@
+"""What the commands say and where they write: one voice, derived names, nothing overwritten."""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from lightning_rlprof.errors import RlprofError
+
+__all__ = ["bar", "destination", "next_command", "put_json", "say", "show", "writing", "wrote"]
+
+Step = Callable[[int, int], None]
+
+
+def show(*parts: RenderableType) -> None:
+    """Print rich renderables; colours only on a terminal."""
+    for part in parts:
+        _console().print(part)
+
+
+def say(text: str, style: str = "") -> None:
+    """Print one line of text, in which nothing can steer the terminal; never cut."""
+    from lightning_rlprof.report.text import plain
+
+    _console().print(Text(plain(text), style=style), soft_wrap=True)
+
+
+def put_json(data: Any) -> None:
+    """Print JSON in ASCII, the only thing on standard output."""
+    sys.stdout.write(json.dumps(data, indent=2) + "\n")
+
+
+def destination(given: Path | None, source: Path, name: str, *, force: bool) -> Path:
+    """Return where to write: what was given, or a name derived from the input.
+
+    Raises:
+        RlprofError: The file exists and was not to be replaced, or its directory does not.
+    """
+    derived = source / name if source.is_dir() else source.with_name(f"{source.stem}-{name}")
+    path = given or derived
+    if path.is_dir():
+        raise RlprofError(f"{path}: is a directory; -o takes the name of a file")
+    if path.exists() and not force:
+        raise RlprofError(f"{path}: exists already; --force replaces it, -o names another file")
+    if not path.parent.is_dir():
+        raise RlprofError(f"{path}: there is no directory {path.parent}")
+    return path
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure to write into one line for people."""
+    try:
+        yield
+    except OSError as error:
+        raise RlprofError(
+            f"{path}: cannot be written ({error.strerror}); -o names another file"
+        ) from error
+
+
+def wrote(path: Path) -> None:
+    """Say which file is new."""
+    say(f"Wrote {path}")
+
+
+def next_command(*words: str | Path) -> None:
+    """Say what to type next, ready for a shell."""
+    say(f"Next: {shlex.join(map(str, words))}")
+
+
+@contextmanager
+def bar(text: str) -> Iterator[Step]:
+    """Show progress on the terminal's standard error while the block runs; gone afterwards."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@cache
+def _console() -> Console:
+    return Console(highlight=False, emoji=False, markup=False)

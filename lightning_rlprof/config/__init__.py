@@ -1,0 +1,1 @@
+"""What to record and capture: values and yes/no answers, never a file, a variable or a command."""

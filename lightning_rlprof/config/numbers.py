@@ -1,0 +1,70 @@
+"""Steps and ranks as people write them: whole numbers, no text, no truth values, none twice."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from lightning_rlprof.config.section import refused
+
+__all__ = ["AllOrRanks", "RankList", "StepNumber", "Steps"]
+
+
+def _listed(value: Any, what: str, least: int) -> Any:
+    if isinstance(value, tuple | range):
+        value = list(value)
+    if isinstance(value, set | frozenset):
+        value = sorted(value)
+    if not isinstance(value, list):
+        raise refused(f"is no list of {what}; write [{least}, {least + 1}]", value)
+    for item in value:
+        if type(item) is not int:
+            raise refused(f"holds {item!r}; {what} are whole numbers without quotes", value)
+        if item < least:
+            raise refused(f"holds {item}; {what} count from {least}", value)
+        if value.count(item) > 1:
+            raise refused(f"names {item} twice", value)
+    return value
+
+
+def _ranks(value: Any) -> Any:
+    return value if value is None else _listed(value, "ranks", 0)
+
+
+def _all_or_ranks(value: Any) -> Any:
+    if value == "all":
+        return value
+    if isinstance(value, str) or value is None:
+        raise refused("is neither 'all' nor a list of ranks such as [0, 1]", value)
+    ranks = _listed(value, "ranks", 0)
+    if not ranks:
+        raise refused("captures no rank; write 'all', a list such as [0], or profile: false", value)
+    return ranks
+
+
+def _step(value: Any) -> Any:
+    if type(value) is not int:
+        raise refused("is no whole number; write a step without quotes", value)
+    if value < 1:
+        raise refused("is no step; steps count from 1", value)
+    return value
+
+
+def _steps(value: Any) -> Any:
+    if value is None or value == "all":
+        return value
+    if isinstance(value, str):
+        raise refused("is neither 'all' nor a list of steps such as [1, 2]", value)
+    return _listed(value, "steps", 1)
+
+
+RankList = Annotated[list[int], BeforeValidator(_ranks)]
+"""Ranks from 0, none twice; may be empty."""
+
+AllOrRanks = Annotated[Literal["all"] | list[int], BeforeValidator(_all_or_ranks)]
+"""``all``, or a list of ranks that is not empty."""
+
+StepNumber = Annotated[int, BeforeValidator(_step), Field(ge=1)]
+"""A step, counted from 1."""
+
+Steps = Annotated[list[int] | Literal["all"] | None, BeforeValidator(_steps)]
+"""``all``, or a list of steps from 1; empty means none."""

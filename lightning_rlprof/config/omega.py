@@ -1,0 +1,66 @@
+"""OmegaConf's mappings, and references ``${…}`` in plain ones, as plain values."""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import BaseModel
+
+from lightning_rlprof.errors import ConfigError
+
+__all__ = ["plain", "resolvable", "resolving"]
+
+_MARK = "${"
+
+
+def plain(value: Any) -> Any:
+    """The same value out of dicts, lists and scalars; a model gives the keys that were set.
+
+    Reading OmegaConf's mappings resolves what they refer to, so only what is needed is read.
+    """
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {key: plain(value[key]) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | range):
+        return [plain(item) for item in value]
+    return value
+
+
+def resolvable(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping itself, or one of OmegaConf where it holds ``${…}`` as text.
+
+    Raises:
+        ConfigError: OmegaConf is needed and not installed.
+    """
+    if _is_omega(data) or _MARK not in repr(data):
+        return data
+    try:
+        omega = importlib.import_module("omegaconf")
+    except ImportError as error:
+        raise ConfigError(
+            "the configuration refers to other keys by ${…}: pip install omegaconf, or write values"
+        ) from error
+    created: Mapping[str, Any] = omega.OmegaConf.create(plain(data))
+    return created
+
+
+@contextmanager
+def resolving() -> Iterator[None]:
+    """Turn OmegaConf's own errors (unknown reference, ``???``) into one line.
+
+    Raises:
+        ConfigError: Something cannot be resolved.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_omega(error):
+            raise
+        said = " ".join(str(error).split())
+        raise ConfigError(f"the configuration cannot be resolved: {said}") from error
+
+
+def _is_omega(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "omegaconf"

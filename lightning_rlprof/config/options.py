@@ -1,0 +1,177 @@
+"""The keys of the configuration, their defaults, and which of them contradict each other."""
+
+from functools import reduce
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from lightning_rlprof.config.integrated import IntegratedConfig
+from lightning_rlprof.config.nsight import NsightConfig
+from lightning_rlprof.config.numbers import RankList, Steps
+from lightning_rlprof.config.roles import RoleConfig
+from lightning_rlprof.config.rules import WrapRule
+from lightning_rlprof.config.section import Section, refused
+from lightning_rlprof.config.stages import CustomStages, check_stages
+
+__all__ = ["Options"]
+
+_NOT_CAPTURE = {"profile", "profile_save_path"}
+_CAPTURE = ("steps", "ranks", "all_ranks", "profile_continuous_steps", "discrete", "roles", "tools")
+
+
+class Options(Section):
+    """Every key, checked against the others; the master switch is resolved to true or false."""
+
+    integrated: IntegratedConfig = Field(
+        default_factory=IntegratedConfig, description="The block as MindSpeed-RL users write it."
+    )
+    steps: Steps = Field(
+        default=None,
+        description=(
+            "Steps to capture instead of `integrated.profile_step_start` and `…_end`: all, or a "
+            "list; an empty list captures none."
+        ),
+    )
+    ranks: RankList | None = Field(
+        default=None,
+        description="Ranks to capture instead of `integrated.profile_ranks`; empty means rank 0.",
+    )
+    all_ranks: bool | None = Field(
+        default=None,
+        description="true captures every rank; false captures `ranks`, without them rank 0.",
+    )
+    profile_continuous_steps: bool | None = Field(
+        default=None,
+        description=(
+            "Join consecutive steps in one capture. Unset: joined when they come from "
+            "`integrated.profile_step_start` and `…_end`, one capture per step when from `steps`."
+        ),
+    )
+    discrete: bool = Field(
+        default=False, description="true makes one capture per stage instead of one per step."
+    )
+    roles: dict[str, RoleConfig] = Field(
+        default_factory=dict,
+        description="What is captured per role, by its name; a role not listed is not captured.",
+    )
+    role: str | None = Field(
+        default=None,
+        description="The role that this process plays; unset, all roles share it (their union).",
+    )
+    custom_stages: CustomStages = Field(
+        default_factory=list, description="Names of your own stages, allowed wherever a stage is."
+    )
+    wrap: list[WrapRule] = Field(
+        default_factory=list,
+        description="Stages for methods of the LightningModule, without touching its code.",
+    )
+    spans: bool = Field(
+        default=True,
+        description="Record spans of all stages at every step; false leaves only the captures.",
+    )
+    tools: list[Literal["nvtx", "mstx", "torch_profiler", "memory"]] | None = Field(
+        default=None,
+        description="Device tools to use; unset, they follow from configuration and device.",
+    )
+    nsight: NsightConfig = Field(
+        default_factory=NsightConfig, description="Options for Nsight Systems under Ray."
+    )
+
+    @classmethod
+    def _unknown(cls, key: str) -> str:
+        if key in IntegratedConfig.model_fields:
+            return f"belongs one level down: integrated.{key}"
+        return super()._unknown(key)
+
+    @model_validator(mode="after")
+    def _known_stages(self) -> "Options":
+        stage = self.integrated.stage
+        names = [stage] if isinstance(stage, str) else stage
+        if stage != "all":
+            check_stages(names, self.custom_stages, "integrated.stage", stage)
+        targets = [rule.target for rule in self.wrap]
+        for number, rule in enumerate(self.wrap):
+            for key, name in rule.names().items():
+                check_stages([name], self.custom_stages, f"wrap[{number}].{key}", name)
+            if targets.index(rule.target) != number:
+                text = "has a rule already; one method has one rule"
+                raise refused(text, rule.target, f"wrap[{number}].target")
+        return self
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "Options":
+        chosen = "all_ranks" if self.ranks is None else "ranks"
+        given = getattr(self, chosen)
+        if self.all_ranks and self.ranks:
+            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
+        if given is not None and self.integrated.profile_ranks != "all":
+            there = f"integrated.profile_ranks={self.integrated.profile_ranks}"
+            raise refused(f"contradicts {there}: choose ranks in one place", given, chosen)
+        if self.roles and (given is not None or self.integrated.profile_ranks != "all"):
+            where = chosen if given is not None else "integrated.profile_ranks"
+            raise refused(
+                f"contradicts roles: give roles.{next(iter(self.roles))}.ranks", key=where
+            )
+        if self.profile_continuous_steps and self.per_stage:
+            what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
+            text = f"contradicts {what}, which makes one capture per stage"
+            raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _switch(self) -> "Options":
+        # Tools that save a configuration write every key, so whether profile was given is lost on
+        # the way: the answer is stored instead. A key that was filled in with profile: null counts
+        # as given when it differs from its default.
+        block = self.integrated
+        values, given = dict(block), set(block.model_fields_set)
+        if "profile" in given and block.profile is None:
+            given = {key for key in given if values[key] != _default(IntegratedConfig, key)}
+        off = self._nothing()
+        asked = bool(given - _NOT_CAPTURE) or any(
+            getattr(self, key) != _default(type(self), key) for key in _CAPTURE
+        )
+        wanted = (asked and not off) if block.profile is None else block.profile
+        if wanted and off:
+            raise refused(f"has nothing to capture: {off}", wanted, "integrated.profile")
+        if wanted and not (block.profile_with_cpu or block.profile_with_npu):
+            text = "contradicts profile_with_npu=False: nothing is left to capture"
+            raise refused(text, block.profile_with_cpu, "integrated.profile_with_cpu")
+        values["profile"] = wanted
+        # model_copy would mark profile as given, and a later keyword could not switch it on
+        self.__dict__["integrated"] = IntegratedConfig.model_construct(given, **values)
+        return self
+
+    def _nothing(self) -> str:
+        if self.steps == []:
+            return "steps is an empty list"
+        if self.tools == []:
+            return "tools is an empty list"
+        if self.roles and not any(role.enable for role in self.roles.values()):
+            return f"no role is enabled ({', '.join(self.roles)})"
+        return ""
+
+    def _shared_role(self) -> RoleConfig | None:
+        """The role block that holds in this process; None where roles are not told apart."""
+        if not self.roles:
+            return None
+        own = {
+            name: role
+            if role.discrete is not None
+            else role.model_copy(update={"discrete": self.discrete})
+            for name, role in self.roles.items()
+        }
+        if self.role is not None:
+            return own.get(self.role, RoleConfig(enable=False))
+        return reduce(RoleConfig.union, own.values())
+
+    @property
+    def per_stage(self) -> bool:
+        """Whether a capture opens and closes with a stage instead of with a step."""
+        role = self._shared_role()
+        discrete = self.discrete if role is None else role.discrete
+        return bool(discrete) or self.integrated.stage != "all"
+
+
+def _default(section: type[Section], key: str) -> Any:
+    return section.model_fields[key].get_default(call_default_factory=True)

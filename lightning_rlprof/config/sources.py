@@ -1,0 +1,186 @@
+"""Mappings, YAML files, keywords and the environment as one plain mapping in our own keys."""
+
+from collections.abc import Collection, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_rlprof.config.integrated import IntegratedConfig
+from lightning_rlprof.config.omega import plain, resolvable, resolving
+from lightning_rlprof.config.section import near
+from lightning_rlprof.config.verl import Translation, translate
+from lightning_rlprof.errors import ConfigError
+
+__all__ = ["PREFIX", "canonical", "from_environment", "from_overrides", "merge", "read"]
+
+PREFIX = "RLPROF__"
+"""Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""
+
+_WRAPPER = "profiler_config"
+_HOMES = ("global_profiler", _WRAPPER)
+
+
+def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
+    """The mapping itself, or the one in a YAML file.
+
+    Raises:
+        ConfigError: No such file, no YAML, or no mapping in it.
+    """
+    if isinstance(source, Mapping):
+        return source
+    if not isinstance(source, str | PathLike):
+        raise ConfigError(
+            f"a configuration is a mapping or the path of a YAML file, not {source!r}"
+        )
+    try:
+        data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {str(source)!r} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"configuration {str(source)!r} is no YAML: {said}") from error
+    if not isinstance(data or {}, Mapping):
+        raise ConfigError(f"configuration {str(source)!r} holds {type(data).__name__}, no mapping")
+    return data or {}
+
+
+def canonical(
+    data: Mapping[str, Any], fields: Collection[str], origins: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Our own keys out of a block of ours, of MindSpeed-RL or of verl, alone or in a whole file.
+
+    A mapping with ``profiler_config`` or with profiling keys of verl may be the file of a whole
+    training: what else it holds is not looked at. Keys of ours beside verl's win over them.
+
+    Args:
+        data: A mapping; OmegaConf's is resolved where it is read, and only there.
+        fields: The top-level keys of the configuration.
+        origins: Filled with the spelling that each translated key came from.
+
+    Raises:
+        ConfigError: A misspelled or unsupported key, a reference that cannot be resolved.
+    """
+    with resolving():
+        data = resolvable(data)
+        translation = translate(data)
+        if translation is None and _WRAPPER not in data:
+            return {str(key): plain(data[key]) for key in data}
+        _refuse_misspelled(data, fields)
+        own = {key: plain(data[key]) for key in map(str, data) if key.replace("-", "_") in fields}
+        block = plain(data[_WRAPPER]) if _WRAPPER in data else {}
+    if not isinstance(block or {}, Mapping):
+        raise ConfigError(f"{_WRAPPER}={block!r} is no mapping of keys such as integrated")
+    translation = translation or Translation()
+    if origins is not None:
+        origins.update(translation.origins)
+    return merge(_nested(translation.values), block or {}, own)
+
+
+def from_environment(
+    environment: Mapping[str, str], fields: Collection[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The keys that variables set, and for each dotted key its variable.
+
+    ``__`` goes one level down, values are YAML: ``RLPROF__STEPS=[1, 3]``. Below ``nsight``, where
+    every value is text, they are taken as they are.
+
+    Raises:
+        ConfigError: A variable that names no key, or whose value is no YAML.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for variable in sorted(name for name in environment if name.startswith(PREFIX)):
+        path = variable.removeprefix(PREFIX).lower().split("__")
+        if path[0] not in fields:
+            known = [f"{PREFIX}{name.upper()}" for name in _flat(fields)]
+            raise ConfigError(f"{variable} names no key{_near_variable(variable, known)}")
+        text = environment[variable]
+        origins[".".join(path)] = variable
+        nested: Any = text if path[0] == "nsight" else _yaml(variable, text)
+        for key in reversed(path):
+            nested = {key: nested}
+        values = merge(values, nested)
+    return values, origins
+
+
+def from_overrides(overrides: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
+    """Keywords as a mapping; a key of ``integrated`` may be given flat, for no name is taken twice.
+
+    Raises:
+        ConfigError: A keyword that is no key, or a key given flat and in ``integrated`` too.
+    """
+    flat = IntegratedConfig.model_fields
+    values: dict[str, Any] = {}
+    inner: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if key not in fields and key not in flat:
+            names = (*fields, *flat)
+            raise ConfigError(f"{key} is not an option{near(key, names)} ({', '.join(names)})")
+        (values if key in fields else inner)[key] = plain(value)
+    if not inner:
+        return values
+    block = values.get("integrated") or {}
+    twice = [key for key in inner if isinstance(block, Mapping) and key in block]
+    if twice:
+        raise ConfigError(f"{twice[0]} is given twice: as a keyword and in integrated")
+    return merge(values, {"integrated": inner})
+
+
+def merge(*blocks: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping, later ones laid over earlier ones, mappings inside mappings too.
+
+    Example::
+
+        >>> merge({"a": {"x": 1, "y": 1}}, {"a": {"y": 2}})
+        {'a': {'x': 1, 'y': 2}}
+    """
+    merged: dict[str, Any] = {}
+    for block in blocks:
+        for key, value in block.items():
+            below = merged.get(key)
+            both = isinstance(below, Mapping) and isinstance(value, Mapping)
+            merged[key] = merge(below or {}, value) if both else value
+    return merged
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for dotted, value in values.items():
+        nested = value
+        for key in reversed(dotted.split(".")):
+            nested = {key: nested}
+        merged = merge(merged, nested)
+    return merged
+
+
+def _refuse_misspelled(data: Mapping[str, Any], fields: Collection[str]) -> None:
+    for key in map(str, data):
+        name = key.replace("-", "_")
+        if name in fields or name in _HOMES:
+            continue
+        if name in IntegratedConfig.model_fields:
+            raise ConfigError(f"{key} belongs one level down: integrated.{name}")
+        close = near(name, (*fields, *_HOMES), 0.8)
+        if close:
+            raise ConfigError(f"{key} is not a key{close}")
+
+
+def _flat(fields: Collection[str]) -> list[str]:
+    return [*fields, *(f"integrated__{name}" for name in IntegratedConfig.model_fields)]
+
+
+def _near_variable(variable: str, known: list[str]) -> str:
+    close = {name.lower(): name for name in known}
+    found = near(variable, close)
+    for lower, name in close.items():
+        found = found.replace(f"'{lower}'", f"'{name}'")
+    return found or f"; write {PREFIX} and a key, such as {PREFIX}INTEGRATED__STAGE"
+
+
+def _yaml(variable: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{variable}={text!r} is no YAML value") from error

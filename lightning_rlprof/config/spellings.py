@@ -1,0 +1,259 @@
+"""verl's keys, old and new, and ours: the one table through which other spellings are read."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "ANYTHING",
+    "LATER",
+    "ROLE",
+    "ROLES",
+    "SPELLINGS",
+    "TOOLS",
+    "Spelling",
+    "lookup",
+    "prefixes",
+]
+
+ROLE = "<role>"
+"""Stands in a spelling for each place of `ROLES`."""
+
+ANYTHING = "anything"
+"""In ``accepts``: every value is fine, the key has no meaning here."""
+
+ROLES: dict[str, tuple[str, ...]] = {
+    "actor_rollout_ref": ("actor", "rollout", "reference"),
+    "actor_rollout_ref.actor": ("actor",),
+    "actor_rollout_ref.rollout": ("rollout",),
+    "actor_rollout_ref.ref": ("reference",),
+    "actor": ("actor",),
+    "rollout": ("rollout",),
+    "ref": ("reference",),
+    "critic": ("critic",),
+    "reward_model": ("reward",),
+    "reward.reward_model": ("reward",),
+    "": ("actor",),
+}
+"""Where verl keeps a role's ``profiler`` block, and the roles it speaks for. The empty place is the
+SFT trainer's; the shared block comes first, so that a role's own block is laid over it."""
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "nsys": {"tools": ["nvtx"]},
+    "torch": {"tools": ["torch_profiler"]},
+    "torch_memory": {"tools": ["memory"]},
+    # verl writes databases with markers on Ascend, and nothing else
+    "npu": {"integrated.mstx": True, "integrated.profile_export_type": "db"},
+}
+"""verl's ``tool`` and what it says in our keys."""
+
+LATER = ("precision_debugger", "stack")
+"""Words of verl for tools and contents that are refused by name instead of being ignored."""
+
+_STAGES = {
+    "rollout_generate": "actor_generate",
+    "ref_compute_log_prob": "reference_compute_log_prob",
+}
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One key of another framework and what it means here.
+
+    Attributes:
+        theirs: Dotted key; ``<role>`` stands for each place of `ROLES`, a last ``*`` for every key.
+        ours: Dotted key of ours; empty where there is none.
+        reads: Turns the value into ours by dotted key, where it is not taken as it is.
+        tool: The key counts only when this tool of verl is the selected one.
+        accepts: For a key without ours: the values that change nothing. Any other is refused.
+        whole: The value is a mapping that is taken as one.
+        items: Words that the value, a list, may hold.
+    """
+
+    theirs: str
+    ours: str = ""
+    reads: Callable[[Any], Mapping[str, Any]] | None = None
+    tool: str | None = None
+    accepts: tuple[Any, ...] | str = ()
+    whole: bool = False
+    items: tuple[str, ...] = ()
+
+
+def _interval(value: Any) -> Mapping[str, Any]:
+    # verl's SFT trainer: both ends included, negative is off; what is no pair is left to validation
+    if not (isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)):
+        return {"steps": value}
+    start, end = value
+    if start < 0:
+        return {"steps": []}
+    return {"integrated.profile_step_start": start, "integrated.profile_step_end": end + 1}
+
+
+def _stages(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, list):
+        return {"integrated.stage": value}
+    names = [_STAGES.get(name, name) if isinstance(name, str) else name for name in value]
+    return {"integrated.stage": names}
+
+
+def _contents(value: Any) -> Mapping[str, Any]:
+    if not value:
+        return {}  # host and device, as verl's documents say
+    activities = {"cpu", "cuda", "npu"} & set(value)
+    keys = {
+        "integrated.profile_with_memory": "memory" in value,
+        "integrated.profile_record_shapes": "shapes" in value,
+        "integrated.profile_with_module": "module" in value,
+    }
+    if activities:  # verl records the host when only details are asked for
+        keys["integrated.profile_with_cpu"] = "cpu" in activities
+        keys["integrated.profile_with_npu"] = activities != {"cpu"}
+    return keys
+
+
+def _npu_contents(value: Any) -> Mapping[str, Any]:
+    keys = dict(_contents(value))
+    if keys.get("integrated.profile_with_npu") is False:
+        keys["integrated.mstx"] = False
+    return keys
+
+
+def _nsys(place: str) -> tuple[Spelling, ...]:
+    return (
+        Spelling(f"{place}.controller_nsight_options", "nsight.controller", whole=True),
+        Spelling(f"{place}.worker_nsight_options", "nsight.worker", whole=True),
+    )
+
+
+def _hooks(place: str) -> tuple[Spelling, ...]:
+    return (
+        Spelling(f"{place}._target_", accepts=ANYTHING),
+        Spelling(f"{place}.save_path", "integrated.profile_save_path"),
+        Spelling(f"{place}.relocate_results", accepts=(False,)),
+        Spelling(f"{place}.finish_hook_cmd"),
+        Spelling(f"{place}.finish_hook_all_ranks", accepts=(False,)),
+        Spelling(f"{place}.finish_hook_ranks", accepts=([],)),
+    )
+
+
+def _tokens(tool: str) -> tuple[Spelling, ...]:
+    place = f"{ROLE}.profiler.tool_config.{tool}"
+    return (
+        Spelling(f"{place}._target_", accepts=ANYTHING),
+        Spelling(f"{place}.name", accepts=ANYTHING),
+        Spelling(f"{place}.discrete", f"roles.{ROLE}.discrete", tool=tool),
+        Spelling(f"{place}.profile_token_start", tool=tool),
+        Spelling(f"{place}.profile_token_end", tool=tool),
+    )
+
+
+def _memory(place: str) -> tuple[Spelling, ...]:
+    tool = "torch_memory"
+    return (
+        Spelling(f"{place}._target_", accepts=ANYTHING),
+        Spelling(f"{place}.name", accepts=ANYTHING),
+        Spelling(f"{place}.trace_alloc_max_entries", tool=tool, accepts=(100_000,)),
+        Spelling(f"{place}.stack_depth", tool=tool, accepts=(32,)),
+        Spelling(f"{place}.context", tool=tool, accepts=("all",)),
+        Spelling(f"{place}.stacks", tool=tool, accepts=("all",)),
+        Spelling(f"{place}.kw_args", tool=tool, accepts=({},), whole=True),
+    )
+
+
+_WITH = "integrated.profile_with_*"
+_OPTIONS = "trainer.npu_profile.options"
+_GLOBAL = "global_profiler"
+_NSYS = f"{_GLOBAL}.global_tool_config.nsys"
+_ROLE = f"{ROLE}.profiler"
+_NPU = f"{_ROLE}.tool_config.npu"
+_TORCH = f"{_ROLE}.tool_config.torch"
+
+_OLD = (
+    Spelling("trainer.profile_steps", "steps"),
+    Spelling("trainer.profile_continuous_steps", "profile_continuous_steps"),
+    *_nsys("trainer"),
+    Spelling("trainer.profile_interval", "steps", _interval),
+    Spelling(f"{_OPTIONS}.save_path", "integrated.profile_save_path"),
+    Spelling(f"{_OPTIONS}.roles", "integrated.stage", _stages),
+    Spelling(f"{_OPTIONS}.level", "integrated.profile_level"),
+    Spelling(f"{_OPTIONS}.with_memory", "integrated.profile_with_memory"),
+    Spelling(f"{_OPTIONS}.record_shapes", "integrated.profile_record_shapes"),
+    Spelling(f"{_OPTIONS}.with_npu", "integrated.profile_with_npu"),
+    Spelling(f"{_OPTIONS}.with_cpu", "integrated.profile_with_cpu"),
+    Spelling(f"{_OPTIONS}.with_module", "integrated.profile_with_module"),
+    Spelling(f"{_OPTIONS}.with_stack", accepts=(False,)),
+    Spelling(f"{_OPTIONS}.analysis", "integrated.profile_analysis"),
+    Spelling(f"{_ROLE}.discrete", f"roles.{ROLE}.discrete"),
+    Spelling(f"{ROLE}.profile.use_profile", accepts=(False,)),
+    Spelling(f"{ROLE}.profile.*", accepts=ANYTHING),
+)
+_NEW = (
+    Spelling(f"{_GLOBAL}.tool", "tools"),
+    Spelling(f"{_GLOBAL}.steps", "steps"),
+    Spelling(f"{_GLOBAL}.profile_continuous_steps", "profile_continuous_steps"),
+    *_hooks(_GLOBAL),
+    Spelling(f"{_NSYS}._target_", accepts=ANYTHING),
+    Spelling(f"{_NSYS}.discrete", "discrete", tool="nsys"),
+    *_nsys(_NSYS),
+    *_memory(f"{_GLOBAL}.global_tool_config.torch_memory"),
+    Spelling(f"{_GLOBAL}.global_tool_config.precision_debugger.*", accepts=ANYTHING),
+    Spelling(f"{_ROLE}.tool", "tools"),
+    Spelling(f"{_ROLE}.enable", f"roles.{ROLE}.enable"),
+    Spelling(f"{_ROLE}.all_ranks", f"roles.{ROLE}.all_ranks"),
+    Spelling(f"{_ROLE}.ranks", f"roles.{ROLE}.ranks"),
+    *_hooks(_ROLE),
+    *_tokens("nsys"),
+    *_tokens("npu"),
+    Spelling(
+        f"{_NPU}.contents",
+        _WITH,
+        _npu_contents,
+        tool="npu",
+        items=("npu", "cpu", "memory", "shapes", "module", "stack"),
+    ),
+    Spelling(f"{_NPU}.level", "integrated.profile_level", tool="npu"),
+    Spelling(f"{_NPU}.analysis", "integrated.profile_analysis", tool="npu"),
+    *_tokens("torch"),
+    Spelling(
+        f"{_TORCH}.contents",
+        _WITH,
+        _contents,
+        tool="torch",
+        items=("cuda", "cpu", "memory", "shapes", "stack"),
+    ),
+    Spelling(f"{_TORCH}.step_start", tool="torch", accepts=(0,)),
+    Spelling(f"{_TORCH}.step_end", tool="torch"),
+    Spelling(f"{_TORCH}.manual_save", accepts=ANYTHING),
+    Spelling(f"{_TORCH}.schedule._target_", accepts=ANYTHING),
+    Spelling(f"{_TORCH}.schedule.name", accepts=ANYTHING),
+    Spelling(f"{_TORCH}.schedule.active", tool="torch", accepts=(0,)),
+    Spelling(f"{_TORCH}.schedule.*", accepts=ANYTHING),
+    *_memory(f"{_ROLE}.tool_config.torch_memory"),
+    Spelling(f"{_ROLE}.tool_config.precision_debugger.*", accepts=ANYTHING),
+)
+
+SPELLINGS: tuple[Spelling, ...] = (*_OLD, *_NEW)
+"""Every key of verl that concerns profiling; `docs/config.md` shows this table."""
+
+_BY_KEY = {row.theirs: row for row in SPELLINGS}
+
+
+def lookup(theirs: str) -> Spelling | None:
+    """The row of a dotted key in which ``<role>`` stands for the role's place.
+
+    Example::
+
+        >>> lookup("trainer.profile_steps").ours
+        'steps'
+    """
+    place = theirs.rpartition(".")[0]
+    return _BY_KEY.get(theirs) or _BY_KEY.get(f"{place}.*")
+
+
+def prefixes() -> Iterator[str]:
+    """Every dotted place that holds keys of the table, so that ``null`` there is no unknown key."""
+    for key in _BY_KEY:
+        place = key.rpartition(".")[0]
+        while place:
+            yield place
+            place = place.rpartition(".")[0]

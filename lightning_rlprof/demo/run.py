@@ -1,0 +1,238 @@
+"""`run_demo`: warm start, GRPO under `ProfilerCallback`, and held-out accuracy before and after."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.environments import LightningEnvironment
+
+from lightning_rlprof.demo.grpo import Grpo, GrpoSettings, exact_match, warm_start
+from lightning_rlprof.demo.model import Policy
+from lightning_rlprof.demo.quiet import QuietDDP, one_thread, quiet
+from lightning_rlprof.demo.task import make_task
+from lightning_rlprof.errors import ConfigError
+
+__all__ = ["DemoOptions", "DemoResult", "Progress", "run_demo"]
+
+Progress = Callable[[int, int, float], None]
+"""Called after each step with its number, the number of steps and the step's mean reward."""
+
+Report = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What `run_demo` trains.
+
+    Attributes:
+        task: One of `demo.task.TASKS`.
+        steps: RL steps.
+        kv_cache: Generate with a cache of keys and values; without it, generation dominates a step.
+        ranks: Processes; more than one train together by DDP over gloo.
+        save_path: Where the run directory goes; None records nothing.
+        seed: Chooses weights, prompts and samples; on one rank it decides the whole result.
+        warmup_steps: Steps of the supervised warm start; None takes the task's own number.
+
+    Raises:
+        ConfigError: A number is too small.
+    """
+
+    task: str = "spell_backward"
+    steps: int = 300
+    kv_cache: bool = False
+    ranks: int = 1
+    save_path: Path | None = None
+    seed: int = 0
+    warmup_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        for name, least in (("steps", 1), ("ranks", 1), ("seed", 0), ("warmup_steps", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name}={value} is too small; give a number from {least} up")
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What `run_demo` found out; nothing in it is known before the training.
+
+    Attributes:
+        exact_before: Share of held-out prompts answered right after the warm start.
+        exact_after: The same after GRPO.
+        rewards: Mean reward of each step, over all ranks.
+        steps: RL steps made.
+        seconds: Wall time of everything: task, warm start, training, both evaluations.
+        parameters: Size of the policy.
+        run: The run directory, if one was asked for.
+    """
+
+    exact_before: float
+    exact_after: float
+    rewards: tuple[float, ...]
+    steps: int
+    seconds: float
+    parameters: int
+    run: Path | None
+
+
+def run_demo(
+    options: DemoOptions,
+    callbacks: Sequence[pl.Callback] = (),
+    progress: Progress | None = None,
+) -> DemoResult:
+    """Train a small policy by GRPO and say how much better it answers prompts that it never saw.
+
+    Torch computes on one thread meanwhile. With several ranks the callbacks are pickled and run in
+    the ranks' processes, ``progress`` is called here, on a thread, and the script that calls this
+    needs ``if __name__ == "__main__":``.
+
+    Raises:
+        ConfigError: The task is unknown.
+        RecorderError: reasoning-gym is not installed.
+
+    Example::
+
+        >>> result = run_demo(DemoOptions(steps=2, warmup_steps=2))
+        >>> len(result.rewards)
+        2
+    """
+    start = time.perf_counter()
+    with one_thread(), quiet():
+        model = _warm_model(options)
+        before = exact_match(model.policy, model.task)
+        run = _fit(model, options, callbacks, progress)
+        after = exact_match(model.policy, model.task)
+    return DemoResult(
+        exact_before=before,
+        exact_after=after,
+        rewards=tuple(model.rewards.tolist()),
+        steps=options.steps,
+        seconds=time.perf_counter() - start,
+        parameters=sum(weights.numel() for weights in model.policy.parameters()),
+        run=run,
+    )
+
+
+def _warm_model(options: DemoOptions) -> Grpo:
+    task = make_task(options.task, options.seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        policy = Policy(task.vocabulary, task.prompt_width + task.answer_width)
+    steps = task.warmup_steps if options.warmup_steps is None else options.warmup_steps
+    warm_start(policy, task, steps, options.seed)
+    return Grpo(policy, task, GrpoSettings(options.steps, options.seed, options.kv_cache))
+
+
+def _fit(
+    model: Grpo,
+    options: DemoOptions,
+    callbacks: Sequence[pl.Callback],
+    progress: Progress | None,
+) -> Path | None:
+    known = _runs(options.save_path)
+    with _reports(options, progress) as report, _own_port():
+        pl.Trainer(
+            accelerator="cpu",
+            devices=options.ranks,
+            strategy=QuietDDP() if options.ranks > 1 else "auto",
+            plugins=LightningEnvironment(),  # a demo does not join the cluster job around it
+            max_epochs=1,
+            callbacks=[*_recording(options.save_path), *callbacks, _Reporter(report)],
+            use_distributed_sampler=False,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(model)
+    # A callback in another process cannot tell us its run: the new directory is it.
+    return max(_runs(options.save_path) - known, default=None)
+
+
+def _recording(save_path: Path | None) -> list[Any]:
+    if save_path is None:
+        return []
+    from lightning_rlprof.callbacks.profiler import ProfilerCallback
+
+    return [ProfilerCallback(profile_save_path=str(save_path))]
+
+
+def _runs(save_path: Path | None) -> set[Path]:
+    return set() if save_path is None else {path for path in save_path.glob("*") if path.is_dir()}
+
+
+class _Reporter(pl.Callback):
+    """Tells one listener the reward of each step, from the first rank."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if trainer.is_global_zero and isinstance(pl_module, Grpo):
+            self.report(batch_idx + 1, float(pl_module.rewards[batch_idx]))
+
+
+class _Sender:
+    """Reports through a pipe, which unlike a function reaches another process."""
+
+    def __init__(self, pipe: "Connection[Any, Any]") -> None:
+        self.pipe = pipe
+
+    def __call__(self, step: int, reward: float) -> None:
+        self.pipe.send((step, reward))
+
+
+@contextmanager
+def _reports(options: DemoOptions, progress: Progress | None) -> Iterator[Report]:
+    def report(step: int, reward: float) -> None:
+        if progress is not None:
+            progress(step, options.steps, reward)
+
+    if options.ranks == 1:
+        yield report
+        return
+    receiver, sender = get_context("spawn").Pipe(duplex=False)
+    done = threading.Event()
+    reader = threading.Thread(target=_relay, args=(receiver, report, done), daemon=True)
+    reader.start()
+    try:
+        yield _Sender(sender)
+    finally:
+        done.set()
+        reader.join()
+        receiver.close()
+        sender.close()
+
+
+def _relay(pipe: "Connection[Any, Any]", report: Report, done: threading.Event) -> None:
+    # done is read before poll: what was sent before it is set is still reported
+    while not done.is_set() or pipe.poll():
+        if pipe.poll(0.1):
+            report(*pipe.recv())
+
+
+@contextmanager
+def _own_port() -> Iterator[None]:
+    """Lightning leaves the port of a spawned job in the environment, where the next would reuse it."""
+    leftover = {"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys()
+    try:
+        yield
+    finally:
+        for name in leftover:
+            os.environ.pop(name, None)

@@ -1,0 +1,32 @@
+"""The tree of exceptions that this package raises.
+
+RlprofError
+├── ConfigError    a configuration that cannot be honoured, found before training
+├── TraceError     a run or trace file that cannot be read
+└── RecorderError  a recorder that cannot start on this machine, found before training
+"""
+
+__all__ = ["ConfigError", "RecorderError", "RlprofError", "TraceError"]
+
+
+class RlprofError(Exception):
+    """Base of everything that this package raises on purpose; its text is one line for people.
+
+    Example::
+
+        >>> from lightning_rlprof.errors import RlprofError, TraceError
+        >>> issubclass(TraceError, RlprofError)
+        True
+    """
+
+
+class ConfigError(RlprofError, ValueError):
+    """A configuration is wrong; the text names the dotted key, what is allowed and a near match."""
+
+
+class TraceError(RlprofError):
+    """A run directory or trace file cannot be read; the text names the path and the reason."""
+
+
+class RecorderError(RlprofError):
+    """A recorder cannot work on this machine; the text says what is missing and how to get it."""

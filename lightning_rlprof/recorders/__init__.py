@@ -1,0 +1,1 @@
+"""Recorders: each mirrors a session into one device tool and knows none of the others."""

@@ -1,0 +1,39 @@
+"""Mirror spans as MSTX ranges, which the profilers of Ascend NPUs record."""
+
+from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.recorders.base import Recorder
+
+__all__ = ["MstxRecorder"]
+
+_DOMAIN = "rlprof"
+
+
+class MstxRecorder(Recorder):
+    """Start one MSTX range per span in the domain ``rlprof`` and end it by its number.
+
+    A range reaches the data only while torch_npu.profiler or msprof runs with ``mstx`` on.
+
+    Raises:
+        RecorderError: torch_npu cannot be imported, or is older than its MSTX domains.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from torch_npu.npu import mstx
+        except Exception as error:  # torch_npu without CANN raises more than ImportError
+            raise RecorderError(
+                f"MSTX ranges need torch_npu on a machine with CANN ({error}); "
+                'pip install "lightning-rlprof[npu]"'
+            ) from error
+        self._mstx = mstx
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return (MstxRecorder, ())
+
+    def enter(self, name: str) -> object:
+        """Start a range and return its number."""
+        return self._mstx.range_start(name, domain=_DOMAIN)
+
+    def exit(self, token: object) -> None:
+        """End the range in the domain that it was started in."""
+        self._mstx.range_end(token, domain=_DOMAIN)

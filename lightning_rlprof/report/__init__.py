@@ -1,0 +1,1 @@
+"""Runs and tables drawn for people and viewers: terminal text, one HTML file, Perfetto."""

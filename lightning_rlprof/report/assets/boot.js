@@ -1,0 +1,10 @@
+// Everything is drawn; whoever opens the page, a test too, can see on <body> how that went.
+const drawn = [];
+if (!shares.isEmpty) { redraws.push(shares.draw); drawn.push("shares"); }
+if (!timeline.isEmpty) { redraws.push(timeline.draw); drawn.push("timeline"); }
+if (!shares.isEmpty) shares.start();
+timeline.start();
+redraw();
+new ResizeObserver(redraw).observe(document.querySelector("main"));
+addEventListener("beforeprint", redraw);
+document.body.dataset.drawn = drawn.join(" ");

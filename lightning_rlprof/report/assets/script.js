@@ -1,0 +1,138 @@
+// What every chart of the page shares: data, drawing, units, tooltip, legend.
+// Names in data come from traces and are hostile: they reach the page as text nodes only.
+const SVG = "http://www.w3.org/2000/svg";
+const data = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+
+function svg(tag, attributes, text) {
+  const node = document.createElementNS(SVG, tag);
+  for (const key in attributes) node.setAttribute(key, attributes[key]);
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+function element(tag, text, className) {
+  const node = document.createElement(tag);
+  if (text !== undefined) node.textContent = text;
+  if (className) node.className = className;
+  return node;
+}
+
+const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+const unitOf = (ns) => UNITS.find(([size]) => Math.abs(ns) >= size * 0.9995) || UNITS[3];
+const two = (number) => String(number).padStart(2, "0");
+
+// Three significant digits, as in the tables.
+function duration(ns) {
+  if (ns < 0) return `-${duration(-ns)}`;
+  const seconds = Math.floor(ns / 1e9);
+  if (seconds >= 3600) return `${Math.floor(seconds / 3600).toLocaleString("en")} h ${two(Math.floor(seconds / 60) % 60)} min`;
+  if (seconds >= 60) return `${Math.floor(seconds / 60)} min ${two(seconds % 60)} s`;
+  const [size, unit] = unitOf(ns);
+  const value = ns / size;
+  return `${value.toFixed(size === 1 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${unit}`;
+}
+
+const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+const percent = (part) => `${(100 * part).toFixed(1)} %`;
+
+function counter(name, value) {
+  if (typeof value !== "number") return String(value);
+  if (!name.endsWith("_bytes")) return value.toLocaleString("en", { maximumFractionDigits: 4 });
+  const scale = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]].find(([size]) => Math.abs(value) >= size);
+  return scale ? `${(value / scale[0]).toFixed(2)} ${scale[1]}` : `${value} B`;
+}
+
+// Round distances for ticks: 1, 2 or 5 times a power of ten.
+function ticks(from, to, wanted) {
+  const rough = Math.max(1e-9, (to - from) / Math.max(1, wanted));
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5].find((m) => m * power >= rough) || 10);
+  const found = [];
+  for (let at = Math.ceil(from / step); at * step <= to * (1 + 1e-9); at++) found.push(at * step);
+  return { step, values: found };
+}
+
+function tickLabel(ns, step, unit) {
+  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step / unit[0]) - 1e-9)));
+  return `${(ns / unit[0]).toFixed(digits)} ${unit[1]}`;
+}
+
+const paint = (name) => data.paints[name] || ["var(--region)", "var(--region-ink)"];
+const fillOf = (name) => (name === data.untraced ? "url(#hatch)" : paint(name)[0]);
+
+const tip = byId("tip");
+function showTip(event, title, soft, rows) {
+  tip.replaceChildren(element("b", title), element("div", soft, "soft"));
+  if (rows.length) {
+    const body = element("table");
+    for (const [key, ...values] of rows) {
+      const row = body.insertRow();
+      const head = row.insertCell();
+      if (key.chip) head.append(chip(key.chip));
+      head.append(key.chip || key);
+      for (const value of values) {
+        const cell = row.insertCell();
+        cell.className = "num";
+        cell.textContent = value;
+      }
+    }
+    tip.append(body);
+  }
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  const left = event.clientX + 14 + box.width > innerWidth ? event.clientX - box.width - 12 : event.clientX + 14;
+  tip.style.left = `${Math.max(4, left)}px`;
+  tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - box.height - 6))}px`;
+}
+const hideTip = () => { tip.hidden = true; };
+
+function chip(name) {
+  const node = element("i", "", name === data.untraced ? "chip untraced" : "chip");
+  if (name !== data.untraced) node.style.background = paint(name)[0];
+  return node;
+}
+
+// One stage can be picked out in all charts.
+let picked = null;
+const redraws = [];
+const redraw = () => redraws.forEach((draw) => draw());
+const isFaded = (name) => picked !== null && picked !== name;
+
+function drawLegend(list, names) {
+  list.replaceChildren(...names.map((name) => {
+    const button = element("button");
+    button.type = "button";
+    button.setAttribute("aria-pressed", String(picked === name));
+    button.append(chip(name), element("bdi", name));
+    button.addEventListener("click", () => {
+      picked = picked === name ? null : name;
+      redraw();
+      [...list.querySelectorAll("button")].find((other) => other.textContent === name)?.focus();
+    });
+    const item = element("li");
+    item.append(button);
+    return item;
+  }));
+}
+
+function tableOf(heads, rows) {
+  const table = element("table");
+  const head = table.createTHead().insertRow();
+  for (const [text, isNumber] of heads) {
+    const cell = element("th", text, isNumber ? "num" : "");
+    cell.scope = "col";
+    head.append(cell);
+  }
+  const body = table.createTBody();
+  for (const values of rows) {
+    const row = body.insertRow();
+    values.forEach((value, at) => {
+      const cell = at ? row.insertCell() : row.appendChild(element("th"));
+      if (!at) cell.scope = "row";
+      cell.className = heads[at][1] ? "num" : "";
+      cell.append(element("bdi", value));
+    });
+  }
+  return table;
+}

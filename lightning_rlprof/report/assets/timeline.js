@@ -1,0 +1,299 @@
+// One step at a time: a lane per rank and thread, a row per level of nesting, time to the right.
+const timeline = (() => {
+  const { steps, names, kinds, counters } = data.timeline;
+  const host = byId("lanes");
+  const ruler = byId("ruler");
+  const picker = byId("step");
+  const LEFT = 74, RIGHT = 8, GAP = 5;
+  let at = Math.max(0, steps.findIndex((step) => step.labels.includes("median")));
+  let aligned = data.timeline.aligned !== "";
+  let view = [0, 1];
+  let width = 0;
+  let brush = null;
+
+  const step = () => steps[at];
+  const number = () => (steps.length ? step().number : -1);
+  const has = (from, to) => steps.some((one) => one.number >= from && one.number <= to);
+  const title = (one) => (one.number ? `step ${one.number}` : "outside steps");
+  const x = (ns) => LEFT + (width - LEFT - RIGHT) * (ns - view[0]) / (view[1] - view[0]);
+  const ns = (px) => view[0] + (view[1] - view[0]) * (px - LEFT) / (width - LEFT - RIGHT);
+  const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
+
+  // Where each rank's lane is moved so that all begin their step at zero.
+  function shifts() {
+    const found = new Map();
+    if (aligned) for (const [rank, start] of step().bounds) if (!found.has(rank)) found.set(rank, start);
+    return found;
+  }
+
+  function rowHeight() {
+    const rows = step().lanes.reduce((sum, lane) => sum + lane[2], 0);
+    return rows <= 40 ? 19 : rows <= 100 ? 13 : 8;
+  }
+
+  function layout() {
+    let y = GAP;
+    const ranks = new Map();
+    const height = rowHeight();
+    const tops = step().lanes.map(([rank, , rows]) => {
+      if (ranks.size && !ranks.has(rank)) y += GAP;
+      const top = y;
+      y += rows * height;
+      ranks.set(rank, [ranks.has(rank) ? ranks.get(rank)[0] : top, y]);
+      return top;
+    });
+    for (const [rank] of step().bounds) {
+      if (ranks.has(rank)) continue;
+      ranks.set(rank, [y + GAP, y + GAP + height]);
+      y += GAP + height;
+    }
+    return { tops, ranks, height, bottom: y + GAP };
+  }
+
+  function draw() {
+    if (!steps.length) return;
+    width = host.clientWidth;
+    const place = layout();
+    const moved = shifts();
+    const root = svg("svg", { height: place.bottom, viewBox: `0 0 ${width} ${place.bottom}`, "aria-hidden": "true" });
+    const clip = svg("g", { "clip-path": "url(#window)" });
+    const frame = svg("clipPath", { id: "window" });
+    frame.append(svg("rect", { x: LEFT, y: 0, width: Math.max(0, width - LEFT - RIGHT), height: place.bottom }));
+    drawRuler(place.bottom, clip);
+    for (const [rank, start, end] of step().bounds) drawBound(clip, place.ranks.get(rank), rank, start, end, moved.get(rank) || 0);
+    drawSpans(clip, place, moved);
+    if (brush) clip.append(svg("rect", { class: "brush", x: Math.min(...brush), y: 0, width: Math.abs(brush[1] - brush[0]), height: place.bottom }));
+    root.append(frame, clip, ...labels(place));
+    host.replaceChildren(root);
+    byId("fit").disabled = isFitted();
+    drawLegend(byId("timeline-legend"), legend());
+  }
+
+  // In the order of the chart above, so that a colour is looked up in one place.
+  function legend() {
+    const here = new Set(step().spans.filter((span) => kinds[span[1]] === "stage").map((span) => names[span[0]]));
+    const known = data.shares.stages.filter((name) => here.has(name) || name === data.untraced);
+    return [...known, ...[...here].filter((name) => !known.includes(name))];
+  }
+
+  function drawRuler(bottom, clip) {
+    const { step: distance, values } = ticks(view[0], view[1], (width - LEFT) / 90);
+    const unit = unitOf(Math.max(Math.abs(view[1]), distance));
+    const top = svg("svg", { height: 20, viewBox: `0 0 ${width} 20`, "aria-hidden": "true" });
+    for (const value of values) {
+      top.append(svg("text", { x: x(value), y: 14, "text-anchor": x(value) > width - 30 ? "end" : "middle" }, tickLabel(value, distance, unit)));
+      clip.append(svg("line", { class: "grid", x1: x(value), x2: x(value), y1: 0, y2: bottom }));
+    }
+    ruler.replaceChildren(top);
+  }
+
+  function drawBound(clip, [top, bottom], rank, start, end, moved) {
+    const box = (from, to, className) => svg("rect", { class: className, x: x(from - moved), y: top, width: Math.max(0.5, x(to - moved) - x(from - moved)), height: bottom - top });
+    clip.append(box(start, end, "rank"));
+    for (const [from, to] of untraced(rank, start, end)) {
+      const hatched = box(from, to, "hatched");
+      hatched.dataset.gap = `${rank} ${from} ${to}`;
+      clip.append(hatched);
+    }
+    for (const edge of [start - moved, end - moved]) clip.append(svg("line", { class: "bound", x1: x(edge), x2: x(edge), y1: top - 2, y2: bottom + 2 }));
+  }
+
+  // Where no stage is open on the thread that trains, which is the first lane of its rank.
+  function untraced(rank, start, end) {
+    const first = step().lanes.findIndex((lane) => lane[0] === rank);
+    const gaps = [];
+    let done = start;
+    for (const [, kind, lane, , from, length] of step().spans) {
+      if (lane !== first || kinds[kind] !== "stage") continue;
+      if (from > done) gaps.push([done, Math.min(from, end)]);
+      done = Math.max(done, from + length);
+    }
+    if (end > done) gaps.push([done, end]);
+    return gaps;
+  }
+
+  function drawSpans(clip, place, moved) {
+    const painted = new Map(); // per row: how far to the right it is drawn, so that dust costs nothing
+    step().spans.forEach(([name, kind, lane, row, start, length], index) => {
+      const from = start - (moved.get(step().lanes[lane][0]) || 0);
+      if (from + length < view[0] || from > view[1]) return;
+      const left = x(from), right = Math.max(x(from + length), left + 0.75);
+      const key = lane * 4096 + row;
+      if (right - left < 1 && painted.get(key) > left - 0.25) return;
+      painted.set(key, right);
+      drawSpan(clip, names[name], kinds[kind], index, left, right, place.tops[lane] + row * place.height, place.height - 1);
+    });
+  }
+
+  function drawSpan(clip, name, kind, index, left, right, y, height) {
+    const fade = isFaded(name) ? " faded" : "";
+    if (kind === "mark") {
+      const half = Math.min(5, height / 2);
+      const mid = y + height / 2;
+      clip.append(svg("path", { class: `mark${fade}`, "data-span": index, d: `M${left - half} ${mid}l${half} ${-half}l${half} ${half}l${-half} ${half}z` }));
+      return;
+    }
+    const box = { "data-span": index, x: left, y, width: right - left, height, class: `${kind}${fade}` };
+    if (kind !== "region") box.fill = paint(name)[0];
+    clip.append(svg("rect", box));
+    const seen = [Math.max(left, LEFT), Math.min(right, width - RIGHT)];
+    const room = Math.floor((seen[1] - seen[0] - 8) / 5.7);
+    if (height < 11 || room < 3) return;
+    const text = name.length > room ? `${name.slice(0, room - 1)}…` : name;
+    const label = svg("text", { x: seen[0] + 4, y: y + height / 2 + 3.7, class: `label ${kind}-label${fade}` }, text);
+    if (kind !== "region") label.style.fill = paint(name)[1];
+    clip.append(label);
+  }
+
+  function labels({ tops, ranks, height }) {
+    const found = [];
+    for (const [rank, [top]] of ranks) found.push(svg("text", { x: 6, y: top + Math.min(13, height), class: "label" }, `rank ${rank}`));
+    step().lanes.forEach(([rank, thread], lane) => {
+      if (tops[lane] === ranks.get(rank)[0] || height < 11) return;
+      found.push(svg("text", { x: 6, y: tops[lane] + 13, class: "label" }, thread.length > 12 ? `${thread.slice(0, 11)}…` : thread));
+    });
+    return found;
+  }
+
+  const whole = () => {
+    const moved = shifts();
+    const ends = step().bounds.map(([rank, , end]) => end - (moved.get(rank) || 0));
+    for (const [, , lane, , start, length] of step().spans) ends.push(start + length - (moved.get(step().lanes[lane][0]) || 0));
+    return [0, ends.reduce((most, end) => Math.max(most, end), 1)];
+  };
+  const isFitted = () => view[0] <= 0 && view[1] >= whole()[1];
+
+  function zoom(factor, centre = (view[0] + view[1]) / 2) {
+    look(centre - (centre - view[0]) * factor, centre + (view[1] - centre) * factor);
+  }
+
+  function look(from, to) {
+    const [low, high] = whole();
+    const length = clamp(to - from, 10, high - low);
+    const start = clamp(from, low, high - length);
+    view = [start, start + length];
+    draw();
+  }
+
+  function select(index) {
+    at = clamp(index, 0, steps.length - 1);
+    picker.value = String(at);
+    byId("previous").disabled = at === 0;
+    byId("next").disabled = at === steps.length - 1;
+    view = whole();
+    describe();
+    redraw();
+  }
+
+  function open(from, to) {
+    const found = steps.findIndex((one) => one.number >= from && one.number <= to);
+    if (found >= 0) select(found);
+  }
+
+  function describe() {
+    const one = step();
+    const parts = [`${title(one)[0].toUpperCase()}${title(one).slice(1)}`, duration(one.duration_ns), count(new Set(one.lanes.map((lane) => lane[0])).size, "rank"), count(one.spans.length, "span")];
+    if (one.labels.length) parts.splice(1, 0, one.labels.join(", "));
+    if (one.left_out) parts.push(`${count(one.left_out, "shorter span")} left out of this file`);
+    byId("chosen").textContent = parts.join(" · ");
+    host.setAttribute("aria-label", `Timeline: ${parts.join(", ")}. Arrow keys move, plus and minus zoom, Home shows all. The same as a table below.`);
+    byId("timeline-table").open = false;
+    byId("timeline-table").querySelector(".scroll")?.remove();
+  }
+
+  function hover(event) {
+    const { span, gap } = event.target.dataset || {};
+    const one = step();
+    if (gap) {
+      const [rank, from, to] = gap.split(" ").map(Number);
+      return showTip(event, data.untraced, `rank ${rank} · no stage is open`, [["duration", duration(to - from)], ["of the step", percent((to - from) / (one.duration_ns || 1))], ["begins after", duration(from)]]);
+    }
+    if (span === undefined) return hideTip();
+    const [name, kind, lane, , start, length, numbers = []] = one.spans[span];
+    const [rank, thread] = one.lanes[lane];
+    const rows = kinds[kind] === "mark" ? [] : [["duration", duration(length)], ["of the step", percent(length / (one.duration_ns || 1))]];
+    rows.push(["begins after", duration(start)]);
+    for (let i = 0; i < numbers.length; i += 2) rows.push([counters[numbers[i]], counter(counters[numbers[i]], numbers[i + 1])]);
+    showTip(event, names[name], `${kinds[kind]} · rank ${rank} · ${thread}`, rows);
+  }
+
+  function listen() {
+    const here = (event) => clamp(event.clientX - host.getBoundingClientRect().left, LEFT, width - RIGHT);
+    let last = null;
+    host.addEventListener("pointerdown", (event) => {
+      if (event.button || event.pointerType === "touch") return;
+      last = event.shiftKey ? here(event) : null;
+      brush = event.shiftKey ? null : [here(event), here(event)];
+      host.setPointerCapture(event.pointerId);
+      host.focus({ preventScroll: true });
+    });
+    host.addEventListener("pointermove", (event) => {
+      if (last !== null) {
+        const moved = ns(last) - ns(here(event));
+        last = here(event);
+        return look(view[0] + moved, view[1] + moved);
+      }
+      if (!brush) return hover(event);
+      hideTip();
+      brush[1] = here(event);
+      draw();
+    });
+    host.addEventListener("pointerup", () => {
+      const range = brush && [ns(Math.min(...brush)), ns(Math.max(...brush))];
+      const wide = brush && Math.abs(brush[1] - brush[0]) > 4;
+      brush = last = null;
+      if (wide) look(...range);
+    });
+    host.addEventListener("pointercancel", () => { brush = last = null; draw(); });
+    host.addEventListener("pointerleave", hideTip);
+    host.addEventListener("dblclick", () => look(...whole()));
+    host.addEventListener("wheel", (event) => {
+      if (event.ctrlKey || event.metaKey) zoom(event.deltaY > 0 ? 1.25 : 0.8, ns(here(event)));
+      else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan(event.deltaX / width);
+      else return;
+      event.preventDefault();
+    }, { passive: false });
+    host.addEventListener("keydown", (event) => {
+      const keys = { ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15), "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1 / 0.6), Home: () => look(...whole()) };
+      if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      keys[event.key]();
+    });
+  }
+
+  const pan = (part) => look(view[0] + part * (view[1] - view[0]), view[1] + part * (view[1] - view[0]));
+
+  function start() {
+    if (!steps.length) return;
+    steps.forEach((one, index) => {
+      const option = element("option", [title(one), ...one.labels, duration(one.duration_ns)].join(" · "));
+      option.value = String(index);
+      picker.append(option);
+    });
+    picker.addEventListener("change", () => select(Number(picker.value)));
+    byId("previous").addEventListener("click", () => select(at - 1));
+    byId("next").addEventListener("click", () => select(at + 1));
+    byId("closer").addEventListener("click", () => zoom(0.6));
+    byId("wider").addEventListener("click", () => zoom(1 / 0.6));
+    byId("fit").addEventListener("click", () => look(...whole()));
+    const align = byId("align");
+    align.setAttribute("aria-pressed", String(aligned));
+    align.addEventListener("click", () => {
+      aligned = !aligned;
+      align.setAttribute("aria-pressed", String(aligned));
+      look(...whole());
+    });
+    byId("timeline-table").addEventListener("toggle", (event) => {
+      if (!event.target.open || event.target.querySelector(".scroll")) return;
+      const box = element("div", undefined, "scroll");
+      const heads = [["name"], ["kind"], ["rank", true], ["thread"], ["begins after", true], ["duration", true]];
+      box.append(tableOf(heads, step().spans.map(([name, kind, lane, , from, length]) => [names[name], kinds[kind], String(step().lanes[lane][0]), step().lanes[lane][1], duration(from), duration(length)])));
+      event.target.append(box);
+    });
+    listen();
+    width = host.clientWidth;
+    select(at);
+  }
+
+  return { start, draw, open, has, number, isEmpty: !steps.length };
+})();

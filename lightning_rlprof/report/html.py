@@ -1,0 +1,212 @@
+"""One HTML file that tells a run's story: tables, charts, set-up, and what is missing.
+
+The file is complete in itself. It loads nothing, not even from the network it may be opened in (its
+Content-Security-Policy forbids it), and what a trace says reaches the page as text only.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from lightning_rlprof.report.page_colors import UNTRACED, Paint, paints
+from lightning_rlprof.report.page_facts import configuration, facts, missing, remarks, versions
+from lightning_rlprof.report.page_shares import shares
+from lightning_rlprof.report.page_tables import GridView, grid, ranks_grid
+from lightning_rlprof.report.page_timeline import timeline
+from lightning_rlprof.report.text import duration
+from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Table
+
+__all__ = ["render_report", "write_report"]
+
+_SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
+
+# In the order of the page. "steps" is drawn as the chart, with its own table below it.
+_SECTIONS = {
+    "stages": (
+        "Where the steps' time went",
+        "“share” and “total” are exclusive and add up to the steps, summed over ranks; "
+        "“mean” to “max” are whole spans, with what is nested in them.",
+    ),
+    "ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
+    "stages by rank": (
+        "Stages by rank",
+        "Exclusive time of every rank. Shaded: above the median rank; bold: the slowest, "
+        "where that is 5 % or more.",
+    ),
+    "gaps": ("Untraced time", "Between which two stages no stage was open."),
+    "regions": (
+        "Regions",
+        "Parts of a step that are no stages. They lie in one another: shares do not add up.",
+    ),
+    "background": (
+        "Stages beside the steps",
+        "On other threads than the one that trains, or outside steps; no share of a step.",
+    ),
+    "coverage": ("Ranks", "What every rank recorded, in steps and outside of them."),
+}
+
+
+def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> str:
+    """Return the report as the text of one HTML file.
+
+    Args:
+        spans: The run; the timeline, the set-up and what is missing come from it.
+        tables: Answers by the name of their analysis. ``stages``, ``steps``, ``ranks``,
+            ``stages by rank``, ``gaps``, ``regions``, ``background`` and ``coverage`` have their
+            place on the page; others follow them under their own name.
+        headline: The one sentence to remember.
+
+    Example::
+
+        spans = load(path)
+        tables = {
+            "stages": stages(spans),
+            "steps": steps(spans),
+            "ranks": ranks(spans),
+            "stages by rank": stages(spans, per_rank=True),
+            "gaps": gaps(spans),
+            "regions": regions(spans),
+            "background": background(spans),
+            "coverage": coverage(spans),
+        }
+        write_report(spans, tables, headline, Path("run.html"))
+    """
+    template = _environment().get_template("template.html.j2")
+    return template.render(_page(spans, tables, headline))
+
+
+def write_report(spans: Spans, tables: Mapping[str, Table], headline: str, path: Path) -> None:
+    """Write `render_report` to a file, which is there whole or not at all; it replaces an old one.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    # Names of files may hold bytes that are no text; a report with a question mark is still one.
+    data = render_report(spans, tables, headline).encode("utf-8", "replace")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str, Any]:
+    bars, lanes = shares(tables.get("steps")), timeline(spans)
+    stages = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
+    colors = paints((stages | set(bars["stages"])) - {UNTRACED})
+    grids = _grids(tables, colors, alone=len(spans.ranks) < 2)
+    script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
+    data = {"paints": colors, "untraced": UNTRACED, "shares": bars, "timeline": lanes}
+    return {
+        "run": spans.path.resolve().name,
+        "headline": headline,
+        "facts": facts(spans),
+        "missing": missing(spans),
+        "remarks": remarks(spans),
+        "config": configuration(spans),
+        "versions": versions(spans),
+        "stages": grids.pop("stages", None),
+        "tables": list(grids.values()),
+        "shares_lead": _shares_lead(bars, tables.get("coverage")),
+        "timeline_lead": _timeline_lead(lanes),
+        "policy": _policy(script),
+        "style": Markup(_asset("style.css")),
+        "script": Markup(script),
+        "data": _json(data),
+    }
+
+
+def _grids(
+    tables: Mapping[str, Table], colors: Mapping[str, Paint], alone: bool
+) -> dict[str, GridView]:
+    """Return the tables in the order of the page, without those that have nothing to say."""
+    drawn = {"steps", "ranks", "stages by rank"} if alone else {"steps"}
+    names = [name for name in _SECTIONS if name in tables and name not in drawn]
+    names += [name for name in tables if name not in _SECTIONS and name not in drawn]
+    reasons: set[str] = set()
+    found: dict[str, GridView] = {}
+    for name in names:
+        table = tables[name]
+        # One reason for all, an empty run for instance, is told once.
+        if table.abstained in reasons or not (table.rows or table.abstained):
+            continue
+        if table.abstained:
+            reasons.add(table.abstained)
+        title, lead = _SECTIONS.get(name, (name.capitalize(), ""))
+        draw = ranks_grid if name == "stages by rank" and not table.abstained else grid
+        found[name] = draw(table, f"table-{len(found)}", title, lead, colors)
+    return found
+
+
+def _shares_lead(bars: Mapping[str, Any], coverage: Table | None) -> str:
+    """Say what a bar is, and what is in none; empty when there are no bars."""
+    if not bars["bars"]:
+        return ""
+    what = f"{bars['width']} steps" if bars["width"] > 1 else "one step"
+    lead = f"Exclusive time of every stage: one bar is {what}, the mean over ranks."
+    if coverage is None or not coverage.rows:
+        return lead
+    outside = [int(ns or 0) for ns in coverage.column("outside steps")]
+    mean = duration(sum(outside) // len(outside))
+    return f"{lead} Outside steps, in no bar: {mean} per rank."
+
+
+def _timeline_lead(lanes: Mapping[str, Any]) -> str:
+    """Say which steps can be looked at, and which not; empty when there are none."""
+    if not lanes["steps"]:
+        return ""
+    shown, total = sum(step["number"] > 0 for step in lanes["steps"]), lanes["total"]
+    left_out = (
+        "Every step is here."
+        if shown == total
+        else f"{shown:,} of {total:,} steps are here: the slowest, median, first, last and "
+        "fastest, and some spread over the run; the others were left out to keep this file small."
+    )
+    clocks = {
+        "": "",
+        "hosts": " Ranks are drawn from their step's start, as hosts' clocks are not calibrated.",
+        "drift": " Ranks are drawn from their step's start, as they do not step together.",
+    }
+    return f"Hatched time is in no stage. {left_out}{clocks[lanes['aligned']]}"
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+
+
+def _asset(name: str) -> str:
+    folder = resources.files("lightning_rlprof.report").joinpath("assets")
+    return folder.joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Allow this one script, by its hash, and no other: none injected, and no connection."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _json(data: Mapping[str, Any]) -> Markup:
+    """Return JSON that cannot end the script element it stands in, whatever the names are."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII: no U+2028 is left
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)

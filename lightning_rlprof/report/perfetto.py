@@ -1,0 +1,138 @@
+"""A run as a Chrome trace for ui.perfetto.dev: one process per rank, one track per thread.
+
+The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+Times are written as text with three decimals of a microsecond: a float would lose nanoseconds.
+Slices of one track must nest, else Perfetto drops them: spans that overlap, as asyncio tasks do, go
+to further tracks ("lanes") of their thread, each with the spans that were opened inside it.
+"""
+
+import gzip
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.model import KINDS, Number
+from lightning_rlprof.report.lanes import lanes
+from lightning_rlprof.spans import Int64s, Spans
+
+__all__ = ["write_trace"]
+
+_STEP, _EPOCH, _MARK = KINDS.index("step"), KINDS.index("epoch"), KINDS.index("mark")
+
+
+def write_trace(
+    spans: Spans, path: Path, *, progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Write the trace at once or not at all; a name that ends in ``.gz`` is compressed.
+
+    Args:
+        spans: The run.
+        path: The file; one that exists is replaced.
+        progress: Called after each rank with (ranks written, ranks in all).
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("wb") as raw:
+            if path.suffix == ".gz":
+                with gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed:
+                    _write(spans, packed, progress)
+            else:
+                _write(spans, raw, progress)
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _write(spans: Spans, file: Any, progress: Callable[[int, int], None] | None) -> None:
+    other = {"unix_ns": str(spans.unix_ns), "path": spans.path.name}
+    file.write(f'{{"displayTimeUnit":"ms","otherData":{_text(other)},"traceEvents":[\n'.encode())
+    names = [_text(name) for name in spans.names]
+    comma = b""  # a trailing comma, or an empty event to avoid it, is an error to Perfetto
+    for done, rank in enumerate(spans.ranks, start=1):
+        events = ",\n".join(_rank_events(spans, rank, names))
+        file.write(comma + events.encode("utf-8", "backslashreplace"))
+        comma = b",\n"
+        if progress is not None:
+            progress(done, len(spans.ranks))
+    file.write(b"\n]}\n")
+
+
+def _rank_events(spans: Spans, rank: int, names: list[str]) -> Iterator[str]:
+    pid, rows = rank + 1, spans.rows(rank=rank)  # pid 0 would be the kernel's idle process
+    yield _about(pid, 0, "process_name", name=f"rank {rank} ({spans.headers[rank].host})")
+    yield _about(pid, 0, "process_sort_index", sort_index=rank)
+    arguments = _arguments(spans, rows)
+    on_steps = np.isin(spans.kind[rows], [_STEP, _EPOCH])
+    tid = 0  # counted before use: thread 0 would melt into the process's main thread
+    for label, own in [("steps", rows[on_steps]), *_threads(spans, rows[~on_steps])]:
+        for number, lane in enumerate(lanes(spans, own), start=1):
+            tid += 1
+            title = label if number == 1 else f"{label} ({number})"
+            yield _about(pid, tid, "thread_name", name=title)
+            yield _about(pid, tid, "thread_sort_index", sort_index=tid)
+            yield from _slices(spans, lane, f'"pid":{pid},"tid":{tid}', names, arguments)
+
+
+def _threads(spans: Spans, rows: Int64s) -> Iterator[tuple[str, Int64s]]:
+    """Yield each thread's name and rows, in the order in which they first appear."""
+    codes, first = np.unique(spans.thread[rows], return_index=True)
+    for code in codes[np.argsort(first)].tolist():
+        yield spans.threads[code].name, rows[spans.thread[rows] == code]
+
+
+def _slices(
+    spans: Spans, rows: list[int], track: str, names: list[str], arguments: dict[int, str]
+) -> Iterator[str]:
+    at = np.array(rows, dtype=np.int64)
+    columns = (spans.start_ns, spans.duration_ns, spans.name, spans.kind, spans.step)
+    values = zip(rows, *(column[at].tolist() for column in columns), strict=True)
+    for row, start, length, name, kind, step in values:
+        what = f'{track},"ts":{_micro(start)},"name":{names[name]},"cat":"{KINDS[kind]}"'
+        more = f'"args":{{"step":{step}{arguments.get(row, "")}}}'
+        if kind == _MARK:
+            yield f'{{"ph":"i","s":"t",{what},{more}}}'
+        else:
+            yield f'{{"ph":"X","dur":{_micro(length)},{what},{more}}}'
+
+
+def _micro(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _arguments(spans: Spans, rows: Int64s) -> dict[int, str]:
+    """Return by row the counters as the rest of a JSON object."""
+    found: dict[int, str] = {}
+    if len(rows):
+        for name, counter in spans.counters.items():
+            first, last = np.searchsorted(counter.rows, [rows[0], rows[-1] + 1])
+            key = _text(name if name != "step" else "step (counter)")
+            own = counter.rows[first:last].tolist()
+            for row, value in zip(own, counter.values[first:last].tolist(), strict=True):
+                found[row] = f"{found.get(row, '')},{key}:{_number(value)}"
+    return found
+
+
+def _number(value: Number) -> str:
+    # JSON has no infinity; Perfetto reads integers beyond 64 bits only as text.
+    if isinstance(value, int):
+        return str(value) if -(2**63) <= value < 2**63 else f'"{value}"'
+    return repr(value) if math.isfinite(value) else f'"{value}"'
+
+
+def _about(pid: int, tid: int, what: str, **args: Any) -> str:
+    return f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"{what}","args":{_text(args)}}}'
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,148 @@
+"""Tables on a terminal: durations for people, shares with bars, nothing that a trace can abuse."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table as Grid
+from rich.text import Text
+
+from lightning_rlprof.table import Cell, Column, Table
+
+__all__ = ["duration", "plain", "render"]
+
+_UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
+_LONGEST_NAME = 40
+_BAR = 8
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def plain(text: str) -> str:
+    """Return text in which everything that could steer a terminal is spelled out.
+
+    Example::
+
+        >>> plain("a\\x1b[31mb")
+        'a\\\\x1b[31mb'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def duration(ns: int) -> str:
+    """Return nanoseconds for people, with three significant digits.
+
+    Example::
+
+        >>> [duration(ns) for ns in (999, 60_206_351, 4_830_000_000_000)]
+        ['999 ns', '60.2 ms', '1 h 20 min']
+    """
+    if ns < 0:
+        return f"-{duration(-ns)}"
+    seconds = ns // 10**9
+    if seconds >= 3600:
+        return f"{seconds // 3600:,} h {seconds // 60 % 60:02d} min"
+    if seconds >= 60:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    for size, unit in _UNITS:
+        if ns >= size * 0.9995 or size == 1:
+            value = ns / size
+            digits = 0 if size == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
+            return f"{value:.{digits}f} {unit}"
+    raise AssertionError(ns)
+
+
+def render(table: Table, *, rows: int | None = None) -> RenderableType:
+    """Return a table for rich to print: it fits the terminal by leaving out its last columns.
+
+    Args:
+        table: What to show; an abstained table is one line with its reason.
+        rows: Show so many and count the rest; None for all.
+    """
+    title = Text(table.name, style="bold")
+    if table.abstained is not None:
+        return Text.assemble(title, ": not told, ", plain(table.abstained))
+    if not table.rows:
+        return Text.assemble(title, ": none recorded")
+    shown = table.rows[:rows]
+    rest = len(table.rows) - len(shown)
+    parts: list[RenderableType] = [title, _Fitting(table.columns, shown)]
+    if rest:
+        parts.append(Text(f"and {rest} more rows", style="dim"))
+    if table.note:
+        parts.append(Text(plain(table.note), style="dim"))
+    return Group(*parts)
+
+
+class _Fitting:
+    """A grid that measures the terminal when it is printed."""
+
+    def __init__(self, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> None:
+        self.columns, self.rows = columns, rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [
+            [_cell(cell, column, options) for cell, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
+        widths = [
+            max(*(line[at].cell_len for line in lines), *map(len, column.name.split()))
+            for at, column in enumerate(self.columns)
+        ]
+        gap, count = _fit(widths, options.max_width)
+        # The box puts one space between columns by itself.
+        padding = (0, gap - 1, 0, 0)
+        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
+        for column, width in zip(self.columns[:count], widths, strict=False):
+            left = column.kind in ("text", "share")  # a share is padded, its bar follows
+            grid.add_column(
+                Text(plain(column.name)),
+                justify="left" if left else "right",
+                min_width=min(width, options.max_width),
+                overflow="ellipsis",
+            )
+        for line in lines:
+            grid.add_row(*line[:count])
+        yield grid
+        if count < len(self.columns):
+            names = ", ".join(plain(column.name) for column in self.columns[count:])
+            yield Text(f"a wider terminal, or --json, also shows: {names}", style="dim")
+
+
+def _fit(widths: Sequence[int], room: int) -> tuple[int, int]:
+    """Return the space between columns and how many of them fit; the first always does."""
+    for count in range(len(widths), 1, -1):
+        for gap in (2, 1):
+            if sum(widths[:count]) + gap * (count - 1) <= room:
+                return gap, count
+    return 1, 1
+
+
+def _cell(cell: Cell, column: Column, options: ConsoleOptions) -> Text:
+    if cell is None:
+        return Text("-", style="dim")
+    if isinstance(cell, str):
+        return _name(cell)
+    if column.kind == "duration":
+        return Text(duration(int(cell)) if not options.ascii_only else _ascii(int(cell)))
+    if column.kind == "share":
+        bar = "" if options.ascii_only else f" {_bar(float(cell))}"
+        return Text.assemble(f"{cell:6.1%}", (bar, "cyan"))
+    if column.kind == "ratio":
+        return Text(f"{cell:.2f}x")
+    return Text(f"{cell:,}" if isinstance(cell, int) else f"{cell:.4g}")
+
+
+def _name(text: str) -> Text:
+    text = plain(text)
+    short = text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..."
+    return Text(short, style="dim" if text == "untraced" else "")
+
+
+def _ascii(ns: int) -> str:
+    return duration(ns).replace("µs", "us")
+
+
+def _bar(share: float) -> str:
+    eighths = round(max(0.0, min(share, 1.0)) * _BAR * 8)
+    full, part = divmod(eighths, 8)
+    return (_EIGHTHS[8] * full + (_EIGHTHS[part] if part else "")).ljust(_BAR)

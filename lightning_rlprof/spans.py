@@ -1,0 +1,164 @@
+"""All spans of a run as columns on one time axis, with what is known to be missing."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.model import KINDS, Header, Kind, Number, Span
+
+__all__ = ["NO_PARENT", "Counter", "Int64s", "Problem", "RankNote", "Spans", "Thread"]
+
+Int64s = npt.NDArray[np.int64]
+
+NO_PARENT = -1
+"""Stands in ``Spans.parent`` where a span has none; ids are never negative."""
+
+
+class Thread(NamedTuple):
+    """One thread of one rank; ``Spans.thread`` holds indices into ``Spans.threads``."""
+
+    rank: int
+    ident: int
+    name: str
+
+
+class RankNote(NamedTuple):
+    """Something that a rank, or the loader (rank None), has to say; its time is on the axis."""
+
+    rank: int | None
+    time_ns: int
+    level: str
+    text: str
+
+
+class Problem(NamedTuple):
+    """What is missing or doubtful in a run; rank None means the whole run."""
+
+    rank: int | None
+    text: str
+
+
+class Counter(NamedTuple):
+    """The spans that carry one counter, ascending, and their values; integers stay exact."""
+
+    rows: Int64s
+    values: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """A run in memory: one row per span, sorted by rank, start and id.
+
+    Times are integer nanoseconds since the first event of the run. Iterating yields `Span`; the
+    columns are for everything that must be fast.
+
+    Attributes:
+        path: What was loaded.
+        names: Distinct names; ``name`` holds indices into it.
+        threads: Distinct threads; ``thread`` holds indices into it.
+        name: Index into ``names`` per span.
+        kind: Index into `lightning_rlprof.model.KINDS` per span.
+        rank: Global rank per span.
+        step: RL step per span, 0 before training.
+        start_ns: Start on the run's axis.
+        end_ns: End on the run's axis, never before the start.
+        thread: Index into ``threads`` per span.
+        id: Number of the span in its rank.
+        parent: Id of the enclosing span in the same rank, or `NO_PARENT`.
+        counters: Counters by name.
+        headers: Headers by rank, ascending.
+        statuses: How each rank ended: ``finished``, a reason, or None when its file just stops.
+        notes: What ranks and the loader say, by time.
+        problems: What is missing or doubtful.
+        unix_ns: Wall-clock time of zero on the axis.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    name: Int64s
+    kind: Int64s
+    rank: Int64s
+    step: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    thread: Int64s
+    id: Int64s
+    parent: Int64s
+    counters: Mapping[str, Counter] = field(default_factory=dict)
+    headers: Mapping[int, Header] = field(default_factory=dict)
+    statuses: Mapping[int, str | None] = field(default_factory=dict)
+    notes: tuple[RankNote, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    unix_ns: int = 0
+
+    def __len__(self) -> int:
+        """Return the number of spans."""
+        return len(self.start_ns)
+
+    def __iter__(self) -> Iterator[Span]:
+        """Yield every span as a `Span`; convenient, and slow beyond some ten thousand."""
+        return (self.span(row) for row in range(len(self)))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that were read, ascending; a rank without spans counts."""
+        return tuple(self.headers)
+
+    @property
+    def duration_ns(self) -> Int64s:
+        """Length of every span."""
+        return self.end_ns - self.start_ns
+
+    def span(self, row: int) -> Span:
+        """Return one row as a `Span`, its times on the run's axis."""
+        parent = int(self.parent[row])
+        return Span(
+            self.names[self.name[row]],
+            KINDS[self.kind[row]],
+            int(self.rank[row]),
+            int(self.step[row]),
+            int(self.start_ns[row]),
+            int(self.end_ns[row]),
+            self.threads[self.thread[row]].ident,
+            int(self.id[row]),
+            None if parent == NO_PARENT else parent,
+            self.counters_of(row),
+        )
+
+    def counters_of(self, row: int) -> dict[str, Number] | None:
+        """Return the counters of one row, None when it has none."""
+        found: dict[str, Number] = {}
+        for name, (rows, values) in self.counters.items():
+            at = int(np.searchsorted(rows, row))
+            if at < len(rows) and rows[at] == row:
+                value = values[at]
+                found[name] = value.item() if isinstance(value, np.generic) else value
+        return found or None
+
+    def rows(
+        self, *, kind: Kind | None = None, name: str | None = None, rank: int | None = None
+    ) -> Int64s:
+        """Return the rows that match, ascending: ``spans.start_ns[spans.rows(kind="step")]``."""
+        first, last = 0, len(self)
+        if rank is not None:  # rows are sorted by rank
+            first, last = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
+        keep = np.ones(last - first, dtype=bool)
+        if kind is not None:
+            keep &= self.kind[first:last] == KINDS.index(kind)
+        if name is not None:
+            code = self.names.index(name) if name in self.names else -1
+            keep &= self.name[first:last] == code
+        return np.flatnonzero(keep) + first
+
+    def flagged(self, counter: str) -> Int64s:
+        """Return the rows that carry a counter that is not zero, ascending."""
+        if counter not in self.counters:
+            return np.empty(0, dtype=np.int64)
+        rows, values = self.counters[counter]
+        found: Int64s = rows[values != 0]
+        return found

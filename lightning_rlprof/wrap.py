@@ -1,0 +1,124 @@
+"""Mark stages by method name, from configuration, where the training code marks none itself."""
+
+import difflib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lightning_rlprof.config.rules import WrapRule
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.marking import stage
+
+__all__ = ["Wraps"]
+
+ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
+_ABSENT = object()
+
+
+class Wraps:
+    """Methods of one module that are marked until `remove`.
+
+    Bound methods are put on the instance, so that classes stay untouched and ``copy.deepcopy`` of a
+    marked module calls the copy, never the original.
+
+    Args:
+        root: The LightningModule that targets start from.
+        rules: What to mark.
+
+    Raises:
+        ConfigError: A target does not exist; nothing stays marked.
+    """
+
+    def __init__(self, root: object, rules: Sequence[WrapRule]) -> None:
+        self._installed: list[tuple[object, str, object, object]] = []
+        try:
+            for rule in rules:
+                self._install(root, rule)
+        except ConfigError:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Take the marks off again, except where somebody has replaced the method since."""
+        for owner, name, mine, before in reversed(self._installed):
+            if vars(owner).get(name) is mine:
+                if before is _ABSENT:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+        self._installed.clear()
+
+    def _install(self, root: object, rule: WrapRule) -> None:
+        owner, name = _find(root, rule.target)
+        method = getattr(owner, name)
+        bound = isinstance(method, types.MethodType) and method.__self__ is owner
+        function = method.__func__ if bound else method
+        marked = _marked(function, rule)
+        mine = types.MethodType(marked, owner) if bound else marked
+        before = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, mine)
+        self._installed.append((owner, name, mine, before))
+
+
+def _find(root: object, target: str) -> tuple[object, str]:
+    *path, name = target.split(".")
+    owner = root
+    for part in path:
+        owner = _get(owner, part, target)
+    method = _get(owner, name, target)
+    if isinstance(method, torch.nn.Module):
+        raise ConfigError(f"wrap: {target!r} is a module, name its method, as '{target}.forward'")
+    if not callable(method):
+        raise ConfigError(f"wrap: {target!r} is {type(method).__name__}, which cannot be called")
+    return owner, name
+
+
+def _get(owner: object, name: str, target: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        hint = _hint(name, dir(owner))
+        text = f"wrap: {target!r}: {type(owner).__name__} has no {name!r}{hint}"
+        raise ConfigError(text) from None
+
+
+def _marked(function: Callable[..., Any], rule: WrapRule) -> Callable[..., Any]:
+    if rule.stage is not None:
+        return stage(rule.stage)(function)
+    # Marked once per stage here, so that a call only chooses; what has no stage runs as it is.
+    marked = {name: stage(name)(function) for name in rule.names().values()}
+    value_of = _argument(function, rule)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        grad, value = torch.is_grad_enabled(), value_of(args, kwargs)
+        name = rule.stage_for(grad=grad, value=value)
+        return (marked[name] if name else function)(*args, **kwargs)
+
+    return call
+
+
+def _argument(function: Callable[..., Any], rule: WrapRule) -> ValueOf:
+    if rule.by_arg is None:
+        return lambda args, kwargs: None
+    name = rule.by_arg.arg
+    parameters = inspect.signature(function).parameters
+    if name not in parameters:
+        hint = _hint(name, list(parameters))
+        raise ConfigError(f"wrap: {rule.target!r} has no argument {name!r}{hint}")
+    place = list(parameters).index(name)
+    default = parameters[name].default
+
+    def value_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        return kwargs.get(name, args[place] if place < len(args) else default)
+
+    return value_of
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

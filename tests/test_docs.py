@@ -1,0 +1,108 @@
+"""The pages tell the truth: their Python runs, their YAML is valid, their commands exist."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from lightning_rlprof.cli.app import app
+from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
+
+ROOT = Path(__file__).parents[1]
+PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if path.is_file()]
+FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+# Blocks that stand in other programs' files, told by their first key.
+FOREIGN_KEYS = {"callbacks", "trainer"}
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """Return the fenced blocks of a page in these languages."""
+    return [body for _, language, body in FENCE.findall(text) if language in languages]
+
+
+def pages_with(*languages: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page.read_text(), *languages)]
+
+
+def by_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=by_name)
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in blocks(page.read_text(), "python"):
+        exec(compile(block, by_name(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", pages_with("yaml"), ids=by_name)
+def test_the_yaml_of_a_page_is_a_configuration(page: Path) -> None:
+    for block in blocks(page.read_text(), "yaml"):
+        check_yaml(yaml.safe_load(block))
+
+
+@pytest.mark.parametrize("page", pages_with("bash", "console"), ids=by_name)
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    for block in blocks(page.read_text(), "bash", "console"):
+        for words in commands(block):
+            check_command(words)
+
+
+def test_a_block_that_lies_is_found() -> None:
+    page = "```bash\n$ rlprof sums run\n```\n\n```yaml\nstge: all\n```\n"
+    with pytest.raises(AssertionError, match="sums"):
+        check_command(next(commands(blocks(page, "bash")[0])))
+    with pytest.raises(AssertionError, match="--quick"):
+        check_command(["rlprof", "demo", "--quick"])
+    with pytest.raises(AssertionError, match="make tset"):
+        check_command(["make", "tset"])
+    with pytest.raises(ConfigError, match="stge"):
+        check_yaml(yaml.safe_load(blocks(page, "yaml")[0]))
+
+
+def check_yaml(block: dict[str, object]) -> None:
+    """Validate a block, or what stands under the arguments of a callback in another's file."""
+    if FOREIGN_KEYS & block.keys():
+        assert "ProfilerCallback" in str(block)
+        return
+    ProfilerConfig.build(block)
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """Return the words of each ``rlprof`` or ``make`` command in a shell block."""
+    for line in block.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        while words and re.fullmatch(r"\w+=.*", words[0]):
+            words.pop(0)
+        if words and words[0] in {"rlprof", "make"}:
+            yield words
+
+
+def check_command(words: list[str]) -> None:
+    """Fail for a verb, an option or a make target that does not exist."""
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        names = [word for word in words[1:] if "=" not in word]
+        assert set(names) <= set(targets), f"make {' '.join(names)}"
+        return
+    command: Any = typer.main.get_command(app)  # no class to ask for: typer brings its own click
+    options = {"--help", "--version"}
+    for word in words[1:]:
+        if word.startswith("-"):
+            name = word.split("=")[0]
+            assert name in options, f"{name} is no option of {command.name}"
+        elif hasattr(command, "commands"):
+            assert word in command.commands, f"rlprof has no {word}"
+            command = command.commands[word]
+            options |= {
+                opt for item in command.params for opt in (*item.opts, *item.secondary_opts)
+            }
