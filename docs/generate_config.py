@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.rules import ArgumentStages, GradStages, WrapRule
 from lightning_rlprof.config.section import Section
 from lightning_rlprof.config.spellings import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
+from lightning_rlprof.model import STAGES
 
 __all__ = ["main", "page"]
 
@@ -28,15 +29,22 @@ SECTIONS: tuple[tuple[str, str, type[Section]], ...] = (
     ("`nsight`", "nsight.", NsightConfig),
 )
 
+_TYPES = {
+    "boolean": "`true`, `false`",
+    "integer": "whole number",
+    "string": "text",
+    "$ref": "block",
+}
+
 HEAD = """\
 <!-- Written by docs/generate_config.py; change the model or the generator, not this page. -->
 
-# Configuration
+# Every key of the configuration
 
-One configuration says what is recorded and what is captured. **Spans** of all stages are cheap and
-always recorded (`spans: true`). A **capture** is the window in which a device tool is on; it is dear,
-and `stage`, `steps`, `ranks` and the rest steer only it. Nothing of it needs a change in the training
-code.
+One configuration says what is recorded and what is captured. **Spans** of all stages are cheap
+and always recorded (`spans: true`). A **capture** is the window in which a device tool is on; it
+is dear, and `stage`, `steps`, `ranks` and the rest steer only it. Nothing of it needs a change in
+the training code.
 
 ```python
 from lightning_rlprof import ProfilerCallback
@@ -54,8 +62,8 @@ Later ones win, key by key:
 1. a mapping, an OmegaConf `DictConfig`, or the path of a YAML file. MindSpeed-RL's block is taken
    unchanged, with `profiler_config:` on top or without, and so are verl's keys (below). Either may
    sit in the file of a whole training; what else that file holds is not looked at;
-2. variables: `RLPROF__INTEGRATED__STAGE=actor_update`, `RLPROF__STEPS=[1,3]`. Two underscores go one
-   level down, values are YAML;
+2. variables: `RLPROF__INTEGRATED__STAGE=actor_update`, `RLPROF__STEPS=[1,3]`. Two underscores go
+   one level down, values are YAML;
 3. keywords: top-level keys, and keys of `integrated` given flat.
 
 Every mistake raises `ConfigError` when the configuration is built, never in the training loop:
@@ -68,10 +76,11 @@ integrated.stage='actor_updat' is not a stage; did you mean 'actor_update'? Allo
 
 ## When captures are on
 
-`integrated.profile` is the master switch. An explicit `false` always wins. Left unset, captures are on
-as soon as a capture option is given: any other key of `integrated` but `profile_save_path`, or
-`steps`, `ranks`, `all_ranks`, `discrete`, `roles`, `profile_continuous_steps`, `tools`. An empty list
-of `steps` or `tools`, or `roles` of which none is enabled, leave them off.
+`integrated.profile` is the master switch. An explicit `false` always wins. Left unset, captures
+are on as soon as a capture option is given: any other key of `integrated` but
+`profile_save_path`, or `steps`, `ranks`, `all_ranks`, `discrete`, `roles`,
+`profile_continuous_steps`, `tools`. An empty list of `steps` or `tools`, or `roles` of which none
+is enabled, leave them off.
 
 `mstx: true` with `profile_level: level_none` and `profile_with_cpu: false` is lightweight mode:
 markers only, on every device.
@@ -80,12 +89,12 @@ markers only, on every device.
 SPELLED = """\
 ## verl's keys
 
-Old and new spellings are read as they are. `<role>` is any place in the table of roles. `null` means
-"inherit" or "default" everywhere. Options of a tool that is not selected, and blocks of a role that is
-off, count for nothing, as in verl; an unknown key inside a profiler block is an error. Keys whose
-feature does not exist here are accepted with the values that change nothing and refused with any other.
-Our own keys beside verl's win over them. verl profiles nothing without `steps` or with `tool: null`,
-and so do we.
+Old and new spellings are read as they are. `<role>` is any place in the table of roles. `null`
+means "inherit" or "default" everywhere. Options of a tool that is not selected, and blocks of a
+role that is off, count for nothing, as in verl; an unknown key inside a profiler block is an
+error. Keys whose feature does not exist here are accepted with the values that change nothing and
+refused with any other. Our own keys beside verl's win over them. verl profiles nothing without
+`steps` or with `tool: null`, and so do we.
 """
 
 EXAMPLES = """\
@@ -193,7 +202,7 @@ def page() -> str:
     parts = [HEAD, "## Keys\n"]
     for title, prefix, section in SECTIONS:
         rows = [_row(name, section) for name in section.model_fields]
-        said = " ".join((section.__doc__ or "").split("\n\n")[0].split())
+        said = " ".join((section.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
         head = f"### {title}\n\n{said}\n" if prefix else f"### {title}\n"
         parts += [head, _table(("key", "allowed", "default", "meaning"), rows)]
     parts += [SPELLED, _table(("verl", "ours"), [(f"`{r.theirs}`", _means(r)) for r in SPELLINGS])]
@@ -217,19 +226,17 @@ def _row(name: str, section: type[Section]) -> tuple[str, ...]:
 
 
 def _allowed(schema: dict[str, Any]) -> Iterator[str]:
-    for choice in schema.get("anyOf", ()):
-        yield from _allowed(choice)
-    if "anyOf" in schema or schema.get("type") == "null":
-        return
-    if "$ref" in schema:
-        yield "block"
-    elif "enum" in schema or "const" in schema:
-        yield ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
-    elif schema["type"] == "array":
-        yield f"list of {' or '.join(dict.fromkeys(_allowed(schema['items'])))}"
-    else:
-        names = {"boolean": "`true`, `false`", "integer": "whole number", "string": "text"}
-        yield names.get(schema["type"], "mapping")
+    for choice in schema.get("anyOf", [schema]):
+        values = choice.get("enum", [choice["const"]] if "const" in choice else [])
+        if {*STAGES} <= {*values}:
+            yield "`all` or a stage or a list of stages"
+            return
+        if values:
+            yield ", ".join(f"`{value}`" for value in values)
+        elif choice.get("type") == "array":
+            yield f"list: {' or '.join(_allowed(choice['items']))}"
+        elif choice.get("type") != "null":
+            yield _TYPES.get(choice.get("type", "$ref"), "mapping")
 
 
 def _means(row: Spelling) -> str:
@@ -249,7 +256,7 @@ def _json(value: object) -> str:
     return f"`{json.dumps(value)}`"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 

@@ -52,38 +52,18 @@ class Sink(Protocol):
         """Bring completed spans to the disk."""
 
 
-class _Nobody:
-    """Listens while no session does: a thread that is just ending a span must not fail."""
-
-    step = 0
-    flush_at_ns = 1 << 63
-
-    def clock(self) -> int:
-        return 0
-
-    def append(self, span: tuple[Any, ...]) -> None:
-        pass
-
-    def enter(self, name: str) -> object:
-        return None
-
-    def exit(self, token: object) -> dict[str, Number] | None:
-        return None
-
-    def flush(self) -> None:
-        pass
-
-
 class Marker:
     """A name for stretches of time: use it as ``with`` or as ``@``; made by `stage` and `annotate`.
 
-    As a decorator it serves functions, methods, coroutines and generators of both kinds. A generator
-    gives a span per item: the time between two items belongs to whoever asks for them.
+    As a decorator it serves functions, methods, coroutines and generators of both kinds. A
+    generator gives a span per item: the time between two belongs to whoever asks for them.
     """
 
     __slots__ = ("counters", "kind", "name")
 
     def __init__(self, name: str, kind: Kind, counters: dict[str, Number] | None = None) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f'a name is needed, as in @stage("actor_update"); got {name!r}')
         self.name = name
         self.kind = kind
         self.counters = counters
@@ -108,8 +88,7 @@ class Marker:
 
 
 _stages: dict[str, Marker] = {}
-_NOBODY: Sink = _Nobody()
-_sink = _NOBODY
+_sink: Sink | None = None
 
 
 def stage(name: str, /, **counters: Number) -> Marker:
@@ -140,10 +119,6 @@ def stage(name: str, /, **counters: Number) -> Marker:
     try:
         return _stages[name]
     except KeyError:
-        if not isinstance(name, str):
-            raise TypeError(
-                f'stage needs a name, as @stage("actor_update"); got {name!r}'
-            ) from None
         return _stages.setdefault(name, Marker(name, "stage"))
 
 
@@ -182,7 +157,7 @@ def mark(name: str, /, **counters: Number) -> None:
         >>> mark("weights published", version=3)
     """
     sink = _sink
-    if sink is not _NOBODY:
+    if sink is not None:
         now = sink.clock()
         parent = _open.get()
         above = None if parent is None else parent[3]
@@ -200,7 +175,7 @@ def count(**numbers: Number) -> None:
         ...     count(tokens=1024, samples=2)
     """
     node = _open.get()
-    if node is not None and _sink is not _NOBODY:
+    if node is not None and _sink is not None:
         total = dict(node[5] or {})
         for name, number in numbers.items():
             total[name] = total.get(name, 0) + number
@@ -221,60 +196,74 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
         mirrored: Also call its `enter` and `exit` around each span, for recorders.
     """
     global _sink
-    _sink = sink or _NOBODY
+    _sink = sink
     # Builtins that accept these calls and return None: no Python frame while nobody records.
-    enter: Any = _enter_mirrored if mirrored else _enter
-    leave: Any = _exit
-    if sink is None:
-        enter, leave = ContextVar("rlprof_off", default=None).get, memoryview(b"").__exit__
+    enter: Any = ContextVar("rlprof_off", default=None).get
+    leave: Any = memoryview(b"").__exit__
+    if sink is not None:
+        enter = _mirrored_enter(sink) if mirrored else _enter(sink)
+        leave = _exit(sink)
     Marker.__enter__ = enter  # type: ignore[method-assign]
     Marker.__exit__ = leave  # type: ignore[method-assign]
 
 
-def _enter(self: Marker) -> None:
-    sink = _sink
-    parent = _open.get()
-    _open.set((parent, self, sink.step, next_id(), sink.clock(), self.counters, None))
+# Made anew per session, so that what a span needs is bound and not looked up. A thread that is just
+# inside one of them when its session ends finishes on that session and harms nobody.
 
 
-def _enter_mirrored(self: Marker) -> None:
-    sink = _sink
-    token = sink.enter(self.name)
-    parent = _open.get()
-    _open.set((parent, self, sink.step, next_id(), sink.clock(), self.counters, token))
+def _enter(sink: Sink) -> Callable[[Marker], None]:
+    clock, get, put = sink.clock, _open.get, _open.set
+
+    def enter(self: Marker) -> None:
+        put((get(), self, sink.step, next_id(), clock(), self.counters, None))
+
+    return enter
 
 
-def _exit(self: Marker, kind: object, error: object, trace: object) -> None:
-    sink = _sink
-    now = sink.clock()
-    node = _open.get()
-    if node is None or node[1] is not self or node[6] is not None:
-        return _exit_rarely(self, now)
-    parent, _, step, span_id, start, counters, _ = node
-    _open.set(parent)
-    above = None if parent is None else parent[3]
-    sink.append(
-        ("span", self.name, self.kind, step, start, now, get_ident(), span_id, above, counters)
-    )
-    if now > sink.flush_at_ns and parent is None:
-        sink.flush()
-    return None
+def _mirrored_enter(sink: Sink) -> Callable[[Marker], None]:
+    def enter(self: Marker) -> None:
+        token = sink.enter(self.name)
+        node = (_open.get(), self, sink.step, next_id(), sink.clock(), self.counters, token)
+        _open.set(node)
+
+    return enter
 
 
-def _exit_rarely(self: Marker, now: int) -> None:
+def _exit(sink: Sink) -> Callable[[Marker, object, object, object], None]:
+    clock, append, get, put = sink.clock, sink.append, _open.get, _open.set
+
+    def leave(self: Marker, kind: object, error: object, trace: object) -> None:
+        now = clock()
+        node = get()
+        if node is None or node[1] is not self or node[6] is not None:
+            _exit_rarely(sink, self, now)
+            return
+        parent, _, step, span_id, start, counters, _ = node
+        put(parent)
+        above = parent and parent[3]
+        ident = get_ident()
+        row = ("span", self.name, self.kind, step, start, now, ident, span_id, above, counters)
+        append(row)
+        if parent is None and now > sink.flush_at_ns:
+            sink.flush()
+
+    return leave
+
+
+def _exit_rarely(sink: Sink, marker: Marker, now: int) -> None:
     """End a mirrored span, or one whose inner spans were never ended; ignore one never begun."""
     node = _open.get()
-    while node is not None and node[1] is not self:
+    while node is not None and node[1] is not marker:
         node = node[0]
     if node is None:
         return
     parent, _, step, span_id, start, counters, token = node
     _open.set(parent)
     if token is not None:
-        counters = {**(counters or {}), **(_sink.exit(token) or {})} or None
-    above = None if parent is None else parent[3]
+        counters = {**(counters or {}), **(sink.exit(token) or {})} or None
     ends = (start, now, get_ident())
-    _sink.append(("span", self.name, self.kind, step, *ends, span_id, above, counters))
+    above = parent and parent[3]
+    sink.append(("span", marker.name, marker.kind, step, *ends, span_id, above, counters))
 
 
 listen(None)

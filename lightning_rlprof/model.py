@@ -1,10 +1,11 @@
 """The words of this package as frozen data: spans, headers, notes and the known stages."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["FORMAT", "KINDS", "STAGES", "Header", "Kind", "Note", "Number", "Span"]
+__all__ = ["FORMAT", "KINDS", "STAGES", "Header", "Kind", "Note", "Number", "Span", "as_number"]
 
 FORMAT = 1
 """Version of the trace format that this package writes; it reads this one and older ones."""
@@ -101,3 +102,23 @@ class Note:
     clock_ns: int
     level: str
     text: str
+
+
+def as_number(value: object) -> Number | None:
+    """Read a number out of a NumPy scalar, a tensor of one element or the like; None if it is none.
+
+    Example::
+
+        >>> as_number(True), as_number("3"), as_number(object())
+        (1, None, None)
+    """
+    if isinstance(value, str):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None

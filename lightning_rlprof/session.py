@@ -12,7 +12,7 @@ from lightning_rlprof import marking, window
 from lightning_rlprof.capture import Capture
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.model import Header, Kind, Number
+from lightning_rlprof.model import Header, Kind, Number, as_number
 from lightning_rlprof.recorders.base import Recorder
 from lightning_rlprof.tracefile import TraceWriter, rank_directory
 
@@ -191,11 +191,7 @@ class Session:
             if not rows or self._closed:
                 return
             self._add_totals(rows)
-            lines = self._name_threads(rows) + rows
-            if self._lost:
-                text = f"{self._lost} lines could not be written and are lost"
-                lines.insert(0, ("note", self.clock(), "error", text))
-            self._write(lines)
+            self._write(rows)
             del self._rows[: len(rows)]
             self.flush_at_ns = self.clock() + _FLUSH_NS
 
@@ -207,16 +203,18 @@ class Session:
         """
         if self._closed:
             return
-        self._capture.finish()
-        if reason := self._capture.why_nothing(self.config, self.header.rank):
-            self.note("warning", reason)
-        marking.listen(None)
-        self.append(("end", self.clock(), status))
-        self.flush()
-        self._closed = True
-        self._writer.close()
-        if _Process.session is self:
-            _Process.session = None
+        try:
+            self._capture.finish()
+            if reason := self._capture.why_nothing(self.config, self.header.rank):
+                self.note("warning", reason)
+            self.append(("end", self.clock(), status))
+            self.flush()
+        finally:
+            marking.listen(None)
+            self._closed = True
+            self._writer.close()
+            if _Process.session is self:
+                _Process.session = None
 
     def _tune(self) -> None:
         """Choose how markers behave: mirrored only where a capture is or may be open."""
@@ -224,29 +222,34 @@ class Session:
         mirrored = self._capture.is_open or armed
         marking.listen(self if mirrored or self.config.spans else None, mirrored=mirrored)
 
-    def _write(self, lines: list[tuple[Any, ...]]) -> None:
+    def _write(self, rows: list[tuple[Any, ...]]) -> None:
+        named = {row[6] for row in rows if row[0] == "span"} - self._threads
+        lines = self._thread_lines(named) + rows
+        if self._lost:
+            text = f"{self._lost} lines could not be written and are lost"
+            lines.insert(0, ("note", self.clock(), "error", text))
         try:
             self._writer.write(lines)
-            self._lost = 0
         except OSError as error:
             if not self._lost:
                 log.warning("%s cannot be written, spans are lost: %s", self._writer.path, error)
-            self._lost += len(lines)
+            self._lost += len(rows)
+        else:
+            self._lost = 0
+            self._threads |= named
 
-    def _name_threads(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        new = {row[6] for row in rows if row[0] == "span"} - self._threads
-        if not new:
+    def _thread_lines(self, idents: set[int]) -> list[tuple[Any, ...]]:
+        if not idents:
             return []
-        self._threads |= new
         alive = {thread.ident: thread.name for thread in threading.enumerate()}
-        return [("thread", ident, alive.get(ident, f"thread {ident}")) for ident in sorted(new)]
+        return [("thread", ident, alive.get(ident, f"thread {ident}")) for ident in sorted(idents)]
 
     def _add_totals(self, rows: list[tuple[Any, ...]]) -> None:
         for row in rows:
             if row[0] == "span" and row[2] in _TOTALLED and row[6] == self._trainer_thread:
                 total, numbers = self._totals.get(row[1], (0, {}))
-                for name, number in (row[9] or {}).items():
-                    numbers[name] = numbers.get(name, 0) + number
+                for name, value in (row[9] or {}).items():
+                    numbers[name] = numbers.get(name, 0) + (as_number(value) or 0)
                 self._totals[row[1]] = (total + row[5] - row[4], numbers)
 
 

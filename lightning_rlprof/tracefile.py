@@ -12,7 +12,6 @@ Lines are appended when complete, so a crash leaves at most half a last line. Re
 what they cannot read, and ignore kinds of lines that a later version may add.
 """
 
-import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import Any
 import msgspec
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.model import FORMAT, Header, Kind, Note, Number
+from lightning_rlprof.model import FORMAT, Header, Kind, Note, Number, as_number
 
 __all__ = ["RankTrace", "SpanLine", "TraceWriter", "rank_directory", "rank_files", "read_trace"]
 
@@ -148,21 +147,9 @@ def _plain(item: Any) -> Any:
     if isinstance(item, str):
         return item.encode("utf-8", "replace").decode()
     if isinstance(item, dict):
-        numbers = {_plain(str(name)): _number(value) for name, value in item.items()}
+        numbers = {_plain(str(name)): as_number(value) for name, value in item.items()}
         return {name: number for name, number in numbers.items() if number is not None} or None
     return item
-
-
-def _number(value: Any) -> Number | None:
-    """Read a number out of a NumPy scalar, a tensor of one element or the like."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        pass
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return None
 
 
 def rank_directory(run: Path, rank: int) -> Path:
@@ -189,7 +176,7 @@ def read_trace(path: Path) -> RankTrace:
     lines = body.split(b"\n")
     if lines.pop():  # what follows the last newline is a line that a crash cut in half
         trace.lost_lines += 1
-    for line in _decode(lines, trace):
+    for line in _decode([line for line in lines if line], trace):
         _sort_in(trace, line)
     return trace
 

@@ -30,7 +30,7 @@ class Wraps:
         rules: What to mark.
 
     Raises:
-        ConfigError: A target does not exist; nothing stays marked.
+        ConfigError: A target does not exist or cannot be marked; nothing stays marked.
     """
 
     def __init__(self, root: object, rules: Sequence[WrapRule]) -> None:
@@ -54,13 +54,14 @@ class Wraps:
 
     def _install(self, root: object, rule: WrapRule) -> None:
         owner, name = _find(root, rule.target)
-        method = getattr(owner, name)
-        bound = isinstance(method, types.MethodType) and method.__self__ is owner
-        function = method.__func__ if bound else method
-        marked = _marked(function, rule)
-        mine = types.MethodType(marked, owner) if bound else marked
-        before = vars(owner).get(name, _ABSENT)
-        setattr(owner, name, mine)
+        before = getattr(owner, "__dict__", {}).get(name, _ABSENT)
+        mine = _method(getattr(owner, name), rule)
+        if before is _ABSENT and mine.__self__ is owner:  # pickle will look for it by its name
+            mine.__func__.__name__ = name
+        try:
+            setattr(owner, name, mine)
+        except (AttributeError, TypeError) as error:  # slots, or a property without a setter
+            raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({error})") from error
         self._installed.append((owner, name, mine, before))
 
 
@@ -74,6 +75,11 @@ def _find(root: object, target: str) -> tuple[object, str]:
         raise ConfigError(f"wrap: {target!r} is a module, name its method, as '{target}.forward'")
     if not callable(method):
         raise ConfigError(f"wrap: {target!r} is {type(method).__name__}, which cannot be called")
+    # A function in the place of any other object would hide that object's attributes.
+    if not (inspect.isroutine(method) or isinstance(method, functools.partial)):
+        raise ConfigError(
+            f"wrap: {target!r} is an object of {type(method).__name__}, name a method that it calls"
+        )
     return owner, name
 
 
@@ -84,6 +90,28 @@ def _get(owner: object, name: str, target: str) -> Any:
         hint = _hint(name, dir(owner))
         text = f"wrap: {target!r}: {type(owner).__name__} has no {name!r}{hint}"
         raise ConfigError(text) from None
+
+
+def _method(method: Callable[..., Any], rule: WrapRule) -> types.MethodType:
+    """Mark a method or function as a bound method, which copies and pickles as nothing else does.
+
+    Copied, it is bound to the copy. Pickled, it is looked up by name, here also for a function,
+    which a closure could not be.
+    """
+    if isinstance(method, types.MethodType):
+        return types.MethodType(_marked(method.__func__, rule), method.__self__)
+    marked = _marked(method, rule)
+
+    def call(bound_to: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # A copied partial has arguments of its own, which the marked one knows nothing of.
+        return (marked if bound_to is method else bound_to)(*args, **kwargs)
+
+    async def call_awaited(bound_to: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await call(bound_to, *args, **kwargs)
+
+    outer = call_awaited if inspect.iscoroutinefunction(marked) else call
+    outer.__name__ = "__call__"
+    return types.MethodType(outer, method)
 
 
 def _marked(function: Callable[..., Any], rule: WrapRule) -> Callable[..., Any]:
@@ -106,7 +134,10 @@ def _argument(function: Callable[..., Any], rule: WrapRule) -> ValueOf:
     if rule.by_arg is None:
         return lambda args, kwargs: None
     name = rule.by_arg.arg
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"wrap: {rule.target!r} tells no arguments ({error})") from error
     if name not in parameters:
         hint = _hint(name, list(parameters))
         raise ConfigError(f"wrap: {rule.target!r} has no argument {name!r}{hint}")

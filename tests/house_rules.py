@@ -121,6 +121,9 @@ def _names_bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _is_plumbing(node: ast.stmt) -> bool:
+    """Tell loggers, type variables and type aliases, which serve the module that makes them."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+        return True
     made_by = getattr(getattr(node, "value", None), "func", None)
     return made_by is not None and ast.unparse(made_by) in {
         "ParamSpec",

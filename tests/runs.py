@@ -1,6 +1,7 @@
 """Deterministic run directories for tests of the reading wing, written through `TraceWriter`."""
 
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +78,12 @@ def spans_of(run: Path, *ranks: Sequence[Row]) -> Spans:
     for rank, rows in enumerate(ranks):
         write_rank(run, header(rank, len(ranks)), rows)
     return load(run)
+
+
+def loaded(*ranks: Sequence[Row]) -> Spans:
+    """Return spans with these rows per rank, through files that are gone again."""
+    with tempfile.TemporaryDirectory() as folder:
+        return spans_of(Path(folder) / "run", *ranks)
 
 
 def grpo_rows(

@@ -5,10 +5,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["FEWEST", "Counted", "counted", "states"]
 
+_STEP = KINDS.index("step")
 FEWEST = 3
 """Steps below which nothing is claimed about a run."""
 
@@ -27,10 +29,11 @@ def states(spans: Spans, steps: Int64s) -> list[str]:
     A step that one rank did not finish, or in which one rank ran a capture, is so for all: the
     others waited for it.
     """
-    marks = [(spans.step[spans.flagged(name)], name) for name in ("capture", "interrupted")]
     state = dict.fromkeys(spans.step[steps].tolist(), "complete")
-    for numbers, name in marks:
-        state.update((number, name) for number in numbers.tolist() if number in state)
+    for name in ("capture", "interrupted"):  # the later one wins
+        flagged = spans.flagged(name)
+        flagged = flagged[spans.kind[flagged] == _STEP]
+        state.update((n, name) for n in spans.step[flagged].tolist() if n in state)
     return [state[number] for number in spans.step[steps].tolist()]
 
 

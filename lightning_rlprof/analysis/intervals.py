@@ -23,7 +23,7 @@ def shift_interval(a: Int64s, b: Int64s) -> tuple[int, int] | None:
     Example::
 
         >>> shift_interval(np.arange(8), np.arange(8) + 100)
-        (95, 105)
+        (96, 104)
     """
     a, b = _thin(a), _thin(b)
     rank = _critical(len(a), len(b))

@@ -76,7 +76,8 @@ def _totals(
     rank = spans.rank[cut.steps][cells.step[keep]]
     rank = rank if per_rank else np.full_like(rank, _EVERY_RANK)
     found = summarize(rank * (len(spans.names) + 1) + cells.name[keep] + 1, cells.ns[keep])
-    totals = {_Key(key, UNTRACED): 0 for key in np.unique(rank).tolist()}
+    present = np.unique(spans.rank[cut.steps[choice.mask]]).tolist() if per_rank else [_EVERY_RANK]
+    totals = {_Key(key, UNTRACED): 0 for key in present}
     for key, total in zip(found.group.tolist(), found.total.tolist(), strict=True):
         number, code = divmod(key, len(spans.names) + 1)
         totals[_Key(number, code - 1)] = total

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lightning_rlprof.cli import config, read
+from lightning_rlprof.cli import config, read, record
 from lightning_rlprof.errors import RlprofError
 
 __all__ = ["app", "main"]
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 _config = typer.Typer(help="Check a configuration, or print its schema.", no_args_is_help=True)
 
+app.command()(record.demo)
 app.command()(read.summary)
 app.command()(read.report)
 app.command()(read.compare)

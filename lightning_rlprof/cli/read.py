@@ -115,9 +115,14 @@ def describe(spans: "Spans") -> None:
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
     devices = sorted({header.device for header in spans.headers.values()})
-    say(f"{spans.path}: {len(spans.ranks)} ranks on {', '.join(devices)}, {steps} steps", "bold")
+    ranks, device = _count(len(spans.ranks), "rank"), ", ".join(devices)
+    say(f"{spans.path}: {ranks} on {device}, {_count(steps, 'step')}", "bold")
     show("", render(analysis.stages(spans)), "")
     say(analysis.headline(spans), "bold")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _details(spans: "Spans", *, per_rank: bool) -> None:

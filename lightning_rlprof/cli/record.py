@@ -1,13 +1,82 @@
 """The command that records: the demo, a small GRPO training on this machine."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lightning_rlprof.cli.output import next_command, say
+from lightning_rlprof.cli.output import next_command, say, wrote
 from lightning_rlprof.cli.read import describe
+from lightning_rlprof.errors import RlprofError
+
+if TYPE_CHECKING:
+    from lightning_rlprof.demo.run import DemoResult
+    from lightning_rlprof.demo.run import Progress as Listener
 
 __all__ = ["demo"]
+
+_SAVE_PATH = Path("profiler_data")
+
+
+def demo(
+    steps: Annotated[int | None, typer.Option(help="RL steps; more learn more")] = None,
+    task: Annotated[str | None, typer.Option(help="Another task; a wrong name lists them")] = None,
+    kv_cache: Annotated[bool, typer.Option("--kv-cache", help="Generate with a KV cache")] = False,
+    ranks: Annotated[int | None, typer.Option(help="Train with so many processes (DDP)")] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Directory in which the run gets its own")
+    ] = _SAVE_PATH,
+) -> None:
+    """Train a small policy with GRPO on the CPU and show where each step went."""
+    given = {"steps": steps, "task": task, "ranks": ranks}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    say("Training a small policy with GRPO, which takes a minute or two ...")
+    with _bar() as listen:
+        from lightning_rlprof.demo.run import DemoOptions, run_demo
+
+        options = DemoOptions(kv_cache=kv_cache, save_path=output, **chosen)  # type: ignore[arg-type]
+        result = run_demo(options, progress=listen)
+    if result.run is None:
+        raise RlprofError(f"the training left no run in {output}; see the messages above")
+    from lightning_rlprof.loaders.load import load
+
+    spans = load(result.run)
+    _learned(result)
+    describe(spans)
+    wrote(result.run)
+    next_command("rlprof", "report", result.run)
+    if not kv_cache:
+        say("To remove the bottleneck, and to see that it is gone:")
+        here = () if output == _SAVE_PATH else ("-o", output)
+        next_command("rlprof", "demo", "--kv-cache", *here)
+        next_command("rlprof", "compare", result.run, output)
+
+
+def _learned(result: "DemoResult") -> None:
+    say(
+        f"{result.parameters:,} parameters, {result.steps} steps, {result.seconds:.0f} s in all; "
+        f"mean reward {result.rewards[0]:.2f} at first, {result.rewards[-1]:.2f} at last"
+    )
+    before, after = result.exact_before, result.exact_after
+    say(f"Held-out exact match: {before:.2f} before GRPO, {after:.2f} after", "bold")
+
+
+@contextmanager
+def _bar() -> Iterator["Listener"]:
+    """Show steps and reward on the terminal's standard error; the warm start has no end in it."""
+    console = Console(stderr=True, highlight=False)
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("warm start", total=None)
+
+        def listen(step: int, steps: int, reward: float) -> None:
+            progress.update(task, completed=step, total=steps, description=f"reward {reward:.2f}")
+
+        yield listen

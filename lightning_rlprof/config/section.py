@@ -51,8 +51,9 @@ def refused(text: str, value: object = _ABSENT, key: str = "") -> PydanticCustom
         key: Key below the validated place, where the place alone does not name it.
     """
     given = "" if value is _ABSENT else _short(value)
-    said = f"{key}={given} {text}" if key and given else f"{key or given} {text}"
-    return PydanticCustomError("refused", "{said}", {"said": said, "key": key, "text": text})
+    said = f"{'='.join(filter(None, (key, given)))} {text}".lstrip()
+    context = {"said": said, "key": key, "given": given, "text": text}
+    return PydanticCustomError("refused", "{said}", context)
 
 
 def near(word: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
@@ -89,9 +90,8 @@ def _one(found: ErrorDetails, origins: Mapping[str, str]) -> str:
         return str(context["error"])
     place = _dotted(found["loc"])
     if found["type"] == "refused":
-        key = context["key"]
-        head = ".".join(filter(None, (place, key)))
-        said = f"{head}{'' if key else '='}{context['said'].removeprefix(key)}"
+        head = ".".join(filter(None, (place, context["key"])))
+        said = f"{'='.join(filter(None, (head, context['given'])))} {context['text']}"
     elif found["type"] == "missing":
         head, said = place, f"{place} is missing"
     else:

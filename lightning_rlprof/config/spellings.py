@@ -1,11 +1,12 @@
 """verl's keys, old and new, and ours: the one table through which other spellings are read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
     "ANYTHING",
+    "BLOCKS",
     "LATER",
     "ROLE",
     "ROLES",
@@ -13,7 +14,6 @@ __all__ = [
     "TOOLS",
     "Spelling",
     "lookup",
-    "prefixes",
 ]
 
 ROLE = "<role>"
@@ -165,6 +165,8 @@ _OPTIONS = "trainer.npu_profile.options"
 _GLOBAL = "global_profiler"
 _NSYS = f"{_GLOBAL}.global_tool_config.nsys"
 _ROLE = f"{ROLE}.profiler"
+# A schedule counts only with active > 0, so the rest changes nothing.
+_SCHEDULE = ("_target_", "name", "skip_first", "wait", "warmup", "repeat")
 _NPU = f"{_ROLE}.tool_config.npu"
 _TORCH = f"{_ROLE}.tool_config.torch"
 
@@ -172,7 +174,7 @@ _OLD = (
     Spelling("trainer.profile_steps", "steps"),
     Spelling("trainer.profile_continuous_steps", "profile_continuous_steps"),
     *_nsys("trainer"),
-    Spelling("trainer.profile_interval", "steps", _interval),
+    Spelling("trainer.profile_interval", "integrated.profile_step_*", _interval),
     Spelling(f"{_OPTIONS}.save_path", "integrated.profile_save_path"),
     Spelling(f"{_OPTIONS}.roles", "integrated.stage", _stages),
     Spelling(f"{_OPTIONS}.level", "integrated.profile_level"),
@@ -224,10 +226,8 @@ _NEW = (
     Spelling(f"{_TORCH}.step_start", tool="torch", accepts=(0,)),
     Spelling(f"{_TORCH}.step_end", tool="torch"),
     Spelling(f"{_TORCH}.manual_save", accepts=ANYTHING),
-    Spelling(f"{_TORCH}.schedule._target_", accepts=ANYTHING),
-    Spelling(f"{_TORCH}.schedule.name", accepts=ANYTHING),
     Spelling(f"{_TORCH}.schedule.active", tool="torch", accepts=(0,)),
-    Spelling(f"{_TORCH}.schedule.*", accepts=ANYTHING),
+    *(Spelling(f"{_TORCH}.schedule.{key}", accepts=ANYTHING) for key in _SCHEDULE),
     *_memory(f"{_ROLE}.tool_config.torch_memory"),
     Spelling(f"{_ROLE}.tool_config.precision_debugger.*", accepts=ANYTHING),
 )
@@ -236,6 +236,13 @@ SPELLINGS: tuple[Spelling, ...] = (*_OLD, *_NEW)
 """Every key of verl that concerns profiling; `docs/config.md` shows this table."""
 
 _BY_KEY = {row.theirs: row for row in SPELLINGS}
+
+BLOCKS: frozenset[str] = frozenset(
+    ".".join(parts[:length])
+    for parts in (key.split(".") for key in _BY_KEY)
+    for length in range(1, len(parts))
+)
+"""Every dotted place that holds keys of the table; ``null`` and mappings may stand there."""
 
 
 def lookup(theirs: str) -> Spelling | None:
@@ -248,12 +255,3 @@ def lookup(theirs: str) -> Spelling | None:
     """
     place = theirs.rpartition(".")[0]
     return _BY_KEY.get(theirs) or _BY_KEY.get(f"{place}.*")
-
-
-def prefixes() -> Iterator[str]:
-    """Every dotted place that holds keys of the table, so that ``null`` there is no unknown key."""
-    for key in _BY_KEY:
-        place = key.rpartition(".")[0]
-        while place:
-            yield place
-            place = place.rpartition(".")[0]

@@ -8,6 +8,7 @@ from lightning_rlprof.config.omega import plain
 from lightning_rlprof.config.section import near
 from lightning_rlprof.config.spellings import (
     ANYTHING,
+    BLOCKS,
     LATER,
     ROLE,
     ROLES,
@@ -15,13 +16,12 @@ from lightning_rlprof.config.spellings import (
     TOOLS,
     Spelling,
     lookup,
-    prefixes,
 )
 from lightning_rlprof.errors import ConfigError
 
 __all__ = ["Translation", "translate"]
 
-_BLOCKS = ("profiler", "profile")
+_HELD = ("profiler", "profile")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _roles(data: Mapping[str, Any]) -> Iterator[_Found]:
         node = data
         for part in filter(None, place.split(".")):
             node = _block(node, part)
-        for block in _BLOCKS:
+        for block in _HELD:
             if block in node:
                 key = f"{place}.{block}".removeprefix(".")
                 yield from _leaves(key, f"{ROLE}.{block}", plain(node[block]), place)
@@ -114,16 +114,16 @@ def _leaves(key: str, pattern: str, value: Any, place: str | None) -> Iterator[_
     row = lookup(pattern)
     if row and (row.whole or not isinstance(value, Mapping)):
         yield _Found(key, row, value, place)
-    elif isinstance(value, Mapping):
+    elif pattern in BLOCKS and isinstance(value, Mapping):
         for name, below in value.items():
             yield from _leaves(f"{key}.{name}", f"{pattern}.{name}", below, place)
-    elif value is not None or pattern not in prefixes():
+    elif pattern not in BLOCKS or value is not None:
         _refuse_key(key, pattern)
 
 
 def _refuse_key(key: str, pattern: str) -> None:
     here, _, word = pattern.rpartition(".")
-    if pattern in prefixes():
+    if pattern in BLOCKS:
         raise ConfigError(f"{key} is a block of keys, not a value")
     below = [row.theirs[len(here) + 1 :] for row in SPELLINGS if row.theirs.startswith(f"{here}.")]
     names = list(dict.fromkeys(name.partition(".")[0] for name in below))

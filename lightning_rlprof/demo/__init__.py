@@ -1,1 +1,1 @@
-"""The GRPO that ``rlprof demo`` trains: a learning curve on a CPU in a minute, every stage marked."""
+"""The GRPO that ``rlprof demo`` trains: a learning curve on a CPU in a minute, stages marked."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_rlprof.demo.model import Policy, answer_mask, generate, token_log_probs
-from lightning_rlprof.demo.task import Entry, Task
+from lightning_rlprof.demo.task import Task
 from lightning_rlprof.marking import count, stage
 
 __all__ = [
@@ -186,7 +187,8 @@ class Grpo(pl.LightningModule):
 
     def training_step(self, batch: Sequence[int], batch_idx: int) -> None:
         """One RL step: answer the prompts, mark the answers, learn from the marks."""
-        entries = [self.task.train[number] for number in batch for _ in range(self.settings.samples)]
+        samples = range(self.settings.samples)
+        entries = [self.task.train[number] for number in batch for _ in samples]
         prompts = self.task.encode_prompts(entries).to(self.device)
         with stage("weight_sync"):
             self.rollout.load_state_dict(self.policy.state_dict())
@@ -200,7 +202,7 @@ class Grpo(pl.LightningModule):
         with stage("reference_compute_log_prob"), torch.no_grad():
             reference = token_log_probs(self.reference, prompts, answers)
         with stage("compute_advantage"):
-            groups = rewards.to(self.device).view(-1, self.settings.samples)
+            groups = rewards.to(self.device).view(-1, len(samples))
             advantages = group_advantages(groups).view(-1, 1)
         with stage("actor_update"):
             self._update(_Experience(prompts, answers, old, reference, advantages))
@@ -213,12 +215,13 @@ class Grpo(pl.LightningModule):
 
     def _update(self, experience: _Experience) -> None:
         optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
         order = torch.randperm(
             len(experience.answers), generator=self.generator, device=self.device
         )
         for rows in order.chunk(self.settings.minibatches):
             self.manual_backward(self._loss(experience.rows(rows)))
-            self.clip_gradients(optimizer, self.settings.gradient_clip, "norm")
+            self.clip_gradients(optimizer.optimizer, self.settings.gradient_clip, "norm")
             optimizer.step()
             optimizer.zero_grad()
 

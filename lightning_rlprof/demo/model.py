@@ -40,7 +40,8 @@ class _Block(nn.Module):
 
     def forward(self, hidden: Tensor, cache: Cache | None) -> Tensor:
         hidden = hidden + self._attend(self.attention_norm(hidden), cache)
-        return hidden + self.feed_out(functional.gelu(self.feed_in(self.feed_norm(hidden))))
+        fed: Tensor = self.feed_out(functional.gelu(self.feed_in(self.feed_norm(hidden))))
+        return hidden + fed
 
     def _attend(self, hidden: Tensor, cache: Cache | None) -> Tensor:
         batch, time, width = hidden.shape
@@ -55,11 +56,12 @@ class _Block(nn.Module):
         mixed = functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=mask is None
         )
-        return self.attention_out(mixed.transpose(1, 2).reshape(batch, time, width))
+        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, time, width))
+        return out
 
 
 class Policy(nn.Module):
-    """A causal transformer over characters: pre-norm, learned positions, tied to no library.
+    """A causal transformer over characters: pre-norm, learned positions.
 
     Args:
         vocabulary: Number of tokens.

@@ -10,12 +10,19 @@ from pytorch_lightning.strategies import DDPStrategy
 
 __all__ = ["QuietDDP", "one_thread", "quiet"]
 
-_LOGGERS = ("pytorch_lightning", "lightning_fabric")
+# Both names: whichever was imported last owns the logger of the messages that only rank 0 sends.
+_LOGGERS = ("pytorch_lightning", "lightning_fabric", "lightning.pytorch", "lightning.fabric")
+
+_ADVICE = (
+    ".*does not have many workers",  # the data loader hands out eight numbers a step
+    ".*GPU available but not used",
+    ".*srun.*",
+    ".*LeafSpec.*is deprecated",  # Lightning's own use of torch
+)
 
 
 def _ignore_advice() -> None:
-    # All three are advice on speed or clusters, wrong for a policy of 0.24 M parameters.
-    for message in (".*does not have many workers", ".*GPU available but not used", ".*srun.*"):
+    for message in _ADVICE:
         warnings.filterwarnings("ignore", message=message)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.plugins.environments import LightningEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from lightning_rlprof.demo.grpo import Grpo, GrpoSettings, exact_match, warm_start
 from lightning_rlprof.demo.model import Policy
@@ -107,7 +107,10 @@ def run_demo(
         2
     """
     start = time.perf_counter()
-    with one_thread(), quiet():
+    # First: it imports the other Lightning, which resets the loggers, and may refuse the path.
+    callbacks = [*_recording(options.save_path), *callbacks]
+    with one_thread(), quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
         model = _warm_model(options)
         before = exact_match(model.policy, model.task)
         run = _fit(model, options, callbacks, progress)
@@ -125,9 +128,7 @@ def run_demo(
 
 def _warm_model(options: DemoOptions) -> Grpo:
     task = make_task(options.task, options.seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(options.seed)
-        policy = Policy(task.vocabulary, task.prompt_width + task.answer_width)
+    policy = Policy(task.vocabulary, task.prompt_width + task.answer_width)
     steps = task.warmup_steps if options.warmup_steps is None else options.warmup_steps
     warm_start(policy, task, steps, options.seed)
     return Grpo(policy, task, GrpoSettings(options.steps, options.seed, options.kv_cache))
@@ -147,7 +148,7 @@ def _fit(
             strategy=QuietDDP() if options.ranks > 1 else "auto",
             plugins=LightningEnvironment(),  # a demo does not join the cluster job around it
             max_epochs=1,
-            callbacks=[*_recording(options.save_path), *callbacks, _Reporter(report)],
+            callbacks=[*callbacks, _Reporter(report)],
             use_distributed_sampler=False,
             logger=False,
             enable_checkpointing=False,
@@ -229,7 +230,7 @@ def _relay(pipe: "Connection[Any, Any]", report: Report, done: threading.Event) 
 
 @contextmanager
 def _own_port() -> Iterator[None]:
-    """Lightning leaves the port of a spawned job in the environment, where the next would reuse it."""
+    # Lightning leaves a spawned job's port in the environment, where the next job would take it.
     leftover = {"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys()
     try:
         yield

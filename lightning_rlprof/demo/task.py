@@ -68,7 +68,7 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
             answer=lambda entry: _digits(entry["metadata"]["sorted_numbers"]),
             verifier_text=lambda text: json.dumps(list(text)),
             wrong=0.0,
-            warmup_steps=25,
+            warmup_steps=15,
         ),
         "spell_backward": _Recipe(
             options={},

@@ -107,7 +107,7 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     trace = read_trace(file)
     number = trace.header.rank
     if not 0 <= number < _MOST_RANKS:
-        raise TraceError(f"{file}: its header says rank {number}, allowed are 0 to {_MOST_RANKS}")
+        raise TraceError(f"{file}: its header says rank {number}, allowed are 0 to {_MOST_RANKS - 1}")
     if not -_LARGEST < trace.header.unix_ns - trace.header.clock_ns < _LARGEST_ANCHOR:
         raise TraceError(f"{file}: the clocks of its header are out of range")
     lines, problems = _sound(trace)

@@ -13,8 +13,9 @@ __all__ = ["MemoryRecorder"]
 class MemoryRecorder(Recorder):
     """Store `device.memory_bytes` and ``host_rss_bytes`` with every span that ends in a capture.
 
-    The allocator keeps one peak, so it is reset as spans begin and end, and each span's own peak is
-    the highest of its pieces: a stage's peak includes what happened in the spans inside it.
+    The allocator keeps one peak, so it is reset as spans begin and end, and a span's own peak is
+    the highest of its pieces. A piece counts for every span that is open in it, so that tasks which
+    interleave get their peaks as nested spans do.
 
     Args:
         kind: The kind of device, as `device.device_kind` names it.
@@ -22,32 +23,33 @@ class MemoryRecorder(Recorder):
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._peaks: list[int] = []
+        self._peaks: dict[object, int] = {}
 
     def open(self, out: Path) -> None:
         """Begin with no span open."""
-        self._peaks = []
+        self._peaks = {}
 
     def enter(self, name: str) -> object:
-        """Keep the peak so far for the span around, and start a new one."""
-        self._raise_peak(device.memory_bytes(self._kind).get("device_peak_bytes", 0))
-        device.reset_peak(self._kind)
-        self._peaks.append(0)
-        return None
+        """Open the span's peak, which `exit` asks for by the token."""
+        self._settle(device.memory_bytes(self._kind))
+        token = object()
+        self._peaks[token] = 0
+        return token
 
     def exit(self, token: object) -> Mapping[str, Number] | None:
         """Return the span's counters in bytes."""
         found: dict[str, Number] = dict(device.memory_bytes(self._kind))
+        self._settle(found)
+        peak = self._peaks.pop(token)
         if "device_peak_bytes" in found:
-            self._raise_peak(int(found["device_peak_bytes"]))
-            found["device_peak_bytes"] = self._peaks.pop()
-            self._raise_peak(int(found["device_peak_bytes"]))
-            device.reset_peak(self._kind)
+            found["device_peak_bytes"] = peak
         rss = device.host_rss_bytes()
         if rss is not None:
             found["host_rss_bytes"] = rss
         return found
 
-    def _raise_peak(self, peak: int) -> None:
-        if self._peaks:
-            self._peaks[-1] = max(self._peaks[-1], peak)
+    def _settle(self, found: Mapping[str, Number]) -> None:
+        """Give the piece that ends now to all open spans, and start the next."""
+        piece = int(found.get("device_peak_bytes", 0))
+        self._peaks = {token: max(peak, piece) for token, peak in self._peaks.items()}
+        device.reset_peak(self._kind)

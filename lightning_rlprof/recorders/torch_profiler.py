@@ -63,7 +63,7 @@ class TorchProfilerRecorder(Recorder):
         if not options.activities():
             raise RecorderError(
                 f"torch.profiler has nothing to capture on {options.device!r}: "
-                "set integrated.profile_with_cpu or integrated.profile_with_npu (the device) to true"
+                "set integrated.profile_with_cpu or integrated.profile_with_npu (device) to true"
             )
         self._options = options
         self._profiler: Any = None
@@ -83,6 +83,8 @@ class TorchProfilerRecorder(Recorder):
             record_shapes=options.record_shapes,
             profile_memory=options.with_memory,
             with_modules=options.with_modules,
+            # Eager modules are seen by the stack tracer only; with_modules alone knows TorchScript.
+            with_stack=options.with_modules,
         )
         profiler.start()
         self._profiler = profiler

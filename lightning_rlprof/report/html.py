@@ -29,7 +29,7 @@ __all__ = ["render_report", "write_report"]
 
 _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
-# In the order of the page. "steps" is drawn as the chart, with its own table below it.
+# In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
     "stages": (
         "Where the steps' time went",
@@ -37,10 +37,10 @@ _SECTIONS = {
         "“mean” to “max” are whole spans, with what is nested in them.",
     ),
     "ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
-    "stages by rank": (
+    "steps": (
         "Stages by rank",
-        "Exclusive time of every rank. Shaded: above the median rank; bold: the slowest, "
-        "where that is 5 % or more.",
+        "Exclusive time per step, the mean of the complete ones. Shaded: above the median rank; "
+        "bold: the slowest, where that is 5 % or more.",
     ),
     "gaps": ("Untraced time", "Between which two stages no stage was open."),
     "regions": (
@@ -61,8 +61,8 @@ def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> s
     Args:
         spans: The run; the timeline, the set-up and what is missing come from it.
         tables: Answers by the name of their analysis. ``stages``, ``steps``, ``ranks``,
-            ``stages by rank``, ``gaps``, ``regions``, ``background`` and ``coverage`` have their
-            place on the page; others follow them under their own name.
+            ``gaps``, ``regions``, ``background`` and ``coverage`` have their place on the page;
+            others follow them under their own name.
         headline: The one sentence to remember.
 
     Example::
@@ -72,7 +72,6 @@ def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> s
             "stages": stages(spans),
             "steps": steps(spans),
             "ranks": ranks(spans),
-            "stages by rank": stages(spans, per_rank=True),
             "gaps": gaps(spans),
             "regions": regions(spans),
             "background": background(spans),
@@ -92,7 +91,7 @@ def write_report(spans: Spans, tables: Mapping[str, Table], headline: str, path:
     """
     # Names of files may hold bytes that are no text; a report with a question mark is still one.
     data = render_report(spans, tables, headline).encode("utf-8", "replace")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".rlprof-{os.getpid()}.part")
     try:
         part.write_bytes(data)
         part.replace(path)
@@ -130,21 +129,22 @@ def _grids(
     tables: Mapping[str, Table], colors: Mapping[str, Paint], alone: bool
 ) -> dict[str, GridView]:
     """Return the tables in the order of the page, without those that have nothing to say."""
-    drawn = {"steps", "ranks", "stages by rank"} if alone else {"steps"}
-    names = [name for name in _SECTIONS if name in tables and name not in drawn]
-    names += [name for name in tables if name not in _SECTIONS and name not in drawn]
+    hidden = {"steps", "ranks"} if alone else set()
     reasons: set[str] = set()
     found: dict[str, GridView] = {}
-    for name in names:
-        table = tables[name]
+    for name in dict.fromkeys([*_SECTIONS, *tables]):
+        table = tables.get(name)
         # One reason for all, an empty run for instance, is told once.
-        if table.abstained in reasons or not (table.rows or table.abstained):
+        if table is None or name in hidden or table.abstained in reasons:
             continue
         if table.abstained:
             reasons.add(table.abstained)
         title, lead = _SECTIONS.get(name, (name.capitalize(), ""))
-        draw = ranks_grid if name == "stages by rank" and not table.abstained else grid
-        found[name] = draw(table, f"table-{len(found)}", title, lead, colors)
+        anchor = f"table-{len(found)}"
+        if name == "steps" and not table.abstained:
+            found[name] = ranks_grid(table, anchor, title, lead)
+        elif table.rows or table.abstained:
+            found[name] = grid(table, anchor, title, lead, colors)
     return found
 
 

@@ -38,7 +38,7 @@ def facts(spans: Spans) -> list[Fact]:
     found = [
         Fact("ranks", f"{len(spans.ranks):,} of {world:,}"),
         Fact("steps", f"{len(steps):,}" + (f" ({steps[0]}-{steps[-1]})" if len(steps) else "")),
-        Fact("first event to last", duration(length)),
+        Fact("first event to last", duration(length) if length else ""),
         Fact("recorded", _date(spans.unix_ns)),
         Fact("ended", "finished" if all(ended) else f"{sum(ended)} of {len(ended)} finished"),
         Fact("device", ", ".join(sorted({header.device for header in headers}))),

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.report.page_tables import FIRST_STAGE
 from lightning_rlprof.table import Table
 
 __all__ = ["shares"]
 
 _MOST_BARS = 240  # on a page 1180 px wide a bar is then four pixels
-_FIRST_STAGE = 4  # after rank, step, state and wall
 
 
 def shares(steps: Table | None) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def shares(steps: Table | None) -> dict[str, Any]:
     """
     if steps is None or not steps.rows:
         return {"stages": [], "bars": [], "values": [], "width": 1, "states": []}
-    names = [column.name for column in steps.columns[_FIRST_STAGE:]]
-    times = np.array([row[_FIRST_STAGE:] for row in steps.rows], dtype=np.int64)
+    names = [column.name for column in steps.columns[FIRST_STAGE:]]
+    times = np.array([row[FIRST_STAGE:] for row in steps.rows], dtype=np.int64)
     numbers, place, ranks = np.unique(
         np.array(steps.column("step")), return_inverse=True, return_counts=True
     )

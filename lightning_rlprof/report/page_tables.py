@@ -4,11 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+import numpy as np
+
 from lightning_rlprof.report.page_colors import UNTRACED, Paint
 from lightning_rlprof.report.text import duration
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["CellView", "GridView", "Head", "grid", "ranks_grid"]
+__all__ = ["FIRST_STAGE", "CellView", "GridView", "Head", "grid", "ranks_grid"]
+
+FIRST_STAGE = 4
+"""Columns of the table of all steps before its stages: rank, step, state, wall."""
 
 _MOST_ROWS = 300
 _STAGE_COLUMNS = ("stage", "after", "before")
@@ -59,38 +64,32 @@ def grid(table: Table, anchor: str, title: str, lead: str, paints: Mapping[str, 
         [_cell(row[at], table.columns[at], at, paints) for at in known]
         for row in table.rows[:_MOST_ROWS]
     ]
-    notes = [table.note] if table.note else []
-    if len(table.rows) > _MOST_ROWS:
-        notes.append(f"{len(table.rows) - _MOST_ROWS:,} more rows are not in this file.")
-    return GridView(anchor, title, lead, heads, rows, " ".join(notes), table.abstained)
+    note = f"{table.note} {_more(len(table.rows))}".strip()
+    return GridView(anchor, title, lead, heads, rows, note, table.abstained)
 
 
-def ranks_grid(
-    table: Table, anchor: str, title: str, lead: str, paints: Mapping[str, Paint]
-) -> GridView:
-    """Return the table of stages per rank with a row per rank and a column per stage.
+def ranks_grid(steps: Table, anchor: str, title: str, lead: str) -> GridView:
+    """Return a row per rank and a column per stage: exclusive time per complete step, the mean.
 
     What is above the column's median is shaded, fully from half as much again; the largest is bold
     where it is 5 % or more above, since some rank is always the slowest.
     """
-    totals: dict[tuple[Cell, Cell], int] = {}
-    for rank, stage, total in zip(
-        *(table.column(name) for name in ("rank", "stage", "total")), strict=True
-    ):
-        totals[rank, stage] = int(total or 0)
-    ranks = list(dict.fromkeys(rank for rank, _ in totals))
-    weights: dict[Cell, int] = {}
-    for (_, stage), total in totals.items():
-        weights[stage] = weights.get(stage, 0) + total
-    stages = sorted(weights, key=lambda stage: (stage == UNTRACED, -weights[stage]))
-    columns = {stage: [totals.get((rank, stage)) for rank in ranks] for stage in stages}
-    shades = {stage: _shades(values) for stage, values in columns.items()}
+    stages = [column.name for column in steps.columns[FIRST_STAGE:]]
+    times = np.array([row[FIRST_STAGE:] for row in steps.rows], dtype=np.int64)
+    complete = np.array([state == "complete" for state in steps.column("state")])
+    keep = complete if complete.any() else ~complete
+    ranks, place, count = np.unique(
+        np.array(steps.column("rank"))[keep], return_inverse=True, return_counts=True
+    )
+    sums = np.zeros((len(ranks), len(stages)), dtype=np.int64)
+    np.add.at(sums, place, times[keep])
+    columns = [_shades(column) for column in (sums // count[:, None]).T.tolist()]
     rows = [
-        [CellView(str(rank)), *(shades[stage][at] for stage in stages)]
-        for at, rank in enumerate(ranks[:_MOST_ROWS])
+        [CellView(f"{rank}"), *(column[at] for column in columns)]
+        for at, rank in enumerate(ranks[:_MOST_ROWS].tolist())
     ]
-    heads = [Head("rank"), *(Head(str(stage), "num") for stage in stages)]
-    return GridView(anchor, title, lead, heads, rows, table.note, table.abstained)
+    heads = [Head("rank"), *(Head(stage, "num") for stage in stages)]
+    return GridView(anchor, title, lead, heads, rows, _more(len(ranks)))
 
 
 def _style(column: Column, at: int) -> str:
@@ -132,15 +131,15 @@ def _chip(name: str, column: Column, paints: Mapping[str, Paint]) -> str | None:
     return paints[name].fill if name in paints else None
 
 
-def _shades(values: Sequence[int | None]) -> list[CellView]:
-    known = [value for value in values if value is not None]
-    middle, most = median_low(known), max(known)
+def _shades(values: Sequence[int]) -> list[CellView]:
+    middle, most = median_low(values), max(values)
     views = []
     for value in values:
-        if value is None:
-            views.append(CellView(None, style="num"))
-            continue
         excess = max(0.0, value / middle - 1) if middle else 0.0
         style = "num heat most" if value == most and excess >= 0.05 else "num heat"
         views.append(_duration(value, style, round(min(1.0, 2 * excess), 3)))
     return views
+
+
+def _more(rows: int) -> str:
+    return f"{rows - _MOST_ROWS:,} more rows are not in this file." if rows > _MOST_ROWS else ""

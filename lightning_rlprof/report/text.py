@@ -58,7 +58,7 @@ def render(table: Table, *, rows: int | None = None) -> RenderableType:
         table: What to show; an abstained table is one line with its reason.
         rows: Show so many and count the rest; None for all.
     """
-    title = Text(table.name, style="bold")
+    title = Text(plain(table.name), style="bold")
     if table.abstained is not None:
         return Text.assemble(title, ": not told, ", plain(table.abstained))
     if not table.rows:

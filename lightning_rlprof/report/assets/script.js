@@ -1,5 +1,6 @@
 // What every chart of the page shares: data, drawing, units, tooltip, legend.
 // Names in data come from traces and are hostile: they reach the page as text nodes only.
+addEventListener("error", (event) => { document.body.dataset.error = event.message; });
 const SVG = "http://www.w3.org/2000/svg";
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);

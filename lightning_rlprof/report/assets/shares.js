@@ -94,7 +94,7 @@ const shares = (() => {
       if (!event.target.open || event.target.querySelector("table")) return;
       const heads = [["steps", false], ...stages.map((name) => [name, true]), ["step", true]];
       const rows = bars.map(([from, to], bar) => [from === to ? `${from}` : `${from}-${to}`, ...values.map((row) => duration(row[bar])), duration(totals[bar])]);
-      const box = element("div", undefined, "scroll");
+      const box = element("div", undefined, "scroll wide");
       box.append(tableOf(heads, rows));
       event.target.append(box);
     });

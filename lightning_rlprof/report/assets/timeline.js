@@ -22,7 +22,9 @@ const timeline = (() => {
   // Where each rank's lane is moved so that all begin their step at zero.
   function shifts() {
     const found = new Map();
-    if (aligned) for (const [rank, start] of step().bounds) if (!found.has(rank)) found.set(rank, start);
+    if (!aligned || !step().number) return found;
+    for (const [rank, start] of step().bounds) if (!found.has(rank)) found.set(rank, start);
+    for (const [, , lane, , start] of step().spans) if (!found.has(step().lanes[lane][0])) found.set(step().lanes[lane][0], start);
     return found;
   }
 
@@ -72,14 +74,15 @@ const timeline = (() => {
   // In the order of the chart above, so that a colour is looked up in one place.
   function legend() {
     const here = new Set(step().spans.filter((span) => kinds[span[1]] === "stage").map((span) => names[span[0]]));
-    const known = data.shares.stages.filter((name) => here.has(name) || name === data.untraced);
+    if (step().bounds.length) here.add(data.untraced);
+    const known = data.shares.stages.filter((name) => here.has(name));
     return [...known, ...[...here].filter((name) => !known.includes(name))];
   }
 
   function drawRuler(bottom, clip) {
     const { step: distance, values } = ticks(view[0], view[1], (width - LEFT) / 90);
     const unit = unitOf(Math.max(Math.abs(view[1]), distance));
-    const top = svg("svg", { height: 20, viewBox: `0 0 ${width} 20`, "aria-hidden": "true" });
+    const top = svg("svg", { width, height: 20, viewBox: `0 0 ${width} 20`, "aria-hidden": "true" });
     for (const value of values) {
       top.append(svg("text", { x: x(value), y: 14, "text-anchor": x(value) > width - 30 ? "end" : "middle" }, tickLabel(value, distance, unit)));
       clip.append(svg("line", { class: "grid", x1: x(value), x2: x(value), y1: 0, y2: bottom }));
@@ -192,8 +195,10 @@ const timeline = (() => {
 
   function describe() {
     const one = step();
-    const parts = [`${title(one)[0].toUpperCase()}${title(one).slice(1)}`, duration(one.duration_ns), count(new Set(one.lanes.map((lane) => lane[0])).size, "rank"), count(one.spans.length, "span")];
-    if (one.labels.length) parts.splice(1, 0, one.labels.join(", "));
+    const ranks = new Set(one.lanes.map((lane) => lane[0]));
+    const parts = [title(one)[0].toUpperCase() + title(one).slice(1), ...one.labels, duration(one.duration_ns), count(ranks.size, "rank"), count(one.spans.length, "span")];
+    for (const [rank] of one.bounds) ranks.delete(rank);
+    if (one.number && ranks.size) parts.push(`not ended by ${ranks.size > 4 ? count(ranks.size, "rank") : `rank ${[...ranks].join(", ")}`}`);
     if (one.left_out) parts.push(`${count(one.left_out, "shorter span")} left out of this file`);
     byId("chosen").textContent = parts.join(" · ");
     host.setAttribute("aria-label", `Timeline: ${parts.join(", ")}. Arrow keys move, plus and minus zoom, Home shows all. The same as a table below.`);
@@ -271,11 +276,8 @@ const timeline = (() => {
       picker.append(option);
     });
     picker.addEventListener("change", () => select(Number(picker.value)));
-    byId("previous").addEventListener("click", () => select(at - 1));
-    byId("next").addEventListener("click", () => select(at + 1));
-    byId("closer").addEventListener("click", () => zoom(0.6));
-    byId("wider").addEventListener("click", () => zoom(1 / 0.6));
-    byId("fit").addEventListener("click", () => look(...whole()));
+    const actions = { previous: () => select(at - 1), next: () => select(at + 1), closer: () => zoom(0.6), wider: () => zoom(1 / 0.6), fit: () => look(...whole()) };
+    for (const id in actions) byId(id).addEventListener("click", actions[id]);
     const align = byId("align");
     align.setAttribute("aria-pressed", String(aligned));
     align.addEventListener("click", () => {
@@ -285,10 +287,9 @@ const timeline = (() => {
     });
     byId("timeline-table").addEventListener("toggle", (event) => {
       if (!event.target.open || event.target.querySelector(".scroll")) return;
-      const box = element("div", undefined, "scroll");
+      const box = event.target.appendChild(element("div", undefined, "scroll wide"));
       const heads = [["name"], ["kind"], ["rank", true], ["thread"], ["begins after", true], ["duration", true]];
       box.append(tableOf(heads, step().spans.map(([name, kind, lane, , from, length]) => [names[name], kinds[kind], String(step().lanes[lane][0]), step().lanes[lane][1], duration(from), duration(length)])));
-      event.target.append(box);
     });
     listen();
     width = host.clientWidth;

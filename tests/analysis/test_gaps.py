@@ -1,0 +1,53 @@
+from hypothesis import given, settings
+
+from lightning_rlprof.analysis.gaps import gaps
+from lightning_rlprof.analysis.stages import stages
+from tests.analysis.oracle import runs
+from tests.runs import Row, loaded
+
+
+@settings(max_examples=80, deadline=None)
+@given(runs())
+def test_gaps_add_up_to_untraced_exactly(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    table = stages(spans)
+    untraced = dict(zip(table.column("stage"), table.column("total"), strict=True))
+    found = gaps(spans)
+    assert sum(found.column("total")) == untraced.get("untraced", 0)  # type: ignore[arg-type]
+    assert found.column("total") == sorted(found.column("total"), reverse=True)  # type: ignore[type-var]
+
+
+def test_gaps_lie_between_stages_or_at_the_edge_of_a_step() -> None:
+    rows = []
+    for step, more in ((1, 0), (2, 5)):
+        at = step * 100
+        rows.append(Row("step", "step", step, at, at + 100))
+        rows.append(Row("a", "stage", step, at + 10, at + 30))
+        rows.append(Row("fetch", "region", step, at + 35, at + 40))
+        rows.append(Row("b", "stage", step, at + 60 + more, at + 100))
+
+    table = gaps(loaded(rows))
+
+    assert table.rows == [
+        ("a", "b", 65 / 200, 65, 33, 35, 2, 0, 2),
+        ("step boundary", "a", 20 / 200, 20, 10, 10, 2, 0, 2),
+    ]
+
+
+def test_a_step_without_stages_is_one_gap() -> None:
+    table = gaps(loaded([Row("step", "step", 1, 0, 10), Row("step", "step", 2, 10, 30)]))
+    assert table.rows == [("step boundary", "step boundary", 1.0, 30, 15, 20, 2, 0, 2)]
+
+
+def test_steps_under_capture_are_left_out() -> None:
+    rows = [
+        Row("step", "step", 1, 0, 10),
+        Row("step", "step", 2, 10, 99, counters={"capture": 1}),
+    ]
+    table = gaps(loaded(rows))
+    assert table.column("total") == [10]
+    assert table.note == "Steps left out: 1 under capture."
+
+
+def test_it_abstains_without_steps() -> None:
+    assert gaps(loaded([])).abstained == "no step was recorded to its end"

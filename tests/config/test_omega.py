@@ -1,0 +1,59 @@
+import importlib
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from lightning_rlprof.config.omega import plain, resolvable, resolving
+from lightning_rlprof.config.roles import RoleConfig
+from lightning_rlprof.errors import ConfigError
+
+
+def test_omegas_mappings_become_dicts_and_lists() -> None:
+    data = OmegaConf.create({"a": [1, {"b": "${c}"}], "c": 3})
+    result = plain(data)
+    assert result == {"a": [1, {"b": 3}], "c": 3}
+    assert type(result["a"]) is list
+    assert type(result["a"][1]) is dict
+
+
+def test_a_model_gives_what_was_set() -> None:
+    assert plain({"r": RoleConfig(ranks=[1])}) == {"r": {"ranks": [1]}}
+
+
+@pytest.mark.parametrize("value", ["text", b"bytes", range(2), 3, None, {1}])
+def test_other_values_stay(value: object) -> None:
+    assert plain(value) is value
+
+
+def test_references_in_a_plain_mapping_are_resolved() -> None:
+    data = resolvable({"a": {"b": "${oc.select:c,7}"}, "c": 3})
+    assert plain(data["a"]) == {"b": 3}
+
+
+def test_a_mapping_without_references_is_itself() -> None:
+    data = {"a": 1}
+    assert resolvable(data) is data
+    omega: Any = OmegaConf.create({"a": "${b}", "b": 1})
+    assert resolvable(omega) is omega
+
+
+def test_without_omegaconf_references_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(ConfigError, match=r"refers to other keys by .* pip install omegaconf"):
+        resolvable({"a": "${b}"})
+
+
+@pytest.mark.parametrize("value", ["${nowhere}", "???"])
+def test_what_cannot_be_resolved_is_one_line(value: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be resolved") as caught, resolving():
+        plain(OmegaConf.create({"a": value}))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(KeyError), resolving():
+        raise KeyError("x")

@@ -1,0 +1,86 @@
+from enum import Enum
+
+import pytest
+from pydantic import ValidationError
+
+from lightning_rlprof.config.rules import WrapRule
+from lightning_rlprof.config.section import explain
+
+
+class Model(Enum):
+    OLD = "o"
+    REFERENCE = "r"
+
+
+def rule(**keys: object) -> WrapRule:
+    return WrapRule.model_validate({"target": "policy.forward", **keys})
+
+
+def said(**keys: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        rule(**keys)
+    return explain(caught.value)
+
+
+def test_one_stage_for_every_call() -> None:
+    one = rule(stage="actor_update")
+    assert one.names() == {"stage": "actor_update"}
+    assert one.stage_for(grad=True) == one.stage_for(grad=False) == "actor_update"
+
+
+def test_stage_by_grad_mode() -> None:
+    both = rule(by_grad={"grad": "actor_update", "no_grad": "actor_generate"})
+    assert both.stage_for(grad=True) == "actor_update"
+    assert both.stage_for(grad=False) == "actor_generate"
+    assert both.names() == {"by_grad.grad": "actor_update", "by_grad.no_grad": "actor_generate"}
+
+
+def test_one_grad_mode_is_enough() -> None:
+    one = rule(by_grad={"no_grad": "actor_generate"})
+    assert one.stage_for(grad=True) is None
+    assert one.names() == {"by_grad.no_grad": "actor_generate"}
+
+
+def test_stage_by_argument() -> None:
+    stages = {"Old": "actor_compute_log_prob", "Reference": "reference_compute_log_prob"}
+    one = rule(by_arg={"arg": "model_type", "stages": stages})
+    assert one.stage_for(grad=True, value="Old") == "actor_compute_log_prob"
+    assert one.stage_for(grad=True, value="Active") is None
+    assert one.stage_for(grad=True) is None
+    assert one.names()["by_arg.stages.Old"] == "actor_compute_log_prob"
+
+
+def test_an_enum_is_matched_by_name_and_by_text() -> None:
+    one = rule(by_arg={"arg": "m", "stages": {"OLD": "a", "Model.REFERENCE": "b"}})
+    assert one.stage_for(grad=True, value=Model.OLD) == "a"
+    assert one.stage_for(grad=True, value=Model.REFERENCE) == "b"
+
+
+def test_keys_that_yaml_reads_as_no_text_are_matched_as_text() -> None:
+    one = rule(by_arg={"arg": "m", "stages": {True: "a", 0: "b"}})
+    assert one.stage_for(grad=True, value=True) == "a"
+    assert one.stage_for(grad=True, value=0) == "b"
+
+
+@pytest.mark.parametrize(
+    ("keys", "part"),
+    [
+        ({}, "target='policy.forward' needs exactly one of stage, by_grad, by_arg; 0 given"),
+        (
+            {"stage": "a", "by_grad": {"grad": "b"}},
+            "target='policy.forward' needs exactly one of stage, by_grad, by_arg; 2 given",
+        ),
+        ({"by_grad": {}}, "by_grad is empty: give grad, no_grad or both"),
+        ({"by_arg": {"arg": "m", "stages": {}}}, "by_arg.stages={} is no mapping of"),
+        ({"by_arg": {"arg": "m", "stages": ["a"]}}, "by_arg.stages=['a'] is no mapping of"),
+        ({"by_arg": {"stages": {"a": "b"}}}, "by_arg.arg is missing"),
+        ({"by_arg": {"arg": "a b", "stages": {"a": "b"}}}, "by_arg.arg='a b' is no name of"),
+        ({"by_arg": {"arg": 3, "stages": {"a": "b"}}}, "by_arg.arg=3 should be a valid string"),
+        ({"stage_by_arg": {}}, "stage_by_arg is not a key here; did you mean"),
+        ({"target": "a..b", "stage": "x"}, "target='a..b' is no dotted name of a method"),
+        ({"target": "f()", "stage": "x"}, "target='f()' is no dotted name of a method"),
+        ({"target": 3, "stage": "x"}, "target=3 should be a valid string"),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_is_refused(keys: dict[str, object], part: str) -> None:
+    assert said(**keys).startswith(part)

@@ -1,0 +1,64 @@
+from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.section import Section
+from lightning_rlprof.config.spellings import (
+    ANYTHING,
+    BLOCKS,
+    LATER,
+    ROLE,
+    ROLES,
+    SPELLINGS,
+    TOOLS,
+    lookup,
+)
+
+
+def exists(dotted: str) -> bool:
+    section: type[Section] = ProfilerConfig
+    first, _, rest = dotted.partition(".")
+    if first not in section.model_fields:
+        return False
+    if first == "roles":
+        return rest.partition(".")[2] in ("enable", "all_ranks", "ranks", "discrete")
+    inner = section.model_fields[first].annotation
+    if not rest:
+        return True
+    fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, Section) else {}
+    return any(name.startswith(rest.rstrip("*")) for name in fields)
+
+
+def test_every_key_of_ours_in_the_table_exists() -> None:
+    assert [row.theirs for row in SPELLINGS if row.ours and not exists(row.ours)] == []
+    assert [key for keys in TOOLS.values() for key in keys if not exists(key)] == []
+
+
+def test_no_key_of_theirs_is_there_twice() -> None:
+    theirs = [row.theirs for row in SPELLINGS]
+    assert len(theirs) == len(set(theirs))
+
+
+def test_a_row_has_ours_or_says_what_it_accepts() -> None:
+    for row in SPELLINGS:
+        assert not (row.ours and row.accepts), row
+        assert row.accepts == ANYTHING or isinstance(row.accepts, tuple), row
+        assert row.tool in (None, *TOOLS), row
+
+
+def test_lookup_finds_rows_and_whole_blocks() -> None:
+    found = lookup(f"{ROLE}.profiler.tool_config.precision_debugger.strict")
+    assert found
+    assert found.accepts == ANYTHING
+    assert lookup("trainer.profile_stepz") is None
+
+
+def test_blocks_are_the_places_that_hold_keys() -> None:
+    assert {"global_profiler.global_tool_config", f"{ROLE}.profiler.tool_config.torch"} <= BLOCKS
+    assert "global_profiler.steps" not in BLOCKS
+
+
+def test_words_for_later_are_no_tools() -> None:
+    assert not set(LATER) & set(TOOLS)
+
+
+def test_the_shared_block_comes_before_the_roles_own() -> None:
+    places = list(ROLES)
+    assert places.index("actor_rollout_ref") < places.index("actor_rollout_ref.actor")

@@ -1,0 +1,118 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tracefile import rank_directory
+from tests.runs import Row, grpo_rows, header, write_rank
+
+HOUR = 3600 * 10**9
+
+
+def test_a_run_directory_and_a_single_file_and_their_save_path_are_read(tmp_path: Path) -> None:
+    run = tmp_path / "save" / "run"
+    file = write_rank(run, header(), grpo_rows(2))
+
+    assert len(load(run)) == len(load(str(file))) == len(load(tmp_path / "save")) == 13
+    assert load(tmp_path / "save").path == run
+    assert load(tmp_path / "save").notes == ()
+
+
+def test_of_several_runs_the_newest_is_read_and_said(tmp_path: Path) -> None:
+    start = header().unix_ns
+    for name, age in (("z-old", 2), ("a-new", 0), ("m-mid", 1)):
+        write_rank(tmp_path / name, header(unix_ns=start - age * HOUR), grpo_rows(1))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "rank-00000.jsonl").write_text("nonsense")
+
+    spans = load(tmp_path)
+
+    assert spans.path == tmp_path / "a-new"
+    assert [note.text for note in spans.notes] == [
+        f"{tmp_path} holds 4 runs; this is the newest, a-new"
+    ]
+
+
+def test_progress_counts_files(tmp_path: Path) -> None:
+    for rank in range(3):
+        write_rank(tmp_path, header(rank, 3), [])
+    calls: list[tuple[int, int]] = []
+    load(tmp_path, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_file_with_only_its_header_is_a_run_without_spans(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [], status=None)
+    spans = load(tmp_path)
+    assert (len(spans), spans.ranks, list(spans)) == (0, (0,), [])
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path / "nowhere", "no such file or directory"),
+        (lambda path: path, "is an empty directory, where a run has rank-"),
+        (lambda path: _file(path / "notes.txt", "hello").parent, "holds no run, that is no rank-"),
+        (lambda path: _file(path / "x.jsonl", "hello"), "is no rlprof trace"),
+        (lambda path: _file(path / "rank-00000.jsonl", "").parent, "is no rlprof trace"),
+        (lambda path: _artefacts(path), r"holds one rank's device files; the run is .*run$"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_that_says_why(
+    tmp_path: Path, make: Any, reason: str
+) -> None:
+    with pytest.raises(TraceError, match=reason) as caught:
+        load(make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_format_says_how_to_read_it(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(format=2), [])
+    with pytest.raises(TraceError, match="format 2, .*pip install -U"):
+        load(tmp_path)
+
+
+def test_a_directory_without_permission_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(TraceError, match=r"cannot be read \(Permission denied\)"):
+        load(tmp_path)
+
+
+def test_a_broken_rank_among_good_ones_is_a_problem_of_the_run(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2), [Row("step", "step", 1, 0, 5)])
+    _file(tmp_path / "rank-00001.jsonl", "{}")
+
+    spans = load(tmp_path)
+
+    assert spans.ranks == (0,)
+    assert [(problem.rank, "is no rlprof trace" in problem.text) for problem in spans.problems] == [
+        (1, True)
+    ]
+
+
+def test_all_ranks_broken_is_an_error(tmp_path: Path) -> None:
+    for rank in range(2):
+        _file(tmp_path / f"rank-0000{rank}.jsonl", json.dumps({"format": "x"}))
+    with pytest.raises(TraceError, match="rank-00000.jsonl: is no rlprof trace"):
+        load(tmp_path)
+
+
+def _file(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def _artefacts(path: Path) -> Path:
+    write_rank(path / "run", header(), [])
+    folder = rank_directory(path / "run", 0)
+    folder.mkdir()
+    _file(folder / "trace.json.gz", "")
+    return folder

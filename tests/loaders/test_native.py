@@ -1,0 +1,196 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.spans import Problem, Thread
+from tests.runs import MAIN, Row, grpo_rows, grpo_run, header, loaded, write_rank
+
+
+def _problems(path: Path) -> list[tuple[int | None, str]]:
+    return [(problem.rank, problem.text) for problem in load(path).problems]
+
+
+def test_rows_are_sorted_by_rank_start_and_id_and_keep_what_was_written(tmp_path: Path) -> None:
+    spans = grpo_run(tmp_path, steps=4, ranks=3)
+
+    keys = [(span.rank, span.start_ns, span.id) for span in spans]
+    assert keys == sorted(keys)
+    written = {
+        (rank, at, *row[:3], row.end_ns - row.start_ns, row.parent, str(row.counters))
+        for rank in range(3)
+        for at, row in enumerate(grpo_rows(4, rank), start=1)
+    }
+    assert written == {
+        (s.rank, s.id, s.name, s.kind, s.step, s.duration_ns, s.parent, str(s.counters))
+        for s in spans
+    }
+    assert spans.problems == ()
+    assert spans.statuses == dict.fromkeys(range(3), "finished")
+
+
+def test_ranks_of_one_host_keep_their_common_clock_to_the_nanosecond(tmp_path: Path) -> None:
+    for rank, skew in enumerate((0, 777, 123_456)):
+        head = header(rank, 3, unix_ns=header().unix_ns + skew)
+        write_rank(tmp_path, head, [Row("step", "step", 1, 1000 + rank, 2000)])
+
+    spans = load(tmp_path)
+
+    assert spans.start_ns.tolist() == [0, 1, 2]
+    assert spans.unix_ns == header().unix_ns + 777 + 1000
+
+
+def test_notes_and_their_times_share_the_axis(tmp_path: Path) -> None:
+    write_rank(
+        tmp_path,
+        header(),
+        [Row("step", "step", 1, 500, 900)],
+        notes=[(800, "warning", "late"), (600, "info", "early")],
+    )
+    assert load(tmp_path).notes == (
+        (0, 100, "info", "early"),
+        (0, 300, "warning", "late"),
+    )
+
+
+def test_threads_have_names_or_their_number(tmp_path: Path) -> None:
+    rows = [Row("a", "stage", 1, 0, 1), Row("b", "stage", 1, 0, 1, thread=2**64)]
+    write_rank(tmp_path, header(), rows)
+
+    spans = load(tmp_path)
+
+    assert spans.threads == (Thread(0, MAIN, "Main"), Thread(0, 2**64, f"thread {2**64}"))
+    assert [span.thread for span in spans] == [MAIN, 2**64]
+
+
+def test_missing_ranks_are_named_as_ranges(tmp_path: Path) -> None:
+    for rank in (1, 4, 5):
+        write_rank(tmp_path, header(rank, 10**9), [])
+    assert _problems(tmp_path) == [
+        (None, f"of {10**9} ranks, these wrote no trace: 0, 2-3, 6-{10**9 - 1}")
+    ]
+
+
+def test_one_ranks_file_alone_misses_nobody(tmp_path: Path) -> None:
+    file = write_rank(tmp_path, header(1, 8), [])
+    assert load(file).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (None, "its file just stops: killed, or still running"),
+        ("KeyboardInterrupt", "it ended early: KeyboardInterrupt"),
+    ],
+)
+def test_an_unfinished_rank_is_a_problem(tmp_path: Path, status: str | None, said: str) -> None:
+    write_rank(tmp_path, header(), [], status=status)
+    assert _problems(tmp_path) == [(0, said)]
+
+
+def test_lost_lines_are_counted(tmp_path: Path) -> None:
+    file = write_rank(tmp_path, header(), grpo_rows(1))
+    with file.open("a") as lines:
+        lines.write('["span", "no\n["later kind", 1]\n["span", "half')
+
+    assert _problems(tmp_path) == [(0, "2 of its lines could not be read")]
+    assert len(load(tmp_path)) == 7
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (Row("a", "stage", 1, 9, 8), "1 spans are left out: they end before they start"),
+        (Row("a", "stage", 1, 2**63, 2**64), "1 spans are left out: their numbers are out of"),
+        (Row("a", "stage", 1, 0, 2**60), "1 spans are left out: their numbers are out of"),
+        (Row("a", "stage", 2**70, 0, 1), "1 spans are left out: their numbers are out of"),
+        (Row("a", "stage", -1, 0, 1), "1 spans are left out: their numbers are out of"),
+        (Row("a", "stage", 1, 0, 1, id=-4), "1 spans are left out: their numbers are out of"),
+        (Row("a", "stage", 1, 0, 1, parent=-4), "1 spans are left out: their numbers are out of"),
+    ],
+)
+def test_spans_that_cannot_be_true_are_left_out_and_counted(row: Row, said: str) -> None:
+    spans = loaded([Row("b", "stage", 1, 3, 4), row])
+
+    assert [span.name for span in spans] == ["b"]
+    (problem,) = spans.problems
+    assert problem.text.startswith(said)
+
+
+def test_twins_and_orphans_are_counted_and_kept() -> None:
+    rows = [
+        Row("a", "stage", 1, 0, 1, id=7),
+        Row("b", "stage", 1, 0, 1, id=7),
+        Row("c", "stage", 1, 0, 1, id=8, parent=99),
+    ]
+    spans = loaded(rows)
+
+    assert len(spans) == 3
+    assert spans.problems == (
+        Problem(0, "1 spans have the id of another one"),
+        Problem(0, "1 spans lost the span around them, which never ended"),
+    )
+
+
+def test_two_files_of_one_rank_and_a_file_of_another_run_are_said(tmp_path: Path) -> None:
+    first = write_rank(tmp_path, header(0, 2), [Row("a", "stage", 1, 0, 1)])
+    (tmp_path / "rank-0.jsonl").write_bytes(first.read_bytes())
+    write_rank(tmp_path, header(1, 2, run_id="other"), [])
+
+    assert _problems(tmp_path) == [
+        (0, "rank-00000.jsonl is left out: it says rank 0, as rank-0.jsonl does"),
+        (1, "rank-00001.jsonl belongs to run other, rank-0.jsonl to another one"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rank": 2**20}, "its header says rank 1048576, allowed are 0 to 1048575"),
+        ({"rank": -1}, "its header says rank -1"),
+        ({"unix_ns": 2**62}, "the clocks of its header are out of range"),
+        ({"clock_ns": 2**80}, "the clocks of its header are out of range"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    file = tmp_path / "rank-00000.jsonl"
+    plain = {key: getattr(header(), key) for key in header().__dataclass_fields__}
+    file.write_text(json.dumps({**plain, **changes}) + "\n")
+    with pytest.raises(TraceError, match=reason):
+        load(tmp_path)
+
+
+def test_the_extremes_that_are_allowed_do_not_overflow(tmp_path: Path) -> None:
+    far, early = 2**62 - 1, -(2**60) + 1
+    write_rank(tmp_path, header(0, 2, host="a", unix_ns=far), [Row("a", "stage", 1, 0, 2**60 - 1)])
+    rows = [Row("a", "stage", 1, early, early)]
+    write_rank(tmp_path, header(1, 2, host="b", unix_ns=early), rows)
+
+    spans = load(tmp_path)
+
+    assert spans.end_ns.tolist() == [far - 2 * early + 2**60 - 1, 0]
+
+
+def test_counters_of_all_ranks_are_joined_without_losing_a_bit() -> None:
+    spans = loaded(
+        [Row("a", "stage", 1, 5, 6, counters={"n": 2**62 + 1}), Row("b", "stage", 1, 0, 1)],
+        [Row("a", "stage", 1, 0, 1, counters={"n": 0.5, "m": 3})],
+        [Row("a", "stage", 1, 9, 9, counters={"m": 2**63 - 1})],
+    )
+
+    assert spans.counters["n"].rows.tolist() == [1, 2]
+    assert spans.counters["n"].values.tolist() == [2**62 + 1, 0.5]
+    assert spans.counters["m"].rows.tolist() == [2, 3]
+    assert spans.counters["m"].values.dtype == np.int64
+    assert spans.counters["m"].values.tolist() == [3, 2**63 - 1]
+
+
+def test_a_counter_that_was_no_number_is_absent_not_zero() -> None:
+    spans = loaded([Row("a", "stage", 1, 0, 1, counters={"n": float("nan"), "m": 1})])
+    assert spans.counters_of(0) == {"m": 1}

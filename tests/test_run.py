@@ -1,0 +1,77 @@
+"""Starting a session: names, headers, recorders, and what is refused before training."""
+
+import os
+import re
+import sys
+import time
+
+import pytest
+
+from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.marking import stage
+from lightning_rlprof.run import make_header, new_run_name, start_session
+from lightning_rlprof.session import current
+from lightning_rlprof.testing import FakeRecorder
+from lightning_rlprof.tracefile import read_trace
+
+
+def test_names_of_runs_sort_by_time_and_do_not_repeat():
+    names = {new_run_name() for _ in range(20)}
+    assert len(names) == 20
+    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", name) for name in names)
+
+
+def test_a_header_says_who_records_where_and_with_what():
+    config = ProfilerConfig.build(None, stage="actor_update")
+    before = time.time_ns()
+    header = make_header(config, "name", 1, 2, "cuda")
+    assert (header.run_id, header.rank, header.world_size, header.device) == ("name", 1, 2, "cuda")
+    assert (header.pid, header.role) == (os.getpid(), "actor")
+    assert before <= header.unix_ns <= time.time_ns()
+    assert header.config["integrated"]["stage"] == "actor_update"
+    assert header.versions["python"] == sys.version.split()[0]
+    assert "torch" in header.versions
+
+
+def test_a_loop_of_ones_own_is_recorded(tmp_path):
+    config = ProfilerConfig.build(None, profile_save_path=str(tmp_path))
+    with start_session(config, name="mine") as session:
+        session.begin_step(1)
+        with stage("actor_update"):
+            pass
+        session.end_step()
+    trace = read_trace(tmp_path / "mine" / "rank-00000.jsonl")
+    assert [span.name for span in trace.spans] == ["actor_update", "step"]
+
+
+def test_own_recorders_replace_the_chosen_ones(tmp_path):
+    config = ProfilerConfig.build(None, profile_save_path=str(tmp_path), steps=[1])
+    recorder = FakeRecorder()
+    with start_session(config, recorders=[recorder]) as session:
+        session.begin_step(1)
+        session.end_step()
+    assert recorder.calls == ["open step-000001", "close", "finish"]
+
+
+def test_lightweight_mode_on_a_cpu_says_that_spans_are_all_there_is(tmp_path):
+    config = ProfilerConfig.build(
+        None,
+        profile_save_path=str(tmp_path),
+        mstx=True,
+        profile_level="level_none",
+        profile_with_cpu=False,
+    )
+    with start_session(config) as session:
+        pass
+    (note,) = read_trace(session.run / "rank-00000.jsonl").notes
+    assert note.text == (
+        "lightweight mode: cpu has no markers of its own, spans alone are recorded"
+    )
+
+
+def test_a_rank_that_the_job_does_not_have_is_refused(tmp_path):
+    config = ProfilerConfig.build(None, ranks=[3], profile_save_path=str(tmp_path))
+    with pytest.raises(ConfigError, match="3"):
+        start_session(config, world_size=2)
+    assert current() is None

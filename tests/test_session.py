@@ -1,0 +1,427 @@
+"""One rank's recording: steps tile training, lines reach the disk, failures cost data and no run."""
+
+import errno
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof import tracefile
+from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.marking import mark, stage
+from lightning_rlprof.session import Session, current
+from lightning_rlprof.testing import FakeClock, FakeRecorder, make_header
+from lightning_rlprof.tracefile import read_trace
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def start(tmp_path, clock):
+    """Start a session on a fake clock; whatever a test leaves open is closed."""
+
+    def make(recorders=(), rank=0, **options):
+        config = ProfilerConfig.build(None, **options)
+        return Session(config, tmp_path, make_header(rank), recorders, clock)
+
+    yield make
+    if session := current():
+        session.close("left open by the test")
+
+
+def read(session: Session):
+    return read_trace(session.run / f"rank-{session.header.rank:05d}.jsonl")
+
+
+def spans(session, name):
+    return [span for span in read(session).spans if span.name == name]
+
+
+def times(session, name):
+    return [(span.step, span.start_ns, span.end_ns) for span in spans(session, name)]
+
+
+def run_steps(session, clock, steps, stage_name="actor_update"):
+    for step in steps:
+        session.begin_step(step)
+        clock.advance(1)
+        with stage(stage_name):
+            clock.advance(5)
+        clock.advance(2)
+        session.end_step()
+
+
+def test_steps_tile_training_without_a_gap(start, clock):
+    session = start()
+    session.begin_step(1)
+    clock.advance(10)
+    session.end_step()
+    clock.advance(3)
+    session.begin_step(2)
+    clock.advance(10)
+    session.end_step()
+    session.close()
+    assert times(session, "step") == [(1, 0, 10), (2, 10, 23)]
+    assert read(session).status == "finished"
+
+
+def test_spans_carry_the_step_in_which_they_began(start, clock):
+    session = start()
+    with stage("actor_generate"):
+        session.begin_step(1)
+    run_steps(session, clock, [1, 2])
+    session.close()
+    assert times(session, "actor_generate") == [(0, 0, 0)]
+    assert times(session, "actor_update") == [(1, 1, 6), (2, 9, 14)]
+
+
+def test_a_step_is_on_disk_when_it_ends(start, clock):
+    session = start()
+    run_steps(session, clock, [1])
+    assert [span.name for span in read(session).spans] == ["actor_update", "step"]
+
+
+def test_a_long_stage_is_on_disk_before_its_step_ends(start, clock):
+    session = start()
+    session.begin_step(1)
+    with stage("actor_generate"):
+        clock.advance(2_000_000_000)
+    assert times(session, "actor_generate") == [(1, 0, 2_000_000_000)]
+
+
+def test_an_interrupted_step_stays_and_says_so(start, clock):
+    session = start()
+    session.begin_step(1)
+    clock.advance(4)
+    session.abandon_step(interrupted=True)
+    session.close("interrupted by ValueError")
+    (step,) = spans(session, "step")
+    assert (step.end_ns, step.counters) == (4, {"interrupted": 1})
+    assert read(session).status == "interrupted by ValueError"
+
+
+def test_a_step_without_batch_leaves_nothing(start, clock):
+    session = start()
+    run_steps(session, clock, [1])
+    session.begin_step(2)
+    session.abandon_step(interrupted=False)
+    session.abandon_step(interrupted=True)
+    session.close()
+    assert [span.step for span in spans(session, "step")] == [1]
+
+
+def test_as_a_context_manager_it_closes_in_both_ways(start, clock):
+    with start() as session:
+        run_steps(session, clock, [1])
+    assert read(session).status == "finished"
+    assert current() is None
+
+
+def test_as_a_context_manager_it_lets_the_exception_pass(start):
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught, start() as session:
+        session.begin_step(1)
+        raise error
+    assert caught.value is error
+    assert read(session).status == "interrupted by ValueError"
+    assert spans(session, "step")[0].counters == {"interrupted": 1}
+
+
+def test_only_one_session_records_in_a_process(start, tmp_path):
+    session = start()
+    assert current() is session
+    with pytest.raises(ConfigError, match="a session is recording into .* already"):
+        Session(ProfilerConfig(), tmp_path / "other", make_header())
+    session.close()
+    session.close()
+    assert current() is None
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"profile_save_path: .* cannot be written \(Not a dir"):
+        Session(ProfilerConfig(), tmp_path / "file" / "run", make_header())
+    assert current() is None
+
+
+def test_threads_are_named_once(start):
+    session = start()
+
+    def work():
+        with stage("actor_generate"):
+            pass
+        session.flush()
+
+    thread = threading.Thread(target=work, name="rollout")
+    thread.start()
+    thread.join()
+    with stage("actor_update"):
+        pass
+    session.close()
+    names = read(session).threads
+    assert sorted(names.values()) == [threading.current_thread().name, "rollout"]
+
+
+def test_a_thread_that_is_gone_has_a_number(start):
+    session = start()
+    thread = threading.Thread(target=lambda: mark("hello"))
+    thread.start()
+    thread.join()
+    session.close()
+    assert read(session).threads == {thread.ident: f"thread {thread.ident}"}
+
+
+def test_spans_false_records_nothing_outside_captures(start, clock):
+    session = start([FakeRecorder()], spans=False, steps=[2])
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert [span.step for span in spans(session, "actor_update")] == [2]
+
+
+def test_totals_of_a_step_are_there_when_it_ended(start, clock):
+    session = start()
+    session.begin_step(1)
+    for tokens in (3, 4):
+        with stage("actor_generate", tokens=tokens):
+            clock.advance(10)
+    thread = threading.Thread(target=lambda: mark("elsewhere"))
+    thread.start()
+    thread.join()
+    session.record("backward", "region", 0, 5)
+    session.end_step()
+    assert session.step_totals == {
+        "actor_generate": (20, {"tokens": 7}),
+        "step": (20, {}),
+    }
+    assert not session.captured_last_step
+
+
+def test_notes_are_logged_by_rank_zero_and_warnings_by_all(start, caplog):
+    caplog.set_level(logging.INFO)
+    session = start(rank=1)
+    session.note("info", "quiet")
+    session.note("warning", "loud")
+    session.close()
+    assert [record.message for record in caplog.records] == ["loud"]
+    assert [note.text for note in read(session).notes] == ["quiet", "loud"]
+
+
+class FullDisk:
+    """Let ``os.write`` fail while `full`."""
+
+    def __init__(self, monkeypatch):
+        self.full, real = False, os.write
+
+        def write(file, data):
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(file, data)
+
+        monkeypatch.setattr(tracefile.os, "write", write)
+
+
+def test_a_full_disk_costs_lines_is_logged_once_and_noted_later(start, clock, monkeypatch, caplog):
+    disk = FullDisk(monkeypatch)
+    session = start()
+    disk.full = True
+    run_steps(session, clock, [1, 2])
+    disk.full = False
+    run_steps(session, clock, [3])
+    session.close()
+    assert [span.step for span in spans(session, "step")] == [3]
+    assert [note.text for note in read(session).notes] == [
+        "4 lines could not be written and are lost"
+    ]
+    assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
+    assert len(read(session).threads) == 1, "the name of the thread was lost with the first lines"
+
+
+def test_a_disk_that_stays_full_does_not_stop_the_end(start, clock, monkeypatch):
+    disk = FullDisk(monkeypatch)
+    session = start()
+    disk.full = True
+    run_steps(session, clock, [1])
+    session.close()
+    assert read(session).status is None
+
+
+def test_counters_that_are_no_numbers_cost_only_themselves(start, clock):
+    session = start()
+    with stage("actor_generate", tokens=object(), samples=2):
+        pass
+    session.close()
+    assert spans(session, "actor_generate")[0].counters == {"samples": 2}
+
+
+def test_a_forked_child_leaves_the_file_to_its_parent(start, clock):
+    session = start()
+    run_steps(session, clock, [1])
+    child = os.fork()
+    if child == 0:
+        with stage("in the child"):
+            pass
+        session.flush()
+        os._exit(0 if current() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    session.close()
+    assert spans(session, "in the child") == []
+    assert read(session).lost_lines == 0
+
+
+# ---- captures
+
+
+def test_a_window_on_steps_mirrors_their_stages(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], profile_step_start=2, profile_step_end=4)
+    run_steps(session, clock, [1, 2, 3, 4])
+    session.close()
+    assert recorder.calls == [
+        "open step-000002",
+        *["enter actor_update", "exit actor_update"] * 2,
+        "close",
+        "finish",
+    ]
+    counters = [span.counters for span in spans(session, "actor_update")]
+    assert counters == [None, {"fake": 1}, {"fake": 1}, None]
+    captured = [span.counters for span in spans(session, "step")]
+    assert captured == [None, {"capture": 1}, {"capture": 1}, None]
+
+
+def test_a_window_on_a_stage_opens_and_closes_with_it(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], stage="actor_update", steps=[2])
+    run_steps(session, clock, [1], "actor_update")
+    session.begin_step(2)
+    for name in ("actor_generate", "actor_update", "actor_update"):
+        with stage(name):
+            pass
+    session.end_step()
+    assert session.captured_last_step
+    session.close()
+    assert recorder.calls == [
+        *["open step-000002-actor_update", "enter actor_update", "exit actor_update", "close"],
+        *["open step-000002-actor_update-2", "enter actor_update", "exit actor_update", "close"],
+        "finish",
+    ]
+    notes = [note.text for note in read(session).notes]
+    assert notes[0] == "captured step-000002-actor_update with FakeRecorder"
+
+
+def test_what_the_profiler_itself_takes_is_a_region_outside_of_steps(start, clock):
+    class Slow(FakeRecorder):
+        def open(self, out: Path) -> None:
+            clock.advance(100)
+
+        def close(self) -> None:
+            clock.advance(1000)
+
+    session = start([Slow()], steps=[2])
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert times(session, "step") == [(1, 0, 8), (2, 108, 116), (3, 1116, 1124)]
+    assert times(session, "rlprof open capture") == [(2, 8, 108)]
+    assert times(session, "rlprof close capture") == [(2, 116, 1116)]
+
+
+def test_a_stage_open_when_its_window_closes_is_ended_for_the_recorder(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], steps=[1])
+    session.begin_step(1)
+    with stage("actor_update"):
+        session.end_step()
+    session.begin_step(2)
+    session.close()
+    assert recorder.calls == [
+        *["open step-000001", "enter actor_update", "exit actor_update", "close", "finish"]
+    ]
+
+
+def test_a_window_that_the_next_step_does_not_want_closes(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], profile_step_start=1, profile_step_end=3)
+    session.begin_step(1)
+    session.begin_step(7)
+    session.end_step()
+    session.close()
+    assert recorder.calls == ["open step-000001", "close", "finish"]
+
+
+def test_other_threads_are_not_mirrored(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], steps=[1])
+    session.begin_step(1)
+
+    def work():
+        with stage("elsewhere"):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    session.end_step()
+    session.close()
+    assert recorder.calls == ["open step-000001", "close", "finish"]
+    assert len(spans(session, "elsewhere")) == 1
+
+
+def test_a_run_that_ends_inside_a_window_closes_it(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], profile_step_start=1, profile_step_end=100)
+    run_steps(session, clock, [1])
+    session.close()
+    assert recorder.calls[-2:] == ["close", "finish"]
+
+
+@pytest.mark.parametrize("where", ["open", "enter", "exit", "close", "finish"])
+def test_a_recorder_that_raises_is_logged_noted_and_dropped(start, clock, caplog, where):
+    bad, good = FakeRecorder(fail_at=where), FakeRecorder()
+    session = start([bad, good], steps=[1, 2])
+    run_steps(session, clock, [1, 2])
+    session.close()
+    text = f"FakeRecorder failed and was dropped (RuntimeError: told to fail at {where})"
+    assert [note.text for note in read(session).notes if note.level == "error"] == [text]
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [text]
+    window = ["enter actor_update", "exit actor_update", "close"]
+    assert good.calls == ["open step-000001", *window, "open step-000002", *window, "finish"]
+    if where in ("open", "enter", "exit"):
+        assert bad.calls.count("close") == 1, "its tool must not stay on"
+    assert len(spans(session, "step")) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "reason"),
+    [
+        (
+            {"profile_step_start": 5, "profile_step_end": 7},
+            [1, 2],
+            "nothing was captured (steps wanted: 5 up to 6; the last step begun: 2)",
+        ),
+        (
+            {"steps": [9]},
+            [1],
+            "nothing was captured (steps wanted: [9]; the last step begun: 1)",
+        ),
+        (
+            {"steps": [1], "stage": "critic_update"},
+            [1],
+            "nothing was captured (no wanted stage began in a wanted step; "
+            "stages seen there: actor_update)",
+        ),
+        ({"steps": [9], "ranks": [1]}, [1], None),
+        ({"profile": False, "steps": [9]}, [1], None),
+        ({"steps": [1]}, [1], None),
+    ],
+)
+def test_a_run_that_captured_nothing_says_why(start, clock, options, steps, reason):
+    session = start([FakeRecorder()], **options)
+    run_steps(session, clock, steps)
+    session.close()
+    warnings = [note.text for note in read(session).notes if note.level == "warning"]
+    assert warnings == ([reason] if reason else [])
