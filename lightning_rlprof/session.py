@@ -87,6 +87,7 @@ class Session:
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
         self._closed = False
+        self._mode = ""
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
         _Process.session = self
         _watch_forks()
@@ -220,7 +221,10 @@ class Session:
         """Choose how markers behave: mirrored only where a capture is or may be open."""
         armed = window.arms_stages(self.config, self.header.rank, self.step)
         mirrored = self._capture.is_open or armed
-        marking.listen(self if mirrored or self.config.spans else None, mirrored=mirrored)
+        mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
+        if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
+            self._mode = mode
+            marking.listen(None if mode == "off" else self, mirrored=mirrored)
 
     def _write(self, rows: list[tuple[Any, ...]]) -> None:
         named = {row[6] for row in rows if row[0] == "span"} - self._threads

@@ -38,7 +38,7 @@ class Wraps:
         try:
             for rule in rules:
                 self._install(root, rule)
-        except ConfigError:
+        except BaseException:
             self.remove()
             raise
 
@@ -54,15 +54,15 @@ class Wraps:
 
     def _install(self, root: object, rule: WrapRule) -> None:
         owner, name = _find(root, rule.target)
-        before = getattr(owner, "__dict__", {}).get(name, _ABSENT)
         mine = _method(getattr(owner, name), rule)
-        if before is _ABSENT and mine.__self__ is owner:  # pickle will look for it by its name
-            mine.__func__.__name__ = name
         try:
+            before = vars(owner).get(name, _ABSENT)
             setattr(owner, name, mine)
         except (AttributeError, TypeError) as error:  # slots, or a property without a setter
             raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({error})") from error
         self._installed.append((owner, name, mine, before))
+        if before is _ABSENT and mine.__self__ is owner:
+            mine.__func__.__name__ = name  # by which pickle will look for it
 
 
 def _find(root: object, target: str) -> tuple[object, str]:
@@ -141,11 +141,11 @@ def _argument(function: Callable[..., Any], rule: WrapRule) -> ValueOf:
     if name not in parameters:
         hint = _hint(name, list(parameters))
         raise ConfigError(f"wrap: {rule.target!r} has no argument {name!r}{hint}")
-    place = list(parameters).index(name)
-    default = parameters[name].default
+    place, default = list(parameters).index(name), parameters[name].default
+    by_place = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
 
     def value_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        return kwargs.get(name, args[place] if place < len(args) else default)
+        return kwargs.get(name, args[place] if by_place and place < len(args) else default)
 
     return value_of
 

@@ -1,4 +1,4 @@
-"""One rank's recording: steps tile training, lines reach the disk, failures cost data and no run."""
+"""One rank's recording: steps tile training, lines reach the disk, failures stop no run."""
 
 import errno
 import logging
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_rlprof import session as session_module
 from lightning_rlprof import tracefile
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
@@ -124,9 +125,9 @@ def test_as_a_context_manager_it_closes_in_both_ways(start, clock):
 
 
 def test_as_a_context_manager_it_lets_the_exception_pass(start):
-    error = ValueError("mine")
-    with pytest.raises(ValueError, match="mine") as caught, start() as session:
-        session.begin_step(1)
+    error, session = ValueError("mine"), start()
+    session.begin_step(1)
+    with pytest.raises(ValueError, match="mine") as caught, session:
         raise error
     assert caught.value is error
     assert read(session).status == "interrupted by ValueError"
@@ -136,7 +137,7 @@ def test_as_a_context_manager_it_lets_the_exception_pass(start):
 def test_only_one_session_records_in_a_process(start, tmp_path):
     session = start()
     assert current() is session
-    with pytest.raises(ConfigError, match="a session is recording into .* already"):
+    with pytest.raises(ConfigError, match=r"a session is recording into .* already"):
         Session(ProfilerConfig(), tmp_path / "other", make_header())
     session.close()
     session.close()
@@ -272,6 +273,25 @@ def test_a_forked_child_leaves_the_file_to_its_parent(start, clock):
     session.close()
     assert spans(session, "in the child") == []
     assert read(session).lost_lines == 0
+
+
+def test_a_child_forgets_the_session(start):
+    """The same without a fork, which a coverage tool cannot follow into ``os._exit``."""
+    session = start()
+    session_module._leave_to_parent()
+    assert current() is None
+    with stage("in the child"):
+        pass
+    session.close()
+    assert spans(session, "in the child") == []
+
+
+def test_flushing_a_closed_session_does_nothing(start):
+    session = start()
+    session.close()
+    session.append(("note", 1, "info", "late"))
+    session.flush()
+    assert read(session).notes == []
 
 
 # ---- captures

@@ -66,7 +66,6 @@ class Spelling:
         reads: Turns the value into ours by dotted key, where it is not taken as it is.
         tool: The key counts only when this tool of verl is the selected one.
         accepts: For a key without ours: the values that change nothing. Any other is refused.
-        whole: The value is a mapping that is taken as one.
         items: Words that the value, a list, may hold.
     """
 
@@ -75,7 +74,6 @@ class Spelling:
     reads: Callable[[Any], Mapping[str, Any]] | None = None
     tool: str | None = None
     accepts: tuple[Any, ...] | str = ()
-    whole: bool = False
     items: tuple[str, ...] = ()
 
 
@@ -120,8 +118,8 @@ def _npu_contents(value: Any) -> Mapping[str, Any]:
 
 def _nsys(place: str) -> tuple[Spelling, ...]:
     return (
-        Spelling(f"{place}.controller_nsight_options", "nsight.controller", whole=True),
-        Spelling(f"{place}.worker_nsight_options", "nsight.worker", whole=True),
+        Spelling(f"{place}.controller_nsight_options", "nsight.controller"),
+        Spelling(f"{place}.worker_nsight_options", "nsight.worker"),
     )
 
 
@@ -156,7 +154,7 @@ def _memory(place: str) -> tuple[Spelling, ...]:
         Spelling(f"{place}.stack_depth", tool=tool, accepts=(32,)),
         Spelling(f"{place}.context", tool=tool, accepts=("all",)),
         Spelling(f"{place}.stacks", tool=tool, accepts=("all",)),
-        Spelling(f"{place}.kw_args", tool=tool, accepts=({},), whole=True),
+        Spelling(f"{place}.kw_args", tool=tool, accepts=({},)),
     )
 
 

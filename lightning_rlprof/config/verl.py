@@ -112,7 +112,7 @@ def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _leaves(key: str, pattern: str, value: Any, place: str | None) -> Iterator[_Found]:
     row = lookup(pattern)
-    if row and (row.whole or not isinstance(value, Mapping)):
+    if row:
         yield _Found(key, row, value, place)
     elif pattern in BLOCKS and isinstance(value, Mapping):
         for name, below in value.items():

@@ -43,7 +43,7 @@ def timeline(spans: Spans) -> dict[str, Any]:
 
         >>> from pathlib import Path
         >>> none = np.empty(0, dtype=np.int64)
-        >>> empty = Spans(Path("run"), (), (), *[none] * 8)
+        >>> empty = Spans(Path("run"), (), (), *[none] * 9)
         >>> timeline(empty)["steps"]
         []
     """

@@ -52,7 +52,7 @@ def test_lookup_finds_rows_and_whole_blocks() -> None:
 
 def test_blocks_are_the_places_that_hold_keys() -> None:
     assert {"global_profiler.global_tool_config", f"{ROLE}.profiler.tool_config.torch"} <= BLOCKS
-    assert "global_profiler.steps" not in BLOCKS
+    assert not {row.theirs for row in SPELLINGS} & BLOCKS
 
 
 def test_words_for_later_are_no_tools() -> None:

@@ -351,7 +351,7 @@ def test_values_that_change_nothing_are_accepted() -> None:
         "tool_config": {
             "torch": {"schedule": None, "step_start": 0, "step_end": None, "name": "torch"},
             "torch_memory": {"stack_depth": 64},
-            "precision_debugger": {"strict": True, "config_path": "x"},
+            "precision_debugger": {"strict": True, "stages": {"a": 1}},
             "nsys": None,
         },
     }

@@ -9,7 +9,7 @@ import pytest
 from lightning_rlprof import analysis
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.model import STAGES
-from lightning_rlprof.report import page_facts, page_shares, page_tables
+from lightning_rlprof.report import page_shares, page_tables
 from lightning_rlprof.report.page_colors import paints
 from lightning_rlprof.report.page_facts import configuration, facts, missing, remarks, versions
 from lightning_rlprof.report.page_shares import shares
@@ -162,12 +162,11 @@ def test_values_that_differ_between_ranks_name_the_ranks(tmp_path: Path) -> None
 def test_facts_count_what_is_there_and_what_should_be(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for rank in range(5):
-        head = header(rank, 8, host=f"node-{rank}", unix_ns=2**62)
+        head = header(rank, 8, host=f"node-{rank}")
         write_rank(run, head, grpo_rows(3), status="finished" if rank else None)
     found = {fact.name: fact.value for fact in facts(load(run))}
     assert found["ranks"] == "5 of 8"
     assert found["steps"] == "3 (1-3)"
     assert found["ended"] == "4 of 5 finished"
     assert found["5 hosts"] == "node-0, node-1, node-2, … and 2 more"
-    assert found["recorded"].startswith("2116-")
-    assert page_facts._date(10**30) == ""
+    assert found["recorded"] == "2023-11-14 22:13 UTC"
