@@ -16,7 +16,24 @@ from lightning_rlprof import marking
 from lightning_rlprof.marking import stage
 from lightning_rlprof.session import Session
 
-__all__ = ["Contender", "Floor", "Span", "TimerSums", "contenders", "idle_stage"]
+__all__ = [
+    "AGAIN",
+    "FLOOR",
+    "OFF",
+    "OURS",
+    "SIMPLE",
+    "VERL",
+    "Contender",
+    "Floor",
+    "Span",
+    "TimerSums",
+    "contenders",
+    "idle_stage",
+]
+
+FLOOR, AGAIN = "floor", "floor again (A/A)"
+OFF, OURS = "stage(), not recording", "stage(), recording"
+SIMPLE, VERL = "Lightning SimpleProfiler", "verl marked_timer formula"
 
 Span = Callable[..., AbstractContextManager[object]]
 
@@ -92,15 +109,15 @@ def idle_stage() -> Span:
 
 def contenders(session: Session) -> list[Contender]:
     """Return all contenders; the session must record as long as they are in use."""
-    simple = SimpleProfiler()  # type: ignore[no-untyped-call]
-    floors = [Contender(name, Floor, Floor.kept.clear) for name in ("floor", "floor again (A/A)")]
+    simple: Any = SimpleProfiler()
+    floors = [Contender(name, Floor, Floor.kept.clear) for name in (FLOOR, AGAIN)]
     return [
         *floors,
-        Contender("stage(), not recording", idle_stage()),
-        Contender("stage(), recording", stage, session.flush),
+        Contender(OFF, idle_stage()),
+        Contender(OURS, stage, session.flush),
         Contender("stage(tokens=…), recording", stage, session.flush, counted=True),
-        Contender("Lightning SimpleProfiler", simple.profile, simple.recorded_durations.clear),
-        Contender("verl marked_timer formula", TimerSums().span),
+        Contender(SIMPLE, simple.profile, simple.recorded_durations.clear),
+        Contender(VERL, TimerSums().span),
         Contender("torch record_function, off", torch.profiler.record_function),
         *_nvtx(),
     ]

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 __all__ = [
+    "CORE",
     "Bound",
     "Report",
     "bootstrap",
@@ -26,6 +27,9 @@ __all__ = [
     "table",
     "verdict",
 ]
+
+CORE = 0.9
+"""The share of a core that a process must have had for its wall times to mean anything."""
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,7 +60,9 @@ class Bound:
 
     def __str__(self) -> str:
         sign, state = "≥" if self.at_least else "≤", "holds" if self.holds else "DOES NOT HOLD"
-        return f"{state}: {self.text}: {self.value:.4g} {sign} {self.limit:.4g} {self.unit}".rstrip()
+        return (
+            f"{state}: {self.text}: {self.value:.4g} {sign} {self.limit:.4g} {self.unit}".rstrip()
+        )
 
 
 @dataclass
@@ -86,7 +92,9 @@ def options(description: str) -> argparse.Namespace:
     """Read the command line that every benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a few repeats, to see that it runs")
-    parser.add_argument("--markdown", action="store_true", help="print what docs/performance.md holds")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print what docs/performance.md holds"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
     return parser.parse_args()
 
@@ -123,7 +131,9 @@ def verdict(report: Report, chosen: argparse.Namespace) -> int:
 def machine() -> str:
     """Describe the machine in a line: processor, cores, versions, load."""
     load = ", ".join(f"{number:.1f}" for number in os.getloadavg())
-    versions = " ".join(f"{name} {metadata.version(name)}" for name in ("torch", "pytorch-lightning"))
+    versions = " ".join(
+        f"{name} {metadata.version(name)}" for name in ("torch", "pytorch-lightning")
+    )
     python = f"Python {platform.python_version()}"
     return f"{_processor()}, {os.cpu_count()} cores; {python}, {versions}; load average {load}"
 
@@ -171,9 +181,11 @@ def _markdown(report: Report) -> list[str]:
 
 def _cell(value: object) -> str:
     if value is None:
-        return "–"
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.2f}" if abs(value) < 10 else f"{value:,.0f}"
+        return f"{value:.2f}"
     return str(value)
 
 

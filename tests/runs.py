@@ -61,8 +61,7 @@ def write_rank(
     writer.write([("thread", ident, name) for ident, name in (threads or {MAIN: "Main"}).items()])
     writer.write(
         [
-            ("span", r.name, r.kind, r.step, r.start_ns, r.end_ns, r.thread, r.id or at)
-            + (r.parent, r.counters)
+            ("span", *r[:6], at if r.id is None else r.id, r.parent, r.counters)
             for at, r in enumerate(rows, start=1)
         ]
     )

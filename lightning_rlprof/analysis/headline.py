@@ -27,7 +27,9 @@ def headline(spans: Spans) -> str:
     rows = spans.rows(kind="step")
     steps = counted(spans, rows).steps
     if steps < FEWEST:
-        return f"{steps} complete steps are too few to say where the time goes; {FEWEST} are needed."
+        return (
+            f"{steps} complete steps are too few to say where the time goes; {FEWEST} are needed."
+        )
     table = stages(spans)
     shares = dict(zip(table.column("stage"), table.column("share"), strict=True))
     untraced = float(shares.pop("untraced") or 0.0)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from lightning_rlprof.analysis.counted import FEWEST, counted
-from lightning_rlprof.analysis.partition import UNTRACED, partition
-from lightning_rlprof.spans import Spans
+from lightning_rlprof.analysis.counted import FEWEST, Counted, counted
+from lightning_rlprof.analysis.partition import UNTRACED, Partition, partition
+from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
 __all__ = ["ranks"]
@@ -37,11 +37,7 @@ def ranks(spans: Spans) -> Table:
     if fewest < FEWEST:
         reason = f"a rank has {fewest} steps, too few to compare ranks ({FEWEST} needed)"
         return Table("ranks", _COLUMNS, abstained=reason)
-    cells = cut.cells(spans)
-    keep = choice.mask[cells.step]
-    totals = np.zeros((len(numbers), len(spans.names) + 1), dtype=np.int64)
-    place = np.searchsorted(numbers, spans.rank[cut.steps][cells.step[keep]])
-    np.add.at(totals, (place, cells.name[keep] + 1), cells.ns[keep])
+    totals = _totals(spans, cut, choice, numbers)
     means = totals // count[:, None]
     rows: list[tuple[Cell, ...]] = []
     for code in np.argsort(-totals.sum(axis=0), kind="stable").tolist():
@@ -51,7 +47,16 @@ def ranks(spans: Spans) -> Table:
         others = int(np.median(np.delete(means[:, code], worst)))
         name = "untraced" if code - 1 == UNTRACED else spans.names[code - 1]
         own = int(means[worst, code])
-        rows.append(
-            (name, int(numbers[worst]), own, others, own / others if others else None, fewest)
-        )
+        ratio = own / others if others else None
+        rows.append((name, int(numbers[worst]), own, others, ratio, fewest))
     return Table("ranks", _COLUMNS, rows, f"{choice.note} {_NOTE}".strip())
+
+
+def _totals(spans: Spans, cut: Partition, choice: Counted, ranks: Int64s) -> Int64s:
+    """Return exclusive time in the counted steps by rank and name, untraced first."""
+    cells = cut.cells(spans)
+    keep = choice.mask[cells.step]
+    totals = np.zeros((len(ranks), len(spans.names) + 1), dtype=np.int64)
+    place = np.searchsorted(ranks, spans.rank[cut.steps][cells.step[keep]])
+    np.add.at(totals, (place, cells.name[keep] + 1), cells.ns[keep])
+    return totals

@@ -1,11 +1,11 @@
 """Where the time of a step goes: one row per stage, "untraced" included, sums exact."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.counted import Counted, counted
+from lightning_rlprof.analysis.counted import FEWEST, Counted, counted
 from lightning_rlprof.analysis.partition import UNTRACED, Cells, Partition, home, partition
 from lightning_rlprof.analysis.statistics import summarize
 from lightning_rlprof.spans import Spans
@@ -55,17 +55,22 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     cells = cut.cells(spans)
     inclusive = _inclusive(spans, cut, choice, per_rank)
     totals = dict.fromkeys(inclusive, 0) | _totals(spans, cut, cells, choice, per_rank)
-    slowest = {} if per_rank else _slowest(spans, cut, cells, choice)
+    last: dict[int, int] = {} if per_rank else _slowest(spans, cut, cells, choice)
+    rows: list[tuple[Cell, ...]] = []
+    for key, share in _shares(totals):
+        stage = "untraced" if key.name == UNTRACED else spans.names[key.name]
+        row = (stage, share, totals[key], *inclusive.get(key, (None,) * 5))
+        rows.append((key.rank, *row) if per_rank else (*row, last.get(key.name)))
+    return Table(name, columns, rows, choice.note)
+
+
+def _shares(totals: dict[_Key, int]) -> Iterator[tuple[_Key, float | None]]:
+    """Yield the rows by rank and time, untraced last, each with its share of the rank's steps."""
     whole: dict[int, int] = {}
     for key, total in totals.items():
         whole[key.rank] = whole.get(key.rank, 0) + total
-    rows: list[tuple[Cell, ...]] = []
     for key in sorted(totals, key=lambda key: (key.rank, key.name == UNTRACED, -totals[key])):
-        stage = "untraced" if key.name == UNTRACED else spans.names[key.name]
-        share = totals[key] / whole[key.rank] if whole[key.rank] else None
-        row = (stage, share, totals[key], *inclusive.get(key, (None,) * 5))
-        rows.append((key.rank, *row) if per_rank else (*row, slowest.get(key.name)))
-    return Table(name, columns, rows, choice.note)
+        yield key, totals[key] / whole[key.rank] if whole[key.rank] else None
 
 
 def _totals(
@@ -100,9 +105,12 @@ def _inclusive(
 
 
 def _slowest(spans: Spans, cut: Partition, cells: Cells, choice: Counted) -> dict[int, int]:
-    """Return per stage the rank with the most exclusive time per step; none when there is one."""
+    """Return per stage the rank with the most exclusive time per step; none where there is one.
+
+    Nor with fewer than three steps: so few name a rank by chance.
+    """
     numbers, steps = np.unique(spans.rank[cut.steps][choice.mask], return_counts=True)
-    if len(numbers) < 2:
+    if len(numbers) < 2 or steps.min() < FEWEST:
         return {}
     count = dict(zip(numbers.tolist(), steps.tolist(), strict=True))
     best: dict[int, tuple[float, int]] = {}

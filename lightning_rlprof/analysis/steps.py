@@ -36,15 +36,10 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if not len(cut.steps):
         return Table("steps", columns, abstained="no step was recorded to its end")
     matrix = _matrix(cells, shown, len(cut.steps), len(names))
+    who = (spans.rank[cut.steps].tolist(), spans.step[cut.steps].tolist())
+    each = zip(*who, states(spans, cut.steps), matrix.tolist(), strict=True)
     rows: list[tuple[Cell, ...]] = [
-        (rank, step, state, sum(times), *times)
-        for rank, step, state, times in zip(
-            spans.rank[cut.steps].tolist(),
-            spans.step[cut.steps].tolist(),
-            states(spans, cut.steps),
-            matrix.tolist(),
-            strict=True,
-        )
+        (rank, step, state, sum(times), *times) for rank, step, state, times in each
     ]
     return Table("steps", columns, rows)
 

@@ -67,8 +67,9 @@ class Actions:
         if type(profiler).__name__ == "PassThroughProfiler":
             # It does nothing at the price of a generator per action, 40 of them per step.
             self._mine["profile"] = self.profile
-        for name, method in self._mine.items():
-            setattr(profiler, name, method)
+        own = vars(profiler)
+        self._before = {name: own[name] for name in self._mine if name in own}
+        own.update(self._mine)
 
     def profile(self, action_name: str) -> Any:
         """Return what marks the action."""
@@ -89,6 +90,8 @@ class Actions:
         for name, method in self._mine.items():
             if vars(self._profiler).get(name) == method:
                 delattr(self._profiler, name)
+                if name in self._before:  # somebody had covered it before us
+                    setattr(self._profiler, name, self._before[name])
 
     def _learn(self, action: str) -> Any:
         owner, _, hook = action.rpartition(".")

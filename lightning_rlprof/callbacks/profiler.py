@@ -3,11 +3,13 @@
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.callbacks.actions import Actions
 from lightning_rlprof.callbacks.base import Callback, guarded
+from lightning_rlprof.callbacks.first_step import FirstStep
 from lightning_rlprof.callbacks.optimizers import OptimizerSteps
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
@@ -61,6 +63,12 @@ class ProfilerCallback(Callback):
         self._epoch_start: int | None = None
         self._validation_start: int | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the run behind in copies and other processes: it belongs to who records it."""
+        # Lightning hangs two methods of the module on every callback, and with them the weights.
+        kept = {key: value for key, value in vars(self).items() if key not in ("log", "log_dict")}
+        return {**kept, "_session": None, "_undo": []}
+
     # ---- the life of a run
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -94,9 +102,12 @@ class ProfilerCallback(Callback):
             recorders=self.recorders,
         )
         self.run = session.run
+        self._in_batch, self._epoch_start, self._validation_start = False, None, None
         stages = {*STAGES, *self.config.custom_stages}
         self._undo += [Wraps(pl_module, self.config.wrap)]
         self._undo += [Actions(trainer.profiler, session, stages), OptimizerSteps(session)]
+        begin = partial(self.on_train_start, trainer, pl_module)
+        self._undo += [FirstStep(trainer.fit_loop, begin)]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run of a fit that went through."""
@@ -130,9 +141,13 @@ class ProfilerCallback(Callback):
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the first step, so that a rollout in the data loader belongs to it."""
-        if self._session is not None:
+        session = self._session
+        # Tuners run the loop without its callbacks, and their batches are no steps.
+        if session is not None and self in trainer.callbacks:
             # Of the batch before this one, counted from 0; right after a resume, too.
-            self._session.begin_step(trainer.fit_loop.epoch_loop.total_batch_idx + 2)
+            step = trainer.fit_loop.epoch_loop.total_batch_idx + 2
+            if session.step != step:
+                session.begin_step(step)
 
     @guarded
     def on_train_batch_start(

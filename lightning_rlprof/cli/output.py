@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +91,5 @@ def bar(text: str) -> Iterator[Step]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-@cache
 def _console() -> Console:
     return Console(highlight=False, emoji=False, markup=False)

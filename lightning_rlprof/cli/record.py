@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -34,12 +34,7 @@ def demo(
     """Train a small policy with GRPO on the CPU and show where each step went."""
     given = {"steps": steps, "task": task, "ranks": ranks}
     chosen = {name: value for name, value in given.items() if value is not None}
-    say("Training a small policy with GRPO, which takes a minute or two ...")
-    with _bar() as listen:
-        from lightning_rlprof.demo.run import DemoOptions, run_demo
-
-        options = DemoOptions(kv_cache=kv_cache, save_path=output, **chosen)  # type: ignore[arg-type]
-        result = run_demo(options, progress=listen)
+    result = _train({"kv_cache": kv_cache, "save_path": output, **chosen})
     if result.run is None:
         raise RlprofError(f"the training left no run in {output}; see the messages above")
     from lightning_rlprof.loaders.load import load
@@ -54,6 +49,14 @@ def demo(
         here = () if output == _SAVE_PATH else ("-o", output)
         next_command("rlprof", "demo", "--kv-cache", *here)
         next_command("rlprof", "compare", result.run, output)
+
+
+def _train(options: dict[str, Any]) -> "DemoResult":
+    say("Training a small policy with GRPO, which takes a minute or two ...")
+    with _bar() as listen:
+        from lightning_rlprof.demo.run import DemoOptions, run_demo
+
+        return run_demo(DemoOptions(**options), progress=listen)
 
 
 def _learned(result: "DemoResult") -> None:

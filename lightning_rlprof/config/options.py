@@ -100,6 +100,7 @@ class Options(Section):
 
     @model_validator(mode="after")
     def _agrees(self) -> "Options":
+        per_stage = self.per_stage  # refuses roles that cannot share this process
         chosen = "all_ranks" if self.ranks is None else "ranks"
         given = getattr(self, chosen)
         if self.all_ranks and self.ranks:
@@ -112,7 +113,7 @@ class Options(Section):
             raise refused(
                 f"contradicts roles: give roles.{next(iter(self.roles))}.ranks", key=where
             )
-        if self.profile_continuous_steps and self.per_stage:
+        if self.profile_continuous_steps and per_stage:
             what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
             text = f"contradicts {what}, which makes one capture per stage"
             raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-__all__ = ["Section", "explain", "near", "refused"]
+__all__ = ["Section", "explain", "near", "near_match", "refused"]
 
 _LONGEST = 80
 _ABSENT = object()
@@ -66,8 +66,14 @@ def near(word: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
         >>> near("banana", ["actor_update"])
         ''
     """
+    close = near_match(word, allowed, likeness)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def near_match(word: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
+    """The allowed word that looks most like the given one, or an empty text."""
     close = difflib.get_close_matches(word.lower(), list(allowed), 1, likeness)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return close[0] if close else ""
 
 
 def explain(error: ValidationError, origins: Mapping[str, str] | None = None) -> str:

@@ -9,7 +9,7 @@ import yaml
 
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.omega import plain, resolvable, resolving
-from lightning_rlprof.config.section import near
+from lightning_rlprof.config.section import near, near_match
 from lightning_rlprof.config.verl import Translation, translate
 from lightning_rlprof.errors import ConfigError
 
@@ -94,8 +94,7 @@ def from_environment(
     for variable in sorted(name for name in environment if name.startswith(PREFIX)):
         path = variable.removeprefix(PREFIX).lower().split("__")
         if path[0] not in fields:
-            known = [f"{PREFIX}{name.upper()}" for name in _flat(fields)]
-            raise ConfigError(f"{variable} names no key{_near_variable(variable, known)}")
+            raise ConfigError(f"{variable} names no key{_near_variable(path[0], fields)}")
         text = environment[variable]
         origins[".".join(path)] = variable
         nested: Any = text if path[0] == "nsight" else _yaml(variable, text)
@@ -167,16 +166,13 @@ def _refuse_misspelled(data: Mapping[str, Any], fields: Collection[str]) -> None
             raise ConfigError(f"{key} is not a key{close}")
 
 
-def _flat(fields: Collection[str]) -> list[str]:
-    return [*fields, *(f"integrated__{name}" for name in IntegratedConfig.model_fields)]
-
-
-def _near_variable(variable: str, known: list[str]) -> str:
-    close = {name.lower(): name for name in known}
-    found = near(variable, close)
-    for lower, name in close.items():
-        found = found.replace(f"'{lower}'", f"'{name}'")
-    return found or f"; write {PREFIX} and a key, such as {PREFIX}INTEGRATED__STAGE"
+def _near_variable(key: str, fields: Collection[str]) -> str:
+    names = {name: name for name in fields}
+    names |= {name: f"integrated__{name}" for name in IntegratedConfig.model_fields}
+    close = near_match(key, names)
+    if not close:
+        return f"; write {PREFIX} and a key, such as {PREFIX}INTEGRATED__STAGE"
+    return f"; did you mean '{PREFIX}{names[close].upper()}'?"
 
 
 def _yaml(variable: str, text: str) -> Any:

@@ -106,15 +106,21 @@ def run_demo(
         >>> len(result.rewards)
         2
     """
-    start = time.perf_counter()
     # First: it imports the other Lightning, which resets the loggers, and may refuse the path.
     callbacks = [*_recording(options.save_path), *callbacks]
     with one_thread(), quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        model = _warm_model(options)
-        before = exact_match(model.policy, model.task)
-        run = _fit(model, options, callbacks, progress)
-        after = exact_match(model.policy, model.task)
+        return _run(options, callbacks, progress)
+
+
+def _run(
+    options: DemoOptions, callbacks: Sequence[pl.Callback], progress: Progress | None
+) -> DemoResult:
+    start = time.perf_counter()
+    model = _warm_model(options)
+    before = exact_match(model.policy, model.task)
+    run = _fit(model, options, callbacks, progress)
+    after = exact_match(model.policy, model.task)
     return DemoResult(
         exact_before=before,
         exact_after=after,

@@ -26,13 +26,10 @@ def anchors(headers: Mapping[int, Header]) -> tuple[dict[int, int], list[Problem
         >>> anchors({0: one, 1: two})
         ({0: 1000, 1: 1000}, [])
     """
-    hosts: dict[str, list[tuple[int, int]]] = {}
-    for rank, header in headers.items():
-        hosts.setdefault(header.host, []).append((header.unix_ns - header.clock_ns, rank))
     found: dict[int, int] = {}
     problems: list[Problem] = []
     clocks = 0
-    for host, pairs in hosts.items():
+    for host, pairs in _hosts(headers).items():
         groups = _clocks(sorted(pairs))
         clocks += len(groups)
         if len(groups) > 1:
@@ -45,6 +42,14 @@ def anchors(headers: Mapping[int, Header]) -> tuple[dict[int, int], list[Problem
         text = f"clocks of {clocks} hosts are not calibrated: between hosts, times may be off by ms"
         problems.append(Problem(None, text))
     return found, problems
+
+
+def _hosts(headers: Mapping[int, Header]) -> dict[str, list[tuple[int, int]]]:
+    """Return each host's (anchor, rank) pairs."""
+    hosts: dict[str, list[tuple[int, int]]] = {}
+    for rank, header in headers.items():
+        hosts.setdefault(header.host, []).append((header.unix_ns - header.clock_ns, rank))
+    return hosts
 
 
 def _clocks(pairs: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:

@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.axis import anchors
-from lightning_rlprof.model import KINDS, Header, Note, Number
+from lightning_rlprof.loaders.counters import collect, merge
+from lightning_rlprof.model import KINDS, Header, Note
 from lightning_rlprof.spans import (
     NO_PARENT,
     Counter,
@@ -73,20 +73,17 @@ def read_run(
     tables = _Tables()
     for count, file in enumerate(files, start=1):
         try:
-            rank = _read_rank(file, tables)
+            problems += _admit(_read_rank(file, tables), ranks)
         except TraceError as error:
             broken.append(error)
             problems.append(Problem(_rank_of(file), str(error)))
-        else:
-            problems += _admit(rank, ranks)
         if progress is not None:
             progress(count, len(files))
     if not ranks:
         raise broken[0]
-    ranks = dict(sorted(ranks.items()))
-    seen = {*ranks, *(problem.rank for problem in problems if problem.rank is not None)}
-    problems += _missing(ranks, seen) if len(files) > 1 or path.is_dir() else []
-    return _assemble(path, ranks, tables, problems)
+    if path.is_dir():
+        problems += _missing(ranks, {problem.rank for problem in problems})
+    return _assemble(path, dict(sorted(ranks.items())), tables, problems)
 
 
 def _admit(rank: _Rank, ranks: dict[int, _Rank]) -> list[Problem]:
@@ -107,7 +104,9 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     trace = read_trace(file)
     number = trace.header.rank
     if not 0 <= number < _MOST_RANKS:
-        raise TraceError(f"{file}: its header says rank {number}, allowed are 0 to {_MOST_RANKS - 1}")
+        raise TraceError(
+            f"{file}: its header says rank {number}, allowed are 0 to {_MOST_RANKS - 1}"
+        )
     if not -_LARGEST < trace.header.unix_ns - trace.header.clock_ns < _LARGEST_ANCHOR:
         raise TraceError(f"{file}: the clocks of its header are out of range")
     lines, problems = _sound(trace)
@@ -115,7 +114,7 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     order = np.lexsort((columns["id"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}
     problems += _family(columns, number)
-    counters = _counters(lines, order)
+    counters = collect(lines, order)
     return _Rank(file, trace.header, columns, counters, trace.notes, trace.status, problems)
 
 
@@ -184,39 +183,12 @@ def _family(columns: dict[str, Int64s], rank: int) -> list[Problem]:
     return [Problem(rank, text.format(count)) for count, text in texts if count]
 
 
-def _counters(lines: list[SpanLine], order: Int64s) -> dict[str, Counter]:
-    """Collect one rank's counters by name, rows after sorting."""
-    found: dict[str, tuple[list[int], list[Number]]] = {}
-    for row, line in enumerate(lines):
-        for name, value in (line.counters or {}).items():
-            if value is None:  # written for a number that is not finite
-                continue
-            rows, values = found.setdefault(name, ([], []))
-            rows.append(row)
-            values.append(value)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    result = {}
-    for name, (rows, values) in found.items():
-        at = place[rows]
-        sort = np.argsort(at)
-        result[name] = Counter(at[sort], _exact(values)[sort])
-    return result
-
-
-def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
-    """Return an array that holds every value as it is: no integer becomes a float."""
-    kinds = set(map(type, values))
-    if kinds == {int} and max(map(abs, values)) < 2**63:
-        return np.array(values, dtype=np.int64)
-    return np.array(values, dtype=np.float64 if kinds == {float} else object)
-
-
-def _missing(ranks: dict[int, _Rank], seen: set[int]) -> list[Problem]:
+def _missing(ranks: dict[int, _Rank], troubled: set[int | None]) -> list[Problem]:
     """Name the ranks of the world that wrote no file, as ranges."""
     world = max(rank.header.world_size for rank in ranks.values())
+    seen = {number for number in (*ranks, *troubled) if number is not None and number < world}
     gaps, expected = [], 0
-    for number in [*sorted(number for number in seen if number < world), world]:
+    for number in [*sorted(seen), world]:
         if number > expected:
             gaps.append(f"{expected}" if number == expected + 1 else f"{expected}-{number - 1}")
         expected = number + 1
@@ -236,34 +208,36 @@ def _assemble(
     """Put all ranks on one axis that starts with the first event."""
     headers = {number: rank.header for number, rank in ranks.items()}
     anchor, doubts = anchors(headers)
-    firsts = [
-        int(rank.columns["start_ns"][0]) + anchor[number]
-        for number, rank in ranks.items()
-        if len(rank.columns["start_ns"])
-    ]
-    zero = min(firsts, default=min(header.unix_ns for header in headers.values()))
+    zero = _first_event(ranks, anchor)
     shifts = {number: anchor[number] - zero for number in ranks}
     for number, rank in ranks.items():
         rank.columns["start_ns"] += shifts[number]
         rank.columns["end_ns"] += shifts[number]
-    columns = {
-        name: np.concatenate([rank.columns[name] for rank in ranks.values()]) for name in _NUMBERS
-    }
-    counts = [len(rank.columns["id"]) for rank in ranks.values()]
-    columns["rank"] = np.repeat(np.array(list(ranks), dtype=np.int64), counts)
-    problems = problems + doubts + [own for rank in ranks.values() for own in rank.problems]
+    every = list(ranks.values())
+    counts = [len(rank.columns["id"]) for rank in every]
     return Spans(
         path,
         tuple(tables.names),
         tuple(tables.threads),
-        **columns,
-        counters=_merge(list(ranks.values()), counts),
+        rank=np.repeat(np.array(list(ranks), dtype=np.int64), counts),
+        **{name: np.concatenate([rank.columns[name] for rank in every]) for name in _NUMBERS},
+        counters=merge([rank.counters for rank in every], counts),
         headers=headers,
         statuses={number: rank.status for number, rank in ranks.items()},
         notes=tuple(_notes(ranks, shifts)),
-        problems=tuple(problems),
+        problems=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
         unix_ns=zero,
     )
+
+
+def _first_event(ranks: dict[int, _Rank], anchor: Mapping[int, int]) -> int:
+    """Return when the first span of all began, else the first rank, in wall-clock time."""
+    starts = [
+        int(rank.columns["start_ns"][0]) + anchor[number]
+        for number, rank in ranks.items()
+        if len(rank.columns["start_ns"])
+    ]
+    return min(starts, default=min(rank.header.unix_ns for rank in ranks.values()))
 
 
 def _notes(ranks: dict[int, _Rank], shifts: Mapping[int, int]) -> list[RankNote]:
@@ -275,22 +249,3 @@ def _notes(ranks: dict[int, _Rank], shifts: Mapping[int, int]) -> list[RankNote]
         ),
         key=lambda note: note.time_ns,
     )
-
-
-def _merge(ranks: list[_Rank], counts: list[int]) -> dict[str, Counter]:
-    """Join the ranks' counters; where their types differ, the values stay Python numbers."""
-    starts = [0, *np.cumsum(counts).tolist()]
-    merged: dict[str, Counter] = {}
-    for name in sorted({name for rank in ranks for name in rank.counters}):
-        own = [
-            (start, rank.counters[name])
-            for start, rank in zip(starts, ranks, strict=False)
-            if name in rank.counters
-        ]
-        types = {counter.values.dtype for _, counter in own}
-        kind = types.pop() if len(types) == 1 else np.dtype(object)
-        merged[name] = Counter(
-            np.concatenate([counter.rows + start for start, counter in own]),
-            np.concatenate([counter.values.astype(kind) for _, counter in own]),
-        )
-    return merged

@@ -1,5 +1,7 @@
 """Mirror spans as MSTX ranges, which the profilers of Ascend NPUs record."""
 
+import inspect
+
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.recorders.base import Recorder
 
@@ -25,6 +27,11 @@ class MstxRecorder(Recorder):
                 f"MSTX ranges need torch_npu on a machine with CANN ({error}); "
                 'pip install "lightning-rlprof[npu]"'
             ) from error
+        # Versions do not order this: 2.1.0.post13 has domains, 2.5.1 has none.
+        if "domain" not in inspect.signature(mstx.range_start).parameters:
+            raise RecorderError(
+                "this torch_npu is older than its MSTX domains; pip install 'torch_npu>=2.6'"
+            )
         self._mstx = mstx
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,5 +141,6 @@ class TorchProfilerRecorder(Recorder):
         except Exception as error:
             self._errors.append(error)
         finally:
-            plain.unlink(missing_ok=True)
-            part.unlink(missing_ok=True)
+            for leftover in (plain, part):
+                with suppress(OSError):  # the folder itself may be gone
+                    leftover.unlink()

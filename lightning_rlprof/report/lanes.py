@@ -26,8 +26,10 @@ class _Lane:
             return True
         if self.open[-1][0] < end:
             return False
-        around = next((each for _, each, free in reversed(self.open) if not free), NO_PARENT)
-        return loose or around == parent
+        for _, around, passes in reversed(self.open):
+            if around == parent or not passes:
+                return loose or around == parent
+        return loose or parent == NO_PARENT
 
 
 def lanes(spans: Spans, rows: Int64s) -> list[list[int]]:

@@ -13,10 +13,9 @@ _MOST_BARS = 240  # on a page 1180 px wide a bar is then four pixels
 
 
 def shares(steps: Table | None) -> dict[str, Any]:
-    """Return stages and one bar per step, or per few steps, from the table of all steps.
+    """Return stages and one bar per step, or per ``width`` steps, from the table of all steps.
 
-    Bars hold integer nanoseconds of exclusive time: the mean over ranks and, where a bar stands for
-    several steps, over them.
+    Bars hold integer nanoseconds of exclusive time, the mean over ranks and steps.
 
     Example::
 
@@ -25,12 +24,11 @@ def shares(steps: Table | None) -> dict[str, Any]:
     """
     if steps is None or not steps.rows:
         return {"stages": [], "bars": [], "values": [], "width": 1, "states": []}
-    names = [column.name for column in steps.columns[FIRST_STAGE:]]
     times = np.array([row[FIRST_STAGE:] for row in steps.rows], dtype=np.int64)
     numbers, place, ranks = np.unique(
         np.array(steps.column("step")), return_inverse=True, return_counts=True
     )
-    sums = np.zeros((len(numbers), len(names)), dtype=np.int64)
+    sums = np.zeros((len(numbers), times.shape[1]), dtype=np.int64)
     np.add.at(sums, place, times)
     width = -(-len(numbers) // _MOST_BARS)
     heads = np.arange(0, len(numbers), width)
@@ -38,7 +36,7 @@ def shares(steps: Table | None) -> dict[str, Any]:
     means = np.add.reduceat(sums, heads, axis=0) // count[:, None]
     last = np.append(heads[1:], len(numbers)) - 1
     return {
-        "stages": names,
+        "stages": [column.name for column in steps.columns[FIRST_STAGE:]],
         "bars": [[int(numbers[a]), int(numbers[b])] for a, b in zip(heads, last, strict=True)],
         "values": means.T.tolist(),
         "width": width,

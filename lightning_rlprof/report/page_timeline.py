@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.model import KINDS
-from lightning_rlprof.spans import NO_PARENT, Int64s, Spans
+from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["timeline"]
 
@@ -48,28 +48,32 @@ def timeline(spans: Spans) -> dict[str, Any]:
         []
     """
     steps = _steps(spans)
-    labels = _labels(steps)
-    doubts = [(set(spans.step[spans.flagged(name)].tolist()), name) for name in _DOUBTS]
     counters = sorted(spans.counters)
-    chosen: list[dict[str, Any]] = []
-    used = 0
-    for at in _order(len(steps), labels):
-        drawn = _draw(spans, steps[at], counters)
-        size = len(json.dumps(drawn, separators=(",", ":")))
-        if chosen and used + size > _BYTES:
-            break
-        used += size
-        doubtful = [name for numbers, name in doubts if steps[at].number in numbers]
-        chosen.append({**drawn, "labels": labels.get(at, []) + doubtful})
-    chosen.sort(key=lambda step: int(step["number"]))
     return {
-        "steps": chosen,
+        "steps": _choose(spans, steps, counters),
         "total": sum(step.number > 0 for step in steps),
+        "ranks": len(spans.ranks),
         "aligned": _aligned(spans, steps),
         "names": list(spans.names),
         "kinds": list(KINDS),
         "counters": counters,
     }
+
+
+def _choose(spans: Spans, steps: list[_Step], counters: list[str]) -> list[dict[str, Any]]:
+    """Return as many steps as `_BYTES` hold, one at least, by number."""
+    labels = _labels(steps)
+    doubts = [(set(spans.step[spans.flagged(name)].tolist()), name) for name in _DOUBTS]
+    chosen: list[dict[str, Any]] = []
+    used = 0
+    for at in _order(len(steps), labels):
+        drawn = _draw(spans, steps[at], counters)
+        used += len(json.dumps(drawn, separators=(",", ":")))
+        if chosen and used > _BYTES:
+            break
+        doubtful = [name for numbers, name in doubts if steps[at].number in numbers]
+        chosen.append({**drawn, "labels": labels.get(at, []) + doubtful})
+    return sorted(chosen, key=lambda step: int(step["number"]))
 
 
 def _steps(spans: Spans) -> list[_Step]:
@@ -176,28 +180,19 @@ def _lanes(
     places: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, id) -> (thread, row)
     items: list[list[Any]] = []
     for row in rows.tolist():
-        rank, thread, parent = int(spans.rank[row]), int(spans.thread[row]), int(spans.parent[row])
+        rank, thread = int(spans.rank[row]), int(spans.thread[row])
         start, end = int(spans.start_ns[row]), int(spans.end_ns[row])
-        over = places.get((rank, parent)) if parent != NO_PARENT else None
+        over = places.get((rank, int(spans.parent[row])))
         lowest = over[1] + 1 if over and over[0] == thread else 0
         at = _free(ends.setdefault(thread, []), lowest, start, end)
         places[rank, int(spans.id[row])] = thread, at
-        item = [
-            int(spans.name[row]),
-            int(spans.kind[row]),
-            thread,
-            at,
-            start - zero_ns,
-            end - start,
-        ]
+        name, kind = int(spans.name[row]), int(spans.kind[row])
         numbers = _numbers(spans, row, counters)
-        items.append([*item, numbers] if numbers else item)
+        items.append([name, kind, thread, at, start - zero_ns, end - start, *numbers])
     threads = sorted(ends, key=lambda t: (spans.threads[t].rank, t not in trains, t))
-    order = {thread: at for at, thread in enumerate(threads)}
     for item in items:
-        item[2] = order[item[2]]
-    lanes = [[spans.threads[t].rank, spans.threads[t].name, len(ends[t])] for t in order]
-    return lanes, items
+        item[2] = threads.index(item[2])
+    return [[spans.threads[t].rank, spans.threads[t].name, len(ends[t])] for t in threads], items
 
 
 def _free(ends: list[int], lowest: int, start: int, end: int) -> int:
@@ -209,8 +204,9 @@ def _free(ends: list[int], lowest: int, start: int, end: int) -> int:
 
 
 def _numbers(spans: Spans, row: int, counters: list[str]) -> list[Any]:
-    """Return counter, value, counter, value …; what JSON cannot hold as a number becomes text."""
+    """Return one list of counter, value, counter, value … or nothing; NaN becomes text."""
     found: list[Any] = []
     for name, value in (spans.counters_of(row) or {}).items():
-        found += [counters.index(name), value if math.isfinite(value) else str(value)]
-    return found
+        plain = isinstance(value, int) or math.isfinite(value)  # integers may exceed a float
+        found += [counters.index(name), value if plain else str(value)]
+    return [found] if found else []

@@ -18,12 +18,12 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def plain(text: str) -> str:
-    """Return text in which everything that could steer a terminal is spelled out.
+    r"""Return text in which everything that could steer a terminal is spelled out.
 
     Example::
 
-        >>> plain("a\\x1b[31mb")
-        'a\\\\x1b[31mb'
+        >>> plain("a\x1b[31mb")
+        'a\\x1b[31mb'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -43,12 +43,10 @@ def duration(ns: int) -> str:
         return f"{seconds // 3600:,} h {seconds // 60 % 60:02d} min"
     if seconds >= 60:
         return f"{seconds // 60} min {seconds % 60:02d} s"
-    for size, unit in _UNITS:
-        if ns >= size * 0.9995 or size == 1:
-            value = ns / size
-            digits = 0 if size == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
-            return f"{value:.{digits}f} {unit}"
-    raise AssertionError(ns)
+    size, unit = next(pair for pair in _UNITS if ns >= pair[0] * 0.9995 or pair[0] == 1)
+    value = ns / size
+    digits = 0 if size == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
 
 
 def render(table: Table, *, rows: int | None = None) -> RenderableType:

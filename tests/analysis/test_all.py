@@ -28,4 +28,5 @@ def test_each_is_pure(tmp_path: Path, each: object) -> None:
     spans = grpo_run(tmp_path, ranks=2)
     before = [column.copy() for column in (spans.start_ns, spans.end_ns, spans.name)]
     assert each(spans) == each(spans)  # type: ignore[operator]
-    assert all((a == b).all() for a, b in zip(before, (spans.start_ns, spans.end_ns, spans.name)))
+    after = (spans.start_ns, spans.end_ns, spans.name)
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))

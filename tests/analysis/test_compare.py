@@ -87,7 +87,14 @@ def test_stages_of_one_side_are_said(tmp_path: Path) -> None:
 def test_steps_under_capture_are_left_out_and_said() -> None:
     def run(flag: str) -> list[Row]:
         return [
-            Row("step", "step", n, n * 99, n * 99 + (n if n < 10 else 15), counters={flag: 1} if n == 10 else None)
+            Row(
+                "step",
+                "step",
+                n,
+                n * 99,
+                n * 99 + (n if n < 10 else 15),
+                counters={flag: 1} if n == 10 else None,
+            )
             for n in range(1, 11)
         ]
 

@@ -15,9 +15,7 @@ def _slow(a: list[int], b: list[int]) -> tuple[int, int] | None:
     counts = [0] * (n * m + 1)
     for chosen in itertools.combinations(range(n + m), n):
         counts[sum(chosen) - n * (n - 1) // 2] += 1
-    rank = sum(
-        1 for tail in itertools.accumulate(counts) if tail / math.comb(n + m, n) <= 0.005
-    )
+    rank = sum(1 for tail in itertools.accumulate(counts) if tail / math.comb(n + m, n) <= 0.005)
     differences = sorted(y - x for x in a for y in b)
     return (differences[rank - 1], differences[-rank]) if rank else None
 

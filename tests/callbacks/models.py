@@ -52,8 +52,8 @@ class TinyToo(Body, lightning.pytorch.LightningModule):
 class Validated(Tiny):
     """With the steps of the Trainer's other verbs."""
 
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.layer(batch)
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch)
 
     test_step = predict_step = validation_step
 
@@ -104,7 +104,9 @@ def recorded(
 ) -> RankTrace:
     """Train under a callback that writes into the folder, and read what rank 0 wrote."""
     callback = ProfilerCallback(profile_save_path=str(folder))
-    make_trainer(callback, *others, **options).fit(module or Tiny(), data or loader())
+    make_trainer(callback, *others, **options).fit(
+        module or Tiny(), loader() if data is None else data
+    )
     return trace_of(callback)
 
 

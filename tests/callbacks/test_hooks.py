@@ -1,5 +1,6 @@
 """Hooks of Lightning that do not come in pairs, and the shapes that a training can have."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_both_trainers_take_the_bare_callback(package: Any, tmp_path: Path) -> N
 def test_steps_tile_the_training_without_a_gap(tmp_path: Path) -> None:
     spans = [span for span in recorded(tmp_path, max_epochs=2).spans if span.kind == "step"]
     assert len(spans) == 8
-    for before, after in zip(spans, spans[1:], strict=False):
+    for before, after in pairwise(spans):
         assert before.end_ns == after.start_ns
 
 
@@ -102,9 +103,7 @@ def test_a_raw_optimizer_is_seen_though_lightning_does_not(tmp_path: Path) -> No
 
 def test_optimizer_step_leaves_out_the_closure_that_lightning_runs_in_it(tmp_path: Path) -> None:
     trace = recorded(tmp_path)
-    for update, backward in zip(
-        of(trace, "optimizer_step"), of(trace, "backward"), strict=True
-    ):
+    for update, backward in zip(of(trace, "optimizer_step"), of(trace, "backward"), strict=True):
         assert update.start_ns >= backward.end_ns
 
 
@@ -129,13 +128,13 @@ def test_fast_dev_run_is_one_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_barebones_still_records(package: Any, tmp_path: Path) -> None:
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
-    trainer = package.Trainer(
-        barebones=True, max_epochs=1, accelerator="cpu", callbacks=[callback]
-    )
+    trainer = package.Trainer(barebones=True, max_epochs=1, accelerator="cpu", callbacks=[callback])
     trainer.fit(module_of(package), loader())
     assert steps_of(trace_of(callback)) == [1, 2, 3, 4]
 
 
+# Lightning says so itself; it is what these two tests are about.
+@pytest.mark.filterwarnings("ignore:train_dataloader yielded None:UserWarning")
 def test_a_batch_of_none_is_no_step(tmp_path: Path) -> None:
     class Gappy:
         def __iter__(self) -> Any:
@@ -148,6 +147,7 @@ def test_a_batch_of_none_is_no_step(tmp_path: Path) -> None:
     assert first.end_ns == second.start_ns
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`:UserWarning")
 def test_a_training_step_that_returns_none_is_a_step(tmp_path: Path) -> None:
     class Skips(Tiny):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
@@ -175,12 +175,16 @@ def test_other_verbs_record_nothing_before_or_after_a_fit(verb: str, tmp_path: P
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
     trainer = make_trainer(callback)
     for _ in range(2):
-        getattr(trainer, verb)(Validated(), loader(), **({} if verb == "predict" else {"verbose": False}))
+        getattr(trainer, verb)(
+            Validated(), loader(), **({} if verb == "predict" else {"verbose": False})
+        )
     assert callback.run is None
     assert list(tmp_path.iterdir()) == []
     trainer.fit(Tiny(), loader())
     first = callback.run
-    getattr(trainer, verb)(Validated(), loader(), **({} if verb == "predict" else {"verbose": False}))
+    getattr(trainer, verb)(
+        Validated(), loader(), **({} if verb == "predict" else {"verbose": False})
+    )
     assert callback.run == first
     assert steps_of(trace_of(callback)) == [1, 2, 3, 4]
 

@@ -23,8 +23,8 @@ def said(data: object, origins: dict[str, str] | None = None) -> str:
 
 
 def test_unknown_key_names_its_place_and_a_near_match() -> None:
-    expected = "inner.siz is not a key here; did you mean 'size'? (allowed: size, kind)"
-    assert said({"inner": {"siz": 2}}) == expected
+    expected = "inner.sizze is not a key here; did you mean 'size'? (allowed: size, kind)"
+    assert said({"inner": {"sizze": 2}}) == expected
 
 
 def test_unknown_key_without_likeness_lists_what_is_allowed() -> None:
@@ -33,7 +33,7 @@ def test_unknown_key_without_likeness_lists_what_is_allowed() -> None:
 
 
 def test_places_in_lists_are_numbered() -> None:
-    assert said({"inner_list": [{}, {"siz": 2}]}).startswith("inner_list[1].siz is not a key")
+    assert said({"inner_list": [{}, {"sizze": 2}]}).startswith("inner_list[1].sizze is not a key")
 
 
 def test_dash_is_read_as_underscore() -> None:
@@ -83,8 +83,8 @@ def test_long_values_are_cut() -> None:
 
 
 def test_native_text_of_pydantic_says_the_same() -> None:
-    with pytest.raises(ValidationError, match=r"siz is not a key here; did you mean 'size'\?"):
-        Outer.model_validate({"inner": {"siz": 2}})
+    with pytest.raises(ValidationError, match=r"sizze is not a key here; did you mean 'size'\?"):
+        Outer.model_validate({"inner": {"sizze": 2}})
 
 
 def test_refused_without_key_shows_the_value() -> None:

@@ -179,7 +179,7 @@ def test_a_whole_file_of_verl_with_references_is_resolved_where_it_is_read() -> 
 
 def test_a_reference_to_nothing_in_a_profiler_block_is_one_line() -> None:
     data = {"global_profiler": {"tool": "torch", "steps": "${nowhere}"}}
-    with pytest.raises(ConfigError, match="cannot be resolved: .*nowhere"):
+    with pytest.raises(ConfigError, match=r"cannot be resolved: .*nowhere"):
         canonical(data, FIELDS)
 
 
@@ -208,7 +208,7 @@ def test_variables_set_keys() -> None:
     ("variable", "part"),
     [
         ("RLPROF__STEP", "; did you mean 'RLPROF__STEPS'?"),
-        ("RLPROF__STAGE", "; did you mean 'RLPROF__"),
+        ("RLPROF__STAGE", "; did you mean 'RLPROF__INTEGRATED__STAGE'?"),
         ("RLPROF__QQQQQQQQQQQQQQQQQQQQQ", "; write RLPROF__ and a key, such as RLPROF__INTEGRATED"),
         ("RLPROF__", ""),
         ("RLPROF__TRAINER__PROFILE_STEPS", ""),

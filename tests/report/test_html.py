@@ -33,6 +33,10 @@ def source_of(spans: Spans) -> str:
     return render_report(spans, tables_of(spans), analysis.headline(spans))
 
 
+def titles_of(source: str) -> list[str]:
+    return [text for tag, text in Page(source).texts if tag == "h2" and text.strip()]
+
+
 def data_of(source: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', source, re.S)
     assert found
@@ -81,8 +85,7 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
     )
     for total in table.column("total"):
         assert duration(int(total or 0)).rpartition(" ")[0] in cells
-    titles = [text for tag, text in page.texts if tag == "h2" and text.strip()]
-    assert titles == [
+    assert titles_of(page.source) == [
         "Where the steps' time went",
         "Stages over the steps",
         "Inside a step",
@@ -96,37 +99,39 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
     assert {a["scope"] for a in page.find("th")} == {"col", "row"}
 
 
+USE = """
+const say = (key, value) => { document.body.dataset[key] = value; };
+const id = (name) => document.getElementById(name);
+const bars = () => document.querySelectorAll("[data-span]").length;
+const tip = () => id("tip").hidden ? "" : id("tip").textContent;
+const move = (node, type, x, more) => node.dispatchEvent(new PointerEvent(type,
+  { bubbles: true, clientX: x, clientY: node.getBoundingClientRect().top + 3, ...more }));
+id("step").value = "0";
+id("step").dispatchEvent(new Event("change"));
+say("chosen", id("chosen").textContent);
+const bar = document.querySelector('[data-span="0"]');
+move(bar, "pointermove", bar.getBoundingClientRect().left + 1);
+say("tip", tip());
+const label = id("shares").querySelector("svg");
+say("shares", label.getAttribute("aria-label"));
+move(label, "pointermove", label.getBoundingClientRect().right - 20);
+say("bar", tip());
+say("before", bars());
+id("lanes").dispatchEvent(new KeyboardEvent("keydown", { key: "+" }));
+for (let i = 0; i < 9; i++) id("closer").click();
+say("zoomed", bars());
+id("fit").click();
+say("fitted", bars());
+label.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: 1e3 }));
+say("opened", id("chosen").textContent);
+id("timeline-table").open = true;
+id("shares-table").open = true;
+"""
+
+
 def test_a_page_can_be_used_by_mouse_and_keyboard(tmp_path: Path, browse: Browse) -> None:
-    script = """
-    const say = (key, value) => { document.body.dataset[key] = value; };
-    const id = (name) => document.getElementById(name);
-    const bars = () => document.querySelectorAll("[data-span]").length;
-    const tip = () => id("tip").hidden ? "" : id("tip").textContent;
-    const move = (node, type, x, more) => node.dispatchEvent(new PointerEvent(type,
-      { bubbles: true, clientX: x, clientY: node.getBoundingClientRect().top + 3, ...more }));
-    id("step").value = "0";
-    id("step").dispatchEvent(new Event("change"));
-    say("chosen", id("chosen").textContent);
-    const bar = document.querySelector('[data-span="0"]');
-    move(bar, "pointermove", bar.getBoundingClientRect().left + 1);
-    say("tip", tip());
-    const label = id("shares").querySelector("svg");
-    say("shares", label.getAttribute("aria-label"));
-    move(label, "pointermove", label.getBoundingClientRect().right - 20);
-    say("bar", tip());
-    say("before", bars());
-    id("lanes").dispatchEvent(new KeyboardEvent("keydown", { key: "+" }));
-    for (let i = 0; i < 9; i++) id("closer").click();
-    say("zoomed", bars());
-    id("fit").click();
-    say("fitted", bars());
-    label.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: 1e3 }));
-    say("opened", id("chosen").textContent);
-    id("timeline-table").open = true;
-    id("shares-table").open = true;
-    """
     spans = grpo_run(tmp_path / "run", steps=4)
-    page = browse(poked(source_of(spans), script))
+    page = browse(poked(source_of(spans), USE))
     body = page.body
     assert "data-error" not in body
     assert body["data-chosen"].startswith("Step 1 · ")
@@ -195,13 +200,14 @@ def test_the_policy_forbids_every_request_and_every_other_script(
     source = source_of(grpo_run(tmp_path / "run", steps=3))
     with counting_server() as (address, asked):
         added = f"<img src={address}/i><link rel=stylesheet href={address}/c>"
+        added += f"<iframe src={address}/f></iframe>"
         added += f"<script src={address}/s></script><script>document.body.dataset.evil=1</script>"
         page = browse(source.replace("</main>", f"{added}</main>"))
         assert asked == []
         assert "data-evil" not in page.body
         assert page.body["data-drawn"] == "shares timeline"
         page = browse(poked(source.replace("</main>", f"{added}</main>"), ""))
-        assert sorted(asked) == ["/c", "/i", "/s"]  # so the test can fail
+        assert sorted(asked) == ["/c", "/f", "/i", "/s"]  # so the test can fail
         assert page.body["data-evil"] == "1"
 
 
@@ -243,9 +249,23 @@ def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
     own = Table("mine", (Column("what", "text"), Column("speed", "number", "MB/s")), [("a", 1.5)])
     empty = Table("none", (Column("what", "text"),))
     page = Page(render_report(spans, {"mine": own, "none": empty, **tables_of(spans)}, "x"))
-    titles = [text for tag, text in page.texts if tag == "h2" and text.strip()]
-    assert titles[-2:] == ["Mine", "The run"]
+    assert titles_of(page.source)[-2:] == ["Mine", "The run"]
     assert "MB/s" in page.text()
+
+
+def test_a_page_needs_no_table(tmp_path: Path) -> None:
+    spans = grpo_run(tmp_path / "run", steps=3, ranks=2)
+    steps, coverage = analysis.steps(spans), analysis.coverage(spans)
+    assert titles_of(render_report(spans, {}, "x")) == ["Inside a step", "The run"]
+    assert titles_of(render_report(spans, {"steps": steps}, "x")) == [
+        "Stages over the steps",
+        "Inside a step",
+        "Stages by rank",
+        "The run",
+    ]
+    both = render_report(spans, {"steps": steps, "coverage": coverage}, "x")
+    assert titles_of(both)[-2:] == ["Ranks", "The run"]
+    assert "Outside steps, in no bar: 0 ns per rank." in Page(both).text()
 
 
 def test_a_report_is_there_whole_or_not_at_all(

@@ -50,6 +50,17 @@ def test_regions_with_known_ends_nest_by_time() -> None:
     assert _lanes(loaded(rows)) == [["training_step", "update", "backward", "minibatch"]]
 
 
+def test_a_region_that_is_the_parent_holds_its_stages() -> None:
+    rows = [
+        Row("training_step", "region", 1, 0, 100),
+        Row("optimizer_step", "region", 1, 10, 60),
+        Row("update", "stage", 1, 20, 50, parent=1),
+        Row("elsewhere", "stage", 1, 61, 90, parent=99),
+    ]
+    expected = ["training_step", "optimizer_step", "update", "elsewhere"]
+    assert _lanes(loaded(rows)) == [expected]
+
+
 def test_marks_go_to_the_first_lane_and_cover_nothing() -> None:
     rows = [
         Row("now", "mark", 1, 5, 5),

@@ -84,13 +84,13 @@ def test_a_long_table_says_how_many_rows_are_not_there(monkeypatch: pytest.Monke
 def test_the_slow_rank_stands_out_and_equal_ranks_do_not(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for rank in range(4):
-        slow = {"compute_reward": 2.0} if rank == 2 else None
+        slow = {"compute_reward": 1.3} if rank == 2 else None
         write_rank(run, header(rank, 4), grpo_rows(5, rank, slow=slow))
     steps = analysis.steps(load(run))
     view = ranks_grid(steps, "a", "A", "")
     at = [head.text for head in view.heads].index("compute_reward")
     parts = [row[at].part or 0.0 for row in view.rows]
-    assert parts[2] == 1.0
+    assert 0.45 < parts[2] < 0.75  # 30 % more than the median, full at 50 %, noise 5 %
     assert max(parts[:2] + parts[3:]) < 0.2
     assert ["most" in row[at].style for row in view.rows] == [False, False, True, False]
     other = [head.text for head in view.heads].index("actor_update")

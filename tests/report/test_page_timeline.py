@@ -98,6 +98,7 @@ def overlapping() -> list[Row]:
     rows = [Row("outer", "region", 1, 0, 100, id=1)]
     rows += [Row("task", "stage", 1, at, at + 40, parent=1, id=10 + at) for at in (0, 10, 20, 50)]
     rows += [Row("inner", "region", 1, 12, 48, parent=20, id=99)]
+    rows += [Row("after", "region", 1, 62, 70, parent=20, id=96)]
     rows += [Row("mark", "mark", 1, 30, 30, parent=20, id=98)]
     rows += [Row("other", "stage", 1, 5, 95, thread=7, id=97)]
     rows += [Row("late", "region", 1, 0, 120, id=200), Row("step", "step", 1, 0, 130, id=201)]
@@ -118,6 +119,8 @@ def test_no_bar_hides_another_and_children_lie_below_their_parents(tmp_path: Pat
     row = dict(zip(names, (span[3] for span in step["spans"]), strict=True))
     assert row["late"] == 0  # the longest of those that start together is the outermost
     assert row["inner"] > row["outer"] + 1
+    tasks = [span[3] for span, name in zip(step["spans"], names, strict=True) if name == "task"]
+    assert row["after"] > tasks[1]  # below the task that opened it, which has ended
     heights = [lane[2] for lane in step["lanes"]]
     assert all(row < heights[lane] for lane, row, _, _ in placed)
 

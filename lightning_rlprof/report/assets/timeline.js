@@ -279,6 +279,7 @@ const timeline = (() => {
     const actions = { previous: () => select(at - 1), next: () => select(at + 1), closer: () => zoom(0.6), wider: () => zoom(1 / 0.6), fit: () => look(...whole()) };
     for (const id in actions) byId(id).addEventListener("click", actions[id]);
     const align = byId("align");
+    align.hidden = data.timeline.ranks < 2;
     align.setAttribute("aria-pressed", String(aligned));
     align.addEventListener("click", () => {
       aligned = !aligned;

@@ -1,0 +1,205 @@
+"""What recording costs a training step of about 7 ms: ``python benchmarks/loop.py``.
+
+One Lightning fit with manual optimisation, a small model and one torch thread. A step does 11
+pieces of work, which a contender marks as 11 stages. The contender changes at every step, in
+random order in each block, and a step is compared with the step of the same block that nobody
+watched: a machine that is slow for a while is slow for all of them. Reported is the median of the
+differences, as a share and in µs per step, with a bootstrap interval of 95 %; once by the clock,
+once in CPU time of the training thread, which neighbours on the machine disturb less. Bounds are
+on the clock.
+
+A step is timed from one call of Lightning's ``epoch_loop.advance`` to the next. That is all of
+it: fetching the batch, every hook with Lightning's own dispatch of it, the training step, the end
+of the step with the write to the disk. Only the change of contenders happens between the two
+clocks, at a place where no profiled action is open.
+
+Our callback must be there on some steps and absent on others. It goes through Lightning's own
+``setup`` once. What that left behind is noted: the callback in ``trainer.callbacks``, the methods
+on ``trainer.profiler``, the hooks in torch's two global tables. Between two steps exactly these
+are put back or taken away, so that the callback keeps what a long run has (its session, its open
+file, the actions that it has learnt) and pays on its own steps for all that it pays there. The
+step that it records is begun at the change; in a run of its own, the end of the step before
+begins it. At the end the trace is read: it must hold every stage of every step that was ours, and
+no other.
+
+"Nobody" runs with Lightning's own PassThroughProfiler, as every Trainer does by default. That one
+is a generator per action; the callback covers it with its own method while it records.
+
+Two controls: "nobody" is measured twice, and the process must have had a core for itself (CPU time
+against wall time). Outside of their bands the machine is too noisy: the run is repeated once and
+then fails.
+"""
+
+import argparse
+import logging
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from _measure import CORE, Bound, Report, bootstrap, options, quiet_enough, verdict
+from _switch import AGAIN, CONTENDERS, NOBODY, OURS, SIMPLE, STAGES, Policy, Switch
+
+from lightning_rlprof.callbacks.profiler import ProfilerCallback
+from lightning_rlprof.tracefile import rank_files, read_trace
+
+__all__ = ["Costs", "Difference", "bounds", "main"]
+
+TRIES = 2
+BAND_US = 30.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a contender adds to a step that nobody watches.
+
+    Attributes:
+        share: Median over blocks, as a share of the step.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+        us: The share in µs per step.
+        cpu_us: The same in CPU time.
+    """
+
+    share: float
+    low: float
+    high: float
+    us: float
+    cpu_us: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What was measured.
+
+    Attributes:
+        step_ms: Median of the steps that nobody watched.
+        by_name: Contender to what it adds.
+        core: CPU time of the process by wall time.
+    """
+
+    step_ms: float
+    by_name: dict[str, Difference]
+    core: float
+
+    @property
+    def quiet(self) -> bool:
+        """Whether both controls are inside of their bands."""
+        return abs(self.by_name[AGAIN].us) <= BAND_US and self.core >= CORE
+
+
+def bounds(costs: Costs) -> list[Bound]:
+    """Return what a step may cost."""
+    ours, simple = costs.by_name[OURS].us, costs.by_name[SIMPLE].us
+    return [
+        Bound("the callback with everything it hooks, per step", ours, 120.0, "µs"),
+        Bound("the same, by SimpleProfiler's", ours, simple, "µs"),
+    ]
+
+
+def _measure(quick: bool) -> Costs:
+    blocks, first = (40, 4) if quick else (1_500, 20)
+    plan = [
+        name for _ in range(first + blocks) for name in random.sample(CONTENDERS, len(CONTENDERS))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        switch, core = _fit(plan, Path(folder))
+    skip = first * len(CONTENDERS)
+    wall = _by_name(plan[skip:], switch.wall[skip:])
+    cpu = _by_name(plan[skip:], switch.cpu[skip:])
+    names = CONTENDERS[1:]
+    return Costs(
+        median(wall[NOBODY]) / 1e6, {name: _difference(wall, cpu, name) for name in names}, core
+    )
+
+
+def _fit(plan: Sequence[str], folder: Path) -> tuple[Switch, float]:
+    """Train through the plan; also return how much of a core the process had."""
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[ProfilerCallback(profile_save_path=str(folder))],
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    policy = Policy()
+    switch = Switch(trainer, policy, plan)
+    batches: list[torch.Tensor] = [torch.randn(96, 128)] * (len(plan) + 1)
+    data: Any = torch.utils.data.DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    wall, cpu = time.perf_counter(), time.process_time()
+    trainer.fit(policy, data)
+    core = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    _check_trace(folder, plan)
+    return switch, core
+
+
+def _check_trace(folder: Path, plan: Sequence[str]) -> None:
+    (run,) = folder.iterdir()
+    spans = read_trace(rank_files(run)[0]).spans
+    found = [(span.step, span.name) for span in spans if span.kind == "stage"]
+    ours = [step for step, name in enumerate([*plan, OURS], 1) if name == OURS]
+    if found != [(step, name) for step in ours for name in STAGES]:
+        raise RuntimeError(
+            f"the trace has {len(found)} stages, not 11 of each of {len(ours)} steps"
+        )
+
+
+def _by_name(plan: Sequence[str], times: Sequence[int]) -> dict[str, list[int]]:
+    named = list(zip(plan, times, strict=True))
+    return {name: [time for one, time in named if one == name] for name in CONTENDERS}
+
+
+def _difference(wall: dict[str, list[int]], cpu: dict[str, list[int]], name: str) -> Difference:
+    shares, cpu_shares = (
+        [time / usual - 1 for time, usual in zip(times[name], times[NOBODY], strict=True)]
+        for times in (wall, cpu)
+    )
+    return Difference(
+        median(shares),
+        *bootstrap(shares),
+        us=median(shares) * median(wall[NOBODY]) / 1e3,
+        cpu_us=median(cpu_shares) * median(cpu[NOBODY]) / 1e3,
+    )
+
+
+def _report(costs: Costs) -> Report:
+    rows = [
+        [
+            name,
+            f"{100 * one.share:+.2f} %",
+            f"{100 * one.low:+.2f} … {100 * one.high:+.2f} %",
+            f"{one.us:+.0f}",
+            f"{one.cpu_us:+.0f}",
+        ]
+        for name, one in costs.by_name.items()
+    ]
+    control = (
+        f"nobody again {costs.by_name[AGAIN].us:+.0f} µs (band ±{BAND_US:.0f}); "
+        f"the process had {costs.core:.0%} of a core (at least {CORE:.0%})"
+    )
+    headings = [f"on a step of {costs.step_ms:.1f} ms", "slower by", "95 %", "µs", "CPU µs"]
+    return Report("loop", headings, rows, bounds(costs), control, costs.quiet)
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Measure, print, and return the exit status."""
+    torch.set_num_threads(1)
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    costs = quiet_enough(lambda: _measure(chosen.quick), lambda one: one.quiet, TRIES)
+    return verdict(_report(costs), chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main(options(__doc__.splitlines()[0])))

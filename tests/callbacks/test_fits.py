@@ -1,0 +1,166 @@
+"""Several fits, resuming, and copies of the callback."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from lightning_rlprof.callbacks.metrics import StageMetrics
+from lightning_rlprof.callbacks.profiler import ProfilerCallback
+from lightning_rlprof.testing import FakeRecorder
+from tests.callbacks.models import (
+    PACKAGES,
+    Tiny,
+    cut_steps,
+    loader,
+    make_trainer,
+    module_of,
+    of,
+    recorded,
+    steps_of,
+    trace_of,
+)
+
+# Lightning's own advice about what these tests do on purpose.
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:You're resuming from a checkpoint that ended before the epoch ended:UserWarning"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:Be aware that when using `ckpt_path`, .*ModelCheckpoint:UserWarning"
+    ),
+]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_two_fits_in_a_row_are_two_complete_runs(package: Any, tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    module = module_of(package)
+    traces = []
+    for _ in range(2):
+        make_trainer(callback, package=package).fit(module, loader())
+        traces.append(trace_of(callback))
+    assert traces[0].path != traces[1].path
+    assert [steps_of(trace) for trace in traces] == [[1, 2, 3, 4]] * 2
+    assert [trace.status for trace in traces] == ["finished"] * 2
+
+
+def test_one_trainer_that_goes_on_goes_on_counting(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    trainer, module = make_trainer(callback), Tiny()
+    trainer.fit(module, loader())
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, loader())
+    assert steps_of(trace_of(callback)) == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_resuming_in_mid_epoch_goes_on_with_the_step_number(
+    accumulate: int, tmp_path: Path
+) -> None:
+    saves = ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=2 // accumulate, save_top_k=-1)
+    first = recorded(
+        tmp_path / "first", None, saves, max_steps=2 // accumulate, max_epochs=-1,
+        enable_checkpointing=True, accumulate_grad_batches=accumulate,
+    )  # fmt: skip
+    assert steps_of(first) == [1, 2]
+    (ckpt,) = (tmp_path / "ckpt").iterdir()
+
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "second"))
+    trainer = make_trainer(callback, accumulate_grad_batches=accumulate)
+    trainer.fit(Tiny(), loader(), ckpt_path=ckpt)  # weights_only by default: no state of ours
+    trace = trace_of(callback)
+    assert steps_of(trace) == [3, 4]
+    assert of(trace, "rlprof open capture") == []
+    assert trace.spans[0].step == 3  # the first fetch is of the step that it is for
+
+
+def test_resuming_between_epochs_goes_on_with_the_step_number(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path / "ckpt")
+    recorded(tmp_path / "first", None, saves, enable_checkpointing=True)
+    (ckpt,) = (tmp_path / "ckpt").iterdir()
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "second"))
+    make_trainer(callback, max_epochs=2).fit(Tiny(), loader(), ckpt_path=ckpt)
+    trace = trace_of(callback)
+    assert steps_of(trace) == [5, 6, 7, 8]
+    assert len(of(trace, "epoch")) == 1
+
+
+def test_checkpoints_hold_nothing_of_ours(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path / "ckpt")
+    recorded(tmp_path / "run", None, StageMetrics(), saves, enable_checkpointing=True)
+    (ckpt,) = (tmp_path / "ckpt").iterdir()
+    state = torch.load(ckpt, weights_only=True)
+    assert [key for key in state["callbacks"] if "ModelCheckpoint" not in key] == []
+
+
+def test_capture_windows_count_on_after_a_resume(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path / "ckpt")
+    recorded(tmp_path / "first", None, saves, enable_checkpointing=True)
+    (ckpt,) = (tmp_path / "ckpt").iterdir()
+    recorder = FakeRecorder()
+    callback = ProfilerCallback(
+        profile_save_path=str(tmp_path / "second"), recorders=[recorder], steps=[2, 6]
+    )
+    make_trainer(callback, max_epochs=2).fit(Tiny(), loader(), ckpt_path=ckpt)
+    assert [call for call in recorder.calls if call.startswith("open")] == ["open step-000006"]
+
+
+def test_a_step_without_an_end_leaves_the_next_fit_alone(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    broken = Tiny()
+    broken.on_batch = lambda batch_idx: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(callback).fit(broken, loader())
+    make_trainer(callback).fit(Tiny(), loader())
+    trace = trace_of(callback)
+    assert (steps_of(trace), cut_steps(trace), trace.status) == ([1, 2, 3, 4], [], "finished")
+
+
+def test_an_epoch_cut_by_an_exception_is_not_ended_by_the_next_fit(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=2, save_top_k=-1)
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"))
+    broken = Tiny()
+    broken.on_batch = lambda batch_idx: 1 / (2 - batch_idx)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(callback, saves, enable_checkpointing=True).fit(broken, loader())
+    (ckpt,) = (tmp_path / "ckpt").iterdir()
+    make_trainer(callback).fit(Tiny(), loader(), ckpt_path=ckpt)
+    trace = trace_of(callback)
+    assert steps_of(trace) == [3, 4]
+    assert of(trace, "epoch") == []  # it began in another run
+
+
+def test_a_callback_is_pickled_and_copied_before_and_after_a_fit(tmp_path: Path) -> None:
+    callback = ProfilerCallback(
+        profile_save_path=str(tmp_path),
+        recorders=[FakeRecorder()],
+        wrap=[{"target": "layer.forward", "stage": "actor_generate"}],
+    )
+    for _ in range(2):
+        for twin in (pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)):
+            assert twin.config == callback.config
+            make_trainer(twin).fit(Tiny(), loader())
+            assert steps_of(trace_of(twin)) == [1, 2, 3, 4]
+        make_trainer(callback).fit(Tiny(), loader())
+
+
+def test_a_callback_is_pickled_and_copied_while_it_records(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "run"))
+    module = Tiny()
+    twins: list[ProfilerCallback] = []
+
+    def copies(batch_idx: int) -> None:
+        if batch_idx == 1:
+            twins.extend([pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)])
+
+    module.on_batch = copies
+    make_trainer(callback).fit(module, loader())
+    assert steps_of(trace_of(callback)) == [1, 2, 3, 4]
+    for twin in twins:  # a copy records nothing until a fit of its own
+        make_trainer(twin).fit(Tiny(), loader())
+        assert steps_of(trace_of(twin)) == [1, 2, 3, 4]

@@ -1,0 +1,24 @@
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from lightning_rlprof.cli.app import main
+
+
+@pytest.fixture
+def rlprof(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process; returns exit status, stdout, stderr."""
+
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rlprof", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run

@@ -1,0 +1,95 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.cli import app
+from lightning_rlprof.errors import RlprofError
+
+
+def _run(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "lightning_rlprof", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_error_is_one_line_on_stderr_and_exit_status_1(tmp_path: Path) -> None:
+    done = _run("summary", str(tmp_path / "nowhere"))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"rlprof: {tmp_path}/nowhere: no such file or directory\n"
+
+
+def test_wrong_usage_is_exit_status_2() -> None:
+    assert _run("summary").returncode == 2
+    assert _run("no-such-command").returncode == 2
+
+
+def test_the_command_line_reads_without_torch_or_lightning() -> None:
+    code = (
+        "import sys\n"
+        "from lightning_rlprof.cli import app, config, read, record\n"
+        "from lightning_rlprof import analysis\n"
+        "from lightning_rlprof.loaders import load\n"
+        "from lightning_rlprof.report import html, perfetto, text\n"
+        "print(sorted({'torch', 'torch_npu', 'nvtx', 'pytorch_lightning', 'lightning'}"
+        " & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_numpy_is_imported_only_by_a_command_that_needs_it() -> None:
+    code = "import sys, lightning_rlprof.cli.app; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n"
+
+
+def test_an_error_cannot_steer_the_terminal_nor_take_two_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RlprofError("bad\x1b[2J name\nand more")
+
+    monkeypatch.setattr(app, "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr() == ("", "rlprof: bad\\x1b[2J name and more\n")
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        app.main()
+
+
+def test_the_version_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app, "version", lambda name: {"lightning-rlprof": "1.2.3"}[name])
+    monkeypatch.setattr(sys, "argv", ["rlprof", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == "rlprof 1.2.3\n"
+
+
+def test_without_an_installation_the_version_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> str:
+        raise app.PackageNotFoundError(name)
+
+    monkeypatch.setattr(app, "version", absent)
+    monkeypatch.setattr(sys, "argv", ["rlprof", "--version"])
+    with pytest.raises(SystemExit):
+        app.main()
+    assert capsys.readouterr().out == "rlprof, not installed\n"

@@ -1,0 +1,142 @@
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.config.verl import translate
+from lightning_rlprof.errors import ConfigError
+
+ACTOR = "actor_rollout_ref.actor.profiler"
+
+
+def new(actor: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {"global_profiler": {"tool": "torch", "steps": [1, 2], **keys}}
+    if actor is not None:
+        data["actor_rollout_ref"] = {"actor": {"strategy": "fsdp", "profiler": actor}}
+    return data
+
+
+def values(data: dict[str, Any]) -> dict[str, Any]:
+    translation = translate(data)
+    assert translation is not None
+    return translation.values
+
+
+def said(data: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        translate(data)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        (new(relocate_results=True), "global_profiler.relocate_results=True"),
+        (new(finish_hook_cmd="ls"), "global_profiler.finish_hook_cmd='ls'"),
+        (new(finish_hook_ranks=[1]), "global_profiler.finish_hook_ranks=[1]"),
+        (
+            new({"enable": True, "finish_hook_all_ranks": True}),
+            f"{ACTOR}.finish_hook_all_ranks=True",
+        ),
+        (
+            new({"enable": True, "tool_config": {"torch": {"schedule": {"active": 1}}}}),
+            f"{ACTOR}.tool_config.torch.schedule.active=1",
+        ),
+        (
+            new({"enable": True, "tool_config": {"torch": {"profile_token_start": 0}}}),
+            f"{ACTOR}.tool_config.torch.profile_token_start=0",
+        ),
+        (
+            new(tool="torch_memory", global_tool_config={"torch_memory": {"stack_depth": 64}}),
+            "global_profiler.global_tool_config.torch_memory.stack_depth=64",
+        ),
+        (
+            {
+                "actor_rollout_ref": {
+                    "actor": {"profile": {"use_profile": True}, "profiler": {"ranks": [0]}}
+                }
+            },
+            "actor_rollout_ref.actor.profile.use_profile=True",
+        ),
+    ],
+)
+def test_what_comes_with_later_work_is_refused_by_name(data: dict[str, Any], key: str) -> None:
+    assert said(data).startswith(f"{key} is not supported yet; set it to ")
+
+
+def test_values_that_change_nothing_are_accepted() -> None:
+    actor = {
+        "_target_": "verl.utils.profiler.ProfilerConfig",
+        "enable": True,
+        "relocate_results": False,
+        "finish_hook_cmd": None,
+        "finish_hook_ranks": [],
+        "tool_config": {
+            "torch": {"schedule": None, "step_start": 0, "step_end": None, "name": "torch"},
+            "torch_memory": {"stack_depth": 64},
+            "precision_debugger": {"strict": True, "stages": {"a": 1}},
+            "nsys": None,
+        },
+    }
+    memory = {"trace_alloc_max_entries": 100_000, "context": "all", "kw_args": {}}
+    data = new(actor, relocate_results=False, global_tool_config={"torch_memory": memory})
+    expected = {"steps", "tools", "roles.actor.enable"}
+    assert set(values(data)) == expected
+    assert set(values(new(actor, global_tool_config=None))) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"trainer": {"profile_step": [1]}}, "trainer.profile_step is not a key; did you mean"),
+        (
+            {"trainer": {"worker_nsight_option": {}}},
+            "trainer.worker_nsight_option is not a key; did you mean 'worker_nsight_options'?",
+        ),
+        (new(global_tool_config={"nsis": {"x": 1}}), "global_profiler.global_tool_config.nsis is"),
+        (new(stps=[1]), "global_profiler.stps is not a key; did you mean 'steps'?"),
+        (new({"rank": [1]}), f"{ACTOR}.rank is not a key; did you mean 'ranks'?"),
+        (
+            new({"tool_config": {"torch": {"content": []}}}),
+            f"{ACTOR}.tool_config.torch.content is not a key; did you mean 'contents'?",
+        ),
+        (new({"tool_config": {"torchh": None}}), f"{ACTOR}.tool_config.torchh is not a key; did"),
+        ({"global_profiler": "nsys"}, "global_profiler is a block of keys, not a value"),
+        (new({"tool_config": "x"}), f"{ACTOR}.tool_config is a block of keys, not a value"),
+    ],
+)
+def test_an_unknown_key_inside_a_profiler_block_is_refused(
+    data: dict[str, Any], expected: str
+) -> None:
+    assert said(data).startswith(expected)
+
+
+def test_spellings_that_disagree_are_refused() -> None:
+    data = {**new(), "trainer": {"profile_steps": [3]}}
+    expected = "trainer.profile_steps and global_profiler.steps disagree: they mean steps=[3] and"
+    assert said(data).startswith(expected)
+
+
+def test_origins_name_the_key_of_verl() -> None:
+    translation = translate(new({"enable": True}))
+    assert translation is not None
+    assert translation.origins["steps"] == "global_profiler.steps"
+    assert translation.origins["tools"] == "global_profiler.tool"
+    assert translation.origins["roles.actor.enable"] == f"{ACTOR}.enable"
+
+
+def test_roles_that_disagree_about_the_one_capture_are_refused() -> None:
+    data = {
+        **new({"enable": True, "save_path": "a"}),
+        "critic": {"profiler": {"enable": True, "save_path": "b"}},
+    }
+    text = said(data)
+    assert text.startswith(f"{ACTOR}.save_path and critic.profiler.save_path disagree: they mean ")
+    assert "integrated.profile_save_path='a' and 'b'" in text
+
+
+def test_roles_with_different_tools_are_refused() -> None:
+    data = {**new({"enable": True}), "critic": {"profiler": {"enable": True, "tool": "nsys"}}}
+    text = said(data)
+    start = "global_profiler.tool='torch' and critic.profiler.tool='nsys': different tools per role"
+    assert text.startswith(start)

@@ -1,0 +1,115 @@
+"""Every recorder keeps the contract that `check_recorder` states, and a broken one does not."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.model import Number
+from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.recorders.memory import MemoryRecorder
+from lightning_rlprof.recorders.mstx import MstxRecorder
+from lightning_rlprof.recorders.nvtx import NvtxRecorder
+from lightning_rlprof.recorders.torch_profiler import TorchProfilerOptions, TorchProfilerRecorder
+from lightning_rlprof.testing import FakeRecorder, check_recorder
+from tests.recorders.fake_mstx import install
+
+OPTIONS = TorchProfilerOptions(device="cpu", role="actor", rank=0, world_size=1)
+RECORDERS: dict[str, Callable[[], Recorder]] = {
+    "base": Recorder,
+    "fake": FakeRecorder,
+    "memory": lambda: MemoryRecorder("cpu"),
+    "mstx on a fake torch_npu": MstxRecorder,
+    "nvtx without a tool": NvtxRecorder,
+    "torch_profiler": lambda: TorchProfilerRecorder(OPTIONS),
+}
+METHODS = ("open", "enter", "exit", "close", "finish")
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+def test_every_recorder_keeps_the_contract(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    check_recorder(RECORDERS[name](), tmp_path)
+
+
+def test_every_recorder_is_in_the_table() -> None:
+    built = {type(make()) for name, make in RECORDERS.items() if "mstx" not in name}
+    folder = Path(inspect.getfile(Recorder)).parent
+    rooms = {path.stem for path in folder.glob("*.py")} - {"__init__", "choose", "mstx"}
+    assert rooms == {kind.__module__.split(".")[-1] for kind in built} - {"testing"}
+
+
+def test_every_method_has_the_parameters_of_the_base() -> None:
+    for kind in (MemoryRecorder, MstxRecorder, NvtxRecorder, TorchProfilerRecorder):
+        for method in METHODS:
+            mine, base = (inspect.signature(getattr(c, method)) for c in (kind, Recorder))
+            assert list(mine.parameters) == list(base.parameters), (kind, method)
+
+
+def test_the_base_is_the_recorder_that_does_nothing(tmp_path: Path) -> None:
+    recorder = Recorder()
+    assert recorder.open(tmp_path / "window") is None
+    assert recorder.exit(recorder.enter("actor_update")) is None
+    assert (recorder.close(), recorder.finish()) == (None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_recorder_that_raises_breaks_the_contract(method: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=f"told to fail at {method}"):
+        check_recorder(FakeRecorder(fail_at=method), tmp_path)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "3", None, [1]])
+def test_a_counter_that_is_no_finite_number_breaks_the_contract(value: Any, tmp_path: Path) -> None:
+    class Counting(Recorder):
+        def exit(self, token: object) -> Mapping[str, Number]:
+            return {"good": 1, "bad": value}
+
+    with pytest.raises(AssertionError, match=r"must be finite numbers by name, got \{'bad'"):
+        check_recorder(Counting(), tmp_path)
+
+
+def test_a_recorder_that_opens_only_once_breaks_the_contract(tmp_path: Path) -> None:
+    class Once(Recorder):
+        opened = False
+
+        def open(self, out: Path) -> None:
+            if self.opened:
+                raise RuntimeError("opened twice")
+            self.opened = True
+
+    with pytest.raises(RuntimeError, match="opened twice"):
+        check_recorder(Once(), tmp_path)
+
+
+def test_a_recorder_that_mixes_tokens_up_breaks_the_contract(tmp_path: Path) -> None:
+    class Strict(Recorder):
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def enter(self, name: str) -> object:
+            self.names.append(name)
+            return self.names[0]  # always the outermost
+
+        def exit(self, token: object) -> None:
+            if self.names.pop() != token:
+                raise ValueError("not the span that ends")
+
+    with pytest.raises(ValueError, match="not the span that ends"):
+        check_recorder(Strict(), tmp_path)
+
+
+def test_the_contract_is_two_full_windows_and_an_empty_one(tmp_path: Path) -> None:
+    recorder = FakeRecorder()
+    check_recorder(recorder, tmp_path)
+    verbs = [call.split()[0] for call in recorder.calls]
+    window = ["open", "enter", "enter", "exit", "exit", "close"]
+    assert verbs == [*window, *window, "open", "close", "finish"]
+    opened = [call for call in recorder.calls if call.startswith("open")]
+    assert len(set(opened)) == 3
