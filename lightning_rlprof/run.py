@@ -37,40 +37,23 @@ def start_session(
     device: str = "cpu",
     recorders: Sequence[Recorder] | None = None,
 ) -> Session:
-    """Start recording this process, in a loop of your own as in a Lightning training.
+    """Start recording this process, for a loop without a Trainer; see `Session` for the steps.
 
-    Args:
-        config: What to record.
-        name: Name of the run directory, the same on all ranks; a new one by default.
-        rank: Global rank.
-        world_size: Number of ranks.
-        device: Kind of the device, ``cuda | npu | xpu | mps | cpu``.
-        recorders: Instead of those that the configuration chooses.
+    All ranks need the same ``name`` of the run directory. ``device`` is a kind as `device_kind`
+    names it; ``recorders`` replace those that the configuration chooses.
 
     Raises:
         ConfigError: The configuration does not fit this job, or its directory cannot be written.
         RecorderError: A recorder that was asked for cannot work here.
-
-    Example::
-
-        >>> import tempfile
-        >>> from lightning_rlprof.marking import stage
-        >>> config = ProfilerConfig.build(profile_save_path=tempfile.mkdtemp())
-        >>> with start_session(config) as session:
-        ...     for step in (1, 2, 3):
-        ...         session.begin_step(step)
-        ...         with stage("actor_update"):
-        ...             pass
-        ...         session.end_step()
     """
     config = config or ProfilerConfig()
     config.check_world(world_size)
-    name = name or new_run_name()
-    header = make_header(config, name, rank, world_size, device)
-    text = None if recorders is not None else unmet(config, device)
-    chosen = recorders if recorders is not None else build_recorders(config, header)
-    session = Session(config, Path(config.integrated.profile_save_path) / name, header, chosen)
-    if text:
+    header = make_header(config, name or new_run_name(), rank, world_size, device)
+    run = Path(config.integrated.profile_save_path) / header.run_id
+    if recorders is not None:
+        return Session(config, run, header, recorders)
+    session = Session(config, run, header, build_recorders(config, header))
+    if text := unmet(config, device):
         session.note("info", text)
     return session
 

@@ -69,8 +69,7 @@ class Session:
         recorders: Sequence[Recorder] = (),
         clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
-        if running := _Process.session:
-            raise ConfigError(f"a session is recording into {running.run} already; close it first")
+        _refuse_a_second()
         self.config, self.header, self.clock = config, header, clock
         self.run: Path = run
         self.step = 0
@@ -255,6 +254,11 @@ class Session:
                 for name, value in (row[9] or {}).items():
                     numbers[name] = numbers.get(name, 0) + (as_number(value) or 0)
                 self._totals[row[1]] = (total + row[5] - row[4], numbers)
+
+
+def _refuse_a_second() -> None:
+    if running := _Process.session:
+        raise ConfigError(f"a session is recording into {running.run} already; close it first")
 
 
 def _open_writer(run: Path, header: Header) -> TraceWriter:

@@ -1,6 +1,9 @@
-"""What every test stands on: no RLPROF variables from outside, one torch thread."""
+"""What every test stands on: no RLPROF variables from outside, one torch thread, a fake clock."""
 
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,3 +18,27 @@ for _name in [name for name in os.environ if name.startswith(("RLPROF", "SLURM_"
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RLPROF")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def clock() -> Any:
+    from lightning_rlprof.testing import FakeClock
+
+    return FakeClock()
+
+
+@pytest.fixture
+def start(tmp_path: Path, clock: Any) -> Iterator[Callable[..., Any]]:
+    """Start a session on a fake clock; whatever a test leaves open is closed."""
+
+    from lightning_rlprof.config.profiler import ProfilerConfig
+    from lightning_rlprof.session import Session, current
+    from lightning_rlprof.testing import make_header
+
+    def make(recorders: Any = (), rank: int = 0, **options: Any) -> Any:
+        config = ProfilerConfig.build(None, **options)
+        return Session(config, tmp_path, make_header(rank), recorders, clock)
+
+    yield make
+    if session := current():
+        session.close("left open by the test")

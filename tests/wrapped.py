@@ -1,4 +1,4 @@
-"""Modules with every kind of method that configuration can mark, and a recording of their stages."""
+"""Modules with every kind of method that configuration can mark, and a recording of them."""
 
 import asyncio
 import enum

@@ -14,7 +14,6 @@ _REGIONS = {
     "train_dataloader_next": "data_fetch",
     "batch_to_device": "batch_transfer",
     "training_step": "training_step",
-    "backward": "backward",
     "save_checkpoint": "save_checkpoint",
 }
 # optimizer_step comes from torch's own hooks, which also see raw optimizers.

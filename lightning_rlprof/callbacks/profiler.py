@@ -13,7 +13,7 @@ from lightning_rlprof.callbacks.first_step import FirstStep
 from lightning_rlprof.callbacks.optimizers import OptimizerSteps
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
-from lightning_rlprof.model import STAGES
+from lightning_rlprof.model import STAGES, Kind
 from lightning_rlprof.recorders.base import Recorder
 from lightning_rlprof.run import new_run_name, start_session
 from lightning_rlprof.session import Session, current
@@ -60,14 +60,13 @@ class ProfilerCallback(Callback):
         self._session: Session | None = None
         self._undo: list[Any] = []
         self._in_batch = False
-        self._epoch_start: int | None = None
-        self._validation_start: int | None = None
+        self._starts: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the run behind in copies and other processes: it belongs to who records it."""
         # Lightning hangs two methods of the module on every callback, and with them the weights.
         kept = {key: value for key, value in vars(self).items() if key not in ("log", "log_dict")}
-        return {**kept, "_session": None, "_undo": []}
+        return {**kept, "_session": None, "_undo": [], "_starts": {}}
 
     # ---- the life of a run
 
@@ -185,31 +184,43 @@ class ProfilerCallback(Callback):
             if isinstance(part, OptimizerSteps):
                 part.closure_done()
 
-    # ---- epochs and validation
+    # ---- what lies inside or around steps; hooks that come without their partner leave nothing
+
+    @guarded
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Begin a backward pass, under automatic and manual optimisation."""
+        self._begin("backward")
+
+    @guarded
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """End the backward pass."""
+        self._end("backward")
 
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the epoch; a run that resumes inside one never comes here."""
-        if self._session is not None:
-            self._epoch_start = self._session.clock()
+        self._begin("epoch")
 
     @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End the epoch."""
-        start, self._epoch_start = self._epoch_start, None
-        if self._session is not None and start is not None:
-            self._session.record("epoch", "epoch", start, self._session.clock())
+        self._end("epoch", "epoch")
 
     @guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the validation, in the middle of an epoch or after it."""
-        if self._session is not None:
-            self._validation_start = self._session.clock()
+        """Begin a validation, in the middle of an epoch or after it, or before training."""
+        self._begin("sanity_check" if trainer.sanity_checking else "validation")
 
     @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the validation; the check before training is told apart."""
-        start, self._validation_start = self._validation_start, None
+        """End the validation."""
+        self._end("sanity_check" if trainer.sanity_checking else "validation")
+
+    def _begin(self, name: str) -> None:
+        if self._session is not None:
+            self._starts[name] = self._session.clock()
+
+    def _end(self, name: str, kind: Kind = "region") -> None:
+        start = self._starts.pop(name, None)
         if self._session is not None and start is not None:
-            name = "sanity_check" if trainer.sanity_checking else "validation"
-            self._session.record(name, "region", start, self._session.clock())
+            self._session.record(name, kind, start, self._session.clock())

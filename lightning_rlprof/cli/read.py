@@ -64,7 +64,6 @@ def report(run: Run, output: Out = None, force: Force = False) -> None:
             table = each(spans)
             tables[table.name] = table
             step(done, len(analysis.ALL))
-        tables["stages by rank"] = analysis.stages(spans, per_rank=True)
     with writing(path):
         write_report(spans, tables, analysis.headline(spans), path)
     _doubts(spans)

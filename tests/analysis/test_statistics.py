@@ -30,3 +30,12 @@ def test_summaries_are_those_of_each_group_alone(pairs: list[tuple[int, int]], s
 
 def test_means_are_rounded_to_the_nearest_integer() -> None:
     assert mean(np.array([7, 8, 2**60 + 1]), np.array([2, 3, 1])).tolist() == [4, 3, 2**60 + 1]
+
+
+def test_groups_and_values_that_do_not_fit_into_one_number_are_sorted_as_pairs() -> None:
+    groups, values = np.array([40, 0, 40, 0]), np.array([2**58, 7, 3, 2**58 + 1])
+    found = summarize(groups, values)
+    assert found.group.tolist() == [0, 40]
+    assert found.p50.tolist() == [7, 3]
+    assert found.max.tolist() == [2**58 + 1, 2**58]
+    assert found.total.tolist() == [2**58 + 8, 2**58 + 3]

@@ -1,0 +1,160 @@
+"""Captures: which windows recorders see, what they cost, and what happens when one fails."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.marking import stage
+from lightning_rlprof.testing import FakeRecorder
+from tests.recording import read, run_steps, spans, times
+
+
+def test_a_window_on_steps_mirrors_their_stages(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], profile_step_start=2, profile_step_end=4)
+    run_steps(session, clock, [1, 2, 3, 4])
+    session.close()
+    assert recorder.calls == [
+        "open step-000002",
+        *["enter actor_update", "exit actor_update"] * 2,
+        "close",
+        "finish",
+    ]
+    counters = [span.counters for span in spans(session, "actor_update")]
+    assert counters == [None, {"fake": 1}, {"fake": 1}, None]
+    captured = [span.counters for span in spans(session, "step")]
+    assert captured == [None, {"capture": 1}, {"capture": 1}, None]
+
+
+def test_a_window_on_a_stage_opens_and_closes_with_it(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], stage="actor_update", steps=[2])
+    run_steps(session, clock, [1])
+    session.begin_step(2)
+    for name in ("actor_generate", "actor_update", "actor_update"):
+        with stage(name):
+            pass
+    session.end_step()
+    assert session.captured_last_step
+    session.close()
+    assert recorder.calls == [
+        *["open step-000002-actor_update", "enter actor_update", "exit actor_update", "close"],
+        *["open step-000002-actor_update-2", "enter actor_update", "exit actor_update", "close"],
+        "finish",
+    ]
+    notes = [note.text for note in read(session).notes]
+    assert notes[0] == "captured step-000002-actor_update with FakeRecorder"
+
+
+def test_what_the_profiler_itself_takes_is_a_region_outside_of_steps(start, clock):
+    class Slow(FakeRecorder):
+        def open(self, out: Path) -> None:
+            clock.advance(100)
+
+        def close(self) -> None:
+            clock.advance(1000)
+
+    session = start([Slow()], steps=[2])
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert times(session, "step") == [(1, 0, 8), (2, 108, 116), (3, 1116, 1124)]
+    assert times(session, "rlprof open capture") == [(2, 8, 108)]
+    assert times(session, "rlprof close capture") == [(2, 116, 1116)]
+
+
+def test_a_stage_open_when_its_window_closes_is_ended_for_the_recorder(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], steps=[1])
+    session.begin_step(1)
+    with stage("actor_update"):
+        session.end_step()
+    session.begin_step(2)
+    session.close()
+    assert recorder.calls == [
+        *["open step-000001", "enter actor_update", "exit actor_update", "close", "finish"]
+    ]
+
+
+def test_a_window_that_the_next_step_does_not_want_closes(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], profile_step_start=1, profile_step_end=3)
+    session.begin_step(1)
+    session.begin_step(7)
+    session.end_step()
+    session.close()
+    assert recorder.calls == ["open step-000001", "close", "finish"]
+
+
+def test_other_threads_are_not_mirrored(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], steps=[1])
+    session.begin_step(1)
+
+    def work():
+        with stage("elsewhere"):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    session.end_step()
+    session.close()
+    assert recorder.calls == ["open step-000001", "close", "finish"]
+    assert len(spans(session, "elsewhere")) == 1
+
+
+def test_a_run_that_ends_inside_a_window_closes_it(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], profile_step_start=1, profile_step_end=100)
+    run_steps(session, clock, [1])
+    session.close()
+    assert recorder.calls[-2:] == ["close", "finish"]
+
+
+@pytest.mark.parametrize("where", ["open", "enter", "exit", "close", "finish"])
+def test_a_recorder_that_raises_is_logged_noted_and_dropped(start, clock, caplog, where):
+    bad, good = FakeRecorder(fail_at=where), FakeRecorder()
+    session = start([bad, good], steps=[1, 2])
+    run_steps(session, clock, [1, 2])
+    session.close()
+    text = f"FakeRecorder failed and was dropped (RuntimeError: told to fail at {where})"
+    assert [note.text for note in read(session).notes if note.level == "error"] == [text]
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [text]
+    window = ["enter actor_update", "exit actor_update", "close"]
+    assert good.calls == ["open step-000001", *window, "open step-000002", *window, "finish"]
+    if where in ("open", "enter", "exit"):
+        assert bad.calls.count("close") == 1, "its tool must not stay on"
+    assert len(spans(session, "step")) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "reason"),
+    [
+        (
+            {"profile_step_start": 5, "profile_step_end": 7},
+            [1, 2],
+            "nothing was captured (steps wanted: 5 up to 6; the last step begun: 2)",
+        ),
+        (
+            {"steps": [9]},
+            [1],
+            "nothing was captured (steps wanted: [9]; the last step begun: 1)",
+        ),
+        (
+            {"steps": [1], "stage": "critic_update"},
+            [1],
+            "nothing was captured (no wanted stage began in a wanted step; "
+            "stages seen there: actor_update)",
+        ),
+        ({"steps": [9], "ranks": [1]}, [1], None),
+        ({"profile": False, "steps": [9]}, [1], None),
+        ({"steps": [1]}, [1], None),
+    ],
+)
+def test_a_run_that_captured_nothing_says_why(start, clock, options, steps, reason):
+    session = start([FakeRecorder()], **options)
+    run_steps(session, clock, steps)
+    session.close()
+    warnings = [note.text for note in read(session).notes if note.level == "warning"]
+    assert warnings == ([reason] if reason else [])
