@@ -127,7 +127,7 @@ class Capture:
         if not self._all:
             return None
         wanted = f"steps wanted: {_steps_text(config)}; the last step begun: {self._run.step}"
-        if config.per_stage and config.wants_step(self._run.step):
+        if config.per_stage and (self._seen or config.wants_step(self._run.step)):
             seen = ", ".join(sorted(self._seen)) or "none"
             wanted = f"no wanted stage began in a wanted step; stages seen there: {seen}"
         return f"nothing was captured ({wanted})"

@@ -1,13 +1,9 @@
 """Sessions on a fake clock, and what they wrote, for tests of the recording wing."""
 
-from collections.abc import Callable
-
 from lightning_rlprof.marking import stage
 from lightning_rlprof.session import Session
 from lightning_rlprof.testing import FakeClock
 from lightning_rlprof.tracefile import RankTrace, SpanLine, read_trace
-
-Start = Callable[..., Session]
 
 
 def read(session: Session) -> RankTrace:

@@ -219,7 +219,11 @@ def test_one_method_under_two_names_is_restored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "how", "text"),
     [
-        ("policy.generat", "s", r"'policy\.generat': Policy has no 'generat'; did you mean 'gener"),
+        (
+            "policy.generates",
+            "s",
+            r"'policy\.generates': Policy has no 'generates'; did you mean 'gener",
+        ),
         (
             "polisy.generate",
             "s",

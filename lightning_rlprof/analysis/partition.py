@@ -154,8 +154,9 @@ def home(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) -> Int64s:
     found = np.full(len(rows), -1, dtype=np.int64)
     order = np.argsort(group[rows], kind="stable")
     groups = group[rows][order]
-    for key in np.unique(group[steps]):
-        own = np.flatnonzero(group[steps] == key)
+    long = spans.duration_ns[steps] > 0  # a step without length contains nothing, and hides none
+    for key in np.unique(group[steps[long]]):
+        own = np.flatnonzero(long & (group[steps] == key))
         first, last = np.searchsorted(groups, [key, key + 1])
         mine = order[first:last]
         at = np.searchsorted(spans.start_ns[steps[own]], spans.start_ns[rows[mine]], "right") - 1

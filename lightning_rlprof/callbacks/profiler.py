@@ -101,7 +101,7 @@ class ProfilerCallback(Callback):
             recorders=self.recorders,
         )
         self.run = session.run
-        self._in_batch, self._epoch_start, self._validation_start = False, None, None
+        self._in_batch, self._starts = False, {}
         stages = {*STAGES, *self.config.custom_stages}
         self._undo += [Wraps(pl_module, self.config.wrap)]
         self._undo += [Actions(trainer.profiler, session, stages), OptimizerSteps(session)]

@@ -39,14 +39,15 @@ def unmet(config: ProfilerConfig, device: str) -> str | None:
     """Say what the configuration asks for that has no recorder here; None if all is met."""
     if not config.captures or config.tools is not None:
         return None
-    if config.lightweight and device not in _MARKERS:
-        return f"lightweight mode: {device} has no markers of its own, spans alone are recorded"
+    names = recorder_names(config, device)
+    left = f"spans and {' and '.join(names)} are" if names else "spans alone are"
+    if config.integrated.mstx and device not in _MARKERS:
+        mode = "lightweight mode" if config.lightweight else "mstx"
+        return f"{mode}: {device} has no markers of its own, {left} recorded"
     if device == "npu" and not config.lightweight:
-        return "torch_npu.profiler captures are not part of this version: markers and spans only"
-    if not recorder_names(config, device):
-        return (
-            f"the configuration leaves nothing to capture on {device!r}: spans alone are recorded"
-        )
+        return f"torch_npu.profiler captures are not part of this version, {left} recorded"
+    if not names:
+        return f"the configuration leaves nothing to capture on {device!r}: {left} recorded"
     return None
 
 

@@ -95,3 +95,14 @@ def test_home_is_the_step_that_contains_the_start(rows: list[list[Row]]) -> None
                 and spans.start_ns[step] <= spans.start_ns[row] < spans.end_ns[step]
             ]
             assert inside == ([] if at < 0 else [steps[at]])
+
+
+def test_a_step_without_length_hides_no_other() -> None:
+    rows = [
+        Row("step", "step", 1, 0, 9, id=1),
+        Row("step", "step", 2, 0, 0, id=2),
+        Row("a", "stage", 1, 0, 4, id=3),
+    ]
+    spans = loaded(rows)
+    steps = spans.rows(kind="step")
+    assert home(spans, steps, spans.rows(kind="stage"), spans.thread).tolist() == [0]

@@ -76,8 +76,9 @@ def test_recorders_follow_from_configuration_and_device(
 
 
 LIGHT = "lightweight mode: {} has no markers of its own, spans alone are recorded"
+LIGHT_MEMORY = LIGHT.replace("alone", "and memory")
 NOTHING = "the configuration leaves nothing to capture on {!r}: spans alone are recorded"
-NPU = "torch_npu.profiler captures are not part of this version: markers and spans only"
+NPU = "torch_npu.profiler captures are not part of this version, spans {} recorded"
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,14 @@ NPU = "torch_npu.profiler captures are not part of this version: markers and spa
         (LIGHTWEIGHT, "mps", LIGHT),
         (LIGHTWEIGHT, "cuda", None),
         (LIGHTWEIGHT, "npu", None),
-        ({"profile": True}, "npu", NPU),
-        ({"mstx": True}, "npu", NPU),
+        ({**LIGHTWEIGHT, "profile_with_memory": True}, "cpu", LIGHT_MEMORY),
+        (
+            {"mstx": True},
+            "xpu",
+            "mstx: xpu has no markers of its own, spans and torch_profiler are recorded",
+        ),
+        ({"profile": True}, "npu", NPU.replace("{}", "alone are")),
+        ({"mstx": True}, "npu", NPU.replace("{}", "and mstx are")),
         (DEVICE_ONLY, "cpu", NOTHING),
         (DEVICE_ONLY, "cuda", None),
         ({"profile_level": "level_none"}, "cuda", NOTHING),

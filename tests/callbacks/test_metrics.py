@@ -1,0 +1,166 @@
+"""`StageMetrics`: what reaches TensorBoard, at which x, from which rank."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_rlprof.callbacks.metrics import StageMetrics
+from lightning_rlprof.callbacks.profiler import ProfilerCallback
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.testing import FakeRecorder
+from tests.callbacks.models import (
+    PACKAGES,
+    Tiny,
+    TwoOptimizers,
+    loader,
+    make_trainer,
+    module_of,
+    of,
+    steps_of,
+    trace_of,
+)
+
+UPDATE = ("rlprof/actor_update_s", "rlprof/actor_update_share", "rlprof/actor_update_tokens_per_s")
+ALWAYS = ("rlprof/step_s", "rlprof/peak_memory_gb")
+
+
+class Logged:
+    """The scalars of one log directory: name to [(x, value), …]."""
+
+    def __init__(self, folder: Path) -> None:
+        self._events = EventAccumulator(str(folder))
+        self._events.Reload()
+
+    def names(self) -> set[str]:
+        return {name for name in self._events.Tags()["scalars"] if name.startswith("rlprof/")}
+
+    def of(self, name: str) -> list[tuple[int, float]]:
+        return [(event.step, event.value) for event in self._events.Scalars(name)]
+
+
+def logged(folder: Path, module: Any = None, data: Any = None, **options: Any) -> Any:
+    callback = ProfilerCallback(profile_save_path=str(folder / "runs"))
+    logger = TensorBoardLogger(folder / "logs", name="", version="")
+    trainer = make_trainer(callback, StageMetrics(), logger=logger, **options)
+    trainer.fit(module or Tiny(), loader() if data is None else data)
+    return callback, Logged(folder / "logs")
+
+
+def test_every_step_is_logged_at_the_trainers_own_x(tmp_path: Path) -> None:
+    callback, events = logged(tmp_path)
+    assert events.names() == {*UPDATE, *ALWAYS}
+    trace = trace_of(callback)
+    stages, steps = of(trace, "actor_update"), of(trace, "step")
+    for at, (stage, step) in enumerate(zip(stages, steps, strict=True)):
+        seconds = (stage.end_ns - stage.start_ns) / 1e9
+        whole = (step.end_ns - step.start_ns) / 1e9
+        expected = dict(zip(UPDATE, (seconds, seconds / whole, 8 / seconds), strict=True))
+        expected["rlprof/step_s"] = whole
+        for name, value in expected.items():
+            assert events.of(name)[at] == (at, pytest.approx(value, rel=1e-5))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_both_trainers_log(package: Any, tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"))
+    logger = package.loggers.TensorBoardLogger(tmp_path / "logs", name="", version="")
+    make_trainer(callback, StageMetrics(), package=package, logger=logger).fit(
+        module_of(package), loader()
+    )
+    assert len(Logged(tmp_path / "logs").of("rlprof/step_s")) == 4
+
+
+def test_x_counts_batches_not_the_steps_of_all_optimizers(tmp_path: Path) -> None:
+    module = TwoOptimizers()
+    _, events = logged(tmp_path, module)
+    assert module.trainer.global_step == 16
+    assert [x for x, _ in events.of("rlprof/step_s")] == [0, 1, 2, 3]
+
+
+def test_x_under_gradient_accumulation_is_the_trainers(tmp_path: Path) -> None:
+    class Logs(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss)
+            return loss
+
+    _, events = logged(tmp_path, Logs(), accumulate_grad_batches=2)
+    assert [x for x, _ in events.of("rlprof/step_s")] == [x for x, _ in events.of("loss")]
+
+
+def test_a_stage_that_a_step_did_not_have_is_not_logged_for_it(tmp_path: Path) -> None:
+    class Sometimes(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            if batch_idx % 2:
+                return super().training_step(batch, batch_idx)
+            return self.layer(batch).pow(2).mean()
+
+    _, events = logged(tmp_path, Sometimes())
+    assert [x for x, _ in events.of("rlprof/actor_update_s")] == [1, 3]
+    assert [x for x, _ in events.of("rlprof/step_s")] == [0, 1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:train_dataloader yielded None:UserWarning")
+def test_a_batch_of_none_does_not_log_the_step_before_again(tmp_path: Path) -> None:
+    class Gappy:
+        def __iter__(self) -> Any:
+            yield from (torch.ones(1, 4), None, torch.ones(1, 4))
+
+    _, events = logged(tmp_path, data=Gappy())
+    assert len(events.of("rlprof/step_s")) == 2
+
+
+def test_only_rank_0_logs(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path / "logs", name="", version="")
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"))
+    make_trainer(
+        callback, StageMetrics(), logger=logger, devices=2, strategy="ddp_fork",
+        use_distributed_sampler=False,
+    ).fit(Tiny(), loader())  # fmt: skip
+    assert len(Logged(tmp_path / "logs").of("rlprof/step_s")) == 4
+    assert len(list((tmp_path / "logs").glob("events*"))) == 1
+
+
+@pytest.mark.parametrize("before", [[], [StageMetrics()]])
+def test_the_wrong_order_is_refused(before: list[Any], tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    order = [*before, *([callback] if before else [StageMetrics()])]
+    with pytest.raises(ConfigError, match=r"callbacks=\[ProfilerCallback\(…\), StageMetrics"):
+        make_trainer(*order).fit(Tiny(), loader())
+
+
+def test_without_a_logger_and_in_fast_dev_run_nothing_breaks(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    module = Tiny()
+    make_trainer(callback, StageMetrics()).fit(module, loader())
+    make_trainer(callback, StageMetrics(), fast_dev_run=True).fit(module, loader())
+    assert len(module.losses) == 5
+
+
+def test_a_metric_that_lightning_refuses_costs_the_metrics_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Tiny()
+    monkeypatch.setattr(module, "log_dict", lambda *args, **kwargs: 1 / 0)
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    make_trainer(callback, StageMetrics()).fit(module, loader())
+    assert len(module.losses) == 4
+    assert steps_of(trace_of(callback)) == [1, 2, 3, 4]
+    said = [one for one in caplog.records if one.name.startswith("lightning_rlprof")]
+    assert [one.levelno for one in said] == [logging.WARNING]  # once, not at every step
+
+
+def test_metrics_and_captures_go_together(tmp_path: Path) -> None:
+    callback = ProfilerCallback(
+        profile_save_path=str(tmp_path / "runs"), steps=[2], recorders=[FakeRecorder()]
+    )
+    logger = TensorBoardLogger(tmp_path / "logs", name="", version="")
+    make_trainer(callback, StageMetrics(), logger=logger).fit(Tiny(), loader())
+    events = Logged(tmp_path / "logs")
+    assert len(events.of("rlprof/step_s")) == 4
+    assert events.names() == {*UPDATE, *ALWAYS}
