@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from _contenders import Span, TimerSums
 from _measure import fresh
-from pytorch_lightning.profilers import SimpleProfiler
+from pytorch_lightning.profilers import PassThroughProfiler, SimpleProfiler
 from torch.optim import optimizer as torch_optimizer
 
 from lightning_rlprof.marking import stage
@@ -35,7 +35,6 @@ SIMPLE, VERL = "SimpleProfiler, hooks and 11 stages", "verl marked_timer formula
 CONTENDERS = (NOBODY, AGAIN, OURS, HOOKS, SIMPLE, VERL)
 
 _TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-_METHODS = ("start", "stop", "profile")
 
 
 def _marked(pieces: Sequence[tuple[str, Any]], span: Span, batch: torch.Tensor) -> None:
@@ -57,9 +56,9 @@ class Policy(pl.LightningModule):
         self.marked: Callable[..., None] = _marked
 
     def score(self, batch: torch.Tensor) -> None:
-        """Run the model forward, twice."""
+        """Run the model forward, a few times."""
         with torch.no_grad():
-            for _ in range(2):
+            for _ in range(3):
                 self.model(batch)
 
     def update(self, batch: torch.Tensor) -> None:
@@ -99,9 +98,13 @@ class Switch:
         self.wall: list[int] = []
         self.cpu: list[int] = []
         self._trainer, self._policy, self._plan = trainer, policy, plan
-        self._usual = trainer.profiler
         simple: Any = SimpleProfiler()
-        self._profilers = {SIMPLE: simple}
+        usual: Any = PassThroughProfiler()
+        # The callback keeps the profiler that it has covered: covering and uncovering one between
+        # steps would make the interpreter forget what it knows of forty places in Lightning.
+        covered = trainer.profiler
+        self._profilers = dict.fromkeys(CONTENDERS, usual)
+        self._profilers |= {OURS: covered, HOOKS: covered, SIMPLE: simple}
         self._spans: dict[str, Span] = {
             OURS: stage,
             SIMPLE: simple.profile,
@@ -125,33 +128,30 @@ class Switch:
         self._start_wall = perf_counter_ns()
         self._advance(fetcher)
 
-    def _change(self, name: str) -> None:
-        self._install(ours=name in (OURS, HOOKS))
-        self._trainer.profiler = self._profilers.get(name, self._usual)
-        self._policy.span = self._spans.get(name)
-        self._policy.marked = self._marked.get(name, _marked)
-
     def _note(self) -> None:
         """Note what the callback's own set-up left behind."""
         self._callbacks = list(self._trainer.callbacks)
-        self._methods = {
-            key: vars(self._usual)[key] for key in _METHODS if key in vars(self._usual)
-        }
         self._hooks = [dict(getattr(torch_optimizer, table)) for table in _TABLES]
-        if not (self._methods and all(self._hooks)):
+        if not ("profile" in vars(self._trainer.profiler) and all(self._hooks)):
             raise RuntimeError("the callback installs itself elsewhere now; teach _switch.py where")
 
-    def _install(self, *, ours: bool) -> None:
+    def _change(self, name: str) -> None:
+        ours = name in (OURS, HOOKS)
         self._trainer.callbacks[:] = self._callbacks if ours else []
-        for name in self._methods:
-            vars(self._usual).pop(name, None)
         for table, hooks in zip(_TABLES, self._hooks, strict=True):
             getattr(torch_optimizer, table).clear()
             getattr(torch_optimizer, table).update(hooks if ours else {})
+        self._trainer.profiler = self._profilers[name]
+        self._policy.span = self._spans.get(name)
+        self._policy.marked = self._marked.get(name, _marked)
         if ours:
-            vars(self._usual).update(self._methods)
-            session = current()
-            if session is None:
-                raise RuntimeError("the callback has stopped recording; its log says why")
-            # Numbered as in its on_train_start: total_batch_idx is the batch before, from 0.
-            session.begin_step(self._trainer.fit_loop.epoch_loop.total_batch_idx + 2)
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        session = current()
+        if session is None:
+            raise RuntimeError("the callback has stopped recording; its log says why")
+        # Numbered as in its on_train_start: total_batch_idx is the batch before, from 0.
+        step = self._trainer.fit_loop.epoch_loop.total_batch_idx + 2
+        if session.step != step:
+            session.begin_step(step)

@@ -24,7 +24,8 @@ _COLUMNS = (
 )
 _NOTE = (
     "Time per step, mean over ranks. low and high bound the typical change with 99 % confidence, "
-    "judged by the steps of these two runs; what differs from run to run is not in it."
+    "judged by the steps of these two runs; what differs from run to run is not in it. "
+    "Mixed: most steps moved one way, a few long ones the mean the other way."
 )
 
 
@@ -42,7 +43,8 @@ def compare(a: Spans, b: Spans) -> Table:
 
     ``verdict`` is ``faster`` or ``slower`` only where the interval of the Mann-Whitney test
     (Hodges-Lehmann, 99 %) leaves out zero; else ``within noise``, or ``too few steps`` where no
-    such interval exists. Abstains when a run has fewer than three steps that count.
+    such interval exists, or ``mixed`` where the typical step went one way and the mean the other.
+    Abstains when a run has fewer than three steps that count.
     """
     sides = _side(a), _side(b)
     for name, side in zip("AB", sides, strict=True):
@@ -88,18 +90,22 @@ def _row(name: str, a: _Side, b: _Side) -> tuple[Cell, ...]:
     left = left if len(left) else np.zeros(a.steps, dtype=np.int64)
     right = right if len(right) else np.zeros(b.steps, dtype=np.int64)
     before, after = round(int(left.sum()) / a.steps), round(int(right.sum()) / b.steps)
-    interval = shift_interval(left, right)
+    delta, interval = after - before, shift_interval(left, right)
     low, high = interval or (None, None)
     ratio = after / before if before else None
-    return name, before, after, after - before, ratio, _verdict(name, a, b, interval), low, high
+    if name in a.stages and name in b.stages:
+        verdict = _verdict(delta, interval)
+    else:
+        verdict = "only in B" if name in b.stages else "only in A"
+    return name, before, after, delta, ratio, verdict, low, high
 
 
-def _verdict(name: str, a: _Side, b: _Side, interval: tuple[int, int] | None) -> str:
-    if name not in a.stages or name not in b.stages:
-        return "only in B" if name in b.stages else "only in A"
+def _verdict(delta: int, interval: tuple[int, int] | None) -> str:
     if interval is None:
         return "too few steps"
     low, high = interval
-    if low > 0:
-        return "slower"
-    return "faster" if high < 0 else "within noise"
+    if low <= 0 <= high:
+        return "within noise"
+    if (delta > 0) != (low > 0):  # a few long steps outweigh what happened to all the others
+        return "mixed"
+    return "slower" if low > 0 else "faster"

@@ -1,5 +1,6 @@
 """`StageMetrics`: each step's stages as metrics in the Trainer's own loggers."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from lightning_rlprof.model import Number
 from lightning_rlprof.session import current
 
 __all__ = ["StageMetrics"]
+
+log = logging.getLogger(__name__)
 
 
 class StageMetrics(Callback):
@@ -27,6 +30,9 @@ class StageMetrics(Callback):
         >>> callbacks = [ProfilerCallback(), StageMetrics()]
     """
 
+    _logged: Mapping[str, Any] | None = None
+    _failed = False
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse an order of callbacks that would log each step's numbers one step late."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
@@ -42,14 +48,24 @@ class StageMetrics(Callback):
     ) -> None:
         """Log the step that just ended."""
         session = current()
-        if session is None or not session.step_totals:
+        # A batch that was None ended no step: the totals are those of the step before.
+        if session is None or not session.step_totals or session.step_totals is self._logged:
             return
+        self._logged = session.step_totals
         metrics = _metrics(session.step_totals)
         metrics |= _memory(session.header.device, keep_peak=session.captured_last_step)
-        pl_module.log_dict(metrics, rank_zero_only=True)
+        # Not log_dict: it repeats the last value of a stage in steps that did not have it.
+        loop = trainer.fit_loop
+        x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
+        if every and (x + 1) % every == 0 and not loop._should_accumulate():
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=x)
 
     def give_up(self, error: Exception) -> None:
-        """Drop this step's metrics; the next step may fare better."""
+        """Drop this step's metrics, and say so the first time; the next step may fare better."""
+        if not self._failed:
+            log.warning("metrics of stages could not be logged: %s", error, exc_info=error)
+        self._failed = True
 
 
 def _metrics(totals: Mapping[str, tuple[int, Mapping[str, Number]]]) -> dict[str, float]:

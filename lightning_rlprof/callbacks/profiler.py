@@ -47,7 +47,7 @@ class ProfilerCallback(Callback):
 
     def __init__(
         self,
-        config: ProfilerConfig | dict[str, Any] | str | os.PathLike[str] | None = None,
+        config: ProfilerConfig | dict[str, Any] | Path | None = None,
         *,
         recorders: Sequence[Recorder] | None = None,
         **options: Any,

@@ -63,12 +63,20 @@ def render(table: Table, *, rows: int | None = None) -> RenderableType:
         return Text.assemble(title, ": none recorded")
     shown = table.rows[:rows]
     rest = len(table.rows) - len(shown)
-    parts: list[RenderableType] = [title, _Fitting(table.columns, shown)]
+    parts: list[RenderableType] = [title, _Fitting(*_known(table.columns, shown))]
     if rest:
         parts.append(Text(f"and {rest} more rows", style="dim"))
     if table.note:
         parts.append(Text(plain(table.note), style="dim"))
     return Group(*parts)
+
+
+def _known(
+    columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]
+) -> tuple[list[Column], list[tuple[Cell, ...]]]:
+    """Leave out columns that say nothing in any row, such as the slowest of one rank."""
+    kept = [at for at in range(len(columns)) if any(row[at] is not None for row in rows)]
+    return [columns[at] for at in kept], [tuple(row[at] for at in kept) for row in rows]
 
 
 class _Fitting:

@@ -77,6 +77,22 @@ def test_means_are_per_step_over_ranks() -> None:
     ]
 
 
+def test_a_few_long_steps_against_all_the_others_are_called_mixed() -> None:
+    def run(*lengths: int) -> list[Row]:
+        rows, at = [], 0
+        for step, length in enumerate(lengths, start=1):
+            rows += [Row("step", "step", step, at, at + length)]
+            at += length
+        return rows
+
+    a = [100 + n for n in range(20)]
+    b = [80 + n // 2 for n in range(19)] + [5_000]
+    step = compare(loaded(run(*a)), loaded(run(*b))).rows[-1]
+    assert step[0] == "step"
+    assert step[3] > 0 > step[7], "the mean rose, the typical step fell"
+    assert step[5] == "mixed"
+
+
 def test_stages_of_one_side_are_said(tmp_path: Path) -> None:
     steps = [Row("step", "step", n, n * 10, n * 10 + 10) for n in range(1, 8)]
     a, b = Row("a", "stage", 1, 10, 12), Row("b", "stage", 1, 10, 13)

@@ -142,17 +142,27 @@ def test_without_a_logger_and_in_fast_dev_run_nothing_breaks(tmp_path: Path) -> 
     assert len(module.losses) == 5
 
 
-def test_a_metric_that_lightning_refuses_costs_the_metrics_not_the_training(
+def test_a_logger_that_fails_costs_the_metrics_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = Tiny()
-    monkeypatch.setattr(module, "log_dict", lambda *args, **kwargs: 1 / 0)
-    callback = ProfilerCallback(profile_save_path=str(tmp_path))
-    make_trainer(callback, StageMetrics()).fit(module, loader())
+    logger = TensorBoardLogger(tmp_path / "logs", name="", version="")
+
+    def refuse(metrics: dict[str, float], step: int) -> None:
+        if any(name.startswith("rlprof/") for name in metrics):
+            raise ConnectionError("no network")
+
+    monkeypatch.setattr(logger, "log_metrics", refuse)
+    callback, module = ProfilerCallback(profile_save_path=str(tmp_path / "runs")), Tiny()
+    make_trainer(callback, StageMetrics(), logger=logger).fit(module, loader())
     assert len(module.losses) == 4
     assert steps_of(trace_of(callback)) == [1, 2, 3, 4]
     said = [one for one in caplog.records if one.name.startswith("lightning_rlprof")]
     assert [one.levelno for one in said] == [logging.WARNING]  # once, not at every step
+
+
+def test_log_every_n_steps_is_respected(tmp_path: Path) -> None:
+    _, events = logged(tmp_path, log_every_n_steps=2)
+    assert [x for x, _ in events.of("rlprof/step_s")] == [1, 3]
 
 
 def test_metrics_and_captures_go_together(tmp_path: Path) -> None:

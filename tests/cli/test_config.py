@@ -36,7 +36,8 @@ def test_the_block_of_mindspeed_rl_is_explained(answers: Ask) -> None:
         "steps": "2 to 4",
         "stages": "actor_update",
         "ranks": "0, 3",
-        "tools on cpu": "torch_profiler",
+        "tools on cpu": "torch_profiler (mstx: cpu has no markers of its own, "
+        "spans and torch_profiler are recorded)",
         "tools on cuda": "nvtx, torch_profiler",
         "tools on npu": "",
     }

@@ -128,3 +128,9 @@ def test_a_terminal_without_unicode_gets_ascii() -> None:
     console.print(render(Table("t", COLUMNS, [("a", 0.5, 1500, 1.0, 1, 1)])))
     file.flush()
     assert b"1.50 us" in file.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_column_that_knows_nothing_is_left_out() -> None:
+    columns = (Column("stage", "text"), Column("slowest rank", "count"))
+    assert "slowest" not in _text(Table("t", columns, [("a", None), ("b", None)]))
+    assert "slowest" in _text(Table("t", columns, [("a", None), ("b", 3)]))
