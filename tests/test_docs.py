@@ -1,5 +1,6 @@
 """The pages tell the truth: their Python runs, their YAML is valid, their commands exist."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -41,6 +42,18 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     namespace: dict[str, object] = {"__name__": "page"}
     for block in blocks(page.read_text(), "python"):
         exec(compile(block, by_name(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("notebook", sorted(ROOT.glob("notebooks/*.ipynb")), ids=by_name)
+def test_the_cells_of_a_notebook_run_from_top_to_bottom(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "notebook"}
+    for cell in json.loads(notebook.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "outputs are made, not kept"
+            exec(compile("".join(cell["source"]), by_name(notebook), "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", pages_with("yaml"), ids=by_name)

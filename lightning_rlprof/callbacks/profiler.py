@@ -2,10 +2,10 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.callbacks.actions import Actions
 from lightning_rlprof.callbacks.base import Callback, guarded
@@ -22,6 +22,12 @@ from lightning_rlprof.wrap import Wraps
 __all__ = ["ProfilerCallback"]
 
 log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    _Source = ProfilerConfig | Mapping[str, Any] | str | os.PathLike[str] | None
+else:
+    # What LightningCLI goes by: offered str, it makes a path of a block that holds an error.
+    _Source = ProfilerConfig | dict[str, Any] | Path | None
 
 
 class ProfilerCallback(Callback):
@@ -47,7 +53,7 @@ class ProfilerCallback(Callback):
 
     def __init__(
         self,
-        config: ProfilerConfig | dict[str, Any] | Path | None = None,
+        config: _Source = None,
         *,
         recorders: Sequence[Recorder] | None = None,
         **options: Any,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint
 
 from lightning_rlprof.callbacks.metrics import StageMetrics
 from lightning_rlprof.callbacks.profiler import ProfilerCallback
@@ -164,3 +164,25 @@ def test_a_callback_is_pickled_and_copied_while_it_records(tmp_path: Path) -> No
     for twin in twins:  # a copy records nothing until a fit of its own
         make_trainer(twin).fit(Tiny(), loader())
         assert steps_of(trace_of(twin)) == [1, 2, 3, 4]
+
+
+# The finder's own tiny loops, and its choice of the smallest rate that it tried.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_batches_of_a_tuner_are_no_steps(tmp_path: Path) -> None:
+    class Tunes(Tiny):
+        lr = 0.1
+
+    recorder = FakeRecorder()
+    callback = ProfilerCallback(
+        profile_save_path=str(tmp_path / "runs"), steps=[1], recorders=[recorder]
+    )
+    finder = LearningRateFinder(num_training_steps=3, update_attr=False)
+    order = (callback, finder)
+    make_trainer(*order, default_root_dir=tmp_path).fit(Tunes(), loader())
+    trace = trace_of(callback)
+    assert (steps_of(trace), trace.status) == ([1, 2, 3, 4], "finished")
+    assert recorder.calls.count("open step-000001") == 1
+    first = of(trace, "step")[0]
+    tuned = [span for span in of(trace, "actor_update") if span.step == 0]
+    assert len(tuned) == 3
+    assert all(span.end_ns <= first.start_ns for span in tuned)
