@@ -45,6 +45,12 @@ def test_times_beyond_what_a_float_holds_stay_exact(tmp_path: Path) -> None:
     assert (last["ts"], last["dur"]) == (f"{far // 1000}.{far % 1000:03d}", "0.003")
 
 
+def _names(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
+    kinds = ("process_name", "thread_name")
+    named = [e for e in events if e["ph"] == "M" and e["name"] in kinds]
+    return {(e["pid"], e["tid"]): e["args"]["name"] for e in named}
+
+
 def test_tracks_have_names_and_no_thread_is_zero(tmp_path: Path) -> None:
     rows = [
         Row("epoch", "epoch", 1, 0, 20),
@@ -58,13 +64,8 @@ def test_tracks_have_names_and_no_thread_is_zero(tmp_path: Path) -> None:
     write_rank(run, header(1, 2, host="node-b"), rows[:3])
 
     events = _events(load(run), tmp_path / "t.json")
-    names = {
-        (e["pid"], e["tid"]): e["args"]["name"]
-        for e in events
-        if e["ph"] == "M" and e["name"] in ("process_name", "thread_name")
-    }
 
-    assert names == {
+    assert _names(events) == {
         (1, 0): "rank 0 (node-a)",
         (1, 1): "steps",
         (1, 2): "MainThread",
