@@ -13,7 +13,9 @@ from time import perf_counter_ns
 from _contenders import Contender, Span
 from _measure import fresh
 
-__all__ = ["Timed", "interleaved"]
+__all__ = ["SPANS_PER_TURN", "Timed", "interleaved"]
+
+SPANS_PER_TURN = 4
 
 # What is timed. Each contender gets its own copies, since the interpreter specialises code objects.
 
@@ -90,16 +92,23 @@ class Timed:
         self.name, self.span, self.drop = contender.name, contender.span, contender.drop
         self._loop, self._once, self._turns = fresh(loop), fresh(once), fresh(turns)
 
-    def warm(self, number: int) -> float:
+    def warm(self, number: int) -> list[float]:
         """Return nanoseconds per span in a tight loop, the loop included."""
-        return self._loop(self.span, "actor_update", number) / number
+        return [self._loop(self.span, "actor_update", number) / number]
 
-    def cold(self, work: Callable[[], None]) -> float:
-        """Return nanoseconds of one span right after a piece of work, two clocks included."""
-        work()
-        return self._once(self.span)
+    def cold(self, work: Callable[[], None]) -> list[float]:
+        """Return nanoseconds of spans right after pieces of work, two clocks included.
 
-    def threads(self, number: int) -> float:
+        The first span of a turn does not count: since this contender's last one, others have had
+        their turns. In a loop of its own, its last span is one piece of work ago.
+        """
+        found: list[float] = []
+        for _ in range(SPANS_PER_TURN):
+            work()
+            found.append(self._once(self.span))
+        return found[1:]
+
+    def threads(self, number: int) -> list[float]:
         """Return nanoseconds of wall time per span of two threads."""
         gate = threading.Barrier(3)
 
@@ -114,9 +123,9 @@ class Timed:
         start = perf_counter_ns()
         for worker in workers:
             worker.join()
-        return (perf_counter_ns() - start) / (2 * number)
+        return [(perf_counter_ns() - start) / (2 * number)]
 
-    def tasks(self, number: int) -> float:
+    def tasks(self, number: int) -> list[float]:
         """Return nanoseconds per span of two tasks that take turns, the turns included."""
 
         async def both() -> int:
@@ -125,7 +134,7 @@ class Timed:
             await asyncio.gather(*(self._turns(self.span, name, number) for name in names))
             return perf_counter_ns() - start
 
-        return asyncio.run(both()) / (2 * number)
+        return [asyncio.run(both()) / (2 * number)]
 
     def kept(self, number: int) -> float:
         """Return the bytes of memory that a span holds until it is written."""
@@ -141,7 +150,7 @@ class Timed:
 
 
 def interleaved(
-    timed: Sequence[Timed], measure: Callable[[Timed], float], repeats: int
+    timed: Sequence[Timed], measure: Callable[[Timed], list[float]], repeats: int
 ) -> dict[str, float]:
     """Return each contender's median less that of the empty control.
 
@@ -151,7 +160,7 @@ def interleaved(
     found: dict[str, list[float]] = {one.name: [] for one in everyone}
     for _ in range(repeats):
         for one in random.sample(everyone, len(everyone)):
-            found[one.name].append(measure(one))
+            found[one.name] += measure(one)
         for one in timed:
             one.drop()
     medians = {name: median(values) for name, values in found.items()}

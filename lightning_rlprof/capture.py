@@ -43,7 +43,9 @@ class _Token:
 
 
 class Capture:
-    """Drive a session's recorders; `is_open` tells whether a window is open.
+    """Drive a session's recorders.
+
+    `is_open` tells whether a window is open; `seen` holds the stages that a window could open for.
 
     Args:
         run: The session.
@@ -59,7 +61,7 @@ class Capture:
         self._opened: dict[tuple[int, str | None], int] = {}
         self._window = ""
         self._steps: set[int] = set()
-        self._seen: set[str] = set()
+        self.seen: set[str] = set()
 
     def open(self, step: int, stage: str | None) -> None:
         """Open a window on a step, or on one stage of it."""
@@ -86,7 +88,6 @@ class Capture:
 
     def enter(self, name: str, *, closes: bool) -> object:
         """Mirror the beginning of a span; returns what `exit` needs, None outside a window."""
-        self._seen.add(name)
         if not self.is_open:
             return None
         self._steps.add(self._run.step)
@@ -107,6 +108,14 @@ class Capture:
             self.close()
         return counters
 
+    def forget(self, step: int) -> None:
+        """Close a window that was opened for a step that never came, and do not count it."""
+        opened = {key: number for key, number in self._opened.items() if key[0] != step}
+        if len(opened) < len(self._opened) and self.is_open:
+            self._run.note("info", f"{self._window} is empty: training ended before that step")
+            self.close()
+        self._opened = opened
+
     def saw(self, step: int) -> bool:
         """Tell whether a window was open in a step, and remember that it is while it is open."""
         if self.is_open:
@@ -120,15 +129,19 @@ class Capture:
         for recorder in self._all:
             self._call(recorder, recorder.finish)
 
-    def why_nothing(self, config: ProfilerConfig, rank: int) -> str | None:
-        """Say why a run that should have captured something did not; None where all is well."""
-        if not config.captures or self._opened or not config.wants_rank(rank):
+    def why_nothing(self, config: ProfilerConfig, rank: int, ended: int) -> str | None:
+        """Say why a run that should have captured something did not; None where all is well.
+
+        Args:
+            config: What was wanted.
+            rank: This process's.
+            ended: The last step that ended.
+        """
+        if not config.captures or not config.wants_rank(rank) or self._opened or not self._all:
             return None
-        if not self._all:
-            return None
-        wanted = f"steps wanted: {_steps_text(config)}; the last step begun: {self._run.step}"
-        if config.per_stage and (self._seen or config.wants_step(self._run.step)):
-            seen = ", ".join(sorted(self._seen)) or "none"
+        wanted = f"steps wanted: {_steps_text(config)}; the last step that ended: {ended}"
+        if config.per_stage and self.seen:
+            seen = ", ".join(sorted(self.seen))
             wanted = f"no wanted stage began in a wanted step; stages seen there: {seen}"
         return f"nothing was captured ({wanted})"
 

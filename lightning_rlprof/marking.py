@@ -42,7 +42,7 @@ class Sink(Protocol):
     def append(self) -> Callable[[tuple[Any, ...]], None]:
         """Where completed spans go."""
 
-    def enter(self, name: str) -> object:
+    def enter(self, name: str, kind: Kind) -> object:
         """Tell the recorders that a span begins; return what `exit` needs."""
 
     def exit(self, token: object) -> dict[str, Number] | None:
@@ -196,6 +196,8 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
         mirrored: Also call its `enter` and `exit` around each span, for recorders.
     """
     global _sink
+    if _sink is None:
+        _open.set(None)  # what an earlier session left open is not around the spans of this one
     _sink = sink
     # Builtins that accept these calls and return None: no Python frame while nobody records.
     enter: Any = ContextVar("rlprof_off", default=None).get
@@ -222,7 +224,7 @@ def _enter(sink: Sink) -> Callable[[Marker], None]:
 
 def _mirrored_enter(sink: Sink) -> Callable[[Marker], None]:
     def enter(self: Marker) -> None:
-        token = sink.enter(self.name)
+        token = sink.enter(self.name, self.kind)
         node = (_open.get(), self, sink.step, next_id(), sink.clock(), self.counters, token)
         _open.set(node)
 

@@ -72,7 +72,7 @@ class Session:
         _refuse_a_second()
         self.config, self.header, self.clock = config, header, clock
         self.run: Path = run
-        self.step = 0
+        self.step = self._ended = 0
         self.step_totals: dict[str, tuple[int, dict[str, Number]]] = {}
         self._writer = _open_writer(run, header)
         self._rows: list[tuple[Any, ...]] = []
@@ -96,7 +96,8 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        self.abandon_step(interrupted=kind is not None)
+        if kind is not None:
+            self.abandon_step(interrupted=True)
         self.close("finished" if kind is None else f"interrupted by {kind.__name__}")
 
     # ---- steps
@@ -116,8 +117,8 @@ class Session:
 
     def end_step(self) -> None:
         """End the step, close a capture that ends with it, and bring everything to the disk."""
-        now = self._write_step({})
-        self._edge = now
+        self._edge = self._write_step({})
+        self._ended = self.step
         rank, is_open = self.header.rank, self._capture.is_open
         if window.after_step(self.config, rank, self.step, is_open=is_open) == "close":
             self._capture.close()
@@ -127,9 +128,14 @@ class Session:
         self.step_totals, self._totals = self._totals, {}
 
     def abandon_step(self, *, interrupted: bool) -> None:
-        """Leave a step that will not end; one that was interrupted stays in the run, marked so."""
+        """Leave a step that will not end: interrupted, it stays in the run and is marked so.
+
+        Else it never really began, and a capture that waited for it does not count.
+        """
         if interrupted and self._step_start is not None:
             self._write_step({"interrupted": 1})
+        elif self._step_start is not None:
+            self._capture.forget(self.step)
         self._step_start = self._edge = None
 
     def _write_step(self, counters: dict[str, Number]) -> int:
@@ -161,15 +167,19 @@ class Session:
 
     # ---- what markers call while a capture is open or may open
 
-    def enter(self, name: str) -> object:
+    def enter(self, name: str, kind: Kind) -> object:
         """Open the capture that this stage asks for and tell the recorders."""
         if threading.get_ident() != self._trainer_thread:
             return None
-        is_open, rank = self._capture.is_open, self.header.rank
-        opens = window.at_stage(self.config, rank, self.step, name, is_open=is_open) == "open"
+        opens = kind == "stage" and self._opens_at(name)
         if opens:
             self._capture.open(self.step, name)
         return self._capture.enter(name, closes=opens)
+
+    def _opens_at(self, stage: str) -> bool:
+        self._capture.seen.add(stage)
+        is_open, rank = self._capture.is_open, self.header.rank
+        return window.at_stage(self.config, rank, self.step, stage, is_open=is_open) == "open"
 
     def exit(self, token: object) -> dict[str, Number] | None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
@@ -205,7 +215,7 @@ class Session:
             return
         try:
             self._capture.finish()
-            if reason := self._capture.why_nothing(self.config, self.header.rank):
+            if reason := self._capture.why_nothing(self.config, self.header.rank, self._ended):
                 self.note("warning", reason)
             self.append(("end", self.clock(), status))
             self.flush()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.marking import stage
+from lightning_rlprof.marking import Marker, stage
 from lightning_rlprof.testing import FakeRecorder
 from tests.recording import read, run_steps, spans, times
 
@@ -134,12 +134,12 @@ def test_a_recorder_that_raises_is_logged_noted_and_dropped(start, clock, caplog
         (
             {"profile_step_start": 5, "profile_step_end": 7},
             [1, 2],
-            "nothing was captured (steps wanted: 5 up to 6; the last step begun: 2)",
+            "nothing was captured (steps wanted: 5 up to 6; the last step that ended: 2)",
         ),
         (
             {"steps": [9]},
             [1],
-            "nothing was captured (steps wanted: [9]; the last step begun: 1)",
+            "nothing was captured (steps wanted: [9]; the last step that ended: 1)",
         ),
         (
             {"steps": [1], "stage": "critic_update"},
@@ -158,3 +158,39 @@ def test_a_run_that_captured_nothing_says_why(start, clock, options, steps, reas
     session.close()
     warnings = [note.text for note in read(session).notes if note.level == "warning"]
     assert warnings == ([reason] if reason else [])
+
+
+def test_a_window_for_a_step_that_never_comes_is_closed_and_does_not_count(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], steps=[2])
+    run_steps(session, clock, [1])
+    session.begin_step(2)
+    session.abandon_step(interrupted=False)
+    session.close()
+    assert recorder.calls == ["open step-000002", "close", "finish"]
+    texts = [note.text for note in read(session).notes]
+    assert "step-000002 is empty: training ended before that step" in texts
+    assert "nothing was captured (steps wanted: [2]; the last step that ended: 1)" in texts
+
+
+def test_a_window_that_covered_a_step_counts_although_the_next_never_comes(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], profile_step_start=1, profile_step_end=3)
+    run_steps(session, clock, [1])
+    session.begin_step(2)
+    session.abandon_step(interrupted=False)
+    session.close()
+    assert recorder.calls[0] == "open step-000001"
+    assert not [note for note in read(session).notes if note.level == "warning"]
+
+
+def test_regions_open_no_capture_of_their_own(start):
+    recorder = FakeRecorder()
+    session = start([recorder], discrete=True, steps=[1])
+    session.begin_step(1)
+    with Marker("data_fetch", "region"), stage("actor_update"):
+        pass
+    session.end_step()
+    session.close()
+    assert recorder.calls[0] == "open step-000001-actor_update"
+    assert "enter data_fetch" not in recorder.calls

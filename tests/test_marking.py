@@ -23,8 +23,8 @@ class Sink:
         self.ticks.advance(1)
         return self.ticks()
 
-    def enter(self, name):
-        self.calls.append(("enter", name))
+    def enter(self, name, kind):
+        self.calls.append(("enter", name, kind))
         return name
 
     def exit(self, token):
@@ -238,7 +238,12 @@ def test_mirrored_spans_tell_recorders_first_and_last(sink):
     listen(sink, mirrored=True)
     with stage("a", tokens=1), stage("b"):
         pass
-    assert sink.calls == [("enter", "a"), ("enter", "b"), ("exit", "b"), ("exit", "a")]
+    assert sink.calls == [
+        ("enter", "a", "stage"),
+        ("enter", "b", "stage"),
+        ("exit", "b"),
+        ("exit", "a"),
+    ]
     assert sink.spans()["a"][9] == {"tokens": 1, "mirrored": 1}
     assert sink.spans()["b"][9] == {"mirrored": 1}
 

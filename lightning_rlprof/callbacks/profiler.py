@@ -1,11 +1,11 @@
 """`ProfilerCallback`: each Lightning hook is one call to the session."""
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_rlprof.callbacks.actions import Actions
 from lightning_rlprof.callbacks.base import Callback, guarded
@@ -22,12 +22,6 @@ from lightning_rlprof.wrap import Wraps
 __all__ = ["ProfilerCallback"]
 
 log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    _Source = ProfilerConfig | Mapping[str, Any] | str | os.PathLike[str] | None
-else:
-    # What LightningCLI goes by: offered str, it makes a path of a block that holds an error.
-    _Source = ProfilerConfig | dict[str, Any] | Path | None
 
 
 class ProfilerCallback(Callback):
@@ -53,7 +47,7 @@ class ProfilerCallback(Callback):
 
     def __init__(
         self,
-        config: _Source = None,
+        config: ProfilerConfig | dict[str, Any] | str | Path | None = None,
         *,
         recorders: Sequence[Recorder] | None = None,
         **options: Any,
@@ -109,10 +103,21 @@ class ProfilerCallback(Callback):
         self.run = session.run
         self._in_batch, self._starts = False, {}
         stages = {*STAGES, *self.config.custom_stages}
-        self._undo += [Wraps(pl_module, self.config.wrap)]
+        with suppress(ConfigError):  # the module may make it in its own setup, which comes later
+            self._undo += [Wraps(pl_module, self.config.wrap)]
         self._undo += [Actions(trainer.profiler, session, stages), OptimizerSteps(session)]
         begin = partial(self.on_train_start, trainer, pl_module)
         self._undo += [FirstStep(trainer.fit_loop, begin)]
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Mark the methods of what did not exist at `setup`; what is missing now raises."""
+        if self._session is None or any(isinstance(part, Wraps) for part in self._undo):
+            return
+        try:
+            self._undo += [Wraps(pl_module, self.config.wrap)]
+        except ConfigError:
+            self._finish("interrupted by the configuration")
+            raise
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run of a fit that went through."""

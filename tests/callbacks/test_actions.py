@@ -160,9 +160,11 @@ def test_unbalanced_actions_are_tolerated(tmp_path: Path) -> None:
 
 
 def test_an_action_left_open_is_not_around_the_spans_of_the_next_run(tmp_path: Path) -> None:
-    module = Tiny()
-    module.on_batch = lambda batch_idx: module.trainer.profiler.start("left open")
-    recorded(tmp_path / "first", module)
+    class Leaves(pytorch_lightning.Callback):
+        def on_train_batch_end(self, trainer: Any, *others: Any) -> None:
+            trainer.profiler.start("left open")
+
+    assert steps_of(recorded(tmp_path / "first", None, Leaves())) == [1, 2, 3, 4]
     trace = recorded(tmp_path / "second")
     known = {span.id for span in trace.spans}
     assert all(span.parent is None or span.parent in known for span in trace.spans)

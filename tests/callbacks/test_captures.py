@@ -89,7 +89,7 @@ def test_a_rank_that_is_not_wanted_captures_nothing_and_does_not_warn(tmp_path: 
 def test_a_step_that_was_never_reached_is_named_at_the_end(tmp_path: Path) -> None:
     callback, _ = captured(tmp_path, steps=[9])
     (text,) = warnings_of(callback)
-    assert text == "nothing was captured (steps wanted: [9]; the last step begun: 5)"
+    assert text == "nothing was captured (steps wanted: [9]; the last step that ended: 4)"
 
 
 def test_a_stage_that_was_never_seen_is_named_at_the_end(tmp_path: Path) -> None:

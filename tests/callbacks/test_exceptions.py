@@ -199,6 +199,29 @@ def test_an_exception_in_a_forked_data_worker(
     assert of(trace, "actor_generate") == []  # the worker records nothing into our file
 
 
+class Asks(Dataset[torch.Tensor]):
+    """Ones from a process that records nothing, zeros from one that does."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(current() is None))
+
+
+def test_a_forked_data_worker_leaves_the_recording_to_its_parent(
+    callback: ProfilerCallback,
+) -> None:
+    class Sees(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            assert batch.eq(1).all()
+            return super().training_step(batch, batch_idx)
+
+    data = DataLoader(Asks(), num_workers=1, multiprocessing_context="fork")
+    make_trainer(callback).fit(Sees(), data)
+    assert len(steps_of(trace_of(callback))) == 8
+
+
 def test_an_exception_in_the_data_of_this_process(callback: ProfilerCallback) -> None:
     with pytest.raises(BoomError, match="in the data"):
         make_trainer(callback).fit(Tiny(), DataLoader(Faulty(), batch_size=1))

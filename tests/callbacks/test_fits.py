@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,20 @@ def test_the_batches_of_a_tuner_are_no_steps(tmp_path: Path) -> None:
     tuned = [span for span in of(trace, "actor_update") if span.step == 0]
     assert len(tuned) == 3
     assert all(span.end_ns <= first.start_ns for span in tuned)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_the_loop_of_the_trainer_is_its_own_again_after_a_fit(breaks: bool, tmp_path: Path) -> None:
+    module = Tiny()
+    trainer = make_trainer(ProfilerCallback(profile_save_path=str(tmp_path)))
+    seen = []
+
+    def act(batch_idx: int) -> None:
+        seen.append("run" in vars(trainer.fit_loop))
+        assert not breaks
+
+    module.on_batch = act
+    with pytest.raises(AssertionError) if breaks else nullcontext():
+        trainer.fit(module, loader())
+    assert all(seen)
+    assert "run" not in vars(trainer.fit_loop)

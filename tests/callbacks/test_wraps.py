@@ -72,6 +72,30 @@ def test_a_deep_copy_of_a_wrapped_module_calls_itself(tmp_path: Path) -> None:
     assert len(of(trace, "actor_generate")) == 3 * 4
 
 
+def test_a_module_that_is_made_in_setup_is_marked_too(tmp_path: Path) -> None:
+    class Late(Tiny):
+        def setup(self, stage: str) -> None:
+            self.policy = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            return self.policy(batch).pow(2).mean()
+
+    rule = {"target": "policy.forward", "stage": "actor_generate"}
+    callback, module = wrapping(tmp_path, rule), Late()
+    make_trainer(callback).fit(module, loader())
+    assert len(of(trace_of(callback), "actor_generate")) == 4
+    assert "forward" not in vars(module.policy)
+
+
+def test_a_target_that_never_appears_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    module = Tiny()
+    callback = wrapping(tmp_path, {"target": "polcy.forward", "stage": "actor_generate"})
+    with pytest.raises(ConfigError, match="has no 'polcy'"):
+        make_trainer(callback).fit(module, loader())
+    assert module.losses == []
+    assert current() is None
+
+
 def test_one_method_is_two_stages_by_grad_mode(tmp_path: Path) -> None:
     class Rolls(Tiny):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
