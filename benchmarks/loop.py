@@ -1,12 +1,12 @@
 """What recording costs a training step of about 7 ms: ``python benchmarks/loop.py``.
 
 One Lightning fit with manual optimisation, a small model and one torch thread. A step does 11
-pieces of work, which a contender marks as 11 stages. Contenders take turns within the fit, in random
-order in each block. A turn is two steps, of which the second counts: the first one brings back into
-the caches what a run of its own would have kept there. A counted step is compared with the counted
-step of the same block that nobody watched: a machine that is slow for a while is slow for all.
-Reported is the median of the differences, as a share and in µs per step, with a bootstrap interval
-of 95 %, and their mean in CPU time of the training thread, in which what happens rarely is not lost.
+pieces of work, which a contender marks as 11 stages. Contenders take turns within the fit, in
+random order in each block. A turn is two steps, of which the second counts: the first one brings
+back into the caches what a run of its own would have kept there. A counted step is compared with
+the counted step of the same block that nobody watched: a machine that is slow for a while is slow
+for all. Reported is the median of the differences, as a share and in µs per step, with a bootstrap
+interval of 95 %, and their mean in CPU time of the training thread, which keeps what is rare.
 
 A step is timed from one call of Lightning's ``epoch_loop.advance`` to the next. That is all of it:
 fetching the batch, every hook with Lightning's own dispatch of it, the training step, the end of

@@ -5,8 +5,8 @@ empty block in the same place takes.
 
 - warm: a tight loop.
 - cold: one span after each piece of 1-2 ms of real torch work (forward, backward and optimizer step
-  of a small MLP). Caches and branch predictors have forgotten most of the span by then: this is what
-  a training loop feels. Contenders take turns of four spans, the first of which does not count.
+  of a small MLP). Caches and branch predictors have forgotten most of the span by then: this is
+  what a training loop feels. Contenders take turns of four spans; the first does not count.
 - 2 threads: wall time per span while two threads make spans.
 - asyncio: per span of two tasks that take turns inside their spans.
 - kept: bytes of memory per span until it is written (tracemalloc).
@@ -102,7 +102,7 @@ def make_work() -> Callable[[], None]:
 
     def work() -> None:
         optimizer.zero_grad()
-        loss: Any = model(batch).square().mean()
+        loss: torch.Tensor = model(batch).square().mean()
         loss.backward()
         optimizer.step()
 
@@ -128,14 +128,15 @@ def _measure(session: Session, quick: bool) -> Costs:
 
 def _measure_writing(session: Session, steps: int, costs: Costs) -> None:
     work, file = make_work(), rank_files(session.run)[0]
-    for name, before in (("warm", lambda: None), ("cold", work)):
+    for name in ("warm", "cold"):
         size, ends = file.stat().st_size, []
         for step in range(1, steps + 1):
             session.begin_step(step)
             for _ in range(SPANS_PER_STEP):
                 with stage("actor_update"):
                     pass
-            before()
+            if name == "cold":
+                work()
             ends.append(_duration(session.end_step))
         costs.writing[name] = median(ends) / SPANS_PER_STEP
         costs.file_bytes = (file.stat().st_size - size) / steps / (SPANS_PER_STEP + 1)
