@@ -27,7 +27,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 from _contenders import AGAIN, FLOOR, OFF, OURS, SIMPLE, VERL, contenders

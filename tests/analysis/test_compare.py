@@ -93,6 +93,17 @@ def test_a_few_long_steps_against_all_the_others_are_called_mixed() -> None:
     assert step[5] == "mixed"
 
 
+@pytest.mark.parametrize(("percent", "verdict"), [(97, "small"), (103, "small"), (90, "faster")])
+def test_a_sure_change_under_five_percent_is_called_small(percent: int, verdict: str) -> None:
+    def run(scale: int) -> list[Row]:
+        return [
+            Row("step", "step", n, n * 10_000, n * 10_000 + (1_000 + n % 5) * scale // 100)
+            for n in range(1, 30)
+        ]
+
+    assert _verdicts(compare(loaded(run(100)), loaded(run(percent))))["step"] == verdict
+
+
 def test_stages_of_one_side_are_said(tmp_path: Path) -> None:
     steps = [Row("step", "step", n, n * 10, n * 10 + 10) for n in range(1, 8)]
     a, b = Row("a", "stage", 1, 10, 12), Row("b", "stage", 1, 10, 13)
