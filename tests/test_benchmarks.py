@@ -186,5 +186,5 @@ def test_each_bound_of_a_step_can_break(
 
 
 def test_the_first_step_of_a_turn_does_not_count(rooms: dict[str, ModuleType]) -> None:
-    turn = [9_000, *[1, 2, 3] * 2, 2]
-    assert rooms["loop"]._per_step(turn * 2) == [2.0, 2.0]
+    steps = rooms["loop"].STEPS_PER_TURN
+    assert rooms["loop"]._per_step([9_000, *[2] * (steps - 1)] * 3) == [2.0] * 3

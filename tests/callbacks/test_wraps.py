@@ -89,8 +89,8 @@ def test_a_module_that_is_made_in_setup_is_marked_too(tmp_path: Path) -> None:
 
 def test_a_target_that_never_appears_is_refused_before_the_first_step(tmp_path: Path) -> None:
     module = Tiny()
-    callback = wrapping(tmp_path, {"target": "polcy.forward", "stage": "actor_generate"})
-    with pytest.raises(ConfigError, match="has no 'polcy'"):
+    callback = wrapping(tmp_path, {"target": "missing.forward", "stage": "actor_generate"})
+    with pytest.raises(ConfigError, match="has no 'missing'"):
         make_trainer(callback).fit(module, loader())
     assert module.losses == []
     assert current() is None
