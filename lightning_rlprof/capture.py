@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.model import Kind, Number
+from lightning_rlprof.marking import Marker
+from lightning_rlprof.model import Number
 from lightning_rlprof.recorders.base import Recorder
 from lightning_rlprof.window import window_name
 
@@ -16,6 +17,9 @@ __all__ = ["Capture", "Run"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_OPEN = Marker("rlprof open capture", "region")
+_CLOSE = Marker("rlprof close capture", "region")
 
 
 class Run(Protocol):
@@ -30,7 +34,7 @@ class Run(Protocol):
     def note(self, level: str, text: str) -> None:
         """Log a remark and keep it in the run."""
 
-    def record(self, name: str, kind: Kind, start_ns: int, end_ns: int) -> None:
+    def record(self, marker: Marker, start_ns: int, end_ns: int) -> None:
         """Add a span whose two ends are known."""
 
 
@@ -71,7 +75,7 @@ class Capture:
         self.is_open = True
         for recorder in self._recorders:
             self._call(recorder, recorder.open, self._folder / self._window)
-        self._run.record("rlprof open capture", "region", start, self._run.clock())
+        self._run.record(_OPEN, start, self._run.clock())
 
     def close(self) -> None:
         """Close the window: end what is still mirrored, then stop the recorders in reverse."""
@@ -84,7 +88,7 @@ class Capture:
         self.is_open = False
         names = ", ".join(type(recorder).__name__ for recorder in self._recorders) or "no recorder"
         self._run.note("info", f"captured {self._window} with {names}")
-        self._run.record("rlprof close capture", "region", start, self._run.clock())
+        self._run.record(_CLOSE, start, self._run.clock())
 
     def enter(self, name: str, *, closes: bool) -> object:
         """Mirror the beginning of a span; returns what `exit` needs, None outside a window."""

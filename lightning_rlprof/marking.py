@@ -7,7 +7,7 @@ it runs no Python code at all; `listen` swaps the two methods in when a session 
 
 import itertools
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
@@ -15,32 +15,37 @@ from typing import Any, Protocol, TypeVar, overload
 from lightning_rlprof.calls import within
 from lightning_rlprof.model import Kind, Number
 
-__all__ = ["Marker", "Sink", "annotate", "count", "listen", "mark", "next_id", "open_id", "stage"]
+__all__ = ["Marker", "Sink", "annotate", "count", "ended", "listen", "mark", "row", "stage"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# (parent, marker, step, id, start_ns, counters, token): tuples cost less than objects.
-Node = tuple[Any, "Marker", int, int, int, dict[str, Number] | None, object]
+# An open or ended span: [end_ns, parent, marker, step, thread, id, counters, start_ns], and behind
+# it the token of the recorders where they mirror it. A list costs less than an object; ending a
+# span inside it costs less than changing the context variable twice. The variable holds the span
+# that was opened last, ended or not: who comes next looks upwards for one that is still open.
+Node = list[Any]
 
 _open: ContextVar[Node | None] = ContextVar("rlprof_open", default=None)
 # Never restarted: a parent left open by an earlier session is unknown in a later run, not wrong.
-next_id = itertools.count(1).__next__
-"""Number a span; unique in the process."""
+_next_id = itertools.count(1).__next__
 
 
 class Sink(Protocol):
     """What a session offers to markers: the clock, the step, and a place for completed spans."""
 
     step: int
-    flush_at_ns: int
+
+    @property
+    def flush_at_ns(self) -> int:
+        """When an outermost span that ends is worth a write of its own."""
 
     @property
     def clock(self) -> Callable[[], int]:
         """The clock of the run, in nanoseconds."""
 
     @property
-    def append(self) -> Callable[[tuple[Any, ...]], None]:
-        """Where completed spans go."""
+    def append(self) -> Callable[[Any], None]:
+        """Where ended spans go: nodes, which `row` turns into lines."""
 
     def enter(self, name: str, kind: Kind) -> object:
         """Tell the recorders that a span begins; return what `exit` needs."""
@@ -159,10 +164,7 @@ def mark(name: str, /, **counters: Number) -> None:
     sink = _sink
     if sink is not None:
         now = sink.clock()
-        parent = _open.get()
-        above = None if parent is None else parent[3]
-        span = ("span", name, "mark", sink.step, now, now, get_ident(), next_id(), above)
-        sink.append((*span, counters or None))
+        sink.append(ended(Marker(name, "mark"), sink.step, now, now, counters or None))
 
 
 def count(**numbers: Number) -> None:
@@ -174,18 +176,41 @@ def count(**numbers: Number) -> None:
         ...     count(tokens=4096)
         ...     count(tokens=1024, samples=2)
     """
-    node = _open.get()
-    if node is not None and _sink is not None:
-        total = dict(node[5] or {})
+    node = _innermost()
+    if node is not None:
+        total = dict(node[6] or {})  # a copy: the marker's own are those of every span of it
         for name, number in numbers.items():
             total[name] = total.get(name, 0) + number
-        _open.set((*node[:5], total, node[6]))
+        node[6] = total
 
 
-def open_id() -> int | None:
-    """Return the number of the innermost open span of this thread or task, or None."""
+def ended(
+    marker: Marker, step: int, start_ns: int, end_ns: int, counters: Mapping[str, Number] | None
+) -> Node:
+    """Return a span that is over, inside the one that is open now."""
+    return [end_ns, _innermost(), marker, step, get_ident(), 0, counters, start_ns]
+
+
+def row(node: Node) -> tuple[Any, ...]:
+    """Return an ended span as the line that the trace file holds."""
+    end, parent, marker, step, thread, _, counters, start = node[:8]
+    ids = (_number(node), _number(parent))
+    return ("span", marker.name, marker.kind, step, start, end, thread, *ids, counters)
+
+
+def _number(node: Node | None) -> int | None:
+    """Number a span when somebody first asks; a parent is asked for before it ends."""
+    if node is None:
+        return None
+    node[5] = node[5] or _next_id()
+    return int(node[5])
+
+
+def _innermost() -> Node | None:
     node = _open.get()
-    return None if node is None else node[3]
+    while node is not None and node[0] is not None:
+        node = node[1]
+    return node
 
 
 def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
@@ -203,69 +228,62 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     enter: Any = ContextVar("rlprof_off", default=None).get
     leave: Any = memoryview(b"").__exit__
     if sink is not None:
-        enter = _mirrored_enter(sink) if mirrored else _enter(sink)
-        leave = _exit(sink)
+        enter, leave = _mirrored(sink) if mirrored else _recording(sink)
     Marker.__enter__ = enter  # type: ignore[method-assign]
     Marker.__exit__ = leave  # type: ignore[method-assign]
 
 
-# Made anew per session, so that what a span needs is bound and not looked up. A thread that is just
-# inside one of them when its session ends finishes on that session and harms nobody.
+# Made anew per session, with what a span needs as default arguments, which cost least to read. A
+# thread that is just inside one of them when its session ends finishes on that session.
 
 
-def _enter(sink: Sink) -> Callable[[Marker], None]:
-    clock, get, put = sink.clock, _open.get, _open.set
+def _recording(sink: Sink) -> tuple[Any, Any]:
+    def enter(self: Marker, get=_open.get, put=_open.set, ident=get_ident, clock=sink.clock):  # type: ignore[no-untyped-def]
+        parent = get()
+        while parent is not None and parent[0] is not None:
+            parent = parent[1]
+        put([None, parent, self, sink.step, ident(), 0, self.counters, clock()])
 
-    def enter(self: Marker) -> None:
-        put((get(), self, sink.step, next_id(), clock(), self.counters, None))
-
-    return enter
-
-
-def _mirrored_enter(sink: Sink) -> Callable[[Marker], None]:
-    def enter(self: Marker) -> None:
-        token = sink.enter(self.name, self.kind)
-        node = (_open.get(), self, sink.step, next_id(), sink.clock(), self.counters, token)
-        _open.set(node)
-
-    return enter
-
-
-def _exit(sink: Sink) -> Callable[[Marker, object, object, object], None]:
-    clock, append, get, put = sink.clock, sink.append, _open.get, _open.set
-
-    def leave(self: Marker, kind: object, error: object, trace: object) -> None:
+    def leave(self: Marker, kind, error, trace, get=_open.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
         now = clock()
         node = get()
-        if node is None or node[1] is not self or node[6] is not None:
-            _exit_rarely(sink, self, now)
+        while node is not None and node[0] is not None:
+            node = node[1]
+        if node is None or node[2] is not self:
+            _end_around(sink, self, now)
             return
-        parent, _, step, span_id, start, counters, _ = node
-        put(parent)
-        above = parent and parent[3]
-        ident = get_ident()
-        row = ("span", self.name, self.kind, step, start, now, ident, span_id, above, counters)
-        append(row)
-        if parent is None and now > sink.flush_at_ns:
+        node[0] = now
+        put(node)
+        if node[1] is None and now > sink.flush_at_ns:
             sink.flush()
 
-    return leave
+    return enter, leave
 
 
-def _exit_rarely(sink: Sink, marker: Marker, now: int) -> None:
-    """End a mirrored span, or one whose inner spans were never ended; ignore one never begun."""
-    node = _open.get()
-    while node is not None and node[1] is not marker:
-        node = node[0]
+def _mirrored(sink: Sink) -> tuple[Any, Any]:
+    def enter(self: Marker) -> None:
+        token = sink.enter(self.name, self.kind)
+        above, ident = _innermost(), get_ident()
+        _open.set([None, above, self, sink.step, ident, 0, self.counters, sink.clock(), token])
+
+    def leave(self: Marker, kind: object, error: object, trace: object) -> None:
+        _end_around(sink, self, sink.clock())
+
+    return enter, leave
+
+
+def _end_around(sink: Sink, marker: Marker, now: int) -> None:
+    """End a span of any sort, also around others that were never ended; ignore one never begun."""
+    node = _innermost()
+    while node is not None and node[2] is not marker:
+        node = node[1]
     if node is None:
         return
-    parent, _, step, span_id, start, counters, token = node
-    _open.set(parent)
-    if token is not None:
-        counters = {**(counters or {}), **(sink.exit(token) or {})} or None
-    ends = (start, now, get_ident())
-    above = parent and parent[3]
-    sink.append(("span", marker.name, marker.kind, step, *ends, span_id, above, counters))
+    node[0] = now
+    _open.set(node)
+    if len(node) > 8 and node[8] is not None:
+        node[6] = {**(node[6] or {}), **(sink.exit(node[8]) or {})} or None
+    sink.append(node)
 
 
 listen(None)

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
 
 from lightning_rlprof import marking, window
+from lightning_rlprof.buffer import Buffer, Totals
 from lightning_rlprof.capture import Capture
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.model import Header, Kind, Number, as_number
+from lightning_rlprof.model import Header, Kind, Number
 from lightning_rlprof.recorders.base import Recorder
 from lightning_rlprof.tracefile import TraceWriter, rank_directory
 
@@ -20,8 +20,7 @@ __all__ = ["Session", "current"]
 
 log = logging.getLogger(__name__)
 
-_FLUSH_NS = 1_000_000_000
-_TOTALLED = ("stage", "step")
+_STEP = marking.Marker("step", "step")
 
 
 class _Process:
@@ -73,24 +72,25 @@ class Session:
         self.config, self.header, self.clock = config, header, clock
         self.run: Path = run
         self.step = self._ended = 0
-        self.step_totals: dict[str, tuple[int, dict[str, Number]]] = {}
-        self._writer = _open_writer(run, header)
-        self._rows: list[tuple[Any, ...]] = []
-        self.append = self._rows.append
-        self.flush_at_ns = clock() + _FLUSH_NS
-        self._lock = threading.Lock()
-        self._threads: set[int] = set()
-        self._lost = 0
-        self._totals: dict[str, tuple[int, dict[str, Number]]] = {}
+        self._buffer = Buffer(_open_writer(run, header), clock)
+        self.append, self.flush = self._buffer.append, self._buffer.flush
+        self._totals: Totals | None = None
+        self.waiting = False
         self._step_start: int | None = None
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
         self._closed = False
         self._mode = ""
+        self._may_capture = config.captures and config.wants_rank(header.rank)
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
         _Process.session = self
         _watch_forks()
         self._tune()
+
+    @property
+    def flush_at_ns(self) -> int:
+        """When an outermost span that ends is worth a write of its own."""
+        return self._buffer.flush_at_ns
 
     def __enter__(self) -> "Session":
         return self
@@ -103,49 +103,73 @@ class Session:
     # ---- steps
 
     def begin_step(self, step: int) -> None:
-        """Begin a step where the last one ended; a capture that opens now is outside of both."""
+        """Know that a step has begun; it counts from where the one before it ended."""
+        if step != self.step or self._step_start is None:
+            self._open_step(step)
+        self.waiting = False
+
+    def expect_step(self, step: int) -> None:
+        """Begin a step that may never come: if it does not, nothing of it stays."""
+        self._open_step(step)
+        self.waiting = True
+
+    def end_step(self) -> None:
+        """End the step, write it, and expect the next one: what follows belongs to that."""
+        end = self._end_step(None)
+        self._edge, self._ended, self._totals = end, self.step, None
+        if self._may_capture:
+            self._end_window()
+        self._buffer.end_step(end)
+        self._open_step(self.step + 1)
+        self.waiting = True
+
+    def abandon_step(self, *, interrupted: bool) -> None:
+        """Leave a step that will not end; one that had begun stays in the run, marked as such."""
+        if interrupted and not self.waiting:
+            self._end_step({"interrupted": 1})
+        elif self.waiting:
+            self._capture.forget(self.step)
+        self._step_start = self._edge = None
+        self.waiting = False
+
+    def _open_step(self, step: int) -> None:
         self.step = step
+        if self._may_capture:
+            self._move_window(step)
+        edge = self._edge
+        self._step_start = self.clock() if edge is None else edge
+
+    def _end_step(self, counters: dict[str, Number] | None) -> int:
+        now, start = self.clock(), self._step_start
+        if self._may_capture and self._capture.saw(self.step):
+            counters = {**(counters or {}), "capture": 1}
+        if start is not None:
+            self.record(_STEP, start, now, counters)
+        return now
+
+    def _move_window(self, step: int) -> None:
         action = window.at_step(self.config, self.header.rank, step, is_open=self._capture.is_open)
         if action == "open":
             self._capture.open(step, None)
-            self._edge = None
         elif action == "close":
             self._capture.close()
+        if action != "keep":
             self._edge = None
-        self._step_start = self.clock() if self._edge is None else self._edge
         self._tune()
 
-    def end_step(self) -> None:
-        """End the step, close a capture that ends with it, and bring everything to the disk."""
-        self._edge = self._write_step({})
-        self._ended = self.step
+    def _end_window(self) -> None:
         rank, is_open = self.header.rank, self._capture.is_open
         if window.after_step(self.config, rank, self.step, is_open=is_open) == "close":
             self._capture.close()
             self._edge = None
             self._tune()
-        self.flush()
-        self.step_totals, self._totals = self._totals, {}
 
-    def abandon_step(self, *, interrupted: bool) -> None:
-        """Leave a step that will not end: interrupted, it stays in the run and is marked so.
-
-        Else it never really began, and a capture that waited for it does not count.
-        """
-        if interrupted and self._step_start is not None:
-            self._write_step({"interrupted": 1})
-        elif self._step_start is not None:
-            self._capture.forget(self.step)
-        self._step_start = self._edge = None
-
-    def _write_step(self, counters: dict[str, Number]) -> int:
-        now = self.clock()
-        if self._capture.saw(self.step):
-            counters["capture"] = 1
-        if self._step_start is not None:
-            self.record("step", "step", self._step_start, now, counters)
-        self._step_start = None
-        return now
+    @property
+    def step_totals(self) -> Totals:
+        """The last step's stages: nanoseconds (inclusive) and counters, on the training thread."""
+        if self._totals is None:
+            self._totals = self._buffer.totals(self._trainer_thread)
+        return self._totals
 
     @property
     def captured_last_step(self) -> bool:
@@ -154,16 +178,13 @@ class Session:
 
     def record(
         self,
-        name: str,
-        kind: Kind,
+        marker: marking.Marker,
         start_ns: int,
         end_ns: int,
         counters: Mapping[str, Number] | None = None,
     ) -> None:
         """Add a span whose two ends are known; its parent is the span that is open now."""
-        ends = (start_ns, end_ns, threading.get_ident())
-        ids = (marking.next_id(), marking.open_id())
-        self.append(("span", name, kind, self.step, *ends, *ids, counters or None))
+        self.append(marking.ended(marker, self.step, start_ns, end_ns, counters))
 
     # ---- what markers call while a capture is open or may open
 
@@ -194,17 +215,6 @@ class Session:
             log.log(number, "%s", text)
         self.append(("note", self.clock(), level, text))
 
-    def flush(self) -> None:
-        """Append what is complete to the file; a full disk costs lines, never a run."""
-        with self._lock:
-            rows = self._rows[:]
-            if not rows or self._closed:
-                return
-            self._add_totals(rows)
-            self._write(rows)
-            del self._rows[: len(rows)]
-            self.flush_at_ns = self.clock() + _FLUSH_NS
-
     def close(self, status: str = "finished") -> None:
         """Finish every file and stop listening; further calls do nothing.
 
@@ -214,56 +224,27 @@ class Session:
         if self._closed:
             return
         try:
+            self.abandon_step(interrupted=False)
             self._capture.finish()
             if reason := self._capture.why_nothing(self.config, self.header.rank, self._ended):
                 self.note("warning", reason)
             self.append(("end", self.clock(), status))
-            self.flush()
         finally:
             marking.listen(None)
             self._closed = True
-            self._writer.close()
             if _Process.session is self:
                 _Process.session = None
+            self._buffer.close()
 
     def _tune(self) -> None:
         """Choose how markers behave: mirrored only where a capture is or may be open."""
-        armed = window.arms_stages(self.config, self.header.rank, self.step)
+        rank = self.header.rank
+        armed = self._may_capture and window.arms_stages(self.config, rank, self.step)
         mirrored = self._capture.is_open or armed
         mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
         if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
             self._mode = mode
             marking.listen(None if mode == "off" else self, mirrored=mirrored)
-
-    def _write(self, rows: list[tuple[Any, ...]]) -> None:
-        named = {row[6] for row in rows if row[0] == "span"} - self._threads
-        lines = self._thread_lines(named) + rows
-        if self._lost:
-            text = f"{self._lost} lines could not be written and are lost"
-            lines.insert(0, ("note", self.clock(), "error", text))
-        try:
-            self._writer.write(lines)
-        except OSError as error:
-            if not self._lost:
-                log.warning("%s cannot be written, spans are lost: %s", self._writer.path, error)
-            self._lost += len(rows)
-        else:
-            self._lost = 0
-            self._threads |= named
-
-    def _thread_lines(self, idents: set[int]) -> list[tuple[Any, ...]]:
-        if not idents:
-            return []
-        alive = {thread.ident: thread.name for thread in threading.enumerate()}
-        return [("thread", ident, alive.get(ident, f"thread {ident}")) for ident in sorted(idents)]
-
-    def _add_totals(self, rows: list[tuple[Any, ...]]) -> None:
-        for row in rows:
-            if row[0] == "span" and row[2] in _TOTALLED and row[6] == self._trainer_thread:
-                total, numbers = self._totals.get(row[1], (0, {}))
-                for name, value in (row[9] or {}).items():
-                    numbers[name] = numbers.get(name, 0) + (as_number(value) or 0)
-                self._totals[row[1]] = (total + row[5] - row[4], numbers)
 
 
 def _refuse_a_second() -> None:

@@ -164,8 +164,6 @@ def test_a_window_for_a_step_that_never_comes_is_closed_and_does_not_count(start
     recorder = FakeRecorder()
     session = start([recorder], steps=[2])
     run_steps(session, clock, [1])
-    session.begin_step(2)
-    session.abandon_step(interrupted=False)
     session.close()
     assert recorder.calls == ["open step-000002", "close", "finish"]
     texts = [note.text for note in read(session).notes]
@@ -177,8 +175,6 @@ def test_a_window_that_covered_a_step_counts_although_the_next_never_comes(start
     recorder = FakeRecorder()
     session = start([recorder], profile_step_start=1, profile_step_end=3)
     run_steps(session, clock, [1])
-    session.begin_step(2)
-    session.abandon_step(interrupted=False)
     session.close()
     assert recorder.calls[0] == "open step-000001"
     assert not [note for note in read(session).notes if note.level == "warning"]

@@ -11,7 +11,7 @@ from lightning_rlprof import session as session_module
 from lightning_rlprof import tracefile
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.marking import mark, stage
+from lightning_rlprof.marking import Marker, mark, stage
 from lightning_rlprof.session import Session, current
 from lightning_rlprof.testing import FakeRecorder, make_header
 from tests.recording import read, run_steps, spans, times
@@ -45,6 +45,15 @@ def test_a_step_is_on_disk_when_it_ends(start, clock):
     session = start()
     run_steps(session, clock, [1])
     assert [span.name for span in read(session).spans] == ["actor_update", "step"]
+
+
+def test_steps_of_a_few_milliseconds_share_a_write(start, clock):
+    session = start()
+    run_steps(session, clock, [1, 2])
+    assert [span.step for span in spans(session, "step")] == [1]
+    clock.advance(50_000_000)
+    run_steps(session, clock, [3])
+    assert [span.step for span in spans(session, "step")] == [1, 2, 3]
 
 
 def test_a_long_stage_is_on_disk_before_its_step_ends(start, clock):
@@ -153,7 +162,7 @@ def test_totals_of_a_step_are_there_when_it_ended(start, clock):
     thread = threading.Thread(target=lambda: mark("elsewhere"))
     thread.start()
     thread.join()
-    session.record("backward", "region", 0, 5)
+    session.record(Marker("backward", "region"), 0, 5)
     session.end_step()
     assert session.step_totals == {
         "actor_generate": (20, {"tokens": 7}),
@@ -190,9 +199,10 @@ def test_a_full_disk_costs_lines_is_logged_once_and_noted_later(start, clock, mo
     disk = FullDisk(monkeypatch)
     session = start()
     disk.full = True
-    run_steps(session, clock, [1, 2])
-    disk.full = False
-    run_steps(session, clock, [3])
+    for step in (1, 2, 3):
+        disk.full = step < 3
+        clock.advance(60_000_000)
+        run_steps(session, clock, [step])
     session.close()
     assert [span.step for span in spans(session, "step")] == [3]
     assert [note.text for note in read(session).notes] == [

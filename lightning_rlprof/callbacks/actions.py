@@ -2,8 +2,10 @@
 
 from collections.abc import Collection
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
+from lightning_rlprof.callbacks.cover import Cover
 from lightning_rlprof.marking import Marker
 from lightning_rlprof.session import Session
 
@@ -20,6 +22,8 @@ _REGIONS = {
 _LIGHTNINGS_OWN = {"run_training_epoch", "run_training_batch", "optimizer_step"}
 # Other callbacks run between two batches: worth a span where they take time.
 _CALLBACK_HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end")
+_OURS = "ProfilerCallback"
+_OWNERS = ("[Strategy]", "[_TrainingEpochLoop]")
 _SLOW_NS = 1_000_000
 
 
@@ -34,7 +38,7 @@ class _IfSlow:
     """Record an action only when it took a millisecond or more."""
 
     def __init__(self, session: Session, name: str) -> None:
-        self._session, self._name = session, name
+        self._session, self._marker = session, Marker(name, "region")
         self._start = 0
 
     def __enter__(self) -> None:
@@ -43,7 +47,7 @@ class _IfSlow:
     def __exit__(self, *error: object) -> None:
         end = self._session.clock()
         if end - self._start >= _SLOW_NS:
-            self._session.record(self._name, "region", self._start, end)
+            self._session.record(self._marker, self._start, end)
 
 
 class Actions:
@@ -59,20 +63,14 @@ class Actions:
     """
 
     def __init__(self, profiler: Any, session: Session, stages: Collection[str]) -> None:
-        self._profiler, self._session, self._stages = profiler, session, stages
+        self._session, self._stages = session, stages
         self._start, self._stop = profiler.start, profiler.stop
-        self._actions: dict[str, Any] = {}
-        self._mine = {"start": self.start, "stop": self.stop}
+        # The cache answers without a Python frame; it is bounded, for names with a number in them.
+        self.profile = lru_cache(maxsize=1024)(self._learn)
+        self._covers = [Cover(profiler, "start", self.start), Cover(profiler, "stop", self.stop)]
         if type(profiler).__name__ == "PassThroughProfiler":
             # It does nothing at the price of a generator per action, 40 of them per step.
-            self._mine["profile"] = self.profile
-        own = vars(profiler)
-        self._before = {name: own[name] for name in self._mine if name in own}
-        own.update(self._mine)
-
-    def profile(self, action_name: str) -> Any:
-        """Return what marks the action."""
-        return self._actions.get(action_name) or self._learn(action_name)
+            self._covers += [Cover(profiler, "profile", self.profile)]
 
     def start(self, action_name: str) -> None:
         """Start the action in the profiler, then its span."""
@@ -86,23 +84,17 @@ class Actions:
 
     def remove(self) -> None:
         """Uncover the profiler's methods, except those that somebody has covered since."""
-        for name, method in self._mine.items():
-            if vars(self._profiler).get(name) == method:
-                delattr(self._profiler, name)
-                if name in self._before:  # somebody had covered it before us
-                    setattr(self._profiler, name, self._before[name])
+        for cover in self._covers:
+            cover.remove()
 
-    def _learn(self, action: str) -> Any:
-        owner, _, hook = action.rpartition(".")
-        if action in self._stages:
-            found: Any = Marker(action, "stage")
-        elif owner.startswith("[Callback]") and hook in _CALLBACK_HOOKS:
-            found = _IfSlow(self._session, f"{owner[10:].partition('{')[0]}.{hook}")
-        elif owner.startswith(("[Strategy]", "[_TrainingEpochLoop]")) or action in _REGIONS:
-            found = Marker(_REGIONS[hook], "region") if hook in _REGIONS else _Nothing()
-        elif action.startswith("[") or action in _LIGHTNINGS_OWN:
-            found = _Nothing()
-        else:
-            found = Marker(action, "region")
-        self._actions[action] = found
-        return found
+    def _learn(self, action_name: str) -> Any:
+        owner, _, hook = action_name.rpartition(".")
+        if action_name in self._stages:
+            return Marker(action_name, "stage")
+        if owner.startswith("[Callback]") and hook in _CALLBACK_HOOKS and owner[10:] != _OURS:
+            return _IfSlow(self._session, f"{owner[10:].partition('{')[0]}.{hook}")
+        if hook in _REGIONS and (owner.startswith(_OWNERS) or action_name in _REGIONS):
+            return Marker(_REGIONS[hook], "region")
+        if action_name.startswith("[") or action_name in _LIGHTNINGS_OWN:
+            return _Nothing()
+        return Marker(action_name, "region")

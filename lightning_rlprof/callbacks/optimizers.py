@@ -7,9 +7,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from lightning_rlprof.marking import Marker
 from lightning_rlprof.session import Session
 
 __all__ = ["OptimizerSteps"]
+
+_UPDATE = Marker("optimizer_step", "region")
 
 
 class OptimizerSteps:
@@ -43,4 +46,4 @@ class OptimizerSteps:
         self._start = self._session.clock()
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._session.record("optimizer_step", "region", self._start, self._session.clock())
+        self._session.record(_UPDATE, self._start, self._session.clock())

@@ -3,16 +3,16 @@
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.callbacks.actions import Actions
 from lightning_rlprof.callbacks.base import Callback, guarded
-from lightning_rlprof.callbacks.first_step import FirstStep
+from lightning_rlprof.callbacks.cover import Cover
 from lightning_rlprof.callbacks.optimizers import OptimizerSteps
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
+from lightning_rlprof.marking import Marker
 from lightning_rlprof.model import STAGES, Kind
 from lightning_rlprof.recorders.base import Recorder
 from lightning_rlprof.run import new_run_name, start_session
@@ -59,7 +59,6 @@ class ProfilerCallback(Callback):
         self.run: Path | None = None
         self._session: Session | None = None
         self._undo: list[Any] = []
-        self._in_batch = False
         self._starts: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,13 +100,27 @@ class ProfilerCallback(Callback):
             recorders=self.recorders,
         )
         self.run = session.run
-        self._in_batch, self._starts = False, {}
-        stages = {*STAGES, *self.config.custom_stages}
+        self._starts = {}
+        vars(self).pop("on_before_optimizer_step", None)
         with suppress(ConfigError):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
+        stages = {*STAGES, *self.config.custom_stages}
         self._undo += [Actions(trainer.profiler, session, stages), OptimizerSteps(session)]
-        begin = partial(self.on_train_start, trainer, pl_module)
-        self._undo += [FirstStep(trainer.fit_loop, begin)]
+        self._cover_loop(trainer, pl_module)
+
+    def _cover_loop(self, trainer: Any, pl_module: Any) -> None:
+        """Cover what Lightning tells no callback, and what costs less than a hook."""
+        strategy, loop = trainer.strategy, trainer.fit_loop
+        backward, run = Marker("backward", "region")(strategy.backward), loop.run
+
+        def begin_and_run() -> Any:
+            # A loader of unknown length makes its first batch, a rollout, before on_train_start.
+            self.on_train_start(trainer, pl_module)
+            return run()
+
+        self._undo += [Cover(strategy, "backward", backward), Cover(loop, "run", begin_and_run)]
+        if not pl_module.automatic_optimization:  # there is no closure to cut off
+            self.on_before_optimizer_step = None  # type: ignore[assignment, method-assign]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Mark the methods of what did not exist at `setup`; what is missing now raises."""
@@ -140,11 +153,10 @@ class ProfilerCallback(Callback):
             for part in undo:
                 part.remove()
             if session is not None:
-                session.abandon_step(interrupted=self._in_batch and status != "finished")
+                session.abandon_step(interrupted=status != "finished")
                 session.close(status)
         except Exception as error:
             log.error("the run could not be finished: %s", error, exc_info=error)
-        self._in_batch = False
 
     # ---- steps
 
@@ -157,30 +169,31 @@ class ProfilerCallback(Callback):
             # Of the batch before this one, counted from 0; right after a resume, too.
             step = trainer.fit_loop.epoch_loop.total_batch_idx + 2
             if session.step != step:
-                session.begin_step(step)
+                session.expect_step(step)
 
-    @guarded
+    # What runs in every step has no frame to spare for @guarded.
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """Know that the step has a batch; begin it if batches before it were skipped."""
         session = self._session
         if session is not None:
-            step = trainer.fit_loop.epoch_loop.total_batch_idx + 1
-            if session.step != step:
-                session.begin_step(step)
-            self._in_batch = True
+            try:
+                # total_batch_idx + 1, without the call of a property
+                session.begin_step(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+            except Exception as error:
+                self.give_up(error)
 
-    @guarded
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the step and begin the next one; a batch that was None was no step."""
+        """End the step; a batch that was None was no step."""
         session = self._session
-        if session is not None and self._in_batch:
-            self._in_batch = False
-            session.end_step()
-            session.begin_step(session.step + 1)
+        if session is not None and not session.waiting:
+            try:
+                session.end_step()
+            except Exception as error:
+                self.give_up(error)
 
     @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -190,22 +203,15 @@ class ProfilerCallback(Callback):
 
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Know that what follows is the update."""
+        """Know that what follows is the update; not called under manual optimisation."""
         for part in self._undo:
             if isinstance(part, OptimizerSteps):
                 part.closure_done()
 
-    # ---- what lies inside or around steps; hooks that come without their partner leave nothing
+    # Lightning passes over what is no function: that saves the dispatch of hooks without a use.
+    on_before_zero_grad = on_before_backward = on_after_backward = None  # type: ignore[assignment]
 
-    @guarded
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Begin a backward pass, under automatic and manual optimisation."""
-        self._begin("backward")
-
-    @guarded
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """End the backward pass."""
-        self._end("backward")
+    # ---- what lies around steps; hooks that come without their partner leave nothing
 
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -234,4 +240,4 @@ class ProfilerCallback(Callback):
     def _end(self, name: str, kind: Kind = "region") -> None:
         start = self._starts.pop(name, None)
         if self._session is not None and start is not None:
-            self._session.record(name, kind, start, self._session.clock())
+            self._session.record(Marker(name, kind), start, self._session.clock())
