@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from lightning_rlprof.marking import row
+from lightning_rlprof.marking import Node, rows
 from lightning_rlprof.model import Number, as_number
 from lightning_rlprof.tracefile import TraceWriter
 
@@ -13,9 +13,6 @@ __all__ = ["Buffer", "Totals"]
 
 log = logging.getLogger(__name__)
 
-# A write costs some 60 µs with cold caches. Steps of RL take seconds and are written one by one;
-# only steps shorter than this share a write, and a kill costs them this much instead of one step.
-_STEP_NS = 50_000_000
 # A stage of minutes is written when it ends, before its step does.
 _STAGE_NS = 1_000_000_000
 _TOTALLED = ("stage", "step")
@@ -26,7 +23,7 @@ Totals = dict[str, tuple[int, dict[str, Number]]]
 class Buffer:
     """Collect lines in memory, and append them to the file when a step or a long stage ends.
 
-    Any thread may add lines, with `append`, and flush.
+    Any thread may add spans with `append`, and flush.
 
     Args:
         writer: The file; a disk that takes nothing costs lines, never a run.
@@ -35,35 +32,28 @@ class Buffer:
 
     def __init__(self, writer: TraceWriter, clock: Callable[[], int]) -> None:
         self._writer, self._clock = writer, clock
-        self._rows: list[Any] = []
-        self.append = self._rows.append
+        self._spans: list[Node] = []
+        self.append = self._spans.append
+        self._others: list[tuple[Any, ...]] = []
         self.flush_at_ns = clock() + _STAGE_NS
-        self._step_at_ns = 0
         self._lock = threading.Lock()
         self._threads: set[int] = set()
         self._lost = 0
-        self._flushed: list[Any] = []  # of the step that goes on
-        self._counted = 0  # rows in front that belong to steps before it
-        self._last: list[Any] = []
+        self._flushed: list[Node] = []  # of the step that goes on
+        self._last: list[Node] = []
 
     def end_step(self, now: int) -> None:
-        """Close the account of a step, and write if the last write is not just over."""
-        self._last = self._flushed + self._rows[self._counted :]
-        self._flushed, self._counted = [], len(self._rows)
-        if now >= self._step_at_ns:
-            self.flush()
+        """Write everything, and close the account of a step."""
+        self._flush(now)
+        self._last, self._flushed = self._flushed, []
 
     def flush(self) -> None:
         """Append everything to the file."""
-        with self._lock:
-            rows = self._rows[:]
-            if rows:
-                self._flushed += rows[self._counted :]
-                self._write([row(one) if type(one) is list else one for one in rows])
-                del self._rows[: len(rows)]
-                self._counted = 0
-            now = self._clock()
-            self.flush_at_ns, self._step_at_ns = now + _STAGE_NS, now + _STEP_NS
+        self._flush(self._clock())
+
+    def add(self, line: tuple[Any, ...]) -> None:
+        """Add a line that is no span."""
+        self._others.append(line)
 
     def close(self) -> None:
         """Flush and close the file."""
@@ -75,34 +65,44 @@ class Buffer:
     def totals(self, thread: int) -> Totals:
         """Return the last step's stages on one thread: nanoseconds (inclusive) and counters."""
         totals: Totals = {}
-        for one in self._last:
-            line = row(one) if type(one) is list else one
-            if line[0] == "span" and line[2] in _TOTALLED and line[6] == thread:
-                total, numbers = totals.get(line[1], (0, {}))
-                for name, value in (line[9] or {}).items():
-                    numbers[name] = numbers.get(name, 0) + (as_number(value) or 0)
-                totals[line[1]] = (total + line[5] - line[4], numbers)
+        for _, name, kind, _, start, end, ident, _, _, counters in rows(self._last):
+            if kind in _TOTALLED and ident == thread:
+                total, numbers = totals.get(name, (0, {}))
+                for key, value in (counters or {}).items():
+                    numbers[key] = numbers.get(key, 0) + (as_number(value) or 0)
+                totals[name] = (total + end - start, numbers)
         return totals
 
-    def _write(self, lines: list[tuple[Any, ...]]) -> None:
-        named = {line[6] for line in lines if line[0] == "span"} - self._threads
-        before = _thread_lines(named)
-        if self._lost:
-            text = f"{self._lost} lines could not be written and are lost"
-            before.insert(0, ("note", self._clock(), "error", text))
+    def _flush(self, now: int) -> None:
+        with self._lock:
+            self.flush_at_ns = now + _STAGE_NS
+            spans, others = self._spans[:], self._others[:]
+            del self._spans[: len(spans)], self._others[: len(others)]
+            self._flushed += spans
+            new = {node[4] for node in spans} - self._threads
+            plain = not (new or others or self._lost)
+            lines: list[Any] = rows(spans)
+            if not plain:
+                lines = self._with_news(new, lines, others)
+            if lines:
+                self._write(lines, len(spans) + len(others), new)
+
+    def _write(self, lines: list[Any], count: int, new: set[int]) -> None:
         try:
-            self._writer.write(before + lines)
+            self._writer.write(lines)
         except OSError as error:
             if not self._lost:
                 log.warning("%s cannot be written, spans are lost: %s", self._writer.path, error)
-            self._lost += len(lines)
+            self._lost += count
         else:
             self._lost = 0
-            self._threads |= named
+            self._threads |= new
 
-
-def _thread_lines(idents: set[int]) -> list[tuple[Any, ...]]:
-    if not idents:
-        return []
-    alive = {thread.ident: thread.name for thread in threading.enumerate()}
-    return [("thread", ident, alive.get(ident, f"thread {ident}")) for ident in sorted(idents)]
+    def _with_news(self, new: set[int], spans: list[Any], others: list[Any]) -> list[Any]:
+        """Put names of new threads and the count of lost lines around the spans."""
+        alive = {thread.ident: thread.name for thread in threading.enumerate()}
+        lines: list[Any] = [("thread", i, alive.get(i, f"thread {i}")) for i in sorted(new)]
+        if self._lost:
+            text = f"{self._lost} lines could not be written and are lost"
+            lines.append(("note", self._clock(), "error", text))
+        return [*lines, *spans, *others]

@@ -7,7 +7,7 @@ it runs no Python code at all; `listen` swaps the two methods in when a session 
 
 import itertools
 from _thread import get_ident
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, overload
 from lightning_rlprof.calls import within
 from lightning_rlprof.model import Kind, Number
 
-__all__ = ["Marker", "Sink", "annotate", "count", "ended", "listen", "mark", "row", "stage"]
+__all__ = ["Marker", "Sink", "annotate", "count", "ended", "listen", "mark", "rows", "stage"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,7 +45,7 @@ class Sink(Protocol):
 
     @property
     def append(self) -> Callable[[Any], None]:
-        """Where ended spans go: nodes, which `row` turns into lines."""
+        """Where ended spans go: nodes, which `rows` turns into lines."""
 
     def enter(self, name: str, kind: Kind) -> object:
         """Tell the recorders that a span begins; return what `exit` needs."""
@@ -191,19 +191,22 @@ def ended(
     return [end_ns, _innermost(), marker, step, get_ident(), 0, counters, start_ns]
 
 
-def row(node: Node) -> tuple[Any, ...]:
-    """Return an ended span as the line that the trace file holds."""
-    end, parent, marker, step, thread, _, counters, start = node[:8]
-    ids = (_number(node), _number(parent))
-    return ("span", marker.name, marker.kind, step, start, end, thread, *ids, counters)
+def rows(nodes: Iterable[Node]) -> list[tuple[Any, ...]]:
+    """Return ended spans as the lines that the trace file holds.
 
-
-def _number(node: Node | None) -> int | None:
-    """Number a span when somebody first asks; a parent is asked for before it ends."""
-    if node is None:
-        return None
-    node[5] = node[5] or _next_id()
-    return int(node[5])
+    A span is numbered when its line is made, or that of a span inside it, which ends earlier.
+    """
+    lines = []
+    for node in nodes:
+        end, parent, marker, step, thread, number, counters, start = node[:8]
+        if not number:
+            number = node[5] = _next_id()
+        above = None
+        if parent is not None:
+            above = parent[5] = parent[5] or _next_id()
+        kind = marker.kind
+        lines.append(("span", marker.name, kind, step, start, end, thread, number, above, counters))
+    return lines
 
 
 def _innermost() -> Node | None:

@@ -213,7 +213,7 @@ class Session:
         number = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}[level]
         if self.header.rank == 0 or number > logging.INFO:
             log.log(number, "%s", text)
-        self.append(("note", self.clock(), level, text))
+        self._buffer.add(("note", self.clock(), level, text))
 
     def close(self, status: str = "finished") -> None:
         """Finish every file and stop listening; further calls do nothing.
@@ -228,7 +228,7 @@ class Session:
             self._capture.finish()
             if reason := self._capture.why_nothing(self.config, self.header.rank, self._ended):
                 self.note("warning", reason)
-            self.append(("end", self.clock(), status))
+            self._buffer.add(("end", self.clock(), status))
         finally:
             marking.listen(None)
             self._closed = True

@@ -116,7 +116,7 @@ class TraceWriter:
         self._encode = msgspec.json.Encoder().encode_lines
         self._put(msgspec.json.encode(header) + b"\n")
 
-    def write(self, lines: Sequence[tuple[Any, ...]]) -> None:
+    def write(self, lines: Sequence[Sequence[Any]]) -> None:
         """Append complete lines; raises OSError when the disk does not take them.
 
         What JSON has no form for is changed, never refused: see `_plain`.
@@ -124,7 +124,7 @@ class TraceWriter:
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
-            data = self._encode([tuple(_plain(item) for item in line) for line in lines])
+            data = self._encode([[_plain(item) for item in line] for line in lines])
         self._put(data)
 
     def close(self) -> None:
@@ -135,10 +135,13 @@ class TraceWriter:
 
     def _put(self, data: bytes) -> None:
         # After a failure the file may end in half a line, which must not swallow the next one.
-        view = memoryview(b"\n" + data if self._torn else data)
+        if self._torn:
+            data = b"\n" + data
         self._torn = True
-        while view:
-            view = view[os.write(self._file, view) :]
+        written = os.write(self._file, data)
+        while written < len(data):
+            data = data[written:]
+            written = os.write(self._file, data)
         self._torn = False
 
 

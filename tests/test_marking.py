@@ -21,7 +21,7 @@ class Sink:
 
     @property
     def rows(self):
-        return [marking.row(node) for node in self.nodes]
+        return marking.rows(self.nodes)
 
     def clock(self):
         self.ticks.advance(1)

@@ -47,15 +47,6 @@ def test_a_step_is_on_disk_when_it_ends(start, clock):
     assert [span.name for span in read(session).spans] == ["actor_update", "step"]
 
 
-def test_steps_of_a_few_milliseconds_share_a_write(start, clock):
-    session = start()
-    run_steps(session, clock, [1, 2])
-    assert [span.step for span in spans(session, "step")] == [1]
-    clock.advance(50_000_000)
-    run_steps(session, clock, [3])
-    assert [span.step for span in spans(session, "step")] == [1, 2, 3]
-
-
 def test_a_long_stage_is_on_disk_before_its_step_ends(start, clock):
     session = start()
     session.begin_step(1)
@@ -258,6 +249,6 @@ def test_a_child_forgets_the_session(start):
 def test_flushing_a_closed_session_does_nothing(start):
     session = start()
     session.close()
-    session.append(("note", 1, "info", "late"))
+    session.note("info", "late")
     session.flush()
     assert read(session).notes == []

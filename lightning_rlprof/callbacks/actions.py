@@ -67,20 +67,31 @@ class Actions:
         self._start, self._stop = profiler.start, profiler.stop
         # The cache answers without a Python frame; it is bounded, for names with a number in them.
         self.profile = lru_cache(maxsize=1024)(self._learn)
-        self._covers = [Cover(profiler, "start", self.start), Cover(profiler, "stop", self.stop)]
-        if type(profiler).__name__ == "PassThroughProfiler":
+        mine = {"start": self.start, "stop": self.stop}
+        if type(profiler).__name__ == "PassThroughProfiler" and not {*mine, "profile"} & {
+            *vars(profiler)
+        }:
             # It does nothing at the price of a generator per action, 40 of them per step.
-            self._covers += [Cover(profiler, "profile", self.profile)]
+            mine = {"start": self.enter, "stop": self.exit, "profile": self.profile}
+        self._covers = [Cover(profiler, name, method) for name, method in mine.items()]
 
     def start(self, action_name: str) -> None:
         """Start the action in the profiler, then its span."""
         self._start(action_name)
-        self.profile(action_name).__enter__()
+        self.enter(action_name)
 
     def stop(self, action_name: str) -> None:
         """Stop the action's span, then the action in the profiler."""
-        self.profile(action_name).__exit__(None, None, None)
+        self.exit(action_name)
         self._stop(action_name)
+
+    def enter(self, action_name: str) -> None:
+        """Begin the action's span."""
+        self.profile(action_name).__enter__()
+
+    def exit(self, action_name: str) -> None:
+        """End the action's span."""
+        self.profile(action_name).__exit__(None, None, None)
 
     def remove(self) -> None:
         """Uncover the profiler's methods, except those that somebody has covered since."""

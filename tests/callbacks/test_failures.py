@@ -47,7 +47,6 @@ def test_a_full_disk_costs_lines_and_the_loss_is_noted(
 ) -> None:
     disk, module = FullDisk(), Tiny()
     monkeypatch.setattr("lightning_rlprof.tracefile.os", disk)
-    monkeypatch.setattr("lightning_rlprof.buffer._STEP_NS", 0)  # as if steps took long
     module.on_batch = lambda batch_idx: setattr(disk, "full", batch_idx in (1, 2))
     make_trainer(callback, max_epochs=2).fit(module, loader())
     assert len(module.losses) == 8
@@ -65,7 +64,6 @@ def test_a_disk_that_stays_full_leaves_training_alone(
 ) -> None:
     disk, module = FullDisk(), Tiny()
     monkeypatch.setattr("lightning_rlprof.tracefile.os", disk)
-    monkeypatch.setattr("lightning_rlprof.buffer._STEP_NS", 0)  # as if steps took long
     module.on_batch = lambda batch_idx: setattr(disk, "full", batch_idx >= 2)
     make_trainer(callback).fit(module, loader())
     disk.full = False
