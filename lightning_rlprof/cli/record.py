@@ -46,8 +46,9 @@ def demo(
     next_command("rlprof", "report", result.run)
     if not kv_cache:
         say("To remove the bottleneck, and to see that it is gone:")
-        here = () if output == _SAVE_PATH else ("-o", output)
-        next_command("rlprof", "demo", "--kv-cache", *here)
+        same = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+        here = [] if output == _SAVE_PATH else ["-o", str(output)]
+        next_command("rlprof", "demo", "--kv-cache", *same, *here)
         next_command("rlprof", "compare", result.run, output)
 
 

@@ -58,6 +58,13 @@ def test_the_demo_shows_what_was_learned_where_time_went_and_what_to_type(
     )
 
 
+def test_what_to_type_next_repeats_the_options(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    _, out, _ = rlprof("demo", "-o", tmp_path, "--ranks", 2, "--steps", 9)
+    assert f"Next: rlprof demo --kv-cache --steps 9 --ranks 2 -o {tmp_path}\n" in out
+
+
 def test_options_reach_the_demo_and_a_cached_one_offers_no_cache(
     rlprof: Run, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
