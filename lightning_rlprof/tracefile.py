@@ -23,7 +23,15 @@ import msgspec
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.model import FORMAT, Header, Kind, Note, Number, as_number
 
-__all__ = ["RankTrace", "SpanLine", "TraceWriter", "rank_directory", "rank_files", "read_trace"]
+__all__ = [
+    "RankTrace",
+    "SpanLine",
+    "TraceWriter",
+    "rank_directory",
+    "rank_files",
+    "read_header",
+    "read_trace",
+]
 
 _SUFFIX = ".jsonl"
 
@@ -175,7 +183,8 @@ def read_trace(path: Path) -> RankTrace:
         head, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    trace = RankTrace(path, _header(path, head))
+    trace = RankTrace(path, _decode_header(path, head))
+    _refuse_newer(path, trace.header)
     lines = body.split(b"\n")
     if lines.pop():  # what follows the last newline is a line that a crash cut in half
         trace.lost_lines += 1
@@ -184,17 +193,33 @@ def read_trace(path: Path) -> RankTrace:
     return trace
 
 
-def _header(path: Path, line: bytes) -> Header:
+def read_header(path: Path) -> Header:
+    """Read only the first line of a rank's file, in whatever format the rest is.
+
+    Raises:
+        TraceError: The file is missing or is no trace.
+    """
     try:
-        header = msgspec.json.decode(line, type=Header)
+        with path.open("rb") as file:
+            line = file.readline()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    return _decode_header(path, line)
+
+
+def _decode_header(path: Path, line: bytes) -> Header:
+    try:
+        return msgspec.json.decode(line, type=Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: is no rlprof trace (its first line is no header)") from error
+
+
+def _refuse_newer(path: Path, header: Header) -> None:
     if header.format > FORMAT:
         raise TraceError(
             f"{path}: was written in format {header.format}, this version reads up to {FORMAT}; "
             "pip install -U lightning-rlprof"
         )
-    return header
 
 
 _ONE = msgspec.json.Decoder(_Line)

@@ -12,7 +12,13 @@ from lightning_rlprof import tracefile
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.model import FORMAT, Note
 from lightning_rlprof.testing import make_header
-from lightning_rlprof.tracefile import TraceWriter, rank_directory, rank_files, read_trace
+from lightning_rlprof.tracefile import (
+    TraceWriter,
+    rank_directory,
+    rank_files,
+    read_header,
+    read_trace,
+)
 
 SPAN = ("span", "actor_update", "stage", 1, 10, 20, 7, 1, None, {"tokens": 3})
 
@@ -98,9 +104,17 @@ def test_what_is_no_trace_is_one_clear_line(tmp_path, data):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
+@pytest.mark.parametrize("read", [read_trace, read_header])
+def test_a_missing_file_is_named(tmp_path, read):
     with pytest.raises(TraceError, match=r"gone\.jsonl: cannot be read \(No such file"):
-        read_trace(tmp_path / "gone.jsonl")
+        read(tmp_path / "gone.jsonl")
+
+
+def test_the_header_alone_is_read_of_any_format(tmp_path):
+    path = tmp_path / "rank-00000.jsonl"
+    text = msgspec.json.encode(make_header()).replace(b'"format":1', b'"format":9')
+    path.write_bytes(text + b"\nwhatever")
+    assert read_header(path).format == 9
 
 
 def test_numbers_of_other_libraries_are_stored_as_numbers(writer):

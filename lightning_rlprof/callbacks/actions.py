@@ -68,9 +68,8 @@ class Actions:
         # The cache answers without a Python frame; it is bounded, for names with a number in them.
         self.profile = lru_cache(maxsize=1024)(self._learn)
         mine = {"start": self.start, "stop": self.stop}
-        if type(profiler).__name__ == "PassThroughProfiler" and not {*mine, "profile"} & {
-            *vars(profiler)
-        }:
+        changed = {*mine, "profile"} & {*vars(profiler)}
+        if type(profiler).__name__ == "PassThroughProfiler" and not changed:
             # It does nothing at the price of a generator per action, 40 of them per step.
             mine = {"start": self.enter, "stop": self.exit, "profile": self.profile}
         self._covers = [Cover(profiler, name, method) for name, method in mine.items()]

@@ -4,13 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.native import read_run
-from lightning_rlprof.model import Header
 from lightning_rlprof.spans import RankNote, Spans
-from lightning_rlprof.tracefile import rank_files
+from lightning_rlprof.tracefile import rank_files, read_header
 
 __all__ = ["load"]
 
@@ -66,8 +63,7 @@ def _started_ns(run: Path) -> int:
     """Return when the first readable rank of a run started, -1 when none can be read."""
     for file in rank_files(run):
         try:
-            with file.open("rb") as lines:
-                return msgspec.json.decode(lines.readline(), type=Header).unix_ns
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return read_header(file).unix_ns
+        except TraceError:
             continue
     return -1
