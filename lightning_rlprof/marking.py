@@ -287,6 +287,8 @@ def _end_around(sink: Sink, marker: Marker, now: int) -> None:
     if len(node) > 8 and node[8] is not None:
         node[6] = {**(node[6] or {}), **(sink.exit(node[8]) or {})} or None
     sink.append(node)
+    if node[1] is None and now > sink.flush_at_ns:
+        sink.flush()
 
 
 listen(None)

@@ -259,7 +259,9 @@ def test_a_mirrored_span_that_ends_after_the_capture_still_tells(sink):
     assert sink.calls[-1] == ("exit", "a")
 
 
-def test_a_long_outermost_span_is_flushed_when_it_ends(sink):
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_long_outermost_span_is_flushed_when_it_ends(sink, mirrored):
+    listen(sink, mirrored=mirrored)
     sink.flush_at_ns = 0
     with stage("outer"):
         with stage("inner"):
