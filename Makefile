@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 
 # What must be tested to the last line: cellar, ground, and the session with its parts.
 COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py tracefile.py \
-	marking.py buffer.py window.py capture.py session.py)
+	nodes.py marking.py buffer.py window.py capture.py session.py)
 
 # One thread each: two threads on a busy machine make the same step up to eight times longer.
 export OMP_NUM_THREADS ?= 1

@@ -2,11 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from lightning_rlprof.marking import Node, rows
 from lightning_rlprof.model import Number, as_number
+from lightning_rlprof.nodes import Node, number_of, rows
+from lightning_rlprof.recorders.base import Late
 from lightning_rlprof.tracefile import TraceWriter
 
 __all__ = ["Buffer", "Totals"]
@@ -41,9 +42,12 @@ class Buffer:
         self._lost = 0
         self._flushed: list[Node] = []  # of the step that goes on
         self._last: list[Node] = []
+        self._late: list[tuple[Node, Late]] = []
 
     def end_step(self, now: int) -> None:
         """Write everything, and close the account of a step."""
+        if self._late:
+            self._ask_late()
         self._flush(now)
         self._last, self._flushed = self._flushed, []
 
@@ -55,9 +59,14 @@ class Buffer:
         """Add a line that is no span."""
         self._others.append(line)
 
+    def later(self, node: Node, asks: Iterable[Late]) -> None:
+        """Write a span's further numbers once they are known: after its step, or at the end."""
+        self._late += [(node, ask) for ask in asks]
+
     def close(self) -> None:
         """Flush and close the file."""
         try:
+            self._ask_late()
             self.flush()
         finally:
             self._writer.close()
@@ -86,6 +95,19 @@ class Buffer:
                 lines = self._with_news(new, lines, others)
             if lines:
                 self._write(lines, len(spans) + len(others), new)
+
+    def _ask_late(self) -> None:
+        asked, self._late = self._late, []
+        for node, ask in asked:
+            try:
+                numbers = ask()
+            except Exception as error:
+                log.warning("numbers of %r are lost: %s", node[2], error)
+                continue
+            if numbers is None:
+                self._late.append((node, ask))
+            elif numbers:
+                self.add(("count", number_of(node), dict(numbers)))
 
     def _write(self, lines: list[Any], count: int, new: set[int]) -> None:
         try:

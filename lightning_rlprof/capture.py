@@ -9,11 +9,11 @@ from typing import Protocol, TypeVar
 
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.marking import Marker
-from lightning_rlprof.model import Number
-from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.model import Kind, Number
+from lightning_rlprof.recorders.base import Late, Recorder
 from lightning_rlprof.window import window_name
 
-__all__ = ["Capture", "Run"]
+__all__ = ["Capture", "Ended", "Run"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,11 +39,20 @@ class Run(Protocol):
 
 
 @dataclass(eq=False)
+class Ended:
+    """What recorders know of a span that ended: numbers, and functions that know more later."""
+
+    counters: dict[str, Number] = field(default_factory=dict)
+    late: list[Late] = field(default_factory=list)
+
+
+@dataclass(eq=False)
 class _Token:
     """A mirrored span: each recorder's own token, and whether the window ends with the span."""
 
     closes: bool
     parts: list[tuple[Recorder, object]] = field(default_factory=list)
+    ended: Ended = field(default_factory=Ended)
 
 
 class Capture:
@@ -61,11 +70,22 @@ class Capture:
         self.is_open = False
         self._run, self._folder = run, folder
         self._recorders = self._all = tuple(recorders)
+        self._listening = self._now_listening()
+        for recorder in recorders:
+            recorder.note = run.note
         self._tokens: list[_Token] = []
         self._opened: dict[tuple[int, str | None], int] = {}
         self._window = ""
         self._steps: set[int] = set()
         self.seen: set[str] = set()
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether a window is open, or a recorder listens outside of them, too."""
+        return self.is_open or bool(self._listening)
+
+    def _now_listening(self) -> tuple[Recorder, ...]:
+        return tuple(one for one in self._recorders if self.is_open or one.always)
 
     def open(self, step: int, stage: str | None) -> None:
         """Open a window on a step, or on one stage of it."""
@@ -73,44 +93,52 @@ class Capture:
         self._opened[step, stage] = self._opened.get((step, stage), 0) + 1
         self._window = window_name(step, stage, self._opened[step, stage])
         self.is_open = True
+        self._listening = self._recorders
         for recorder in self._recorders:
             self._call(recorder, recorder.open, self._folder / self._window)
         self._run.record(_OPEN, start, self._run.clock())
 
     def close(self) -> None:
-        """Close the window: end what is still mirrored, then stop the recorders in reverse."""
+        """Close the window: end what is mirrored in it, then stop the recorders in reverse."""
         start = self._run.clock()
         for token in reversed(self._tokens):
-            self._end(token)
-        self._tokens.clear()
+            self._end(token, windowed=True)
         for recorder in reversed(self._recorders):
             self._call(recorder, recorder.close)
         self.is_open = False
+        self._listening = self._now_listening()
         names = ", ".join(type(recorder).__name__ for recorder in self._recorders) or "no recorder"
         self._run.note("info", f"captured {self._window} with {names}")
         self._run.record(_CLOSE, start, self._run.clock())
 
-    def enter(self, name: str, *, closes: bool) -> object:
-        """Mirror the beginning of a span; returns what `exit` needs, None outside a window."""
-        if not self.is_open:
+    def enter(self, name: str, kind: Kind, *, closes: bool = False) -> object:
+        """Mirror the beginning of a span; returns what `exit` needs, None where nobody listens."""
+        if not self.mirrors:
             return None
-        self._steps.add(self._run.step)
+        step = self._run.step
+        if self.is_open:
+            self._steps.add(step)
         token = _Token(closes)
         self._tokens.append(token)
-        for recorder in self._recorders:
-            part = self._call(recorder, recorder.enter, name)
+        for recorder in self._listening:
+            part = self._call(recorder, recorder.enter, name, kind, step)
             token.parts.append((recorder, part))
         return token
 
-    def exit(self, token: object) -> dict[str, Number] | None:
-        """Mirror the end of a span; one whose window has closed meanwhile is over already."""
+    def exit(self, token: object) -> Ended:
+        """Mirror the end of a span; where its window has closed meanwhile, it ended there."""
         if not isinstance(token, _Token) or token not in self._tokens:
-            return None
+            return Ended()
         self._tokens.remove(token)
-        counters = self._end(token)
+        self._end(token)
         if token.closes and self.is_open:
             self.close()
-        return counters
+        return token.ended
+
+    def mark(self, name: str) -> None:
+        """Mirror an instant."""
+        for recorder in self._listening:
+            self._call(recorder, recorder.mark, name, self._run.step)
 
     def forget(self, step: int) -> None:
         """Close a window that was opened for a step that never came, and do not count it."""
@@ -141,7 +169,8 @@ class Capture:
             rank: This process's.
             ended: The last step that ended.
         """
-        if not config.captures or not config.wants_rank(rank) or self._opened or not self._all:
+        windowed = any(not recorder.always for recorder in self._all)
+        if not config.captures or not config.wants_rank(rank) or self._opened or not windowed:
             return None
         wanted = f"steps wanted: {_steps_text(config)}; the last step that ended: {ended}"
         if config.per_stage and self.seen:
@@ -149,13 +178,17 @@ class Capture:
             wanted = f"no wanted stage began in a wanted step; stages seen there: {seen}"
         return f"nothing was captured ({wanted})"
 
-    def _end(self, token: _Token) -> dict[str, Number]:
-        counters: dict[str, Number] = {}
-        for recorder, part in reversed(token.parts):
+    def _end(self, token: _Token, *, windowed: bool = False) -> None:
+        """End a span for every recorder, or only for those that listen in windows."""
+        ending = [part for part in token.parts if not (windowed and part[0].always)]
+        token.parts = [part for part in token.parts if windowed and part[0].always]
+        for recorder, part in reversed(ending):
             if recorder in self._recorders:
                 found = self._call(recorder, recorder.exit, part)
-                counters.update(found or {})
-        return counters
+                if callable(found):
+                    token.ended.late.append(found)
+                else:
+                    token.ended.counters.update(found or {})
 
     def _call(self, recorder: Recorder, action: Callable[..., T], *arguments: object) -> T | None:
         try:
@@ -169,6 +202,7 @@ class Capture:
 
     def _drop(self, recorder: Recorder, error: Exception) -> None:
         self._recorders = tuple(kept for kept in self._recorders if kept is not recorder)
+        self._listening = self._now_listening()
         log.debug("a recorder failed", exc_info=error)
         what = f"{type(error).__name__}: {error}"
         self._run.note("error", f"{type(recorder).__name__} failed and was dropped ({what})")

@@ -5,29 +5,19 @@ marker nests in itself and serves every thread and asyncio task. While no sessio
 it runs no Python code at all; `listen` swaps the two methods in when a session starts.
 """
 
-import itertools
 from _thread import get_ident
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
 from lightning_rlprof.calls import within
 from lightning_rlprof.model import Kind, Number
+from lightning_rlprof.nodes import Node, ended, innermost, opened
 
-__all__ = ["Marker", "Sink", "annotate", "count", "ended", "listen", "mark", "rows", "stage"]
+__all__ = ["Marker", "Sink", "annotate", "count", "listen", "mark", "stage"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# An open or ended span: [end_ns, parent, marker, step, thread, id, counters, start_ns], and behind
-# it the token of the recorders where they mirror it. A list costs less than an object; ending a
-# span inside it costs less than changing the context variable twice. The variable holds the span
-# that was opened last, ended or not: who comes next looks upwards for one that is still open.
-Node = list[Any]
-
-_open: ContextVar[Node | None] = ContextVar("rlprof_open", default=None)
-# Never restarted: a parent left open by an earlier session is unknown in a later run, not wrong.
-_next_id = itertools.count(1).__next__
 
 
 class Sink(Protocol):
@@ -50,8 +40,11 @@ class Sink(Protocol):
     def enter(self, name: str, kind: Kind) -> object:
         """Tell the recorders that a span begins; return what `exit` needs."""
 
-    def exit(self, token: object) -> dict[str, Number] | None:
-        """Tell the recorders that a span ended; return their counters."""
+    def exit(self, node: Node) -> None:
+        """Tell the recorders that a span ended, by its last item; add their counters to it."""
+
+    def mark(self, name: str) -> None:
+        """Tell the recorders of an instant."""
 
     def flush(self) -> None:
         """Bring completed spans to the disk."""
@@ -165,6 +158,7 @@ def mark(name: str, /, **counters: Number) -> None:
     if sink is not None:
         now = sink.clock()
         sink.append(ended(Marker(name, "mark"), sink.step, now, now, counters or None))
+        sink.mark(name)
 
 
 def count(**numbers: Number) -> None:
@@ -176,44 +170,12 @@ def count(**numbers: Number) -> None:
         ...     count(tokens=4096)
         ...     count(tokens=1024, samples=2)
     """
-    node = _innermost()
+    node = innermost()
     if node is not None:
         total = dict(node[6] or {})  # a copy: the marker's own are those of every span of it
         for name, number in numbers.items():
             total[name] = total.get(name, 0) + number
         node[6] = total
-
-
-def ended(
-    marker: Marker, step: int, start_ns: int, end_ns: int, counters: Mapping[str, Number] | None
-) -> Node:
-    """Return a span that is over, inside the one that is open now."""
-    return [end_ns, _innermost(), marker, step, get_ident(), 0, counters, start_ns]
-
-
-def rows(nodes: Iterable[Node]) -> list[tuple[Any, ...]]:
-    """Return ended spans as the lines that the trace file holds.
-
-    A span is numbered when its line is made, or that of a span inside it, which ends earlier.
-    """
-    lines = []
-    for node in nodes:
-        end, parent, marker, step, thread, number, counters, start = node[:8]
-        if not number:
-            number = node[5] = _next_id()
-        above = None
-        if parent is not None:
-            above = parent[5] = parent[5] or _next_id()
-        kind = marker.kind
-        lines.append(("span", marker.name, kind, step, start, end, thread, number, above, counters))
-    return lines
-
-
-def _innermost() -> Node | None:
-    node = _open.get()
-    while node is not None and node[0] is not None:
-        node = node[1]
-    return node
 
 
 def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
@@ -225,7 +187,7 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     """
     global _sink
     if _sink is None:
-        _open.set(None)  # what an earlier session left open is not around the spans of this one
+        opened.set(None)  # what an earlier session left open is not around the spans of this one
     _sink = sink
     # Builtins that accept these calls and return None: no Python frame while nobody records.
     enter: Any = ContextVar("rlprof_off", default=None).get
@@ -241,13 +203,13 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
 
 
 def _recording(sink: Sink) -> tuple[Any, Any]:
-    def enter(self: Marker, get=_open.get, put=_open.set, ident=get_ident, clock=sink.clock):  # type: ignore[no-untyped-def]
+    def enter(self: Marker, get=opened.get, put=opened.set, ident=get_ident, clock=sink.clock):  # type: ignore[no-untyped-def]
         parent = get()
         while parent is not None and parent[0] is not None:
             parent = parent[1]
         put([None, parent, self, sink.step, ident(), 0, self.counters, clock()])
 
-    def leave(self: Marker, kind, error, trace, get=_open.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
+    def leave(self: Marker, kind, error, trace, get=opened.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
         now = clock()
         node = get()
         while node is not None and node[0] is not None:
@@ -266,8 +228,8 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
 def _mirrored(sink: Sink) -> tuple[Any, Any]:
     def enter(self: Marker) -> None:
         token = sink.enter(self.name, self.kind)
-        above, ident = _innermost(), get_ident()
-        _open.set([None, above, self, sink.step, ident, 0, self.counters, sink.clock(), token])
+        above, ident = innermost(), get_ident()
+        opened.set([None, above, self, sink.step, ident, 0, self.counters, sink.clock(), token])
 
     def leave(self: Marker, kind: object, error: object, trace: object) -> None:
         _end_around(sink, self, sink.clock())
@@ -277,15 +239,15 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
 
 def _end_around(sink: Sink, marker: Marker, now: int) -> None:
     """End a span of any sort, also around others that were never ended; ignore one never begun."""
-    node = _innermost()
+    node = innermost()
     while node is not None and node[2] is not marker:
         node = node[1]
     if node is None:
         return
     node[0] = now
-    _open.set(node)
+    opened.set(node)
     if len(node) > 8 and node[8] is not None:
-        node[6] = {**(node[6] or {}), **(sink.exit(node[8]) or {})} or None
+        sink.exit(node)
     sink.append(node)
     if node[1] is None and now > sink.flush_at_ns:
         sink.flush()

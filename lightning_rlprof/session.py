@@ -13,7 +13,8 @@ from lightning_rlprof.capture import Capture
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.model import Header, Kind, Number
-from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.nodes import Node, ended
+from lightning_rlprof.recorders.base import Late, Recorder
 from lightning_rlprof.tracefile import TraceWriter, rank_directory
 
 __all__ = ["Session", "current"]
@@ -82,6 +83,7 @@ class Session:
         self._closed = False
         self._mode = ""
         self._may_capture = config.captures and config.wants_rank(header.rank)
+        self._mirrored_step: object = None
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
         _Process.session = self
         _watch_forks()
@@ -136,15 +138,23 @@ class Session:
         self.step = step
         if self._may_capture:
             self._move_window(step)
+            if self._capture.is_open:
+                self._mirrored_step = self._capture.enter("step", "step")
         edge = self._edge
         self._step_start = self.clock() if edge is None else edge
 
     def _end_step(self, counters: dict[str, Number] | None) -> int:
         now, start = self.clock(), self._step_start
+        counters = dict(counters or {})
+        late: list[Late] = []
         if self._may_capture and self._capture.saw(self.step):
-            counters = {**(counters or {}), "capture": 1}
+            known = self._capture.exit(self._mirrored_step)
+            counters |= {**known.counters, "capture": 1}
+            late = known.late
         if start is not None:
-            self.record(_STEP, start, now, counters)
+            node = ended(_STEP, self.step, start, now, counters or None)
+            self.append(node)
+            self._buffer.later(node, late)
         return now
 
     def _move_window(self, step: int) -> None:
@@ -184,7 +194,7 @@ class Session:
         counters: Mapping[str, Number] | None = None,
     ) -> None:
         """Add a span whose two ends are known; its parent is the span that is open now."""
-        self.append(marking.ended(marker, self.step, start_ns, end_ns, counters))
+        self.append(ended(marker, self.step, start_ns, end_ns, counters))
 
     # ---- what markers call while a capture is open or may open
 
@@ -195,16 +205,24 @@ class Session:
         opens = kind == "stage" and self._opens_at(name)
         if opens:
             self._capture.open(self.step, name)
-        return self._capture.enter(name, closes=opens)
+        return self._capture.enter(name, kind, closes=opens)
 
     def _opens_at(self, stage: str) -> bool:
         self._capture.seen.add(stage)
         is_open, rank = self._capture.is_open, self.header.rank
         return window.at_stage(self.config, rank, self.step, stage, is_open=is_open) == "open"
 
-    def exit(self, token: object) -> dict[str, Number] | None:
+    def exit(self, node: Node) -> None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
-        return self._capture.exit(token)
+        known = self._capture.exit(node[8])
+        if known.counters:
+            node[6] = {**(node[6] or {}), **known.counters}
+        self._buffer.later(node, known.late)
+
+    def mark(self, name: str) -> None:
+        """Tell the recorders of an instant."""
+        if self._capture.mirrors and threading.get_ident() == self._trainer_thread:
+            self._capture.mark(name)
 
     # ---- lines
 
@@ -240,7 +258,7 @@ class Session:
         """Choose how markers behave: mirrored only where a capture is or may be open."""
         rank = self.header.rank
         armed = self._may_capture and window.arms_stages(self.config, rank, self.step)
-        mirrored = self._capture.is_open or armed
+        mirrored = self._capture.mirrors or armed
         mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
         if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
             self._mode = mode

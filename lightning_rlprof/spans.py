@@ -1,14 +1,18 @@
 """All spans of a run as columns on one time axis, with what is known to be missing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.model import KINDS, Header, Kind, Number, Span
+
+if TYPE_CHECKING:
+    from lightning_rlprof.table import Table
 
 __all__ = ["NO_PARENT", "Counter", "Int64s", "Problem", "RankNote", "Spans", "Thread"]
 
@@ -75,6 +79,7 @@ class Spans:
         notes: What ranks and the loader say, by time.
         problems: What is missing or doubtful.
         unix_ns: Wall-clock time of zero on the axis.
+        tables: What else the files hold, by name; a table is read when it is asked for.
     """
 
     path: Path
@@ -95,6 +100,7 @@ class Spans:
     notes: tuple[RankNote, ...] = ()
     problems: tuple[Problem, ...] = ()
     unix_ns: int = 0
+    tables: "Mapping[str, Callable[[], Table]]" = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of spans."""
@@ -113,6 +119,17 @@ class Spans:
     def duration_ns(self) -> Int64s:
         """Length of every span."""
         return self.end_ns - self.start_ns
+
+    def table(self, name: str) -> "Table":
+        """Read a table of what device tools recorded: ``load(path).table("kernels")``.
+
+        Raises:
+            TraceError: The files hold no such table.
+        """
+        if name not in self.tables:
+            there = ", ".join(sorted(self.tables)) or "none: no device tool recorded this run"
+            raise TraceError(f"{self.path} has no table {name!r} (there are: {there})")
+        return self.tables[name]()
 
     def span(self, row: int) -> Span:
         """Return one row as a `Span`, its times on the run's axis."""

@@ -1,10 +1,12 @@
 """The answer of one analysis as a value: columns with units, rows, a note, or why it abstained."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Cell", "Column", "Table"]
+import numpy as np
+
+__all__ = ["Cell", "Column", "ColumnRows", "Table"]
 
 Cell = str | int | float | None
 """What a table holds; None means "not known", which is never zero."""
@@ -24,6 +26,60 @@ class Column:
     name: str
     kind: Literal["text", "count", "duration", "share", "ratio", "number"]
     unit: str = ""
+
+
+class ColumnRows(Sequence[tuple[Cell, ...]]):
+    """Rows over columns, made one by one when they are asked for: for tables of millions.
+
+    Args:
+        columns: Each either an array of numbers, or ``(codes, values)``: an array of integers and
+            what they stand for; a code below 0 stands for None.
+
+    Raises:
+        ValueError: The columns differ in length.
+
+    Example::
+
+        >>> rows = ColumnRows([np.array([5, 7]), (np.array([0, -1]), ["gemm"])])
+        >>> list(rows), len(rows[1:])
+        ([(5, 'gemm'), (7, None)], 1)
+    """
+
+    def __init__(
+        self, columns: Sequence[np.ndarray[Any, Any] | tuple[np.ndarray[Any, Any], Sequence[Cell]]]
+    ) -> None:
+        self.columns = tuple(columns)
+        sizes = {len(column[0] if isinstance(column, tuple) else column) for column in columns}
+        if len(sizes) > 1:
+            raise ValueError(f"columns of one table differ in length: {sorted(sizes)}")
+        self._length = sizes.pop() if sizes else 0
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._length
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return one row as a tuple, or a slice of rows as a list of tuples."""
+        if not isinstance(at, slice):
+            at = range(self._length)[at]
+            return next(self._rows(slice(at, at + 1)))
+        return list(self._rows(at))
+
+    def __iter__(self) -> Iterator[tuple[Cell, ...]]:
+        """Yield the rows; some ten thousand at a time become Python objects."""
+        for start in range(0, self._length, 65_536):
+            yield from self._rows(slice(start, start + 65_536))
+
+    def column(self, at: int, rows: slice = slice(None)) -> list[Cell]:
+        """Return the cells of one column."""
+        column = self.columns[at]
+        if not isinstance(column, tuple):
+            return list(column[rows].tolist())
+        codes, values = column
+        return [values[code] if code >= 0 else None for code in codes[rows].tolist()]
+
+    def _rows(self, rows: slice) -> Iterator[tuple[Cell, ...]]:
+        return zip(*(self.column(at, rows) for at in range(len(self.columns))), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +105,10 @@ class Table:
 
     def __post_init__(self) -> None:
         """Reject rows that do not fit under the columns."""
-        for row in self.rows:
+        widths = self.rows
+        if isinstance(widths, ColumnRows):  # all alike: the first tells of all
+            widths = widths[:1]
+        for row in widths:
             if len(row) != len(self.columns):
                 raise ValueError(
                     f"table {self.name}: row {row!r} has {len(row)} cells for "
@@ -62,6 +121,8 @@ class Table:
         if name not in names:
             raise KeyError(f"table {self.name} has no column {name!r}, only {', '.join(names)}")
         at = names.index(name)
+        if isinstance(self.rows, ColumnRows):
+            return self.rows.column(at)
         return [row[at] for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:

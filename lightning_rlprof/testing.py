@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from lightning_rlprof.model import FORMAT, Header, Number
-from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.model import FORMAT, Header, Kind, Number
+from lightning_rlprof.recorders.base import Counters, Late, Recorder
 
 __all__ = ["FakeClock", "FakeRecorder", "check_recorder", "make_header"]
 
@@ -55,7 +55,7 @@ class FakeRecorder(Recorder):
         """Remember the window."""
         self._remember("open", out.name)
 
-    def enter(self, name: str) -> object:
+    def enter(self, name: str, kind: Kind, step: int) -> object:
         """Remember the span; its name is the token."""
         self._remember("enter", name)
         return name
@@ -64,6 +64,10 @@ class FakeRecorder(Recorder):
         """Remember the token and return one counter."""
         self._remember("exit", str(token))
         return {"fake": 1}
+
+    def mark(self, name: str, step: int) -> None:
+        """Remember the instant."""
+        self._remember("mark", name)
 
     def close(self) -> None:
         """Remember the end of the window."""
@@ -86,19 +90,29 @@ def check_recorder(recorder: Recorder, folder: Path) -> None:
         AssertionError: It returned counters that are no numbers.
         Exception: Whatever it raised; a recorder must serve a correct sequence without raising.
     """
+    late: list[Late | None] = []
     for number in (1, 2):
         recorder.open(folder / f"step-{number:06d}")
-        outer = recorder.enter("actor_update")
-        inner = recorder.enter("é" * 50)
-        for token in (inner, outer):
-            counters = recorder.exit(token) or {}
-            bad = {key: value for key, value in counters.items() if not _is_number(value)}
-            if bad:
-                raise AssertionError(f"counters must be finite numbers by name, got {bad}")
+        step = recorder.enter("step", "step", number)
+        outer = recorder.enter("actor_update", "stage", number)
+        recorder.mark("weights published", number)
+        inner = recorder.enter("é" * 50, "region", number)
+        late += [_check(recorder.exit(token)) for token in (inner, outer, step)]
         recorder.close()
     recorder.open(folder / "step-000003")
     recorder.close()
     recorder.finish()
+    for ask in filter(None, late):
+        _check(ask())
+
+
+def _check(found: Counters | Late | None) -> Late | None:
+    if callable(found):
+        return found
+    bad = {key: value for key, value in (found or {}).items() if not _is_number(value)}
+    if bad:
+        raise AssertionError(f"counters must be finite numbers by name, got {bad}")
+    return None
 
 
 def make_header(rank: int = 0, world_size: int = 1, device: str = "cpu") -> Header:

@@ -5,6 +5,7 @@ array whose first item says what it is::
 
     ["span", name, kind, step, start_ns, end_ns, thread, id, parent, counters]
     ["thread", ident, name]
+    ["count", id, counters]          numbers of a span that became known later
     ["note", clock_ns, level, text]
     ["end", clock_ns, status]
 
@@ -55,6 +56,11 @@ class _ThreadLine(msgspec.Struct, array_like=True, tag="thread", frozen=True):
     name: str
 
 
+class _CountLine(msgspec.Struct, array_like=True, tag="count", frozen=True, gc=False):
+    id: int
+    counters: dict[str, Number | None]
+
+
 class _NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
     clock_ns: int
     level: str
@@ -66,7 +72,7 @@ class _EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
     status: str
 
 
-_Line = SpanLine | _ThreadLine | _NoteLine | _EndLine
+_Line = SpanLine | _CountLine | _ThreadLine | _NoteLine | _EndLine
 
 
 @dataclass
@@ -77,6 +83,7 @@ class RankTrace:
         path: The file.
         header: Its first line.
         spans: Completed spans in the order in which they ended.
+        late: Counters that were written after their span, by its id.
         threads: Names of threads by identity.
         notes: What the recording had to say.
         status: ``finished``, the reason of an interruption, or None when the file just stops.
@@ -86,6 +93,7 @@ class RankTrace:
     path: Path
     header: Header
     spans: list[SpanLine] = field(default_factory=list)
+    late: dict[int, dict[str, Number | None]] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     status: str | None = None
@@ -245,7 +253,7 @@ def _decode_one(raw: bytes, trace: RankTrace) -> _Line | None:
 
 def _is_foreign(raw: bytes) -> bool:
     """Tell whether a line is whole but of a kind that this version does not know."""
-    known = {"span", "thread", "note", "end"}
+    known = {"span", "count", "thread", "note", "end"}
     try:
         line = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -257,6 +265,8 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
     match line:
         case SpanLine():
             trace.spans.append(line)
+        case _CountLine():
+            trace.late.setdefault(line.id, {}).update(line.counters)
         case _ThreadLine():
             trace.threads[line.ident] = line.name
         case _NoteLine():

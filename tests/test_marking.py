@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lightning_rlprof import marking
+from lightning_rlprof import marking, nodes
 from lightning_rlprof.marking import annotate, count, listen, mark, stage
 from lightning_rlprof.testing import FakeClock
 
@@ -21,7 +21,7 @@ class Sink:
 
     @property
     def rows(self):
-        return marking.rows(self.nodes)
+        return nodes.rows(self.nodes)
 
     def clock(self):
         self.ticks.advance(1)
@@ -31,9 +31,12 @@ class Sink:
         self.calls.append(("enter", name, kind))
         return name
 
-    def exit(self, token):
-        self.calls.append(("exit", token))
-        return {"mirrored": 1}
+    def exit(self, node):
+        self.calls.append(("exit", node[8]))
+        node[6] = {**(node[6] or {}), "mirrored": 1}
+
+    def mark(self, name):
+        self.calls.append(("mark", name))
 
     def flush(self):
         self.flushed += 1
@@ -109,7 +112,7 @@ def test_nothing_is_recorded_while_nobody_listens():
         count(tokens=2)
         mark("m")
     assert nothing is None
-    assert marking._innermost() is None
+    assert nodes.innermost() is None
 
 
 def test_an_exception_passes_while_nobody_listens():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, model_validator
 
 from lightning_rlprof.config.section import Section, near, refused
 
@@ -70,6 +70,19 @@ class NsightConfig(Section):
             "Options for the workers (verl: `worker_nsight_options`). `capture-range` is fixed; "
             "`capture-range-end: null` is worked out from the number of captures."
         ),
+    )
+
+    collect: bool = Field(
+        default=True, description="Move finished reports of this process into the run directory."
+    )
+    reports: str | None = Field(
+        default=None,
+        description="Where reports of workers appear; unset, Ray's directory for them.",
+    )
+    wait_s: NonNegativeFloat = Field(
+        default=30.0,
+        strict=False,
+        description="How long to wait at the end for reports that nsys is still writing.",
     )
 
     @model_validator(mode="after")

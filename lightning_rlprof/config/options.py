@@ -12,11 +12,22 @@ from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.rules import WrapRule
 from lightning_rlprof.config.section import Section, refused
 from lightning_rlprof.config.stages import CustomStages, check_stages
+from lightning_rlprof.config.tools import FinishConfig, MemoryConfig, TorchProfilerConfig
 
 __all__ = ["Options"]
 
 _NOT_CAPTURE = {"profile", "profile_save_path"}
-_CAPTURE = ("steps", "ranks", "all_ranks", "profile_continuous_steps", "discrete", "roles", "tools")
+_CAPTURE = (
+    "steps",
+    "ranks",
+    "all_ranks",
+    "profile_continuous_steps",
+    "discrete",
+    "roles",
+    "tools",
+    "torch_profiler",
+    "memory",
+)
 
 
 class Options(Section):
@@ -69,12 +80,28 @@ class Options(Section):
         default=True,
         description="Record spans of all stages at every step; false leaves only the captures.",
     )
-    tools: list[Literal["nvtx", "mstx", "torch_profiler", "memory"]] | None = Field(
+    device_time: bool | None = Field(
+        default=None,
+        description=(
+            "Measure the device time of every stage at every step, without a capture; unset, "
+            "wherever there is an accelerator."
+        ),
+    )
+    tools: list[Literal["nvtx", "nsight", "mstx", "torch_profiler", "memory"]] | None = Field(
         default=None,
         description="Device tools to use; unset, they follow from configuration and device.",
     )
     nsight: NsightConfig = Field(
-        default_factory=NsightConfig, description="Options for Nsight Systems under Ray."
+        default_factory=NsightConfig, description="Nsight Systems: its options, and its reports."
+    )
+    torch_profiler: TorchProfilerConfig = Field(
+        default_factory=TorchProfilerConfig, description="Further options of torch.profiler."
+    )
+    memory: MemoryConfig = Field(
+        default_factory=MemoryConfig, description="How closely memory is watched."
+    )
+    on_finish: FinishConfig = Field(
+        default_factory=FinishConfig, description="A command to run when the files are complete."
     )
 
     @classmethod
@@ -113,10 +140,26 @@ class Options(Section):
             raise refused(
                 f"contradicts roles: give roles.{next(iter(self.roles))}.ranks", key=where
             )
+        if {"nsight", "torch_profiler"} <= set(
+            self.tools or ()
+        ) and self.integrated.profile_with_npu:
+            text = "cannot have both nsight and torch_profiler: the GPU tells only one of them"
+            raise refused(text, self.tools, "tools")
         if self.profile_continuous_steps and per_stage:
             what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
             text = f"contradicts {what}, which makes one capture per stage"
             raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _one_listener(self) -> "Options":
+        both = {"nsight", "torch_profiler"} <= set(self.tools or ())
+        if both and self.integrated.profile_with_npu:
+            text = (
+                "holds nsight and torch_profiler, and a GPU tells only one of them: keep one, or "
+                "set integrated.profile_with_npu: false"
+            )
+            raise refused(text, self.tools, "tools")
         return self
 
     @model_validator(mode="after")

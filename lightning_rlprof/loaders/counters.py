@@ -12,11 +12,25 @@ from lightning_rlprof.tracefile import SpanLine
 __all__ = ["collect", "merge"]
 
 
-def collect(lines: list[SpanLine], order: Int64s) -> dict[str, Counter]:
-    """Collect one rank's counters by name, rows after sorting."""
+_NOTHING: dict[str, Number | None] = {}
+
+
+def collect(
+    lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]], order: Int64s
+) -> dict[str, Counter]:
+    """Collect one rank's counters by name, rows after sorting.
+
+    Args:
+        lines: The spans.
+        late: Counters that were written after their span, by its id; they win.
+        order: Indices that sort the spans.
+    """
     found: dict[str, tuple[list[int], list[Number]]] = {}
     for row, line in enumerate(lines):
-        for name, value in (line.counters or {}).items():
+        counters = line.counters or _NOTHING
+        if line.id in late:
+            counters = {**counters, **late[line.id]}
+        for name, value in counters.items():
             if value is None:  # written for a number that is not finite
                 continue
             rows, values = found.setdefault(name, ([], []))

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -114,7 +115,7 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     order = np.lexsort((columns["id"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}
     problems += _family(columns, number)
-    counters = collect(lines, order)
+    counters = collect(lines, trace.late, order)
     return _Rank(file, trace.header, columns, counters, trace.notes, trace.status, problems)
 
 
@@ -215,12 +216,15 @@ def _assemble(
         rank.columns["end_ns"] += shifts[number]
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
+    joined: dict[str, Any] = {
+        name: np.concatenate([rank.columns[name] for rank in every]) for name in _NUMBERS
+    }
     return Spans(
         path,
         tuple(tables.names),
         tuple(tables.threads),
         rank=np.repeat(np.array(list(ranks), dtype=np.int64), counts),
-        **{name: np.concatenate([rank.columns[name] for rank in every]) for name in _NUMBERS},
+        **joined,
         counters=merge([rank.counters for rank in every], counts),
         headers=headers,
         statuses={number: rank.status for number, rank in ranks.items()},

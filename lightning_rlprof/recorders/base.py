@@ -1,11 +1,24 @@
 """The contract of a recorder, which is also the recorder that does nothing."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from lightning_rlprof.model import Number
+from lightning_rlprof.model import Kind, Number
 
-__all__ = ["Recorder"]
+__all__ = ["Counters", "Late", "Recorder"]
+
+log = logging.getLogger(__name__)
+
+Counters = Mapping[str, Number]
+"""Numbers to store with a span."""
+
+Late = Callable[[], Counters | None]
+"""Tells a span's numbers once they are known, and None until then."""
+
+
+def _log(level: str, text: str) -> None:
+    log.log(getattr(logging, level.upper(), logging.INFO), "%s", text)
 
 
 class Recorder:
@@ -15,28 +28,46 @@ class Recorder:
     Whatever raises costs this recorder its place in the run and nothing else: the session logs it,
     notes it in the run, and goes on without it.
 
+    Attributes:
+        always: Whether `enter`, `exit` and `mark` come outside captures, too.
+        note: Call ``note(level, text)``, from any thread, to log a remark and keep it in the run;
+            ``level`` is ``info``, ``warning`` or ``error``. The session puts its own there.
+
     Example::
 
         >>> class Counting(Recorder):
         ...     spans = 0
-        ...     def enter(self, name: str) -> object:
+        ...     def enter(self, name: str, kind: str, step: int) -> object:
         ...         self.spans += 1
         ...         return self.spans
         >>> recorder = Counting()
-        >>> recorder.enter("actor_update")
+        >>> recorder.enter("actor_update", "stage", 1)
         1
     """
+
+    always: bool = False
+    note: Callable[[str, str], None] = staticmethod(_log)
 
     def open(self, out: Path) -> None:
         """Start the heavy capture; ``out`` is its folder, made by whoever writes into it first."""
 
-    def enter(self, name: str) -> object:
-        """Note that a span began; what is returned comes back to `exit`."""
+    def enter(self, name: str, kind: Kind, step: int) -> object:
+        """Note that a span began; what is returned comes back to `exit`.
+
+        In a capture of whole steps the step itself is such a span: ``("step", "step", 3)``.
+        """
         return None
 
-    def exit(self, token: object) -> Mapping[str, Number] | None:
-        """Note that a span ended; return numbers to store with it, or None."""
+    def exit(self, token: object) -> Counters | Late | None:
+        """Note that a span ended; return numbers to store with it, or None.
+
+        Numbers that the device knows only later come as a function. It is asked at the end of each
+        step, and a last time when training is over.
+        """
         return None
+
+    def mark(self, name: str, step: int) -> None:
+        """Note one instant."""
 
     def close(self) -> None:
         """Stop capturing; slow work on files belongs on a thread, to be awaited in `finish`."""

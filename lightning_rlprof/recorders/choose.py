@@ -1,5 +1,7 @@
 """Choose a run's recorders from its configuration and device, and build them."""
 
+from importlib import import_module
+
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.model import Header
 from lightning_rlprof.recorders.base import Recorder
@@ -7,39 +9,50 @@ from lightning_rlprof.recorders.base import Recorder
 __all__ = ["build_recorders", "recorder_names", "unmet"]
 
 _MARKERS = {"npu": "mstx", "cuda": "nvtx"}
+_TIMED = ("cuda", "npu", "xpu")
 
 
-def recorder_names(config: ProfilerConfig, device: str) -> tuple[str, ...]:
+def recorder_names(config: ProfilerConfig, device: str, rank: int = 0) -> tuple[str, ...]:
     """Return the recorders of a run, a pure function that never looks at what is installed.
 
-    ``tools`` decides when given. Otherwise ``mstx`` brings the markers of the device, any level but
-    ``level_none`` brings torch.profiler (where it knows the device), and ``profile_with_memory``
-    brings the memory of each span.
+    ``device_time`` is there with every accelerator. Of the captures, ``tools`` decides when given.
+    Otherwise ``mstx`` brings the markers of the device, any level but ``level_none`` brings
+    torch.profiler (where it knows the device), and ``profile_with_memory`` or ``memory.level``
+    brings the memory of each span. ``nsight`` always brings ``nvtx``, inside of it.
 
     Example::
 
         >>> recorder_names(ProfilerConfig(integrated={"stage": "actor_update"}), "cpu")
         ('torch_profiler',)
     """
+    timed = device in _TIMED if config.device_time is None else config.device_time
+    names = ["device_time"] if timed and config.spans else []
+    return (*names, *_captured(config, device)) if config.wants_rank(rank) else tuple(names)
+
+
+def _captured(config: ProfilerConfig, device: str) -> list[str]:
     if not config.captures:
-        return ()
+        return []
     if config.tools is not None:
-        return tuple(config.tools)
+        names = dict.fromkeys(config.tools)
+        if "nsight" in names:
+            names = {"nsight": None, "nvtx": None} | names
+        return list(names)
     block = config.integrated
     names = [_MARKERS[device]] if block.mstx and device in _MARKERS else []
     watches = block.profile_with_cpu or (block.profile_with_npu and device in ("cuda", "xpu"))
     if block.profile_level != "level_none" and watches and device != "npu":
         names.append("torch_profiler")
-    if block.profile_with_memory:
+    if block.profile_with_memory or config.memory.level:
         names.append("memory")
-    return tuple(names)
+    return names
 
 
 def unmet(config: ProfilerConfig, device: str) -> str | None:
     """Say what the configuration asks for that has no recorder here; None if all is met."""
     if not config.captures or config.tools is not None:
         return None
-    names = recorder_names(config, device)
+    names = _captured(config, device)
     left = f"spans and {' and '.join(names)} are" if names else "spans alone are"
     if config.integrated.mstx and device not in _MARKERS:
         mode = "lightweight mode" if config.lightweight else "mstx"
@@ -57,42 +70,7 @@ def build_recorders(config: ProfilerConfig, header: Header) -> list[Recorder]:
     Raises:
         RecorderError: One of them cannot work on this machine.
     """
-    return [_build(name, config, header) for name in recorder_names(config, header.device)]
-
-
-def _build(name: str, config: ProfilerConfig, header: Header) -> Recorder:
+    names = recorder_names(config, header.device, header.rank)
     # Imported here: a run pays only for the tools that it uses.
-    if name == "nvtx":
-        from lightning_rlprof.recorders.nvtx import NvtxRecorder
-
-        return NvtxRecorder()
-    if name == "mstx":
-        from lightning_rlprof.recorders.mstx import MstxRecorder
-
-        return MstxRecorder()
-    if name == "memory":
-        from lightning_rlprof.recorders.memory import MemoryRecorder
-
-        return MemoryRecorder(header.device)
-    return _torch_profiler(config, header)
-
-
-def _torch_profiler(config: ProfilerConfig, header: Header) -> Recorder:
-    from lightning_rlprof.recorders.torch_profiler import (
-        TorchProfilerOptions,
-        TorchProfilerRecorder,
-    )
-
-    block = config.integrated
-    options = TorchProfilerOptions(
-        device=header.device,
-        role=header.role,
-        rank=header.rank,
-        world_size=header.world_size,
-        with_cpu=block.profile_with_cpu,
-        with_device=block.profile_with_npu,
-        record_shapes=block.profile_record_shapes,
-        with_memory=block.profile_with_memory,
-        with_modules=block.profile_with_module,
-    )
-    return TorchProfilerRecorder(options)
+    rooms = [import_module(f"lightning_rlprof.recorders.{name}") for name in names]
+    return [room.build(config, header) for room in rooms]

@@ -4,10 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lightning_rlprof import device
-from lightning_rlprof.model import Number
+from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.model import Header, Kind, Number
 from lightning_rlprof.recorders.base import Recorder
 
-__all__ = ["MemoryRecorder"]
+__all__ = ["MemoryRecorder", "build"]
+
+
+def build(config: ProfilerConfig, header: Header) -> Recorder:
+    """Return the recorder of this rank."""
+    return MemoryRecorder(header.device)
 
 
 class MemoryRecorder(Recorder):
@@ -29,7 +35,7 @@ class MemoryRecorder(Recorder):
         """Begin with no span open."""
         self._peaks = {}
 
-    def enter(self, name: str) -> object:
+    def enter(self, name: str, kind: Kind, step: int) -> object:
         """Open the span's peak, which `exit` asks for by the token."""
         self._settle(device.memory_bytes(self._kind))
         token = object()

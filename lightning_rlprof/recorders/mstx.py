@@ -2,12 +2,19 @@
 
 import inspect
 
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.model import Header, Kind
 from lightning_rlprof.recorders.base import Recorder
 
-__all__ = ["MstxRecorder"]
+__all__ = ["MstxRecorder", "build"]
 
 _DOMAIN = "rlprof"
+
+
+def build(config: ProfilerConfig, header: Header) -> Recorder:
+    """Return the recorder of this rank."""
+    return MstxRecorder()
 
 
 class MstxRecorder(Recorder):
@@ -37,7 +44,7 @@ class MstxRecorder(Recorder):
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return (MstxRecorder, ())
 
-    def enter(self, name: str) -> object:
+    def enter(self, name: str, kind: Kind, step: int) -> object:
         """Start a range and return its number."""
         return self._mstx.range_start(name, domain=_DOMAIN)
 

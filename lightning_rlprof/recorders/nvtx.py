@@ -4,12 +4,19 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.model import Header, Kind
 from lightning_rlprof.recorders.base import Recorder
 
-__all__ = ["NvtxRecorder"]
+__all__ = ["NvtxRecorder", "build"]
 
 _DOMAIN = "rlprof"
+
+
+def build(config: ProfilerConfig, header: Header) -> Recorder:
+    """Return the recorder of this rank."""
+    return NvtxRecorder()
 
 
 class NvtxRecorder(Recorder):
@@ -40,7 +47,7 @@ class NvtxRecorder(Recorder):
         """Find the domain; NVTX decides at the first call of a process whether a tool listens."""
         self._domain = self._get_domain(_DOMAIN)
 
-    def enter(self, name: str) -> object:
+    def enter(self, name: str, kind: Kind, step: int) -> object:
         """Push a range, or start one inside an asyncio loop."""
         attributes = self._attributes.get(name)
         if attributes is None:

@@ -13,16 +13,35 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.model import Header, Kind
 from lightning_rlprof.recorders.base import Recorder
 
-__all__ = ["TorchProfilerOptions", "TorchProfilerRecorder"]
+__all__ = ["TorchProfilerOptions", "TorchProfilerRecorder", "build"]
 
 log = logging.getLogger(__name__)
 
 # Level 1 is ten times as fast as gzip's default and a trace is written once and read a few times.
 _GZIP_LEVEL = 1
 _DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+
+
+def build(config: ProfilerConfig, header: Header) -> Recorder:
+    """Return the recorder of this rank."""
+    block = config.integrated
+    options = TorchProfilerOptions(
+        device=header.device,
+        role=header.role,
+        rank=header.rank,
+        world_size=header.world_size,
+        with_cpu=block.profile_with_cpu,
+        with_device=block.profile_with_npu,
+        record_shapes=block.profile_record_shapes,
+        with_memory=block.profile_with_memory,
+        with_modules=block.profile_with_module,
+    )
+    return TorchProfilerRecorder(options)
 
 
 @dataclass(frozen=True)
@@ -90,7 +109,7 @@ class TorchProfilerRecorder(Recorder):
         profiler.start()
         self._profiler = profiler
 
-    def enter(self, name: str) -> object:
+    def enter(self, name: str, kind: Kind, step: int) -> object:
         """Open a record_function row."""
         row = torch.profiler.record_function(name)
         row.__enter__()

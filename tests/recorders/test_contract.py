@@ -54,7 +54,7 @@ def test_every_method_has_the_parameters_of_the_base() -> None:
 def test_the_base_is_the_recorder_that_does_nothing(tmp_path: Path) -> None:
     recorder = Recorder()
     assert recorder.open(tmp_path / "window") is None
-    assert recorder.exit(recorder.enter("actor_update")) is None
+    assert recorder.exit(recorder.enter("actor_update", "stage", 1)) is None
     assert (recorder.close(), recorder.finish()) == (None, None)
     assert list(tmp_path.iterdir()) == []
 
@@ -93,7 +93,7 @@ def test_a_recorder_that_mixes_tokens_up_breaks_the_contract(tmp_path: Path) -> 
         def __init__(self) -> None:
             self.names: list[str] = []
 
-        def enter(self, name: str) -> object:
+        def enter(self, name: str, kind: str, step: int) -> object:
             self.names.append(name)
             return self.names[0]  # always the outermost
 

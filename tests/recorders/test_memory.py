@@ -121,9 +121,9 @@ def test_a_new_window_begins_with_no_span_open_on_a_fake_allocator(tmp_path: Pat
     recorder = MemoryRecorder("fake")
     with fake_allocator() as memory:
         recorder.open(tmp_path)
-        recorder.enter("never ended")
+        recorder.enter("never ended", "stage", 1)
         recorder.open(tmp_path)
-        token = recorder.enter("actor_update")
+        token = recorder.enter("actor_update", "stage", 1)
         memory.allocate(7)
         found = recorder.exit(token)
     assert found is not None
@@ -155,7 +155,7 @@ def test_peaks_agree_with_brute_force_on_a_fake_allocator(
                 for _, seen in levels:
                     seen.append(memory.allocated)
             elif verb == "enter":
-                levels.append((recorder.enter("span"), [memory.allocated]))
+                levels.append((recorder.enter("span", "stage", 1), [memory.allocated]))
             elif levels:
                 token, seen = levels.pop(number % len(levels))
                 found = recorder.exit(token)

@@ -156,11 +156,11 @@ from pathlib import Path
 from lightning_rlprof.recorders.nvtx import NvtxRecorder
 
 async def inside(recorder):
-    recorder.exit(recorder.enter("inner"))
+    recorder.exit(recorder.enter("inner", "stage", 1))
 
 recorder = NvtxRecorder()
 recorder.open(Path("window"))
-token = recorder.enter("outer")
+token = recorder.enter("outer", "stage", 1)
 asyncio.run(inside(recorder))
 recorder.exit(token)
 """

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from lightning_rlprof.loaders.kernels import Kernels, kernel_table
+from lightning_rlprof.table import ColumnRows
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def kernels():
+    return Kernels(
+        rank=ints(0, 1),
+        device=ints(3, 3),
+        stream=ints(7, 13),
+        name=(ints(1, 0), ["gemm", "softmax"]),
+        start_ns=ints(10, 20),
+        end_ns=ints(15, 50),
+        stage=(ints(-1, 0), ["actor_update"]),
+        step=ints(0, 10**15),
+        range=(ints(0, -1), ["micro_batch"]),
+    )
+
+
+def test_one_row_per_kernel_and_none_for_what_is_not_known():
+    table = kernel_table(kernels(), note="3 lost")
+
+    assert [column.name for column in table.columns][:3] == ["rank", "device", "stream"]
+    assert list(table.rows) == [
+        (0, 3, 7, "softmax", 10, 5, None, None, "micro_batch"),
+        (1, 3, 13, "gemm", 20, 30, "actor_update", 10**15, None),
+    ]
+    assert table.note == "3 lost"
+
+
+def test_a_column_comes_without_making_rows():
+    table = kernel_table(kernels())
+
+    assert table.column("duration") == [5, 30]
+    assert table.column("stage") == [None, "actor_update"]
+    assert table.to_dict()["rows"][1][3] == "gemm"
+
+
+def test_rows_are_a_sequence():
+    rows = kernel_table(kernels()).rows
+
+    assert len(rows) == 2
+    assert rows[-1] == rows[1]
+    assert rows[5:] == []
+    with pytest.raises(IndexError):
+        rows[2]
+
+
+def test_more_rows_than_one_batch_come_in_order():
+    rows = ColumnRows([np.arange(70_000)])
+
+    assert [row[0] for row in rows] == list(range(70_000))
+
+
+def test_columns_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="differ in length"):
+        ColumnRows([ints(1), ints(1, 2)])
