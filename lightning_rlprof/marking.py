@@ -6,8 +6,9 @@ it runs no Python code at all; `listen` swaps the two methods in when a session 
 """
 
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
@@ -15,7 +16,7 @@ from lightning_rlprof.calls import within
 from lightning_rlprof.model import Kind, Number
 from lightning_rlprof.nodes import Node, ended, innermost, opened
 
-__all__ = ["Marker", "Sink", "annotate", "count", "listen", "mark", "stage"]
+__all__ = ["Marker", "Sink", "Timed", "annotate", "count", "listen", "mark", "stage"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,17 +86,56 @@ class Marker:
         return within(self, function)
 
 
+_timed: ContextVar[Any] = ContextVar("rlprof_timed", default=None)
+
+
+class Timed:
+    """A marker that also adds up seconds; made by ``stage(name, into=timings)``."""
+
+    __slots__ = ("_into", "_marker")
+
+    def __init__(self, marker: Marker, into: MutableMapping[str, float]) -> None:
+        self._marker, self._into = marker, into
+
+    def __enter__(self) -> None:
+        self._marker.__enter__()
+        _timed.set((self, perf_counter(), _timed.get()))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Add the seconds, also of a stage that raised."""
+        now, entry = perf_counter(), _timed.get()
+        while entry is not None and entry[0] is not self:
+            entry = entry[2]
+        if entry is not None:
+            _timed.set(entry[2])
+            name = self._marker.name
+            self._into[name] = self._into.get(name, 0.0) + now - entry[1]
+        self._marker.__exit__(kind, error, trace)
+
+    __call__ = Marker.__call__
+
+
 _stages: dict[str, Marker] = {}
 _sink: Sink | None = None
 
 
-def stage(name: str, /, **counters: Number) -> Marker:
+@overload
+def stage(name: str, /, **counters: Number) -> Marker: ...
+@overload
+def stage(name: str, /, *, into: MutableMapping[str, float], **counters: Number) -> Timed: ...
+def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
     """Mark a stage of the RL step, in a ``with`` statement or as a decorator.
 
     Not recording, this costs 0.1 µs. Recording, a span is kept in memory until the step ends.
 
     Args:
         name: One of `STAGES` or a name of your own; keep step numbers out of it, names are kept.
+        into: Add the stage's seconds to ``into[name]``, too, whether or not anybody records.
         **counters: Numbers to store with the span, e.g. ``tokens=4096``; `count` adds what is known
             only later.
 
@@ -112,6 +152,8 @@ def stage(name: str, /, **counters: Number) -> Marker:
         >>> reward("abc")
         3.0
     """
+    if into is not None:
+        return Timed(Marker(name, "stage", counters or None), into)
     if counters:
         return Marker(name, "stage", counters)
     try:
@@ -198,8 +240,8 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     Marker.__exit__ = leave  # type: ignore[method-assign]
 
 
-# Made anew per session, with what a span needs as default arguments, which cost least to read. A
-# thread that is just inside one of them when its session ends finishes on that session.
+# Made anew per session, with what a span needs as default arguments, which cost least to read.
+# A thread that is inside one of them when its session ends finishes on that session.
 
 
 def _recording(sink: Sink) -> tuple[Any, Any]:

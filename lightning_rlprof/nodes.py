@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lightning_rlprof.model import Kind, Number
 
-__all__ = ["Node", "ended", "innermost", "number_of", "opened", "rows"]
+__all__ = ["Named", "Node", "ended", "innermost", "number_of", "opened", "rows"]
 
 # An open or ended span: [end_ns, parent, marker, step, thread, id, counters, start_ns], and behind
 # it the token of the recorders where they mirror it. A list costs less than an object; ending a

@@ -1,5 +1,6 @@
 """Start a rank's session: name the run, describe the rank, build its recorders."""
 
+import logging
 import os
 import secrets
 import socket
@@ -7,16 +8,20 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.finish import OnFinish, run_finish
 from lightning_rlprof.model import FORMAT, Header
 from lightning_rlprof.recorders.base import Recorder
-from lightning_rlprof.recorders.choose import build_recorders, unmet
+from lightning_rlprof.recorders.choose import build_recorders, recorder_names, unmet
 from lightning_rlprof.session import Session
 
 __all__ = ["make_header", "new_run_name", "start_session"]
+
+log = logging.getLogger(__name__)
 
 _PACKAGES = (
     "lightning-rlprof",
@@ -36,11 +41,13 @@ def start_session(
     world_size: int = 1,
     device: str = "cpu",
     recorders: Sequence[Recorder] | None = None,
+    on_finish: OnFinish | None = None,
 ) -> Session:
     """Start recording this process, for a loop without a Trainer; see `Session` for the steps.
 
     All ranks need the same ``name`` of the run directory. ``device`` is a kind as `device_kind`
-    names it; ``recorders`` replace those that the configuration chooses.
+    names it; ``recorders`` replace those that the configuration chooses. ``on_finish`` is called
+    with a `Finished` when the run's files are complete, beside ``on_finish.command``.
 
     Raises:
         ConfigError: The configuration does not fit this job, or its directory cannot be written.
@@ -50,11 +57,16 @@ def start_session(
     config.check_world(world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
     run = Path(config.integrated.profile_save_path) / header.run_id
-    if recorders is not None:
-        return Session(config, run, header, recorders)
-    session = Session(config, run, header, build_recorders(config, header))
-    if text := unmet(config, device):
-        session.note("info", text)
+    if recorders is None:
+        names = recorder_names(config, device, rank)
+        session = Session(config, run, header, build_recorders(config, header))
+        if text := unmet(config, device):
+            session.note("info", text)
+    else:
+        names = tuple(type(recorder).__name__ for recorder in recorders)
+        session = Session(config, run, header, recorders)
+    session.afterwards = partial(run_finish, config, header, run, names, on_finish)
+    log.info("recording %s on host %s, PID %d", run, header.host, header.pid)
     return session
 
 

@@ -81,6 +81,7 @@ class Session:
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
         self._closed = False
+        self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self._mode = ""
         self._may_capture = config.captures and config.wants_rank(header.rank)
         self._mirrored_step: object = None
@@ -253,6 +254,7 @@ class Session:
             if _Process.session is self:
                 _Process.session = None
             self._buffer.close()
+            self.afterwards()
 
     def _tune(self) -> None:
         """Choose how markers behave: mirrored only where a capture is or may be open."""

@@ -14,6 +14,15 @@ for _name in [name for name in os.environ if name.startswith(("RLPROF", "SLURM_"
     del os.environ[_name]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs hardware that is not here."""
+    if item.get_closest_marker("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs an NVIDIA GPU")
+
+
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RLPROF")]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.marking import Marker, stage
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.marking import Marker, mark, stage
 from lightning_rlprof.testing import FakeRecorder
 from tests.recording import read, run_steps, spans, times
 
@@ -17,14 +18,14 @@ def test_a_window_on_steps_mirrors_their_stages(start, clock):
     session.close()
     assert recorder.calls == [
         "open step-000002",
-        *["enter actor_update", "exit actor_update"] * 2,
+        *["enter step", "enter actor_update", "exit actor_update", "exit step"] * 2,
         "close",
         "finish",
     ]
     counters = [span.counters for span in spans(session, "actor_update")]
     assert counters == [None, {"fake": 1}, {"fake": 1}, None]
     captured = [span.counters for span in spans(session, "step")]
-    assert captured == [None, {"capture": 1}, {"capture": 1}, None]
+    assert captured == [None, {"fake": 1, "capture": 1}, {"fake": 1, "capture": 1}, None]
 
 
 def test_a_window_on_a_stage_opens_and_closes_with_it(start, clock):
@@ -72,7 +73,8 @@ def test_a_stage_open_when_its_window_closes_is_ended_for_the_recorder(start, cl
     session.begin_step(2)
     session.close()
     assert recorder.calls == [
-        *["open step-000001", "enter actor_update", "exit actor_update", "close", "finish"]
+        *["open step-000001", "enter step", "enter actor_update"],
+        *["exit step", "exit actor_update", "close", "finish"],
     ]
 
 
@@ -83,7 +85,7 @@ def test_a_window_that_the_next_step_does_not_want_closes(start, clock):
     session.begin_step(7)
     session.end_step()
     session.close()
-    assert recorder.calls == ["open step-000001", "close", "finish"]
+    assert recorder.calls == ["open step-000001", "enter step", "exit step", "close", "finish"]
 
 
 def test_other_threads_are_not_mirrored(start, clock):
@@ -100,7 +102,7 @@ def test_other_threads_are_not_mirrored(start, clock):
     thread.join()
     session.end_step()
     session.close()
-    assert recorder.calls == ["open step-000001", "close", "finish"]
+    assert recorder.calls == ["open step-000001", "enter step", "exit step", "close", "finish"]
     assert len(spans(session, "elsewhere")) == 1
 
 
@@ -121,7 +123,7 @@ def test_a_recorder_that_raises_is_logged_noted_and_dropped(start, clock, caplog
     text = f"FakeRecorder failed and was dropped (RuntimeError: told to fail at {where})"
     assert [note.text for note in read(session).notes if note.level == "error"] == [text]
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [text]
-    window = ["enter actor_update", "exit actor_update", "close"]
+    window = ["enter step", "enter actor_update", "exit actor_update", "exit step", "close"]
     assert good.calls == ["open step-000001", *window, "open step-000002", *window, "finish"]
     if where in ("open", "enter", "exit"):
         assert bad.calls.count("close") == 1, "its tool must not stay on"
@@ -165,7 +167,7 @@ def test_a_window_for_a_step_that_never_comes_is_closed_and_does_not_count(start
     session = start([recorder], steps=[2])
     run_steps(session, clock, [1])
     session.close()
-    assert recorder.calls == ["open step-000002", "close", "finish"]
+    assert recorder.calls == ["open step-000002", "enter step", "exit step", "close", "finish"]
     texts = [note.text for note in read(session).notes]
     assert "step-000002 is empty: training ended before that step" in texts
     assert "nothing was captured (steps wanted: [2]; the last step that ended: 1)" in texts
@@ -178,6 +180,102 @@ def test_a_window_that_covered_a_step_counts_although_the_next_never_comes(start
     session.close()
     assert recorder.calls[0] == "open step-000001"
     assert not [note for note in read(session).notes if note.level == "warning"]
+
+
+class Always(FakeRecorder):
+    always = True
+
+
+def test_a_recorder_that_always_listens_hears_stages_outside_of_windows_too(start, clock):
+    everywhere, windowed = Always(), FakeRecorder()
+    session = start([everywhere, windowed], steps=[2])
+    run_steps(session, clock, [1, 2])
+    session.close()
+    stages = ["enter actor_update", "exit actor_update"]
+    assert everywhere.calls == [
+        *stages,
+        *["open step-000002", "enter step", *stages, "exit step", "close"],
+        "finish",
+    ]
+    assert windowed.calls == everywhere.calls[2:]
+    assert [span.counters for span in spans(session, "actor_update")] == [{"fake": 1}] * 2
+
+
+def test_a_window_that_closes_ends_a_span_only_for_those_that_leave(start, clock):
+    everywhere, windowed = Always(), FakeRecorder()
+    session = start([everywhere, windowed], steps=[1])
+    session.begin_step(1)
+    with stage("actor_update"):
+        session.end_step()
+        assert windowed.calls[-2:] == ["exit actor_update", "close"]
+        assert "exit actor_update" not in everywhere.calls
+    assert everywhere.calls[-1] == "exit actor_update"
+    session.close()
+
+
+def test_always_listening_is_no_capture_and_gives_no_warning(start, clock):
+    session = start([Always()], steps=[9])
+    run_steps(session, clock, [1])
+    session.close()
+    assert not [note for note in read(session).notes if note.level == "warning"]
+
+
+def test_marks_are_mirrored_while_somebody_listens(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], steps=[2])
+    for step in (1, 2):
+        session.begin_step(step)
+        mark("weights published", version=step)
+        session.end_step()
+    session.close()
+    assert [call for call in recorder.calls if "mark" in call] == ["mark weights published"]
+    assert len(spans(session, "weights published")) == 2
+
+
+class Late(FakeRecorder):
+    """Knows numbers one step late, one time never, and one time raises."""
+
+    always = True
+
+    def __init__(self):
+        super().__init__()
+        self.known = {}
+
+    def exit(self, token):
+        number = len(self.known)
+        self.known[number] = None
+
+        def ask():
+            if self.known[number] == "raise":
+                raise RuntimeError("the device is gone")
+            return self.known[number]
+
+        return ask
+
+
+def test_numbers_that_are_known_later_reach_their_span(start, clock):
+    recorder = Late()
+    session = start([recorder])
+    run_steps(session, clock, [1])
+    assert spans(session, "actor_update")[0].counters is None
+    recorder.known[0] = {"device_ns": 7}
+    run_steps(session, clock, [2])
+    recorder.known[1] = {"device_ns": 9}
+    session.close()
+    loaded = load(session.run)
+    rows = loaded.rows(name="actor_update")
+    assert [loaded.counters_of(row) for row in rows] == [{"device_ns": 7}, {"device_ns": 9}]
+
+
+def test_numbers_that_never_come_or_raise_are_absent(start, clock, caplog):
+    recorder = Late()
+    session = start([recorder])
+    run_steps(session, clock, [1, 2])
+    recorder.known[1] = "raise"
+    session.close()
+    loaded = load(session.run)
+    assert loaded.counters == {}
+    assert "numbers of <stage actor_update> are lost: the device is gone" in caplog.text
 
 
 def test_regions_open_no_capture_of_their_own(start):

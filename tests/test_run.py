@@ -51,7 +51,7 @@ def test_own_recorders_replace_the_chosen_ones(tmp_path):
     with start_session(config, recorders=[recorder]) as session:
         session.begin_step(1)
         session.end_step()
-    assert recorder.calls == ["open step-000001", "close", "finish"]
+    assert recorder.calls == ["open step-000001", "enter step", "exit step", "close", "finish"]
 
 
 def test_lightweight_mode_on_a_cpu_says_that_spans_are_all_there_is(tmp_path):

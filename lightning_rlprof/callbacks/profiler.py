@@ -12,6 +12,7 @@ from lightning_rlprof.callbacks.cover import Cover
 from lightning_rlprof.callbacks.optimizers import OptimizerSteps
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
+from lightning_rlprof.finish import OnFinish
 from lightning_rlprof.marking import Marker
 from lightning_rlprof.model import STAGES, Kind
 from lightning_rlprof.recorders.base import Recorder
@@ -33,6 +34,8 @@ class ProfilerCallback(Callback):
     Args:
         config: A `ProfilerConfig`, a mapping or DictConfig, or the path of a YAML file.
         recorders: Recorders of your own, instead of those that the configuration chooses.
+        on_finish: Called with a `Finished` when this rank's files are complete, off the training
+            thread; the key ``on_finish`` of the configuration says on which ranks, for how long.
         **options: Fields of the configuration, which win over ``config``.
 
     Raises:
@@ -50,11 +53,12 @@ class ProfilerCallback(Callback):
         config: ProfilerConfig | dict[str, Any] | str | Path | None = None,
         *,
         recorders: Sequence[Recorder] | None = None,
+        on_finish: OnFinish | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         self.config = ProfilerConfig.build(config, **options)
-        self.recorders = recorders
+        self.recorders, self.on_finish = recorders, on_finish
         self.by_environment = False
         self.run: Path | None = None
         self._session: Session | None = None
@@ -98,6 +102,7 @@ class ProfilerCallback(Callback):
             world_size=trainer.world_size,
             device=trainer.strategy.root_device.type,
             recorders=self.recorders,
+            on_finish=self.on_finish,
         )
         self.run = session.run
         self._starts = {}

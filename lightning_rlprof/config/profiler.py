@@ -116,6 +116,15 @@ class ProfilerConfig(Options):
         ranks = self.integrated.profile_ranks
         return self.captures and (ranks == "all" or rank in ranks)
 
+    def wants_finish(self, rank: int) -> bool:
+        """Whether ``on_finish`` runs on a rank: a chosen, else a captured one, else rank 0."""
+        hook = self.on_finish
+        if hook.all_ranks:
+            return True
+        if hook.ranks is not None:
+            return rank in hook.ranks
+        return self.wants_rank(rank) if self.captures else rank == 0
+
     def wants_step(self, step: int) -> bool:
         """Whether a step, counted from 1, is captured."""
         if not self.captures or step < 1:

@@ -21,17 +21,14 @@ def innermost(
         lane: Lane of each range, e.g. a code of its thread; shape (ranges,).
         start: Start of each range in nanoseconds; shape (ranges,).
         end: End of each range; shape (ranges,).
-        point_lane: Lane of each point; shape (points,).
-        point: Times of the points; shape (points,).
-
-    Returns:
-        Indices into the ranges; shape (points,).
+        point_lane: Lane of each point; shape (points,), as that of what is returned.
+        point: Times of the points.
 
     Example::
 
-        >>> one, two = np.zeros(2, np.int64), np.zeros(3, np.int64)
-        >>> innermost(one, np.array([0, 2]), np.array([9, 4]), two, np.array([3, 5, 9])).tolist()
-        [1, 0, -1]
+        >>> lane, lanes = np.zeros(2, np.int64), np.zeros(3, np.int64)
+        >>> innermost(lane, np.array([0, 2]), np.array([9, 4]), lanes, np.array([3, 5, 9]))
+        array([ 1,  0, -1])
     """
     found = np.full(len(point), _NONE, dtype=np.int64)
     for each in np.unique(point_lane).tolist():

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lightning_rlprof.model import Kind, Number
 
@@ -47,6 +48,10 @@ class Recorder:
 
     always: bool = False
     note: Callable[[str, str], None] = staticmethod(_log)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the session's note behind in copies and other processes."""
+        return {key: value for key, value in vars(self).items() if key != "note"}
 
     def open(self, out: Path) -> None:
         """Start the heavy capture; ``out`` is its folder, made by whoever writes into it first."""

@@ -34,10 +34,8 @@ def _captured(config: ProfilerConfig, device: str) -> list[str]:
     if not config.captures:
         return []
     if config.tools is not None:
-        names = dict.fromkeys(config.tools)
-        if "nsight" in names:
-            names = {"nsight": None, "nvtx": None} | names
-        return list(names)
+        first = ["nsight", "nvtx"] if "nsight" in config.tools else []
+        return list(dict.fromkeys([*first, *config.tools]))
     block = config.integrated
     names = [_MARKERS[device]] if block.mstx and device in _MARKERS else []
     watches = block.profile_with_cpu or (block.profile_with_npu and device in ("cuda", "xpu"))

@@ -10,23 +10,26 @@ import pytest
 
 from lightning_rlprof.model import Number
 from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.recorders.device_time import DeviceTimeRecorder
 from lightning_rlprof.recorders.memory import MemoryRecorder
 from lightning_rlprof.recorders.mstx import MstxRecorder
 from lightning_rlprof.recorders.nvtx import NvtxRecorder
 from lightning_rlprof.recorders.torch_profiler import TorchProfilerOptions, TorchProfilerRecorder
 from lightning_rlprof.testing import FakeRecorder, check_recorder
+from tests.recorders.fake_events import FakeStream
 from tests.recorders.fake_mstx import install
 
 OPTIONS = TorchProfilerOptions(device="cpu", role="actor", rank=0, world_size=1)
 RECORDERS: dict[str, Callable[[], Recorder]] = {
     "base": Recorder,
+    "device_time on a fake stream": lambda: DeviceTimeRecorder(FakeStream().event),
     "fake": FakeRecorder,
     "memory": lambda: MemoryRecorder("cpu"),
     "mstx on a fake torch_npu": MstxRecorder,
     "nvtx without a tool": NvtxRecorder,
     "torch_profiler": lambda: TorchProfilerRecorder(OPTIONS),
 }
-METHODS = ("open", "enter", "exit", "close", "finish")
+METHODS = ("open", "enter", "exit", "mark", "close", "finish")
 
 
 @pytest.mark.parametrize("name", RECORDERS)
@@ -45,7 +48,7 @@ def test_every_recorder_is_in_the_table() -> None:
 
 
 def test_every_method_has_the_parameters_of_the_base() -> None:
-    for kind in (MemoryRecorder, MstxRecorder, NvtxRecorder, TorchProfilerRecorder):
+    for kind in (DeviceTimeRecorder, MemoryRecorder, MstxRecorder, NvtxRecorder, TorchProfilerRecorder):
         for method in METHODS:
             mine, base = (inspect.signature(getattr(c, method)) for c in (kind, Recorder))
             assert list(mine.parameters) == list(base.parameters), (kind, method)
@@ -109,7 +112,7 @@ def test_the_contract_is_two_full_windows_and_an_empty_one(tmp_path: Path) -> No
     recorder = FakeRecorder()
     check_recorder(recorder, tmp_path)
     verbs = [call.split()[0] for call in recorder.calls]
-    window = ["open", "enter", "enter", "exit", "exit", "close"]
+    window = ["open", "enter", "enter", "mark", "enter", "exit", "exit", "exit", "close"]
     assert verbs == [*window, *window, "open", "close", "finish"]
     opened = [call for call in recorder.calls if call.startswith("open")]
     assert len(set(opened)) == 3

@@ -47,8 +47,10 @@ def test_spans_start_and_end_ranges_in_the_domain_rlprof_of_a_fake(
             pass
         session.end_step()
     assert mstx.calls == [
-        ("start", 1, "actor_update", None, "rlprof"),
-        ("start", 2, "weight_sync", None, "rlprof"),
+        ("start", 1, "step", None, "rlprof"),
+        ("start", 2, "actor_update", None, "rlprof"),
+        ("start", 3, "weight_sync", None, "rlprof"),
+        ("end", 3, "rlprof"),
         ("end", 2, "rlprof"),
         ("end", 1, "rlprof"),
     ]
@@ -56,7 +58,7 @@ def test_spans_start_and_end_ranges_in_the_domain_rlprof_of_a_fake(
 
 def test_the_contract_leaves_no_range_of_a_fake_running(mstx: Mstx, tmp_path: Path) -> None:
     check_recorder(MstxRecorder(), tmp_path)
-    assert len(mstx.calls) == 8
+    assert len(mstx.calls) == 12
     assert mstx.running == {}
 
 
@@ -72,7 +74,7 @@ def test_a_range_of_a_fake_ends_when_its_span_raises(mstx: Mstx, tmp_path: Path)
         with pytest.raises(KeyError):
             update()
         session.end_step()
-    assert [call[0] for call in mstx.calls] == ["start", "end"]
+    assert [call[0] for call in mstx.calls] == ["start", "start", "end", "end"]
 
 
 def test_the_fake_refuses_what_mstx_loses_in_silence(mstx: Mstx) -> None:

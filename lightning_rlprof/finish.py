@@ -1,0 +1,139 @@
+"""Run what the user wants to happen once a run's files are complete, and never let it hurt."""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.model import Header
+
+__all__ = ["Finished", "OnFinish", "run_finish"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a finish hook is told.
+
+    Attributes:
+        run: The run directory; this rank's files in it are complete.
+        tool: Recorders of the run, by commas: ``nsight,nvtx``; empty when only spans were recorded.
+        rank: Global rank of this process.
+        pid: Its process id.
+        role: Its role.
+    """
+
+    run: Path
+    tool: str
+    rank: int
+    pid: int
+    role: str
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a command, by our names and by those of verl's hooks."""
+        values = {
+            "TOOL": self.tool,
+            "RANK": str(self.rank),
+            "PID": str(self.pid),
+            "ROLE": self.role,
+        }
+        ours = {f"RLPROF_{key}": value for key, value in values.items()}
+        verls = {f"VERL_PROFILE_{key}": value for key, value in values.items()}
+        return ours | verls | dict.fromkeys(["RLPROF_RUN", "VERL_PROFILE_SAVE_PATH"], str(self.run))
+
+
+OnFinish = Callable[[Finished], object]
+
+
+def run_finish(
+    config: ProfilerConfig,
+    header: Header,
+    run: Path,
+    tools: Sequence[str],
+    action: OnFinish | None = None,
+) -> threading.Thread | None:
+    """Start the hooks of this rank on a thread of their own, which the interpreter waits for.
+
+    What they print is logged, a failure is one warning, and after ``on_finish.timeout_s`` a command
+    is stopped and a callable is left behind.
+
+    Args:
+        config: Says which command, for how long, on which ranks.
+        header: Describes this rank.
+        run: The run directory.
+        tools: Names of the recorders.
+        action: A callable to run before the command.
+
+    Returns:
+        The thread, or None where there is nothing to do on this rank.
+    """
+    hook = config.on_finish
+    if not (action or hook.command) or not config.wants_finish(header.rank):
+        return None
+    finished = Finished(run, ",".join(tools), header.rank, header.pid, header.role)
+
+    def work() -> None:
+        if action:
+            _call(action, finished, hook.timeout_s)
+        if hook.command:
+            _command(hook.command, finished, hook.timeout_s)
+
+    thread = threading.Thread(target=work, name="rlprof-finish")
+    thread.start()
+    return thread
+
+
+def _call(action: OnFinish, finished: Finished, timeout_s: float) -> None:
+    def call() -> None:
+        try:
+            action(finished)
+        except Exception as error:
+            log.warning("on_finish failed on rank %d: %r", finished.rank, error, exc_info=error)
+
+    thread = threading.Thread(target=call, name="rlprof-finish-call", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        log.warning("on_finish of rank %d has run for %g s: left behind", finished.rank, timeout_s)
+
+
+def _command(command: list[str], finished: Finished, timeout_s: float) -> None:
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=os.environ | finished.environment(),
+            start_new_session=True,
+        )
+    except OSError as error:
+        log.warning("on_finish.command could not be started: %s", error)
+        return
+    timer = threading.Timer(timeout_s, _stop, [process, timeout_s])
+    timer.daemon = True
+    timer.start()
+    assert process.stdout is not None
+    with process.stdout as output:
+        for line in output:
+            log.info("on_finish, rank %d: %s", finished.rank, line.rstrip("\n"))
+    code = process.wait()
+    timer.cancel()
+    if code:
+        log.warning("on_finish.command ended with status %d on rank %d", code, finished.rank)
+
+
+def _stop(process: "subprocess.Popen[str]", timeout_s: float) -> None:
+    log.warning("on_finish.command has run for %g s: it is stopped", timeout_s)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+    except OSError as error:
+        log.debug("it is gone already: %s", error)
