@@ -5,6 +5,7 @@ from collections.abc import Callable
 from lightning_rlprof.analysis.beside import background, regions
 from lightning_rlprof.analysis.compare import compare
 from lightning_rlprof.analysis.coverage import coverage
+from lightning_rlprof.analysis.device import device
 from lightning_rlprof.analysis.gaps import gaps
 from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ranks import ranks
@@ -18,6 +19,7 @@ __all__ = [
     "background",
     "compare",
     "coverage",
+    "device",
     "gaps",
     "headline",
     "ranks",
@@ -28,6 +30,7 @@ __all__ = [
 
 ALL: tuple[Callable[[Spans], Table], ...] = (
     stages,
+    device,
     background,
     regions,
     gaps,

@@ -129,6 +129,8 @@ def _details(spans: "Spans", *, per_rank: bool) -> None:
     from lightning_rlprof.report.text import render
 
     tables = [analysis.stages(spans, per_rank=True)] if per_rank else []
+    if "device_ns" in spans.counters:
+        tables.append(analysis.device(spans))
     tables += [each(spans) for each in (analysis.background, analysis.regions, analysis.gaps)]
     tables += [analysis.ranks(spans)] if len(spans.ranks) > 1 else []
     for table in tables:

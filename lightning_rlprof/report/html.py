@@ -29,12 +29,17 @@ __all__ = ["render_report", "write_report"]
 
 _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
+_OPTIONAL = {"device"}  # not missed where the run has nothing for them
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
     "stages": (
         "Where the steps' time went",
         "“share” and “total” are exclusive and add up to the steps, summed over ranks; "
         "“mean” to “max” are whole spans, with what is nested in them.",
+    ),
+    "device": (
+        "Host and device",
+        "How long the host and the device took for the same stages, whole spans.",
     ),
     "ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
     "steps": (
@@ -130,6 +135,7 @@ def _grids(
 ) -> dict[str, GridView]:
     """Return the tables in the order of the page, without those that have nothing to say."""
     hidden = {"steps", "ranks"} if alone else set()
+    hidden |= {name for name in _OPTIONAL if name in tables and tables[name].abstained}
     reasons: set[str] = set()
     found: dict[str, GridView] = {}
     for name in dict.fromkeys([*_SECTIONS, *tables]):
