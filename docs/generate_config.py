@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from config_prose import EXAMPLES, HEAD, SPELLED
+
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.nsight import NsightConfig
 from lightning_rlprof.config.profiler import ProfilerConfig
@@ -13,6 +15,12 @@ from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.rules import ArgumentStages, GradStages, WrapRule
 from lightning_rlprof.config.section import Section
 from lightning_rlprof.config.spellings import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
+from lightning_rlprof.config.tools import (
+    FinishConfig,
+    MemoryConfig,
+    ScheduleConfig,
+    TorchProfilerConfig,
+)
 from lightning_rlprof.model import STAGES
 
 __all__ = ["main", "page"]
@@ -27,174 +35,19 @@ SECTIONS: tuple[tuple[str, str, type[Section]], ...] = (
     ("`wrap[].by_grad`", "by_grad.", GradStages),
     ("`wrap[].by_arg`", "by_arg.", ArgumentStages),
     ("`nsight`", "nsight.", NsightConfig),
+    ("`torch_profiler`", "torch_profiler.", TorchProfilerConfig),
+    ("`torch_profiler.schedule`", "schedule.", ScheduleConfig),
+    ("`memory`", "memory.", MemoryConfig),
+    ("`on_finish`", "on_finish.", FinishConfig),
 )
 
 _TYPES = {
     "boolean": "`true`, `false`",
     "integer": "whole number",
+    "number": "number",
     "string": "text",
     "$ref": "block",
 }
-
-HEAD = """\
-<!-- Written by docs/generate_config.py; change the model or the generator, not this page. -->
-
-# Every key of the configuration
-
-One configuration says what is recorded and what is captured. **Spans** of all stages are cheap
-and always recorded (`spans: true`). A **capture** is the window in which a device tool is on; it
-is dear, and `stage`, `steps`, `ranks` and the rest steer only it. Nothing of it needs a change in
-the training code.
-
-```python
-from lightning_rlprof import ProfilerCallback
-
-ProfilerCallback()                                        # spans only
-ProfilerCallback(stage="actor_update", profile_step_start=3, profile_step_end=5)
-ProfilerCallback("profiler.yaml")                         # a file of ours, MindSpeed-RL's or verl's
-ProfilerCallback({"integrated": {"profile": True}}, steps=[1, 10])
-```
-
-## Where values come from
-
-Later ones win, key by key:
-
-1. a mapping, an OmegaConf `DictConfig`, or the path of a YAML file. MindSpeed-RL's block is taken
-   unchanged, with `profiler_config:` on top or without, and so are verl's keys (below). Either may
-   sit in the file of a whole training; what else that file holds is not looked at;
-2. variables: `RLPROF__INTEGRATED__STAGE=actor_update`, `RLPROF__STEPS=[1,3]`. Two underscores go
-   one level down, values are YAML;
-3. keywords: top-level keys, and keys of `integrated` given flat.
-
-Every mistake raises `ConfigError` when the configuration is built, never in the training loop:
-
-```text
-integrated.stage='actor_updat' is not a stage; did you mean 'actor_update'? Allowed: …
-```
-
-`-` in a key is read as `_`. References (`${…}`) are resolved when OmegaConf is installed.
-
-## When captures are on
-
-`integrated.profile` is the master switch. An explicit `false` always wins. Left unset, captures
-are on as soon as a capture option is given: any other key of `integrated` but
-`profile_save_path`, or `steps`, `ranks`, `all_ranks`, `discrete`, `roles`,
-`profile_continuous_steps`, `tools`. An empty list of `steps` or `tools`, or `roles` of which none
-is enabled, leave them off.
-
-`mstx: true` with `profile_level: level_none` and `profile_with_cpu: false` is lightweight mode:
-markers only, on every device.
-"""
-
-SPELLED = """\
-## verl's keys
-
-Old and new spellings are read as they are. `<role>` is any place in the table of roles. `null`
-means "inherit" or "default" everywhere. Options of a tool that is not selected, and blocks of a
-role that is off, count for nothing, as in verl; an unknown key inside a profiler block is an
-error. Keys whose feature does not exist here are accepted with the values that change nothing and
-refused with any other. Our own keys beside verl's win over them. verl profiles nothing without
-`steps` or with `tool: null`, and so do we.
-"""
-
-EXAMPLES = """\
-## Examples
-
-Off, whatever else is written:
-
-```yaml
-integrated:
-  profile: false
-  stage: actor_update
-```
-
-MindSpeed-RL's block, unchanged: two steps of one stage on two ranks:
-
-```yaml
-profiler_config:
-  integrated:
-    profile: true
-    stage: actor_update
-    profile_save_path: ./profiler_data
-    profile_level: level1
-    profile_step_start: 2
-    profile_step_end: 4
-    profile_ranks: [0, 1]
-```
-
-Lightweight mode, markers only:
-
-```yaml
-integrated:
-  profile: true
-  mstx: true
-  profile_level: level_none
-  profile_with_cpu: false
-```
-
-One capture per step for steps 1, 2 and 5, on every rank; then the same with one capture per stage:
-
-```yaml
-steps: [1, 2, 5]
-all_ranks: true
-```
-
-```yaml
-steps: [1, 2, 5]
-all_ranks: true
-discrete: true
-```
-
-Roles that share a process are captured on the union of their ranks, here 0, 1 and 2:
-
-```yaml
-steps: [1]
-roles:
-  actor: {ranks: [0, 1]}
-  reference: {ranks: [2]}
-```
-
-Stages for code that marks none:
-
-```yaml
-custom_stages: [filter_groups]
-wrap:
-  - target: policy.generate
-    stage: actor_generate
-  - target: policy.forward
-    by_grad: {grad: actor_update, no_grad: actor_compute_log_prob}
-  - target: log_prob_scores
-    by_arg:
-      arg: model_type
-      stages: {Old: actor_compute_log_prob, Reference: reference_compute_log_prob}
-  - target: drop_solved
-    stage: filter_groups
-```
-
-verl's keys, new and old:
-
-```yaml
-global_profiler:
-  tool: torch
-  steps: [1, 2, 5]
-  save_path: outputs/profile
-actor_rollout_ref:
-  actor:
-    profiler:
-      enable: true
-      all_ranks: true
-      tool_config:
-        torch: {contents: [cpu, cuda], discrete: false}
-```
-
-```yaml
-trainer:
-  profile_steps: [1, 2]
-  worker_nsight_options: {trace: "cuda,nvtx", cuda-memory-usage: "true"}
-actor_rollout_ref:
-  profiler: {discrete: true, ranks: [0, 1]}
-```
-"""
 
 
 def page() -> str:
@@ -240,12 +93,14 @@ def _allowed(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _means(row: Spelling) -> str:
-    if row.ours:
-        return f"`{row.ours}`" + (f" (only when the tool is `{row.tool}`)" if row.tool else "")
     if row.accepts == ANYTHING:
         return "no meaning here, any value"
-    values = ", ".join(_json(value) for value in (*row.accepts, None))
-    return f"not supported yet; only {values}"
+    values = ", ".join(map(_json, row.accepts))
+    if not row.ours:
+        return f"not supported yet; only {f'{values}, ' if values else ''}`null`"
+    said = ", ".join(f"`{ours}`" for ours in row.ours.split(", "))
+    said += f" (only when the tool is `{row.tool}`)" if row.tool else ""
+    return said + (f"; {values} changes nothing" if values else "")
 
 
 def _place(place: str) -> str:

@@ -1,11 +1,12 @@
-"""Options for Nsight Systems when Ray starts the controller and the workers under it."""
+"""Options for Nsight Systems: those of its command line under Ray, and what becomes of reports."""
 
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from lightning_rlprof.config.numbers import NotNegative
 from lightning_rlprof.config.section import Section, near, refused
 
 __all__ = ["NsightConfig"]
@@ -55,9 +56,10 @@ def _worker(value: Any) -> Any:
 
 
 class NsightConfig(Section):
-    """Options of ``nsys profile`` by their long names, without the leading dashes.
+    """How Nsight Systems records, and what becomes of its reports.
 
-    What is given is laid over the defaults; ``null`` leaves an option out.
+    ``controller`` and ``worker`` hold options of ``nsys profile`` by their long names, without the
+    leading dashes. What is given is laid over the defaults; ``null`` leaves an option out.
     """
 
     controller: Annotated[dict[str, str | None], BeforeValidator(_controller)] = Field(
@@ -71,18 +73,21 @@ class NsightConfig(Section):
             "`capture-range-end: null` is worked out from the number of captures."
         ),
     )
-
     collect: bool = Field(
-        default=True, description="Move finished reports of this process into the run directory."
+        default=True,
+        description=(
+            "Move finished reports of this process into the run directory; verl's "
+            "`relocate_results`."
+        ),
     )
     reports: str | None = Field(
         default=None,
-        description="Where reports of workers appear; unset, Ray's directory for them.",
+        min_length=1,
+        description="Directory in which reports of workers appear; unset, Ray's.",
     )
-    wait_s: NonNegativeFloat = Field(
+    wait_s: NotNegative = Field(
         default=30.0,
-        strict=False,
-        description="How long to wait at the end for reports that nsys is still writing.",
+        description="Seconds to wait at the end for reports that nsys is still writing.",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Steps and ranks as people write them: whole numbers, no text, no truth values, none twice."""
+"""Steps, ranks and times as people write them: numbers, no text, no truth values, none twice."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from lightning_rlprof.config.section import refused
 
-__all__ = ["AllOrRanks", "RankList", "StepNumber", "Steps"]
+__all__ = ["AllOrRanks", "NotNegative", "Positive", "RankList", "StepNumber", "Steps"]
 
 
 def _listed(value: Any, what: str, least: int) -> Any:
@@ -68,3 +68,9 @@ StepNumber = Annotated[int, BeforeValidator(_step), Field(ge=1)]
 
 Steps = Annotated[list[int] | Literal["all"] | None, BeforeValidator(_steps)]
 """``all``, or a list of steps from 1; empty means none."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite number above 0."""
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A finite number, 0 included."""

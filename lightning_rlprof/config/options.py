@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.nsight import NsightConfig
+from lightning_rlprof.config.npu import NpuConfig
 from lightning_rlprof.config.numbers import RankList, Steps
 from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.rules import WrapRule
@@ -26,8 +27,12 @@ _CAPTURE = (
     "roles",
     "tools",
     "torch_profiler",
+    "npu",
     "memory",
 )
+
+
+Tool = Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]
 
 
 class Options(Section):
@@ -87,15 +92,23 @@ class Options(Section):
             "wherever there is an accelerator."
         ),
     )
-    tools: list[Literal["nvtx", "nsight", "mstx", "torch_profiler", "memory"]] | None = Field(
+    tools: (
+        list[Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]] | None
+    ) = Field(
         default=None,
-        description="Device tools to use; unset, they follow from configuration and device.",
+        description=(
+            "Device tools to use; unset, they follow from configuration and device. `nsight` "
+            "brings `nvtx`."
+        ),
     )
     nsight: NsightConfig = Field(
         default_factory=NsightConfig, description="Nsight Systems: its options, and its reports."
     )
     torch_profiler: TorchProfilerConfig = Field(
         default_factory=TorchProfilerConfig, description="Further options of torch.profiler."
+    )
+    npu: NpuConfig = Field(
+        default_factory=NpuConfig, description="Further options of an Ascend capture."
     )
     memory: MemoryConfig = Field(
         default_factory=MemoryConfig, description="How closely memory is watched."
@@ -126,40 +139,44 @@ class Options(Section):
         return self
 
     @model_validator(mode="after")
-    def _agrees(self) -> "Options":
-        per_stage = self.per_stage  # refuses roles that cannot share this process
+    def _one_choice_of_ranks(self) -> "Options":
         chosen = "all_ranks" if self.ranks is None else "ranks"
-        given = getattr(self, chosen)
+        given, block = getattr(self, chosen), self.integrated.profile_ranks
         if self.all_ranks and self.ranks:
             raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
-        if given is not None and self.integrated.profile_ranks != "all":
-            there = f"integrated.profile_ranks={self.integrated.profile_ranks}"
-            raise refused(f"contradicts {there}: choose ranks in one place", given, chosen)
-        if self.roles and (given is not None or self.integrated.profile_ranks != "all"):
+        if given is not None and block != "all":
+            text = f"contradicts integrated.profile_ranks={block}: choose ranks in one place"
+            raise refused(text, given, chosen)
+        if self.roles and (given is not None or block != "all"):
             where = chosen if given is not None else "integrated.profile_ranks"
             raise refused(
                 f"contradicts roles: give roles.{next(iter(self.roles))}.ranks", key=where
             )
-        if {"nsight", "torch_profiler"} <= set(
-            self.tools or ()
-        ) and self.integrated.profile_with_npu:
-            text = "cannot have both nsight and torch_profiler: the GPU tells only one of them"
-            raise refused(text, self.tools, "tools")
-        if self.profile_continuous_steps and per_stage:
+        return self
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> "Options":
+        if self.per_stage and self.profile_continuous_steps:  # refuses roles that cannot share
             what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
             text = f"contradicts {what}, which makes one capture per stage"
             raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")
         return self
 
     @model_validator(mode="after")
-    def _one_listener(self) -> "Options":
-        both = {"nsight", "torch_profiler"} <= set(self.tools or ())
-        if both and self.integrated.profile_with_npu:
+    def _tools_agree(self) -> "Options":
+        tools, level = self.tools, self.memory.level
+        if {"nsight", "torch_profiler"} <= set(tools or ()) and self.integrated.profile_with_npu:
             text = (
                 "holds nsight and torch_profiler, and a GPU tells only one of them: keep one, or "
                 "set integrated.profile_with_npu: false"
             )
-            raise refused(text, self.tools, "tools")
+            raise refused(text, tools, "tools")
+        if tools and level and "memory" not in tools:
+            text = f"contradicts tools={tools}: add memory to them, or leave the level out"
+            raise refused(text, level, "memory.level")
+        if self.device_time and not self.spans:
+            text = "contradicts spans=False: device times are numbers of spans"
+            raise refused(text, self.device_time, "device_time")
         return self
 
     @model_validator(mode="after")

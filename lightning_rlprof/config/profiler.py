@@ -82,7 +82,8 @@ class ProfilerConfig(Options):
             return ""
         if not self.integrated.profile:
             return self._nothing() or "integrated.profile is false, or no capture option was given"
-        return f"role {self.role!r} is not enabled in roles{near(self.role or '', self.roles)}"
+        hint = "" if self.role in self.roles else near(self.role or "", self.roles)
+        return f"role {self.role!r} is not enabled in roles{hint}"
 
     @property
     def lightweight(self) -> bool:
@@ -117,13 +118,15 @@ class ProfilerConfig(Options):
         return self.captures and (ranks == "all" or rank in ranks)
 
     def wants_finish(self, rank: int) -> bool:
-        """Whether ``on_finish`` runs on a rank: a chosen, else a captured one, else rank 0."""
+        """Whether ``on_finish`` runs on a rank.
+
+        That is a rank chosen for it, captured or not; else a captured one; else, where captures are
+        off for every role, rank 0.
+        """
         hook = self.on_finish
-        if hook.all_ranks:
-            return True
-        if hook.ranks is not None:
-            return rank in hook.ranks
-        return self.wants_rank(rank) if self.captures else rank == 0
+        if hook.all_ranks or hook.ranks is not None:
+            return hook.all_ranks or rank in (hook.ranks or [])
+        return self.wants_rank(rank) if self.integrated.profile else rank == 0
 
     def wants_step(self, step: int) -> bool:
         """Whether a step, counted from 1, is captured."""
@@ -140,12 +143,13 @@ class ProfilerConfig(Options):
         return self.captures and (chosen == "all" or stage in _listed(chosen))
 
     def check_world(self, world_size: int) -> None:
-        """Refuse ranks that this training does not have; nothing is refused while captures are off.
+        """Refuse ranks that this training does not have; those of captures only while they are on.
 
         Raises:
             ConfigError: A rank is not below ``world_size``.
         """
-        for key, ranks in self._ranks().items() if self.captures else ():
+        chosen = self._ranks() if self.captures else {}
+        for key, ranks in {**chosen, "on_finish.ranks": self.on_finish.ranks or []}.items():
             beyond = [rank for rank in ranks if rank >= world_size]
             if beyond:
                 raise ConfigError(

@@ -107,7 +107,7 @@ def _one(found: ErrorDetails, origins: Mapping[str, str]) -> str:
 
 
 def _reworded(found: ErrorDetails, context: Mapping[str, Any]) -> str:
-    text = found["msg"].replace("Input should", "should")
+    text = found["msg"].replace("Input should", "should").replace("String should", "should")
     if found["type"] == "literal_error":
         allowed = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         return text + near(str(found["input"]), allowed)

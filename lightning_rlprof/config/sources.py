@@ -83,8 +83,9 @@ def from_environment(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The keys that variables set, and for each dotted key its variable.
 
-    ``__`` goes one level down, values are YAML: ``RLPROF__STEPS=[1, 3]``. Below ``nsight``, where
-    every value is text, they are taken as they are.
+    ``__`` goes one level down, values are YAML: ``RLPROF__STEPS=[1, 3]``. Those of single options
+    of nsys, where every value is text, are taken as they are:
+    ``RLPROF__NSIGHT__WORKER__TRACE=cuda,nvtx``.
 
     Raises:
         ConfigError: A variable that names no key, or whose value is no YAML.
@@ -97,7 +98,8 @@ def from_environment(
             raise ConfigError(f"{variable} names no key{_near_variable(path[0], fields)}")
         text = environment[variable]
         origins[".".join(path)] = variable
-        nested: Any = text if path[0] == "nsight" else _yaml(variable, text)
+        is_text = path[0] == "nsight" and len(path) > 2
+        nested: Any = text if is_text else _yaml(variable, text)
         for key in reversed(path):
             nested = {key: nested}
         values = merge(values, nested)

@@ -4,12 +4,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_rlprof.config.readings import (
+    contents,
+    either,
+    interval,
+    npu_contents,
+    stages,
+    union,
+)
+
 __all__ = [
     "ANYTHING",
     "BLOCKS",
     "LATER",
     "ROLE",
     "ROLES",
+    "SCHEDULE",
     "SPELLINGS",
     "TOOLS",
     "Spelling",
@@ -21,6 +31,9 @@ ROLE = "<role>"
 
 ANYTHING = "anything"
 """In ``accepts``: every value is fine, the key has no meaning here."""
+
+SCHEDULE = "torch_profiler.schedule"
+"""Our block of keys that count together, per role and only with ``active`` above 0."""
 
 ROLES: dict[str, tuple[str, ...]] = {
     "actor_rollout_ref": ("actor", "rollout", "reference"),
@@ -39,21 +52,16 @@ ROLES: dict[str, tuple[str, ...]] = {
 SFT trainer's; the shared block comes first, so that a role's own block is laid over it."""
 
 TOOLS: dict[str, dict[str, Any]] = {
-    "nsys": {"tools": ["nvtx"]},
+    "nsys": {"tools": ["nsight"]},
     "torch": {"tools": ["torch_profiler"]},
-    "torch_memory": {"tools": ["memory"]},
+    "torch_memory": {"tools": ["memory"], "memory.level": "snapshot"},
     # verl writes databases with markers on Ascend, and nothing else
     "npu": {"integrated.mstx": True, "integrated.profile_export_type": "db"},
 }
 """verl's ``tool`` and what it says in our keys."""
 
-LATER = ("precision_debugger", "stack")
-"""Words of verl for tools and contents that are refused by name instead of being ignored."""
-
-_STAGES = {
-    "rollout_generate": "actor_generate",
-    "ref_compute_log_prob": "reference_compute_log_prob",
-}
+LATER = ("precision_debugger",)
+"""Tools of verl that are refused by name."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,13 @@ class Spelling:
 
     Attributes:
         theirs: Dotted key; ``<role>`` stands for each place of `ROLES`, a last ``*`` for every key.
-        ours: Dotted key of ours; empty where there is none.
+        ours: Dotted key of ours, or several by commas; empty where there is none.
         reads: Turns the value into ours by dotted key, where it is not taken as it is.
         tool: The key counts only when this tool of verl is the selected one.
-        accepts: For a key without ours: the values that change nothing. Any other is refused.
+        accepts: Values that change nothing. Where there is no key of ours, any other is refused.
         items: Words that the value, a list, may hold.
+        later: Words for contents that are refused by name.
+        unites: Makes one value of those of two roles, which otherwise have to be the same.
     """
 
     theirs: str
@@ -75,45 +85,8 @@ class Spelling:
     tool: str | None = None
     accepts: tuple[Any, ...] | str = ()
     items: tuple[str, ...] = ()
-
-
-def _interval(value: Any) -> Mapping[str, Any]:
-    # verl's SFT trainer: both ends included, negative is off; what is no pair is left to validation
-    if not (isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)):
-        return {"steps": value}
-    start, end = value
-    if start < 0:
-        return {"steps": []}
-    return {"integrated.profile_step_start": start, "integrated.profile_step_end": end + 1}
-
-
-def _stages(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, list):
-        return {"integrated.stage": value}
-    names = [_STAGES.get(name, name) if isinstance(name, str) else name for name in value]
-    return {"integrated.stage": names}
-
-
-def _contents(value: Any) -> Mapping[str, Any]:
-    if not value:
-        return {}  # host and device, as verl's documents say
-    activities = {"cpu", "cuda", "npu"} & set(value)
-    keys = {
-        "integrated.profile_with_memory": "memory" in value,
-        "integrated.profile_record_shapes": "shapes" in value,
-        "integrated.profile_with_module": "module" in value,
-    }
-    if activities:  # verl records the host when only details are asked for
-        keys["integrated.profile_with_cpu"] = "cpu" in activities
-        keys["integrated.profile_with_npu"] = activities != {"cpu"}
-    return keys
-
-
-def _npu_contents(value: Any) -> Mapping[str, Any]:
-    keys = dict(_contents(value))
-    if keys.get("integrated.profile_with_npu") is False:
-        keys["integrated.mstx"] = False
-    return keys
+    later: tuple[str, ...] = ()
+    unites: Callable[[Any, Any], Any] | None = None
 
 
 def _nsys(place: str) -> tuple[Spelling, ...]:
@@ -127,10 +100,10 @@ def _hooks(place: str) -> tuple[Spelling, ...]:
     return (
         Spelling(f"{place}._target_", accepts=ANYTHING),
         Spelling(f"{place}.save_path", "integrated.profile_save_path"),
-        Spelling(f"{place}.relocate_results", accepts=(False,)),
-        Spelling(f"{place}.finish_hook_cmd"),
-        Spelling(f"{place}.finish_hook_all_ranks", accepts=(False,)),
-        Spelling(f"{place}.finish_hook_ranks", accepts=([],)),
+        Spelling(f"{place}.relocate_results", "nsight.collect", accepts=(False,)),
+        Spelling(f"{place}.finish_hook_cmd", "on_finish.command", accepts=("",)),
+        Spelling(f"{place}.finish_hook_all_ranks", "on_finish.all_ranks", unites=either),
+        Spelling(f"{place}.finish_hook_ranks", "on_finish.ranks", unites=union),
     )
 
 
@@ -150,21 +123,25 @@ def _memory(place: str) -> tuple[Spelling, ...]:
     return (
         Spelling(f"{place}._target_", accepts=ANYTHING),
         Spelling(f"{place}.name", accepts=ANYTHING),
-        Spelling(f"{place}.trace_alloc_max_entries", tool=tool, accepts=(100_000,)),
-        Spelling(f"{place}.stack_depth", tool=tool, accepts=(32,)),
+        Spelling(f"{place}.trace_alloc_max_entries", "memory.max_entries", tool=tool),
+        Spelling(f"{place}.stack_depth", "memory.stack_depth", tool=tool),
         Spelling(f"{place}.context", tool=tool, accepts=("all",)),
         Spelling(f"{place}.stacks", tool=tool, accepts=("all",)),
         Spelling(f"{place}.kw_args", tool=tool, accepts=({},)),
     )
 
 
+def _schedule(place: str) -> tuple[Spelling, ...]:
+    keys = ("skip_first", "wait", "warmup", "active", "repeat")
+    return tuple(Spelling(f"{place}.{key}", f"{SCHEDULE}.{key}", tool="torch") for key in keys)
+
+
 _WITH = "integrated.profile_with_*"
 _OPTIONS = "trainer.npu_profile.options"
+_WITH_STACK = f"{_WITH}, torch_profiler.with_stack"
 _GLOBAL = "global_profiler"
 _NSYS = f"{_GLOBAL}.global_tool_config.nsys"
 _ROLE = f"{ROLE}.profiler"
-# A schedule counts only with active > 0, so the rest changes nothing.
-_SCHEDULE = ("_target_", "name", "skip_first", "wait", "warmup", "repeat")
 _NPU = f"{_ROLE}.tool_config.npu"
 _TORCH = f"{_ROLE}.tool_config.torch"
 
@@ -172,9 +149,9 @@ _OLD = (
     Spelling("trainer.profile_steps", "steps"),
     Spelling("trainer.profile_continuous_steps", "profile_continuous_steps"),
     *_nsys("trainer"),
-    Spelling("trainer.profile_interval", "integrated.profile_step_*", _interval),
+    Spelling("trainer.profile_interval", "integrated.profile_step_*", interval),
     Spelling(f"{_OPTIONS}.save_path", "integrated.profile_save_path"),
-    Spelling(f"{_OPTIONS}.roles", "integrated.stage", _stages),
+    Spelling(f"{_OPTIONS}.roles", "integrated.stage", stages),
     Spelling(f"{_OPTIONS}.level", "integrated.profile_level"),
     Spelling(f"{_OPTIONS}.with_memory", "integrated.profile_with_memory"),
     Spelling(f"{_OPTIONS}.record_shapes", "integrated.profile_record_shapes"),
@@ -191,6 +168,7 @@ _NEW = (
     Spelling(f"{_GLOBAL}.tool", "tools"),
     Spelling(f"{_GLOBAL}.steps", "steps"),
     Spelling(f"{_GLOBAL}.profile_continuous_steps", "profile_continuous_steps"),
+    Spelling(f"{_GLOBAL}.discrete", "discrete"),  # in verl's guide, though its code knows it not
     *_hooks(_GLOBAL),
     Spelling(f"{_NSYS}._target_", accepts=ANYTHING),
     Spelling(f"{_NSYS}.discrete", "discrete", tool="nsys"),
@@ -207,25 +185,27 @@ _NEW = (
     Spelling(
         f"{_NPU}.contents",
         _WITH,
-        _npu_contents,
+        npu_contents,
         tool="npu",
-        items=("npu", "cpu", "memory", "shapes", "module", "stack"),
+        items=("npu", "cpu", "memory", "shapes", "module"),
+        later=("stack",),
     ),
     Spelling(f"{_NPU}.level", "integrated.profile_level", tool="npu"),
     Spelling(f"{_NPU}.analysis", "integrated.profile_analysis", tool="npu"),
     *_tokens("torch"),
     Spelling(
         f"{_TORCH}.contents",
-        _WITH,
-        _contents,
+        _WITH_STACK,
+        contents,
         tool="torch",
-        items=("cuda", "cpu", "memory", "shapes", "stack"),
+        items=("cuda", "cpu", "memory", "shapes", "stack", "module"),
     ),
     Spelling(f"{_TORCH}.step_start", tool="torch", accepts=(0,)),
     Spelling(f"{_TORCH}.step_end", tool="torch"),
     Spelling(f"{_TORCH}.manual_save", accepts=ANYTHING),
-    Spelling(f"{_TORCH}.schedule.active", tool="torch", accepts=(0,)),
-    *(Spelling(f"{_TORCH}.schedule.{key}", accepts=ANYTHING) for key in _SCHEDULE),
+    Spelling(f"{_TORCH}.schedule._target_", accepts=ANYTHING),
+    Spelling(f"{_TORCH}.schedule.name", accepts=ANYTHING),
+    *_schedule(f"{_TORCH}.schedule"),
     *_memory(f"{_ROLE}.tool_config.torch_memory"),
     Spelling(f"{_ROLE}.tool_config.precision_debugger.*", accepts=ANYTHING),
 )

@@ -1,21 +1,16 @@
 """Options of single tools: what they add to a capture, and how much they may cost."""
 
-import shlex
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from lightning_rlprof.config.numbers import RankList
+from lightning_rlprof.config.command import Command
+from lightning_rlprof.config.numbers import Positive, RankList
 from lightning_rlprof.config.section import Section, refused
 
 __all__ = ["FinishConfig", "MemoryConfig", "ScheduleConfig", "TorchProfilerConfig"]
+
+_NEEDS = {"interval_ms": "timeline", "max_entries": "snapshot", "stack_depth": "snapshot"}
 
 
 class ScheduleConfig(Section):
@@ -25,19 +20,26 @@ class ScheduleConfig(Section):
     the capture cuts off is kept.
     """
 
-    skip_first: NonNegativeInt = Field(default=0, description="Mini-batches to leave out at first.")
-    wait: NonNegativeInt = Field(default=0, description="Then per cycle: how many are not watched.")
-    warmup: NonNegativeInt = Field(default=0, description="… are watched and thrown away.")
-    active: NonNegativeInt = Field(default=0, description="… are kept; 0 switches schedules off.")
+    skip_first: NonNegativeInt = Field(default=0, description="Mini-batches left out at first.")
+    wait: NonNegativeInt = Field(
+        default=0, description="Mini-batches per cycle that are not watched, the first ones."
+    )
+    warmup: NonNegativeInt = Field(
+        default=0, description="Mini-batches per cycle that are then watched and thrown away."
+    )
+    active: NonNegativeInt = Field(
+        default=0, description="Mini-batches per cycle that are then kept; 0 is no schedule."
+    )
     repeat: NonNegativeInt = Field(
-        default=0, description="Number of cycles; 0 repeats until the capture closes."
+        default=0, description="Number of cycles; 0 goes on until the capture closes."
     )
 
     @model_validator(mode="after")
     def _agrees(self) -> "ScheduleConfig":
-        given = [key for key in self.model_fields_set if getattr(self, key)]
+        given = [(key, value) for key, value in self if value]
         if given and not self.active:
-            raise refused("needs active above 0: without it nothing is profiled", key=given[0])
+            key, value = given[0]
+            raise refused("needs active above 0: without it there is no schedule", value, key)
         return self
 
 
@@ -74,48 +76,54 @@ class MemoryConfig(Section):
             "with `profile_with_memory`, else nothing."
         ),
     )
-    interval_ms: PositiveFloat = Field(
-        default=10.0, strict=False, description="Time between two samples of the timeline."
+    interval_ms: Positive = Field(
+        default=10.0, description="Time between two samples of the timeline."
     )
     max_entries: PositiveInt = Field(
-        default=100_000, description="Allocations that a snapshot remembers; older ones go."
+        default=100_000, description="Allocations and frees that a snapshot holds; older ones go."
     )
     stack_depth: PositiveInt = Field(
         default=32, description="Frames that a snapshot keeps per allocation."
     )
 
-
-def _command(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            value = shlex.split(value)
-        except ValueError as error:
-            raise refused(f"cannot be split into words ({error})", value) from error
-        shell = {"|", "||", "&", "&&", ";", ">", ">>", "<"} & set(value)
-        if shell:
-            raise refused(
-                f"holds {shell.pop()!r}, and no shell runs it: write a script and give its name",
-                value,
-            )
-    if isinstance(value, list) and not value:
-        raise refused("is empty: give the program and its arguments, or null", value)
-    return value
+    @model_validator(mode="after")
+    def _agrees(self) -> "MemoryConfig":
+        for key, level in _NEEDS.items():
+            value = getattr(self, key)
+            if self.level is None and value != type(self).model_fields[key].default:
+                raise refused(f"needs a level, such as level: {level}", value, key)
+        return self
 
 
 class FinishConfig(Section):
     """A command that runs once when a run's files are complete.
 
     It is started without a shell, off the training thread. Its environment holds RLPROF_RUN (the
-    run directory), RLPROF_TOOL, RLPROF_RANK, RLPROF_PID and RLPROF_ROLE.
+    run directory), RLPROF_TOOL, RLPROF_RANK, RLPROF_PID and RLPROF_ROLE, and the same by the names
+    of verl's hooks, VERL_PROFILE_SAVE_PATH and so on.
     """
 
-    command: Annotated[list[str] | None, BeforeValidator(_command)] = Field(
-        default=None, description="Program and arguments, as a list or as one line."
+    command: Command = Field(
+        default=None,
+        description=(
+            "Program and arguments, as a list or as one line without anything that only a shell "
+            "understands; verl's `finish_hook_cmd`."
+        ),
     )
-    timeout_s: PositiveFloat = Field(
-        default=600.0, strict=False, description="Seconds after which it is stopped."
+    timeout_s: Positive = Field(
+        default=600.0, description="Seconds after which it is stopped, with all that it started."
     )
     all_ranks: bool = Field(default=False, description="Run it on every rank.")
     ranks: RankList | None = Field(
-        default=None, description="Ranks that run it; unset, those that are captured."
+        default=None,
+        description=(
+            "Ranks that run it, captured or not; an empty list is none. Unset, those that are "
+            "captured, and rank 0 where nothing is."
+        ),
     )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "FinishConfig":
+        if self.all_ranks and self.ranks is not None:
+            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
+        return self

@@ -4,20 +4,25 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.roles import RoleConfig
+from lightning_rlprof.config.rules import WrapRule
+from lightning_rlprof.config.section import Section
 from lightning_rlprof.config.spellings import SPELLINGS
+from lightning_rlprof.config.tools import FinishConfig, ScheduleConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(DOCS)
     spec = importlib.util.spec_from_file_location("generate_config", DOCS / "generate_config.py")
     assert spec
     assert spec.loader
@@ -29,6 +34,18 @@ def generator() -> ModuleType:
 def examples() -> list[Any]:
     text = (DOCS / "config.md").read_text(encoding="utf-8")
     return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+
+
+def sections_below(section: type[Section]) -> set[type[Section]]:
+    """Return a section and every one that its keys hold, in lists and mappings too."""
+    found = {section}
+    asked = [field.annotation for field in section.model_fields.values()]
+    while asked:
+        kind = asked.pop()
+        asked += get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found |= sections_below(kind)
+    return found
 
 
 def test_the_page_is_fresh(generator: ModuleType) -> None:
@@ -53,7 +70,10 @@ def test_a_stale_page_is_told_and_rewritten(
 
 def test_every_key_is_on_the_page(generator: ModuleType) -> None:
     text = generator.page()
-    for name in (*ProfilerConfig.model_fields, *IntegratedConfig.model_fields):
+    sections = sections_below(ProfilerConfig)
+    assert {IntegratedConfig, RoleConfig, WrapRule, ScheduleConfig, FinishConfig} <= sections
+    assert sections == {section for _, _, section in generator.SECTIONS}
+    for name in (name for section in sections for name in section.model_fields):
         assert f"| `{name}` |" in text
     for row in SPELLINGS:
         assert f"| `{row.theirs}` |" in text

@@ -22,6 +22,29 @@ def test_defaults_are_verls() -> None:
     assert NsightConfig().worker == {**trace, **capture}
 
 
+def test_reports_are_collected_from_rays_directory_at_the_end() -> None:
+    config = NsightConfig()
+    assert (config.collect, config.reports, config.wait_s) == (True, None, 30.0)
+    given = NsightConfig(collect=False, reports="/data", wait_s=0)
+    assert (given.collect, given.reports, given.wait_s) == (False, "/data", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        ({"collect": "yes"}, "collect='yes' should be a valid boolean; write true or false"),
+        ({"wait_s": -1}, "wait_s=-1 should be greater than or equal to 0"),
+        ({"wait_s": "30"}, "wait_s='30' should be a valid number"),
+        ({"reports": ""}, "reports='' should have at least 1 character"),
+        ({"reports": 3}, "reports=3 should be a valid string"),
+        ({"wait": 1}, "wait is not a key here; did you mean 'wait_s'?"),
+        ({"workers": {}}, "workers is not a key here; did you mean 'worker'?"),
+    ],
+)
+def test_bad_input_names_its_key(data: object, part: str) -> None:
+    assert said(data).startswith(part)
+
+
 def test_options_are_laid_over_the_defaults() -> None:
     config = NsightConfig.model_validate({"worker": {"trace": "nvtx", "gpu-metrics-device": "all"}})
     assert config.worker["trace"] == "nvtx"

@@ -20,7 +20,8 @@ def said(**keys: Any) -> str:
 
 
 def test_defaults() -> None:
-    assert Options().model_dump(exclude={"integrated", "nsight"}) == {
+    blocks = {"integrated", "nsight", "torch_profiler", "memory", "on_finish"}
+    assert Options().model_dump(exclude=blocks) == {
         "steps": None,
         "ranks": None,
         "all_ranks": None,
@@ -31,6 +32,7 @@ def test_defaults() -> None:
         "custom_stages": [],
         "wrap": [],
         "spans": True,
+        "device_time": None,
         "tools": None,
     }
 
@@ -66,7 +68,15 @@ def test_defaults() -> None:
         ({"roles": {"actor": {"enable": False}, "critic": {}}}, True),
         ({"spans": False, "role": "actor", "custom_stages": ["a"]}, False),
         ({"wrap": [{"target": "f", "stage": "actor_update"}]}, False),
-        ({"nsight": {"worker": {"trace": "nvtx"}}}, False),
+        ({"nsight": {"worker": {"trace": "nvtx"}, "collect": False}}, False),
+        ({"torch_profiler": {"with_stack": True}}, True),
+        ({"torch_profiler": {"schedule": {"active": 1}}}, True),
+        ({"torch_profiler": {}}, False),
+        ({"memory": {"level": "snapshot"}}, True),
+        ({"memory": {"level": "snapshot"}, "integrated": {"profile": False}}, False),
+        ({"memory": {"level": None}}, False),
+        ({"on_finish": {"command": "upload.sh"}}, False),
+        ({"device_time": True}, False),
     ],
 )
 def test_the_master_switch_is_resolved(keys: dict[str, Any], on: bool) -> None:
@@ -142,6 +152,18 @@ def test_a_capture_of_neither_host_nor_device_is_refused(profile: bool | None) -
             "profile_continuous_steps=True contradicts integrated.stage, which makes one capture",
         ),
         (
+            {"tools": ["nsight", "torch_profiler"]},
+            "tools=['nsight', 'torch_profiler'] holds nsight and torch_profiler, and a GPU tells",
+        ),
+        (
+            {"tools": ["nsight"], "memory": {"level": "snapshot"}},
+            "memory.level='snapshot' contradicts tools=['nsight']: add memory to them, or leave",
+        ),
+        (
+            {"device_time": True, "spans": False},
+            "device_time=True contradicts spans=False: device times are numbers of spans",
+        ),
+        (
             {"roles": {"actor": {"discrete": True}, "critic": {}}},
             "roles with discrete=True and discrete=False share a process",
         ),
@@ -149,6 +171,19 @@ def test_a_capture_of_neither_host_nor_device_is_refused(profile: bool | None) -
 )
 def test_options_that_contradict_each_other_are_refused(keys: dict[str, Any], part: str) -> None:
     assert said(**keys).startswith(part)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"tools": ["nsight", "torch_profiler"], "integrated": {"profile_with_npu": False}},
+        {"tools": ["nsight", "memory"], "memory": {"level": "snapshot"}},
+        {"tools": [], "memory": {"level": "snapshot"}},
+        {"device_time": False, "spans": False},
+    ],
+)
+def test_options_that_do_not_contradict_each_other_pass(keys: dict[str, Any]) -> None:
+    assert options(**keys).tools == keys.get("tools")
 
 
 def test_roles_of_other_processes_may_differ() -> None:
@@ -209,7 +244,8 @@ def test_per_stage(keys: dict[str, Any], per_stage: bool) -> None:
             {"wrap": [{"target": "f", "stage": "weight_sync"}] * 2},
             "wrap[1].target='f' has a rule already; one method has one rule",
         ),
-        ({"tools": ["nvtxx"]}, "tools[0]='nvtxx' should be 'nvtx', 'mstx', 'torch_profiler' or"),
+        ({"tools": ["nvtxx"]}, "tools[0]='nvtxx' should be 'nvtx', 'nsight', 'mstx', 'torch_prof"),
+        ({"device_time": "yes"}, "device_time='yes' should be a valid boolean"),
         ({"roles": {"actor": {"rank": [1]}}}, "roles.actor.rank is not a key here; did you mean"),
         ({"roles": [1]}, "roles=[1] should be a valid dictionary"),
         ({"discrete": "yes"}, "discrete='yes' should be a valid boolean; write true or false"),

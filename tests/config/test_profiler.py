@@ -169,3 +169,19 @@ def test_the_schema_for_editors_describes_every_key() -> None:
     keys = [key for model in models for key in model["properties"].items()]
     assert len(keys) > 30
     assert [name for name, key in keys if not key.get("description")] == []
+
+
+def test_the_schema_for_editors_holds_the_blocks_of_single_tools() -> None:
+    blocks = ProfilerConfig.model_json_schema()["$defs"]
+    assert set(blocks["ScheduleConfig"]["properties"]) == {
+        "skip_first",
+        "wait",
+        "warmup",
+        "active",
+        "repeat",
+    }
+    levels = blocks["MemoryConfig"]["properties"]["level"]["anyOf"][0]["enum"]
+    assert levels == ["counters", "timeline", "snapshot"]
+    command = blocks["FinishConfig"]["properties"]["command"]["anyOf"]
+    assert [choice["type"] for choice in command] == ["string", "array"]
+    assert blocks["TorchProfilerConfig"]["additionalProperties"] is False

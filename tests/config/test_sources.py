@@ -118,7 +118,7 @@ def test_verls_keys_become_ours_and_ours_win() -> None:
     origins: dict[str, str] = {}
     assert canonical(data, FIELDS, origins) == {
         "steps": [1, 2],
-        "tools": ["nvtx"],
+        "tools": ["nsight"],
         "integrated": {"profile_save_path": "ours"},
     }
     assert origins["steps"] == "global_profiler.steps"
@@ -167,6 +167,7 @@ def test_a_whole_file_of_verl_with_references_is_resolved_where_it_is_read() -> 
             "profile_record_shapes": False,
             "profile_with_module": False,
         },
+        "torch_profiler": {"with_stack": False},
         "roles": {
             "actor": {"enable": True, "all_ranks": False, "ranks": [0, 1], "discrete": False},
             "rollout": {"enable": True, "ranks": [0, 1], "discrete": False},
@@ -190,6 +191,10 @@ def test_variables_set_keys() -> None:
         "RLPROF__STEPS": "[1, 3]",
         "RLPROF__ROLES__ACTOR__RANKS": "[0]",
         "RLPROF__NSIGHT__WORKER__CUDA_MEMORY_USAGE": "true",
+        "RLPROF__NSIGHT__CONTROLLER": "{trace: nvtx}",
+        "RLPROF__NSIGHT__COLLECT": "false",
+        "RLPROF__TORCH_PROFILER__SCHEDULE__ACTIVE": "2",
+        "RLPROF__ON_FINISH__COMMAND": "[upload.sh, now]",
         "RLPROF": "1",
         "RLPROF_CONFIG": "x.yaml",
         "HOME": "/",
@@ -199,7 +204,13 @@ def test_variables_set_keys() -> None:
         "integrated": {"stage": ["actor_update", "weight_sync"], "profile": True},
         "steps": [1, 3],
         "roles": {"actor": {"ranks": [0]}},
-        "nsight": {"worker": {"cuda_memory_usage": "true"}},
+        "nsight": {
+            "worker": {"cuda_memory_usage": "true"},
+            "controller": {"trace": "nvtx"},
+            "collect": False,
+        },
+        "torch_profiler": {"schedule": {"active": 2}},
+        "on_finish": {"command": ["upload.sh", "now"]},
     }
     assert origins["integrated.stage"] == "RLPROF__INTEGRATED__STAGE"
 

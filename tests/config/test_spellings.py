@@ -1,4 +1,8 @@
+from fnmatch import fnmatch
+from typing import Any
+
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.section import Section
 from lightning_rlprof.config.spellings import (
     ANYTHING,
@@ -13,21 +17,19 @@ from lightning_rlprof.config.spellings import (
 
 
 def exists(dotted: str) -> bool:
-    section: type[Section] = ProfilerConfig
-    first, _, rest = dotted.partition(".")
-    if first not in section.model_fields:
-        return False
-    if first == "roles":
-        return rest.partition(".")[2] in ("enable", "all_ranks", "ranks", "discrete")
-    inner = section.model_fields[first].annotation
-    if not rest:
-        return True
-    fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, Section) else {}
-    return any(name.startswith(rest.rstrip("*")) for name in fields)
+    section: Any = ProfilerConfig
+    *above, last = dotted.removeprefix(f"roles.{ROLE}.").split(".")
+    if dotted.startswith("roles."):
+        section = RoleConfig
+    for name in above:
+        section = section.model_fields[name].annotation
+        assert issubclass(section, Section), dotted
+    return any(name == last or fnmatch(name, last) for name in section.model_fields)
 
 
 def test_every_key_of_ours_in_the_table_exists() -> None:
-    assert [row.theirs for row in SPELLINGS if row.ours and not exists(row.ours)] == []
+    for row in SPELLINGS:
+        assert all(map(exists, filter(None, row.ours.split(", ")))), row
     assert [key for keys in TOOLS.values() for key in keys if not exists(key)] == []
 
 
@@ -36,9 +38,17 @@ def test_no_key_of_theirs_is_there_twice() -> None:
     assert len(theirs) == len(set(theirs))
 
 
+def test_a_key_that_is_not_in_the_configuration_is_found() -> None:
+    assert exists(f"roles.{ROLE}.discrete")
+    assert exists("torch_profiler.schedule.active")
+    assert not exists("torch_profiler.schedule.actives")
+    assert not exists(f"roles.{ROLE}.steps")
+
+
 def test_a_row_has_ours_or_says_what_it_accepts() -> None:
     for row in SPELLINGS:
-        assert not (row.ours and row.accepts), row
+        assert not (row.ours and row.accepts == ANYTHING), row
+        assert not set(row.items) & set(row.later), row
         assert row.accepts == ANYTHING or isinstance(row.accepts, tuple), row
         assert row.tool in (None, *TOOLS), row
 

@@ -16,9 +16,9 @@ def test_a_mapping_without_profiling_keys_is_no_configuration_of_verl() -> None:
 @pytest.mark.parametrize(
     ("tool", "expected"),
     [
-        ("nsys", {"tools": ["nvtx"]}),
+        ("nsys", {"tools": ["nsight"]}),
         ("torch", {"tools": ["torch_profiler"]}),
-        ("torch_memory", {"tools": ["memory"]}),
+        ("torch_memory", {"tools": ["memory"], "memory.level": "snapshot"}),
         ("npu", {"integrated.mstx": True, "integrated.profile_export_type": "db"}),
     ],
 )
@@ -69,7 +69,20 @@ def test_the_old_keys_of_the_trainer() -> None:
         "profile_continuous_steps": True,
         "nsight.controller": {"trace": "cuda"},
         "nsight.worker": {"trace": "nvtx"},
+        "tools": ["nsight"],
     }
+
+
+def test_the_old_options_of_nsys_choose_it_where_ascend_is_not_spoken_of() -> None:
+    trainer = {"profile_steps": [1], "worker_nsight_options": {"trace": "nvtx"}}
+    assert values({"trainer": trainer})["tools"] == ["nsight"]
+    for more in (
+        {"trainer": {**trainer, "npu_profile": {"options": {"level": "level1"}}}},
+        {"trainer": {"profile_steps": [1], "worker_nsight_options": None}},
+    ):
+        assert "tools" not in values(more)
+    named = {"trainer": trainer, "global_profiler": {"tool": "torch", "steps": [1]}}
+    assert values(named)["tools"] == ["torch_profiler"]
 
 
 def test_the_old_options_for_ascend() -> None:
@@ -196,6 +209,7 @@ def test_the_nested_place_of_the_reward_model() -> None:
         (["cuda"], {"with_cpu": False, "with_npu": True}),
         (["cpu"], {"with_cpu": True, "with_npu": False}),
         (["memory", "shapes"], {"with_memory": True, "record_shapes": True}),
+        (["cpu", "module"], {"with_cpu": True, "with_module": True}),
     ],
 )
 def test_contents_of_the_torch_profiler(contents: list[str], expected: dict[str, bool]) -> None:
@@ -227,9 +241,8 @@ def test_contents_without_the_device_need_no_markers() -> None:
 @pytest.mark.parametrize(
     ("contents", "part"),
     [
-        ("cuda", "='cuda' is no list (allowed in it: cuda, cpu, memory, shapes, stack)"),
+        ("cuda", "='cuda' is no list (allowed in it: cuda, cpu, memory, shapes, stack, module)"),
         (["cude"], " holds 'cude'; did you mean 'cuda'? (allowed: cuda, cpu, memory"),
-        (["stack"], " holds 'stack', which is not supported yet; leave it out"),
     ],
 )
 def test_wrong_contents_are_refused(contents: object, part: str) -> None:

@@ -9,24 +9,25 @@ from tests.config.verl_blocks import ACTOR, new, said, values
 @pytest.mark.parametrize(
     ("data", "key"),
     [
-        (new(relocate_results=True), "global_profiler.relocate_results=True"),
-        (new(finish_hook_cmd="ls"), "global_profiler.finish_hook_cmd='ls'"),
-        (new(finish_hook_ranks=[1]), "global_profiler.finish_hook_ranks=[1]"),
-        (
-            new({"enable": True, "finish_hook_all_ranks": True}),
-            f"{ACTOR}.finish_hook_all_ranks=True",
-        ),
-        (
-            new({"enable": True, "tool_config": {"torch": {"schedule": {"active": 1}}}}),
-            f"{ACTOR}.tool_config.torch.schedule.active=1",
-        ),
         (
             new({"enable": True, "tool_config": {"torch": {"profile_token_start": 0}}}),
             f"{ACTOR}.tool_config.torch.profile_token_start=0",
         ),
         (
-            new(tool="torch_memory", global_tool_config={"torch_memory": {"stack_depth": 64}}),
-            "global_profiler.global_tool_config.torch_memory.stack_depth=64",
+            new(tool="torch_memory", global_tool_config={"torch_memory": {"context": "alloc"}}),
+            "global_profiler.global_tool_config.torch_memory.context='alloc'",
+        ),
+        (
+            new(tool="torch_memory", global_tool_config={"torch_memory": {"stacks": "python"}}),
+            "global_profiler.global_tool_config.torch_memory.stacks='python'",
+        ),
+        (
+            new(tool="torch_memory", global_tool_config={"torch_memory": {"kw_args": {"a": 1}}}),
+            "global_profiler.global_tool_config.torch_memory.kw_args={'a': 1}",
+        ),
+        (
+            {"trainer": {"npu_profile": {"options": {"with_stack": True}}}},
+            "trainer.npu_profile.options.with_stack=True",
         ),
         (
             {
@@ -42,15 +43,26 @@ def test_what_comes_with_later_work_is_refused_by_name(data: dict[str, Any], key
     assert said(data).startswith(f"{key} is not supported yet; set it to ")
 
 
+def test_stacks_on_ascend_are_refused_by_name() -> None:
+    actor = {"enable": True, "tool_config": {"npu": {"contents": ["npu", "stack"]}}}
+    text = said(new(actor, tool="npu"))
+    assert text.startswith(f"{ACTOR}.tool_config.npu.contents holds 'stack', which is not supp")
+
+
 def test_values_that_change_nothing_are_accepted() -> None:
     actor = {
         "_target_": "verl.utils.profiler.ProfilerConfig",
         "enable": True,
         "relocate_results": False,
-        "finish_hook_cmd": None,
+        "finish_hook_cmd": "",
         "finish_hook_ranks": [],
         "tool_config": {
-            "torch": {"schedule": None, "step_start": 0, "step_end": None, "name": "torch"},
+            "torch": {
+                "schedule": {"active": 0, "wait": 2},
+                "step_start": 0,
+                "step_end": None,
+                "name": "torch",
+            },
             "torch_memory": {"stack_depth": 64},
             "precision_debugger": {"strict": True, "stages": {"a": 1}},
             "nsys": None,

@@ -12,6 +12,7 @@ from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.recorders.choose import build_recorders, recorder_names, unmet
 from lightning_rlprof.recorders.memory import MemoryRecorder
 from lightning_rlprof.recorders.mstx import MstxRecorder
+from lightning_rlprof.recorders.nsight import NsightRecorder
 from lightning_rlprof.recorders.nvtx import NvtxRecorder
 from lightning_rlprof.recorders.torch_profiler import TorchProfilerRecorder
 from lightning_rlprof.testing import make_header
@@ -56,7 +57,19 @@ NAMES: list[tuple[dict[str, Any], str, str, str, str]] = [
         "torch_profiler memory",
         "memory",
     ),
+    (
+        {"memory": {"level": "snapshot"}},
+        "torch_profiler memory",
+        "torch_profiler memory",
+        "torch_profiler memory",
+        "memory",
+    ),
+    ({"memory": {"level": "counters"}, "profile": False}, "", "", "", ""),
+    ({"tools": []}, "", "", "", ""),
     ({"tools": ["memory", "nvtx"]}, *["memory nvtx"] * 4),
+    ({"tools": ["nsight"]}, *["nsight nvtx"] * 4),
+    ({"tools": ["memory", "nvtx", "nsight"]}, *["nsight nvtx memory"] * 4),
+    ({"tools": ["memory"], "memory": {"level": "timeline"}}, *["memory"] * 4),
     ({"tools": ["mstx"], "profile_level": "level_none"}, *["mstx"] * 4),
 ]
 
@@ -72,7 +85,45 @@ NAMES: list[tuple[dict[str, Any], str, str, str, str]] = [
 def test_recorders_follow_from_configuration_and_device(
     options: dict[str, Any], device: str, expected: tuple[str, ...]
 ) -> None:
-    assert recorder_names(ProfilerConfig.build(**options), device) == expected
+    assert recorder_names(ProfilerConfig.build(**options, device_time=False), device) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"cpu": False, "mps": False, "cuda": True, "xpu": True, "npu": True}),
+        ({"device_time": True}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), True)),
+        ({"device_time": False}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), False)),
+        ({"spans": False}, dict.fromkeys(("cpu", "mps", "cuda", "xpu", "npu"), False)),
+    ],
+)
+def test_device_time_is_measured_wherever_there_is_an_accelerator(
+    options: dict[str, Any], expected: dict[str, bool]
+) -> None:
+    for capture in ({}, {"tools": ["nvtx"]}):
+        config = ProfilerConfig.build(**options, **capture)
+        names = {device: recorder_names(config, device) for device in expected}
+        assert {device: "device_time" in found for device, found in names.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "rank", "expected"),
+    [
+        ({"ranks": [1], "tools": ["nsight"]}, 0, ("device_time",)),
+        ({"ranks": [1], "tools": ["nsight"]}, 1, ("device_time", "nsight", "nvtx")),
+        ({"roles": {"actor": {}}, "role": "critic", "tools": ["nvtx"]}, 0, ("device_time",)),
+        ({"profile_ranks": [2], "spans": False, "profile_with_memory": True}, 1, ()),
+    ],
+)
+def test_a_rank_that_is_not_captured_only_measures_device_time(
+    options: dict[str, Any], rank: int, expected: tuple[str, ...]
+) -> None:
+    assert recorder_names(ProfilerConfig.build(**options), "cuda", rank) == expected
+
+
+def test_nsight_stands_before_nvtx_so_that_ranges_begin_inside_the_report() -> None:
+    config = ProfilerConfig.build(tools=["nvtx", "nsight"])
+    assert recorder_names(config, "cuda") == ("device_time", "nsight", "nvtx")
 
 
 LIGHT = "lightweight mode: {} has no markers of its own, spans alone are recorded"
@@ -118,9 +169,9 @@ def test_choosing_imports_no_tool_and_no_torch() -> None:
 import sys
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.recorders.choose import recorder_names, unmet
-config = ProfilerConfig.build(tools=["nvtx", "mstx", "torch_profiler", "memory"])
+config = ProfilerConfig.build(tools=["nsight", "mstx", "memory"], device_time=True)
 for device in ("cpu", "cuda", "npu"):
-    assert len(recorder_names(config, device)) == 4 and unmet(config, device) is None
+    assert len(recorder_names(config, device)) == 5 and unmet(config, device) is None
     recorder_names(ProfilerConfig.build(mstx=True), device)
 print(*sys.modules)
 """
@@ -141,8 +192,8 @@ def test_choosing_does_not_depend_on_what_is_installed(monkeypatch: pytest.Monke
     for name in ("nvtx", "torch_npu", "torch"):
         monkeypatch.setitem(sys.modules, name, None)
     config = ProfilerConfig.build(mstx=True)
-    assert recorder_names(config, "cuda") == ("nvtx", "torch_profiler")
-    assert recorder_names(config, "npu") == ("mstx",)
+    assert recorder_names(config, "cuda") == ("device_time", "nvtx", "torch_profiler")
+    assert recorder_names(config, "npu") == ("device_time", "mstx")
 
 
 def test_each_name_builds_its_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +201,14 @@ def test_each_name_builds_its_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ProfilerConfig.build(tools=["memory", "mstx", "nvtx", "torch_profiler"])
     kinds = [type(recorder) for recorder in build_recorders(config, make_header())]
     assert kinds == [MemoryRecorder, MstxRecorder, NvtxRecorder, TorchProfilerRecorder]
+    nsight = build_recorders(ProfilerConfig.build(tools=["nsight"]), make_header())
+    assert [type(recorder) for recorder in nsight] == [NsightRecorder, NvtxRecorder]
+
+
+def test_a_rank_that_is_not_captured_builds_no_recorder() -> None:
+    config = ProfilerConfig.build(tools=["nvtx"], ranks=[1])
+    assert build_recorders(config, make_header(0, 2)) == []
+    assert len(build_recorders(config, make_header(1, 2))) == 1
 
 
 @pytest.mark.parametrize(
@@ -166,7 +225,8 @@ def test_every_option_reaches_torch_profiler(key: str, field: str, value: bool) 
     header = dataclasses.replace(make_header(3, 8, "cuda"), role="critic")
     default, changed = (
         build_recorders(
-            ProfilerConfig.build(profile=True, tools=["torch_profiler"], **more), header
+            ProfilerConfig.build(profile=True, tools=["torch_profiler"], device_time=False, **more),
+            header,
         )
         for more in ({}, {key: value})
     )

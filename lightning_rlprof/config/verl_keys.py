@@ -1,0 +1,92 @@
+"""Find the profiling keys in a mapping of verl, with their place and their row of the table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_rlprof.config.omega import plain
+from lightning_rlprof.config.section import near
+from lightning_rlprof.config.spellings import BLOCKS, ROLE, ROLES, SPELLINGS, Spelling, lookup
+from lightning_rlprof.errors import ConfigError
+
+__all__ = ["Found", "by_role", "find"]
+
+_HELD = ("profiler", "profile")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A profiling key of verl as written, its row and, below a role, the place of that role."""
+
+    key: str
+    row: Spelling
+    value: Any
+    place: str | None
+
+
+def find(data: Mapping[str, Any]) -> list[Found]:
+    """Find every profiling key, unchanged and unchecked but for its name.
+
+    Only ``profiler`` blocks, ``global_profiler`` and ``trainer.*profile*|*nsight*`` are looked at.
+
+    Raises:
+        ConfigError: An unknown key, or a value where a block of keys belongs.
+    """
+    return [*_trainer(data), *_global(data), *_roles(data)]
+
+
+def by_role(found: Sequence[Found]) -> dict[str, list[Found]]:
+    """Sort what stands below roles by role; a role's own block wins over one that it shares."""
+    roles: dict[str, dict[str, Found]] = {}
+    for item in found:
+        for name in ROLES[item.place] if item.place is not None else ():
+            roles.setdefault(name, {})[item.row.theirs] = item
+    return {name: list(items.values()) for name, items in roles.items()}
+
+
+def _trainer(data: Mapping[str, Any]) -> Iterator[Found]:
+    trainer = _block(data, "trainer")
+    for key in map(str, trainer):
+        if "profile" in key or "nsight" in key:
+            yield from _leaves(f"trainer.{key}", f"trainer.{key}", plain(trainer[key]), None)
+
+
+def _global(data: Mapping[str, Any]) -> Iterator[Found]:
+    block = plain(data.get("global_profiler"))
+    yield from _leaves("global_profiler", "global_profiler", block, None)
+
+
+def _roles(data: Mapping[str, Any]) -> Iterator[Found]:
+    for place in ROLES:
+        node = data
+        for part in filter(None, place.split(".")):
+            node = _block(node, part)
+        for block in _HELD:
+            if block in node:
+                key = f"{place}.{block}".removeprefix(".")
+                yield from _leaves(key, f"{ROLE}.{block}", plain(node[block]), place)
+
+
+def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    block = data.get(key)
+    return block if isinstance(block, Mapping) else {}
+
+
+def _leaves(key: str, pattern: str, value: Any, place: str | None) -> Iterator[Found]:
+    row = lookup(pattern)
+    if row:
+        yield Found(key, row, value, place)
+    elif pattern in BLOCKS and isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", f"{pattern}.{name}", below, place)
+    elif pattern not in BLOCKS or value is not None:
+        _refuse_key(key, pattern)
+
+
+def _refuse_key(key: str, pattern: str) -> None:
+    here, _, word = pattern.rpartition(".")
+    if pattern in BLOCKS:
+        raise ConfigError(f"{key} is a block of keys, not a value")
+    below = [row.theirs[len(here) + 1 :] for row in SPELLINGS if row.theirs.startswith(f"{here}.")]
+    names = list(dict.fromkeys(name.partition(".")[0] for name in below))
+    raise ConfigError(f"{key} is not a key{near(word, names)} (allowed: {', '.join(names)})")
