@@ -8,6 +8,7 @@ from lightning_rlprof.analysis.coverage import coverage
 from lightning_rlprof.analysis.device import device
 from lightning_rlprof.analysis.gaps import gaps
 from lightning_rlprof.analysis.headline import headline
+from lightning_rlprof.analysis.memory import memory
 from lightning_rlprof.analysis.ranks import ranks
 from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.steps import steps
@@ -22,6 +23,7 @@ __all__ = [
     "device",
     "gaps",
     "headline",
+    "memory",
     "ranks",
     "regions",
     "stages",
@@ -36,6 +38,7 @@ ALL: tuple[Callable[[Spans], Table], ...] = (
     gaps,
     ranks,
     steps,
+    memory,
     coverage,
 )
 """Every analysis of one run; each takes `Spans` and returns a `Table` named after it."""

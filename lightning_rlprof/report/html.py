@@ -29,7 +29,7 @@ __all__ = ["render_report", "write_report"]
 
 _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
-_OPTIONAL = {"device"}  # not missed where the run has nothing for them
+_OPTIONAL = {"device", "memory"}  # not missed where the run has nothing for them
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
     "stages": (
@@ -55,6 +55,11 @@ _SECTIONS = {
     "background": (
         "Stages beside the steps",
         "On other threads than the one that trains, or outside steps; no share of a step.",
+    ),
+    "memory": (
+        "Memory",
+        "The highest of every stage on every rank, over the spans of captures; rlprof memory also "
+        "lists the files that say more.",
     ),
     "coverage": ("Ranks", "What every rank recorded, in steps and outside of them."),
 }

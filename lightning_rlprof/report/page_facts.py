@@ -39,7 +39,7 @@ def facts(spans: Spans) -> list[Fact]:
         Fact("ranks", f"{len(spans.ranks):,} of {world:,}"),
         Fact("steps", f"{len(steps):,}" + (f" ({steps[0]}-{steps[-1]})" if len(steps) else "")),
         Fact("first event to last", duration(length) if length else ""),
-        Fact("recorded", _date(spans.unix_ns)),
+        Fact("recorded", _date(spans.unix_ns) if spans.unix_ns else ""),
         Fact("ended", "finished" if all(ended) else f"{sum(ended)} of {len(ended)} finished"),
         Fact("device", ", ".join(sorted({header.device for header in headers}))),
         Fact("host" if len(hosts) == 1 else f"{len(hosts)} hosts", _few(hosts)),

@@ -7,7 +7,7 @@ from statistics import median_low
 import numpy as np
 
 from lightning_rlprof.report.page_colors import UNTRACED, Paint
-from lightning_rlprof.report.text import duration
+from lightning_rlprof.report.text import duration, size
 from lightning_rlprof.table import Cell, Column, Table
 
 __all__ = ["FIRST_STAGE", "CellView", "GridView", "Head", "grid", "ranks_grid"]
@@ -114,6 +114,8 @@ def _cell(cell: Cell, column: Column, at: int, paints: Mapping[str, Paint]) -> C
             return CellView(f"{100 * cell:.1f}", "%", style, round(part, 4))
         case "ratio":
             return CellView(f"{cell:.2f}x", style=style)
+    if column.unit == "bytes":
+        return CellView(*size(int(cell)).split(), style)
     text = f"{cell:,.4g}" if isinstance(cell, float) else f"{cell:,}"
     return CellView(text, column.unit, style)
 

@@ -9,9 +9,10 @@ from rich.text import Text
 
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["duration", "plain", "render"]
+__all__ = ["duration", "plain", "render", "size"]
 
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
+_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _LONGEST_NAME = 40
 _BAR = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -47,6 +48,20 @@ def duration(ns: int) -> str:
     value = ns / size
     digits = 0 if size == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f} {unit}"
+
+
+def size(number: int) -> str:
+    """Return bytes for people, with three or four significant digits.
+
+    Example::
+
+        >>> [size(number) for number in (999, 1536, 80 * 2**30)]
+        ['999 B', '1.50 KiB', '80.0 GiB']
+    """
+    unit, name = next(pair for pair in _SIZES if number >= pair[0] * 0.9995 or pair[0] == 1)
+    value = number / unit
+    digits = 0 if unit == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {name}"
 
 
 def render(table: Table, *, rows: int | None = None) -> RenderableType:
@@ -135,6 +150,8 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions) -> Text:
         return Text.assemble(f"{cell:6.1%}", (bar, "cyan"))
     if column.kind == "ratio":
         return Text(f"{cell:.2f}x")
+    if column.unit == "bytes":
+        return Text(size(int(cell)))
     return Text(f"{cell:,}" if isinstance(cell, int) else f"{cell:.4g}")
 
 

@@ -1,4 +1,4 @@
-"""Memory of spans: the real host, and peaks of a fake allocator; the last test needs a GPU."""
+"""Memory of spans: the real host, and counters of a fake allocator; the last test needs a GPU."""
 
 import gc
 from collections.abc import Iterator
@@ -13,39 +13,21 @@ from hypothesis import strategies as st
 from lightning_rlprof import device
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.marking import stage
-from lightning_rlprof.recorders.memory import MemoryRecorder
+from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.recorders.memory import MemoryRecorder, build
 from lightning_rlprof.session import Session
-from lightning_rlprof.testing import FakeClock, make_header
+from lightning_rlprof.testing import FakeClock, FakeRecorder, check_recorder, make_header
 from lightning_rlprof.tracefile import SpanLine, read_trace
+from tests.recorders.fake_memory import FakeAllocator
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
-
-class FakeAllocator:
-    """An allocator with one peak for everybody, as torch's; stands in for `device`."""
-
-    def __init__(self) -> None:
-        self.allocated = self.peak = 0
-
-    def allocate(self, size: int) -> None:
-        self.allocated += size
-        self.peak = max(self.peak, self.allocated)
-
-    def memory_bytes(self, kind: str) -> dict[str, int]:
-        assert kind == "fake"
-        return {"device_peak_bytes": self.peak, "device_reserved_bytes": 1000}
-
-    def reset_peak(self, kind: str) -> None:
-        assert kind == "fake"
-        self.peak = self.allocated
 
 
 @contextmanager
 def fake_allocator() -> Iterator[FakeAllocator]:
     allocator = FakeAllocator()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "memory_bytes", allocator.memory_bytes)
-        patch.setattr(device, "reset_peak", allocator.reset_peak)
+        allocator.install(patch)
         yield allocator
 
 
@@ -114,7 +96,12 @@ def test_each_span_has_its_own_peak_on_a_fake_allocator(tmp_path: Path) -> None:
     spans = recorded(tmp_path)
     peaks = {name: span.counters["device_peak_bytes"] for name, span in spans.items()}
     assert peaks == {"first child": 115, "second child": 35, "actor_update": 115, "weight_sync": 15}
-    assert {span.counters["device_reserved_bytes"] for span in spans.values()} == {1000}
+    ends = {name: span.counters["device_allocated_bytes"] for name, span in spans.items()}
+    assert ends == {"first child": 15, "second child": 35, "actor_update": 15, "weight_sync": 15}
+    counters = spans["weight_sync"].counters
+    assert counters["device_reserved_bytes"] == 1000
+    assert counters["device_used_bytes"] == 5000
+    assert counters["device_other_bytes"] == 4000
 
 
 def test_a_new_window_begins_with_no_span_open_on_a_fake_allocator(tmp_path: Path) -> None:
@@ -128,6 +115,59 @@ def test_a_new_window_begins_with_no_span_open_on_a_fake_allocator(tmp_path: Pat
         found = recorder.exit(token)
     assert found is not None
     assert found["device_peak_bytes"] == 7
+
+
+@pytest.mark.parametrize(
+    ("memory", "names"),
+    [
+        ({}, []),
+        ({"level": "counters"}, []),
+        ({"level": "timeline"}, ["MemoryTimelineRecorder"]),
+        ({"level": "snapshot"}, ["MemoryTimelineRecorder", "MemorySnapshotRecorder"]),
+    ],
+)
+def test_each_level_adds_to_the_one_below(memory: dict[str, str], names: list[str]) -> None:
+    recorder = build(ProfilerConfig.build(profile=True, memory=memory), make_header())
+    assert isinstance(recorder, MemoryRecorder)
+    assert [type(part).__name__ for part in recorder._parts] == names
+    recorder.finish()
+
+
+def test_parts_see_the_same_captures(tmp_path: Path) -> None:
+    part = FakeRecorder()
+    check_recorder(MemoryRecorder("cpu", [part]), tmp_path)
+    verbs = [call.split()[0] for call in part.calls]
+    assert verbs == ["open", *["enter"] * 3, "close"] * 2 + ["open", "close", "finish"]
+
+
+@pytest.mark.parametrize("method", ["open", "enter", "close", "finish"])
+def test_a_part_that_fails_is_dropped_and_the_counters_go_on(method: str, tmp_path: Path) -> None:
+    failing, other = FakeRecorder(fail_at=method), FakeRecorder()
+    recorder = MemoryRecorder("cpu", [failing, other])
+    notes: list[tuple[str, str]] = []
+    recorder.note = lambda level, text: notes.append((level, text))
+    check_recorder(recorder, tmp_path)
+    what = f"FakeRecorder failed and was dropped (RuntimeError: told to fail at {method})"
+    assert notes == [("error", what)]
+    assert len([call for call in other.calls if call.startswith("open")]) == 3
+    first = [call.split()[0] for call in failing.calls].index(method)
+    assert failing.calls[first + 1 :] == ["close", "finish"]  # switched off, and left alone
+    recorder.open(tmp_path)
+    assert "host_rss_bytes" in (recorder.exit(recorder.enter("actor_update", "stage", 1)) or {})
+
+
+def test_what_a_part_says_is_kept_in_the_run(tmp_path: Path) -> None:
+    class Talking(Recorder):
+        def open(self, out: Path) -> None:
+            self.note("warning", "I have something to say")
+
+    recorder = MemoryRecorder("cpu", [Talking()])
+    config = ProfilerConfig.build(profile=True)
+    with Session(config, tmp_path, make_header(), [recorder], FakeClock()) as session:
+        session.begin_step(1)
+        session.end_step()
+    notes = read_trace(tmp_path / "rank-00000.jsonl").notes
+    assert "I have something to say" in [note.text for note in notes]
 
 
 OPERATIONS = st.lists(
@@ -181,4 +221,5 @@ def test_peaks_of_spans_on_a_gpu(tmp_path: Path) -> None:
         assert 64 << 20 <= counters["device_peak_bytes"] - base < 66 << 20
         assert counters["device_reserved_bytes"] >= 64 << 20
         assert counters["device_used_bytes"] >= counters["device_reserved_bytes"]
-    assert small.numel() == 1 << 20
+        assert counters["device_other_bytes"] > 0  # its CUDA context, at the least
+    assert spans["actor_update"].counters["device_allocated_bytes"] - base == small.numel()

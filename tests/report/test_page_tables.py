@@ -170,3 +170,9 @@ def test_facts_count_what_is_there_and_what_should_be(tmp_path: Path) -> None:
     assert found["ended"] == "4 of 5 finished"
     assert found["5 hosts"] == "node-0, node-1, node-2, … and 2 more"
     assert found["recorded"] == "2023-11-14 22:13 UTC"
+
+
+def test_sizes_are_for_people() -> None:
+    table = Table("memory", (Column("peak", "count", "bytes"),), [(3 << 30,), (None,)])
+    cells = [row[0] for row in grid(table, "a", "Memory", "", {}).rows]
+    assert [(cell.text, cell.unit) for cell in cells] == [("3.00", "GiB"), (None, "")]
