@@ -1,7 +1,7 @@
 """The table of device kernels, the same whatever recorded them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,15 @@ import numpy as np
 from lightning_rlprof.spans import Int64s
 from lightning_rlprof.table import Column, ColumnRows, Table
 
-__all__ = ["Coded", "Kernels", "kernel_table"]
+__all__ = ["COLUMNS", "UNKNOWN", "Coded", "Kernels", "distinct", "join", "kernel_table", "known"]
+
+UNKNOWN = -(2**63) + 1
+"""Stands for an integer that was not recorded."""
 
 Coded = tuple[Int64s, Sequence[str]]
 """A column of texts: a code per row and the text of each code; below 0 is "not known"."""
 
-_COLUMNS = (
+COLUMNS = (
     Column("rank", "count"),
     Column("device", "count"),
     Column("stream", "count"),
@@ -25,6 +28,7 @@ _COLUMNS = (
     Column("step", "count"),
     Column("range", "text"),
 )
+"""Of the table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +45,8 @@ class Kernels:
         stage: RL stage that its launch lies in.
         step: RL step that its launch lies in; below 1 where that is not known.
         range: Innermost marked range (NVTX, record_function) that its launch lies in.
+        launch_ns: When it was launched, on the same axis; `UNKNOWN` where that was not recorded.
+            None where nothing is known of launches.
     """
 
     rank: Int64s
@@ -52,6 +58,59 @@ class Kernels:
     stage: Coded
     step: Int64s
     range: Coded
+    launch_ns: Int64s | None = None
+
+    def later(self, by_ns: int) -> "Kernels":
+        """Return the same kernels on an axis whose zero lies that much earlier."""
+        launch = self.launch_ns
+        if launch is not None:
+            launch = np.where(launch == UNKNOWN, UNKNOWN, launch + by_ns)
+        start, end = self.start_ns + by_ns, self.end_ns + by_ns
+        return replace(self, start_ns=start, end_ns=end, launch_ns=launch)
+
+
+def distinct(codes: Int64s, texts: Sequence[str]) -> Coded:
+    """Return the same column with each text kept once.
+
+    Example::
+
+        >>> distinct(np.array([2, 0, -1, 1]), ["gemm", "copy", "gemm"])
+        (array([ 0,  0, -1,  1]), ['gemm', 'copy'])
+    """
+    place: dict[str, int] = {}
+    own = [place.setdefault(text, len(place)) for text in texts]
+    return np.array([*own, -1], dtype=np.int64)[codes], list(place)
+
+
+def join(parts: Sequence[Kernels]) -> Kernels:
+    """Return the kernels of all parts, of which there is one at least, in that order."""
+    columns: dict[str, Any] = {}
+    for name in (each.name for each in fields(Kernels)):
+        own = [getattr(part, name) for part in parts]
+        if name == "launch_ns":
+            own = [
+                np.full(len(part.rank), UNKNOWN) if launch is None else launch
+                for launch, part in zip(own, parts, strict=True)
+            ]
+        columns[name] = _join_texts(own) if isinstance(own[0], tuple) else np.concatenate(own)
+    return Kernels(**columns)
+
+
+def _join_texts(columns: Sequence[Coded]) -> Coded:
+    texts: list[str] = []
+    codes = []
+    for own, names in columns:
+        codes.append(np.where(own < 0, -1, own + len(texts)))
+        texts += names
+    return distinct(np.concatenate(codes), texts)
+
+
+def known(numbers: Int64s, nothing: int = UNKNOWN) -> Any:
+    """Return a column for `ColumnRows` that reads as None where a number stands for nothing."""
+    if nothing not in numbers:
+        return numbers
+    values, codes = np.unique(numbers, return_inverse=True)
+    return np.where(numbers == nothing, -1, codes), values.tolist()
 
 
 def kernel_table(kernels: Kernels, note: str = "") -> Table:
@@ -64,17 +123,15 @@ def kernel_table(kernels: Kernels, note: str = "") -> Table:
         kernels: The columns.
         note: What the reader must know, e.g. that some launches were not recorded.
     """
-    steps, codes = np.unique(kernels.step, return_inverse=True)
-    known = np.where(kernels.step < 1, -1, codes)  # a code below 0 reads as None
     columns: list[Any] = [
         kernels.rank,
-        kernels.device,
-        kernels.stream,
+        known(kernels.device),
+        known(kernels.stream),
         kernels.name,
         kernels.start_ns,
         kernels.end_ns - kernels.start_ns,
         kernels.stage,
-        (known, steps.tolist()),
+        known(np.maximum(kernels.step, 0), nothing=0),
         kernels.range,
     ]
-    return Table("kernels", _COLUMNS, ColumnRows(columns), note=note)
+    return Table("kernels", COLUMNS, ColumnRows(columns), note=note)

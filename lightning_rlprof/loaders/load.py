@@ -5,41 +5,90 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.artefacts import device_files, with_kernels
 from lightning_rlprof.loaders.native import read_run
+from lightning_rlprof.loaders.nsys import read_nsys
+from lightning_rlprof.loaders.nsys_export import is_sqlite
 from lightning_rlprof.spans import RankNote, Spans
 from lightning_rlprof.tracefile import rank_files, read_header
 
 __all__ = ["load"]
 
+_NSYS = (".sqlite", ".nsys-rep")
+_FEW = 8
+
 
 def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Spans:
     """Read a run: its directory, one rank's file, or a save path with runs (then the newest).
 
-    What is missing or doubtful is in ``Spans.problems``, it is no error.
+    Or read what a device tool wrote: an Nsight Systems report or its SQLite export, a Chrome trace
+    of torch.profiler, or a directory with one of them. What is missing or doubtful is in
+    ``Spans.problems``, it is no error.
 
     Args:
         path: What to read.
-        progress: Called after each rank's file with (files read, files in all).
+        progress: Called after each file with (files read, files in all).
 
     Raises:
         TraceError: Nothing there can be read; the text says why.
     """
     path = Path(path)
     if path.is_file():
-        return read_run(path, [path], progress)
+        return _read_file(path, progress)
     names = _entries(path)
-    files = rank_files(path)
-    if files:
-        return read_run(path, files, progress)
+    if rank_files(path):
+        return _read_run(path, progress)
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
-        raise TraceError(_no_run(path, names))
+        return _read_file(_only_trace(path, names), progress)
     newest = max(runs, key=lambda run: (_started_ns(run), run.name))
-    spans = read_run(newest, rank_files(newest), progress)
+    spans = _read_run(newest, progress)
     if len(runs) == 1:
         return spans
     text = f"{path} holds {len(runs)} runs; this is the newest, {newest.name}"
     return dataclasses.replace(spans, notes=(RankNote(None, 0, "info", text), *spans.notes))
+
+
+def _read_run(run: Path, progress: Callable[[int, int], None] | None) -> Spans:
+    return with_kernels(read_run(run, rank_files(run), progress), run)
+
+
+def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
+    """Read one file by what is in it; the rank files of a run need no look."""
+    if path.suffix == ".jsonl":
+        return with_kernels(read_run(path, [path], progress), path.parent)
+    if path.suffix in _NSYS or is_sqlite(path):
+        read: Callable[[Path], Spans] = read_nsys
+    else:
+        from lightning_rlprof.loaders.kineto import is_chrome_trace, read_kineto
+
+        if not is_chrome_trace(path):
+            return read_run(path, [path], progress)
+        read = read_kineto
+    spans = read(path)
+    if progress is not None:
+        progress(1, 1)
+    return spans
+
+
+def _only_trace(path: Path, names: list[str]) -> Path:
+    """Return the only trace of a device tool in a directory without a run."""
+    if rank_files(path.parent):
+        text = f"{path}: holds one rank's device files; the run is {path.parent}"
+        raise TraceError(text)
+    files = device_files(path)
+    if len(files) == 1:
+        return files[0]
+    if files:
+        some = ", ".join(file.name for file in files[:_FEW])
+        some += f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
+        raise TraceError(f"{path}: holds {len(files)} traces, choose one of them: {some}")
+    if not names:
+        raise TraceError(f"{path}: is an empty directory, where a run has rank-*.jsonl files")
+    raise TraceError(
+        f"{path}: holds no run, that is no rank-*.jsonl files, nor a directory with them, nor a "
+        "trace of a device tool"
+    )
 
 
 def _entries(path: Path) -> list[str]:
@@ -49,14 +98,6 @@ def _entries(path: Path) -> list[str]:
         raise TraceError(f"{path}: no such file or directory") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def _no_run(path: Path, names: list[str]) -> str:
-    if not names:
-        return f"{path}: is an empty directory, where a run has rank-*.jsonl files"
-    if rank_files(path.parent):
-        return f"{path}: holds one rank's device files; the run is {path.parent}"
-    return f"{path}: holds no run, that is no rank-*.jsonl files, nor a directory with them"
 
 
 def _started_ns(run: Path) -> int:

@@ -7,6 +7,7 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tracefile import rank_directory
+from tests.loaders.nsys_export import NsysExport
 from tests.runs import Row, grpo_rows, header, write_rank
 
 HOUR = 3600 * 10**9
@@ -59,6 +60,11 @@ def test_a_file_with_only_its_header_is_a_run_without_spans(tmp_path: Path) -> N
         (lambda path: _file(path / "x.jsonl", "hello"), "is no rlprof trace"),
         (lambda path: _file(path / "rank-00000.jsonl", "").parent, "is no rlprof trace"),
         (lambda path: _artefacts(path / "x"), r"holds one rank's device files; the run is .*run$"),
+        (
+            lambda path: _exports(path / "x", *"abcdefghij").parent,
+            r"x: holds 10 traces, choose one of them: a\.sqlite, b\.sqlite, .* and 2 more$",
+        ),
+        (lambda path: _file(path / "x.sqlite", "hello"), "is no SQLite file, so no export of"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_that_says_why(
@@ -103,6 +109,81 @@ def test_all_ranks_broken_is_an_error(tmp_path: Path) -> None:
         _file(tmp_path / f"rank-0000{rank}.jsonl", json.dumps({"format": "x"}))
     with pytest.raises(TraceError, match=r"rank-00000\.jsonl: is no rlprof trace"):
         load(tmp_path)
+
+
+def test_an_export_is_told_by_its_content(tmp_path: Path) -> None:
+    export = _exports(tmp_path, "a")
+    calls: list[tuple[int, int]] = []
+
+    for name in ("a.sqlite", "a.db", "a", "a.trace.json", "a.nsys-rep"):
+        export = export.rename(tmp_path / name)
+        spans = load(export, progress=lambda done, total: calls.append((done, total)))
+        assert [span.name for span in spans] == ["actor_update"]
+
+    assert calls == [(1, 1)] * 5
+
+
+def test_a_chrome_trace_is_told_by_its_content(tmp_path: Path) -> None:
+    event = {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": "a",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1,
+        "dur": 1,
+    }
+    text = json.dumps({"schemaVersion": 1, "traceEvents": [event]})
+
+    for name in ("x.trace.json", "x"):
+        assert [span.name for span in load(_file(tmp_path / name, text))] == ["a"]
+
+
+def test_a_rank_file_needs_no_suffix(tmp_path: Path) -> None:
+    file = write_rank(tmp_path, header(), grpo_rows(1))
+
+    assert len(load(file.rename(tmp_path / "renamed"))) == 7
+
+
+def test_a_directory_with_one_export_is_that_export_in_either_form(tmp_path: Path) -> None:
+    export = _exports(tmp_path, "a")
+    _file(tmp_path / "a.nsys-rep", "what it was made from")
+
+    assert load(tmp_path).path == export
+
+
+def test_a_run_beside_an_export_is_read(tmp_path: Path) -> None:
+    _exports(tmp_path, "a")
+    write_rank(tmp_path / "run", header(), grpo_rows(1))
+
+    assert load(tmp_path).path == tmp_path / "run"
+
+
+def test_exports_in_a_folder_of_a_ranks_folder_are_read(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(), [])
+    window = rank_directory(tmp_path, 0) / "step-000001"
+
+    export = _exports(window, "a")
+
+    assert load(window).path == export
+
+
+def test_the_newest_of_several_runs_has_its_kernels(tmp_path: Path) -> None:
+    for name, unix_ns in (("old", HOUR), ("new", 2 * HOUR)):
+        write_rank(tmp_path / name, header(unix_ns=unix_ns), [])
+        _exports(rank_directory(tmp_path / name, 0), name)
+
+    assert load(tmp_path).table("kernels").column("kernel") == ["of new"]
+
+
+def _exports(folder: Path, *names: str) -> Path:
+    """Write exports; returns the last one."""
+    for name in names:
+        export = NsysExport(folder / f"{name}.sqlite")
+        export.own("actor_update", "stage", 0, 9, step=1)
+        export.kernel(f"of {name}", 0, 9, 1)
+        export.write()
+    return export.path
 
 
 def _file(path: Path, text: str) -> Path:

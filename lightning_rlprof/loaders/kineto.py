@@ -1,0 +1,198 @@
+"""Chrome traces of torch.profiler (CUDA, ROCm, XPU, CPU) as spans and as a table of kernels."""
+
+import dataclasses
+import re
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.chrome_bytes import Source
+from lightning_rlprof.loaders.chrome_events import Event
+from lightning_rlprof.loaders.chrome_stream import ChromeStream
+from lightning_rlprof.loaders.kernels import Kernels, kernel_table
+from lightning_rlprof.loaders.kineto_kernels import kernels_of
+from lightning_rlprof.loaders.kineto_trace import STAGE, STEP, KinetoTrace, read_trace, told
+from lightning_rlprof.model import FORMAT, Header
+from lightning_rlprof.spans import NO_PARENT, Int64s, Problem, Spans, Thread
+from lightning_rlprof.table import Table
+
+__all__ = ["is_chrome_trace", "read_kernels", "read_kineto"]
+
+# What stands before the events grows with the process groups: 17 kB for 300 ranks.
+_NEAR = 1 << 23
+_MOST_RANKS = 2**20
+_RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
+_ROLE = re.compile(r"([A-Za-z][\w.+=]*?)_rank\d+-of-\d")  # behind the folder's name
+_SHORT_ROLE = re.compile(r"_([A-Za-z][A-Za-z0-9.+=]*)_rank\d+-of-\d")
+
+
+class _Distributed(msgspec.Struct):
+    rank: int = -1
+    world_size: int = 0
+
+
+class _Device(msgspec.Struct):
+    name: str = ""
+
+
+def is_chrome_trace(path: Path) -> bool:
+    """Tell by its content whether a file is a Chrome trace, compressed or not.
+
+    One compressed by zstd counts by its name where the package that reads it is missing, so that
+    reading it says which.
+    """
+    if not path.is_file():
+        return False
+    try:
+        with Source(path) as source:
+            stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), 1 << 16, _NEAR)
+            return stream.open()
+    except TraceError:
+        return path.name.endswith(".json.zst")
+
+
+def read_kineto(path: Path) -> Spans:
+    """Read a trace: its annotations are the spans, its kernels the table ``kernels``.
+
+    A stage is an annotation with a stage's name, ``ProfilerStep#N`` is step N; all others are
+    regions. Operators and Python functions are no spans. Where no ``ProfilerStep`` is around, the
+    step is the one in the file's name, as `TorchProfilerRecorder` writes it.
+
+    Args:
+        path: A plain file, .gz or .zst; one that is cut off is read up to the cut.
+
+    Raises:
+        TraceError: It cannot be read or is no Chrome trace.
+    """
+    trace = read_trace(path)
+    header, ranges, zero = _header(trace), trace.ranges, trace.zero_ns
+    names, name = np.unique(ranges.name, return_inverse=True)
+    lanes, thread = np.unique(ranges.lane, return_inverse=True)
+    ids = np.arange(1, len(name) + 1)
+    texts = list(trace.columns.names)
+    problems = (*trace.problems, *_doubts(trace))
+    return Spans(
+        path,
+        tuple(texts[code] for code in names.tolist()),
+        tuple(_threads(trace, lanes.tolist(), header.rank)),
+        name=name,
+        kind=ranges.kind,
+        rank=np.full(len(name), header.rank),
+        step=np.where(ranges.step > 0, ranges.step, trace.file_step),
+        start_ns=ranges.start_ns - zero,
+        end_ns=ranges.end_ns - zero,
+        thread=thread,
+        id=ids,
+        parent=_parents(ranges.lane, ranges.end_ns),
+        headers={header.rank: header},
+        statuses={header.rank: "finished" if trace.complete else None},
+        problems=tuple(Problem(header.rank, text) for text in problems),
+        unix_ns=trace.unix_ns,
+        tables={"kernels": partial(_kernel_table, trace, header.rank)},
+    )
+
+
+def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
+    """Read the kernels alone, for a run that has spans of its own.
+
+    Where the trace marks neither stages nor steps, no step is told: the run knows better.
+
+    Returns:
+        Kernels, the wall-clock time of zero on their axis (0 where it is not known), and what was
+        lost or is doubtful.
+
+    Raises:
+        TraceError: It cannot be read or is no Chrome trace.
+    """
+    trace = read_trace(path)
+    kernels, remarks = kernels_of(trace, _header(trace).rank)
+    if not np.isin(trace.ranges.kind, (STAGE, STEP)).any():
+        kernels = dataclasses.replace(kernels, step=np.zeros_like(kernels.step))
+    return kernels, trace.unix_ns, [*trace.problems, *remarks]
+
+
+def _kernel_table(trace: KinetoTrace, rank: int) -> Table:
+    kernels, remarks = kernels_of(trace, rank)
+    return kernel_table(kernels, "; ".join(remarks))
+
+
+def _header(trace: KinetoTrace) -> Header:
+    """Put together who recorded: the trace says some of it, the file's name some more."""
+    top = trace.top
+    job = told(top, "distributedInfo", _Distributed, _Distributed())
+    rank, world = _place(job, trace.path.name)
+    devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
+    lanes = list(trace.columns.lanes)
+    pids = (lanes[lane][0] for lane in trace.ranges.lane[:1].tolist())
+    return Header(
+        format=FORMAT,
+        run_id=told(top, "trace_id", str, "") or trace.path.name,
+        rank=rank,
+        world_size=world,
+        role=_role(trace.path),
+        host=told(top, "host_name", str, ""),
+        pid=next((pid for pid in pids if isinstance(pid, int)), 0),
+        device=next(filter(None, devices), "unknown" if len(trace.kernels["name"]) else "cpu"),
+        unix_ns=trace.unix_ns,
+        clock_ns=0,
+        versions={key: _text(top[key]) for key in top if key.endswith("_version")},
+    )
+
+
+def _place(job: _Distributed, name: str) -> tuple[int, int]:
+    """Return rank and world size, the first of those told that can be true."""
+    file = _RANK.search(name)
+    ranks = [job.rank, int(file[1]) if file else 0]
+    rank = next((each for each in ranks if 0 <= each < _MOST_RANKS), 0)
+    worlds = [job.world_size, int(file[2] or 0) if file else 0]
+    return rank, next((each for each in worlds if rank < each <= _MOST_RANKS), rank + 1)
+
+
+def _role(path: Path) -> str:
+    name = path.name.removeprefix(f"{path.parent.name}_")
+    found = _ROLE.match(name) or _SHORT_ROLE.search(name)
+    return found[1] if found else ""
+
+
+def _text(value: msgspec.Raw) -> str:
+    return bytes(value)[:40].decode(errors="replace").strip('"')
+
+
+def _doubts(trace: KinetoTrace) -> list[str]:
+    if "baseTimeNanoseconds" in trace.top and trace.unix_ns:
+        return []
+    if trace.unix_ns:
+        return ["it names no base time; its times are those since 1970, as before torch 2.3"]
+    return ["when it was recorded is not known: it names no base time"]
+
+
+def _threads(trace: KinetoTrace, lanes: list[int], rank: int) -> list[Thread]:
+    keys = list(trace.columns.lanes)
+    several = len({keys[lane][0] for lane in lanes}) > 1
+    found = []
+    for lane in lanes:
+        pid, tid = keys[lane]
+        name = trace.columns.thread_names.get((pid, tid), f"thread {tid}")
+        ident = tid if isinstance(tid, int) else -1 - lane  # a text stands where a number should
+        found.append(Thread(rank, ident, f"{name} of process {pid}" if several else name))
+    return found
+
+
+def _parents(lane: Int64s, end: Int64s) -> Int64s:
+    """Return the id of the innermost range that each lies in; they come by start, longer first."""
+    parents = np.full(len(lane), NO_PARENT)
+    ends, last = end.tolist(), None
+    stack: list[int] = []
+    by_lane = np.argsort(lane, kind="stable")
+    for row, own in zip(by_lane.tolist(), lane[by_lane].tolist(), strict=True):
+        if own != last:
+            stack, last = [], own
+        while stack and ends[stack[-1]] < ends[row]:
+            stack.pop()
+        if stack:
+            parents[row] = stack[-1] + 1
+        stack.append(row)
+    return parents

@@ -1,0 +1,258 @@
+"""Nsight Systems' reports as spans, with tables of what the devices did."""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.loaders.kernels import Kernels
+from lightning_rlprof.loaders.nsys_device import ACTIVITIES, Device
+from lightning_rlprof.loaders.nsys_export import Export
+from lightning_rlprof.loaders.nsys_metrics import METRICS, metric_table
+from lightning_rlprof.loaders.nsys_ranges import (
+    LARGEST,
+    Ranges,
+    pid_of,
+    process_of,
+    read_ranges,
+)
+from lightning_rlprof.loaders.nsys_report import open_export
+from lightning_rlprof.model import FORMAT, Header
+from lightning_rlprof.spans import NO_PARENT, Int64s, Problem, RankNote, Spans, Thread
+
+__all__ = ["rank_in_name", "read_kernels", "read_nsys"]
+
+_RANK = re.compile(r".*_rank(\d{1,7})[_.]")
+_LARGEST_CLOCK = 2**62
+# The start of a session and our marks agree within 0.2 ms; a thread that waits for the interpreter
+# between reading the clock and marking can be 5 ms late.
+_CLOCKS_AGREE_NS = 20_000_000
+_FEW = 4
+_ABOUT, _VERSION = ("META_DATA_EXPORT", "EXPORT_META_DATA"), "EXPORT_PRODUCT_VERSION"
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """A report read but for its tables.
+
+    Attributes:
+        export: Its tables.
+        ranges: Its ranges, in its own time.
+        processes: globalPids of those that marked or launched anything, by process number.
+        launching: Those of them that launched kernels.
+        zero_ns: Start of the first span, else of the first activity, in its own time.
+        unix_ns: Wall-clock time of zero in its own time, None where that is not known.
+        problems: What is missing or doubtful.
+    """
+
+    export: Export
+    ranges: Ranges
+    processes: list[int]
+    launching: set[int]
+    zero_ns: int
+    unix_ns: int | None
+    problems: list[str]
+
+
+def read_nsys(path: Path) -> Spans:
+    """Read a report or an SQLite export; ranges and marks are spans, tables are read when asked.
+
+    Ranges of our domain ``rlprof`` carry kind and step; those of other domains are regions in the
+    step of ours around them. Ranks are what the processes said, else what the file's name says,
+    else counted, which is then a problem. Tables: kernels, memcpy, sync and gpu_metrics.
+
+    Raises:
+        TraceError: It is no report, it is damaged, or it is a ``.nsys-rep`` and nsys is not here.
+    """
+    report = _read(path)
+    ranks, problems = _ranks(report, path)
+    export, ranges, zero = report.export, report.ranges, report.zero_ns
+    tables = Device(export, ranges, ranks, zero).tables()
+    if export.has(METRICS):
+        tables["gpu_metrics"] = lambda: metric_table(export, zero)
+    threads, codes = np.unique(ranges.thread, return_inverse=True)
+    return Spans(
+        path,
+        tuple(ranges.names),
+        _threads(export, threads, ranks),
+        **_columns(ranges, ranks, codes, zero),
+        headers=_headers(report, ranks, path.stem),
+        statuses=dict.fromkeys(sorted(set(ranks.values())), "finished"),
+        notes=tuple(_notes(report, ranks, tables)),
+        problems=tuple(Problem(None, text) for text in [*report.problems, *problems]),
+        unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
+        tables=tables,
+    )
+
+
+def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
+    """Read the kernels of a report or an SQLite export, to be put beside those of other files.
+
+    Returns:
+        The kernels, with rank -1 where their process does not say its rank; the wall-clock time of
+        zero on their axis, 0 where that is not known; and what must be known about them.
+
+    Raises:
+        TraceError: As `read_nsys`.
+    """
+    report = _read(path)
+    ranks = {process: report.ranges.ranks.get(process, -1) for process in report.processes}
+    kernels, remark = Device(report.export, report.ranges, ranks, 0).kernels()
+    return kernels, report.unix_ns or 0, [*report.problems, *([remark] if remark else [])]
+
+
+def rank_in_name(path: Path) -> int | None:
+    """Return the rank in the name of a collected report, ``<role>_<host>_rank<r>_...``."""
+    found = _RANK.match(path.name)
+    return int(found[1]) if found else None
+
+
+def _read(path: Path) -> _Report:
+    export = open_export(path)
+    ranges = read_ranges(export)
+    problems = list(ranges.problems)
+    active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
+    seen = {
+        *ranges.ranks,
+        *np.unique(process_of(ranges.thread)).tolist(),
+        *itertools.chain(*active),
+    }
+    processes = sorted((each for each in seen if each > 0), key=lambda each: (pid_of(each), each))
+    starts = [ns for part in active for ns in part.values() if abs(ns) < LARGEST]
+    zero = int(ranges.start_ns.min()) if len(ranges.start_ns) else min(starts, default=0)
+    unix = _unix_ns(export, ranges, problems)
+    return _Report(export, ranges, processes, set(active[0]), zero, unix, problems)
+
+
+def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
+    """Return when zero was: when the session started, else what marks of ours say."""
+    found = export.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
+    started = found[(found > 0) & (found < _LARGEST_CLOCK)]
+    if not len(started):
+        if ranges.unix_ns is None:
+            problems.append("when it was recorded is not known: no TARGET_INFO_SESSION_START_TIME")
+        return ranges.unix_ns
+    unix_ns = int(started[0])
+    if ranges.unix_ns is not None and abs(off := unix_ns - ranges.unix_ns) > _CLOCKS_AGREE_NS:
+        problems.append(f"its clock is {off / 1e6:+.0f} ms off the one that the program read")
+    return unix_ns
+
+
+def _ranks(report: _Report, path: Path) -> tuple[dict[int, int], list[str]]:
+    """Return the rank of each process by globalPid, and what is doubtful about that."""
+    ranks = dict(report.ranges.ranks)
+    others = [each for each in report.processes if each not in ranks]
+    if (named := rank_in_name(path)) is not None:
+        return ranks | dict.fromkeys(others, named), []
+    if not others:
+        return ranks, []
+    free = max(ranks.values(), default=-1) + 1
+    names = ", ".join(str(pid_of(each)) for each in others[:_FEW])
+    names += f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
+    guess = f"ranks are guessed, counting from {free}, as no mark says them: of processes {names}"
+    return ranks | {each: free + at for at, each in enumerate(others)}, [guess]
+
+
+def _headers(report: _Report, ranks: dict[int, int], run_id: str) -> dict[int, Header]:
+    """Return a header per rank; of several processes of one rank the first stands for it."""
+    export = report.export
+    version = next((v for t in _ABOUT if (v := export.setting(t, _VERSION))), "")
+    found: dict[int, Header] = {}
+    for process in report.processes:
+        found.setdefault(
+            ranks[process],
+            Header(
+                FORMAT,
+                run_id,
+                ranks[process],
+                max(ranks.values()) + 1,
+                "",
+                export.setting("TARGET_INFO_SYSTEM_ENV", "Hostname") or "unknown host",
+                pid_of(process),
+                "cuda" if process in report.launching else "cpu",
+                unix_ns=report.unix_ns or 0,
+                clock_ns=0,
+                versions={"nsys": version} if version else {},
+            ),
+        )
+    return dict(sorted(found.items()))
+
+
+def _threads(export: Export, threads: Int64s, ranks: dict[int, int]) -> tuple[Thread, ...]:
+    """Return threads by globalTid, with the names that the system or the program gave them."""
+    given = export.numbers("ThreadNames", "globalTid", "nameId")
+    texts = export.strings(given["nameId"])
+    names = {
+        thread: texts[name]
+        for thread, name in zip(given["globalTid"].tolist(), given["nameId"].tolist(), strict=True)
+        if name in texts
+    }
+    return tuple(
+        Thread(ranks[process], each - process, names.get(each, f"thread {each - process}"))
+        for each, process in zip(threads.tolist(), process_of(threads).tolist(), strict=True)
+    )
+
+
+def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Iterator[RankNote]:
+    """Say which process each rank is, and what the report does not hold."""
+    there = report.export.numbers("PROCESSES", "globalPid")["globalPid"]
+    codes, names = report.export.texts("PROCESSES", "name")
+    called = {
+        process: names[code]
+        for process, code in zip(there.tolist(), codes.tolist(), strict=False)
+        if code >= 0
+    }
+    for process in report.processes:
+        rank, name = ranks[process], called.get(process, "without a name")
+        yield RankNote(rank, 0, "info", f"process {pid_of(process)} ({name}) is rank {rank}")
+    if "kernels" not in tables:
+        yield RankNote(None, 0, "warning", "holds no kernels: CUDA was not traced or not used")
+    if not len(report.ranges.start_ns):
+        yield RankNote(None, 0, "warning", "holds no NVTX ranges: NVTX was not traced or not used")
+
+
+def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:
+    """Return the columns of `Spans`: sorted, numbered in each rank, and with parents."""
+    process = process_of(ranges.thread)
+    rank = np.zeros(len(process), dtype=np.int64)
+    for each, number in ranks.items():
+        rank[process == each] = number
+    # What began first is outside; of two that began at once, the longer one.
+    order = np.lexsort((-ranges.end_ns, ranges.start_ns, rank))
+    rank, start, end = rank[order], ranges.start_ns[order], ranges.end_ns[order]
+    ids = np.arange(len(order)) - np.searchsorted(rank, rank)
+    outer = _parents(thread[order], start, end)
+    return {
+        "name": ranges.name[order],
+        "kind": ranges.kind[order],
+        "rank": rank,
+        "step": ranges.step[order],
+        "start_ns": start - zero,
+        "end_ns": end - zero,
+        "thread": thread[order],
+        "id": ids,
+        "parent": np.append(ids, NO_PARENT)[outer],
+    }
+
+
+def _parents(thread: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Return the row of the last range before each that holds all of it, -1 where there is none.
+
+    Rows come sorted by start, outer ones first.
+    """
+    found = np.full(len(thread), -1, dtype=np.int64)
+    order = np.argsort(thread, kind="stable")
+    columns = (order, thread[order], start[order], end[order])
+    around: list[tuple[int, int, int]] = []  # thread, end and row
+    for row, own, begin, until in zip(*(column.tolist() for column in columns), strict=True):
+        while around and (around[-1][0] != own or around[-1][1] < until):
+            around.pop()
+        if around:
+            found[row] = around[-1][2]
+        if until > begin:  # nothing is inside an instant
+            around.append((own, until, row))
+    return found

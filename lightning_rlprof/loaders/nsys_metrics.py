@@ -1,0 +1,61 @@
+"""Samples of GPU metrics in an Nsight Systems export."""
+
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.loaders.kernels import Coded
+from lightning_rlprof.loaders.nsys_export import Export
+from lightning_rlprof.loaders.nsys_ranges import possible
+from lightning_rlprof.spans import Int64s
+from lightning_rlprof.table import Column, ColumnRows, Table
+
+__all__ = ["METRICS", "metric_table"]
+
+METRICS = "GPU_METRICS"
+"""The table in the export."""
+
+_NAMES = "TARGET_INFO_GPU_METRICS"
+_COLUMNS = (
+    Column("device", "count"),
+    Column("time", "duration", "ns"),
+    Column("metric", "text"),
+    Column("value", "number"),
+)
+
+
+def metric_table(export: Export, zero_ns: int) -> Table:
+    """Return one row per sample in the order of the file; metrics without a name have none.
+
+    Args:
+        export: The export.
+        zero_ns: Where the axis of the times begins, in the export's time.
+    """
+    rows = export.numbers(METRICS, "timestamp", "typeId", "metricId")
+    value = export.reals(METRICS, "value")
+    sound = possible(rows["timestamp"])
+    sound &= np.isfinite(value) if len(value) else False
+    rows = {name: column[sound] for name, column in rows.items()}
+    cells: list[Any] = [
+        rows["typeId"] & 0xFF,  # the GPU's number is the lowest byte
+        rows["timestamp"] - zero_ns,
+        _named(export, rows["typeId"], rows["metricId"]),
+        value[sound] if len(value) else value,
+    ]
+    lost = np.count_nonzero(~sound)
+    note = f"{lost} samples are left out: they have no time or no value" if lost else ""
+    return Table("gpu_metrics", _COLUMNS, ColumnRows(cells), note=note)
+
+
+def _named(export: Export, kind: Int64s, metric: Int64s) -> Coded:
+    """Return names of metrics, which are numbered anew for each type of source."""
+    there = export.numbers(_NAMES, "typeId", "metricId")
+    codes, names = export.texts(_NAMES, "metricName")
+    keys = zip(there["typeId"].tolist(), there["metricId"].tolist(), strict=True)
+    known = dict(zip(keys, codes.tolist(), strict=False))
+    kinds, at_kind = np.unique(kind, return_inverse=True)
+    metrics, at_metric = np.unique(metric, return_inverse=True)
+    pairs, at_pair = np.unique(at_kind * len(metrics) + at_metric, return_inverse=True)
+    both = (kinds[pairs // len(metrics)].tolist(), metrics[pairs % len(metrics)].tolist())
+    own = [known.get(pair, -1) for pair in zip(*both, strict=True)]
+    return np.array(own, dtype=np.int64)[at_pair], names
