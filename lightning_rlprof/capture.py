@@ -155,9 +155,12 @@ class Capture:
         return step in self._steps
 
     def finish(self) -> None:
-        """Close an open window and wait for every recorder's files."""
+        """Close an open window, end what nobody ended, and wait for every recorder's files."""
         if self.is_open:
             self.close()
+        for token in reversed(self._tokens):
+            self._end(token)
+        self._tokens.clear()
         for recorder in self._all:
             self._call(recorder, recorder.finish)
 

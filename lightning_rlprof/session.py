@@ -131,6 +131,7 @@ class Session:
         if interrupted and not self.waiting:
             self._end_step({"interrupted": 1})
         elif self.waiting:
+            self._capture.exit(self._mirrored_step)
             self._capture.forget(self.step)
         self._step_start = self._edge = None
         self.waiting = False
@@ -138,6 +139,7 @@ class Session:
     def _open_step(self, step: int) -> None:
         self.step = step
         if self._may_capture:
+            self._capture.exit(self._mirrored_step)  # of a step that was expected and never came
             self._move_window(step)
             if self._capture.is_open:
                 self._mirrored_step = self._capture.enter("step", "step")
