@@ -115,7 +115,8 @@ def _cell(cell: Cell, column: Column, at: int, paints: Mapping[str, Paint]) -> C
         case "ratio":
             return CellView(f"{cell:.2f}x", style=style)
     if column.unit == "bytes":
-        return CellView(*size(int(cell)).split(), style)
+        number, _, unit = size(int(cell)).partition(" ")
+        return CellView(number, unit, style)
     text = f"{cell:,.4g}" if isinstance(cell, float) else f"{cell:,}"
     return CellView(text, column.unit, style)
 
