@@ -8,16 +8,17 @@ STAMP := .venv/.stamp
 
 # What must be tested to the last line: cellar, ground, and the session with its parts.
 COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py tracefile.py \
-	nodes.py marking.py buffer.py window.py capture.py session.py)
+	nodes.py marking.py timings.py buffer.py window.py capture.py finish.py \
+	session.py)
 
 # One thread each: two threads on a busy machine make the same step up to eight times longer.
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs bench
+.PHONY: help setup demo test test-gpu check docs bench
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make the virtual environment .venv with everything in it
 
@@ -42,6 +43,9 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-gpu: $(STAMP) ## run the tests that need an NVIDIA GPU; each says what it lacks where it is skipped
+	$(BIN)/python -m pytest -m cuda $(ARGS)
 
 check: $(STAMP) ## lint, format, types, import contracts, spelling, generated pages
 	$(BIN)/ruff check .

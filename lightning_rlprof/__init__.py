@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from lightning_rlprof.config.profiler import ProfilerConfig
     from lightning_rlprof.loaders.load import load
     from lightning_rlprof.marking import annotate, count, mark, stage
+    from lightning_rlprof.memory_log import log_memory, log_memory_around
     from lightning_rlprof.model import STAGES, Span
+    from lightning_rlprof.ray import ray_runtime_env
     from lightning_rlprof.recorders.base import Recorder
     from lightning_rlprof.run import start_session
+    from lightning_rlprof.timings import gather_timings, reduce_timings, tail_ratio
 
 __all__ = [
     "STAGES",
@@ -31,10 +34,16 @@ __all__ = [
     "StageMetrics",
     "annotate",
     "count",
+    "gather_timings",
     "load",
+    "log_memory",
+    "log_memory_around",
     "mark",
+    "ray_runtime_env",
+    "reduce_timings",
     "stage",
     "start_session",
+    "tail_ratio",
 ]
 
 _HOME = {
@@ -46,10 +55,16 @@ _HOME = {
     "StageMetrics": "callbacks.metrics",
     "annotate": "marking",
     "count": "marking",
+    "gather_timings": "timings",
     "load": "loaders.load",
+    "log_memory": "memory_log",
+    "log_memory_around": "memory_log",
     "mark": "marking",
+    "ray_runtime_env": "ray",
+    "reduce_timings": "timings",
     "stage": "marking",
     "start_session": "run",
+    "tail_ratio": "timings",
 }
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "RankTrace",
     "SpanLine",
     "TraceWriter",
+    "append_note",
     "rank_directory",
     "rank_files",
     "read_header",
@@ -169,6 +170,22 @@ def _plain(item: Any) -> Any:
         numbers = {_plain(str(name)): as_number(value) for name, value in item.items()}
         return {name: number for name, number in numbers.items() if number is not None} or None
     return item
+
+
+def append_note(path: Path, note: Note) -> None:
+    """Add a remark to a rank's file, from any process, also when the rank has ended or was killed.
+
+    Raises:
+        OSError: The file is not there, or cannot be written.
+    """
+    line = _NoteLine(note.clock_ns, note.level, _plain(note.text))
+    file = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        size = os.fstat(file).st_size
+        torn = os.pread(file, 1, size - 1) != b"\n"  # half a line must not swallow this one
+        os.write(file, b"\n" * torn + msgspec.json.encode(line) + b"\n")
+    finally:
+        os.close(file)
 
 
 def rank_directory(run: Path, rank: int) -> Path:

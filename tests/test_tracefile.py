@@ -14,6 +14,7 @@ from lightning_rlprof.model import FORMAT, Note
 from lightning_rlprof.testing import make_header
 from lightning_rlprof.tracefile import (
     TraceWriter,
+    append_note,
     rank_directory,
     rank_files,
     read_header,
@@ -145,3 +146,26 @@ def test_a_write_that_stopped_half_way_never_swallows_the_next_line(writer, monk
     writer.write([SPAN])
     trace = read_trace(writer.path)
     assert (len(trace.spans), trace.lost_lines) == (1, 1)
+
+
+def test_a_remark_can_be_added_when_the_rank_has_ended(writer):
+    writer.write([SPAN, ("end", 30, "finished")])
+    writer.close()
+    append_note(writer.path, Note(40, "warning", "late \ud800"))
+    trace = read_trace(writer.path)
+    assert trace.notes == [Note(40, "warning", "late ?")]
+    assert (len(trace.spans), trace.status, trace.lost_lines) == (1, "finished", 0)
+
+
+def test_a_remark_survives_the_half_line_of_a_crash(writer):
+    writer.write([SPAN, SPAN])
+    writer.path.write_bytes(writer.path.read_bytes()[:-5])
+    append_note(writer.path, Note(40, "info", "it was killed"))
+    trace = read_trace(writer.path)
+    assert (len(trace.spans), trace.notes[0].text, trace.lost_lines) == (1, "it was killed", 1)
+
+
+def test_a_remark_makes_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        append_note(tmp_path / "rank-00000.jsonl", Note(0, "info", "nobody"))
+    assert list(tmp_path.iterdir()) == []

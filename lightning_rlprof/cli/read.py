@@ -24,7 +24,11 @@ __all__ = ["compare", "describe", "report", "summary", "trace"]
 _FEW = 8
 
 Run = Annotated[
-    Path, typer.Argument(help="A run directory, a save path with runs (the newest), or a rank file")
+    Path,
+    typer.Argument(
+        help="A run directory, a save path with runs (the newest), a rank file, or a trace of "
+        "Nsight Systems, torch.profiler or torch_npu.profiler"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON")]
 Out = Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file")]
@@ -165,5 +169,6 @@ def _doubts(spans: "Spans") -> None:
         say(f"! {who}{problem.text}", "yellow")
     if len(spans.problems) > _FEW:
         say(f"! and {len(spans.problems) - _FEW} more: --json shows them all", "yellow")
-    for text in list(dict.fromkeys(note.text for note in spans.notes))[:_FEW]:
+    notes = sorted(spans.notes, key=lambda note: note.level == "info")  # what went wrong first
+    for text in list(dict.fromkeys(note.text for note in notes))[:_FEW]:
         say(f"note: {text}", "dim")
