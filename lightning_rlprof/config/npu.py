@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
+from lightning_rlprof.config.numbers import NotNegative, Positive
 from lightning_rlprof.config.section import Section, refused
 
 __all__ = ["NpuConfig"]
@@ -64,10 +65,9 @@ class NpuConfig(Section):
     data_simplification: bool = Field(
         default=True, description="Delete intermediate data once it is analysed."
     )
-    gc_detect_threshold_ms: PositiveFloat | None = Field(
+    gc_detect_threshold_ms: NotNegative | None = Field(
         default=None,
-        strict=False,
-        description="Record garbage collections of Python that take longer.",
+        description="Record garbage collections of Python that take as long; 0 records all.",
     )
     host_sys: Annotated[list[_HOST_SYSTEMS] | None, BeforeValidator(_once)] = Field(
         default=None, description="Record the host's cpu, mem, disk, network, osrt or numa."
@@ -94,9 +94,8 @@ class NpuConfig(Section):
     token_end: PositiveInt | None = Field(
         default=None, description="First token that is no longer captured (the end is excluded)."
     )
-    analysis_timeout_s: PositiveFloat = Field(
+    analysis_timeout_s: Positive = Field(
         default=3600.0,
-        strict=False,
         description="Longest time of the analysis after training (`integrated.profile_analysis`).",
     )
 

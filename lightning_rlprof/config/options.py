@@ -6,8 +6,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from lightning_rlprof.config.integrated import IntegratedConfig
-from lightning_rlprof.config.nsight import NsightConfig
 from lightning_rlprof.config.npu import NpuConfig
+from lightning_rlprof.config.nsight import NsightConfig
 from lightning_rlprof.config.numbers import RankList, Steps
 from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.rules import WrapRule

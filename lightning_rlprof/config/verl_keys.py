@@ -62,7 +62,8 @@ def _roles(data: Mapping[str, Any]) -> Iterator[Found]:
         for part in filter(None, place.split(".")):
             node = _block(node, part)
         for block in _HELD:
-            if block in node:
+            # At the top, `profile: true` is one of our own keys in the wrong place.
+            if block in node and (place or isinstance(node[block], Mapping)):
                 key = f"{place}.{block}".removeprefix(".")
                 yield from _leaves(key, f"{ROLE}.{block}", plain(node[block]), place)
 

@@ -185,3 +185,8 @@ def test_the_schema_for_editors_holds_the_blocks_of_single_tools() -> None:
     command = blocks["FinishConfig"]["properties"]["command"]["anyOf"]
     assert [choice["type"] for choice in command] == ["string", "array"]
     assert blocks["TorchProfilerConfig"]["additionalProperties"] is False
+
+
+def test_a_key_of_the_block_at_the_top_is_sent_one_level_down():
+    with pytest.raises(ConfigError, match="profile belongs one level down: integrated.profile"):
+        ProfilerConfig.build({"profile": True})
