@@ -9,6 +9,7 @@ from typing import Any
 from config_prose import EXAMPLES, HEAD, SPELLED
 
 from lightning_rlprof.config.integrated import IntegratedConfig
+from lightning_rlprof.config.npu import NpuConfig
 from lightning_rlprof.config.nsight import NsightConfig
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.config.roles import RoleConfig
@@ -37,6 +38,7 @@ SECTIONS: tuple[tuple[str, str, type[Section]], ...] = (
     ("`nsight`", "nsight.", NsightConfig),
     ("`torch_profiler`", "torch_profiler.", TorchProfilerConfig),
     ("`torch_profiler.schedule`", "schedule.", ScheduleConfig),
+    ("`npu`", "npu.", NpuConfig),
     ("`memory`", "memory.", MemoryConfig),
     ("`on_finish`", "on_finish.", FinishConfig),
 )

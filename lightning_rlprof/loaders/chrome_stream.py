@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ LARGEST = 1 << 25
 # Where borders between events are looked for, and how many are tried: lists of objects in the last
 # event's arguments look like them.
 _NEAR, _GUESSES = 1 << 14, 3
+_SHORT = 1 << 12  # most events are shorter
 _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
 _EVENT = r"\s*(?=\{\s*" + _KEY + ")"
 _SEPARATOR = re.compile(rb"\}\s*," + _EVENT.encode())
@@ -30,14 +31,16 @@ _FOLLOWING = re.compile(r"," + _EVENT)
 _FIRST = re.compile(rb"\[" + _EVENT.encode())
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _GAP = re.compile(r"[\s,]*")
-_AFTER = re.compile(rb'\](?=\s*(?:,\s*"|\}\s*$))')
-_TOP = {"baseTimeNanoseconds", "deviceProperties", "displayTimeUnit", "schemaVersion", "traceName"}
-# What C++ and Python print for a number that JSON cannot write; only as the value of a key, so that
-# names are left alone.
-_NO_NUMBER = re.compile(rb'((?<!\\)"\s*:\s*)(-?(?:NaN|nan|Infinity|inf))(?=\s*[,}])')
-# Places behind a broken event that are tried before the file is given up: each may cost a thousand
-# brackets where somebody nests them on purpose.
-_TRIES = 1_000
+_AFTER = re.compile(
+    r'\](?=\s*,\s*"(?:baseTimeNanoseconds|deviceProperties|displayTimeUnit|distributedInfo|INFO|'
+    r'schemaVersion|traceName)"\s*:)'
+)
+# What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
+# the value of a key, so that names are left alone.
+_NO_NUMBER = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
+# Broken events that are passed over, and places behind one where the next may begin: each may cost
+# a thousand nested brackets where somebody means harm.
+_MOST_BROKEN, _TRIES = 10_000, 1_000
 # The quickest way to find the end of one value: its numbers need not become numbers.
 _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
 _BAD = (ValueError, RecursionError)  # what both decoders raise for what they cannot read
@@ -72,7 +75,7 @@ class ChromeStream(Generic[T]):
     ) -> None:
         self.top: dict[str, msgspec.Raw] = {}
         self.events = False
-        self.lost = 0
+        self.lost = self._broken = 0
         self.problems: list[str] = []
         self.complete = False
         self._source, self._decode, self._most = source, decoder.decode, most
@@ -113,17 +116,19 @@ class ChromeStream(Generic[T]):
                 batch = self._one_by_one(last=not more)
             yield batch
             if self._low == low and not more:
-                large = self._high >= self._most
-                reason = (
-                    f"it holds an event above {self._most:,} bytes" if large else "it is cut off"
-                )
-                self.problems.append(f"{reason}: read up to the last complete event before")
+                self.problems.append(f"{self._why()}: read up to the last complete event before")
                 break
         if self._ended:
             self._read_rest()
         if self._source.problem:
             self.problems.append(self._source.problem)
         self.complete = self._ended and not self.problems
+
+    def _why(self) -> str:
+        if self._broken >= _MOST_BROKEN:
+            return f"it is broken in {_MOST_BROKEN:,} places"
+        large = self._high >= self._most
+        return f"it holds an event above {self._most:,} bytes" if large else "it is cut off"
 
     def _fill(self) -> bool:
         """Move what is left to the front and fill up the buffer; False when there is no more."""
@@ -167,9 +172,9 @@ class ChromeStream(Generic[T]):
     def _repair(self) -> bool:
         """Replace numbers that are none by empty texts of their length; False without any."""
         window = bytes(self._buffer[self._low : self._high])
-        sound, count = _NO_NUMBER.subn(lambda m: m[1] + b'""'.ljust(len(m[2])), window)
+        sound = _NO_NUMBER.sub(_emptied, window)
         self._buffer[self._low : self._high] = sound
-        return count > 0
+        return sound != window
 
     def _one_by_one(self, *, last: bool) -> list[T]:
         """Decode each complete event by itself, over the ones that are broken; six times as slow.
@@ -184,15 +189,23 @@ class ChromeStream(Generic[T]):
         while at < len(text) and not self._ended:
             if text[at] == "]":
                 self._ended, end = True, at + 1
-            elif (end := _end(text, at)) > 0:
+            elif (end := _value(text, at)[1]) > 0:
                 pieces.append(window[at:end])
-            elif (end := _next_event(text, at)) > 0 or (last and (end := _rest(window, at)) > 0):
+            elif (end := self._behind(text, at, last=last)) > 0:
+                self._broken += 1
                 self.lost += 1
             else:
                 break
             at = end if self._ended else _past_gap(text, end)
         self._low += at
         return self._sound(pieces)
+
+    def _behind(self, text: str, at: int, *, last: bool) -> int:
+        """Return where to go on behind a broken event, -1 if nowhere."""
+        if self._broken >= _MOST_BROKEN:
+            return -1
+        end = _next_event(text, at)
+        return _rest(text, at) if end < 0 and last else end
 
     def _sound(self, pieces: list[bytes]) -> list[T]:
         """Decode pieces, without those that the decoder refuses."""
@@ -217,9 +230,8 @@ class ChromeStream(Generic[T]):
 
     def _keep(self, top: bytes) -> None:
         try:
-            self.top |= msgspec.json.decode(
-                _NO_NUMBER.sub(rb"\1null", top), type=dict[str, msgspec.Raw]
-            )
+            sound = _NO_NUMBER.sub(_emptied, top)
+            self.top |= msgspec.json.decode(sound, type=dict[str, msgspec.Raw])
         except _BAD:
             self.problems.append("what its file says beside the events cannot be read")
 
@@ -229,33 +241,48 @@ def _past_gap(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _end(text: str, at: int) -> int:
-    """Return where the value that begins here ends, -1 where it is broken or not complete."""
-    try:
-        return _PARSE(text, at)[1]
-    except _BAD:
-        return -1
+def _emptied(found: re.Match[bytes]) -> bytes:
+    """Return the same key with an empty text of the same length, unless it stands in a text."""
+    before = found.string[max(found.start() - 1, 0) : found.start()]
+    return found[0] if before == b"\\" else b'":' + b'""'.ljust(len(found[0]) - 2)
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    """Return the value that begins here and where it ends, -1 where it is broken or not complete.
+
+    Looks at more and more of the text: json counts the lines before every error.
+    """
+    size = _SHORT
+    while True:
+        part = text[at : at + size]
+        try:
+            value, length = _PARSE(part)
+            return value, at + length
+        except RecursionError:
+            return None, -1
+        except json.JSONDecodeError as error:
+            sure = error.pos < len(part) - _SHORT // 2 and not error.msg.startswith("Unterminated")
+            if sure or at + size >= len(text):
+                return None, -1
+        size *= 16
 
 
 def _next_event(text: str, at: int) -> int:
     """Return where the first event behind a broken one begins, -1 without any."""
     for found in itertools.islice(_FOLLOWING.finditer(text, at), _TRIES):
-        try:
-            value, _ = _PARSE(text, found.end())
-        except _BAD:
-            continue
+        value, _ = _value(text, found.end())
         if isinstance(value, dict) and "ph" in value:
             return found.end()
     return -1
 
 
-def _rest(window: bytes, at: int) -> int:
+def _rest(text: str, at: int) -> int:
     """Return where the events end behind a broken last one, -1 if they do not."""
-    for found in _AFTER.finditer(window, at):
-        try:
-            rest = msgspec.json.decode(b"{" + window[found.end() :].lstrip(b", \r\n\t"))
-        except _BAD:
-            continue
-        if not _TOP.isdisjoint(rest):
+    found = _AFTER.search(text, at)
+    try:
+        if found is not None:
+            msgspec.json.decode("{" + text[found.end() :].lstrip(", \r\n\t"))
             return found.start()
+    except _BAD:
+        pass
     return -1

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,8 +26,7 @@ __all__ = ["is_chrome_trace", "read_kernels", "read_kineto"]
 _NEAR = 1 << 23
 _MOST_RANKS = 2**20
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
-_ROLE = re.compile(r"([A-Za-z][\w.+=]*?)_rank\d+-of-\d")  # behind the folder's name
-_SHORT_ROLE = re.compile(r"_([A-Za-z][A-Za-z0-9.+=]*)_rank\d+-of-\d")
+_ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
 
 
 class _Distributed(msgspec.Struct):
@@ -68,30 +68,16 @@ def read_kineto(path: Path) -> Spans:
         TraceError: It cannot be read or is no Chrome trace.
     """
     trace = read_trace(path)
-    header, ranges, zero = _header(trace), trace.ranges, trace.zero_ns
-    names, name = np.unique(ranges.name, return_inverse=True)
-    lanes, thread = np.unique(ranges.lane, return_inverse=True)
-    ids = np.arange(1, len(name) + 1)
-    texts = list(trace.columns.names)
-    problems = (*trace.problems, *_doubts(trace))
+    header = _header(trace)
+    rank, problems = header.rank, (*trace.problems, *_doubts(trace))
     return Spans(
         path,
-        tuple(texts[code] for code in names.tolist()),
-        tuple(_threads(trace, lanes.tolist(), header.rank)),
-        name=name,
-        kind=ranges.kind,
-        rank=np.full(len(name), header.rank),
-        step=np.where(ranges.step > 0, ranges.step, trace.file_step),
-        start_ns=ranges.start_ns - zero,
-        end_ns=ranges.end_ns - zero,
-        thread=thread,
-        id=ids,
-        parent=_parents(ranges.lane, ranges.end_ns),
-        headers={header.rank: header},
-        statuses={header.rank: "finished" if trace.complete else None},
-        problems=tuple(Problem(header.rank, text) for text in problems),
+        **_columns(trace, rank),
+        headers={rank: header},
+        statuses={rank: "finished" if trace.complete else None},
+        problems=tuple(Problem(rank, text) for text in problems),
         unix_ns=trace.unix_ns,
-        tables={"kernels": partial(_kernel_table, trace, header.rank)},
+        tables={"kernels": partial(_kernel_table, trace, rank)},
     )
 
 
@@ -114,6 +100,25 @@ def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
     return kernels, trace.unix_ns, [*trace.problems, *remarks]
 
 
+def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
+    ranges, zero, texts = trace.ranges, trace.zero_ns, list(trace.columns.names)
+    names, name = np.unique(ranges.name, return_inverse=True)
+    lanes, thread = np.unique(ranges.lane, return_inverse=True)
+    return {
+        "names": tuple(texts[code] for code in names.tolist()),
+        "threads": tuple(_threads(trace, lanes.tolist(), rank)),
+        "name": name,
+        "kind": ranges.kind,
+        "rank": np.full(len(name), rank),
+        "step": np.where(ranges.step > 0, ranges.step, trace.file_step),
+        "start_ns": ranges.start_ns - zero,
+        "end_ns": ranges.end_ns - zero,
+        "thread": thread,
+        "id": np.arange(1, len(name) + 1),
+        "parent": _parents(ranges.lane, ranges.end_ns),
+    }
+
+
 def _kernel_table(trace: KinetoTrace, rank: int) -> Table:
     kernels, remarks = kernels_of(trace, rank)
     return kernel_table(kernels, "; ".join(remarks))
@@ -124,6 +129,7 @@ def _header(trace: KinetoTrace) -> Header:
     top = trace.top
     job = told(top, "distributedInfo", _Distributed, _Distributed())
     rank, world = _place(job, trace.path.name)
+    role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
     lanes = list(trace.columns.lanes)
     pids = (lanes[lane][0] for lane in trace.ranges.lane[:1].tolist())
@@ -132,7 +138,7 @@ def _header(trace: KinetoTrace) -> Header:
         run_id=told(top, "trace_id", str, "") or trace.path.name,
         rank=rank,
         world_size=world,
-        role=_role(trace.path),
+        role=role[1] if role else "",
         host=told(top, "host_name", str, ""),
         pid=next((pid for pid in pids if isinstance(pid, int)), 0),
         device=next(filter(None, devices), "unknown" if len(trace.kernels["name"]) else "cpu"),
@@ -149,12 +155,6 @@ def _place(job: _Distributed, name: str) -> tuple[int, int]:
     rank = next((each for each in ranks if 0 <= each < _MOST_RANKS), 0)
     worlds = [job.world_size, int(file[2] or 0) if file else 0]
     return rank, next((each for each in worlds if rank < each <= _MOST_RANKS), rank + 1)
-
-
-def _role(path: Path) -> str:
-    name = path.name.removeprefix(f"{path.parent.name}_")
-    found = _ROLE.match(name) or _SHORT_ROLE.search(name)
-    return found[1] if found else ""
 
 
 def _text(value: msgspec.Raw) -> str:

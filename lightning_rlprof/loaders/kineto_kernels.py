@@ -30,16 +30,13 @@ def kernels_of(trace: KinetoTrace, rank: int) -> tuple[Kernels, list[str]]:
     Stage, step and range are those around the launch: on its thread, or, where that marks nothing,
     on the thread that trains. Without a launch, they are those that the device saw around the
     kernel itself.
-
-    Args:
-        trace: What was read.
-        rank: Global rank of the process.
     """
     order = np.argsort(trace.kernels["start_ns"], kind="stable")
     rows = {name: column[order] for name, column in trace.kernels.items()}
     call = _calls(rows, trace.launches)
-    lane = np.append(trace.launches["lane"], NOWHERE)[call]
-    time_ns = np.append(trace.launches["start_ns"], UNKNOWN)[call]
+    lane, time_ns = (
+        np.append(trace.launches[each], NOWHERE)[call] for each in ("lane", "start_ns")
+    )
     launches = Launches(np.append(trace.processes, NOWHERE)[lane], lane, time_ns)
     place, lent = _places(trace, rows, launches)
     names, zero = list(trace.columns.names), trace.zero_ns

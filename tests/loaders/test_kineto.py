@@ -1,13 +1,10 @@
 """Traces of torch.profiler as spans, with who recorded them, and when."""
 
 import gzip
-import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from lightning_rlprof.errors import TraceError
@@ -50,6 +47,7 @@ def test_annotations_are_spans_and_nothing_else_is(tmp_path: Path) -> None:
 def test_a_parent_is_the_innermost_on_the_same_thread(tmp_path: Path) -> None:
     trace = ChromeTrace()
     for name, start, end, tid in (
+        ("began at once", 0, 5, 1),
         ("outer", 0, 100, 1),
         ("same end", 10, 100, 1),
         ("overlaps", 20, 120, 1),
@@ -64,6 +62,7 @@ def test_a_parent_is_the_innermost_on_the_same_thread(tmp_path: Path) -> None:
     parents = {span.name: span.parent and spans.span(span.parent - 1).name for span in spans}
     assert parents == {
         "outer": None,
+        "began at once": "outer",
         "same end": "outer",
         "overlaps": None,
         "in it": "overlaps",
@@ -135,14 +134,13 @@ def test_the_header_says_what_the_trace_and_its_name_say(tmp_path: Path) -> None
     top = {"trace_id": "ABC", "host_name": "node-1", "cuda_runtime_version": 12040}
     trace = ChromeTrace({**top, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}]})
     trace.mark("actor_update", 500, 5_000)
-    folder = tmp_path / "step-000003-actor_update"
-    folder.mkdir()
+    name = "step-000003-actor-update_value-model_rank1-of-4_tp1_pid7.trace.json"
 
-    spans = read(trace, folder, f"{folder.name}_actor_rollout_rank1-of-4_pid7.trace.json")
+    spans = read(trace, tmp_path, name)
 
     header = spans.headers[1]
     assert (header.run_id, header.host, header.device) == ("ABC", "node-1", "NVIDIA H100")
-    assert (header.role, header.pid) == ("actor_rollout", PID)
+    assert (header.role, header.pid) == ("value-model", PID)
     assert (header.unix_ns, header.clock_ns) == (BASE + 500, 0)
     assert header.versions == {"cuda_runtime_version": "12040"}
 
@@ -191,37 +189,6 @@ def test_without_a_base_time_the_wall_clock_is_not_known(base: Any, tmp_path: Pa
     assert spans.problems == (Problem(0, text),)
 
 
-def test_what_is_lost_is_counted(tmp_path: Path) -> None:
-    trace = ChromeTrace()
-    trace.mark("sound", 0, 5)
-    trace.events.append(msgspec.Raw(b'{"ph": "X", "cat": "kernel", "name": 5}'))
-    trace.mark("backwards", 9, 5)
-    trace.event("user_annotation", "open", 0, 1, PID, 1)["ph"] = "B"
-
-    spans = read(trace, tmp_path)
-
-    assert [problem.text for problem in spans.problems] == [
-        "1 events are left out: they cannot be read",
-        "1 events are left out: their times cannot be true",
-        "1 events are left out: begin and end stand apart",
-    ]
-    assert spans.names == ("sound",)
-
-
-def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
-    trace = ChromeTrace({"baseTimeNanoseconds": BASE})
-    trace.mark("actor_update", 0, 5)
-    trace.launched(1, 2)
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(gzip.compress(trace.encode())[:-60])
-
-    spans = read_kineto(path)
-
-    assert spans.names == ("actor_update",)
-    assert spans.statuses == {0: None}
-    assert "its compressed data is cut off" in {problem.text for problem in spans.problems}
-
-
 NO_TRACES = [b"", b"{}", b"[]", b"SQLite format 3\0", b'{"format": 1}\n["span"]', b"\x1f\x8b\x08"]
 
 
@@ -260,70 +227,3 @@ def test_zstd_counts_by_its_name_where_its_package_is_missing(
         assert is_chrome_trace(tmp_path / name) is expected
     with pytest.raises(TraceError, match="pip install zstandard"):
         read_kineto(tmp_path / "t.json.zst")
-
-
-HOSTILE = [1e300, -1e300, 2**62, -(2**62), 2**63, 2**70, -(2**70), None, "x", True, 0.5, [], {}]
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path: Path) -> None:
-    noise, trace = random.Random(seed), ChromeTrace()
-    for number in range(12):
-        trace.mark(noise.choice(["ProfilerStep#99999999999999", "actor_update", "x"]), 0, 50)
-        trace.shadow("x", 0, 50)
-        trace.launched(number, 10, name="x")
-    events: list[Any] = trace.events
-    for _ in range(noise.randint(1, 20)):
-        where = noise.choice(events)
-        where = where["args"] if noise.random() < 0.4 and isinstance(where["args"], dict) else where
-        if where:
-            where[noise.choice(list(where))] = noise.choice(HOSTILE)
-    trace.before = {
-        "distributedInfo": noise.choice(HOSTILE),
-        "deviceProperties": noise.choice(HOSTILE),
-    }
-    trace.after = {"baseTimeNanoseconds": noise.choice(HOSTILE), "trace_id": noise.choice(HOSTILE)}
-
-    spans = read(trace, tmp_path)
-    table = spans.table("kernels")
-
-    assert len(spans) <= 12
-    assert len(table.rows) <= 12
-    assert all(row[4] >= 0 and row[5] >= 0 for row in table.rows)
-    assert (spans.start_ns >= 0).all()
-    assert (spans.end_ns >= spans.start_ns).all()
-
-
-_MEASURE = """
-import resource, sys, time
-from pathlib import Path
-from lightning_rlprof.loaders.kineto import read_kineto
-small, large = map(Path, sys.argv[1:])
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-read_kineto(small).table("kernels")
-before = peak()
-table = read_kineto(large).table("kernels")
-print(len(table.rows), peak() - before)
-"""
-
-
-def test_memory_stays_far_below_the_size_of_the_file(tmp_path: Path) -> None:
-    trace = ChromeTrace()
-    for number in range(1_000):
-        trace.event("cpu_op", "aten::mm", number, number + 1, PID, 1, shapes=[[8, 9]] * 20)
-        trace.event("python_function", f"model.py({number}): forward", 0, 1, PID, 1)
-        trace.launched(number, number)
-    small = trace.write(tmp_path / "small.json")
-    data = small.read_bytes()
-    begin, end = data.index(b"[", data.index(b'"traceEvents"')) + 1, data.rindex(b"]")
-    copies = 60_000_000 // (end - begin)
-    large = tmp_path / "large.json"
-    large.write_bytes(data[:begin] + b",".join([data[begin:end]] * copies) + data[end:])
-
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, small, large], capture_output=True, text=True, check=True
-    )
-
-    kernels, grown_mb = map(int, done.stdout.split())
-    assert kernels == 1_000 * copies
-    assert grown_mb < 20, f"{grown_mb} MB for a file of {large.stat().st_size // 10**6} MB"

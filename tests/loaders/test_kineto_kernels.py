@@ -121,6 +121,15 @@ def test_a_number_used_twice_means_the_last_call_before_the_kernel(tmp_path: Pat
     assert found == ["first", "first", "second", "third"]
 
 
+def test_a_missing_number_joins_nothing(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    trace.mark("actor_update", 0, 100)
+    trace.event("cuda_runtime", "cudaLaunchKernel", 10, 15, PID, 1, correlation=None)
+    trace.event("kernel", "gemm", 20, 30, 0, 7, device=0, stream=7, correlation=None)
+
+    assert places(trace.write(tmp_path / "t.json")) == [(None, None, None)]
+
+
 def test_no_kernels_are_said_not_shown_as_none(tmp_path: Path) -> None:
     trace = ChromeTrace()
     trace.mark("actor_update", 0, 10)

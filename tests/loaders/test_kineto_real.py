@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.loaders import kineto_trace
-from lightning_rlprof.loaders.chrome_stream import ChromeStream
 from lightning_rlprof.loaders.kineto import is_chrome_trace, read_kernels, read_kineto
 from lightning_rlprof.spans import Spans
 from tests.loaders.chrome import stream_of
@@ -152,7 +151,7 @@ def test_steps_and_ranges_are_those_around_the_launch(name: str) -> None:
 
 
 def test_nanoseconds_are_those_of_the_file() -> None:
-    """Times there are since 1970, with fractions that doubles keep to a quarter of a microsecond."""
+    """Times there are since 1970, with fractions that doubles keep to a quarter of one."""
     spans = loaded("ns_resolution_rank-0")
 
     fractions = {event["start"] % 1000 for event in of("ns_resolution_rank-0", "kernel")}
@@ -222,5 +221,4 @@ def test_damage_costs_little_and_is_counted(name: str, tmp_path: Path) -> None:
 
     events, stream = stream_of(path)
 
-    assert count - 25 <= len(events) + stream.lost <= count + 25 or stream.problems
-    assert isinstance(stream, ChromeStream)
+    assert count - 10 <= len(events) + stream.lost <= count + 10 or stream.problems
