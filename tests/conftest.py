@@ -10,8 +10,10 @@ import pytest
 # Before torch is imported, here and in every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Lightning would otherwise read a cluster's variables from the machine that runs the tests.
+_KEPT = {"RLPROF_NSYS", "RLPROF_TORCH_NPU"}  # where the tests find the tools that they ask for
 for _name in [name for name in os.environ if name.startswith(("RLPROF", "SLURM_", "PL_"))]:
-    del os.environ[_name]
+    if _name not in _KEPT:
+        del os.environ[_name]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -26,7 +28,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RLPROF")]:
-        monkeypatch.delenv(name)
+        if name not in _KEPT:
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

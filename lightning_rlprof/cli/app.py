@@ -2,16 +2,28 @@
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from lightning_rlprof.cli import config, read, record
+from lightning_rlprof.cli import analyse, config, doctor, memory, nsys, read, record
 from lightning_rlprof.errors import RlprofError
 
 __all__ = ["app", "main"]
 
+
+class _Words(TyperGroup):
+    """Commands of one word and of two: ``nsys -- python train.py``, and ``nsys scrub FILE``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Find a command by two words, else by one."""
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+
+
 app = typer.Typer(
+    cls=_Words,
     help="Show where the GPU-seconds of an RL training step go.",
     no_args_is_help=True,
     add_completion=False,
@@ -24,6 +36,11 @@ app.command()(read.summary)
 app.command()(read.report)
 app.command()(read.compare)
 app.command()(read.trace)
+app.command()(memory.memory)
+app.command()(analyse.analyse)
+app.command()(doctor.doctor)
+app.command("nsys", context_settings={"allow_interspersed_args": False})(nsys.profile)
+app.command("nsys scrub")(nsys.scrub)
 _config.command()(config.check)
 _config.command()(config.schema)
 app.add_typer(_config, name="config")

@@ -1,0 +1,101 @@
+"""`rlprof nsys`: its options, what follows from the machine, and what is refused."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.cli import nsys
+from tests.cli.nsys_machine import TRAIN, Run, file, machine_without_gpu, options
+from tests.doubles.nsys.on_path import FakeNsys
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNsys:
+    return machine_without_gpu(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "smi", "opens"),
+    [
+        (None, None, "exit 9", "nvtx"),
+        ("nvidia0", None, "exit 9", "cudaProfilerApi"),
+        ("nvidia3", "3", "exit 9", "cudaProfilerApi"),
+        ("nvidiactl", None, "exit 9", "nvtx"),
+        ("nvidia0", "", "exit 9", "nvtx"),
+        ("nvidia0", "-1", "exit 9", "nvtx"),
+        (None, None, "echo 'GPU 0: H100'", "cudaProfilerApi"),
+        (None, None, "echo 'No devices found.'", "nvtx"),
+    ],
+)
+def test_what_opens_captures_follows_from_whether_there_is_a_gpu(
+    rlprof: Run,
+    fake: FakeNsys,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str | None,
+    variable: str | None,
+    smi: str,
+    opens: str,
+) -> None:
+    if device:
+        (nsys._DEVICES / device).touch()
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    (fake.bin / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
+    assert f"--capture-range={opens} " in rlprof("nsys", "--dry-run", *TRAIN)[1]
+    other = "nvtx" if opens == "cudaProfilerApi" else "cudaProfilerApi"
+    out = rlprof("nsys", "--dry-run", "--capture-range", other, *TRAIN)[1]
+    assert f"--capture-range={other} " in out
+
+
+def test_options_of_nsys_are_laid_over_the_configurations(rlprof: Run, fake: FakeNsys) -> None:
+    config = file("nsight: {worker: {trace: 'nvtx,osrt', stats: 'false'}}")
+    words = ("--option", "trace=nvtx", "--option", "sample=process-tree")
+    assert rlprof("nsys", "-o", "x", "--config", config, *words, *TRAIN)[0] == 0
+    given = options(fake)
+    assert (given["trace"], given["stats"], given["sample"]) == ("nvtx", "false", "process-tree")
+    assert "cpuctxsw" not in given
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("sample", "--option sample: write key=value, such as sample=process-tree"),
+        ("=x", "--option =x: write key=value, such as sample=process-tree"),
+        ("output=x", "--option output=x: give -o instead"),
+        ("capture-range=nvtx", "--option capture-range=nvtx: give --capture-range instead"),
+        (
+            "trace=nvtx;reboot",
+            "nsight.worker.trace='nvtx;reboot' may hold only letters, digits and _.,:/@%+=-: a "
+            "shell reads it",
+        ),
+        ("t=nvtx", "nsight.worker.t is a short option: write its long name"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_nothing_runs(
+    rlprof: Run, fake: FakeNsys, option: str, said: str
+) -> None:
+    assert rlprof("nsys", "--option", option, *TRAIN) == (1, "", f"rlprof: {said}\n")
+    assert [call for call in fake.calls if call["argv"][0] == "profile"] == []
+
+
+def test_what_an_old_nsys_does_not_know_is_left_out_and_said(rlprof: Run, fake: FakeNsys) -> None:
+    fake.tell(version="2022.4.2.1-df9881f")
+    _, out, _ = rlprof("nsys", "-o", "x", "--option", "python-sampling=true", *TRAIN)
+    assert "note: left out --python-sampling: nsys 2022.4 does not know it\n" in out
+    assert "Wrote x.nsys-rep\n" in out
+
+
+def test_a_dry_run_only_prints_and_needs_no_nsys(
+    rlprof: Run, fake: FakeNsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fake.bin / "nsys").unlink()
+    monkeypatch.setenv("PATH", str(fake.bin))
+    status, out, _ = rlprof("nsys", "--dry-run", "--", "python", "train.py")
+    assert status == 0
+    assert shlex.split(out.splitlines()[0])[-2:] == ["python", "train.py"]
+    assert list(Path().iterdir()) == []
+
+    status, out, err = rlprof("nsys", "--", "python", "train.py")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("rlprof: nsys is not on PATH: install Nsight Systems (https://developer.")
