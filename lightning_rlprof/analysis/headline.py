@@ -28,7 +28,7 @@ def headline(spans: Spans) -> str:
     steps = counted(spans, rows).steps
     if steps < FEWEST:
         return (
-            f"{steps} complete steps are too few to say where the time goes; {FEWEST} are needed."
+            f"Too few complete steps to say where the time goes: {steps}, of {FEWEST} needed."
         )
     table = stages(spans)
     shares = dict(zip(table.column("stage"), table.column("share"), strict=True))

@@ -39,7 +39,7 @@ def test_the_sentence_fits_the_run(lengths: dict[str, int], said: str) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_it_abstains_below_three_steps(steps: int) -> None:
-    said = f"{steps} complete steps are too few to say where the time goes; 3 are needed."
+    said = f"Too few complete steps to say where the time goes: {steps}, of 3 needed."
     assert _run(steps, a=90) == said
 
 
