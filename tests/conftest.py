@@ -10,7 +10,8 @@ import pytest
 # Before torch is imported, here and in every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 # Lightning would otherwise read a cluster's variables from the machine that runs the tests.
-_KEPT = {"RLPROF_NSYS", "RLPROF_TORCH_NPU"}  # where the tests find the tools that they ask for
+# Where tests find the tools that they ask for.
+_KEPT = {"RLPROF_MSPROF_ANALYZE", "RLPROF_NSYS", "RLPROF_TORCH_NPU"}
 for _name in [name for name in os.environ if name.startswith(("RLPROF", "SLURM_", "PL_"))]:
     if _name not in _KEPT:
         del os.environ[_name]
@@ -23,6 +24,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs an NVIDIA GPU")
+    if item.get_closest_marker("npu") and not _has_npu():
+        pytest.skip("needs an Ascend NPU with CANN and torch_npu")
+
+
+def _has_npu() -> bool:
+    """Tell whether torch_npu is installed beside torch and finds a device."""
+    import torch
+
+    return hasattr(torch, "npu") and bool(torch.npu.is_available())
 
 
 @pytest.fixture(autouse=True)

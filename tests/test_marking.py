@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lightning_rlprof import marking, nodes
+from lightning_rlprof import nodes
 from lightning_rlprof.marking import annotate, count, listen, mark, stage
 from lightning_rlprof.testing import FakeClock
 

@@ -27,9 +27,7 @@ def headline(spans: Spans) -> str:
     rows = spans.rows(kind="step")
     steps = counted(spans, rows).steps
     if steps < FEWEST:
-        return (
-            f"Too few complete steps to say where the time goes: {steps}, of {FEWEST} needed."
-        )
+        return f"Too few complete steps to say where the time goes: {steps}, of {FEWEST} needed."
     table = stages(spans)
     shares = dict(zip(table.column("stage"), table.column("share"), strict=True))
     untraced = float(shares.pop("untraced") or 0.0)

@@ -244,7 +244,7 @@ def test_per_stage(keys: dict[str, Any], per_stage: bool) -> None:
             {"wrap": [{"target": "f", "stage": "weight_sync"}] * 2},
             "wrap[1].target='f' has a rule already; one method has one rule",
         ),
-        ({"tools": ["nvtxx"]}, "tools[0]='nvtxx' should be 'nvtx', 'nsight', 'mstx', 'npu_profiler"),
+        ({"tools": ["nvtxx"]}, "tools[0]='nvtxx' should be 'nvtx', 'nsight', 'mstx', 'npu_pro"),
         ({"device_time": "yes"}, "device_time='yes' should be a valid boolean"),
         ({"roles": {"actor": {"rank": [1]}}}, "roles.actor.rank is not a key here; did you mean"),
         ({"roles": [1]}, "roles=[1] should be a valid dictionary"),

@@ -188,5 +188,5 @@ def test_the_schema_for_editors_holds_the_blocks_of_single_tools() -> None:
 
 
 def test_a_key_of_the_block_at_the_top_is_sent_one_level_down():
-    with pytest.raises(ConfigError, match="profile belongs one level down: integrated.profile"):
+    with pytest.raises(ConfigError, match=r"profile belongs one level down: integrated\.profile"):
         ProfilerConfig.build({"profile": True})
