@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from lightning_rlprof.config.numbers import NotNegative, Positive
 from lightning_rlprof.config.section import Section, refused
@@ -87,13 +87,6 @@ class NpuConfig(Section):
             "time; about ten times the cost of a range."
         ),
     )
-    token_start: PositiveInt | None = Field(
-        default=None,
-        description="Capture `actor_generate` from this token on, counted from 1 in each call.",
-    )
-    token_end: PositiveInt | None = Field(
-        default=None, description="First token that is no longer captured (the end is excluded)."
-    )
     analysis_timeout_s: Positive = Field(
         default=3600.0,
         description="Longest time of the analysis after training (`integrated.profile_analysis`).",
@@ -110,7 +103,4 @@ class NpuConfig(Section):
         if self.mstx_domain_include and "rlprof" not in self.mstx_domain_include:
             text = "leaves out our own domain: add 'rlprof', or no stage is recorded"
             raise refused(text, self.mstx_domain_include, "mstx_domain_include")
-        start, end = self.token_start, self.token_end
-        if start and end and end <= start:
-            raise refused(f"is not after token_start={start}", end, "token_end")
         return self

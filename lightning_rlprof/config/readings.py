@@ -41,7 +41,7 @@ def contents(value: Any) -> Mapping[str, Any]:
 
 def npu_contents(value: Any) -> Mapping[str, Any]:
     """Read what torch_npu's profiler records; without the device there are no markers."""
-    keys = _watched(value) if value else {}
+    keys = _watched(value) | {"npu.with_stack": "stack" in value} if value else {}
     if keys.get("integrated.profile_with_npu") is False:
         keys["integrated.mstx"] = False
     return keys

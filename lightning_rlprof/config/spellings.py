@@ -75,7 +75,6 @@ class Spelling:
         tool: The key counts only when this tool of verl is the selected one.
         accepts: Values that change nothing. Where there is no key of ours, any other is refused.
         items: Words that the value, a list, may hold.
-        later: Words for contents that are refused by name.
         unites: Makes one value of those of two roles, which otherwise have to be the same.
     """
 
@@ -85,7 +84,6 @@ class Spelling:
     tool: str | None = None
     accepts: tuple[Any, ...] | str = ()
     items: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
     unites: Callable[[Any, Any], Any] | None = None
 
 
@@ -139,6 +137,7 @@ def _schedule(place: str) -> tuple[Spelling, ...]:
 _WITH = "integrated.profile_with_*"
 _OPTIONS = "trainer.npu_profile.options"
 _WITH_STACK = f"{_WITH}, torch_profiler.with_stack"
+_WITH_NPU_STACK = f"{_WITH}, npu.with_stack"
 _GLOBAL = "global_profiler"
 _NSYS = f"{_GLOBAL}.global_tool_config.nsys"
 _ROLE = f"{ROLE}.profiler"
@@ -158,7 +157,7 @@ _OLD = (
     Spelling(f"{_OPTIONS}.with_npu", "integrated.profile_with_npu"),
     Spelling(f"{_OPTIONS}.with_cpu", "integrated.profile_with_cpu"),
     Spelling(f"{_OPTIONS}.with_module", "integrated.profile_with_module"),
-    Spelling(f"{_OPTIONS}.with_stack", accepts=(False,)),
+    Spelling(f"{_OPTIONS}.with_stack", "npu.with_stack"),
     Spelling(f"{_OPTIONS}.analysis", "integrated.profile_analysis"),
     Spelling(f"{_ROLE}.discrete", f"roles.{ROLE}.discrete"),
     Spelling(f"{ROLE}.profile.use_profile", accepts=(False,)),
@@ -184,11 +183,10 @@ _NEW = (
     *_tokens("npu"),
     Spelling(
         f"{_NPU}.contents",
-        _WITH,
+        _WITH_NPU_STACK,
         npu_contents,
         tool="npu",
-        items=("npu", "cpu", "memory", "shapes", "module"),
-        later=("stack",),
+        items=("npu", "cpu", "memory", "shapes", "module", "stack"),
     ),
     Spelling(f"{_NPU}.level", "integrated.profile_level", tool="npu"),
     Spelling(f"{_NPU}.analysis", "integrated.profile_analysis", tool="npu"),

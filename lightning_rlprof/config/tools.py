@@ -17,7 +17,7 @@ class ScheduleConfig(Section):
     """Which mini-batches of a capture are profiled; one mini-batch is one optimizer step.
 
     As `torch.profiler.schedule`, and on as soon as ``active`` is above 0. A part that the end of
-    the capture cuts off is kept.
+    the capture cuts off is kept; stages that step no optimizer are captured whole.
     """
 
     skip_first: NonNegativeInt = Field(default=0, description="Mini-batches left out at first.")
@@ -59,8 +59,8 @@ class TorchProfilerConfig(Section):
     max_host_bytes: PositiveInt | None = Field(
         default=None,
         description=(
-            "End a capture early when writing it would take more host memory than this; unset, "
-            "half of what was available when it began."
+            "End a capture early when writing it would take more host memory than this; unset, this "
+            "rank's part of half of what was available when it began."
         ),
     )
 

@@ -131,10 +131,6 @@ def _check_items(item: Found) -> None:
     if not isinstance(item.value, list):
         raise ConfigError(f"{item.key}={item.value!r} is no list (allowed in it: {allowed})")
     for word in map(str, item.value):
-        if word in item.row.later:
-            raise ConfigError(
-                f"{item.key} holds {word!r}, which is not supported yet; leave it out"
-            )
         if word not in item.row.items:
             raise ConfigError(
                 f"{item.key} holds {word!r}{near(word, item.row.items)} (allowed: {allowed})"

@@ -1,52 +1,77 @@
-"""Capture a torch.profiler trace per window; the slow part of it runs off the training thread."""
+"""Capture torch.profiler traces: one per window, or one per cycle of mini-batches in it."""
 
-import gzip
-import logging
 import os
-import shutil
-import threading
-from contextlib import suppress
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
+from torch.profiler.profiler import _KinetoProfile
 
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.tools import TorchProfilerConfig
 from lightning_rlprof.errors import RecorderError
 from lightning_rlprof.model import Header, Kind
 from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.recorders.cupti import refuse_nsys, set_injection_aside
+from lightning_rlprof.recorders.event_budget import Budget, HostMemory, available_bytes, event_bytes
+from lightning_rlprof.recorders.torch_window import Cycle, Plan, Tools, TorchWindow
+from lightning_rlprof.recorders.trace_export import TraceExporter
+from lightning_rlprof.recorders.trace_names import trace_name
 
 __all__ = ["TorchProfilerOptions", "TorchProfilerRecorder", "build"]
 
-log = logging.getLogger(__name__)
-
-# Level 1 is ten times as fast as gzip's default and a trace is written once and read a few times.
-_GZIP_LEVEL = 1
 _DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+# How many ranks share a host where no launcher tells: few hosts hold more than 8 devices.
+_RANKS_PER_HOST = 8
+_CURE = (
+    "at {}; what it holds is kept. Take fewer steps, one stage or torch_profiler.schedule, or "
+    "leave out stacks and shapes"
+)
 
 
 def build(config: ProfilerConfig, header: Header) -> Recorder:
-    """Return the recorder of this rank."""
+    """Return the recorder of this rank.
+
+    Raises:
+        RecorderError: Nothing can be watched here, or nsys has the GPU's events.
+    """
     block = config.integrated
-    options = TorchProfilerOptions(
-        device=header.device,
-        role=header.role,
-        rank=header.rank,
-        world_size=header.world_size,
-        with_cpu=block.profile_with_cpu,
-        with_device=block.profile_with_npu,
-        record_shapes=block.profile_record_shapes,
-        with_memory=block.profile_with_memory,
-        with_modules=block.profile_with_module,
+    return TorchProfilerRecorder(
+        TorchProfilerOptions(
+            device=header.device,
+            role=header.role,
+            rank=header.rank,
+            world_size=header.world_size,
+            with_cpu=block.profile_with_cpu,
+            with_device=block.profile_with_npu,
+            record_shapes=block.profile_record_shapes,
+            with_memory=block.profile_with_memory,
+            with_modules=block.profile_with_module,
+            tool=config.torch_profiler,
+        )
     )
-    return TorchProfilerRecorder(options)
 
 
 @dataclass(frozen=True)
 class TorchProfilerOptions:
-    """What a torch.profiler capture contains, and the words that tell its files apart."""
+    """What a capture contains, and the words that tell its files apart.
+
+    Attributes:
+        device: Kind of the device.
+        role: Role of the process.
+        rank: Its global rank.
+        world_size: Number of ranks.
+        with_cpu: Operators and the rows of spans; without it a GPU's events alone, which is cheap.
+        with_device: Events of the device.
+        record_shapes: Shapes of the operators' inputs.
+        with_memory: Allocations.
+        with_modules: Rows of ``nn.Module``, by way of Python stacks.
+        tool: Stacks, the schedule, and how much a capture may hold.
+    """
 
     device: str
     role: str
@@ -57,26 +82,55 @@ class TorchProfilerOptions:
     record_shapes: bool = False
     with_memory: bool = False
     with_modules: bool = False
+    tool: TorchProfilerConfig = field(default_factory=TorchProfilerConfig)
+
+    @property
+    def with_stack(self) -> bool:
+        """Whether Python calls are watched; torch sees modules outside of TorchScript by them."""
+        return self.tool.with_stack or self.with_modules
+
+    @property
+    def on_device(self) -> bool:
+        """Whether events of a device are collected."""
+        return self.with_device and self.device in _DEVICE_ACTIVITIES
 
     def activities(self) -> list[ProfilerActivity]:
         """Return what torch.profiler shall watch on this device."""
         found = [ProfilerActivity.CPU] if self.with_cpu else []
-        if self.with_device and self.device in _DEVICE_ACTIVITIES:
-            found.append(_DEVICE_ACTIVITIES[self.device])
-        return found
+        return [*found, _DEVICE_ACTIVITIES[self.device]] if self.on_device else found
+
+    def plan(self) -> Plan | None:
+        """Return torch's schedule, or None where everything is collected."""
+        if not self.tool.schedule.active:
+            return None
+        with warnings.catch_warnings():
+            # "won't be using warmup": who sets none wants none
+            warnings.simplefilter("ignore")
+            plan: Plan = torch.profiler.schedule(**self.tool.schedule.model_dump())
+        return plan
+
+    def max_bytes(self) -> int | None:
+        """Return the most that stopping may take: what is given, or this rank's part of half."""
+        if self.tool.max_host_bytes is not None:
+            return self.tool.max_host_bytes
+        available = available_bytes()
+        told = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(told) if told.isdigit() else min(self.world_size, _RANKS_PER_HOST)
+        return None if available is None else available // 2 // max(1, ranks)
 
 
 class TorchProfilerRecorder(Recorder):
     """Write one Chrome trace per window, ``<window>_<role>_rank0-of-8_pid4.trace.json.gz``.
 
-    Stopping collects the events on the training thread; they are written and compressed on a
-    thread of its own, which `finish` awaits.
+    With a schedule it is one per cycle of mini-batches, ``…_pid4_mb3-4.trace.json.gz``. Each span
+    is a row. Stopping and writing take 5 to 8 µs per event on the training thread; a thread of its
+    own compresses, and `finish` awaits it. What fails there is noted, and costs that trace alone.
 
     Args:
         options: What to capture.
 
     Raises:
-        RecorderError: No activity is left to capture on this device.
+        RecorderError: No activity is left to capture on this device, or nsys traces CUDA.
     """
 
     def __init__(self, options: TorchProfilerOptions) -> None:
@@ -86,80 +140,93 @@ class TorchProfilerRecorder(Recorder):
                 "set integrated.profile_with_cpu or integrated.profile_with_npu (device) to true"
             )
         self._options = options
-        self._profiler: Any = None
+        self._remark: str | None = None
+        if options.on_device and options.device == "cuda":
+            refuse_nsys()
+            self._remark = set_injection_aside()
         self._out = Path()
-        self._exports: list[threading.Thread] = []
-        self._errors: list[Exception] = []
+        self._window: TorchWindow | None = None
+        self._memory = HostMemory()
+        self._exporter = TraceExporter(self._tell, self._memory.release)
+
+    def __reduce__(self) -> tuple[Callable[..., Recorder], tuple[TorchProfilerOptions]]:
+        return (TorchProfilerRecorder, (self._options,))
 
     def open(self, out: Path) -> None:
         """Start the profiler, unless another one is active in this process."""
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            raise RecorderError("another torch profiler is active; stop it or drop this capture")
+        if self._remark is not None:
+            self.note("info", self._remark)
+            self._remark = None
         self._out = out
         out.mkdir(parents=True, exist_ok=True)
+        tools = Tools(self._profiler, self._budget, self._written, self._tell)
+        self._window = TorchWindow(tools, self._options.plan())
+
+    def enter(self, name: str, kind: Kind, step: int) -> object:
+        """Open a row; without host activity there are none."""
+        if self._window is None or not self._options.with_cpu:
+            return None
+        return self._window.enter(name, kind, step)
+
+    def exit(self, token: object) -> None:
+        """Close the row."""
+        if self._window is not None and token is not None:
+            self._window.exit(token)  # type: ignore[arg-type]
+
+    def mark(self, name: str, step: int) -> None:
+        """Put in a row without length."""
+        if self._window is not None and self._options.with_cpu:
+            self._window.mark(name)
+
+    def close(self) -> None:
+        """Stop the profiler and write the trace."""
+        window, self._window = self._window, None
+        if window is None:
+            return
+        window.close()
+        if window.scheduled and not window.reached:
+            plan = self._options.tool.schedule
+            self.note(
+                "warning",
+                f"{self._out.name} has no trace: torch_profiler.schedule begins after "
+                f"{plan.skip_first + plan.wait + plan.warmup} mini-batches (skip_first, wait, "
+                f"warmup), and there were {window.mini_batches} (optimizer steps)",
+            )
+
+    def finish(self) -> None:
+        """Wait for the files."""
+        self._exporter.finish()
+
+    def _tell(self, level: str, text: str) -> None:
+        self.note(level, text)  # the session puts its own there later
+
+    def _profiler(self) -> Any:
         options = self._options
-        profiler = torch.profiler.profile(
+        # Not torch.profiler.profile: it is part of a circle of references, and would keep its
+        # events, 1.4 kB each, until Python's collector comes by.
+        return _KinetoProfile(
             activities=options.activities(),
             record_shapes=options.record_shapes,
             profile_memory=options.with_memory,
             with_modules=options.with_modules,
-            # Eager modules are seen by the stack tracer only; with_modules alone knows TorchScript.
-            with_stack=options.with_modules,
+            with_stack=options.with_stack,
         )
-        profiler.start()
-        self._profiler = profiler
 
-    def enter(self, name: str, kind: Kind, step: int) -> object:
-        """Open a record_function row."""
-        row = torch.profiler.record_function(name)
-        row.__enter__()
-        return row
+    def _budget(self) -> Budget:
+        options = self._options
+        size = event_bytes(with_stack=options.with_stack, record_shapes=options.record_shapes)
+        return Budget(self._memory, size, options.tool.max_events, options.max_bytes())
 
-    def exit(self, token: object) -> None:
-        """Close the record_function row."""
-        token.__exit__(None, None, None)  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        """Stop the profiler and hand the trace to a thread that writes it."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is None:
-            return
-        profiler.stop()
-        path = self._out / self._file_name()
-        thread = threading.Thread(target=self._export, args=(profiler, path), name="rlprof-export")
-        thread.start()
-        self._exports.append(thread)
-
-    def finish(self) -> None:
-        """Wait for the files; raises what their writing raised."""
-        waiting = [thread for thread in self._exports if thread.is_alive()]
-        if waiting:
-            log.info("waiting for %d traces to be written", len(waiting))
-        for thread in self._exports:
-            thread.join()
-        self._exports.clear()
-        if self._errors:
-            raise self._errors.pop(0)
-
-    def _file_name(self) -> str:
-        o = self._options
-        who = f"{o.role}_rank{o.rank}-of-{o.world_size}_pid{os.getpid()}"
-        return f"{self._out.name}_{who}.trace.json.gz"
-
-    def _export(self, profiler: Any, path: Path) -> None:
-        plain = path.with_suffix("")
-        part = path.with_suffix(".gz.part")
-        try:
-            profiler.export_chrome_trace(str(plain))
-            with (
-                plain.open("rb") as source,
-                gzip.open(part, "wb", compresslevel=_GZIP_LEVEL) as target,
-            ):
-                shutil.copyfileobj(source, target, 1 << 20)
-            part.replace(path)
-        except Exception as error:
-            self._errors.append(error)
-        finally:
-            for leftover in (plain, part):
-                with suppress(OSError):  # the folder itself may be gone
-                    leftover.unlink()
+    def _written(self, cycle: Cycle) -> None:
+        options, window = self._options, self._out.name
+        name = trace_name(window, options.role, options.rank, options.world_size, cycle.batches)
+        if cycle.over:
+            self.note("warning", f"{window} was ended early, {_CURE.format(cycle.over)}")
+        if cycle.device_full and options.on_device:
+            self.note(
+                "warning",
+                f"{name}: kernels are missing from its end, since torch's buffer for them was "
+                "full; take fewer steps, one stage or torch_profiler.schedule",
+            )
+        held, cycle.profiler = [cycle.profiler], None
+        self._exporter.write(held, self._out / name, kernels=options.on_device)

@@ -1,104 +1,35 @@
-"""Real torch.profiler captures on the CPU, read back from their files; the last needs a GPU."""
+"""Real torch.profiler captures on the CPU: what they contain, read back from their files."""
 
-import gzip
-import json
-import os
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity
+from torch.profiler import ProfilerActivity, record_function
 
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.marking import annotate, stage
-from lightning_rlprof.recorders import torch_profiler
-from lightning_rlprof.recorders.torch_profiler import TorchProfilerOptions, TorchProfilerRecorder
-from lightning_rlprof.session import Session
-from lightning_rlprof.testing import FakeClock, make_header
-from lightning_rlprof.tracefile import read_trace
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+from lightning_rlprof.recorders.torch_profiler import TorchProfilerRecorder, build
+from lightning_rlprof.testing import make_header
+from tests.recorders.traces import Noted, ends_of_rows, events_of, forward, only, options
 
 
-def options(**changes: Any) -> TorchProfilerOptions:
-    values = {"device": "cpu", "role": "actor", "rank": 0, "world_size": 1}
-    return TorchProfilerOptions(**{**values, **changes})
-
-
-def events_of(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path) as file:
-        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
-    return events
-
-
-def capture(out: Path, **changes: Any) -> list[dict[str, Any]]:
+def capture(out: Path, tool: dict[str, Any] | None = None, **changes: Any) -> list[dict[str, Any]]:
     """Capture one call of a small network and return the events of its file."""
-    network = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())
-    recorder = TorchProfilerRecorder(options(**changes))
-    recorder.open(out)
-    token = recorder.enter("actor_update", "stage", 1)
-    network(torch.ones(2, 3))
-    recorder.exit(token)
-    recorder.close()
-    recorder.finish()
-    (path,) = out.iterdir()
-    return events_of(path)
+    Noted(options(tool, **changes)).window(out, forward)
+    return only(out)
 
 
-def test_a_window_is_one_trace_with_a_row_per_span(tmp_path: Path) -> None:
-    config = ProfilerConfig.build(profile=True)
-    recorder = TorchProfilerRecorder(options(rank=3, world_size=8, role="critic"))
-    with Session(config, tmp_path, make_header(3, 8), [recorder], FakeClock()) as session:
-        session.begin_step(1)
-        with stage("actor_update"), annotate("optimizer"):
-            torch.ones(2) + 1
-        session.end_step()
-    folder = tmp_path / "rank-00003" / "step-000001"
-    name = f"step-000001_critic_rank3-of-8_pid{os.getpid()}.trace.json.gz"
-    assert [path.name for path in folder.iterdir()] == [name]
-    rows = {e["name"]: e for e in events_of(folder / name) if e.get("cat") == "user_annotation"}
-    outer, inner = rows["actor_update"], rows["optimizer"]
-    assert outer["ts"] <= inner["ts"]
-    assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
-
-
-def test_each_window_has_its_own_trace_and_nothing_else_is_left(tmp_path: Path) -> None:
-    config = ProfilerConfig.build(stage=["actor_update", "compute_reward"], profile_step_end=3)
-    recorder = TorchProfilerRecorder(options())
-    with Session(config, tmp_path, make_header(), [recorder], FakeClock()) as session:
-        for step in (1, 2, 3):
-            session.begin_step(step)
-            for name in ("actor_update", "weight_sync", "compute_reward"):
-                with stage(name):
-                    torch.ones(2) + 1
-            session.end_step()
-    files = sorted(path for path in (tmp_path / "rank-00000").rglob("*") if path.is_file())
-    assert [path.parent.name for path in files] == [
-        "step-000001-actor_update",
-        "step-000001-compute_reward",
-        "step-000002-actor_update",
-        "step-000002-compute_reward",
-    ]
-    for path in files:
-        assert path.name.startswith(f"{path.parent.name}_actor_rank0-of-1_pid")
-        names = [e["name"] for e in events_of(path) if e.get("cat") == "user_annotation"]
-        assert names == [path.parent.name.split("-")[-1]]
-
-
-def test_spans_that_interleave_get_rows_too(tmp_path: Path) -> None:
-    recorder = TorchProfilerRecorder(options())
-    recorder.open(tmp_path / "window")
-    first, second = recorder.enter("actor_generate", "stage", 1), recorder.enter("compute_reward", "stage", 1)
-    recorder.exit(first)
-    recorder.exit(second)
-    recorder.close()
-    recorder.finish()
-    (path,) = (tmp_path / "window").iterdir()
-    rows = [e["name"] for e in events_of(path) if e.get("cat") == "user_annotation"]
-    assert sorted(rows) == ["actor_generate", "compute_reward"]
+def test_heavy_contents_are_off_by_default() -> None:
+    recorder = build(ProfilerConfig.build(profile=True), make_header())
+    assert isinstance(recorder, TorchProfilerRecorder)
+    chosen = recorder._options
+    assert (chosen.with_cpu, chosen.with_device) == (True, True)
+    heavy = (chosen.record_shapes, chosen.with_memory, chosen.with_modules, chosen.with_stack)
+    assert heavy == (False, False, False, False)
+    assert chosen.plan() is None
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -124,6 +55,13 @@ def test_with_modules_adds_rows_of_modules(wanted: bool, tmp_path: Path) -> None
     assert modules == (expected if wanted else set())
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_with_stack_adds_python_calls(wanted: bool, tmp_path: Path) -> None:
+    events = capture(tmp_path / "window", {"with_stack": wanted})
+    calls = [e["name"] for e in events if e.get("cat") == "python_function"]
+    assert any(name.endswith(": forward") for name in calls) is wanted
+
+
 @pytest.mark.parametrize(
     ("device", "with_cpu", "with_device", "expected"),
     [
@@ -134,6 +72,7 @@ def test_with_modules_adds_rows_of_modules(wanted: bool, tmp_path: Path) -> None
         ("cuda", False, True, [ProfilerActivity.CUDA]),
         ("cuda", True, False, [ProfilerActivity.CPU]),
         ("xpu", True, True, [ProfilerActivity.CPU, ProfilerActivity.XPU]),
+        ("xpu", True, False, [ProfilerActivity.CPU]),
         ("npu", True, True, [ProfilerActivity.CPU]),
         ("mps", False, True, []),
     ],
@@ -150,8 +89,53 @@ def test_with_no_activity_left_the_error_names_the_keys() -> None:
         TorchProfilerRecorder(options(with_cpu=False))
 
 
+def test_without_host_activity_spans_cost_nothing_since_they_have_no_rows(tmp_path: Path) -> None:
+    recorder = Noted(options(device="cuda", with_cpu=False))
+    assert recorder.enter("actor_update", "stage", 1) is None
+    assert recorder.exit(None) is None
+    assert recorder.mark("published", 1) is None
+
+
+def test_a_mark_is_a_row_without_length(tmp_path: Path) -> None:
+    recorder = Noted(options())
+    recorder.window(tmp_path / "window", lambda: recorder.mark("weights published", 1))
+    (mark,) = (e for e in only(tmp_path / "window") if e["name"] == "weights published")
+    assert mark["dur"] < 1_000
+
+
+def test_spans_that_interleave_get_rows_too(tmp_path: Path) -> None:
+    recorder = Noted(options())
+    recorder.open(tmp_path / "window")
+    first = recorder.enter("actor_generate", "stage", 1)
+    second = recorder.enter("compute_reward", "stage", 1)
+    recorder.exit(first)
+    recorder.exit(second)
+    recorder.close()
+    recorder.finish()
+    names = {e["name"] for e in only(tmp_path / "window") if e.get("cat") == "user_annotation"}
+    assert names == {"actor_generate", "compute_reward"}
+
+
+def test_without_a_window_nothing_is_recorded_and_nothing_raises(tmp_path: Path) -> None:
+    recorder = Noted(options())
+    recorder.exit(recorder.enter("actor_update", "stage", 1))
+    recorder.mark("published", 1)
+    recorder.close()
+    recorder.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_of_an_earlier_window_ends_nothing_in_the_next(tmp_path: Path) -> None:
+    recorder = Noted(options())
+    recorder.open(tmp_path / "first")
+    token = recorder.enter("actor_update", "stage", 1)
+    recorder.close()
+    recorder.window(tmp_path / "second", lambda: recorder.exit(token))
+    assert recorder.notes == []
+
+
 def test_another_active_profiler_is_refused_and_goes_on(tmp_path: Path) -> None:
-    recorder = TorchProfilerRecorder(options())
+    recorder = Noted(options())
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as theirs:
         with pytest.raises(RecorderError, match="another torch profiler is active; stop it or"):
             recorder.open(tmp_path / "window")
@@ -159,110 +143,50 @@ def test_another_active_profiler_is_refused_and_goes_on(tmp_path: Path) -> None:
         torch.ones(2) + 1
     recorder.finish()
     assert "aten::add" in {event.name for event in theirs.events()}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_session_with_another_active_profiler_says_so_and_goes_on(tmp_path: Path) -> None:
-    config = ProfilerConfig.build(profile=True)
-    recorder = TorchProfilerRecorder(options())
-    with (
-        torch.profiler.profile(activities=[ProfilerActivity.CPU]),
-        Session(config, tmp_path, make_header(), [recorder], FakeClock()) as session,
-    ):
-        session.begin_step(1)
-        with stage("actor_update"):
-            pass
-        session.end_step()
-    trace = read_trace(tmp_path / "rank-00000.jsonl")
-    (error,) = (note.text for note in trace.notes if note.level == "error")
-    assert "TorchProfilerRecorder failed and was dropped (RecorderError: another" in error
-    assert "actor_update" in {span.name for span in trace.spans}
-
-
-def test_the_export_runs_on_a_thread_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    may_write, threads, said = threading.Event(), [], []
-    real = torch.profiler.profile.export_chrome_trace
-
-    def export(self: Any, path: str) -> None:
-        threads.append(threading.current_thread())
-        assert may_write.wait(60)
-        real(self, path)
-
-    def info(text: str, number: int) -> None:
-        said.append(text % number)
-        may_write.set()
-
-    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", export)
-    monkeypatch.setattr(torch_profiler.log, "info", info)
-    recorder = TorchProfilerRecorder(options())
-    for name in ("first", "second"):  # neither close nor the next open waits for the file
-        recorder.open(tmp_path / name)
-        recorder.close()
-        assert list((tmp_path / name).glob("*.gz")) == []
-    recorder.finish()
-    assert said == ["waiting for 2 traces to be written"]
-    assert threading.current_thread() not in threads
-    for name in ("first", "second"):
-        (path,) = (tmp_path / name).iterdir()
-        assert isinstance(events_of(path), list)
-
-
-def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    recorder = TorchProfilerRecorder(options())
-    with pytest.raises(NotADirectoryError):
-        recorder.open(tmp_path / "file" / "window")
-    assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-    recorder.close()
-    recorder.finish()
-
-
-def test_a_folder_lost_during_the_window_is_told_by_finish_once(tmp_path: Path) -> None:
-    recorder = TorchProfilerRecorder(options())
-    out = tmp_path / "window"
-    recorder.open(out)
-    out.rmdir()
-    out.write_text("")
-    recorder.close()
-    with pytest.raises(OSError, match="window"):
-        recorder.finish()
-    recorder.finish()
-    assert list(tmp_path.iterdir()) == [out]
-
-
-def test_a_write_that_fails_half_way_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def full(source: Any, target: Any, length: int) -> None:
-        target.write(source.read(9))
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfileobj", full)
-    recorder = TorchProfilerRecorder(options())
-    recorder.open(tmp_path / "window")
-    recorder.close()
-    with pytest.raises(OSError, match="No space left"):
-        recorder.finish()
     assert list((tmp_path / "window").iterdir()) == []
 
 
-@pytest.mark.cuda
-@needs_cuda
-def test_kernels_of_a_gpu_are_in_the_trace_and_only_where_wanted(tmp_path: Path) -> None:
-    def kernels(name: str, **changes: Any) -> int:
-        recorder = TorchProfilerRecorder(options(device="cuda", **changes))
-        recorder.open(tmp_path / name)
-        token = recorder.enter("actor_update", "stage", 1)
-        torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
-        torch.cuda.synchronize()
-        recorder.exit(token)
-        recorder.close()
-        recorder.finish()
-        (path,) = (tmp_path / name).iterdir()
-        return sum(event.get("cat") == "kernel" for event in events_of(path))
+def test_no_row_stays_open_beyond_its_window(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its end would be written into freed memory, or into the events of the next window."""
+    ended, foreign = ends_of_rows(monkeypatch), record_function("foreign")
+    recorder = Noted(options())
+    recorder.window(tmp_path / "first", foreign.__enter__)
+    assert "foreign" in ended
+    assert "foreign" in {e["name"] for e in only(tmp_path / "first")}
+    recorder.window(tmp_path / "second", lambda: foreign.__exit__(None, None, None))
+    assert "foreign" not in {e["name"] for e in only(tmp_path / "second")}
 
-    assert kernels("both") > 0
-    assert kernels("device alone", with_cpu=False) > 0
-    assert kernels("host alone", with_device=False) == 0
+
+def test_a_recorder_travels_to_another_process_with_its_options() -> None:
+    chosen = options({"with_stack": True}, rank=3)
+    copy = pickle.loads(pickle.dumps(TorchProfilerRecorder(chosen)))
+    assert copy._options == chosen
+
+
+def test_a_window_leaves_no_thread_behind(tmp_path: Path) -> None:
+    before, recorder = threading.active_count(), Noted(options())
+    recorder.open(tmp_path / "window")
+    watcher = recorder._window._watcher if recorder._window else None
+    recorder.close()
+    assert watcher is not None
+    assert not watcher.is_alive()
+    recorder.finish()
+    assert threading.active_count() == before
+
+
+def test_the_events_of_a_window_are_freed_when_it_closes(tmp_path: Path) -> None:
+    recorder = Noted(options())
+    used = recorder._memory.used
+
+    def work() -> None:
+        for _ in range(20_000):
+            torch.ones(2)
+
+    recorder.window(tmp_path / "warm", forward)
+    before = used() or 0
+    recorder.window(tmp_path / "window", work)
+    events = len(events_of(next((tmp_path / "window").iterdir())))
+    assert events > 60_000
+    assert (used() or 0) - before < events * 100  # they took 1,400 bytes each

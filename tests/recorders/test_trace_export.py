@@ -1,0 +1,195 @@
+"""Traces on their way to a file: real ones of torch, made-up text, and disks that fail."""
+
+import errno
+import gzip
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_rlprof.recorders import trace_export
+from lightning_rlprof.recorders.trace_export import TraceExporter, compress
+from tests.recorders.traces import Noted, events_of, forward, options
+
+KERNEL = '{"ph": "X", "cat": "kernel", "name": "gemm"}'
+NAME = "window.trace.json.gz"
+
+
+class Text:
+    """Stands for a stopped profiler whose trace is this text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(path).write_text(self.text)
+
+
+class Exports:
+    """An exporter, its notes, and the lists that it released."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, str]] = []
+        self.exporter = TraceExporter(lambda *note: self.notes.append(note), list.clear)
+
+    def write(self, trace: Any, path: Path, *, kernels: bool = False) -> list[Any]:
+        held = [trace]
+        self.exporter.write(held, path, kernels=kernels)
+        return held
+
+
+@pytest.fixture
+def exports() -> Exports:
+    return Exports()
+
+
+def test_a_trace_is_compressed_unchanged_and_nothing_else_is_left(
+    exports: Exports, tmp_path: Path
+) -> None:
+    text = '{"traceEvents": [' + "0, " * 5_000_000 + "0]}"
+    held = exports.write(Text(text), tmp_path / NAME)
+    assert held == []
+    exports.exporter.finish()
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    assert gzip.decompress((tmp_path / NAME).read_bytes()).decode() == text
+    assert exports.notes == []
+
+
+def test_compressing_runs_on_a_thread_of_its_own_one_trace_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    may_go, threads = threading.Event(), []
+    real: Callable[..., bool] = compress
+
+    def slowly(plain: Path, part: Path, needle: bytes) -> bool:
+        threads.append((threading.current_thread(), threading.active_count()))
+        assert may_go.wait(60)
+        return real(plain, part, needle)
+
+    monkeypatch.setattr(trace_export, "compress", slowly)
+    monkeypatch.setattr(trace_export.log, "info", lambda text: may_go.set())
+    recorder = Noted(options())
+    for name in ("first", "second"):  # neither close nor the next open waits for the file
+        recorder.open(tmp_path / name)
+        forward()
+        recorder.close()
+        assert [path.suffix for path in (tmp_path / name).iterdir()] == [".json"]
+    assert len(threads) == 1
+    recorder.finish()
+    assert len({thread for thread, _ in threads}) == 2
+    assert threading.main_thread() not in {thread for thread, _ in threads}
+    for name in ("first", "second"):
+        (path,) = (tmp_path / name).iterdir()
+        assert len(events_of(path)) > 5
+
+
+def test_nothing_is_overwritten(exports: Exports, tmp_path: Path) -> None:
+    for number in range(3):
+        exports.write(Text(f'{{"number": {number}}}'), tmp_path / NAME)
+    exports.exporter.finish()
+    found = {path.name: gzip.decompress(path.read_bytes()) for path in tmp_path.iterdir()}
+    assert found == {
+        NAME: b'{"number": 0}',
+        "window-2.trace.json.gz": b'{"number": 1}',
+        "window-3.trace.json.gz": b'{"number": 2}',
+    }
+
+
+def test_a_device_trace_without_a_kernel_is_told_once_as_a_warning(
+    exports: Exports, tmp_path: Path
+) -> None:
+    for kernels in (True, True, False):
+        exports.write(Text('{"cat": "kernels"}'), tmp_path / NAME, kernels=kernels)
+    exports.write(Text(KERNEL), tmp_path / NAME, kernels=True)
+    exports.exporter.finish()
+    assert [level for level, _ in exports.notes] == ["warning", "info"]
+    assert exports.notes[0][1].startswith("window.trace.json.gz holds no kernel: nothing ran on")
+    assert "NVTX_INJECTION64_PATH" in exports.notes[0][1]
+
+
+@pytest.mark.parametrize("offset", range(0, 18, 3))
+def test_a_kernel_is_found_across_blocks(
+    offset: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(trace_export, "_BLOCK", 10)
+    plain, part = tmp_path / "plain", tmp_path / "part"
+    plain.write_text(" " * offset + KERNEL)
+    assert compress(plain, part, b'"cat": "kernel"')
+    assert gzip.decompress(part.read_bytes()) == plain.read_bytes()
+    plain.write_text(" " * offset + KERNEL.replace("kernel", "kernes"))
+    assert not compress(plain, part, b'"cat": "kernel"')
+
+
+@pytest.mark.parametrize("text", ["", '{"traceEvents": [', '{"a": 1},\n', "x" * 100])
+def test_a_trace_that_ends_in_the_middle_is_lost_and_told(
+    text: str, exports: Exports, tmp_path: Path
+) -> None:
+    exports.write(Text(text), tmp_path / NAME)
+    exports.write(Text('{"whole": 1}\n'), tmp_path / "next.trace.json.gz")
+    exports.exporter.finish()
+    ((level, told),) = exports.notes
+    assert level == "error"
+    assert told == f"{NAME} is lost (OSError: it ends in the middle; is the disk full?)"
+    assert [path.name for path in tmp_path.iterdir()] == ["next.trace.json.gz"]
+
+
+def test_a_disk_that_fills_up_costs_that_trace_alone(
+    exports: Exports, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(plain: Path, part: Path, needle: bytes) -> bool:
+        part.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trace_export, "compress", full)
+        exports.write(Text("{}"), tmp_path / NAME)
+        exports.exporter.finish()
+    exports.write(Text("{}"), tmp_path / NAME)
+    exports.exporter.finish()
+    assert [text for _, text in exports.notes] == [
+        f"{NAME} is lost (OSError: [Errno 28] No space left on device)"
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_a_trace_that_torch_cannot_write_is_told_and_freed(
+    exports: Exports, tmp_path: Path
+) -> None:
+    class Broken:
+        def export_chrome_trace(self, path: str) -> None:
+            raise RuntimeError("no results")
+
+    assert exports.write(Broken(), tmp_path / NAME) == []
+    exports.exporter.finish()
+    assert exports.notes == [("error", f"{NAME} is lost (RuntimeError: no results)")]
+
+
+def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    recorder = Noted(options())
+    with pytest.raises(NotADirectoryError):
+        recorder.open(tmp_path / "file" / "window")
+    assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    recorder.close()
+    recorder.finish()
+
+
+def test_a_folder_lost_during_the_window_costs_that_trace_alone(tmp_path: Path) -> None:
+    recorder = Noted(options())
+    out = tmp_path / "window"
+
+    def lose() -> None:
+        out.rmdir()
+        out.write_text("")
+
+    recorder.window(out, lose)
+    ((level, text),) = recorder.notes
+    assert level == "error"
+    assert text.startswith("window_actor_rank0-of-1_pid")
+    assert ".trace.json.gz is lost (" in text
+    recorder.window(tmp_path / "next", forward)
+    assert len(list((tmp_path / "next").iterdir())) == 1
+    assert len(recorder.notes) == 1
