@@ -59,8 +59,8 @@ class TorchProfilerConfig(Section):
     max_host_bytes: PositiveInt | None = Field(
         default=None,
         description=(
-            "End a capture early when writing it would take more host memory than this; unset, this "
-            "rank's part of half of what was available when it began."
+            "End a capture early when writing it would take more host memory than this; unset, "
+            "this rank's part of half of what was available when it began."
         ),
     )
 
