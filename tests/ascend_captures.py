@@ -84,17 +84,9 @@ def capture(
     rank: int | None = None,
     **config: Any,
 ) -> Path:
-    """Make a directory with raw data.
+    """Make a directory with raw data of the host, of the device, or of both.
 
-    Args:
-        directory: Its place; the name should end in ``_ascend_pt``.
-        exports: What it was recorded for.
-        host: Whether operators of the host were recorded.
-        device: Whether CANN recorded.
-        activities: What was to be recorded.
-        tasks: What CANN's file of tasks holds.
-        rank: Put into the name of the file that describes it.
-        config: Options of the recording, such as ``_mstx``.
+    ``tasks`` is what CANN's file of tasks holds, ``config`` options such as ``_mstx``.
     """
     directory.mkdir(parents=True)
     common = {"activities": [f"ProfilerActivity.{name}" for name in activities]}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof import analyse as room
-from lightning_rlprof.analyse import Outcome, analyse, ascend_directories
+from lightning_rlprof.analyse import Options, Outcome, analyse, ascend_directories
 from lightning_rlprof.errors import RecorderError, TraceError
 from tests.ascend_captures import HOST, OUTPUT, RANGE, capture, install, put_msprof, tell, trace
 from tests.test_interpreter import gone
@@ -19,8 +19,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", monkeypatch)
 
 
-def run(*directories: Path, **options: Any) -> list[Outcome]:
-    return analyse(directories, **{"jobs": 2, "timeout_s": 60, **options})
+def run(*directories: Path, progress: Any = None, **options: Any) -> list[Outcome]:
+    return analyse(directories, Options(**{"jobs": 2, "timeout_s": 60, **options}), progress)
 
 
 def make(tmp_path: Path, name: str = "a", **options: Any) -> Path:

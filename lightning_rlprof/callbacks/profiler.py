@@ -1,6 +1,7 @@
 """`ProfilerCallback`: each Lightning hook is one call to the session."""
 
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,11 +12,13 @@ from lightning_rlprof.callbacks.base import Callback, guarded
 from lightning_rlprof.callbacks.cover import Cover
 from lightning_rlprof.callbacks.optimizers import OptimizerSteps
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.device import device_kind
 from lightning_rlprof.errors import ConfigError, RecorderError
 from lightning_rlprof.finish import OnFinish
 from lightning_rlprof.marking import Marker
 from lightning_rlprof.model import STAGES, Kind
 from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.recorders.choose import recorder_names
 from lightning_rlprof.run import new_run_name, start_session
 from lightning_rlprof.session import Session, current
 from lightning_rlprof.wrap import Wraps
@@ -95,12 +98,15 @@ class ProfilerCallback(Callback):
         return not (self.by_environment and others)  # what the code says wins over RLPROF=1
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
+        device = _device(trainer)
+        if self.recorders is None:
+            _refuse_a_second_profiler(trainer, self.config, device)
         self._session = session = start_session(
             self.config,
             name=trainer.strategy.broadcast(new_run_name(), src=0),
             rank=trainer.global_rank,
             world_size=trainer.world_size,
-            device=trainer.strategy.root_device.type,
+            device=device,
             recorders=self.recorders,
             on_finish=self.on_finish,
         )
@@ -246,3 +252,23 @@ class ProfilerCallback(Callback):
         start = self._starts.pop(name, None)
         if self._session is not None and start is not None:
             self._session.record(Marker(name, kind), start, self._session.clock())
+
+
+def _device(trainer: Any) -> str:
+    """Return the kind of device that trains; Lightning itself knows none by the name of npu."""
+    kind: str = trainer.strategy.root_device.type
+    if kind == "cpu" and "torch_npu" in sys.modules:
+        return device_kind()
+    return kind
+
+
+def _refuse_a_second_profiler(trainer: Any, config: ProfilerConfig, device: str) -> None:
+    """Refuse Lightning's PyTorchProfiler beside one of ours: the later one breaks the training."""
+    kinds = {kind.__name__ for kind in type(trainer.profiler).__mro__}
+    ours = {"npu_profiler": "torch_npu.profiler", "torch_profiler": "our torch.profiler"}
+    for name in recorder_names(config, device, trainer.global_rank):
+        if "PyTorchProfiler" in kinds and name in ours:
+            raise ConfigError(
+                f"the Trainer's PyTorchProfiler and {ours[name]} cannot profile one process: "
+                "leave out Trainer(profiler=…), or set integrated.profile: false"
+            )

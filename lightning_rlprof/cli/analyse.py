@@ -28,22 +28,26 @@ class _Format(str, Enum):
     DB = "db"
 
 
+Paths = Annotated[
+    list[Path],
+    typer.Argument(help="Runs, folders of captures, or *_ascend_pt directories themselves"),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("-j", "--jobs", min=1, help="How many at a time; unset, half of the cores"),
+]
+Timeout = Annotated[float, typer.Option(min=1, help="Longest time of one directory, in seconds")]
+Formats = Annotated[
+    list[_Format] | None,
+    typer.Option(help="Format to write; may be repeated; unset, as it was recorded"),
+]
+
+
 def analyse(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(help="Runs, folders of captures, or *_ascend_pt directories themselves"),
-    ],
-    jobs: Annotated[
-        int | None,
-        typer.Option("-j", "--jobs", min=1, help="How many at a time; unset, half of the cores"),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Longest time of one directory, in seconds")
-    ] = 3600.0,
-    export: Annotated[
-        list[_Format] | None,
-        typer.Option(help="Format to write; may be repeated; unset, as it was recorded"),
-    ] = None,
+    paths: Paths,
+    jobs: Jobs = None,
+    timeout: Timeout = 3600.0,
+    export: Formats = None,
     force: Annotated[bool, typer.Option("--force", help="Analyse again what is analysed")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcomes as JSON")] = False,
 ) -> None:
@@ -54,26 +58,26 @@ def analyse(
     from lightning_rlprof import analyse as room
 
     directories = room.ascend_directories(paths)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    exports: list[room.Export] = [each.value for each in export or []]
+    options = room.Options(jobs or max(1, _cores() // 2), timeout, exports, force)
     with bar("Analysing") as step:
-        outcomes = room.analyse(
-            directories,
-            jobs=jobs or max(1, (cores or 1) // 2),
-            timeout_s=timeout,
-            exports=[each.value for each in export or []],
-            force=force,
-            progress=step,
-        )
+        outcomes = room.analyse(directories, options, step)
     if as_json:
         put_json({"outcomes": [asdict(each) | {"path": str(each.path)} for each in outcomes]})
     else:
         _tell(outcomes)
-    failed = [each for each in outcomes if each.state == "failed"]
-    if failed:
+    if failed := [each for each in outcomes if each.state == "failed"]:
         text = f"{len(failed)} of {len(outcomes)} directories could not be analysed"
         raise RlprofError(f"{text}; {failed[0].path}: {failed[0].said}")
     if not as_json:
         next_command("rlprof", "summary", paths[0])
+
+
+def _cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _tell(outcomes: list["Outcome"]) -> None:

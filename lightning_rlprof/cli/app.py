@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lightning_rlprof.cli import analyse, config, doctor, memory, nsys, read, record
+from lightning_rlprof.cli import analyse, config, doctor, ledger, memory, nsys, read, record, sql
 from lightning_rlprof.errors import RlprofError
 
 __all__ = ["app", "main"]
@@ -36,8 +36,10 @@ app.command()(read.summary)
 app.command()(read.report)
 app.command()(read.compare)
 app.command()(read.trace)
+app.command()(ledger.ledger)
 app.command()(memory.memory)
 app.command()(analyse.analyse)
+app.command()(sql.sql)
 app.command()(doctor.doctor)
 app.command("nsys", context_settings={"allow_interspersed_args": False})(nsys.profile)
 app.command("nsys scrub")(nsys.scrub)

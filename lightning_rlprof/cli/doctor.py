@@ -35,7 +35,11 @@ def doctor(
         raise RlprofError("--selftest records with what the machine has: leave out --config")
     if selftest:
         _selftest(as_json=as_json)
-        return
+    else:
+        _look(config, as_json=as_json)
+
+
+def _look(config: Path | None, *, as_json: bool) -> None:
     from lightning_rlprof.config.profiler import ProfilerConfig
     from lightning_rlprof.doctor.diagnose import diagnose, recordable
     from lightning_rlprof.doctor.needs import check_needs
@@ -53,9 +57,9 @@ def doctor(
             say(f"{config} needs:", "bold")
             _tell(needs)
         say(f"A run here can hold: {', '.join(recordable(found))}", "bold")
-    lacking = [need for need in needs if need.state in ("missing", "broken")]
+    lacking = [need.name for need in needs if need.state in ("missing", "broken")]
     if lacking:
-        keys = ", ".join(dict.fromkeys(need.name for need in lacking))
+        keys = ", ".join(dict.fromkeys(lacking))
         raise RlprofError(f"{config} needs what is not here: {keys}")
     if not as_json:
         next_command("rlprof", "doctor", "--selftest")

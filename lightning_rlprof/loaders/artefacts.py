@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.ascend import ascend_tables, read_ascend_kernels
 from lightning_rlprof.loaders.attribution import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.loaders.kernels import (
     COLUMNS,
@@ -27,6 +28,7 @@ __all__ = ["device_files", "with_kernels"]
 # What each tool writes, in the order of preference where one thing lies there in several forms:
 # plain before packed, exported before what only nsys itself reads.
 _CHROME = (".trace.json", ".trace.json.gz")
+_ASCEND = "*_ascend_pt"  # a directory per capture
 _TOOLS = (_CHROME, (".sqlite", ".nsys-rep"))
 
 
@@ -58,11 +60,17 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         run: Its directory.
     """
     files = {path: rank_in_name(path) for path in device_files(run)}
+    captures: dict[Path, int] = {}
     for rank in spans.ranks:
-        files |= dict.fromkeys(device_files(rank_directory(run, rank), deep=True), rank)
+        folder = rank_directory(run, rank)
+        files |= dict.fromkeys(device_files(folder, deep=True), rank)
+        captures |= dict.fromkeys(sorted(folder.rglob(_ASCEND)), rank)
+    files |= captures
     if not files:
         return spans
-    return replace(spans, tables={**spans.tables, "kernels": lambda: _kernels(spans, files)})
+    others = ascend_tables(captures, spans.unix_ns)
+    tables = {**spans.tables, **others, "kernels": lambda: _kernels(spans, files)}
+    return replace(spans, tables=tables)
 
 
 def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
@@ -82,7 +90,10 @@ def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
 
 def _read(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str]]:
     """Read one file's kernels onto the run's axis."""
-    if path.name.endswith(_CHROME):
+    if path.is_dir():
+        kernels, unix_ns, remarks = read_ascend_kernels(path)
+        told = np.full(len(kernels.rank), -1)
+    elif path.name.endswith(_CHROME):
         from lightning_rlprof.loaders.kineto import read_kernels
 
         kernels, unix_ns, remarks = read_kernels(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.artefacts import device_files, with_kernels
+from lightning_rlprof.loaders.ascend import is_ascend, read_ascend
 from lightning_rlprof.loaders.native import read_run
 from lightning_rlprof.loaders.nsys import read_nsys
 from lightning_rlprof.loaders.nsys_export import is_sqlite
@@ -22,8 +23,8 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     """Read a run: its directory, one rank's file, or a save path with runs (then the newest).
 
     Or read what a device tool wrote: an Nsight Systems report or its SQLite export, a Chrome trace
-    of torch.profiler, or a directory with one of them. What is missing or doubtful is in
-    ``Spans.problems``, it is no error.
+    of torch.profiler, or a directory with one of them; captures of torch_npu.profiler, one or
+    several in a directory. What is missing or doubtful is in ``Spans.problems``, it is no error.
 
     Args:
         path: What to read.
@@ -40,7 +41,7 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
         return _read_run(path, progress)
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
-        return _read_file(_only_trace(path, names), progress)
+        return _read_file(path if is_ascend(path) else _only_trace(path, names), progress)
     newest = max(runs, key=lambda run: (_started_ns(run), run.name))
     spans = _read_run(newest, progress)
     if len(runs) == 1:
@@ -57,8 +58,10 @@ def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans
     """Read one file by what is in it; the rank files of a run need no look."""
     if path.suffix == ".jsonl":
         return with_kernels(read_run(path, [path], progress), path.parent)
-    if path.suffix in _NSYS or is_sqlite(path):
-        read: Callable[[Path], Spans] = read_nsys
+    if is_ascend(path):
+        read: Callable[[Path], Spans] = read_ascend
+    elif path.suffix in _NSYS or is_sqlite(path):
+        read = read_nsys
     else:
         from lightning_rlprof.loaders.kineto import is_chrome_trace, read_kineto
 

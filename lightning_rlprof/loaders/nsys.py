@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_rlprof.loaders.kernels import Kernels
 from lightning_rlprof.loaders.nsys_device import ACTIVITIES, Device
-from lightning_rlprof.loaders.nsys_export import Export
+from lightning_rlprof.loaders.nsys_export import STRINGS, Export
 from lightning_rlprof.loaders.nsys_metrics import METRICS, metric_table
 from lightning_rlprof.loaders.nsys_ranges import (
     LARGEST,
@@ -185,7 +185,7 @@ def _headers(report: _Report, ranks: dict[int, int], run_id: str) -> dict[int, H
 def _threads(export: Export, threads: Int64s, ranks: dict[int, int]) -> tuple[Thread, ...]:
     """Return threads by globalTid, with the names that the system or the program gave them."""
     given = export.numbers("ThreadNames", "globalTid", "nameId")
-    texts = export.strings(given["nameId"])
+    texts = export.strings(given["nameId"], STRINGS)
     names = {
         thread: texts[name]
         for thread, name in zip(given["globalTid"].tolist(), given["nameId"].tolist(), strict=True)

@@ -9,7 +9,7 @@ import numpy as np
 from lightning_rlprof.loaders.attribution import NOWHERE, Found, Launches, stages_at
 from lightning_rlprof.loaders.enclosing import innermost
 from lightning_rlprof.loaders.kernels import UNKNOWN, Coded, Kernels, distinct, kernel_table, known
-from lightning_rlprof.loaders.nsys_export import Export, coded
+from lightning_rlprof.loaders.nsys_export import STRINGS, Export, coded
 from lightning_rlprof.loaders.nsys_ranges import Ranges, possible, process_of
 from lightning_rlprof.spans import Int64s
 from lightning_rlprof.table import Column, ColumnRows, Table
@@ -162,7 +162,7 @@ class Device:
         return np.append(ranges.name, -1)[np.where(found < 0, lent, found)]
 
     def _kernel_names(self, long: Int64s, short: Int64s) -> Coded:
-        texts = self._export.strings(np.concatenate([long, short]))
+        texts = self._export.strings(np.concatenate([long, short]), STRINGS)
         return coded(np.where(np.isin(long, list(texts)), long, short), texts)
 
     def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:

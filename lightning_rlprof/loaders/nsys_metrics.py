@@ -32,7 +32,7 @@ def metric_table(export: Export, zero_ns: int) -> Table:
         zero_ns: Where the axis of the times begins, in the export's time.
     """
     rows = export.numbers(METRICS, "timestamp", "typeId", "metricId")
-    value = export.reals(METRICS, "value")
+    value = export.reals(METRICS, "value")["value"]
     sound = possible(rows["timestamp"])
     sound &= np.isfinite(value) if len(value) else False
     rows = {name: column[sound] for name, column in rows.items()}

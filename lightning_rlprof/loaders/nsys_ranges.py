@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.loaders.attribution import Launches, Stages, stages_at
 from lightning_rlprof.loaders.kernels import UNKNOWN, distinct
-from lightning_rlprof.loaders.nsys_export import Export, coded
+from lightning_rlprof.loaders.nsys_export import STRINGS, Export, coded
 from lightning_rlprof.model import KINDS, STAGES
 from lightning_rlprof.spans import Int64s
 
@@ -123,7 +123,7 @@ class _Events:
         for column in (columns[name] for name in reversed(_PAYLOADS)):
             self.payload = np.where(column == UNKNOWN, self.payload, column)
         text, texts = export.texts(_TABLE, "text")
-        named, strings = coded(columns["textId"], export.strings(columns["textId"]))
+        named, strings = coded(columns["textId"], export.strings(columns["textId"], STRINGS))
         named = np.where(named < 0, len(strings), named) + len(texts)
         name = np.where(text >= 0, text, named) if len(text) else named
         self.name, self.names = distinct(name, [*texts, *strings, "unnamed"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytorch_lightning.profilers import PyTorchProfiler
 
 from lightning_rlprof.callbacks.profiler import ProfilerCallback
 from lightning_rlprof.errors import ConfigError
@@ -150,3 +151,16 @@ def test_lightweight_mode_on_a_cpu_says_once_that_spans_alone_are_recorded(
     said = "lightweight mode: cpu has no markers of its own, spans alone are recorded"
     assert [note.text for note in trace_of(callback).notes if "lightweight" in note.text] == [said]
     assert sum(said in record.message for record in caplog.records) == 1
+
+
+class Own(PyTorchProfiler):
+    """Whose deletion is quiet where its fit never began, unlike that of Lightning's."""
+
+    def __del__(self) -> None: ...
+
+
+def test_the_trainers_own_torch_profiler_is_refused_beside_ours(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path), steps=[2])
+    with pytest.raises(ConfigError, match=r"PyTorchProfiler and our torch\.profiler cannot"):
+        make_trainer(callback, profiler=Own()).fit(Tiny(), loader())
+    assert current() is None

@@ -1,0 +1,96 @@
+"""The command that asks a run's tables in SQL, and can change nothing."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lightning_rlprof.cli.output import (
+    bar,
+    destination,
+    next_command,
+    put_json,
+    say,
+    show,
+    writing,
+    wrote,
+)
+
+if TYPE_CHECKING:
+    from lightning_rlprof.store.store import Store
+
+__all__ = ["sql"]
+
+_FEW = 8
+_SHOWN = 50
+
+
+def sql(
+    run: Annotated[Path, typer.Argument(help="A run or a trace, as `rlprof summary` takes it")],
+    query: Annotated[
+        str | None, typer.Argument(help="One SELECT; left out, the tables are listed")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON")] = False,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Print so many rows; unset, {_SHOWN}, as JSON all"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write all rows to a .csv or .parquet")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists")] = False,
+) -> None:
+    """Ask the tables of a run in SQL, read-only; the first time makes a cache beside the run.
+
+    Example: rlprof sql RUN "select name, sum(duration_ns) from spans group by name"
+    """
+    path = None if output is None else destination(output, run, "", force=force)
+    store = _store(run)
+    if query is None:
+        _list(store, as_json=as_json)
+    elif path is not None:
+        with writing(path):
+            count = store.write(query, path)
+        say(f"{count:,} rows")
+        wrote(path)
+    else:
+        _print(store, query, rows, as_json=as_json)
+
+
+def _store(run: Path) -> "Store":
+    from lightning_rlprof.loaders.load import load
+    from lightning_rlprof.store.store import Store
+
+    with bar("Reading") as step:
+        return Store(run, lambda path: load(path, progress=step))
+
+
+def _list(store: "Store", *, as_json: bool) -> None:
+    if as_json:
+        put_json({"run": str(store.path), "tables": list(store.tables)})
+        return
+    say(f"{store.path} has the tables: {', '.join(store.tables)}")
+    next_command("rlprof", "sql", store.path, f"describe {store.tables[-1]}")
+
+
+def _print(store: "Store", query: str, rows: int | None, *, as_json: bool) -> None:
+    from lightning_rlprof.report.text import render
+
+    table = store.sql(query, rows if as_json else rows or _SHOWN)
+    problems = store.sql("select rank, text from problems").rows
+    if as_json:
+        doubts = [{"rank": rank, "text": text} for rank, text in problems]
+        put_json(
+            {
+                "run": str(store.path),
+                "query": query,
+                "problems": doubts,
+                "tables": [table.to_dict()],
+            }
+        )
+        return
+    show(render(table), "")
+    for rank, text in problems[:_FEW]:
+        say(f"! {text}" if rank is None else f"! rank {rank}: {text}", "yellow")
+    if len(problems) > _FEW:
+        say(f"! and {len(problems) - _FEW} more: the table problems has them all", "yellow")

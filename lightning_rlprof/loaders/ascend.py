@@ -1,0 +1,170 @@
+"""Output of torch_npu.profiler, text and database, as spans with tables of what the device did."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.ascend_communication import COMMUNICATION
+from lightning_rlprof.loaders.ascend_folder import is_ascend
+from lightning_rlprof.loaders.ascend_memory import MEMORY, MODULE_MEMORY, OPERATOR_MEMORY
+from lightning_rlprof.loaders.ascend_opened import (
+    Recorded,
+    has_kernels,
+    open_captures,
+    read_capture,
+    read_capture_kernels,
+)
+from lightning_rlprof.loaders.ascend_operators import MODULES, OPERATOR_TYPES, OPERATORS
+from lightning_rlprof.loaders.ascend_parts import Opened, Part, part_table
+from lightning_rlprof.loaders.ascend_spans import axis_zero, columns_of, headers_of, notes_of
+from lightning_rlprof.loaders.ascend_steps import OVERLAP, STEP_TRACE
+from lightning_rlprof.loaders.kernels import COLUMNS, Kernels, join, kernel_table
+from lightning_rlprof.spans import Problem, Spans
+from lightning_rlprof.table import Table
+
+__all__ = ["ascend_tables", "is_ascend", "read_ascend", "read_ascend_kernels"]
+
+_PARTS: Mapping[str, Part] = {
+    "communication": COMMUNICATION,
+    "memory": MEMORY,
+    "module_memory": MODULE_MEMORY,
+    "modules": MODULES,
+    "operator_memory": OPERATOR_MEMORY,
+    "operator_types": OPERATOR_TYPES,
+    "operators": OPERATORS,
+    "overlap": OVERLAP,
+    "step_trace": STEP_TRACE,
+}
+
+
+def read_ascend(path: Path) -> Spans:
+    """Read one capture or several; their MSTX ranges are spans, tables are read when asked.
+
+    In our own domain ``rlprof`` a stage's name is a stage and ``step`` a step; ranges of other
+    domains are regions in the step of ours around them. Where a capture has both formats, its
+    database is read, and its text where the database lacks something. Tables: kernels, step_trace,
+    communication, operators, modules, operator_types, overlap, memory, operator_memory and
+    module_memory, those that any capture may hold.
+
+    Args:
+        path: A directory ``*_ascend_pt`` or one with several, the folder of analysed files in it,
+            a ``trace_view.json`` or an ``ascend_pytorch_profiler*.db``.
+
+    Raises:
+        TraceError: It is none of that, or nothing of it can be read.
+    """
+    captures, problems = _recorded(path)
+    zero = axis_zero(captures)
+    headers = headers_of(captures)
+    cut = {each.opened.rank for each in captures if not each.complete}
+    return Spans(
+        path,
+        **columns_of(captures, zero),
+        headers=headers,
+        statuses={rank: None if rank in cut else "finished" for rank in headers},
+        notes=tuple(notes_of(captures, zero)),
+        problems=tuple(problems),
+        unix_ns=zero,
+        tables=_tables(captures, zero),
+    )
+
+
+def read_ascend_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
+    """Read the kernels alone, for a run that has spans of its own.
+
+    Where a capture marks neither stages nor steps and its window is not known, no step is told:
+    torch_npu's own count is of no use to the run.
+
+    Returns:
+        Kernels by capture and start, the wall-clock time of zero on their axis (0 where it is not
+        known), and what was lost or is doubtful.
+
+    Raises:
+        TraceError: See `read_ascend`.
+    """
+    captures, problems = _recorded(path)
+    zero = axis_zero(captures)
+    parts, remarks = [], [problem.text for problem in problems]
+    for each in captures:
+        kernels, own = read_capture_kernels(each)
+        if not each.ranges.own and not each.opened.capture.window[0]:
+            kernels = replace(kernels, step=np.zeros_like(kernels.step))
+        parts.append(kernels.later(-zero))
+        remarks += own
+    return join(parts), zero, remarks
+
+
+def ascend_tables(ranks: Mapping[Path, int], zero_ns: int) -> dict[str, Callable[[], Table]]:
+    """Return the tables of captures in a run's folder, all but the kernels.
+
+    Args:
+        ranks: The rank of each capture, by its directory.
+        zero_ns: Wall-clock time of zero on the run's axis.
+    """
+    opened = [replace(e, rank=rank) for path, rank in ranks.items() for e in open_captures(path)[0]]
+    return _part_tables(opened, zero_ns)
+
+
+def _recorded(path: Path) -> tuple[list[Recorded], list[Problem]]:
+    """Read the ranges of all captures; one that cannot be read is a problem of the others."""
+    opened, guessed = open_captures(path)
+    problems = [Problem(None, text) for text in guessed]
+    captures: list[Recorded] = []
+    broken: list[TraceError] = []
+    for each in opened:
+        try:
+            captures.append(read_capture(each))
+        except TraceError as error:
+            broken.append(error)
+            problems.append(Problem(each.rank, str(error)))
+    if not captures:
+        raise broken[0]
+    captures.sort(key=lambda each: (each.opened.rank, max(each.first_ns, 0)))
+    problems += [Problem(each.opened.rank, text) for each in captures for text in each.problems]
+    return captures, [*problems, *_strangers(captures)]
+
+
+def _strangers(captures: Sequence[Recorded]) -> list[Problem]:
+    """Say which ranks are those of several programs, as where trainer and rollout count apart."""
+    found: dict[int, set[tuple[str, int, object]]] = {}
+    for each in captures:
+        capture = each.opened.capture
+        who = (capture.host, capture.pid, capture.metadata.get("role"))
+        found.setdefault(each.opened.rank, set()).add(who)
+    text = "captures of {} processes say that they are this rank: they stand side by side"
+    return [Problem(rank, text.format(len(own))) for rank, own in found.items() if len(own) > 1]
+
+
+def _tables(captures: Sequence[Recorded], zero_ns: int) -> dict[str, Callable[[], Table]]:
+    tables = _part_tables([each.opened for each in captures], zero_ns)
+    if any(has_kernels(each.opened) for each in captures):
+        tables["kernels"] = partial(_kernels, captures, zero_ns)
+    return tables
+
+
+def _part_tables(captures: Sequence[Opened], zero_ns: int) -> dict[str, Callable[[], Table]]:
+    return {
+        name: partial(part_table, name, part, captures, zero_ns)
+        for name, part in _PARTS.items()
+        if any(part.has(each) for each in captures)
+    }
+
+
+def _kernels(captures: Sequence[Recorded], zero_ns: int) -> Table:
+    parts, remarks = [], []
+    for each in captures:
+        try:
+            kernels, own = read_capture_kernels(each)
+        except TraceError as error:
+            remarks.append(str(error))
+            continue
+        parts.append(kernels.later(-zero_ns))
+        name = f"{each.opened.capture.path.name}: " if len(captures) > 1 else ""
+        remarks += [name + text for text in own]
+    if not parts:
+        return Table("kernels", COLUMNS, abstained="; ".join(remarks))
+    return kernel_table(join(parts), "; ".join(dict.fromkeys(remarks)))

@@ -1,0 +1,256 @@
+"""Events of a trace_view.json as columns: what was asked for and nothing else."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lightning_rlprof.loaders.ascend_times import LARGEST_TIME, units
+from lightning_rlprof.loaders.chrome_events import nanoseconds
+from lightning_rlprof.loaders.kernels import UNKNOWN
+from lightning_rlprof.spans import Int64s
+
+__all__ = ["COMMUNICATION", "LANES", "AscendColumns", "AscendEvent", "Codes", "Flow", "Id", "Kept"]
+
+Id = int | float | str | None
+"""As found in traces: 7, "937", "Group 0 Communication", null."""
+
+COMMUNICATION = ("HCCL", "Communication")
+"""Process of the collectives, in older and in newer versions."""
+
+LANES = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
+"""Threads of the process that says what overlapped with what; its rows have the same names."""
+
+
+class Kept:
+    """What of a trace can be asked for.
+
+    Attributes:
+        MARKS: Ranges and marks of MSTX.
+        SHADOWS: What ranges became on the device that went through a stream.
+        STEPS: ``ProfilerStep#N`` as torch's operators show it.
+        OPERATORS: torch's operators, steps among them.
+        MODULES: ``nn.Module: ...``, the only Python functions that are kept.
+        DEVICE: Tasks of the device, its collectives, and what overlapped with what.
+        FLOWS: Arrows between rows.
+    """
+
+    MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS = range(7)
+
+
+class Flow:
+    """Kinds of arrows that are kept.
+
+    Attributes:
+        TORCH: From an operator of torch; its id is the start of the task on the device.
+        LAUNCH: From a call of CANN; its id is the connection.
+        TASK: To a task on the device; its id is the connection.
+        MARK: From a range of MSTX.
+        SHADOW: To what that became on the device.
+    """
+
+    TORCH, LAUNCH, TASK, MARK, SHADOW = range(5)
+
+
+_FLOWS = {
+    ("async_npu", "s"): Flow.TORCH,
+    ("HostToDevice", "s"): Flow.LAUNCH,
+    ("HostToDevice", "f"): Flow.TASK,
+    ("MsTx", "s"): Flow.MARK,
+    ("MsTx", "f"): Flow.SHADOW,
+}
+_OF_MARKS = (Flow.MARK, Flow.SHADOW)
+_MODULE, _STEP = "nn.Module: ", "ProfilerStep#"
+_ROWS = ("start_ns", "lane", "name", "end_ns")
+_COLUMNS: Mapping[int, tuple[str, ...]] = {
+    Kept.MARKS: (*_ROWS, "kind", "domain"),
+    Kept.SHADOWS: _ROWS,
+    Kept.STEPS: _ROWS,
+    Kept.OPERATORS: _ROWS,
+    Kept.MODULES: _ROWS,
+    Kept.DEVICE: (*_ROWS, "kind", "stream", "connection"),
+    Kept.FLOWS: ("start_ns", "lane", "kind", "id"),
+}
+_PRIME = 2**62 - 57
+_WIDE = {"start_ns", "end_ns", "connection", "id"}  # the others halve the memory
+
+
+class _Args(msgspec.Struct, gc=False):
+    event_type: Id = None
+    domain: Id = None
+    mark_id: Id = None
+    connection: Id = msgspec.field(default=None, name="connection_id")
+    stream: Id = msgspec.field(default=None, name="Physic Stream Id")
+    task: Id = msgspec.field(default=None, name="Task Type")
+    name: Id = None
+    labels: Id = None
+
+
+class AscendEvent(msgspec.Struct, gc=False):
+    """What is decoded of one event; times stay as they are written."""
+
+    name: Id = ""
+    ph: str = ""
+    cat: str | None = None
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: msgspec.Raw = msgspec.Raw()
+    pid: Id = None
+    tid: Id = None
+    id: Id = None
+    args: _Args | None = None
+
+
+_NO_ARGS = _Args()
+
+
+class Codes(dict[Any, int]):
+    """Numbers for values in the order in which they come."""
+
+    def __missing__(self, value: Any) -> int:
+        code = self[value] = len(self)
+        return code
+
+
+class AscendColumns:
+    """Columns that grow with every batch of events; no event is kept.
+
+    Args:
+        wanted: Members of `Kept`.
+
+    Attributes:
+        names: Codes of names, domains and types.
+        lanes: Codes of (process, thread).
+        told: What the trace says of its processes and threads, by what it says and of whom.
+        first_ns: Start of the first event of all, `UNKNOWN` without any.
+        lost: Events left out because their times cannot be true.
+    """
+
+    def __init__(self, wanted: frozenset[int]) -> None:
+        self.names, self.lanes, self.lost = Codes(), Codes(), 0
+        self.told: dict[tuple[str, Id, Id], str] = {}
+        self.first_ns = UNKNOWN
+        self._wanted = wanted
+        marks, device = Kept.MARKS in wanted, Kept.DEVICE in wanted
+        self._flows = {
+            key: flow for key, flow in _FLOWS.items() if (marks if flow in _OF_MARKS else device)
+        }
+        self._parts: dict[int, dict[str, list[Any]]] = {
+            kind: {name: [] for name in columns} for kind, columns in _COLUMNS.items()
+        }
+
+    def add(self, events: Iterable[AscendEvent]) -> None:
+        """Add what is wanted of a batch."""
+        found: list[list[AscendEvent]] = [[] for _ in _COLUMNS]
+        wanted, flows = self._wanted, self._flows
+        for event in events:
+            ph = event.ph
+            if ph == "X":
+                if self.first_ns == UNKNOWN:
+                    self.first_ns = int(units([bytes(event.ts)])[0])
+                kind = self._kind(event)
+                if kind in wanted:
+                    found[kind].append(event)
+            elif (event.cat, ph) in flows:
+                found[Kept.FLOWS].append(event)
+            elif ph == "M":
+                self._tell(event)
+        for kind, own in enumerate(found):
+            if own:
+                self._take(kind, own)
+
+    def rows(self, kind: int) -> dict[str, Int64s]:
+        """Return the columns of one kind, in the order of the file, and forget them.
+
+        Columns: start_ns, end_ns, lane and name. Of ``MARKS`` also kind (its type) and domain. Of
+        ``DEVICE`` also kind (the type of a task, -1 for what is none), stream and connection. Of
+        ``FLOWS`` instead start_ns, lane, kind (a member of `Flow`) and id.
+        """
+        parts, joined = self._parts.pop(kind), {}
+        for column in _COLUMNS[kind]:
+            empty = np.empty(0, np.int64 if column in _WIDE else np.int32)
+            joined[column] = np.concatenate([empty, *parts.pop(column)]).astype(np.int64)
+        return joined
+
+    def _kind(self, event: AscendEvent) -> int:
+        """Tell what an event is; -1 for what is never kept."""
+        if not event.cat:
+            args = event.args or _NO_ARGS
+            if args.event_type is not None or args.mark_id is not None:
+                return Kept.MARKS
+            if args.task is not None or event.name in LANES:
+                return Kept.DEVICE
+            if args.stream is not None:
+                return Kept.SHADOWS
+            process = self.told.get(("process_name", event.pid, None), COMMUNICATION[0])
+            group = args.connection is not None and process in COMMUNICATION
+            return Kept.DEVICE if group else -1
+        if event.cat == "cpu_op":
+            step = Kept.OPERATORS not in self._wanted and str(event.name).startswith(_STEP)
+            return Kept.STEPS if step else Kept.OPERATORS
+        module = event.cat == "python_function" and str(event.name).startswith(_MODULE)
+        return Kept.MODULES if module else -1
+
+    def _tell(self, event: AscendEvent) -> None:
+        args = event.args or _NO_ARGS
+        of_thread = event.name == "thread_name"
+        key = (str(event.name), event.pid, event.tid if of_thread else None)
+        if of_thread or event.name == "process_name":
+            self.told[key] = str(args.name)
+        elif event.name == "process_labels":
+            self.told[key] = str(args.labels)
+
+    def _take(self, kind: int, events: list[AscendEvent]) -> None:
+        lanes, names = self.lanes, self.names
+        start = units([bytes(event.ts) for event in events])
+        sound = start != UNKNOWN
+        found: dict[str, Any] = {
+            "start_ns": start,
+            "lane": [lanes[event.pid, event.tid] for event in events],
+        }
+        if kind == Kept.FLOWS:
+            flows = self._flows
+            found["kind"] = [flows[event.cat, event.ph] for event in events]  # type: ignore[index]
+            found["id"] = [_number(event.id) for event in events]
+        else:
+            length = nanoseconds([event.dur for event in events])
+            sound &= (length >= 0) & (length < LARGEST_TIME)
+            found["end_ns"] = start + np.where(sound, length, 0)
+            sound &= found["end_ns"] < LARGEST_TIME
+            found["name"] = [names[str(event.name)] for event in events]
+            found |= self._details(kind, [event.args or _NO_ARGS for event in events])
+        lost = int(np.count_nonzero(~sound))
+        self.lost += lost
+        for column, values in found.items():
+            array = np.asarray(values, np.int64 if column in _WIDE else np.int32)
+            self._parts[kind][column].append(array[sound] if lost else array)
+
+    def _details(self, kind: int, args: list[_Args]) -> dict[str, Any]:
+        names = self.names
+        if kind == Kept.MARKS:
+            return {
+                "kind": [names[str(each.event_type)] for each in args],
+                "domain": [names["" if each.domain is None else str(each.domain)] for each in args],
+            }
+        if kind != Kept.DEVICE:
+            return {}
+        return {
+            "kind": [-1 if each.task is None else names[str(each.task)] for each in args],
+            "stream": [_stream(each.stream) for each in args],
+            "connection": [_number(each.connection) for each in args],
+        }
+
+
+def _number(value: Id) -> int:
+    """Return an integer, also out of a text, `UNKNOWN` for what is none.
+
+    Connections of the exporter have up to 68 bits. Modulo a prime they stay apart.
+    """
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdigit() and len(value) < 40 else None
+    return UNKNOWN if value is None or not 0 <= value < 1e39 else int(value) % _PRIME
+
+
+def _stream(value: Id) -> int:
+    found = _number(value)
+    return found if 0 <= found < 2**31 else -1

@@ -1,0 +1,215 @@
+"""Captures of torch_npu.profiler on disk: where their parts lie, and what they tell of it."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+
+__all__ = ["OUTPUT", "Capture", "find_captures", "is_ascend"]
+
+OUTPUT = "ASCEND_PROFILER_OUTPUT"
+"""Folder that the analysis of a capture writes."""
+
+_ENDING, _TRACE = "_ascend_pt", "trace_view.json"
+_DATABASE, _ANALYSIS = "ascend_pytorch_profiler*.db", "analysis.db"
+_DEEPEST = 4  # verl writes <save path>/<step>/<role>/..._ascend_pt
+_MOST_JSON = 1 << 26  # the files that describe a capture take kilobytes
+_MOST_RANKS = 2**20
+_NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
+_INFO_FILE = re.compile(r"profiler_info(?:_(\d{1,7}))?\.json")
+_DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
+# As `lightning_rlprof.window` names windows: step-000003, step-000003-actor_update, step-000003-2.
+_WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
+# One of these is in every database of torch_npu or msprof with anything in it.
+_SIGNS = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
+_MAGIC = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One capture: one rank in one window.
+
+    Attributes:
+        path: What stands for it: a directory ``*_ascend_pt``, or one of its files.
+        output: Folder of the analysed files, None where there are none.
+        trace: Its ``trace_view.json``, if there is one.
+        database: Its ``ascend_pytorch_profiler*.db``, if there is one.
+        rank: Global rank as the files tell it, None where none does.
+        info: What ``profiler_info*.json`` says.
+        metadata: What the program added: ``role`` and our own ``rlprof_*`` among it.
+        problems: What could not be read of that.
+    """
+
+    path: Path
+    output: Path | None
+    trace: Path | None
+    database: Path | None
+    rank: int | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def file(self, name: str) -> Path | None:
+        """Return one of the analysed files of the text format, None where it is not."""
+        if self.output is None or (self.path.is_file() and self.trace is None):
+            return None
+        path = self.output / name
+        return path if path.is_file() else None
+
+    @property
+    def window(self) -> tuple[int, str]:
+        """First step of the window and its stage: 0 and "" where our recorder did not tell."""
+        names = [self.metadata.get("rlprof_window"), self.path.parent.name, self.path.name]
+        found = next((f for name in names if (f := _WINDOW.fullmatch(str(name)))), None)
+        return (int(found[1]), found[2] or "") if found else (0, "")
+
+    @property
+    def host(self) -> str:
+        """Host as the name of the directory has it, "" where the program chose another name."""
+        found = _NAME.fullmatch(self.path.name)
+        return found[1] if found else ""
+
+    @property
+    def pid(self) -> int:
+        """Process as the name of the directory has it, 0 where it does not."""
+        found = _NAME.fullmatch(self.path.name)
+        return int(found[2]) if found else 0
+
+    @property
+    def began_ns(self) -> int:
+        """Wall-clock time of the start, 0 where it is not known."""
+        end, start = self.info.get("end_info"), self.info.get("start_info")
+        try:
+            ran = end["MonotonicTimeEnd"] - start["start_monotonic"]  # type: ignore[index]
+            return int(end["collectionTimeEnd"] - ran)  # type: ignore[index]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return 0
+
+    def option(self, name: str, block: str = "experimental_config") -> Any:
+        """Return what the profiler was told, None where the files do not say."""
+        config = self.info.get("config")
+        options = config.get(block) if isinstance(config, dict) else None
+        return options.get(name) if isinstance(options, dict) else None
+
+
+def is_ascend(path: Path) -> bool:
+    """Tell whether a path is output of torch_npu.profiler, or a directory with such captures.
+
+    Known by name are ``*_ascend_pt``, the folder in it, ``trace_view.json`` and
+    ``ascend_pytorch_profiler*.db``; another SQLite file by its tables.
+    """
+    if path.is_dir():
+        return next(_folders(path), None) is not None
+    if not path.is_file():
+        return False
+    if path.name == _TRACE or path.match(_DATABASE):
+        return True
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                return False
+        return "STRING_IDS" in (tables := SqliteTables(path).columns) and bool(_SIGNS & set(tables))
+    except (OSError, TraceError):
+        return False
+
+
+def find_captures(path: Path) -> list[Capture]:
+    """Return the captures that a path stands for, by name; a file stands for its format alone.
+
+    Raises:
+        TraceError: There are none.
+    """
+    if path.is_dir():
+        found = [_in_folder(folder) for folder in sorted(_folders(path))]
+        if not found:
+            raise TraceError(f"{path}: holds no output of torch_npu.profiler (no *{_ENDING})")
+        return found
+    if not is_ascend(path):
+        raise TraceError(
+            f"{path}: is no output of torch_npu.profiler: neither a {_TRACE} nor a database of its"
+        )
+    output = path.parent.absolute()
+    folder = output.parent if output.name == OUTPUT else output
+    if path.name == _TRACE:
+        return [_described(Capture(path, output, path, None), folder)]
+    return [_described(Capture(path, output, None, path), folder)]
+
+
+def _folders(path: Path, deep: int = 0) -> Iterator[Path]:
+    """Yield the capture directories at and below a path; links are not followed."""
+    one = path.name == OUTPUT or path.name.endswith(_ENDING) or (path / OUTPUT).is_dir()
+    if one or (not deep and _holds_parts(path)):
+        yield path
+    elif deep < _DEEPEST:
+        try:
+            inside = [
+                entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)
+            ]
+        except OSError:
+            return
+        for each in sorted(inside):
+            yield from _folders(Path(each), deep + 1)
+
+
+def _holds_parts(path: Path) -> bool:
+    return (path / _TRACE).is_file() or any(path.glob(_DATABASE))
+
+
+def _in_folder(path: Path) -> Capture:
+    """Return the capture of a directory: of ``*_ascend_pt`` or of the output folder in it."""
+    inner = path / OUTPUT
+    output = inner if inner.is_dir() else path if _is_output(path) else None
+    if output is None:
+        return _described(Capture(path, None, None, None), path)
+    trace = output / _TRACE
+    database = next(iter(sorted(output.glob(_DATABASE))), None)
+    capture = Capture(path, output, trace if trace.is_file() else None, database)
+    return _described(capture, output.absolute().parent if path.name == OUTPUT else path)
+
+
+def _is_output(path: Path) -> bool:
+    return path.name == OUTPUT or _holds_parts(path)
+
+
+def _described(capture: Capture, folder: Path) -> Capture:
+    """Add what the files beside the output say."""
+    problems: list[str] = []
+    file = next((each for each in sorted(folder.glob("profiler_info*.json"))), None)
+    info = _json(file, problems) if file else {}
+    metadata = _json(folder / "profiler_metadata.json", problems)
+    named = _INFO_FILE.fullmatch(file.name) if file else None
+    database = _DATABASE_FILE.fullmatch(capture.database.name) if capture.database else None
+    ranks = (
+        metadata.get("rlprof_rank"),
+        info.get("rank_id"),
+        named[1] if named else None,
+        database[1] if database else None,
+    )
+    rank = next((n for each in ranks if (n := _rank(each)) is not None), None)
+    parts = (capture.path, capture.output, capture.trace, capture.database)
+    return Capture(*parts, rank, info, metadata, tuple(problems))
+
+
+def _rank(value: Any) -> int | None:
+    """Return a rank that can be true; torch_npu writes it as a number or a text, -1 for none."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < _MOST_RANKS else None
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MOST_JSON), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "damaged or cut off"
+        problems.append(f"{path.name} cannot be read ({reason})")
+        return {}

@@ -1,0 +1,192 @@
+"""Ranges and marks of MSTX as the files of Ascend's profilers hold them, whichever format it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.loaders.ascend_events import Flow, Kept
+from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
+from lightning_rlprof.loaders.ascend_trace import TraceView
+from lightning_rlprof.loaders.kernels import UNKNOWN
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.spans import Int64s
+
+__all__ = [
+    "COLLECTIVES",
+    "MARKS_WANTED",
+    "STEP",
+    "STRINGS",
+    "Marks",
+    "database_marks",
+    "described",
+    "trace_marks",
+]
+
+COLLECTIVES = "communication"
+"""The domain in which HCCL marks each of its operators, with a message in JSON."""
+
+MARKS_WANTED = (Kept.MARKS, Kept.SHADOWS, Kept.STEPS, Kept.FLOWS)
+"""What `trace_marks` needs of a trace."""
+
+STEP = "ProfilerStep#"
+"""How the name of a step begins that torch_npu.profiler marks by itself."""
+
+STRINGS = "STRING_IDS"
+"""The table of a database that holds its texts."""
+
+_EVENTS, _TASKS, _CALLS = "MSTX_EVENTS", "TASK", "PYTORCH_API"
+_COLUMNS = ("startNs", "endNs", "eventType", "message", "globalTid", "domainId", "connectionId")
+_INSTANTS = {0: "marker", 3: "marker_ex"}
+_NO_CONNECTION = 2**32 - 1
+_THREAD = 2**32 - 1  # of a globalTid; the process stands above
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """Rows of one length; times are nanoseconds since 1970.
+
+    Attributes:
+        start_ns: Start.
+        end_ns: End, never before the start.
+        thread: The system's number of the thread.
+        name: Index into ``texts``.
+        domain: Index into ``texts``; -1 for steps that torch's operators show.
+        texts: Names and domains.
+        instant: Whether it is a mark and no range.
+        shadow_start_ns: Start of what the device made of it, `UNKNOWN` where it made nothing.
+        shadow_end_ns: End of that.
+        lost: How many rows are left out.
+    """
+
+    start_ns: Int64s
+    end_ns: Int64s
+    thread: Int64s
+    name: Int64s
+    domain: Int64s
+    texts: list[str]
+    instant: npt.NDArray[np.bool_]
+    shadow_start_ns: Int64s
+    shadow_end_ns: Int64s
+    lost: int = 0
+
+
+def described(message: str) -> Mapping[str, object]:
+    r"""Return what a message of HCCL says: opName, groupName, dataType, count, streamId.
+
+    Example::
+
+        >>> described('{\"opName\": \"hcom_allReduce\", \"count\": \"8\"}')
+        {'opName': 'hcom_allReduce', 'count': '8'}
+    """
+    try:  # some versions escape the quotes
+        return msgspec.json.decode(message.replace('\\"', '"'), type=dict[str, object])
+    except ValueError:
+        return {}
+
+
+def trace_marks(view: TraceView) -> Marks:
+    """Return the marks of a trace that was read for `MARKS_WANTED`."""
+    marks, steps = view.tables[Kept.MARKS], view.tables[Kept.STEPS]
+    both = {name: np.concatenate([marks[name], steps[name]]) for name in steps}
+    kinds = [code for code, text in enumerate(view.names) if text in _INSTANTS.values()]
+    torchs = np.full(len(steps["name"]), -1)
+    shadow_start, shadow_end = _shadows(view)
+    unknown = np.full(len(steps["name"]), UNKNOWN)
+    return Marks(
+        both["start_ns"],
+        both["end_ns"],
+        np.append(view.threads(), -1)[both["lane"]],
+        both["name"],
+        np.concatenate([marks["domain"], torchs]),
+        view.names,
+        np.isin(np.concatenate([marks["kind"], torchs]), kinds),
+        np.concatenate([shadow_start, unknown]),
+        np.concatenate([shadow_end, unknown]),
+    )
+
+
+def _shadows(view: TraceView) -> tuple[Int64s, Int64s]:
+    """Follow the arrow from each mark to the device; both ends are known by lane and time."""
+    marks, shadows, flows = (view.tables[k] for k in (Kept.MARKS, Kept.SHADOWS, Kept.FLOWS))
+    start, end = (np.full(len(marks["name"]), UNKNOWN) for _ in range(2))
+    device = _places(shadows)
+    arrows = zip(
+        *(flows[name].tolist() for name in ("kind", "id", "lane", "start_ns")), strict=True
+    )
+    ends: dict[int, dict[int, tuple[int, int]]] = {Flow.MARK: {}, Flow.SHADOW: {}}
+    for kind, number, lane, at in arrows:
+        if kind in ends and number != UNKNOWN:
+            ends[kind][number] = (lane, at)
+    if not device:
+        return start, end
+    host = _places(marks)
+    for number, place in ends[Flow.MARK].items():
+        row, shadow = host.get(place), device.get(ends[Flow.SHADOW].get(number, (-1, 0)))
+        if row is not None and shadow is not None:
+            start[row], end[row] = shadows["start_ns"][shadow], shadows["end_ns"][shadow]
+    return start, end
+
+
+def _places(rows: Mapping[str, Int64s]) -> dict[tuple[int, int], int]:
+    lanes, starts = rows["lane"].tolist(), rows["start_ns"].tolist()
+    return {place: row for row, place in enumerate(zip(lanes, starts, strict=True))}
+
+
+def database_marks(database: SqliteTables) -> Marks:
+    """Return the marks of a database; steps that torch's operators show stand behind the others."""
+    rows = database.numbers(_EVENTS, *_COLUMNS)
+    steps = _steps(database)
+    ids = {name: np.concatenate([rows[name], steps[name]]) for name in _COLUMNS}
+    strings = database.strings(np.concatenate([ids["message"], ids["domainId"]]), STRINGS)
+    codes = {number: code for code, number in enumerate(strings)}
+    code = {
+        name: np.array([codes.get(each, -1) for each in ids[name].tolist()], np.int64)
+        for name in ("message", "domainId")
+    }
+    instant = np.isin(ids["eventType"], list(_INSTANTS))
+    start, end = ids["startNs"], np.where(instant, ids["startNs"], ids["endNs"])
+    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME) & (code["message"] >= 0)
+    shadow_start, shadow_end = _tasks(database, ids["connectionId"])
+    return Marks(
+        start[sound],
+        end[sound],
+        ids["globalTid"][sound] & _THREAD,
+        code["message"][sound],
+        code["domainId"][sound],
+        list(strings.values()),
+        instant[sound],
+        shadow_start[sound],
+        shadow_end[sound],
+        int(np.count_nonzero(~sound)),
+    )
+
+
+def _steps(database: SqliteTables) -> dict[str, Int64s]:
+    if not {"name", "type"} <= database.columns.get(_CALLS, frozenset()):
+        return {name: np.empty(0, np.int64) for name in _COLUMNS}
+    named = f"SELECT id FROM {STRINGS} WHERE value LIKE '{STEP}%'"
+    named = named if STRINGS in database.columns else ""
+    columns = ("startNs", "endNs", "name", "globalTid")
+    rows = database.numbers(_CALLS, *columns, where=f"type = 50001 AND name IN ({named})")
+    rows["message"] = rows.pop("name")
+    count = len(rows["message"])
+    return {name: rows.get(name, np.full(count, UNKNOWN)) for name in _COLUMNS}
+
+
+def _tasks(database: SqliteTables, connection: Int64s) -> tuple[Int64s, Int64s]:
+    """Return start and end of the task on the device that each connection leads to."""
+    columns = {"connectionId", "startNs", "endNs"}
+    there = columns <= database.columns.get(_TASKS, frozenset())
+    if not there or "connectionId" not in database.columns.get(_EVENTS, frozenset()):
+        return (nothing := np.full(len(connection), UNKNOWN)), nothing
+    of_marks = f"connectionId IN (SELECT connectionId FROM {_EVENTS})"
+    tasks = database.numbers(_TASKS, "connectionId", "startNs", "endNs", where=of_marks)
+    sound = (tasks["connectionId"] != _NO_CONNECTION) & (tasks["connectionId"] != UNKNOWN)
+    sound &= (tasks["startNs"] > 0) & (tasks["endNs"] >= tasks["startNs"])
+    places = {each: row for row, each in enumerate(tasks["connectionId"].tolist()) if sound[row]}
+    rows = np.array([places.get(each, -1) for each in connection.tolist()], np.int64)
+    start, end = (np.append(tasks[name], UNKNOWN)[rows] for name in ("startNs", "endNs"))
+    return start, end

@@ -1,0 +1,157 @@
+"""Tables of Ascend captures: rows of several captures under one heading, on one axis."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.ascend_folder import Capture
+from lightning_rlprof.loaders.ascend_marks import STRINGS
+from lightning_rlprof.loaders.kernels import UNKNOWN, Coded, distinct, known
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.spans import Int64s
+from lightning_rlprof.table import Column, ColumnRows, Table
+
+__all__ = ["Cells", "Frame", "Opened", "Part", "coded", "part_table"]
+
+Cells = Int64s | npt.NDArray[np.float64] | Coded
+"""One column: integers with `UNKNOWN`, numbers with NaN, or texts."""
+
+Frame = Mapping[str, Cells]
+"""Columns of one capture by heading; times are nanoseconds since 1970."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """One capture with its databases open.
+
+    Attributes:
+        capture: Where its parts lie.
+        rank: Global rank.
+        database: ``ascend_pytorch_profiler*.db``, if there is one that can be read.
+        analysis: ``analysis.db``, likewise.
+        device: Number of the rank's device, `UNKNOWN` where no database tells it.
+        chip: What the device is, "" where no database tells it.
+        host: Name of the host, "" where nothing tells it.
+    """
+
+    capture: Capture
+    rank: int
+    database: SqliteTables | None
+    analysis: SqliteTables | None
+    device: int = UNKNOWN
+    chip: str = ""
+    host: str = ""
+
+    def has(self, table: str, *names: str) -> bool:
+        """Tell whether the database has rows of a table with these columns."""
+        return _has(self.database, table, *names)
+
+    def analysed(self, table: str) -> bool:
+        """Tell whether the analysis has rows of a table."""
+        return _has(self.analysis, table)
+
+    def steps(self, told: Int64s) -> Int64s:
+        """Turn steps as torch_npu counts them into RL steps: a window counts from its first."""
+        sound = (told >= 0) & (told < 2**60)
+        return np.where(sound, told + self.capture.window[0], UNKNOWN)
+
+
+def _has(database: SqliteTables | None, table: str, *names: str) -> bool:
+    try:
+        return database is not None and database.has(table, *names)
+    except TraceError:  # a damaged page; whatever is read of the others may still be sound
+        return False
+
+
+class Part(NamedTuple):
+    """One table.
+
+    Attributes:
+        columns: Of the table, without the rank in front.
+        has: Tells whether a capture holds any of it; cheap.
+        read: Reads it of one capture, with remarks.
+        times: Columns that count from the beginning of the axis.
+    """
+
+    columns: tuple[Column, ...]
+    has: Callable[[Opened], bool]
+    read: Callable[[Opened], tuple[Frame, list[str]]]
+    times: frozenset[str] = frozenset({"start"})
+
+
+def part_table(name: str, part: Part, captures: Sequence[Opened], zero_ns: int) -> Table:
+    """Read one table of all captures that have it; a capture that cannot be read is a remark.
+
+    Args:
+        name: Of the table.
+        part: What to read.
+        captures: Where from, in the order of the rows.
+        zero_ns: Wall-clock time of zero on the axis.
+    """
+    columns = (Column("rank", "count"), *part.columns)
+    frames: list[Frame] = []
+    remarks: list[str] = []
+    for opened in captures:
+        if not part.has(opened):
+            continue
+        try:
+            frame, own = part.read(opened)
+        except TraceError as error:
+            remarks.append(str(error))
+            continue
+        frames.append(_complete(frame, part, opened))
+        name = f"{opened.capture.path.name}: " if len(captures) > 1 else ""
+        remarks += [name + text for text in own]
+    if not frames:
+        return Table(name, columns, abstained="; ".join(remarks))
+    cells = [
+        _finished([frame[column.name] for frame in frames], zero_ns * (column.name in part.times))
+        for column in columns
+    ]
+    return Table(name, columns, ColumnRows(cells), note="; ".join(dict.fromkeys(remarks)))
+
+
+def coded(database: SqliteTables, ids: Int64s, table: str = STRINGS, name: str = "value") -> Coded:
+    """Return a column of numbers as the texts that a table of the database has for them."""
+    strings = database.strings(ids, table, name)
+    places = {number: at for at, number in enumerate(strings)}
+    codes = np.array([places.get(each, -1) for each in ids.tolist()], np.int64)
+    return distinct(codes, list(strings.values()))
+
+
+def _complete(frame: Frame, part: Part, opened: Opened) -> dict[str, Cells]:
+    """Add the rank, its device, and what a capture does not tell."""
+    first = next(iter(frame.values()))
+    count = len(first[0] if isinstance(first, tuple) else first)
+    whole: dict[str, Cells] = {"rank": np.full(count, opened.rank)}
+    if "device" not in frame:
+        frame = {"device": np.full(count, opened.device), **frame}
+    nothing: dict[str, Cells] = {
+        "text": (np.full(count, -1), []),
+        "number": np.full(count, np.nan),
+    }
+    for column in part.columns:
+        whole[column.name] = frame.get(
+            column.name, nothing.get(column.kind, np.full(count, UNKNOWN))
+        )
+    return whole
+
+
+def _finished(parts: list[Any], zero_ns: int) -> Any:
+    """Put one column of all captures together, with None for what is not known."""
+    if isinstance(parts[0], tuple):
+        codes: list[Int64s] = []
+        texts: list[str] = []
+        for own, names in parts:
+            codes.append(np.where(own < 0, -1, own + len(texts)))
+            texts += names
+        return distinct(np.concatenate(codes), texts)
+    joined = np.concatenate(parts)
+    if joined.dtype.kind == "f":
+        values, at = np.unique(joined, return_inverse=True)
+        return np.where(np.isnan(joined), -1, at), values.tolist()
+    return known(np.where(joined == UNKNOWN, UNKNOWN, joined - zero_ns))

@@ -1,0 +1,270 @@
+"""What an Ascend device ran, kernels and collectives, with the calls that launched it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet, whole
+from lightning_rlprof.loaders.ascend_events import COMMUNICATION, Flow, Kept
+from lightning_rlprof.loaders.ascend_marks import STRINGS
+from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
+from lightning_rlprof.loaders.ascend_trace import TraceView
+from lightning_rlprof.loaders.attribution import NOWHERE
+from lightning_rlprof.loaders.kernels import UNKNOWN, Coded, distinct
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.spans import Int64s
+
+__all__ = [
+    "TASKS_WANTED",
+    "Calls",
+    "Tasks",
+    "collective_lanes",
+    "database_tasks",
+    "lane_devices",
+    "sheet_tasks",
+    "trace_tasks",
+]
+
+TASKS_WANTED = (Kept.DEVICE, Kept.FLOWS)
+"""What `trace_tasks` and `sheet_tasks` need of a trace."""
+
+_HARDWARE = "Ascend Hardware"
+# Types of tasks that run an operator's code; the others copy, wait or signal.
+_RUNS = ("AI_", "AIV", "MIX", "KERNEL_", "DSA_", "DPU", "CCU")
+_TASK = ("startNs", "endNs", "deviceId", "streamId", "connectionId", "globalTaskId")
+_THREAD = 2**32 - 1  # of a globalTid; the process stands above
+_NO_STREAM = 2**32 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """When and by which thread each task was launched; `UNKNOWN` and `NOWHERE` where not known."""
+
+    time_ns: Int64s
+    thread: Int64s
+
+
+@dataclass(frozen=True, eq=False)
+class Tasks:
+    """Kernels and collectives as columns; times are nanoseconds since 1970.
+
+    Attributes:
+        start_ns: Start on the device.
+        end_ns: End on the device.
+        device: Number of the device, `UNKNOWN` where it is not told.
+        stream: Stream; collectives use several, so they have none.
+        name: Full name.
+        step: Step as torch_npu counts it, `UNKNOWN` without.
+        torch: Operators of torch that launched them.
+        cann: Calls of CANN that launched them, on a thread of torch_npu's own if it queues tasks.
+        remarks: What was lost.
+    """
+
+    start_ns: Int64s
+    end_ns: Int64s
+    device: Int64s
+    stream: Int64s
+    name: Coded
+    step: Int64s
+    torch: Calls
+    cann: Calls
+    remarks: list[str]
+
+
+def sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
+    """Return the rows of ``kernel_details.csv``; their launches stand in the trace alone.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    times = dict.fromkeys(("starttime(us)", "duration(us)"), microseconds)
+    sheet = read_sheet(
+        path, {**times, **dict.fromkeys(("streamid", "stepid", "deviceid"), whole)}, ("name",)
+    )
+    start, length = sheet.number("starttime(us)"), sheet.number("duration(us)")
+    sound = (start > 0) & (length >= 0) & (length < LARGEST_TIME)
+    start, stream = start[sound], sheet.number("streamid")[sound]
+    device = sheet.number("deviceid")[sound]
+    torch, cann = (Calls(np.full(len(start), UNKNOWN), np.full(len(start), NOWHERE)),) * 2
+    if view is not None:
+        torch, cann = _calls(view, start)
+        seen = trace_tasks(view)  # knows what level0 leaves out of the sheet
+        same = _same(seen.start_ns, start)
+        stream = np.where(stream == UNKNOWN, np.append(seen.stream, UNKNOWN)[same], stream)
+        device = np.where(device == UNKNOWN, np.append(seen.device, UNKNOWN)[same], device)
+    codes, texts = sheet.text("name")
+    lost = np.count_nonzero(~sound)
+    remarks = [f"{path.name}: {text}" for text in sheet.problems]
+    remarks += [f"{path.name}: {lost} rows are left out: their times are wrong"] if lost else []
+    step = sheet.number("stepid")[sound]
+    columns = (device, stream, (codes[sound], texts), step, torch, cann, remarks)
+    return Tasks(start, start + length[sound], *columns)
+
+
+def trace_tasks(view: TraceView) -> Tasks:
+    """Return what the device's lanes of a trace hold, where there is no ``kernel_details.csv``."""
+    rows = view.tables[Kept.DEVICE]
+    runs = [code for code, text in enumerate(view.names) if text.startswith(_RUNS)]
+    lanes = view.lanes_of(_HARDWARE, None)  # in a trace cut off they may have no name
+    kernel = np.isin(rows["kind"], runs) & np.isin(rows["lane"], lanes)
+    keep = np.flatnonzero(kernel | np.isin(rows["lane"], collective_lanes(view)))
+    rows = {name: column[keep] for name, column in rows.items()}
+    return Tasks(
+        rows["start_ns"],
+        rows["end_ns"],
+        lane_devices(view)[rows["lane"]],
+        np.where(rows["stream"] < 0, UNKNOWN, rows["stream"]),
+        distinct(rows["name"], view.names),
+        np.full(len(keep), UNKNOWN),
+        *_calls(view, rows["start_ns"]),
+        [],
+    )
+
+
+def collective_lanes(view: TraceView) -> Int64s:
+    """Return the lanes that hold one row per collective, and not those of its parts."""
+    lanes = view.lanes_of(*COMMUNICATION).tolist()
+    return np.array([lane for lane in lanes if (view.thread(lane) or "").startswith("Group")], int)
+
+
+def lane_devices(view: TraceView) -> Int64s:
+    """Return the device of each lane: as labelled, else as the number of the process tells it.
+
+    The exporter of CANN numbers processes ``pid << 10 | layer << 5 | device``; where the upper part
+    is a process that the trace names itself, the lowest bits are the device.
+    """
+    pids = {pid for _, pid, _ in view.told}
+    found = []
+    for lane, (pid, _) in enumerate(view.lanes):
+        number = view.label(lane).partition(" ")[2]
+        if number.isdecimal() and len(number) < 8:
+            found.append(int(number))
+        else:
+            encoded = isinstance(pid, int) and pid >> 10 in pids and pid >= 1 << 10
+            found.append(int(pid) & 31 if encoded else UNKNOWN)  # type: ignore[arg-type]
+    return np.array([*found, UNKNOWN], np.int64)
+
+
+def _calls(view: TraceView, start: Int64s) -> tuple[Calls, Calls]:
+    """Follow the arrows back from tasks: to operators of torch, and to calls of CANN."""
+    flows, threads = view.tables[Kept.FLOWS], np.append(view.threads(), NOWHERE)
+    kinds = (Flow.TORCH, Flow.LAUNCH, Flow.TASK)
+    torch, launch, task = (
+        {name: column[flows["kind"] == kind] for name, column in flows.items()} for kind in kinds
+    )
+    connection = np.append(task["id"], UNKNOWN)[_same(task["start_ns"], start)]
+    found = (
+        (torch, _same(torch["id"], start)),
+        (launch, _same(launch["id"], connection, slack=0)),
+    )
+    calls = [
+        Calls(
+            np.append(rows["start_ns"], UNKNOWN)[at],
+            np.append(threads[rows["lane"]], NOWHERE)[at],
+        )
+        for rows, at in found
+    ]
+    return calls[0], calls[1]
+
+
+def _same(keys: Int64s, values: Int64s, slack: int = 1) -> Int64s:
+    """Return where each value is among keys, -1 where it is not.
+
+    Two parts of the toolchain round a nanosecond differently, hence the slack.
+    """
+    order = np.argsort(keys, kind="stable")
+    ordered = np.append(keys[order], UNKNOWN)
+    found = np.full(len(values), -1)
+    for off in range(-slack, slack + 1):
+        near = values + off
+        at = np.minimum(np.searchsorted(ordered[:-1], near), len(keys))
+        exact = (ordered[at] == near) & ((found < 0) | (off == 0)) & (values != UNKNOWN)
+        found[exact] = np.append(order, -1)[at[exact]]
+    return found
+
+
+def database_tasks(database: SqliteTables) -> Tasks:
+    """Return the tasks of a database that compute, and its collectives."""
+    tasks = database.numbers("TASK", *_TASK)
+    compute = database.numbers("COMPUTE_TASK_INFO", "globalTaskId", "name")
+    at = _same(compute["globalTaskId"], tasks["globalTaskId"], slack=0)
+    rows = {name: column[at >= 0] for name, column in tasks.items()}
+    rows["name"] = compute["name"][at[at >= 0]]
+    both = _with_collectives(database, rows, tasks)
+    start, end = both["startNs"], both["endNs"]
+    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME)
+    both = {name: column[sound] for name, column in both.items()}
+    strings = database.strings(both["name"], STRINGS)
+    codes = {number: code for code, number in enumerate(strings)}
+    name = np.array([codes.get(each, -1) for each in both["name"].tolist()], np.int64)
+    lost = np.count_nonzero(~sound)
+    return Tasks(
+        both["startNs"],
+        both["endNs"],
+        both["deviceId"],
+        np.where(both["streamId"] == _NO_STREAM, UNKNOWN, both["streamId"]),
+        distinct(name, list(strings.values())),
+        np.full(len(name), UNKNOWN),
+        _operators(database, both["connectionId"], both["startNs"]),
+        _api(database, both["connectionId"]),
+        [f"{lost} tasks are left out: their times are wrong"] if lost else [],
+    )
+
+
+def _with_collectives(
+    database: SqliteTables, rows: Mapping[str, Int64s], tasks: Mapping[str, Int64s]
+) -> dict[str, Int64s]:
+    """Put the collectives behind; older versions do not tell their device, their tasks do."""
+    own = database.numbers("COMMUNICATION_OP", *_TASK[:5], "opName")
+    first = _same(tasks["connectionId"], own["connectionId"], slack=0)
+    told = np.append(tasks["deviceId"], UNKNOWN)[first]
+    own["deviceId"] = np.where(own["deviceId"] == UNKNOWN, told, own["deviceId"])
+    own["name"] = own["opName"]
+    return {name: np.concatenate([rows[name], own[name]]) for name in (*_TASK[:5], "name")}
+
+
+def _operators(database: SqliteTables, connection: Int64s, start: Int64s) -> Calls:
+    """Find torch's operator of each connection, the last one before the task if there are several.
+
+    Old versions number other arrows of torch's in the same table, and some numbers meet.
+    """
+    pairs = database.numbers("CONNECTION_IDS", "id", "connectionId")
+    nobody = Calls(np.full(len(connection), UNKNOWN), np.full(len(connection), NOWHERE))
+    if not {"type", "connectionId"} <= database.columns.get("PYTORCH_API", frozenset()):
+        return nobody
+    calls = database.numbers(
+        "PYTORCH_API",
+        "startNs",
+        "globalTid",
+        "connectionId",
+        where="type = 50001 AND connectionId IS NOT NULL",
+    )
+    at = _same(calls["connectionId"], pairs["id"], slack=0)
+    number, at = pairs["connectionId"][at >= 0], at[at >= 0]
+    time_ns, thread = calls["startNs"][at], calls["globalTid"][at] & _THREAD
+    order = np.lexsort((time_ns, number))
+    number, time_ns, thread = number[order], time_ns[order], thread[order]
+    place = _last_before(number, time_ns, connection, start)
+    return Calls(np.append(time_ns, UNKNOWN)[place], np.append(thread, NOWHERE)[place])
+
+
+def _last_before(numbers: Int64s, times: Int64s, number: Int64s, before: Int64s) -> Int64s:
+    """Return the last row of each number that is before a moment, else its first, -1 without any.
+
+    Rows come by number and time.
+    """
+    place = np.searchsorted(numbers, number, "right") - 1
+    first = np.searchsorted(numbers, number, "left")
+    for row in np.flatnonzero(place > first).tolist():
+        own = times[first[row] : place[row] + 1]
+        place[row] = first[row] + max(int(np.searchsorted(own, before[row], "right")) - 1, 0)
+    return np.where((place >= first) & (number != UNKNOWN), place, -1)
+
+
+def _api(database: SqliteTables, connection: Int64s) -> Calls:
+    calls = database.numbers("CANN_API", "connectionId", "startNs", "globalTid")
+    at = _same(calls["connectionId"], connection, slack=0)
+    thread = np.append(calls["globalTid"] & _THREAD, NOWHERE)
+    return Calls(np.append(calls["startNs"], UNKNOWN)[at], thread[at])

@@ -1,0 +1,65 @@
+"""Numbers as Ascend's profilers write them, read exactly: decimals of microseconds and of bytes."""
+
+import decimal
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from lightning_rlprof.loaders.kernels import UNKNOWN
+from lightning_rlprof.spans import Int64s
+
+__all__ = ["LARGEST_TIME", "scaled", "units"]
+
+LARGEST_TIME = 2**62
+"""Numbers beyond it are damage: as nanoseconds the year 2116. Sums of two fit into 64 bits."""
+
+_INTEGERS = msgspec.json.Decoder(list[int])
+_AROUND = ' \t\r\n"'
+_EXACT = decimal.Context(prec=40, traps=[])
+
+
+def units(texts: Sequence[bytes]) -> Int64s:
+    r"""Turn decimals into thousandths: microseconds into nanoseconds; `UNKNOWN` for other texts.
+
+    A double would not do: at 1.7e15 microseconds since 1970 it steps by 0.25 of them.
+
+    Example::
+
+        >>> units([b'"1736408883688177.930"', b"1736408883643.212\t", b"N/A"])[:2].tolist()
+        [1736408883688177930, 1736408883643212]
+    """
+    # All of a batch are about as long since 1970, so their points stand at equal distances. A tab
+    # keeps spreadsheets from rounding what stands in CSV.
+    joined = b",".join(texts).translate(None, b'"\t') + b","
+    width, rest = divmod(len(joined), max(len(texts), 1))
+    points = b"." * len(texts)
+    if not rest and joined[width - 5 :: width] == points and joined.count(b".") == len(texts):
+        try:
+            whole = _INTEGERS.decode(b"[" + joined[:-1].translate(None, b".") + b"]")
+        except ValueError:
+            whole = []
+        if len(whole) == len(texts) and max(map(abs, whole)) < LARGEST_TIME:
+            return np.array(whole, np.int64)
+    return scaled([text.decode("latin-1") for text in texts], 1000)
+
+
+def scaled(texts: Sequence[str | float | int | None], factor: int) -> Int64s:
+    """Turn decimals into the nearest integers of that many times their value.
+
+    Floats are taken as the shortest decimal that stands for them, as whoever wrote them saw them.
+
+    Example::
+
+        >>> scaled(["2109.6015625", 8903.431, None], 2**20)[:2].tolist()
+        [2212077568, 9335924064]
+    """
+    return np.fromiter((_whole(text, factor) for text in texts), np.int64, len(texts))
+
+
+def _whole(value: str | float | int | None, factor: int) -> int:
+    text = "" if value is None else str(value).strip(_AROUND)
+    number = _EXACT.multiply(_EXACT.create_decimal(text or "NaN"), factor)
+    if not number.is_finite() or abs(number) >= LARGEST_TIME:
+        return UNKNOWN
+    return int(_EXACT.to_integral_value(number))

@@ -1,0 +1,151 @@
+"""Tables of an SQLite file as columns of numbers and texts.
+
+Tools write a table only where they recorded something, and columns differ between their versions:
+what is absent reads as `UNKNOWN`. The file is never written to, and nothing is written beside it.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.kernels import UNKNOWN, Coded
+from lightning_rlprof.spans import Int64s
+
+__all__ = ["SqliteTables"]
+
+_ROWS = 65_536  # at a time as Python objects
+_ASKED = 500  # numbers in one query; SQLite allows 999 in its oldest versions
+# 18 digits fit into 64 bits. SQLite would make 0 of a text that is no number.
+_CELL = """CASE typeof("{0}") WHEN 'integer' THEN "{0}" WHEN 'text' THEN
+CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND length("{0}") < 20
+THEN CAST("{0}" AS INTEGER) ELSE ?1 END ELSE ?1 END"""
+
+
+class SqliteTables:
+    """Read tables of one file; each call opens the file and closes it again.
+
+    Args:
+        path: The SQLite file.
+        source: What the user named, where that is another file; errors name it.
+
+    Raises:
+        TraceError: The file is no SQLite database; also from any method when the file turns out to
+            be damaged.
+    """
+
+    def __init__(self, path: Path, source: Path | None = None) -> None:
+        self.source = source or path
+        # Immutable: a journal that lies beside the file is not applied, and none is made.
+        self._uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
+        self.columns = self._schema()
+
+    def has(self, table: str, *names: str) -> bool:
+        """Tell whether a table is there, with these columns, and has rows."""
+        there = self.columns.get(table, frozenset())
+        return set(names) <= there and bool(self._first(table))
+
+    def numbers(self, table: str, *names: str, where: str = "") -> dict[str, Int64s]:
+        """Return columns of integers, also of those kept as text, `UNKNOWN` where there is none.
+
+        Args:
+            table: Name of the table; one that is not there has no rows.
+            names: Of the columns, which all come back with one length.
+            where: A condition in SQL; only where its columns are sure to be there.
+        """
+        there = self.columns.get(table, frozenset())
+        cells = [_CELL.format(name) if name in there else "?1" for name in names]
+        parts = [np.empty((0, len(names)), dtype=np.int64)]
+        parts.extend(np.array(rows, np.int64) for rows in self._batches(table, cells, where))
+        columns = np.ascontiguousarray(np.concatenate(parts).T)
+        return dict(zip(names, columns, strict=True))
+
+    def reals(self, table: str, *names: str) -> dict[str, npt.NDArray[np.float64]]:
+        """Return columns of numbers, NaN where there is none; rows as in `numbers`."""
+        there = self.columns.get(table, frozenset())
+        cell = "CASE WHEN typeof(\"{0}\") IN ('integer', 'real') THEN \"{0}\" END"
+        cells = [cell.format(name) if name in there else "NULL" for name in names]
+        parts = [np.empty((0, len(names)))]
+        parts.extend(np.array(rows, np.float64) for rows in self._batches(table, cells))
+        columns = np.ascontiguousarray(np.concatenate(parts).T)
+        return dict(zip(names, columns, strict=True))
+
+    def texts(self, table: str, name: str) -> Coded:
+        """Return a column of texts, each kept once; rows as in `numbers`."""
+        codes: dict[str | None, int] = {None: -1}
+        parts = [np.empty(0, dtype=np.int64)]
+        there = name in self.columns.get(table, frozenset())
+        cell = f'CASE typeof("{name}") WHEN \'text\' THEN "{name}" END' if there else "NULL"
+        for rows in self._batches(table, [cell]):
+            own = (codes.setdefault(text, len(codes) - 1) for (text,) in rows)
+            parts.append(np.fromiter(own, np.int64, len(rows)))
+        del codes[None]
+        return np.concatenate(parts), [text for text in codes if text is not None]
+
+    def strings(self, ids: Int64s, table: str, name: str = "value") -> dict[int, str]:
+        """Look up texts that other columns name by number, in a table with a column ``id``."""
+        found: dict[int, str] = {}
+        if not {"id", name} <= self.columns.get(table, frozenset()):
+            return found
+        wanted = np.unique(ids).tolist()
+        for first in range(0, len(wanted), _ASKED):
+            some = wanted[first : first + _ASKED]
+            marks = ", ".join("?" * len(some))
+            sql = (
+                f'SELECT id, "{name}" FROM "{table}" '
+                f"WHERE id IN ({marks}) AND typeof(\"{name}\") = 'text'"
+            )
+            found.update(self.rows(sql, *some))
+        return found
+
+    def setting(self, table: str, name: str) -> str | None:
+        """Return the text of one name in a table of names and values, None where it is not."""
+        if not {"name", "value"} <= self.columns.get(table, frozenset()):
+            return None
+        sql = f"SELECT value FROM \"{table}\" WHERE name = ? AND typeof(value) = 'text'"
+        return next((value for (value,) in self.rows(sql, name)), None)
+
+    def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return all rows of a query; for short answers."""
+        with self._reading() as database:
+            return database.execute(sql, values).fetchall()
+
+    def _batches(
+        self, table: str, cells: list[str], where: str = ""
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        if table not in self.columns:
+            return
+        sql = f'SELECT {", ".join(cells)} FROM "{table}"' + (f" WHERE {where}" if where else "")
+        with self._reading() as database:
+            found = database.execute(sql, (UNKNOWN,) if "?1" in sql else ())
+            while rows := found.fetchmany(_ROWS):
+                yield rows
+
+    def _first(self, table: str) -> list[tuple[Any, ...]]:
+        return self.rows(f'SELECT 1 FROM "{table}" LIMIT 1') if table in self.columns else []
+
+    def _schema(self) -> Mapping[str, frozenset[str]]:
+        # Plain tables only: a view or a virtual table may be a program of whoever wrote the file.
+        names = self.rows("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%'")
+        info = "SELECT name FROM pragma_table_info(?)"
+        return {
+            table: frozenset(column for (column,) in self.rows(info, table)) for (table,) in names
+        }
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self._uri, uri=True)) as database:
+                database.text_factory = lambda data: data.decode(errors="replace")
+                database.execute("PRAGMA trusted_schema = OFF")
+                yield database
+        except (sqlite3.Error, OverflowError) as error:
+            reason = " ".join(str(error).split())
+            raise TraceError(f"{self.source}: cannot be read as SQLite ({reason})") from error

@@ -1,0 +1,103 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runs import grpo_rows, grpo_run, header, write_rank
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    grpo_run(tmp_path / "my run", steps=3)
+    return tmp_path / "my run"
+
+
+def test_sql_shows_the_answer(rlprof: Run, run: Path) -> None:
+    query = (
+        "select name, count(*) as n, max(5000000) as longest_ns from spans group by 1 order by 1"
+    )
+    for _ in range(2):  # without a cache, and with it
+        status, out, err = rlprof("sql", run, query)
+        assert (status, err) == (0, "")
+        assert "actor_generate" in out
+        assert "5.00 ms" in out
+
+
+def test_sql_as_json_is_all_rows_exactly_and_nothing_else(rlprof: Run, run: Path) -> None:
+    query = "select 9223372036854775807 - range as n, 'é' as text, null as nothing from range(60)"
+    data = json.loads(rlprof("sql", run, query, "--json")[1])
+    assert (data["run"], data["query"], data["problems"]) == (str(run), query, [])
+    (table,) = data["tables"]
+    assert table["rows"][:2] == [[2**63 - 1, "é", None], [2**63 - 2, "é", None]]
+    assert len(table["rows"]) == 60
+
+
+def test_sql_shows_some_rows_and_counts_all(rlprof: Run, run: Path) -> None:
+    out = rlprof("sql", run, "select * from range(1000000)")[1]
+    assert len(out.splitlines()) < 60
+    assert "the first 50 of 1,000,000 rows\n" in out
+    assert "the first 3 of 9 rows\n" in rlprof("sql", run, "from range(9)", "--rows", "3")[1]
+    data = json.loads(rlprof("sql", run, "from range(9)", "--rows", "3", "--json")[1])
+    assert data["tables"][0]["note"] == "the first 3 of 9 rows"
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_sql_writes_all_rows_to_a_file_and_replaces_none(
+    name: str, rlprof: Run, run: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    status, out, _ = rlprof("sql", run, "select * from range(1000)", "-o", path)
+    assert (status, out) == (0, f"1,000 rows\nWrote {path}\n")
+    before = path.read_bytes()
+    status, _, err = rlprof("sql", run, "select 1", "-o", path)
+    assert (status, path.read_bytes()) == (1, before)
+    assert "exists already; --force replaces it" in err
+    assert rlprof("sql", run, "select 1", "-o", path, "--force")[0] == 0
+    assert path.read_bytes() != before
+
+
+def test_sql_without_a_query_lists_the_tables(rlprof: Run, run: Path) -> None:
+    out = rlprof("sql", run)[1]
+    assert out.startswith(f"{run} has the tables: spans, headers, notes, problems\n")
+    assert out.endswith(f"Next: rlprof sql '{run}' 'describe problems'\n")
+    data = json.loads(rlprof("sql", run, "--json")[1])
+    assert data["tables"] == ["spans", "headers", "notes", "problems"]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("copy spans to 'x.csv'", "a query is one SELECT and only reads; this is COPY"),
+        ("from read_csv('/etc/passwd')", "SQL: Permission Error: Cannot access file"),
+        ("select nme from spans", 'SQL: Binder Error: Referenced column "nme" not found'),
+        ("from kernels", "does not exist! (there are: spans, headers, notes, problems)"),
+        ("select error('a\nb\x1b[2J')", "SQL: Invalid Input Error: a b\\x1b[2J"),
+    ],
+)
+def test_what_is_wrong_is_one_line(query: str, said: str, rlprof: Run, run: Path) -> None:
+    status, out, err = rlprof("sql", run, query)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert said in err
+    assert "\x1b" not in err
+
+
+def test_a_file_that_cannot_be_written_is_one_line(rlprof: Run, run: Path) -> None:
+    assert "there is no directory" in rlprof("sql", run, "select 1", "-o", run / "no" / "x.csv")[2]
+    assert "-o writes .csv or .parquet" in rlprof("sql", run, "select 1", "-o", run / "x.txt")[2]
+    assert "no such file or directory" in rlprof("sql", run / "no", "select 1")[2]
+
+
+def test_names_in_a_trace_steer_no_terminal(rlprof: Run, run: Path) -> None:
+    assert "\x1b" not in rlprof("sql", run, "select chr(27) || '[2J' as \"a\x1b[2J\"")[1]
+
+
+def test_what_is_missing_in_the_run_is_said_with_the_answer(rlprof: Run, tmp_path: Path) -> None:
+    write_rank(tmp_path / "a", header(0, 3), grpo_rows(2), status=None)
+    out = rlprof("sql", tmp_path, "select count(*) from spans")[1]
+    assert "! of 3 ranks, these wrote no trace: 1-2\n" in out
+    assert "! rank 0: its file just stops: killed, or still running\n" in out
+    data = json.loads(rlprof("sql", tmp_path, "select 1", "--json")[1])
+    assert {"rank": None, "text": "of 3 ranks, these wrote no trace: 1-2"} in data["problems"]

@@ -1,0 +1,107 @@
+"""Tables of SQLite files: absent columns, numbers kept as texts, damage, nothing written."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.kernels import UNKNOWN
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+
+
+def make(path: Path, *statements: str) -> SqliteTables:
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+    return SqliteTables(path)
+
+
+def test_numbers_kept_as_texts_are_read_to_the_last_digit(tmp_path: Path) -> None:
+    tables = make(
+        tmp_path / "a.db",
+        "CREATE TABLE calls (start TEXT, size)",
+        "INSERT INTO calls VALUES ('1736410576395167660', 7), ('12x', 1.5), ('', NULL), "
+        "('-5', x'00'), ('99999999999999999999', '8')",
+    )
+
+    assert {
+        name: column.tolist()
+        for name, column in tables.numbers("calls", "start", "size", "no").items()
+    } == {
+        "start": [1_736_410_576_395_167_660, *[UNKNOWN] * 4],
+        "size": [7, UNKNOWN, UNKNOWN, UNKNOWN, 8],
+        "no": [UNKNOWN] * 5,
+    }
+
+
+def test_a_table_that_is_not_there_has_no_rows(tmp_path: Path) -> None:
+    tables = make(tmp_path / "a.db", "CREATE TABLE empty (a)")
+
+    assert [tables.has(name) for name in ("empty", "nothing")] == [False, False]
+    assert len(tables.numbers("nothing", "a")["a"]) == 0
+    assert len(tables.reals("nothing", "a")["a"]) == 0
+    assert tables.texts("nothing", "a")[1] == []
+    assert tables.strings(np.array([1]), "nothing") == {}
+    assert tables.setting("nothing", "a") is None
+
+
+def test_conditions_choose_rows_and_texts_are_looked_up_by_number(tmp_path: Path) -> None:
+    tables = make(
+        tmp_path / "a.db",
+        "CREATE TABLE ids (id INTEGER, value TEXT)",
+        "CREATE TABLE rows (name INTEGER, cost REAL, label TEXT)",
+        *(f"INSERT INTO ids VALUES ({at}, 'text {at}')" for at in range(1_200)),
+        "INSERT INTO rows VALUES (3, 1.5, 'x'), (700, NULL, NULL), (9999, 2, 'x')",
+    )
+
+    names = tables.numbers("rows", "name", where="cost IS NOT NULL")["name"]
+    assert tables.strings(names, "ids") == {3: "text 3"}
+    assert len(tables.strings(np.arange(1_200), "ids")) == 1_200
+    assert tables.has("rows", "name", "cost")
+    assert not tables.has("rows", "price")
+    codes, texts = tables.texts("rows", "label")
+    assert (codes.tolist(), texts) == ([0, -1, 0], ["x"])
+    assert np.isnan(tables.reals("rows", "cost")["cost"]).tolist() == [False, True, False]
+
+
+def test_views_are_not_run(tmp_path: Path) -> None:
+    tables = make(tmp_path / "a.db", "CREATE TABLE t (a)", "CREATE VIEW v AS SELECT 1 AS a")
+
+    assert "v" not in tables.columns
+    assert not tables.has("v")
+
+
+def test_what_is_no_database_is_refused_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "a b%20?.db"
+    path.write_bytes(b"hello" * 999)
+
+    with pytest.raises(TraceError, match="cannot be read as SQLite") as error:
+        SqliteTables(path)
+    assert "\n" not in str(error.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_errors_name_what_the_user_named(tmp_path: Path) -> None:
+    path = tmp_path / "inner.db"
+    make(path, "CREATE TABLE t (a)")
+    tables = SqliteTables(path, source=Path("what.was.named"))
+    path.unlink()
+
+    with pytest.raises(TraceError, match=r"^what\.was\.named: cannot be read"):
+        tables.numbers("t", "a")
+
+
+def test_a_journal_beside_the_file_is_not_applied_and_none_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    tables = make(path, "PRAGMA journal_mode = WAL", "CREATE TABLE t (a)")
+    assert not tables.has("t")
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("INSERT INTO t VALUES (1)")
+        writer.commit()
+        before = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
+
+        assert tables.numbers("t", "a")["a"].tolist() == []
+        assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
