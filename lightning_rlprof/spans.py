@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -121,15 +122,45 @@ class Spans:
         return self.end_ns - self.start_ns
 
     def table(self, name: str) -> "Table":
-        """Read a table of what device tools recorded: ``load(path).table("kernels")``.
+        """Read a table: ``spans``, ``headers``, ``notes``, ``problems``, or one of a device tool.
+
+        ``load(path).table("kernels")``. One of a device tool is read anew at every call.
 
         Raises:
             TraceError: The files hold no such table.
         """
+        from lightning_rlprof.store.rows import core_tables
+
+        own = core_tables(self)
+        if name in own:
+            return own[name]()
         if name not in self.tables:
             there = ", ".join(sorted(self.tables)) or "none: no device tool recorded this run"
             raise TraceError(f"{self.path} has no table {name!r} (there are: {there})")
         return self.tables[name]()
+
+    def sql(self, query: str) -> "Table":
+        """Return what one SELECT says of the tables of this run; see ``docs/store.md``.
+
+        Tables that a query named stay in memory with this object. DuckDB reads the columns where
+        they lie and writes nothing.
+
+        Raises:
+            TraceError: The query is wrong or would do more than read; the text is one line.
+        """
+        from lightning_rlprof.store.store import ask
+
+        def read(name: str) -> "Table":
+            if name not in self._asked:
+                self._asked[name] = self.table(name)
+            return self._asked[name]
+
+        return ask(self, query, read)
+
+    @cached_property
+    def _asked(self) -> "dict[str, Table]":
+        """Tables that SQL has named so far."""
+        return {}
 
     def span(self, row: int) -> Span:
         """Return one row as a `Span`, its times on the run's axis."""

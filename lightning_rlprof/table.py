@@ -1,5 +1,6 @@
 """The answer of one analysis as a value: columns with units, rows, a note, or why it abstained."""
 
+import html
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -7,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 __all__ = ["Cell", "Column", "ColumnRows", "Table"]
+
+_SHOWN = 50
 
 Cell = str | int | float | None
 """What a table holds; None means "not known", which is never zero."""
@@ -134,3 +137,56 @@ class Table:
             "note": self.note,
             "abstained": self.abstained,
         }
+
+    def to_numpy(self) -> dict[str, Any]:
+        """Return an array per column; see `lightning_rlprof.frames.to_numpy`."""
+        from lightning_rlprof.frames import to_numpy
+
+        return to_numpy(self)
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame``; raises RlprofError where pandas is not installed."""
+        from lightning_rlprof.frames import to_pandas
+
+        return to_pandas(self)
+
+    def to_polars(self) -> Any:
+        """Return a ``polars.DataFrame``; raises RlprofError where polars is not installed."""
+        from lightning_rlprof.frames import to_polars
+
+        return to_polars(self)
+
+    def to_arrow(self) -> Any:
+        """Return a ``pyarrow.Table``; raises RlprofError where pyarrow is not installed."""
+        from lightning_rlprof.frames import to_arrow
+
+        return to_arrow(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first rows, how many there are, and the note."""
+        title = f"<strong>{html.escape(self.name)}</strong>"
+        if self.abstained is not None:
+            return f"<p>{title}: not told, {html.escape(self.abstained)}</p>"
+        heads = "".join(f"<th>{html.escape(_heading(each))}</th>" for each in self.columns)
+        body = "".join(
+            f"<tr>{''.join(map(_html_cell, row, self.columns))}</tr>" for row in self.rows[:_SHOWN]
+        )
+        rest = len(self.rows) - _SHOWN
+        remarks = [f"and {rest:,} more rows"] * (rest > 0) + [self.note] * bool(self.note)
+        notes = "".join(f"<p>{html.escape(each)}</p>" for each in remarks)
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<div>{title}{table}{notes}</div>"
+
+
+def _heading(column: Column) -> str:
+    return f"{column.name} ({column.unit})" if column.unit else column.name
+
+
+def _html_cell(cell: Cell, column: Column) -> str:
+    if cell is None:
+        return "<td>-</td>"
+    if isinstance(cell, str):
+        return f'<td style="text-align: left">{html.escape(cell)}</td>'
+    if column.kind == "share":
+        return f"<td>{cell:.1%}</td>"
+    return f"<td>{cell:,}</td>" if isinstance(cell, int) else f"<td>{cell:,.4g}</td>"

@@ -1,0 +1,201 @@
+"""SQL that can only read: one SELECT, in a DuckDB that may open nothing but the run's tables."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.store.columns import quoted
+from lightning_rlprof.table import Column, ColumnRows, Table
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+
+__all__ = ["answer", "closed", "is_users", "named", "text_literal", "write_answer"]
+
+Attach = Callable[["DuckDBPyConnection"], None]
+
+# Without a place to spill, nothing is written; a query that needs more than the memory fails.
+_SETTINGS = (
+    "temp_directory = ''",
+    "allow_persistent_secrets = false",
+    "autoinstall_known_extensions = false",
+    "autoload_known_extensions = false",
+    "python_enable_replacements = false",
+    "enable_external_access = false",
+    "lock_configuration = true",
+)
+_WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
+_FORMATS = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd"}
+
+
+def answer(
+    query: str, attach: Attach, paths: Iterable[Path] = (), rows: int | None = None
+) -> Table:
+    """Return what one SELECT says, in columns; whole sums are 64-bit integers.
+
+    Args:
+        query: One SELECT, WITH, FROM, DESCRIBE, SHOW or SUMMARIZE.
+        attach: Makes the tables, before everything else is closed.
+        paths: Files that the tables are read from.
+        rows: So many at most; the note then counts all.
+
+    Raises:
+        TraceError: The query is wrong, or would do more than read; the text is one line.
+    """
+    with closed(attach, paths) as connection:
+        select, columns, picks = _checked(connection, query)
+        try:
+            limit = "" if rows is None else f" LIMIT {rows + 1}"
+            found = connection.sql(f"SELECT {picks} FROM {_inner(select, columns)}{limit}")
+            cells = found.fetchnumpy()
+            arrays = [cells[f"c{at}"] for at in range(len(columns))]
+            note = ""
+            if rows is not None and len(arrays[0]) > rows:
+                arrays = [array[:rows] for array in arrays]
+                count = connection.sql(f"SELECT count(*) FROM ({select}\n)").fetchall()[0][0]
+                note = f"the first {rows:,} of {count:,} rows"
+        except _errors() as error:
+            raise TraceError(_line(error)) from error
+    return Table("answer", columns, ColumnRows([*map(_held, arrays)]), note=note)
+
+
+def write_answer(query: str, attach: Attach, paths: Iterable[Path], output: Path) -> int:
+    """Write what one SELECT says to a .csv or .parquet file, row groups at a time; return its rows.
+
+    The file is whole or not there at all.
+
+    Raises:
+        TraceError: As `answer`, or the name ends in neither.
+        OSError: It cannot be written.
+    """
+    form = _FORMATS.get(output.suffix)
+    if form is None:
+        raise TraceError(f"{output}: -o writes .csv or .parquet, by the end of the name")
+    part = output.with_name(f".{output.name}.part")
+    part.unlink(missing_ok=True)
+    part.open("xb").close()  # says why not, in the system's words
+    try:
+        with closed(attach, [*paths, part]) as connection:
+            select, columns, picks = _checked(connection, query)
+            names = ", ".join(f"c{at} AS {quoted(each.name)}" for at, each in enumerate(columns))
+            select = f"SELECT {names} FROM (SELECT {picks} FROM {_inner(select, columns)})"
+            target = f"{text_literal(part)} ({form}, USE_TMP_FILE false)"
+            done = connection.execute(f"COPY ({select}) TO {target}").fetchall()
+        part.replace(output)
+    except _errors() as error:
+        raise TraceError(_line(error)) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return int(done[0][0])
+
+
+def closed(attach: Attach, paths: Iterable[Path] = ()) -> "DuckDBPyConnection":
+    """Return a DuckDB in memory with some tables, which opens no file but these from now on."""
+    import duckdb
+
+    listed = ", ".join(text_literal(path) for path in paths)
+    connection = duckdb.connect(":memory:")
+    try:
+        attach(connection)
+        for setting in (f"allowed_paths = [{listed}]", *_SETTINGS):
+            connection.execute(f"SET {setting}")
+    except duckdb.Error as error:
+        connection.close()
+        raise TraceError(_line(error)) from error
+    return connection
+
+
+def is_users(error: TraceError) -> bool:
+    """Tell whether an error of `answer` comes from the query, not from a damaged file."""
+    import duckdb
+
+    cause = error.__cause__
+    users = (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException)
+    return cause is None or isinstance(
+        cause, (*users, duckdb.PermissionException, duckdb.DataError)
+    )
+
+
+def named(query: str, names: Iterable[str]) -> list[str]:
+    """Return which of these tables a query may ask for: those that it has as a word."""
+    words = {word.lower() for word in re.findall(r"\w+", query)}
+    return [name for name in names if name.lower() in words]
+
+
+def text_literal(text: object) -> str:
+    """Return a text as SQL spells it."""
+    return "'" + str(text).replace("'", "''") + "'"
+
+
+def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[Column, ...], str]:
+    """Return the one SELECT that a query is, its columns, and the casts to fetch them by."""
+    import duckdb
+
+    try:
+        statements = connection.extract_statements(query)
+        kinds = [statement.type.name for statement in statements]
+        if kinds != ["SELECT"]:
+            what = " and ".join(kinds) or "nothing"
+            raise TraceError(f"a query is one SELECT and only reads; this is {what}")
+        select = statements[0].query.strip().rstrip(";")
+        relation = connection.sql(select)
+    except duckdb.Error as error:
+        raise TraceError(_line(error)) from error
+    if relation is None:
+        raise TraceError("a query is one SELECT and only reads; this answers nothing")
+    picks, columns = _picked(relation)
+    return select, columns, picks
+
+
+def _inner(select: str, columns: Sequence[Column]) -> str:
+    names = ", ".join(f"c{at}" for at in range(len(columns)))
+    return f"({select}\n) AS answer({names})"  # the new line ends a comment
+
+
+def _picked(relation: "DuckDBPyRelation") -> tuple[str, tuple[Column, ...]]:
+    """Return casts to what a table holds, and the columns, each name once."""
+    picks, columns, taken = [], [], set[str]()
+    for at, (name, kind) in enumerate(zip(relation.columns, map(str, relation.types), strict=True)):
+        own = name
+        while own.lower() in taken:
+            own += "_"
+        taken.add(own.lower())
+        cast, column = _cast(own, kind)
+        picks.append(f"CAST(c{at} AS {cast}) AS c{at}" if cast else f"c{at}")
+        columns.append(column)
+    return ", ".join(picks), tuple(columns)
+
+
+def _cast(name: str, kind: str) -> tuple[str, Column]:
+    """Return the type to fetch a column as ("" as it is), and how it is shown."""
+    if kind in _WHOLE or kind in ("HUGEINT", "UHUGEINT", "UBIGINT", "BOOLEAN", '"NULL"'):
+        if name.endswith("_ns") and not name.endswith("unix_ns"):
+            return "BIGINT", Column(name, "duration", "ns")
+        whole = "UBIGINT" if kind == "UBIGINT" else "BIGINT"
+        return whole, Column(name, "count", "bytes" if name.endswith("bytes") else "")
+    if kind in ("FLOAT", "DOUBLE") or kind.startswith("DECIMAL"):
+        return "DOUBLE", Column(name, "number", "ns" if name.endswith("_ns") else "")
+    return "VARCHAR", Column(name, "text")
+
+
+def _held(array: Any) -> Any:
+    """Return a column for `ColumnRows`: texts stay apart, NaN is not known."""
+    if array.dtype.kind == "f":
+        return np.ma.masked_invalid(array)
+    return array
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    import duckdb
+
+    return (duckdb.Error,)
+
+
+def _line(error: Exception) -> str:
+    """Return a message of DuckDB without the picture of the query."""
+    text = str(error).split("\nLINE ", 1)[0]
+    return f"SQL: {' '.join(text.split())}"
