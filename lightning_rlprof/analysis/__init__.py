@@ -8,6 +8,7 @@ from lightning_rlprof.analysis.coverage import coverage
 from lightning_rlprof.analysis.device import device
 from lightning_rlprof.analysis.gaps import gaps
 from lightning_rlprof.analysis.headline import headline
+from lightning_rlprof.analysis.ledger import ledger
 from lightning_rlprof.analysis.memory import memory
 from lightning_rlprof.analysis.ranks import ranks
 from lightning_rlprof.analysis.stages import stages
@@ -23,6 +24,7 @@ __all__ = [
     "device",
     "gaps",
     "headline",
+    "ledger",
     "memory",
     "ranks",
     "regions",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 ALL: tuple[Callable[[Spans], Table], ...] = (
+    ledger,
     stages,
     device,
     background,

@@ -32,6 +32,11 @@ _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 _OPTIONAL = {"device", "memory"}  # not missed where the run has nothing for them
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
+    "ledger": (
+        "Where the GPU-seconds went",
+        "Every instant of every rank of the job, once: the totals add up to the wall clock times "
+        "the ranks. A dash is not told, and no zero.",
+    ),
     "stages": (
         "Where the steps' time went",
         "“share” and “total” are exclusive and add up to the steps, summed over ranks; "

@@ -89,6 +89,7 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
         "Where the steps' time went",
         "Stages over the steps",
         "Inside a step",
+        "Where the GPU-seconds went",
         "Slowest rank per stage",
         "Stages by rank",
         "Untraced time",

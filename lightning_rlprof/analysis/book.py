@@ -1,0 +1,193 @@
+"""The time of a whole job, entered once: by rank, step and label, with what is not known of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.analysis.activity import activity
+from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
+from lightning_rlprof.analysis.entries import Entries, calendar_of, days_of, enter
+from lightning_rlprof.analysis.labels import NOTHING, Label, labels_of
+from lightning_rlprof.analysis.occupancy import Work, occupancy
+from lightning_rlprof.model import KINDS
+from lightning_rlprof.spans import Int64s, Spans
+
+__all__ = ["SILENT", "Book", "balance"]
+
+SILENT = -1
+"""Stands for each one of the ranks that wrote nothing: their entries are alike, and kept once."""
+
+_MOST_RANKS = 2**20  # as many as a run is read of
+_FEW = 5
+_STEP = KINDS.index("step")
+_SPANS = (KINDS.index("stage"), KINDS.index("region"))
+
+
+@dataclass(frozen=True, eq=False)
+class Book:
+    """Where the time of a job went. The entries of each rank add up to ``wall_ns``, exactly.
+
+    Attributes:
+        ranks: Ranks of which something was recorded.
+        silent: Ranks of the job that wrote nothing; each has the entries of `SILENT`.
+        start_ns: When the first rank began, on the run's axis.
+        end_ns: When the last rank ended.
+        steps: Numbers of the steps, ascending; None where steps are not told apart.
+        rank: Rank per entry, or `SILENT`; ascending.
+        entries: The time.
+        told: Labels for which there is evidence in this run, if only that they have no time, and
+            of what it is: ``spans``, ``kernels`` or ``both``.
+        remarks: What the reader must know, a sentence each.
+    """
+
+    ranks: tuple[int, ...]
+    silent: tuple[int, ...]
+    start_ns: int
+    end_ns: int
+    steps: Int64s | None
+    rank: npt.NDArray[np.int32]
+    entries: Entries
+    told: Mapping[Label, str]
+    remarks: tuple[str, ...]
+
+    @property
+    def wall_ns(self) -> int:
+        """How long the job took, from the first rank's start to the last one's end."""
+        return self.end_ns - self.start_ns
+
+
+def balance(spans: Spans, *, per_step: bool = False) -> Book:
+    """Give every instant of every rank of the job one label, and one step.
+
+    A rank lives from the job's start to its end, whenever its file begins and stops, and also where
+    it wrote none: what is not known of it is untraced. Steps are told apart ``per_step``, or else
+    told from what lies outside of them; see `days_of` for steps that a rank lacks.
+    """
+    devices, labels, calendar = occupancy(spans), labels_of(spans.names), calendar_of(spans)
+    joined, remarks = _joined(spans, labels)
+    missing = _missing(spans)
+    silent = tuple(sorted(missing - {*devices.work}))
+    ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
+    start, end = _life(spans, devices.work)
+    told, parts = {Label.UNTRACED}, []
+    for rank in ([SILENT] if silent else []) + [*ranks]:
+        rows = slice(*np.searchsorted(spans.rank, [rank, rank + 1]).tolist())
+        own = activity(spans, rows, labels, _in_rank(joined, rows))
+        days = days_of(spans, rows, calendar)
+        days = days if per_step else days._replace(number=np.zeros_like(days.number))
+        entries, has_tails = enter(own, days, devices.work.get(rank), start, end)
+        told |= {Label(each) for each in np.unique(own.label).tolist()}
+        told |= {Label.TAIL} if has_tails else set()
+        parts.append((np.full(len(entries.ns), rank, np.int32), *entries))
+    rank_of, *columns = _joint(parts)
+    remarks = [*_gaps(spans, silent, end), *remarks, *devices.remarks, *_odd(spans, labels)]
+    known = (_told(told, devices.told), tuple(remarks))
+    numbers = calendar.number if per_step else None
+    return Book(ranks, silent, start, end, numbers, rank_of, Entries(*columns), *known)
+
+
+def _joint(parts: list[tuple[Any, ...]]) -> list[Any]:
+    """Put columns together one by one, so that no more than one is there twice."""
+    columns = [list(column) for column in zip(*parts, strict=True)][::-1]
+    parts.clear()
+    return [np.concatenate(columns.pop()) for _ in range(len(columns))]
+
+
+def _told(by_spans: set[Label], by_kernels: set[Label]) -> dict[Label, str]:
+    both = dict.fromkeys(by_spans & by_kernels, "both")
+    return dict.fromkeys(by_spans, "spans") | dict.fromkeys(by_kernels, "kernels") | both
+
+
+def _is_ours(spans: Spans) -> bool:
+    """Tell whether the ranks wrote headers; loaders of device tools make some up, without these."""
+    return any(header.clock_ns or header.config for header in spans.headers.values())
+
+
+def _missing(spans: Spans) -> set[int]:
+    """Return the ranks of the job without a file; none where a single file was asked for."""
+    if spans.path.suffix == ".jsonl" or not _is_ours(spans):
+        return set()
+    world = max(header.world_size for header in spans.headers.values())
+    return {*range(min(world, _MOST_RANKS))} - {*spans.ranks}
+
+
+def _life(spans: Spans, work: Mapping[int, Work]) -> tuple[int, int]:
+    """Return when the first rank began and the last one ended.
+
+    A rank begins with its header and lives as long as it writes; a device tool's file, which has no
+    such header, is as long as what it holds.
+    """
+    known = [
+        *(header.unix_ns - spans.unix_ns for header in spans.headers.values() if header.clock_ns),
+        *(note.time_ns for note in spans.notes if note.rank in spans.headers),
+    ]
+    if len(spans):
+        known += [int(spans.start_ns.min()), int(spans.end_ns.max())]
+    if not _is_ours(spans):
+        known += [int(each.start_ns.min()) for each in work.values()]
+        known += [int(each.end_ns.max()) for each in work.values()]
+    return min(known, default=0), max(known, default=0)
+
+
+def _joined(spans: Spans, labels: Int64s) -> tuple[Int64s, list[str]]:
+    """Match the collectives that are spans.
+
+    Returns:
+        Two rows: the spans' own rows, ascending, and when their transfers began; and remarks.
+    """
+    rows = np.flatnonzero((labels == Label.TRANSFER)[spans.name])
+    rows = rows[np.isin(spans.kind[rows], _SPANS)]
+    start, end = spans.start_ns[rows], spans.end_ns[rows]
+    took = transfers(spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
+    matched = took != UNMATCHED
+    alone = len(rows) - int(np.count_nonzero(matched))
+    text = f"{alone} collectives have no counterpart on other ranks: their transfer"
+    remarks = [f"{text} includes the wait for peers."] if alone else []
+    return np.stack([rows[matched], (end - took)[matched]]), remarks
+
+
+def _in_rank(joined: Int64s, rows: slice) -> Int64s:
+    """Return the matched collectives of one rank, their rows counted from its first."""
+    first, last = np.searchsorted(joined[0], [rows.start, rows.stop])
+    found: Int64s = joined[:, first:last] - np.array([[rows.start], [0]])
+    return found
+
+
+def _gaps(spans: Spans, silent: tuple[int, ...], end_ns: int) -> list[str]:
+    """Say which ranks are untraced for how long."""
+    texts = []
+    if silent:
+        texts.append(f"Untraced throughout, as they wrote nothing: {_some('rank', silent)}.")
+    for rank in spans.ranks:
+        rows = slice(*np.searchsorted(spans.rank, [rank, rank + 1]).tolist())
+        last = int(spans.end_ns[rows].max(initial=0))
+        if spans.statuses.get(rank) is None and last < end_ns:
+            texts.append(f"Rank {rank}'s file stops {(end_ns - last) / 1e9:.3g} s before the end.")
+    return texts[:_FEW] + ([f"And {len(texts) - _FEW} more."] if len(texts) > _FEW else [])
+
+
+def _odd(spans: Spans, labels: Int64s) -> list[str]:
+    """Say what is part of the sum and not like the rest."""
+    flags = [spans.flagged(name) for name in ("interrupted", "capture")]
+    steps = [rows[spans.kind[rows] == _STEP] for rows in flags]
+    interrupted, captured = ({*spans.step[rows].tolist()} for rows in steps)
+    counts = {"under capture": len(captured - interrupted), "interrupted": len(interrupted)}
+    texts = [f"Steps {how} are part of the sum: {n}." for how, n in counts.items() if n]
+    rows = np.flatnonzero((labels == NOTHING)[spans.name])
+    stages = np.unique(spans.name[rows[spans.kind[rows] == _SPANS[0]]])
+    if unknown := [spans.names[code] for code in stages.tolist()]:
+        listed = _some("stage", unknown)
+        texts.append(f"The ledger's table of names does not have {listed}.")
+    if spans.headers and all(header.device == "cpu" for header in spans.headers.values()):
+        texts.append("No rank had an accelerator: GPU-hours are hours of ranks.")
+    return texts
+
+
+def _some(word: str, items: Sequence[object]) -> str:
+    """Return "rank 3", or "ranks 3, 4 and 7 more"."""
+    listed = ", ".join(map(str, items[:_FEW]))
+    more = f" and {len(items) - _FEW} more" if len(items) > _FEW else ""
+    return f"{word}{'s' if len(items) > 1 else ''} {listed}{more}"

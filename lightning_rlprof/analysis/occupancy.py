@@ -1,0 +1,206 @@
+"""What each rank's device ran, by the tables of kernels and copies, and where it surely idled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
+from lightning_rlprof.analysis.labels import Label, kernel_labels, labels_of
+from lightning_rlprof.analysis.sweep import unions
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.spans import Int64s, Spans
+from lightning_rlprof.table import Cell, ColumnRows, Table
+
+__all__ = ["Occupancy", "Work", "occupancy"]
+
+# What is launched in such a stage is part of it; elsewhere it is what its own name says. Stages
+# that wait are not among them: what runs meanwhile was launched by others.
+_STAGES = (Label.ROLLOUT, Label.TAIL, Label.SYNC, Label.REWARD, Label.SLEEP, Label.EVALUATION)
+_OPENED, _CLOSED = "rlprof open capture", "rlprof close capture"
+_HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
+_BETWEEN_TWO = ("send", "recv", "p2p")  # no collectives of a whole group: they cannot be matched
+
+
+class Work(NamedTuple):
+    """What one rank's device ran: disjoint intervals of each label, and when it was looked at.
+
+    Within ``known_start_ns`` to ``known_end_ns`` a device that runs nothing idles; elsewhere
+    nothing is known of it.
+    """
+
+    start_ns: Int64s
+    end_ns: Int64s
+    label: Int64s
+    known_start_ns: Int64s
+    known_end_ns: Int64s
+
+
+@dataclass(eq=False)
+class Occupancy:
+    """What devices say about a run.
+
+    Attributes:
+        work: By rank; ranks of whose device nothing was recorded have none.
+        told: Labels for which there is evidence, if only that they have no time.
+        remarks: What the reader must know.
+    """
+
+    work: dict[int, Work] = field(default_factory=dict)
+    told: set[Label] = field(default_factory=set)
+    remarks: list[str] = field(default_factory=list)
+
+
+class _Runs(NamedTuple):
+    """Kernels or copies as columns of one length."""
+
+    rank: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    label: Int64s
+
+
+def occupancy(spans: Spans) -> Occupancy:
+    """Read the run's tables ``kernels`` and ``memcpy``, where there are any, and label their rows.
+
+    A kernel that was launched in a rollout, a weight sync, a reward, an offload or a validation
+    counts to that; all others are compute, transfer or copy by their names. Collectives that can be
+    matched across ranks are divided into waiting and transfer, see `transfers`.
+
+    Takes as long as reading the tables, which can be gigabytes.
+    """
+    found = Occupancy()
+    kernels = _read(spans, "kernels", found.remarks)
+    if kernels is None or not len(kernels.rows):
+        return found
+    found.told |= {Label.COMPUTE, Label.TRANSFER}
+    parts = [_kernels(kernels, found)]
+    copies = _read(spans, "memcpy", found.remarks)
+    if copies is not None:
+        found.told.add(Label.COPY)
+        parts.append(_runs(copies, np.full(len(copies.rows), int(Label.COPY))))
+    hidden = _HIDDEN in kernels.note
+    if hidden:
+        text = "Replays of graphs hide their kernels: whether the device idled is not known."
+        found.remarks.append(text)
+    runs = _Runs(*map(np.concatenate, zip(*parts, strict=True)))
+    found.told |= {Label(each) for each in np.unique(runs.label).tolist()}
+    for rank, own in _by_rank(runs):
+        found.work[rank] = _work(own, *_known(spans, rank, own, hidden))
+    if any(len(work.known_start_ns) for work in found.work.values()):
+        found.told.add(Label.HOST)
+    return found
+
+
+def _read(spans: Spans, name: str, remarks: list[str]) -> Table | None:
+    if name not in spans.tables:
+        return None
+    try:
+        table = spans.table(name)
+    except TraceError as error:
+        remarks.append(f"The table {name} could not be read: {error}.")
+        return None
+    if table.abstained is not None:
+        remarks.append(f"The table {name} is missing: {table.abstained}.")
+        return None
+    return table
+
+
+def _kernels(table: Table, found: Occupancy) -> _Runs:
+    """Return the kernels by label, collectives divided where that is possible."""
+    codes, names = _texts(table, "kernel")
+    labels = np.append(kernel_labels(names), Label.COMPUTE)  # a name that is not known reads this
+    runs = _runs(table, labels[codes])
+    pairwise = np.array(
+        [any(word in name.lower() for word in _BETWEEN_TWO) for name in names], bool
+    )
+    at = np.flatnonzero((runs.label == Label.TRANSFER) & ~np.append(pairwise, True)[codes])
+    start, end = runs.start_ns, runs.end_ns
+    step = _numbers(table, "step")
+    took = transfers(runs.rank[at], step[at], codes[at], start[at], end[at])
+    at, took = at[took != UNMATCHED], took[took != UNMATCHED]
+    alone = int(np.count_nonzero(runs.label == Label.TRANSFER)) - len(at)
+    if alone:
+        text = f"{alone} kernels of collectives have no counterpart on other ranks: their transfer"
+        found.remarks.append(f"{text} includes the wait for peers.")
+    came, start = start[at], start.copy()
+    start[at] = end[at] - took
+    waiting = _Runs(runs.rank[at], came, start[at], np.full(len(at), int(Label.WAITING)))
+    return _Runs(*map(np.append, runs._replace(start_ns=start), waiting))
+
+
+def _runs(table: Table, label: Int64s) -> _Runs:
+    codes, stages = _texts(table, "stage")
+    stage = labels_of(stages)[codes]
+    start = _numbers(table, "start")
+    end = start + _numbers(table, "duration")
+    return _Runs(
+        _numbers(table, "rank"), start, end, np.where(np.isin(stage, _STAGES), stage, label)
+    )
+
+
+def _by_rank(runs: _Runs) -> list[tuple[int, _Runs]]:
+    order = np.argsort(runs.rank, kind="stable")
+    runs = _Runs(*(column[order] for column in runs))
+    ranks, heads = np.unique(runs.rank, return_index=True)
+    ends = np.append(heads[1:], len(order)).tolist()
+    slices = map(slice, heads.tolist(), ends)
+    return [
+        (rank, _Runs(*(column[own] for column in runs)))
+        for rank, own in zip(ranks.tolist(), slices, strict=True)
+    ]
+
+
+def _work(runs: _Runs, known_start: Int64s, known_end: Int64s) -> Work:
+    """Unite a rank's intervals of each label: kernels of many streams count once."""
+    zero = int(runs.start_ns.min())
+    label, start, end = unions(runs.label, runs.start_ns - zero, runs.end_ns - zero)
+    return Work(start + zero, end + zero, label, known_start, known_end)
+
+
+def _known(spans: Spans, rank: int, runs: _Runs, hidden: bool) -> tuple[Int64s, Int64s]:
+    """Return when kernels were recorded: captures with kernels, or from the first to the last.
+
+    Between two captures nothing was recorded, so a run with captures is known in these alone.
+    """
+    if hidden:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    opened = np.sort(spans.end_ns[spans.rows(kind="region", name=_OPENED, rank=rank)])
+    closed = np.sort(spans.start_ns[spans.rows(kind="region", name=_CLOSED, rank=rank)])
+    if not len(opened):
+        return runs.start_ns.min()[None], runs.end_ns.max()[None]
+    at = np.searchsorted(opened, closed, "right") - 1
+    first, last = opened[at[at >= 0]], closed[at >= 0]
+    starts = np.sort(runs.start_ns)
+    some = np.searchsorted(starts, last) > np.searchsorted(starts, first)
+    return first[some], last[some]
+
+
+def _numbers(table: Table, name: str) -> Int64s:
+    """Return a column of integers as an array, 0 where one is not known."""
+    column = _column(table, name)
+    if not isinstance(column, tuple):
+        return np.asarray(column, dtype=np.int64)
+    codes, values = column
+    numbers: Int64s = np.array([*(value or 0 for value in values), 0], dtype=np.int64)
+    return numbers[codes]
+
+
+def _texts(table: Table, name: str) -> tuple[Int64s, Sequence[str]]:
+    """Return a column of texts as codes and distinct texts, the code -1 where one is not known."""
+    codes, values = _column(table, name)
+    places: dict[str, int] = {}
+    own = [places.setdefault(str(value), len(places)) for value in values]
+    return np.array([*own, -1], dtype=np.int64)[codes], list(places)
+
+
+def _column(table: Table, name: str) -> Any:
+    """Return an array, or codes and what they stand for, of a table in whatever form."""
+    at = [column.name for column in table.columns].index(name)
+    if isinstance(table.rows, ColumnRows):
+        return table.rows.columns[at]
+    places: dict[Cell, int] = {}
+    cells = (row[at] for row in table.rows)
+    codes = [-1 if cell is None else places.setdefault(cell, len(places)) for cell in cells]
+    return np.array(codes, dtype=np.int64), list(places)

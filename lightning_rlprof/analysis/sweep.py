@@ -1,0 +1,48 @@
+"""Many intervals at once on a grid of cells: how many are open, and unions of them."""
+
+import numpy as np
+
+from lightning_rlprof.spans import Int64s
+
+__all__ = ["open_count", "unions"]
+
+
+def open_count(first: Int64s, last: Int64s, cells: int) -> Int64s:
+    """Return for each cell how many intervals ``first <= cell < last`` hold it.
+
+    Example::
+
+        >>> open_count(np.array([0, 1]), np.array([3, 2]), 4).tolist()
+        [1, 2, 1, 0]
+    """
+    opened = np.bincount(first, minlength=cells + 1)
+    count: Int64s = np.cumsum(opened - np.bincount(last, minlength=cells + 1))[:cells]
+    return count
+
+
+def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return disjoint intervals that cover, for each owner, what its own intervals cover.
+
+    Intervals that touch become one, empty ones none. Takes O(n log n) time.
+
+    Args:
+        owner: Whose interval it is; not negative.
+        first: Where it begins; not negative, and owner times the largest must fit into 64 bits.
+        last: Where it ends.
+
+    Example::
+
+        >>> [part.tolist() for part in unions(*np.array([[0, 0, 1], [5, 2, 5], [9, 6, 7]]))]
+        [[0, 1], [2, 5], [9, 7]]
+    """
+    some = last > first
+    owner, first, last = owner[some], first[some], last[some]
+    width = int(last.max(initial=0)) + 1
+    keys = owner * width
+    order = np.argsort(keys + first, kind="stable")
+    begin, end = (keys + first)[order], np.maximum.accumulate((keys + last)[order])
+    # Each owner has a stretch of the line to itself: what reaches past the maximum so far is new.
+    head = np.flatnonzero(np.append(True, begin[1:] > end[:-1])[: len(begin)])
+    tail = np.append(head[1:], len(begin))[: len(head)] - 1
+    owner = owner[order][head]
+    return owner, begin[head] - owner * width, end[tail] - owner * width

@@ -1,0 +1,56 @@
+"""The benchmark of the ledger: each bound can break, each control can fail, the sum is checked."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[ModuleType]:
+    """Import the benchmark as it imports its neighbours when it is run as a file."""
+    names = ("_measure", "_job", "ledger")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        yield [importlib.import_module(name) for name in names][-1]
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_a_small_job_is_measured_and_adds_up(bench: ModuleType) -> None:
+    cost = bench.measure(3, 4, 2)
+    assert (cost.ranks, cost.spans, len(cost.seconds)) == (3, 3 * 4 * 20, 2)
+    assert cost.megabytes > 10
+
+
+def test_a_sum_that_is_wrong_is_no_result(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = bench.ledger
+    monkeypatch.setattr(bench, "ledger", lambda spans: right(bench.synthetic_job(1, 1)))
+    with pytest.raises(AssertionError, match="2 ranks: the labels do not add up"):
+        bench.measure(2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "megabytes", "broken"), [(2.0, 500, 0), (2.1, 500, 1), (2.0, 501, 1), (9.0, 900, 2)]
+)
+def test_each_bound_can_break(
+    bench: ModuleType, seconds: float, megabytes: float, broken: int
+) -> None:
+    cost = bench.Cost(64, 1, [seconds] * 2, megabytes, 1.0)
+    assert sum(not bound.holds for bound in bench.bounds([cost])) == broken
+
+
+@pytest.mark.parametrize(
+    ("seconds", "core", "quiet"), [([1, 1], 0.9, True), ([1, 2], 0.9, False), ([1, 1], 0.4, False)]
+)
+def test_each_control_can_fail(
+    bench: ModuleType, seconds: list[float], core: float, quiet: bool
+) -> None:
+    assert bench.Cost(64, 1, seconds, 100, core).quiet is quiet
