@@ -6,6 +6,11 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
+# For tests/ascend, each in a place of its own: torch_npu beside torch breaks every import of torch on
+# a machine without CANN. Other platforms have no wheel, and there those tests say so.
+NPU := $(if $(filter Linux_x86_64,$(shell uname -sm | tr ' ' _)),.npu/.stamp)
+PIP_NPU := -m pip install --quiet --retries 1
+
 # What must be tested to the last line: cellar, ground, and the session with its parts.
 COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py tracefile.py \
 	nodes.py marking.py timings.py buffer.py window.py capture.py finish.py \
@@ -15,7 +20,7 @@ COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check docs bench
+.PHONY: help setup npu demo test test-gpu check docs bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -30,10 +35,19 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
+npu: $(NPU) ## get torch_npu and msprof-analyze for tests/ascend (Linux x86_64, 500 MB in .npu)
+
+.npu/.stamp: | $(STAMP)
+	@rm -rf .npu
+	@$(BIN)/python $(PIP_NPU) --no-deps --only-binary :all: --target .npu torch-npu==2.13.0 && \
+		$(PYTHON) -m venv .npu/tools && \
+		.npu/tools/bin/python $(PIP_NPU) msprof-analyze==26.2.0 && touch $@ || \
+		echo "WARNING: NO TORCH_NPU: tests/ascend is skipped, in whole or in part" >&2
+
 demo: $(STAMP) ## train a small policy with GRPO and show where each step went (ARGS="--steps 40")
 	$(BIN)/rlprof demo $(ARGS)
 
-test: $(STAMP) ## run the tests, doctests included (ARGS="-k stage" runs some of them)
+test: $(STAMP) $(NPU) ## run the tests, doctests included (ARGS="-k stage" runs some of them)
 ifeq ($(strip $(ARGS)),)
 	@rm -f .coverage .coverage.*
 	$(BIN)/python -m coverage run -m pytest

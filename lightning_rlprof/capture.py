@@ -113,7 +113,7 @@ class Capture:
 
     def enter(self, name: str, kind: Kind, *, closes: bool = False) -> object:
         """Mirror the beginning of a span; returns what `exit` needs, None where nobody listens."""
-        if not self.mirrors:
+        if not (self.mirrors or closes):  # what closes a window may open it later, inside
             return None
         step = self._run.step
         if self.is_open:
@@ -179,6 +179,8 @@ class Capture:
         if config.per_stage and self.seen:
             seen = ", ".join(sorted(self.seen))
             wanted = f"no wanted stage began in a wanted step; stages seen there: {seen}"
+            if "actor_generate" in self.seen and (config.token_start or config.token_end):
+                wanted = f"actor_generate had no span number {config.token_start or 0} inside"
         return f"nothing was captured ({wanted})"
 
     def _end(self, token: _Token, *, windowed: bool = False) -> None:

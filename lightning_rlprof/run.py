@@ -65,6 +65,8 @@ def start_session(
     else:
         names = tuple(type(recorder).__name__ for recorder in recorders)
         session = Session(config, run, header, recorders)
+    if config.integrated.profile and not config.captures:
+        session.note("info", f"nothing is captured in this process: {config.why_off}")
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
     log.info("recording %s on host %s, PID %d", run, header.host, header.pid)
     return session

@@ -15,6 +15,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.model import Header, Kind, Number
 from lightning_rlprof.nodes import Node, ended
 from lightning_rlprof.recorders.base import Late, Recorder
+from lightning_rlprof.token_window import GENERATION, TokenWindow
 from lightning_rlprof.tracefile import TraceWriter, rank_directory
 
 __all__ = ["Session", "current"]
@@ -70,8 +71,7 @@ class Session:
         clock: Callable[[], int] = perf_counter_ns,
     ) -> None:
         _refuse_a_second()
-        self.config, self.header, self.clock = config, header, clock
-        self.run: Path = run
+        self.config, self.run, self.header, self.clock = config, run, header, clock
         self.step = self._ended = 0
         self._buffer = Buffer(_open_writer(run, header), clock)
         self.append, self.flush = self._buffer.append, self._buffer.flush
@@ -85,6 +85,7 @@ class Session:
         self._mode = ""
         self._may_capture = config.captures and config.wants_rank(header.rank)
         self._mirrored_step: object = None
+        self._tokens = TokenWindow(config)
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
         _Process.session = self
         _watch_forks()
@@ -205,9 +206,12 @@ class Session:
         """Open the capture that this stage asks for and tell the recorders."""
         if threading.get_ident() != self._trainer_thread:
             return None
-        opens = kind == "stage" and self._opens_at(name)
-        if opens:
-            self._capture.open(self.step, name)
+        opens = kind == "stage" and not self._tokens.inside and self._opens_at(name)
+        action = self._tokens.action(name, opens)
+        if action == "open":
+            self._capture.open(self.step, name if opens else GENERATION)
+        elif action == "close":
+            self._capture.close()
         return self._capture.enter(name, kind, closes=opens)
 
     def _opens_at(self, stage: str) -> bool:
@@ -231,7 +235,7 @@ class Session:
 
     def note(self, level: str, text: str) -> None:
         """Log a remark and keep it in the run; below a warning only rank 0 logs."""
-        number = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}[level]
+        number: int = getattr(logging, level.upper())
         if self.header.rank == 0 or number > logging.INFO:
             log.log(number, "%s", text)
         self._buffer.add(("note", self.clock(), level, text))

@@ -75,3 +75,23 @@ def test_a_rank_that_the_job_does_not_have_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="3"):
         start_session(config, world_size=2)
     assert current() is None
+
+
+def test_a_process_whose_role_is_not_captured_says_so(tmp_path):
+    options = {"profile_save_path": str(tmp_path), "roles": {"actor": {}, "critic": {}}}
+    for role, expected in (("rollout", 1), ("critic", 0)):
+        config = ProfilerConfig.build(None, **options, role=role)
+        with start_session(config, name=role):
+            pass
+        notes = read_trace(tmp_path / role / "rank-00000.jsonl").notes
+        said = [note.text for note in notes if "nothing is captured in this process" in note.text]
+        assert said == expected * [
+            "nothing is captured in this process: role 'rollout' is not enabled in roles"
+        ]
+
+
+def test_a_run_that_asked_for_no_capture_says_nothing(tmp_path):
+    config = ProfilerConfig.build(None, profile_save_path=str(tmp_path))
+    with start_session(config, name="run"):
+        pass
+    assert read_trace(tmp_path / "run" / "rank-00000.jsonl").notes == []

@@ -3,7 +3,7 @@
 from functools import reduce
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.npu import NpuConfig
@@ -25,6 +25,8 @@ _CAPTURE = (
     "profile_continuous_steps",
     "discrete",
     "roles",
+    "token_start",
+    "token_end",
     "tools",
     "torch_profiler",
     "npu",
@@ -91,6 +93,16 @@ class Options(Section):
             "Measure the device time of every stage at every step, without a capture; unset, "
             "wherever there is an accelerator."
         ),
+    )
+    token_start: NonNegativeInt | None = Field(
+        default=None,
+        description=(
+            "Capture `actor_generate` from this token on, counted from 0 in each call: the spans "
+            "directly inside are its decoding iterations, so mark the model's forward or `wrap` it."
+        ),
+    )
+    token_end: PositiveInt | None = Field(
+        default=None, description="First token that is no longer captured (the end is excluded)."
     )
     tools: (
         list[Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]] | None
@@ -160,6 +172,20 @@ class Options(Section):
             what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
             text = f"contradicts {what}, which makes one capture per stage"
             raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_agree(self) -> "Options":
+        start, end, stage = self.token_start, self.token_end, self.integrated.stage
+        if start is None and end is None:
+            return self
+        key, value = ("token_end", end) if start is None else ("token_start", start)
+        names = [stage] if isinstance(stage, str) else stage
+        if not self.per_stage or not {"all", "actor_generate"} & {*names}:
+            text = "needs a capture of its own for the stage: integrated.stage: actor_generate"
+            raise refused(text, value, key)
+        if end is not None and end <= (start or 0):
+            raise refused(f"is not after token_start={start or 0}", end, "token_end")
         return self
 
     @model_validator(mode="after")

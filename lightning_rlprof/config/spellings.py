@@ -111,8 +111,8 @@ def _tokens(tool: str) -> tuple[Spelling, ...]:
         Spelling(f"{place}._target_", accepts=ANYTHING),
         Spelling(f"{place}.name", accepts=ANYTHING),
         Spelling(f"{place}.discrete", f"roles.{ROLE}.discrete", tool=tool),
-        Spelling(f"{place}.profile_token_start", tool=tool),
-        Spelling(f"{place}.profile_token_end", tool=tool),
+        Spelling(f"{place}.profile_token_start", "token_start", tool=tool),
+        Spelling(f"{place}.profile_token_end", "token_end", tool=tool),
     )
 
 

@@ -10,15 +10,19 @@ __all__ = ["build_recorders", "recorder_names", "unmet"]
 
 _MARKERS = {"npu": "mstx", "cuda": "nvtx"}
 _TIMED = ("cuda", "npu", "xpu")
+# MSTX hears ranges only inside of torch_npu.profiler, which is opened first and closed last.
+_ON_NPU = ("npu_profiler", "mstx")
 
 
-def recorder_names(config: ProfilerConfig, device: str, rank: int = 0) -> tuple[str, ...]:
+def recorder_names(config: ProfilerConfig, device: str, rank: int | None = None) -> tuple[str, ...]:
     """Return the recorders of a run, a pure function that never looks at what is installed.
 
     ``device_time`` is there with every accelerator. Of the captures, ``tools`` decides when given.
     Otherwise ``mstx`` brings the markers of the device, any level but ``level_none`` brings
     torch.profiler (where it knows the device), and ``profile_with_memory`` or ``memory.level``
-    brings the memory of each span. ``nsight`` always brings ``nvtx``, inside of it.
+    brings the memory of each span. Every capture on Ascend is one of torch_npu.profiler, whose
+    ``level_none`` holds nothing but markers. ``nsight`` always brings ``nvtx``, inside of it.
+    Without a rank the answer is that of a captured one.
 
     Example::
 
@@ -27,7 +31,9 @@ def recorder_names(config: ProfilerConfig, device: str, rank: int = 0) -> tuple[
     """
     timed = device in _TIMED if config.device_time is None else config.device_time
     names = ["device_time"] if timed and config.spans else []
-    return (*names, *_captured(config, device)) if config.wants_rank(rank) else tuple(names)
+    if rank is None or config.wants_rank(rank):
+        names += _captured(config, device)
+    return tuple(names)
 
 
 def _captured(config: ProfilerConfig, device: str) -> list[str]:
@@ -35,9 +41,13 @@ def _captured(config: ProfilerConfig, device: str) -> list[str]:
         return []
     if config.tools is not None:
         first = ["nsight", "nvtx"] if "nsight" in config.tools else []
+        first += [name for name in _ON_NPU if name in config.tools]
         return list(dict.fromkeys([*first, *config.tools]))
     block = config.integrated
-    names = [_MARKERS[device]] if block.mstx and device in _MARKERS else []
+    names = ["npu_profiler"] if device == "npu" else []
+    alone = device == "npu" and block.profile_level == "level_none" and block.profile_with_npu
+    marks = block.mstx or alone
+    names += [_MARKERS[device]] if marks and device in _MARKERS else []
     watches = block.profile_with_cpu or (block.profile_with_npu and device in ("cuda", "xpu"))
     if block.profile_level != "level_none" and watches and device != "npu":
         names.append("torch_profiler")
@@ -55,8 +65,6 @@ def unmet(config: ProfilerConfig, device: str) -> str | None:
     if config.integrated.mstx and device not in _MARKERS:
         mode = "lightweight mode" if config.lightweight else "mstx"
         return f"{mode}: {device} has no markers of its own, {left} recorded"
-    if device == "npu" and not config.lightweight:
-        return f"torch_npu.profiler captures are not part of this version, {left} recorded"
     if not names:
         return f"the configuration leaves nothing to capture on {device!r}: {left} recorded"
     return None

@@ -33,6 +33,8 @@ def test_defaults() -> None:
         "wrap": [],
         "spans": True,
         "device_time": None,
+        "token_start": None,
+        "token_end": None,
         "tools": None,
     }
 

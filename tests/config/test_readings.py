@@ -37,10 +37,17 @@ def test_a_switch_of_two_roles_is_on_where_one_is(one: Any, other: Any, both: An
     assert either(one, other) == both
 
 
-def test_only_torch_knows_stacks() -> None:
-    assert contents(["cpu", "stack"])["torch_profiler.with_stack"] is True
-    assert contents(["cpu"])["torch_profiler.with_stack"] is False
-    assert "torch_profiler.with_stack" not in npu_contents(["cpu"])
+@pytest.mark.parametrize(
+    ("read", "key", "other"),
+    [
+        (contents, "torch_profiler.with_stack", "npu.with_stack"),
+        (npu_contents, "npu.with_stack", "torch_profiler.with_stack"),
+    ],
+)
+def test_stacks_are_those_of_the_tool(read: Any, key: str, other: str) -> None:
+    assert read(["cpu", "stack"])[key] is True
+    assert read(["cpu"])[key] is False
+    assert other not in read(["cpu", "stack"])
 
 
 def test_empty_contents_say_nothing() -> None:

@@ -95,7 +95,7 @@ def test_the_old_options_for_ascend() -> None:
         "with_npu": True,
         "with_cpu": False,
         "with_module": True,
-        "with_stack": False,
+        "with_stack": True,
         "analysis": True,
     }
     assert values({"trainer": {"npu_profile": {"options": options}}}) == {
@@ -107,6 +107,7 @@ def test_the_old_options_for_ascend() -> None:
         "integrated.profile_with_npu": True,
         "integrated.profile_with_cpu": False,
         "integrated.profile_with_module": True,
+        "npu.with_stack": True,
         "integrated.profile_analysis": True,
     }
 

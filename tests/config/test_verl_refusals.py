@@ -10,10 +10,6 @@ from tests.config.verl_blocks import ACTOR, new, said, values
     ("data", "key"),
     [
         (
-            new({"enable": True, "tool_config": {"torch": {"profile_token_start": 0}}}),
-            f"{ACTOR}.tool_config.torch.profile_token_start=0",
-        ),
-        (
             new(tool="torch_memory", global_tool_config={"torch_memory": {"context": "alloc"}}),
             "global_profiler.global_tool_config.torch_memory.context='alloc'",
         ),
@@ -24,10 +20,6 @@ from tests.config.verl_blocks import ACTOR, new, said, values
         (
             new(tool="torch_memory", global_tool_config={"torch_memory": {"kw_args": {"a": 1}}}),
             "global_profiler.global_tool_config.torch_memory.kw_args={'a': 1}",
-        ),
-        (
-            {"trainer": {"npu_profile": {"options": {"with_stack": True}}}},
-            "trainer.npu_profile.options.with_stack=True",
         ),
         (
             {
@@ -41,12 +33,6 @@ from tests.config.verl_blocks import ACTOR, new, said, values
 )
 def test_what_comes_with_later_work_is_refused_by_name(data: dict[str, Any], key: str) -> None:
     assert said(data).startswith(f"{key} is not supported yet; set it to ")
-
-
-def test_stacks_on_ascend_are_refused_by_name() -> None:
-    actor = {"enable": True, "tool_config": {"npu": {"contents": ["npu", "stack"]}}}
-    text = said(new(actor, tool="npu"))
-    assert text.startswith(f"{ACTOR}.tool_config.npu.contents holds 'stack', which is not supp")
 
 
 def test_values_that_change_nothing_are_accepted() -> None:

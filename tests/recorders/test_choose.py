@@ -12,11 +12,12 @@ from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.recorders.choose import build_recorders, recorder_names, unmet
 from lightning_rlprof.recorders.memory import MemoryRecorder
 from lightning_rlprof.recorders.mstx import MstxRecorder
+from lightning_rlprof.recorders.npu_profiler import NpuProfilerRecorder
 from lightning_rlprof.recorders.nsight import NsightRecorder
 from lightning_rlprof.recorders.nvtx import NvtxRecorder
 from lightning_rlprof.recorders.torch_profiler import TorchProfilerRecorder
 from lightning_rlprof.testing import make_header
-from tests.recorders.fake_mstx import install
+from tests.doubles.torch_npu.fake import install
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,41 +29,42 @@ HOST_ONLY = {"profile": True, "profile_with_npu": False}
 NAMES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({}, "", "", "", ""),
     ({"profile": False, "mstx": True, "tools": ["memory"]}, "", "", "", ""),
-    ({"profile": True}, "torch_profiler", "torch_profiler", "torch_profiler", ""),
+    ({"profile": True}, *["torch_profiler"] * 3, "npu_profiler"),
     (
         {"mstx": True},
         "torch_profiler",
         "nvtx torch_profiler",
         "torch_profiler",
-        "mstx",
+        "npu_profiler mstx",
     ),
-    (LIGHTWEIGHT, "", "nvtx", "", "mstx"),
+    (LIGHTWEIGHT, "", "nvtx", "", "npu_profiler mstx"),
     (
         {**LIGHTWEIGHT, "profile_with_memory": True},
         "memory",
         "nvtx memory",
         "memory",
-        "mstx memory",
+        "npu_profiler mstx memory",
     ),
-    ({"mstx": True, "profile_level": "level_none"}, "", "nvtx", "", "mstx"),
-    ({"profile_level": "level_none"}, "", "", "", ""),
-    ({"profile_level": "level1"}, "torch_profiler", "torch_profiler", "torch_profiler", ""),
-    ({"profile_level": "level2"}, "torch_profiler", "torch_profiler", "torch_profiler", ""),
-    (DEVICE_ONLY, "", "torch_profiler", "torch_profiler", ""),
-    (HOST_ONLY, "torch_profiler", "torch_profiler", "torch_profiler", ""),
+    ({"mstx": True, "profile_level": "level_none"}, "", "nvtx", "", "npu_profiler mstx"),
+    ({"profile_level": "level_none"}, "", "", "", "npu_profiler mstx"),
+    ({"profile_level": "level_none", "profile_with_npu": False}, "", "", "", "npu_profiler"),
+    ({"profile_level": "level1"}, *["torch_profiler"] * 3, "npu_profiler"),
+    ({"profile_level": "level2"}, *["torch_profiler"] * 3, "npu_profiler"),
+    (DEVICE_ONLY, "", "torch_profiler", "torch_profiler", "npu_profiler"),
+    (HOST_ONLY, *["torch_profiler"] * 3, "npu_profiler"),
     (
         {"profile_with_memory": True},
         "torch_profiler memory",
         "torch_profiler memory",
         "torch_profiler memory",
-        "memory",
+        "npu_profiler memory",
     ),
     (
         {"memory": {"level": "snapshot"}},
         "torch_profiler memory",
         "torch_profiler memory",
         "torch_profiler memory",
-        "memory",
+        "npu_profiler memory",
     ),
     ({"memory": {"level": "counters"}, "profile": False}, "", "", "", ""),
     ({"tools": []}, "", "", "", ""),
@@ -71,6 +73,7 @@ NAMES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"tools": ["memory", "nvtx", "nsight"]}, *["nsight nvtx memory"] * 4),
     ({"tools": ["memory"], "memory": {"level": "timeline"}}, *["memory"] * 4),
     ({"tools": ["mstx"], "profile_level": "level_none"}, *["mstx"] * 4),
+    ({"tools": ["memory", "mstx", "npu_profiler"]}, *["npu_profiler mstx memory"] * 4),
 ]
 
 
@@ -129,7 +132,6 @@ def test_nsight_stands_before_nvtx_so_that_ranges_begin_inside_the_report() -> N
 LIGHT = "lightweight mode: {} has no markers of its own, spans alone are recorded"
 LIGHT_MEMORY = LIGHT.replace("alone", "and memory")
 NOTHING = "the configuration leaves nothing to capture on {!r}: spans alone are recorded"
-NPU = "torch_npu.profiler captures are not part of this version, spans {} recorded"
 
 
 @pytest.mark.parametrize(
@@ -149,8 +151,8 @@ NPU = "torch_npu.profiler captures are not part of this version, spans {} record
             "xpu",
             "mstx: xpu has no markers of its own, spans and torch_profiler are recorded",
         ),
-        ({"profile": True}, "npu", NPU.replace("{}", "alone are")),
-        ({"mstx": True}, "npu", NPU.replace("{}", "and mstx are")),
+        ({"profile": True}, "npu", None),
+        ({"mstx": True}, "npu", None),
         (DEVICE_ONLY, "cpu", NOTHING),
         (DEVICE_ONLY, "cuda", None),
         ({"profile_level": "level_none"}, "cuda", NOTHING),
@@ -193,14 +195,21 @@ def test_choosing_does_not_depend_on_what_is_installed(monkeypatch: pytest.Monke
         monkeypatch.setitem(sys.modules, name, None)
     config = ProfilerConfig.build(mstx=True)
     assert recorder_names(config, "cuda") == ("device_time", "nvtx", "torch_profiler")
-    assert recorder_names(config, "npu") == ("device_time", "mstx")
+    assert recorder_names(config, "npu") == ("device_time", "npu_profiler", "mstx")
 
 
 def test_each_name_builds_its_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    config = ProfilerConfig.build(tools=["memory", "mstx", "nvtx", "torch_profiler"])
+    names = ["npu_profiler", "mstx", "memory", "nvtx", "torch_profiler"]
+    config = ProfilerConfig.build(tools=names)
     kinds = [type(recorder) for recorder in build_recorders(config, make_header())]
-    assert kinds == [MemoryRecorder, MstxRecorder, NvtxRecorder, TorchProfilerRecorder]
+    assert kinds == [
+        NpuProfilerRecorder,
+        MstxRecorder,
+        MemoryRecorder,
+        NvtxRecorder,
+        TorchProfilerRecorder,
+    ]
     nsight = build_recorders(ProfilerConfig.build(tools=["nsight"]), make_header())
     assert [type(recorder) for recorder in nsight] == [NsightRecorder, NvtxRecorder]
 

@@ -17,12 +17,13 @@ from lightning_rlprof.recorders.memory import MemoryRecorder
 from lightning_rlprof.recorders.memory_snapshot import MemorySnapshotRecorder
 from lightning_rlprof.recorders.memory_timeline import MemoryTimelineRecorder
 from lightning_rlprof.recorders.mstx import MstxRecorder
+from lightning_rlprof.recorders.npu_profiler import NpuProfilerRecorder
 from lightning_rlprof.recorders.nsight import NsightRecorder
 from lightning_rlprof.recorders.nvtx import NvtxRecorder
 from lightning_rlprof.recorders.torch_profiler import TorchProfilerOptions, TorchProfilerRecorder
 from lightning_rlprof.testing import FakeRecorder, check_recorder, make_header
+from tests.doubles.torch_npu.fake import install
 from tests.recorders.fake_events import FakeStream
-from tests.recorders.fake_mstx import install
 
 OPTIONS = TorchProfilerOptions(device="cpu", role="actor", rank=0, world_size=1)
 RECORDERS: dict[str, Callable[[], Recorder]] = {
@@ -34,11 +35,21 @@ RECORDERS: dict[str, Callable[[], Recorder]] = {
         "cpu", 0, max_entries=1, stack_depth=1
     ),
     "memory_timeline": lambda: MemoryTimelineRecorder("cpu", 10.0),
-    "mstx on a fake torch_npu": MstxRecorder,
+    "mstx on a fake torch_npu": lambda: _of("mstx", {"tools": ["mstx"]}),
+    "npu_profiler on a fake torch_npu": lambda: _of("npu_profiler", {"profile": True}),
     "nsight without nsys": lambda: NsightRecorder(ProfilerConfig(), make_header()),
     "nvtx without a tool": NvtxRecorder,
     "torch_profiler": lambda: TorchProfilerRecorder(OPTIONS),
 }
+
+
+def _of(name: str, options: dict[str, Any]) -> Recorder:
+    recorder: Recorder = import_module(f"lightning_rlprof.recorders.{name}").build(
+        ProfilerConfig.build(**options), make_header(device="npu")
+    )
+    return recorder
+
+
 METHODS = ("open", "enter", "exit", "mark", "close", "finish")
 
 
@@ -50,7 +61,8 @@ def test_every_recorder_keeps_the_contract(
     check_recorder(RECORDERS[name](), tmp_path)
 
 
-def test_every_recorder_is_in_the_table() -> None:
+def test_every_recorder_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
     folder = Path(inspect.getfile(Recorder)).parent
     rooms = [
         import_module(f"lightning_rlprof.recorders.{path.stem}") for path in folder.glob("*.py")
@@ -61,10 +73,8 @@ def test_every_recorder_is_in_the_table() -> None:
         for kind in vars(room).values()
         if isinstance(kind, type) and issubclass(kind, Recorder)
     }
-    # Those of Ascend are on fakes and on the real torch_npu elsewhere.
-    elsewhere = {kind for kind in kinds if "Npu" in kind.__name__ or "Mstx" in kind.__name__}
-    built = {type(make()) for name, make in RECORDERS.items() if "mstx" not in name}
-    assert kinds - elsewhere == built - {FakeRecorder}
+    built = {type(make()) for make in RECORDERS.values()}
+    assert kinds == built - {FakeRecorder}
 
 
 def test_every_method_has_the_parameters_of_the_base() -> None:
@@ -72,6 +82,7 @@ def test_every_method_has_the_parameters_of_the_base() -> None:
         DeviceTimeRecorder,
         MemoryRecorder,
         MstxRecorder,
+        NpuProfilerRecorder,
         NvtxRecorder,
         TorchProfilerRecorder,
     ):

@@ -1,0 +1,109 @@
+"""What the real torch_npu does not raise: each way to fail on the CANN double, and what is said."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ascend.double import Process, Run, shown
+from tests.doubles.cann import cann
+from tests.recorders.npu_run import notes
+
+pytestmark = pytest.mark.ascend_double
+
+
+@pytest.fixture(scope="module")
+def without(train: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Process]:
+    """Record two captures with an installation of CANN that lacks a library."""
+
+    def run(name: str, **changes: str) -> Process:
+        broken = cann.build(tmp_path_factory.mktemp("broken"), without=(name,))
+        return train("one", on=broken, **changes)
+
+    return run
+
+
+def test_without_a_device_a_capture_raises_before_training(train: Run) -> None:
+    process = train("one", "spans", CANN_DOUBLE_DEVICES="0")
+    said = process.raised("one")
+    assert said.startswith(
+        "RecorderError: torch_npu.profiler finds no NPU in this process: see npu"
+    )
+    assert process.part("one") == []
+
+
+def test_without_a_device_a_training_records_spans_and_says_what_is_left(train: Run) -> None:
+    process = train("one", "spans", CANN_DOUBLE_DEVICES="0")
+    trace = process.trace("spans")
+    assert (trace.header.device, trace.status) == ("cpu", "finished")
+    said = "mstx: cpu has no markers of its own, spans and torch_profiler are recorded"
+    assert said in notes(trace, "info")
+
+
+@pytest.mark.parametrize("name", ["libmsprofiler", "libascend_hal"])
+def test_without_a_library_of_the_profiler_the_recorder_is_dropped(
+    name: str, without: Callable[..., Process]
+) -> None:
+    process = without(name)
+    assert f"Call start failed. Exception: {name}.so: cannot open" in process.output
+    (error,) = notes(process.trace("one"), "error")
+    assert "torch_npu.profiler did not start in" in error
+    assert "a library of CANN that is missing" in error
+    (warning,) = notes(process.trace("one"))
+    assert warning.endswith("torch_npu.profiler does not run in this window")
+    assert process.trace("one").status == "finished"
+    assert process.status == 0
+    assert sorted(path.name for path in process.folder.iterdir()) == ["calls.jsonl", "runs"]
+
+
+def test_without_the_library_of_markers_the_capture_goes_on_and_one_line_says_so(
+    without: Callable[..., Process],
+) -> None:
+    process = without("libms_tools_ext")
+    ours, torch_npus = "Call range_start failed. Exception: libms_tools_ext.so", "ProfilerStep"
+    assert torch_npus not in process.output
+    # torch_npu's own range of each step fails, too: two captures, and ours once.
+    assert process.output.count(ours) == 3
+    (warning,) = notes(process.trace("one"))
+    assert warning.startswith("MSTX does not work here, no stage is marked in the trace")
+    assert shown(process.part("one")) == ["start", "stop"] * 2
+    assert list(process.captures("one")) == ["step-000001", "step-000002"]
+
+
+def test_a_torch_npu_that_cannot_be_imported_raises_before_training(
+    without: Callable[..., Process],
+) -> None:
+    process = without("libhccl", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    said = process.raised("one")
+    assert said.startswith(
+        "RecorderError: this needs torch_npu on a machine with CANN (libhccl.so: cannot open"
+    )
+    assert said.endswith('pip install "lightning-rlprof[npu]", and source set_env.sh of CANN')
+
+
+def test_a_cann_that_writes_nothing_is_noted(train: Run) -> None:
+    process = train("one", CANN_DOUBLE_PROF=None)
+    first, last = notes(process.trace("one"))
+    capture = process.captures("one")["step-000001"]
+    assert first.startswith(f"{capture.name} holds no data of the device (no PROF_ directory)")
+    assert last == "2 of 2 captures hold no data of the device"
+
+
+def test_a_file_in_the_place_of_a_folder_costs_the_recorder_or_raises_before_training(
+    train: Run,
+) -> None:
+    process = train("in_the_way")
+    (error,) = notes(process.trace("in the way"), "error")
+    assert error.startswith("NpuProfilerRecorder failed and was dropped (NotADirectoryError")
+    said = process.raised("file")
+    assert said.startswith(
+        "ConfigError: integrated.profile_save_path: runs/file/below/run cannot be"
+    )
+    # torch_npu's way out, when it may not write, is the working directory.
+    names = {path.name for path in Path(process.folder).iterdir()}
+    assert names == {"calls.jsonl", "runs"}
+
+
+def test_msprof_around_the_process_raises_before_training(train: Run) -> None:
+    said = train("in_the_way").raised("msprof")
+    assert said.startswith("RecorderError: PROFILING_MODE is set, so msprof profiles from outside")
