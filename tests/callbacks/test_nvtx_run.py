@@ -241,3 +241,18 @@ def test_a_stage_that_nobody_ends_is_closed_with_the_run(tool: Path, tmp_path: P
     calls = heard("fit_and_forget()", tmp_path, tool)
     assert shown(calls).count("push stage weight_sync 2") == 1
     assert left_open(calls) == []
+
+
+@pytest.mark.cuda
+def test_a_real_tool_sees_the_same_ranges_of_a_training_on_a_gpu(
+    tool: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "cpu").mkdir()
+    on_gpu = heard("fit(accelerator='gpu', devices=1)", tmp_path / "gpu", tool)
+    on_cpu = heard("fit()", tmp_path / "cpu", tool)
+    # torch's own ranges, where there are any, are in other domains than ours.
+    ours = [call for call in on_gpu if call.domain == "rlprof"]
+    stages = [word for word in by_process(ours)[0] if " stage " in word]
+    assert stages
+    assert stages == [word for word in by_process(on_cpu)[0] if " stage " in word]
