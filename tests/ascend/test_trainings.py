@@ -109,6 +109,14 @@ def test_a_training_that_ends_before_its_window_still_has_its_steps(train: Run) 
     assert steps == [f"ProfilerStep#{number}" for number in (2, 3, 4, 5)]
 
 
+def test_a_token_window_holds_its_iterations_and_the_generation_around_them(train: Run) -> None:
+    process = train("trainings")
+    iterations = ["+ rlprof forward", "- rlprof forward"] * 2
+    text = "\n".join(["+ rlprof actor_generate", *iterations, "- rlprof actor_generate"])
+    assert shown(process.part("tokens")) == window(1, text)
+    assert list(process.captures("tokens")) == ["step-000001-actor_generate"]
+
+
 def test_windows_are_directories_by_step_and_stage_with_names_of_torch_npu(train: Run) -> None:
     process = train("trainings")
     assert list(process.captures("together")) == ["step-000002"]

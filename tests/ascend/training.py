@@ -118,6 +118,19 @@ def trainings() -> None:
     part("short", fit, mstx=True, **{**WHOLE, "profile_step_end": 9})
     part("beside", fit, profiler=PyTorchProfiler(), mstx=True)
     part("inside", inside)
+    part("tokens", generation, stage="actor_generate", mstx=True, token_start=2, token_end=4)
+
+
+def generation(name: str, **options: Any) -> None:
+    """Record a step that decodes six tokens."""
+    config = ProfilerConfig.build(profile_save_path=str(RUNS / name), device_time=False, **options)
+    with start_session(config, name="run", device="npu") as session:
+        session.begin_step(1)
+        with stage("actor_generate"):
+            for _ in range(6):
+                with annotate("forward"):
+                    pass
+        session.end_step()
 
 
 def inside(name: str) -> None:
