@@ -16,6 +16,7 @@ from lightning_rlprof.tracefile import rank_files, read_header
 __all__ = ["load"]
 
 _NSYS = (".sqlite", ".nsys-rep")
+_CHROME = (".json", ".json.gz", ".json.zst")
 _FEW = 8
 
 
@@ -79,7 +80,7 @@ def _only_trace(path: Path, names: list[str]) -> Path:
     if rank_files(path.parent):
         text = f"{path}: holds one rank's device files; the run is {path.parent}"
         raise TraceError(text)
-    files = device_files(path)
+    files = device_files(path) or _chrome_traces(path, names)
     if len(files) == 1:
         return files[0]
     if files:
@@ -92,6 +93,14 @@ def _only_trace(path: Path, names: list[str]) -> Path:
         f"{path}: holds no run, that is no rank-*.jsonl files, nor a directory with them, nor a "
         "trace of a device tool"
     )
+
+
+def _chrome_traces(path: Path, names: list[str]) -> list[Path]:
+    """Return the Chrome traces of a directory under whatever name other programs gave them."""
+    from lightning_rlprof.loaders.kineto import is_chrome_trace
+
+    likely = [path / name for name in names if name.endswith(_CHROME)]
+    return [file for file in likely if file.is_file() and is_chrome_trace(file)]
 
 
 def _entries(path: Path) -> list[str]:

@@ -197,3 +197,16 @@ def _artefacts(path: Path) -> Path:
     folder.mkdir()
     _file(folder / "trace.json.gz", "")
     return folder
+
+
+def test_the_only_chrome_trace_of_a_directory_is_read_whatever_its_name(tmp_path: Path) -> None:
+    event = {"ph": "X", "name": "actor_update", "cat": "user_annotation", "ts": 1, "dur": 2}
+    trace = {"traceEvents": [event | {"pid": 1, "tid": 1}], "baseTimeNanoseconds": 0}
+    (tmp_path / "worker.pt.json").write_text(json.dumps(trace))
+    (tmp_path / "profiler_info.json").write_text('{"rank": 0}')
+
+    assert [span.name for span in load(tmp_path)] == ["actor_update"]
+
+    (tmp_path / "other.json").write_text(json.dumps(trace))
+    with pytest.raises(TraceError, match=r"choose one of them: other\.json, worker\.pt\.json"):
+        load(tmp_path)
