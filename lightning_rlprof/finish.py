@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.tools import FinishConfig
 from lightning_rlprof.model import Header
 
 __all__ = ["Finished", "OnFinish", "run_finish"]
@@ -61,7 +62,8 @@ def run_finish(
     """Start the hooks of this rank on a thread of their own, which the interpreter waits for.
 
     What they print is logged, a failure is one warning, and after ``on_finish.timeout_s`` a command
-    is stopped and a callable is left behind.
+    is stopped and a callable is left behind. Returns the thread, or None where there is nothing to
+    do on this rank.
 
     Args:
         config: Says which command, for how long, on which ranks.
@@ -69,24 +71,21 @@ def run_finish(
         run: The run directory.
         tools: Names of the recorders.
         action: A callable to run before the command.
-
-    Returns:
-        The thread, or None where there is nothing to do on this rank.
     """
     hook = config.on_finish
     if not (action or hook.command) or not config.wants_finish(header.rank):
         return None
     finished = Finished(run, ",".join(tools), header.rank, header.pid, header.role)
-
-    def work() -> None:
-        if action:
-            _call(action, finished, hook.timeout_s)
-        if hook.command:
-            _command(hook.command, finished, hook.timeout_s)
-
-    thread = threading.Thread(target=work, name="rlprof-finish")
+    thread = threading.Thread(target=_work, args=[hook, finished, action], name="rlprof-finish")
     thread.start()
     return thread
+
+
+def _work(hook: FinishConfig, finished: Finished, action: OnFinish | None) -> None:
+    if action:
+        _call(action, finished, hook.timeout_s)
+    if hook.command:
+        _command(hook.command, finished, hook.timeout_s)
 
 
 def _call(action: OnFinish, finished: Finished, timeout_s: float) -> None:

@@ -46,30 +46,33 @@ def start_session(
     """Start recording this process, for a loop without a Trainer; see `Session` for the steps.
 
     All ranks need the same ``name`` of the run directory. ``device`` is a kind as `device_kind`
-    names it; ``recorders`` replace those that the configuration chooses. ``on_finish`` is called
-    with a `Finished` when the run's files are complete, beside ``on_finish.command``.
+    names it; ``recorders`` replace those of the configuration. ``on_finish`` is called with a
+    `Finished` when the run's files are complete, beside ``on_finish.command``.
 
-    Raises:
-        ConfigError: The configuration does not fit this job, or its directory cannot be written.
-        RecorderError: A recorder that was asked for cannot work here.
+    Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
     config = config or ProfilerConfig()
     config.check_world(world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
     run = Path(config.integrated.profile_save_path) / header.run_id
-    if recorders is None:
-        names = recorder_names(config, device, rank)
-        session = Session(config, run, header, build_recorders(config, header))
-        if text := unmet(config, device):
-            session.note("info", text)
-    else:
+    names = recorder_names(config, device, rank)
+    if recorders is not None:
         names = tuple(type(recorder).__name__ for recorder in recorders)
-        session = Session(config, run, header, recorders)
+    chosen = build_recorders(config, header) if recorders is None else recorders
+    session = Session(config, run, header, chosen)
+    _remark(session, own=recorders is not None)
+    session.afterwards = partial(run_finish, config, header, run, names, on_finish)
+    return session
+
+
+def _remark(session: Session, *, own: bool) -> None:
+    """Say what this process does not capture, and where it is."""
+    config, header = session.config, session.header
+    if not own and (text := unmet(config, header.device)):
+        session.note("info", text)
     if config.integrated.profile and not config.captures:
         session.note("info", f"nothing is captured in this process: {config.why_off}")
-    session.afterwards = partial(run_finish, config, header, run, names, on_finish)
-    log.info("recording %s on host %s, PID %d", run, header.host, header.pid)
-    return session
+    log.info("recording %s on host %s, PID %d", session.run, header.host, header.pid)
 
 
 def new_run_name() -> str:
