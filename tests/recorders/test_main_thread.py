@@ -1,9 +1,19 @@
 """Actions that other threads have the main thread do."""
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import pytest
 
 from lightning_rlprof.recorders.main_thread import soon
+from tests.recorders.traces import untraced
+
+
+@pytest.fixture(autouse=True)
+def _untraced() -> Iterator[None]:
+    with untraced():
+        yield
 
 
 def ask(*actions: Callable[[], object]) -> None:
@@ -63,3 +73,15 @@ def test_an_action_that_raises_stops_no_other_and_disturbs_nobody() -> None:
     ask(fails, lambda: seen.append(1))
     turn()
     assert seen == [1]
+
+
+def test_under_a_debugger_nothing_runs_and_nothing_hangs() -> None:
+    seen: list[int] = []
+    sys.settrace(lambda frame, event, argument: None)
+    try:
+        ask(lambda: seen.append(1))
+        turn()
+    finally:
+        sys.settrace(None)
+    turn()
+    assert seen == []

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,16 @@ import torch
 
 from lightning_rlprof.recorders import torch_profiler, torch_window
 from lightning_rlprof.recorders.event_budget import Budget
-from tests.recorders.traces import Noted, batches, events_of, options, rows, trainer
+from tests.recorders.traces import Noted, batches, events_of, options, rows, trainer, untraced
 
 MOST = 20_000
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch_window, "_LOOK_S", 0.01)
+    with untraced():
+        yield
 
 
 def recording(recorder: Noted) -> bool:
