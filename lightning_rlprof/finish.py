@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +133,5 @@ def _command(command: list[str], finished: Finished, timeout_s: float) -> None:
 
 def _stop(process: "subprocess.Popen[str]", timeout_s: float) -> None:
     log.warning("on_finish.command has run for %g s: it is stopped", timeout_s)
-    try:
+    with suppress(OSError):  # gone already
         os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
-    except OSError as error:
-        log.debug("it is gone already: %s", error)

@@ -101,3 +101,12 @@ def test_threads_do_not_mix_their_starts():
     go_on.set()
     thread.join()
     assert set(timings) == {"turn"}
+
+
+def test_one_that_ends_around_another_that_never_did_is_added(ticks):
+    timings = {}
+    outer, inner = stage("outer", into=timings), stage("inner", into=timings)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert timings == {"outer": 2.0}
