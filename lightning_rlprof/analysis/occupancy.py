@@ -1,17 +1,16 @@
 """What each rank's device ran, by the tables of kernels and copies, and where it surely idled."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
 from lightning_rlprof.analysis.labels import Label, kernel_labels, labels_of
 from lightning_rlprof.analysis.sweep import unions
-from lightning_rlprof.errors import TraceError
 from lightning_rlprof.spans import Int64s, Spans
-from lightning_rlprof.table import Cell, ColumnRows, Table
+from lightning_rlprof.table import Table
 
 __all__ = ["Occupancy", "Work", "occupancy"]
 
@@ -71,12 +70,12 @@ def occupancy(spans: Spans) -> Occupancy:
     Takes as long as reading the tables, which can be gigabytes.
     """
     found = Occupancy()
-    kernels = _read(spans, "kernels", found.remarks)
+    kernels = read(spans, "kernels", found.remarks)
     if kernels is None or not len(kernels.rows):
         return found
     found.told |= {Label.COMPUTE, Label.TRANSFER}
     parts = [_kernels(kernels, found)]
-    copies = _read(spans, "memcpy", found.remarks)
+    copies = read(spans, "memcpy", found.remarks)
     if copies is not None:
         found.told.add(Label.COPY)
         parts.append(_runs(copies, np.full(len(copies.rows), int(Label.COPY))))
@@ -93,23 +92,9 @@ def occupancy(spans: Spans) -> Occupancy:
     return found
 
 
-def _read(spans: Spans, name: str, remarks: list[str]) -> Table | None:
-    if name not in spans.tables:
-        return None
-    try:
-        table = spans.table(name)
-    except TraceError as error:
-        remarks.append(f"The table {name} could not be read: {error}.")
-        return None
-    if table.abstained is not None:
-        remarks.append(f"The table {name} is missing: {table.abstained}.")
-        return None
-    return table
-
-
 def _kernels(table: Table, found: Occupancy) -> _Runs:
     """Return the kernels by label, collectives divided where that is possible."""
-    codes, names = _texts(table, "kernel")
+    codes, names = texts(table, "kernel")
     labels = np.append(kernel_labels(names), Label.COMPUTE)  # a name that is not known reads this
     runs = _runs(table, labels[codes])
     pairwise = np.array(
@@ -117,7 +102,7 @@ def _kernels(table: Table, found: Occupancy) -> _Runs:
     )
     at = np.flatnonzero((runs.label == Label.TRANSFER) & ~np.append(pairwise, True)[codes])
     start, end = runs.start_ns, runs.end_ns
-    step = _numbers(table, "step")
+    step = numbers(table, "step")
     took = transfers(runs.rank[at], step[at], codes[at], start[at], end[at])
     at, took = at[took != UNMATCHED], took[took != UNMATCHED]
     alone = int(np.count_nonzero(runs.label == Label.TRANSFER)) - len(at)
@@ -131,12 +116,12 @@ def _kernels(table: Table, found: Occupancy) -> _Runs:
 
 
 def _runs(table: Table, label: Int64s) -> _Runs:
-    codes, stages = _texts(table, "stage")
+    codes, stages = texts(table, "stage")
     stage = labels_of(stages)[codes]
-    start = _numbers(table, "start")
-    end = start + _numbers(table, "duration")
+    start = numbers(table, "start")
+    end = start + numbers(table, "duration")
     return _Runs(
-        _numbers(table, "rank"), start, end, np.where(np.isin(stage, _STAGES), stage, label)
+        numbers(table, "rank"), start, end, np.where(np.isin(stage, _STAGES), stage, label)
     )
 
 
@@ -175,32 +160,3 @@ def _known(spans: Spans, rank: int, runs: _Runs, hidden: bool) -> tuple[Int64s, 
     starts = np.sort(runs.start_ns)
     some = np.searchsorted(starts, last) > np.searchsorted(starts, first)
     return first[some], last[some]
-
-
-def _numbers(table: Table, name: str) -> Int64s:
-    """Return a column of integers as an array, 0 where one is not known."""
-    column = _column(table, name)
-    if not isinstance(column, tuple):
-        return np.asarray(column, dtype=np.int64)
-    codes, values = column
-    numbers: Int64s = np.array([*(value or 0 for value in values), 0], dtype=np.int64)
-    return numbers[codes]
-
-
-def _texts(table: Table, name: str) -> tuple[Int64s, Sequence[str]]:
-    """Return a column of texts as codes and distinct texts, the code -1 where one is not known."""
-    codes, values = _column(table, name)
-    places: dict[str, int] = {}
-    own = [places.setdefault(str(value), len(places)) for value in values]
-    return np.array([*own, -1], dtype=np.int64)[codes], list(places)
-
-
-def _column(table: Table, name: str) -> Any:
-    """Return an array, or codes and what they stand for, of a table in whatever form."""
-    at = [column.name for column in table.columns].index(name)
-    if isinstance(table.rows, ColumnRows):
-        return table.rows.columns[at]
-    places: dict[Cell, int] = {}
-    cells = (row[at] for row in table.rows)
-    codes = [-1 if cell is None else places.setdefault(cell, len(places)) for cell in cells]
-    return np.array(codes, dtype=np.int64), list(places)

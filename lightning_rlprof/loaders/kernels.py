@@ -27,8 +27,14 @@ COLUMNS = (
     Column("stage", "text"),
     Column("step", "count"),
     Column("range", "text"),
+    Column("launch", "duration", "ns"),
+    Column("launch duration", "duration", "ns"),
+    Column("thread", "count"),
+    Column("graph", "count"),
 )
 """Of the table."""
+
+_LAUNCHES = ("launch_ns", "call_ns", "thread", "graph")  # where nothing is known of them: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +52,11 @@ class Kernels:
         step: RL step that its launch lies in; below 1 where that is not known.
         range: Innermost marked range (NVTX, record_function) that its launch lies in.
         launch_ns: When it was launched, on the same axis; `UNKNOWN` where that was not recorded.
-            None where nothing is known of launches.
+            None, as for those that follow, where nothing is known of launches.
+        call_ns: How long the call took that launched it.
+        thread: Identity of the thread that launched it.
+        graph: Number of the replay of a graph that it ran in, else `UNKNOWN`; all that one call
+            replayed have one number.
     """
 
     rank: Int64s
@@ -59,6 +69,9 @@ class Kernels:
     step: Int64s
     range: Coded
     launch_ns: Int64s | None = None
+    call_ns: Int64s | None = None
+    thread: Int64s | None = None
+    graph: Int64s | None = None
 
     def later(self, by_ns: int) -> "Kernels":
         """Return the same kernels on an axis whose zero lies that much earlier."""
@@ -87,10 +100,10 @@ def join(parts: Sequence[Kernels]) -> Kernels:
     columns: dict[str, Any] = {}
     for name in (each.name for each in fields(Kernels)):
         own = [getattr(part, name) for part in parts]
-        if name == "launch_ns":
+        if name in _LAUNCHES:
             own = [
-                np.full(len(part.rank), UNKNOWN) if launch is None else launch
-                for launch, part in zip(own, parts, strict=True)
+                np.full(len(part.rank), UNKNOWN) if column is None else column
+                for column, part in zip(own, parts, strict=True)
             ]
         columns[name] = _join_texts(own) if isinstance(own[0], tuple) else np.concatenate(own)
     return Kernels(**columns)
@@ -107,17 +120,16 @@ def _join_texts(columns: Sequence[Coded]) -> Coded:
 
 def known(numbers: Int64s, nothing: int = UNKNOWN) -> Any:
     """Return a column for `ColumnRows` that reads as None where a number stands for nothing."""
-    if nothing not in numbers:
-        return numbers
-    values, codes = np.unique(numbers, return_inverse=True)
-    return np.where(numbers == nothing, -1, codes), values.tolist()
+    missing = numbers == nothing
+    return np.ma.masked_array(numbers, missing) if missing.any() else numbers
 
 
 def kernel_table(kernels: Kernels, note: str = "") -> Table:
     """Return one row per kernel, in the order given.
 
-    Columns: rank, device, stream, kernel, start and duration in nanoseconds, stage, step and range;
-    the last three are None where the launch is not known to lie in one.
+    Columns: rank, device, stream, kernel, start and duration in nanoseconds; stage, step and range
+    that its launch is known to lie in; when the launch began, how long the call took, and its
+    thread; the number of the graph's replay that the kernel ran in. None: not known, or none.
 
     Args:
         kernels: The columns.
@@ -133,5 +145,9 @@ def kernel_table(kernels: Kernels, note: str = "") -> Table:
         kernels.stage,
         known(np.maximum(kernels.step, 0), nothing=0),
         kernels.range,
+        *(
+            known(np.full(len(kernels.rank), UNKNOWN) if column is None else column)
+            for column in (getattr(kernels, name) for name in _LAUNCHES)
+        ),
     ]
     return Table("kernels", COLUMNS, ColumnRows(columns), note=note)

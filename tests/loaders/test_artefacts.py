@@ -43,7 +43,7 @@ def test_kernels_of_all_ranks_come_onto_the_axis_of_the_run(tmp_path: Path) -> N
 
     table = load(run).table("kernels")
 
-    assert list(table.rows) == [
+    assert [row[:9] for row in table.rows] == [
         (0, 0, 7, "of 0", 2060, 10, "critic_update", 7, "critic_update"),
         (1, 0, 7, "of 1", 4060, 11, "critic_update", 7, "critic_update"),
     ]

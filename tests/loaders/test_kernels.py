@@ -37,8 +37,8 @@ def test_one_row_per_kernel_and_none_for_what_is_not_known():
 
     assert [column.name for column in table.columns][:3] == ["rank", "device", "stream"]
     assert list(table.rows) == [
-        (0, 3, 7, "softmax", 10, 5, None, None, "micro_batch"),
-        (1, 3, 13, "gemm", 20, 30, "actor_update", 10**15, None),
+        (0, 3, 7, "softmax", 10, 5, None, None, "micro_batch", *(None,) * 4),
+        (1, 3, 13, "gemm", 20, 30, "actor_update", 10**15, None, *(None,) * 4),
     ]
     assert table.note == "3 lost"
 

@@ -78,7 +78,7 @@ def test_a_report_is_exported_and_its_tables_can_be_read_later(
 
     assert folder.stat().st_mode & 0o077 == 0
     assert (spans.path, spans.ranks, spans.unix_ns) == (report, (4,), EPOCH + 100)
-    assert list(spans.table("kernels").rows) == [
+    assert [row[:9] for row in spans.table("kernels").rows] == [
         (4, 0, 7, "gemm", 500, 100, "actor_update", 3, "actor_update")
     ]
     del spans
