@@ -1,12 +1,12 @@
 """The command about the whole job: where its GPU-seconds went, and what they cost."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_rlprof.cli.output import bar, next_command, put_json, say, show
+from lightning_rlprof.cli.opened import Json, Run, count_doubts, opened
+from lightning_rlprof.cli.output import next_command, put_json, say, show
 from lightning_rlprof.errors import RlprofError
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["ledger"]
 
 
-Run = Annotated[Path, typer.Argument(help="A run directory, or a save path with runs")]
-Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON")]
 PerRank = Annotated[bool, typer.Option("--per-rank", help="Also every rank by itself")]
 PerStep = Annotated[bool, typer.Option("--per-step", help="Also every step by itself")]
 Price = Annotated[
@@ -39,10 +37,8 @@ def ledger(
         raise RlprofError(f"--price {price}: a GPU-hour costs 0 euros or more, for instance 2.5")
     from lightning_rlprof.analysis.book import balance
     from lightning_rlprof.analysis.ledger import breakdown, totals
-    from lightning_rlprof.loaders.load import load
 
-    with bar("Reading") as step:
-        spans = load(run, progress=step)
+    spans = opened(run)
     book = balance(spans, per_step=per_step)
     tables = [totals(book, price=price)]
     tables += [breakdown(book, per_rank=per_rank)] if per_rank or per_step else []
@@ -60,8 +56,7 @@ def _show(spans: "Spans", tables: "list[Table]") -> None:
     for table in tables:
         show("", render(table))
     show("")
-    if spans.problems:
-        say(f"! {len(spans.problems)} doubts about this run: rlprof summary tells them", "yellow")
+    count_doubts(spans)
 
 
 def _facts(spans: "Spans", book: "Book") -> dict[str, object]:

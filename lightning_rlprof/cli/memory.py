@@ -1,12 +1,10 @@
 """The command about memory: its peaks per stage, and the files that say more."""
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from lightning_rlprof.cli.output import bar, next_command, put_json, say, show
+from lightning_rlprof.cli.opened import Json, Run, count_doubts, opened
+from lightning_rlprof.cli.output import next_command, put_json, say, show
 
 if TYPE_CHECKING:
     from lightning_rlprof.spans import Spans
@@ -25,17 +23,12 @@ _HOW = {
 }
 
 
-def memory(
-    run: Annotated[Path, typer.Argument(help="A run directory, or a save path with runs")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON")] = False,
-) -> None:
+def memory(run: Run, as_json: Json = False) -> None:
     """Show how much memory each stage took on each rank, and the files that say more."""
     from lightning_rlprof import analysis
-    from lightning_rlprof.loaders.load import load
     from lightning_rlprof.report.text import render
 
-    with bar("Reading") as step:
-        spans = load(run, progress=step)
+    spans = opened(run)
     table, files = analysis.memory(spans), _files(spans)
     if as_json:
         problems = [problem._asdict() for problem in spans.problems]
@@ -44,8 +37,7 @@ def memory(
         return
     say(f"{spans.path}: memory by stage and rank", "bold")
     show("", render(table), "")
-    if spans.problems:
-        say(f"! {len(spans.problems)} doubts about this run: rlprof summary tells them", "yellow")
+    count_doubts(spans)
     for name in _FILES:
         found = [file for file in files if file["what"] == name]
         for file in found:

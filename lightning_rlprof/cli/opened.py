@@ -1,0 +1,66 @@
+"""What every command that reads a run does: open it, tell about it in JSON, say its doubts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lightning_rlprof.cli.output import bar, say
+
+if TYPE_CHECKING:
+    from lightning_rlprof.spans import Spans
+
+__all__ = ["FEW", "Force", "Json", "Output", "Run", "count_doubts", "doubts", "facts", "opened"]
+
+FEW = 8
+"""Of doubts, notes and short tables, so many are shown."""
+
+Run = Annotated[
+    Path,
+    typer.Argument(
+        help="A run directory, a save path with runs (the newest), a rank file, or a trace of "
+        "Nsight Systems, torch.profiler or torch_npu.profiler"
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists")]
+
+
+def opened(path: Path) -> "Spans":
+    """Read a run, with a bar on the terminal meanwhile."""
+    from lightning_rlprof.loaders.load import load
+
+    with bar("Reading") as step:
+        return load(path, progress=step)
+
+
+def facts(spans: "Spans") -> dict[str, Any]:
+    """Return what JSON says of a run before its tables."""
+    from lightning_rlprof import analysis
+
+    return {
+        "run": str(spans.path),
+        "headline": analysis.headline(spans),
+        "ranks": list(spans.ranks),
+        "problems": [problem._asdict() for problem in spans.problems],
+        "notes": [note._asdict() for note in spans.notes],
+    }
+
+
+def doubts(spans: "Spans") -> None:
+    """Say what is missing or doubtful, and what the run itself noted."""
+    for problem in spans.problems[:FEW]:
+        who = "" if problem.rank is None else f"rank {problem.rank}: "
+        say(f"! {who}{problem.text}", "yellow")
+    if len(spans.problems) > FEW:
+        say(f"! and {len(spans.problems) - FEW} more: --json shows them all", "yellow")
+    notes = sorted(spans.notes, key=lambda note: note.level == "info")  # what went wrong first
+    for text in list(dict.fromkeys(note.text for note in notes))[:FEW]:
+        say(f"note: {text}", "dim")
+
+
+def count_doubts(spans: "Spans") -> None:
+    """Say that there are doubts, where a command's own answer is the matter."""
+    if spans.problems:
+        say(f"! {len(spans.problems)} doubts about this run: rlprof summary tells them", "yellow")
