@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from lightning_rlprof.callbacks.metrics import StageMetrics
     from lightning_rlprof.callbacks.profiler import ProfilerCallback
     from lightning_rlprof.config.profiler import ProfilerConfig
-    from lightning_rlprof.loaders.load import load
     from lightning_rlprof.marking import annotate, count, mark, stage
     from lightning_rlprof.memory_log import log_memory, log_memory_around
     from lightning_rlprof.model import STAGES, Span
+    from lightning_rlprof.notebook import load
     from lightning_rlprof.ray import ray_runtime_env
     from lightning_rlprof.recorders.base import Recorder
     from lightning_rlprof.run import start_session
@@ -56,7 +56,7 @@ _HOME = {
     "annotate": "marking",
     "count": "marking",
     "gather_timings": "timings",
-    "load": "loaders.load",
+    "load": "notebook",
     "log_memory": "memory_log",
     "log_memory_around": "memory_log",
     "mark": "marking",

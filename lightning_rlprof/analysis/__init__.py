@@ -1,6 +1,6 @@
 """Pure functions from `Spans` to a `Table`; `ALL` holds those of one run, in reading order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lightning_rlprof.analysis.beside import background, regions
 from lightning_rlprof.analysis.compare import compare
@@ -18,6 +18,8 @@ from lightning_rlprof.table import Table
 
 __all__ = [
     "ALL",
+    "DEEP",
+    "NAMED",
     "background",
     "compare",
     "coverage",
@@ -45,3 +47,9 @@ ALL: tuple[Callable[[Spans], Table], ...] = (
     coverage,
 )
 """Every analysis of one run; each takes `Spans` and returns a `Table` named after it."""
+
+DEEP: tuple[Callable[[Spans], Table], ...] = ()
+"""Analyses of what device tools recorded; each is asked for by name, as they read large tables."""
+
+NAMED: Mapping[str, Callable[[Spans], Table]] = {each.__name__: each for each in (*ALL, *DEEP)}
+"""All of them by name."""

@@ -7,7 +7,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lightning_rlprof.cli import analyse, config, doctor, ledger, memory, nsys, read, record, sql
+from lightning_rlprof.cli import (
+    analyse,
+    config,
+    doctor,
+    ledger,
+    memory,
+    nsys,
+    read,
+    record,
+    show,
+    sql,
+)
 from lightning_rlprof.errors import RlprofError
 
 __all__ = ["app", "main"]
@@ -36,6 +47,7 @@ app.command()(read.summary)
 app.command()(read.report)
 app.command()(read.compare)
 app.command()(read.trace)
+app.command("show")(show.analysis)
 app.command()(ledger.ledger)
 app.command()(memory.memory)
 app.command()(analyse.analyse)

@@ -1,0 +1,49 @@
+"""What `lightning_rlprof.load` returns: a run with every analysis as a method, shown as tables."""
+
+import html
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from lightning_rlprof import analysis
+from lightning_rlprof.loaders import load as files
+from lightning_rlprof.spans import Spans
+
+__all__ = ["Run", "load"]
+
+
+class Run(Spans):
+    """`Spans` with the analyses as methods; each returns a `lightning_rlprof.table.Table`.
+
+    Example::
+
+        >>> run = load("profiler_data")                       # doctest: +SKIP
+        >>> run.stages(per_rank=True).to_pandas()             # doctest: +SKIP
+    """
+
+    background = analysis.background
+    compare = analysis.compare
+    coverage = analysis.coverage
+    device = analysis.device
+    gaps = analysis.gaps
+    headline = analysis.headline
+    ledger = analysis.ledger
+    memory = analysis.memory
+    regions = analysis.regions
+    slowest_ranks = analysis.ranks
+    stages = analysis.stages
+    steps = analysis.steps
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the headline, the stages, and what is doubtful."""
+        whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.problems)
+        texts = map(str.__add__, whose, (each.text for each in self.problems))
+        doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+        title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
+        return f"{title}{self.stages()._repr_html_()}<ul>{doubts}</ul>"
+
+
+def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Run:
+    """Read a run or a trace; see `lightning_rlprof.loaders.load.load`."""
+    spans = files.load(path, progress=progress)
+    return Run(**{each.name: getattr(spans, each.name) for each in fields(Spans)})

@@ -1,0 +1,67 @@
+"""`rlprof show`: which analyses there are, and one of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof import analysis
+from tests.test_notebook import recorded
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_without_a_name_all_analyses_are_listed_with_what_they_answer(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    status, out, _ = rlprof("show", tmp_path)
+
+    assert status == 0
+    for name in analysis.NAMED:
+        assert f"\n{name} " in f"\n{out}"
+    assert "`" not in out
+    assert list(json.loads(rlprof("show", tmp_path, "--json")[1])) == list(analysis.NAMED)
+
+
+@pytest.mark.parametrize("name", list(analysis.NAMED))
+def test_each_analysis_is_shown_and_told_as_json(name: str, rlprof: Run, tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+
+    status, out, err = rlprof("show", run.path, name)
+    (table,) = json.loads(rlprof("show", run.path, name, "--json")[1])["tables"]
+
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{run.path}: {name}\n")
+    assert f"Next: rlprof show {run.path}" in out.replace("\n", " ")
+    assert table == json.loads(json.dumps(analysis.NAMED[name](run).to_dict()))
+
+
+def test_rows_are_of_one_rank_and_as_many_as_wanted(rlprof: Run, tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+
+    def rows(*words: str) -> list[list[object]]:
+        (table,) = json.loads(rlprof("show", run.path, *words, "--json")[1])["tables"]
+        return list(table["rows"])
+
+    assert len(rows("stages")) == 2
+    assert len(rows("stages", "--rows", "1")) == 1
+    assert len(rows("coverage", "--rank", "0")) == 1
+    assert rows("coverage", "--rank", "7") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("nonsense",), "nonsense: is no analysis (there are: ledger, stages, "),
+        (("stages", "--rank", "0"), "--rank 0: stages has no rows of single ranks"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(
+    words: tuple[str, ...], text: str, rlprof: Run, tmp_path: Path
+) -> None:
+    status, out, err = rlprof("show", recorded(tmp_path).path, *words)
+
+    assert (status, out) == (1, "")
+    assert err.startswith(f"rlprof: {text}")
+    assert err.count("\n") == 1

@@ -1,0 +1,51 @@
+"""A run in a notebook: the analyses are its methods, and the page shows what it says."""
+
+import dataclasses
+from pathlib import Path
+
+import lightning_rlprof
+from lightning_rlprof import analysis
+from lightning_rlprof.notebook import Run
+from lightning_rlprof.testing import make_header
+from lightning_rlprof.tracefile import TraceWriter
+
+MS = 1_000_000
+_RENAMED = {"ranks": "slowest_ranks", "counters": "counter_statistics"}
+
+
+def recorded(path: Path) -> Run:
+    writer = TraceWriter(path / "run", make_header(0, world_size=2))
+    writer.write(
+        [
+            ("span", "step", "step", 1, 0, 10 * MS, 1, 1, None, None),
+            ("span", "<b>mine</b>", "stage", 1, 0, 6 * MS, 1, 2, 1, {"tokens": 5}),
+        ]
+    )
+    writer.close()
+    return lightning_rlprof.load(path / "run")
+
+
+def test_every_analysis_is_a_method_with_the_same_answer(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+
+    for name, function in analysis.NAMED.items():
+        assert getattr(run, _RENAMED.get(name, name))() == function(run), name
+    assert run.stages(per_rank=True) == analysis.stages(run, per_rank=True)
+    assert run.headline() == analysis.headline(run)
+    assert run.compare(run) == analysis.compare(run, run)
+
+
+def test_a_run_stays_one_when_a_part_is_replaced(tmp_path: Path) -> None:
+    assert isinstance(dataclasses.replace(recorded(tmp_path), unix_ns=1), Run)
+
+
+def test_a_notebook_shows_headline_stages_and_doubts_and_no_markup_of_the_run(
+    tmp_path: Path,
+) -> None:
+    shown = recorded(tmp_path)._repr_html_()
+
+    assert "&lt;b&gt;mine&lt;/b&gt;" in shown
+    assert "<b>mine" not in shown
+    assert "<table>" in shown
+    assert "<li>of 2 ranks, these wrote no trace: 1</li>" in shown
+    assert "<li>rank 0: its file just stops" in shown
