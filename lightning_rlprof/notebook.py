@@ -22,17 +22,28 @@ class Run(Spans):
     """
 
     background = analysis.background
+    breakdown = analysis.breakdown
+    communication = analysis.communication
     compare = analysis.compare
+    counter_statistics = analysis.counters
     coverage = analysis.coverage
     device = analysis.device
     gaps = analysis.gaps
     headline = analysis.headline
+    idle = analysis.idle
+    kernels = analysis.kernels
+    launches = analysis.launches
     ledger = analysis.ledger
     memory = analysis.memory
+    memory_timeline = analysis.memory_timeline
+    modules = analysis.modules
+    operators = analysis.operators
+    overlap = analysis.overlap
     regions = analysis.regions
     slowest_ranks = analysis.ranks
     stages = analysis.stages
     steps = analysis.steps
+    throughput = analysis.throughput
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the headline, the stages, and what is doubtful."""

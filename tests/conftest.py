@@ -11,7 +11,7 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 # Lightning would otherwise read a cluster's variables from the machine that runs the tests.
 # Where tests find the tools that they ask for.
-_KEPT = {"RLPROF_MSPROF_ANALYZE", "RLPROF_NSYS", "RLPROF_TORCH_NPU"}
+_KEPT = {"RLPROF_MSPROF_ANALYZE", "RLPROF_NSYS", "RLPROF_PEERS", "RLPROF_TORCH_NPU"}
 for _name in [name for name in os.environ if name.startswith(("RLPROF", "SLURM_", "PL_"))]:
     if _name not in _KEPT:
         del os.environ[_name]

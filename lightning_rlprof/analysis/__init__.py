@@ -3,16 +3,27 @@
 from collections.abc import Callable, Mapping
 
 from lightning_rlprof.analysis.beside import background, regions
+from lightning_rlprof.analysis.breakdown import breakdown
+from lightning_rlprof.analysis.communication import communication
 from lightning_rlprof.analysis.compare import compare
+from lightning_rlprof.analysis.counters import counters
 from lightning_rlprof.analysis.coverage import coverage
 from lightning_rlprof.analysis.device import device
 from lightning_rlprof.analysis.gaps import gaps
 from lightning_rlprof.analysis.headline import headline
+from lightning_rlprof.analysis.idle import idle
+from lightning_rlprof.analysis.kernels import kernels
+from lightning_rlprof.analysis.launches import launches
 from lightning_rlprof.analysis.ledger import ledger
 from lightning_rlprof.analysis.memory import memory
+from lightning_rlprof.analysis.memory_timeline import memory_timeline
+from lightning_rlprof.analysis.modules import modules
+from lightning_rlprof.analysis.operators import operators
+from lightning_rlprof.analysis.overlap import overlap
 from lightning_rlprof.analysis.ranks import ranks
 from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.steps import steps
+from lightning_rlprof.analysis.throughput import throughput
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
 
@@ -21,17 +32,28 @@ __all__ = [
     "DEEP",
     "NAMED",
     "background",
+    "breakdown",
+    "communication",
     "compare",
+    "counters",
     "coverage",
     "device",
     "gaps",
     "headline",
+    "idle",
+    "kernels",
+    "launches",
     "ledger",
     "memory",
+    "memory_timeline",
+    "modules",
+    "operators",
+    "overlap",
     "ranks",
     "regions",
     "stages",
     "steps",
+    "throughput",
 ]
 
 ALL: tuple[Callable[[Spans], Table], ...] = (
@@ -48,7 +70,19 @@ ALL: tuple[Callable[[Spans], Table], ...] = (
 )
 """Every analysis of one run; each takes `Spans` and returns a `Table` named after it."""
 
-DEEP: tuple[Callable[[Spans], Table], ...] = ()
+DEEP: tuple[Callable[[Spans], Table], ...] = (
+    breakdown,
+    idle,
+    overlap,
+    kernels,
+    launches,
+    operators,
+    modules,
+    communication,
+    memory_timeline,
+    throughput,
+    counters,
+)
 """Analyses of what device tools recorded; each is asked for by name, as they read large tables."""
 
 NAMED: Mapping[str, Callable[[Spans], Table]] = {each.__name__: each for each in (*ALL, *DEEP)}

@@ -8,11 +8,14 @@ import numpy.typing as npt
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
 
-__all__ = ["FEWEST", "Counted", "counted", "states"]
+__all__ = ["FEWEST", "STATES", "Counted", "counted", "states"]
 
 _STEP = KINDS.index("step")
 FEWEST = 3
 """Steps below which nothing is claimed about a run."""
+
+STATES = ("complete", "capture", "interrupted")
+"""What a step may be; of two that are said of one step the later one wins."""
 
 
 class Counted(NamedTuple):
@@ -23,28 +26,29 @@ class Counted(NamedTuple):
     note: str
 
 
-def states(spans: Spans, steps: Int64s) -> list[str]:
-    """Return per step row ``interrupted``, ``capture`` or ``complete``.
+def states(spans: Spans, steps: Int64s) -> Int64s:
+    """Return per step row an index into `STATES`.
 
     A step that one rank did not finish, or in which one rank ran a capture, is so for all: the
     others waited for it.
     """
-    state = dict.fromkeys(spans.step[steps].tolist(), "complete")
-    for name in ("capture", "interrupted"):  # the later one wins
+    numbers = spans.step[steps]
+    found = np.zeros(len(steps), dtype=np.int64)
+    for code, name in enumerate(STATES[1:], start=1):
         flagged = spans.flagged(name)
         flagged = flagged[spans.kind[flagged] == _STEP]
-        state.update((n, name) for n in spans.step[flagged].tolist() if n in state)
-    return [state[number] for number in spans.step[steps].tolist()]
+        if len(flagged):
+            found[np.isin(numbers, spans.step[flagged])] = code
+    return found
 
 
 def counted(spans: Spans, steps: Int64s) -> Counted:
     """Choose the complete steps; where there are none, all of them, and say so."""
-    numbers = spans.step[steps]
-    state = np.array(states(spans, steps), dtype="U11")
-    mask = state == "complete"
+    numbers, state = spans.step[steps], states(spans, steps)
+    mask = state == 0
     parts = []
-    for name, text in (("capture", "under capture"), ("interrupted", "interrupted")):
-        count = len(np.unique(numbers[state == name]))
+    for code, text in ((1, "under capture"), (2, "interrupted")):
+        count = len(np.unique(numbers[state == code]))
         if count:
             parts.append(f"{count} {text}")
     if not parts:

@@ -25,8 +25,9 @@ _COLUMNS = (
 def coverage(spans: Spans) -> Table:
     """List the ranks; ``in steps`` and ``outside steps`` add up to first event to last exactly."""
     cut = partition(spans)
+    cells = cut.cells(spans)
     inside = np.zeros(max(spans.ranks, default=0) + 1, dtype=np.int64)
-    np.add.at(inside, spans.rank[cut.steps][cut.step], cut.end_ns - cut.start_ns)
+    np.add.at(inside, spans.rank[cut.steps][cells.step], cells.ns)
     rows: list[tuple[Cell, ...]] = []
     for rank, header in spans.headers.items():
         mine = spans.rows(rank=rank)

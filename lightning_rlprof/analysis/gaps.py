@@ -1,16 +1,18 @@
 """Where the untraced time lies: between which two stages, how often, how long."""
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.analysis.counted import counted
-from lightning_rlprof.analysis.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.partition import UNTRACED, Flat, Partition, Segments, partition
 from lightning_rlprof.analysis.statistics import summarize
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["gaps"]
+__all__ = ["Stretches", "gaps", "stretches"]
 
 _COLUMNS = (
     Column("after", "text"),
@@ -31,42 +33,88 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if not len(cut.steps):
         return Table("gaps", _COLUMNS, abstained="no step was recorded to its end")
     choice = counted(spans, cut.steps)
-    whole = int((cut.end_ns - cut.start_ns)[choice.mask[cut.step]].sum())
-    first, last = _runs(cut)
-    keep = choice.mask[cut.step[first]]
-    first, last = first[keep], last[keep]
+    found = stretches(cut, spans)
+    found = found.where(choice.mask[found.step])
     names = (*spans.names, "step boundary")
-    after, before = _neighbours(spans, cut, first, last, len(spans.names))
-    length = cut.end_ns[last] - cut.start_ns[first]
-    keys = after * len(names) + before
-    found = summarize(keys, length)
-    worst = np.lexsort((length, keys))[np.cumsum(found.count) - 1]
-    step = cut.steps[cut.step[first[worst]]]
-    numbers = (found.total, found.mean, found.max, found.count, spans.rank[step], spans.step[step])
+    keys = found.after * len(names) + found.before
+    sums = summarize(keys, found.ns)
+    worst = cut.steps[found.step[_last_longest(keys, found.ns, sums.group, sums.max)]]
+    cells = cut.cells(spans)
+    whole = int(cells.ns[choice.mask[cells.step]].sum())
+    numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
     rows: list[tuple[Cell, ...]] = []
-    for key, *cells in zip(found.group.tolist(), *(each.tolist() for each in numbers), strict=True):
-        after_name, before_name = names[key // len(names)], names[key % len(names)]
-        rows.append((after_name, before_name, cells[0] / whole, *cells))
+    for key, *row in zip(sums.group.tolist(), *(each.tolist() for each in numbers), strict=True):
+        after, before = names[key // len(names)], names[key % len(names)]
+        rows.append((after, before, row[0] / whole, *row))
     rows.sort(key=lambda row: row[2] or 0.0, reverse=True)
     return Table("gaps", _COLUMNS, rows, choice.note)
 
 
-def _runs(cut: Partition) -> tuple[Int64s, Int64s]:
-    """Return the first and last segment of every untraced stretch within one step."""
+class Stretches(NamedTuple):
+    """Untraced time, each stretch as long as it can be within one step, by thread and time.
+
+    Attributes:
+        step: Index into ``Partition.steps``.
+        ns: Its length; never zero.
+        after: Index into ``Spans.names`` of the stage before it, their number at a step's begin.
+        before: The same of the stage behind it, their number at a step's end.
+    """
+
+    step: Int64s
+    ns: Int64s
+    after: Int64s
+    before: Int64s
+
+    def where(self, keep: npt.NDArray[np.bool_]) -> "Stretches":
+        """Return some of them."""
+        return self if keep.all() else Stretches(*(column[keep] for column in self))
+
+
+def stretches(cut: Partition, spans: Spans) -> Stretches:
+    """Return the untraced time of all steps."""
+    own, edge = cut.divided, len(spans.names)
+    return _between(own, spans, edge) if isinstance(own, Flat) else _joined(own, spans, edge)
+
+
+def _between(own: Flat, spans: Spans, edge: int) -> Stretches:
+    """Return what lies before the first, between, and behind the last stage of every step."""
+    steps, names = np.arange(len(own.begin)), spans.name[own.rows]
+    edges = np.full(len(steps), edge)
+    ns = _put(own, own.start_ns, own.end, behind=True)
+    ns -= _put(own, own.end_ns, own.begin, behind=False)
+    after = _put(own, names, edges, behind=False)
+    before = _put(own, names, edges, behind=True)
+    return Stretches(np.repeat(steps, own.size + 1), ns, after, before).where(ns > 0)
+
+
+def _put(own: Flat, values: Int64s, more: Int64s, *, behind: bool) -> Int64s:
+    """Put one more value before or behind those of each step's stages."""
+    each = len(values) // max(len(more), 1)
+    if (own.size == each).all():
+        table, column = values.reshape(len(more), each), more[:, None]
+        return np.hstack([table, column] if behind else [column, table]).ravel()
+    return np.insert(values, own.first + own.size * behind, more)
+
+
+def _joined(cut: Segments, spans: Spans, edge: int) -> Stretches:
+    """Join the segments that no stage covers."""
     bare = np.flatnonzero(cut.label == UNTRACED)
     joined = (np.diff(bare) == 1) & (np.diff(cut.step[bare]) == 0)
     breaks = np.flatnonzero(~joined)
     first = np.concatenate([bare[:1], bare[breaks + 1]])
     last = np.concatenate([bare[breaks], bare[-1:]])
-    return first, last
-
-
-def _neighbours(
-    spans: Spans, cut: Partition, first: Int64s, last: Int64s, edge: int
-) -> tuple[Int64s, Int64s]:
-    """Return the stages before and after each stretch, ``edge`` where the step begins or ends."""
-    names = np.append(cut.names(spans), UNTRACED)
+    names = np.append(np.append(spans.name, UNTRACED)[cut.label], UNTRACED)
     step = np.append(cut.step, -1)  # index -1 and index len both read a step that is none
     after = np.where(step[first - 1] == step[first], names[first - 1], edge)
     before = np.where(step[last + 1] == step[last], names[last + 1], edge)
-    return after, before
+    return Stretches(cut.step[first], cut.end_ns[last] - cut.start_ns[first], after, before)
+
+
+def _last_longest(keys: Int64s, ns: Int64s, groups: Int64s, longest: Int64s) -> Int64s:
+    """Return for each group the place of its longest, the last of those that are as long."""
+    at = np.flatnonzero(ns >= longest.min(initial=0))
+    group = np.searchsorted(groups, keys[at])
+    mine = ns[at] == longest[group]
+    found = np.zeros(len(groups), dtype=np.int64)
+    np.maximum.at(found, group[mine], at[mine])
+    return found

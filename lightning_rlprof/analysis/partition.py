@@ -2,10 +2,15 @@
 
 At each instant the label is the stage span of the step's own thread that started last among those
 that are open (ties: the greater id); where none is open the time is untraced.
+
+Most runs are flat: no stage lies in another, each lies in one step. Their columns are the partition
+already; others are painted.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,10 +18,26 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.model import Kind
 from lightning_rlprof.spans import Int64s, Spans
 
-__all__ = ["UNTRACED", "Cells", "Partition", "home", "paint", "partition", "select"]
+__all__ = [
+    "UNTRACED",
+    "Cells",
+    "Flat",
+    "Partition",
+    "Segments",
+    "flat",
+    "home",
+    "paint",
+    "painted",
+    "partition",
+    "select",
+]
 
 UNTRACED = -1
 """Label of the time in a step that no stage covers."""
+
+_SPARSE = 8
+# The last partition of each run: a report asks for the same one ten times.
+_LAST: "WeakKeyDictionary[Spans, tuple[tuple[int, ...] | None, Partition]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,58 +54,83 @@ class Cells:
     name: Int64s
     ns: Int64s
 
+    def sums(self, place: Int64s, places: int, names: int) -> Int64s:
+        """Return the time of ``places`` by names, untraced first; `place` is each step's or -1."""
+        row = place % (places + 1) * (names + 1) + 1  # what counts nowhere goes into one row more
+        found = np.zeros((places + 1) * (names + 1), dtype=np.int64)
+        np.add.at(found, row[self.step] + self.name, self.ns)
+        return found.reshape(places + 1, -1)[:places]
 
-@dataclass(frozen=True, eq=False)
-class Partition:
-    """The steps of a run cut into segments, each with one label; gapless within a step.
 
-    Attributes:
-        steps: Rows of the step spans, by rank and start.
-        start_ns: Start of every segment, by thread and time.
-        end_ns: End of every segment.
-        step: Index into ``steps`` per segment.
-        label: Row of the stage span per segment, or `UNTRACED`.
+class Segments(NamedTuple):
+    """Steps in pieces, gapless within a step, by thread and time; two in a row may be alike.
+
+    ``step`` is an index into ``Partition.steps``, ``label`` the row of a stage, or `UNTRACED`.
     """
 
-    steps: Int64s
     start_ns: Int64s
     end_ns: Int64s
     step: Int64s
     label: Int64s
 
-    def names(self, spans: Spans) -> Int64s:
-        """Return the index into ``Spans.names`` per segment, `UNTRACED` where there is none."""
-        names = np.append(spans.name, UNTRACED)  # label -1 reads the last item
-        return names[self.label]
+
+class Flat(NamedTuple):
+    """Steps, and the stages in them where none lies in another, by thread and time; none is empty.
+
+    Of each step: ``begin``, ``end``, the index of its first stage, and how many it has. Of each
+    stage: ``step``, an index into ``Partition.steps``, its row, start and end.
+    """
+
+    begin: Int64s
+    end: Int64s
+    first: Int64s
+    size: Int64s
+    step: Int64s
+    rows: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The rows of a run's steps, by rank and start, and what divides them."""
+
+    steps: Int64s
+    divided: Flat | Segments
+    _cells: list[Cells] = field(default_factory=list)
 
     def cells(self, spans: Spans) -> Cells:
-        """Sum the segments of each stage in each step."""
-        width = len(spans.names) + 1
-        keys = self.step * width + self.names(spans) + 1
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        heads = np.flatnonzero(np.diff(keys, prepend=-1))
-        lengths = (self.end_ns - self.start_ns)[order]
-        sums = np.add.reduceat(lengths, heads) if len(heads) else lengths
-        return Cells(keys[heads] // width, keys[heads] % width - 1, sums)
+        """Sum the time of each stage in each step; `spans` is the run that was cut."""
+        if not self._cells:
+            names, own = np.append(spans.name, UNTRACED), self.divided
+            if isinstance(own, Flat):
+                self._cells.append(_flat_cells(own, names[own.rows], len(spans.names)))
+            else:  # label -1 reads the last name
+                ns, size = own.end_ns - own.start_ns, (len(self.steps), len(spans.names))
+                self._cells.append(_summed(own.step, names[own.label], ns, *size))
+        return self._cells[0]
+
+    def stages(self, spans: Spans) -> tuple[Int64s, Int64s]:
+        """Return the stages that start in a step of their own thread, and which step that is."""
+        if isinstance(self.divided, Flat):
+            return self.divided.rows, self.divided.step
+        rows = spans.rows(kind="stage")
+        step = home(spans, self.steps, rows, spans.thread)
+        return rows[step >= 0], step[step >= 0]
 
 
 def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
-    """Cut all steps of some ranks (None: of all) into labelled segments.
+    """Cut all steps of some ranks (None: of all); the last answer about a run is kept with it.
 
     Raises:
         TraceError: A rank is not in the run.
     """
-    steps, stages = select(spans, "step", ranks), spans.rows(kind="stage")
-    stages = stages[np.argsort(spans.thread[stages], kind="stable")]
-    threads = spans.thread[stages]
-    pieces = [np.empty((4, 0), dtype=np.int64)]
-    for thread in np.unique(spans.thread[steps]):
-        own = np.flatnonzero(spans.thread[steps] == thread)
-        first, last = np.searchsorted(threads, [thread, thread + 1])
-        pieces.append(_cut(spans, steps, own, stages[first:last]))
-    start, end, step, label = np.concatenate(pieces, axis=1)
-    return Partition(steps, start, end, step, label)
+    asked = None if ranks is None else tuple(sorted(set(ranks)))
+    last = _LAST.get(spans)
+    if last is None or last[0] != asked:
+        steps = select(spans, "step", ranks)
+        last = _LAST[spans] = asked, Partition(steps, flat(spans, steps) or painted(spans, steps))
+    return last[1]
 
 
 def select(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> Int64s:
@@ -103,19 +149,83 @@ def select(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> Int64s:
     return rows[np.isin(spans.rank[rows], list(ranks))]
 
 
-def _cut(spans: Spans, steps: Int64s, own: Int64s, stages: Int64s) -> Int64s:
-    """Return (start, end, step, label) of one thread's segments inside steps."""
-    edges = [steps[own], stages]
-    starts = np.concatenate([spans.start_ns[rows] for rows in edges])
-    ends = np.concatenate([spans.end_ns[rows] for rows in edges])
-    times, places = np.unique(np.concatenate([starts, ends]), return_inverse=True)
-    first, last = places[: len(starts)], places[len(starts) :]
-    cells, count = len(times) - 1, len(own)
-    step = paint(first[:count], last[:count], cells)
-    label = paint(first[count:], last[count:], cells)
+def flat(spans: Spans, steps: Int64s) -> Flat | None:
+    """Divide steps by their stages where none of these lies in another or is cut, else None."""
+    thread, begin, end = spans.thread[steps], spans.start_ns[steps], spans.end_ns[steps]
+    rows = spans.rows(kind="stage")
+    trains = np.zeros(len(spans.threads), dtype=bool)
+    trains[thread] = True
+    group = spans.thread[rows]
+    if not trains[group].all():
+        rows, group = rows[trains[group]], group[trains[group]]
+    start, stop = spans.start_ns[rows], spans.end_ns[rows]
+    if not (_in_a_row(thread, begin, end) and _in_a_row(group, start, stop)):
+        return None
+    first, last = _within(thread, begin, end, group, start)
+    some, later = last > first, first > 0
+    before = first[later] - 1
+    cut = (group[before] == thread[later]) & (stop[before] > begin[later])
+    if cut.any() or (stop[last[some] - 1] > end[some]).any():
+        return None
+    step, count = _spread(first, last, len(rows)), last - first
+    if count.sum() < len(rows):
+        inside = step >= 0
+        step, rows, start, stop = step[inside], rows[inside], start[inside], stop[inside]
+    return Flat(begin, end, np.cumsum(count) - count, count, step, rows, start, stop)
+
+
+def _in_a_row(group: Int64s, start: Int64s, end: Int64s) -> bool:
+    """Tell whether intervals come by group and time, none empty, none beginning in another."""
+    after = (group[1:] > group[:-1]) | (group[1:] == group[:-1]) & (start[1:] >= end[:-1])
+    return bool(after.all() and (end > start).all())
+
+
+def _flat_cells(own: Flat, name: Int64s, names: int) -> Cells:
+    ns, steps = own.end_ns - own.start_ns, np.arange(len(own.begin))
+    until = np.append(0, np.cumsum(ns))
+    bare = own.end - own.begin - until[own.first + own.size] + until[own.first]
+    each = len(ns) // max(len(steps), 1)
+    if each and (own.size == each).all() and bare.all():
+        table, order = name.reshape(-1, each), np.argsort(name[:each])
+        first = table[0, order]
+        if (np.diff(first) > 0).all() and (table == table[0]).all():  # every step has the same ones
+            ns = np.hstack([bare[:, None], ns.reshape(-1, each)[:, order]]).ravel()
+            alike = np.tile(np.append(UNTRACED, first), len(steps))
+            return Cells(np.repeat(steps, each + 1), alike, ns)
+    step, name = np.append(steps, own.step), np.append(np.full_like(steps, UNTRACED), name)
+    return _summed(step, name, np.append(bare, ns), len(steps), names)
+
+
+def _summed(step: Int64s, name: Int64s, ns: Int64s, steps: int, names: int) -> Cells:
+    width = names + 1
+    keys, size, at = step * width + name + 1, steps * width, None
+    if size > _SPARSE * len(keys):  # few of many names: there is no room for all
+        at, keys = np.unique(keys, return_inverse=True)
+        size = len(at)
+    sums = np.zeros(size, dtype=np.int64)
+    np.add.at(sums, keys, ns)
+    some = np.flatnonzero(sums)
+    at = some if at is None else at[some]
+    return Cells(at // width, at % width - 1, sums[some])
+
+
+def painted(spans: Spans, steps: Int64s) -> Segments:
+    """Divide steps whatever their stages look like."""
+    stages = spans.rows(kind="stage")
+    rows = np.append(steps, stages)
+    times = np.append(spans.start_ns[rows], spans.end_ns[rows])
+    threads = np.tile(spans.thread[rows], 2)
+    order = np.lexsort((times, threads))
+    times, threads = times[order], threads[order]
+    new = np.append(True, (times[1:] != times[:-1]) | (threads[1:] != threads[:-1]))[: len(order)]
+    place = np.empty_like(order)
+    place[order] = np.cumsum(new) - 1
+    times, (first, last), count = times[new], place.reshape(2, -1), len(steps)
+    step = paint(first[:count], last[:count], len(times) - 1)
+    label = paint(first[count:], last[count:], len(times) - 1)
     inside = np.flatnonzero(step >= 0)
-    labels = np.append(stages, UNTRACED)  # paint says -1 for none, which reads the last item
-    return np.stack([times[inside], times[inside + 1], own[step[inside]], labels[label[inside]]])
+    label = np.append(stages, UNTRACED)[label[inside]]  # -1 for none reads the last item
+    return Segments(times[inside], times[inside + 1], step[inside], label)
 
 
 def paint(first: Int64s, last: Int64s, cells: int) -> Int64s:
@@ -147,20 +257,41 @@ def home(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) -> Int64s:
 
     Args:
         spans: The run.
-        steps: Rows of step spans.
-        rows: Rows to place.
+        steps: Rows of step spans, ascending.
+        rows: Rows to place, ascending.
         group: ``spans.thread`` or ``spans.rank``: what a step and its spans have in common.
     """
-    found = np.full(len(rows), -1, dtype=np.int64)
+    long = np.flatnonzero(spans.duration_ns[steps] > 0)  # one without length contains nothing
+    long = long[np.argsort(group[steps[long]], kind="stable")]
     order = np.argsort(group[rows], kind="stable")
-    groups = group[rows][order]
-    long = spans.duration_ns[steps] > 0  # a step without length contains nothing, and hides none
-    for key in np.unique(group[steps[long]]):
-        own = np.flatnonzero(long & (group[steps] == key))
-        first, last = np.searchsorted(groups, [key, key + 1])
-        mine = order[first:last]
-        at = np.searchsorted(spans.start_ns[steps[own]], spans.start_ns[rows[mine]], "right") - 1
-        step = own[at]
-        inside = (at >= 0) & (spans.start_ns[rows[mine]] < spans.end_ns[steps[step]])
-        found[mine[inside]] = step[inside]
+    own, its = steps[long], rows[order]
+    times = spans.start_ns[own], spans.end_ns[own]
+    first, last = _within(group[own], *times, group[its], spans.start_ns[its])
+    found = np.empty_like(order)
+    found[order] = np.append(long, -1)[_spread(first, last, len(rows))]
     return found
+
+
+def _within(
+    key: Int64s, begin: Int64s, end: Int64s, group: Int64s, start: Int64s
+) -> tuple[Int64s, Int64s]:
+    """Return for each step the first row that starts in it, and the one after the last.
+
+    Steps and rows come by group and start. A row belongs to the last step that began before it.
+    """
+    first, last = np.empty((2, len(key)), dtype=np.int64)
+    for each in np.unique(key):
+        own = slice(*np.searchsorted(key, [each, each + 1]))
+        low, high = np.searchsorted(group, [each, each + 1])
+        first[own] = low + np.searchsorted(start[low:high], begin[own])
+        until = low + np.searchsorted(start[low:high], end[own])
+        last[own] = np.minimum(until, np.append(first[own][1:], high))
+    return first, np.maximum(last, first)
+
+
+def _spread(first: Int64s, last: Int64s, size: int) -> Int64s:
+    """Return for each row in which of the ranges it lies, which are ascending and apart, or -1."""
+    values, counts = np.full((2, 2 * len(first) + 1), -1, dtype=np.int64)
+    values[1::2], counts[1::2] = np.arange(len(first)), last - first
+    counts[::2] = np.append(first, size) - np.append(0, last)
+    return np.repeat(values, counts)

@@ -54,9 +54,6 @@ def ranks(spans: Spans) -> Table:
 
 def _totals(spans: Spans, cut: Partition, choice: Counted, ranks: Int64s) -> Int64s:
     """Return exclusive time in the counted steps by rank and name, untraced first."""
-    cells = cut.cells(spans)
-    keep = choice.mask[cells.step]
-    totals = np.zeros((len(ranks), len(spans.names) + 1), dtype=np.int64)
-    place = np.searchsorted(ranks, spans.rank[cut.steps][cells.step[keep]])
-    np.add.at(totals, (place, cells.name[keep] + 1), cells.ns[keep])
-    return totals
+    place = np.searchsorted(ranks, spans.rank[cut.steps])
+    place[~choice.mask] = -1
+    return cut.cells(spans).sums(place, len(ranks), len(spans.names))

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.counted import FEWEST, Counted, counted
-from lightning_rlprof.analysis.partition import UNTRACED, Cells, Partition, home, partition
+from lightning_rlprof.analysis.partition import UNTRACED, Partition, partition
 from lightning_rlprof.analysis.statistics import summarize
-from lightning_rlprof.spans import Spans
+from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
 __all__ = ["stages"]
@@ -52,10 +52,10 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     if not len(cut.steps):
         return Table(name, columns, abstained="no step was recorded to its end")
     choice = counted(spans, cut.steps)
-    cells = cut.cells(spans)
     inclusive = _inclusive(spans, cut, choice, per_rank)
-    totals = dict.fromkeys(inclusive, 0) | _totals(spans, cut, cells, choice, per_rank)
-    last: dict[int, int] = {} if per_rank else _slowest(spans, cut, cells, choice)
+    times = _times(spans, cut, choice)
+    totals = dict.fromkeys(inclusive, 0) | _totals(times, per_rank)
+    last: dict[int, int] = {} if per_rank else _slowest(times)
     rows: list[tuple[Cell, ...]] = []
     for key, share in _shares(totals):
         stage = "untraced" if key.name == UNTRACED else spans.names[key.name]
@@ -73,48 +73,64 @@ def _shares(totals: dict[_Key, int]) -> Iterator[tuple[_Key, float | None]]:
         yield key, totals[key] / whole[key.rank] if whole[key.rank] else None
 
 
-def _totals(
-    spans: Spans, cut: Partition, cells: Cells, choice: Counted, per_rank: bool
-) -> dict[_Key, int]:
-    """Sum the counted steps' exclusive time; every rank has an untraced row."""
-    keep = choice.mask[cells.step]
-    rank = spans.rank[cut.steps][cells.step[keep]]
-    rank = rank if per_rank else np.full_like(rank, _EVERY_RANK)
-    found = summarize(rank * (len(spans.names) + 1) + cells.name[keep] + 1, cells.ns[keep])
-    present = np.unique(spans.rank[cut.steps[choice.mask]]).tolist() if per_rank else [_EVERY_RANK]
-    totals = {_Key(key, UNTRACED): 0 for key in present}
-    for key, total in zip(found.group.tolist(), found.total.tolist(), strict=True):
-        number, code = divmod(key, len(spans.names) + 1)
-        totals[_Key(number, code - 1)] = total
-    return totals
+class _Times(NamedTuple):
+    """Exclusive time in the counted steps.
+
+    Attributes:
+        ranks: Ranks with counted steps, ascending.
+        steps: How many of them each rank has.
+        ns: Time per rank and name, untraced first.
+    """
+
+    ranks: Int64s
+    steps: Int64s
+    ns: Int64s
+
+
+def _times(spans: Spans, cut: Partition, choice: Counted) -> _Times:
+    rank = spans.rank[cut.steps]
+    ranks, steps = np.unique(rank[choice.mask], return_counts=True)
+    place = np.where(choice.mask, np.searchsorted(ranks, rank), -1)
+    return _Times(ranks, steps, cut.cells(spans).sums(place, len(ranks), len(spans.names)))
+
+
+def _totals(times: _Times, per_rank: bool) -> dict[_Key, int]:
+    """Return the time of each row; every rank has an untraced one."""
+    ranks, ns = times.ranks.tolist(), times.ns
+    if not per_rank:
+        ranks, ns = [_EVERY_RANK], ns.sum(axis=0, keepdims=True)
+    some = ns > 0
+    some[:, UNTRACED + 1] = True
+    places = zip(*(each.tolist() for each in np.nonzero(some)), ns[some].tolist(), strict=True)
+    return {_Key(ranks[place], name - 1): total for place, name, total in places}
 
 
 def _inclusive(
     spans: Spans, cut: Partition, choice: Counted, per_rank: bool
 ) -> dict[_Key, tuple[int, ...]]:
     """Return (mean, p50, p95, max, count) of whole spans that start in a counted step."""
-    rows = spans.rows(kind="stage")
-    step = home(spans, cut.steps, rows, spans.thread)
-    rows = rows[(step >= 0) & choice.mask[step]]
-    rank = spans.rank[rows] if per_rank else np.full_like(rows, _EVERY_RANK)
-    width = len(spans.names)
-    found = summarize(rank * width + spans.name[rows], spans.duration_ns[rows])
+    rows, step = cut.stages(spans)
+    if not choice.mask.all():
+        rows = rows[choice.mask[step]]
+    width, groups = len(spans.names), spans.name[rows]
+    if per_rank:
+        groups = groups + spans.rank[rows] * width
+    found = summarize(groups, spans.end_ns[rows] - spans.start_ns[rows])
     stats = zip(found.mean, found.p50, found.p95, found.max, found.count, strict=True)
     keys = (_Key(*divmod(key, width)) for key in found.group.tolist())
     return {key: tuple(map(int, values)) for key, values in zip(keys, stats, strict=True)}
 
 
-def _slowest(spans: Spans, cut: Partition, cells: Cells, choice: Counted) -> dict[int, int]:
+def _slowest(times: _Times) -> dict[int, int]:
     """Return per stage the rank with the most exclusive time per step; none where there is one.
 
     Nor with fewer than three steps: so few name a rank by chance.
     """
-    numbers, steps = np.unique(spans.rank[cut.steps][choice.mask], return_counts=True)
-    if len(numbers) < 2 or steps.min() < FEWEST:
+    if len(times.ranks) < 2 or times.steps.min() < FEWEST:
         return {}
-    count = dict(zip(numbers.tolist(), steps.tolist(), strict=True))
+    count = dict(zip(times.ranks.tolist(), times.steps.tolist(), strict=True))
     best: dict[int, tuple[float, int]] = {}
-    for (rank, name), total in _totals(spans, cut, cells, choice, per_rank=True).items():
+    for (rank, name), total in _totals(times, per_rank=True).items():
         if name != UNTRACED:
             best[name] = max(best.get(name, (0.0, rank)), (total / count[rank], rank))
     return {name: rank for name, (_, rank) in best.items()}

@@ -4,10 +4,10 @@ from collections.abc import Collection
 
 import numpy as np
 
-from lightning_rlprof.analysis.counted import states
+from lightning_rlprof.analysis.counted import STATES, states
 from lightning_rlprof.analysis.partition import UNTRACED, Cells, partition
 from lightning_rlprof.spans import Int64s, Spans
-from lightning_rlprof.table import Cell, Column, Table
+from lightning_rlprof.table import Column, ColumnRows, Table
 
 __all__ = ["steps"]
 
@@ -22,9 +22,8 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """
     cut = partition(spans, ranks)
     cells = cut.cells(spans)
-    shown = _longest(cells, len(spans.names))
-    extra = ["other stages"] if len(np.unique(cells.name[cells.name >= 0])) > len(shown) else []
-    names = [*(spans.names[code] for code in shown.tolist()), *extra]
+    shown, rest = _longest(cells, len(cut.steps), len(spans.names))
+    names = [*(spans.names[code] for code in shown.tolist()), *["other stages"] * rest]
     columns = (
         Column("rank", "count"),
         Column("step", "count"),
@@ -35,28 +34,26 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     )
     if not len(cut.steps):
         return Table("steps", columns, abstained="no step was recorded to its end")
-    matrix = _matrix(cells, shown, len(cut.steps), len(names))
-    who = (spans.rank[cut.steps].tolist(), spans.step[cut.steps].tolist())
-    each = zip(*who, states(spans, cut.steps), matrix.tolist(), strict=True)
-    rows: list[tuple[Cell, ...]] = [
-        (rank, step, state, sum(times), *times) for rank, step, state, times in each
-    ]
-    return Table("steps", columns, rows)
+    times = _times(cells, shown, len(cut.steps), len(names))
+    state = (states(spans, cut.steps), STATES)
+    who = (spans.rank[cut.steps], spans.step[cut.steps])
+    rows = ColumnRows([*who, state, times.sum(axis=0), *times])
+    return Table("steps", columns, rows[:])
 
 
-def _longest(cells: Cells, names: int) -> Int64s:
-    """Return the stages with the most time, longest first."""
-    totals = np.zeros(names + 1, dtype=np.int64)
-    np.add.at(totals, cells.name + 1, cells.ns)
-    order = np.argsort(-totals[1:], kind="stable")[:_MOST_STAGES]
-    return order[totals[1:][order] > 0]
+def _longest(cells: Cells, steps: int, names: int) -> tuple[Int64s, bool]:
+    """Return the stages with the most time, longest first, and whether there are others."""
+    (totals,) = cells.sums(np.zeros(steps, dtype=np.int64), 1, names)
+    order = np.argsort(-totals[1:], kind="stable")
+    order = order[totals[1:][order] > 0]
+    return order[:_MOST_STAGES], len(order) > _MOST_STAGES
 
 
-def _matrix(cells: Cells, shown: Int64s, steps: int, width: int) -> Int64s:
-    """Return exclusive time per step and column; the last column is untraced."""
+def _times(cells: Cells, shown: Int64s, steps: int, width: int) -> Int64s:
+    """Return exclusive time per column and step; the last column is untraced."""
     column = np.full(max(int(cells.name.max(initial=0)), 0) + 2, width - 1, dtype=np.int64)
     column[shown + 1] = np.arange(len(shown))
     column[UNTRACED + 1] = width
-    matrix = np.zeros((steps, width + 1), dtype=np.int64)
-    np.add.at(matrix, (cells.step, column[cells.name + 1]), cells.ns)
-    return matrix
+    times = np.zeros((width + 1) * steps, dtype=np.int64)
+    np.add.at(times, column[cells.name + 1] * steps + cells.step, cells.ns)
+    return times.reshape(width + 1, steps)

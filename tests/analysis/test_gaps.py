@@ -1,6 +1,9 @@
+import numpy as np
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.gaps import gaps
+from lightning_rlprof.analysis.counted import counted
+from lightning_rlprof.analysis.gaps import gaps, stretches
+from lightning_rlprof.analysis.partition import partition
 from lightning_rlprof.analysis.stages import stages
 from tests.analysis.oracle import runs
 from tests.runs import Row, loaded
@@ -15,6 +18,26 @@ def test_gaps_add_up_to_untraced_exactly(rows: list[list[Row]]) -> None:
     found = gaps(spans)
     assert sum(found.column("total")) == untraced.get("untraced", 0)  # type: ignore[arg-type]
     assert found.column("total") == sorted(found.column("total"), reverse=True)  # type: ignore[type-var]
+
+
+@settings(max_examples=80, deadline=None)
+@given(runs())
+def test_the_worst_is_the_last_of_the_longest(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    cut = partition(spans)
+    mask = counted(spans, cut.steps).mask
+    names = (*spans.names, "step boundary")
+    slow: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for step, ns, after, before in zip(*map(np.ndarray.tolist, stretches(cut, spans)), strict=True):
+        key, row = (names[after], names[before]), cut.steps[step]
+        if mask[step] and ns >= slow.get(key, (0,))[0]:
+            slow[key] = (ns, int(spans.rank[row]), int(spans.step[row]))
+
+    table = gaps(spans)
+
+    keys = zip(table.column("after"), table.column("before"), strict=True)
+    worst = (table.column(name) for name in ("max", "worst rank", "worst step"))
+    assert dict(zip(keys, zip(*worst, strict=True), strict=True)) == slow
 
 
 def test_gaps_lie_between_stages_or_at_the_edge_of_a_step() -> None:

@@ -1,3 +1,5 @@
+import dataclasses
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -5,8 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.partition import UNTRACED, home, paint, partition, select
+from lightning_rlprof.analysis.gaps import stretches
+from lightning_rlprof.analysis.partition import (
+    Cells,
+    Flat,
+    Partition,
+    Segments,
+    flat,
+    home,
+    paint,
+    painted,
+    partition,
+    select,
+)
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.spans import Spans
 from tests.analysis.oracle import labels, runs
 from tests.runs import Row, grpo_run, loaded
 
@@ -22,25 +37,132 @@ def test_paint_is_the_greatest_covering_index(intervals: list[tuple[int, int]]) 
     assert paint(first, last, 40).tolist() == [slow(cell) for cell in range(40)]
 
 
+def names(spans: Spans, label: np.ndarray) -> list[str]:
+    return [spans.names[spans.name[row]] if row >= 0 else "untraced" for row in label.tolist()]
+
+
 @settings(max_examples=150, deadline=None)
 @given(runs(overlapping_steps=True))
 def test_segments_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
-    cut = partition(spans)
+    steps = spans.rows(kind="step")
+    cut = painted(spans, steps)
 
-    painted = {}
+    seen = {}
     for start, end, step, name in zip(
         cut.start_ns.tolist(),
         cut.end_ns.tolist(),
-        cut.steps[cut.step].tolist(),
-        cut.names(spans).tolist(),
+        steps[cut.step].tolist(),
+        names(spans, cut.label),
         strict=True,
     ):
-        label = "untraced" if name == UNTRACED else spans.names[name]
         for now in range(start, end):
-            assert (spans.rank[step], now) not in painted
-            painted[spans.rank[step], now] = (spans.span(step), label)
-    assert painted == {(step.rank, now): (step, name) for step, now, name in labels(spans)}
+            assert (spans.rank[step], now) not in seen
+            seen[spans.rank[step], now] = (spans.span(step), name)
+    assert seen == {(step.rank, now): (step, name) for step, now, name in labels(spans)}
+
+
+@st.composite
+def flat_runs(draw: st.DrawFn) -> list[list[Row]]:
+    """Draw ranks whose stages lie in a row; a third of the runs are complete tables."""
+    whole = draw(st.sampled_from([None, None, draw(st.permutations(["a", "b", "c"]))]))
+    ranks = []
+    for _ in range(draw(st.integers(1, 3))):
+        rows, now = [], draw(st.integers(0, 5))
+        for step in range(1, draw(st.integers(1, 4)) + 1):
+            begin = now
+            drawn = draw(st.lists(st.sampled_from(["a", "b", "c"]), max_size=4))
+            for name in drawn if whole is None else whole:
+                start = now + draw(st.integers(0, 2))
+                now = start + draw(st.integers(1, 3))
+                rows.append(Row(name, "stage", step, start, now))
+            now = max(now + draw(st.integers(0, 2)), begin + 1)
+            rows.append(Row("step", "step", step, begin, now))
+            outside = draw(st.integers(0, 3))
+            if outside > 1:
+                rows.append(Row("a", "stage", step, now + 1, now + outside))
+            now += outside
+        if draw(st.booleans()):
+            rows.append(Row("b", "stage", 1, 1, now, thread=7))
+        ranks.append(draw(st.permutations(rows)))
+    return ranks
+
+
+def alike(own: Partition, other: Partition, spans: Spans) -> None:
+    """Compare everything that an analysis asks of a partition."""
+    for left, right in (
+        (own.cells(spans), other.cells(spans)),
+        (own.stages(spans), other.stages(spans)),
+        (stretches(own, spans), stretches(other, spans)),
+    ):
+        columns = vars(left).values() if isinstance(left, Cells) else left
+        others = vars(right).values() if isinstance(right, Cells) else right
+        assert [column.tolist() for column in columns] == [column.tolist() for column in others]
+
+
+@settings(max_examples=200, deadline=None)
+@given(flat_runs())
+def test_stages_in_a_row_need_no_paint_and_give_the_same(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    steps = spans.rows(kind="step")
+
+    found = flat(spans, steps)
+
+    assert found is not None
+    alike(Partition(steps, found), Partition(steps, painted(spans, steps)), spans)
+
+
+@settings(max_examples=200, deadline=None)
+@given(runs(overlapping_steps=True))
+def test_whatever_is_called_flat_gives_the_same_as_paint(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    steps = spans.rows(kind="step")
+    if (found := flat(spans, steps)) is not None:
+        alike(Partition(steps, found), Partition(steps, painted(spans, steps)), spans)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        Row("b", "stage", 1, 3, 4),  # in another
+        Row("b", "stage", 1, 8, 12),  # over the edge of a step
+        Row("b", "stage", 1, 0, 2),  # begins before the first step
+        Row("b", "stage", 1, 18, 22),  # ends after the last one
+        Row("b", "stage", 1, 7, 7),  # without length
+    ],
+)
+def test_one_stage_that_is_not_in_the_row_is_painted(stage: Row) -> None:
+    steps = [Row("step", "step", 1, 0, 10), Row("step", "step", 2, 10, 20)]
+    rows = [Row(*row[:3], row.start_ns + 1, row.end_ns + 1) for row in steps]
+    stages = [Row("a", "stage", 1, 2, 6), Row("a", "stage", 2, 12, 16)]
+    assert isinstance(partition(loaded([*rows, *stages])).divided, Flat)
+    assert isinstance(partition(loaded([*rows, *stages, stage])).divided, Segments)
+
+
+def test_few_of_many_names_are_summed_without_room_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = [Row("step", "step", n, n * 10, n * 10 + 10) for n in range(9)]
+    spans = loaded([*steps, *(Row(f"s{n}", "stage", n, n * 10, n * 10 + 4) for n in range(9))])
+    roomy = partition(spans).cells(spans)
+    monkeypatch.setattr("lightning_rlprof.analysis.partition._SPARSE", 0)
+    narrow = partition(dataclasses.replace(spans)).cells(spans)
+    assert [each.tolist() for each in vars(narrow).values()] == [
+        each.tolist() for each in vars(roomy).values()
+    ]
+
+
+def test_the_last_partition_of_a_run_is_kept_and_goes_with_it() -> None:
+    spans = loaded([Row("step", "step", 1, 0, 9)], [Row("step", "step", 1, 0, 9)])
+    kept = partition(spans)
+    assert partition(spans) is kept
+    assert len(partition(spans, [1]).steps) == 1
+    assert partition(spans, {1}) is partition(spans, [1, 1])
+    assert len(partition(spans).steps) == 2
+    assert partition(dataclasses.replace(spans)) is not kept
+    gone = weakref.ref(spans)
+    del spans
+    assert gone() is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,8 +182,8 @@ def test_of_two_stages_opened_at_once_the_greater_id_is_inside() -> None:
     rows = [Row("step", "step", 1, 0, 9), Row("in", "stage", 1, 2, 5), Row("out", "stage", 1, 2, 8)]
     spans = loaded(rows)
     cut = partition(spans)
-    names = [spans.names[name] if name >= 0 else "-" for name in cut.names(spans).tolist()]
-    assert names == ["-", "out", "out", "-"]
+    assert isinstance(cut.divided, Segments)
+    assert names(spans, cut.divided.label) == ["untraced", "out", "out", "untraced"]
 
 
 def test_large_times_stay_exact() -> None:
@@ -95,6 +217,24 @@ def test_home_is_the_step_that_contains_the_start(rows: list[list[Row]]) -> None
                 and spans.start_ns[step] <= spans.start_ns[row] < spans.end_ns[step]
             ]
             assert inside == ([] if at < 0 else [steps[at]])
+
+
+@settings(max_examples=80, deadline=None)
+@given(runs(overlapping_steps=True))
+def test_where_steps_overlap_home_is_the_last_that_began_or_none(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
+    found = home(spans, steps, stages, spans.rank)
+    for row, at in zip(stages.tolist(), found.tolist(), strict=True):
+        began = [
+            step
+            for step in steps.tolist()
+            if spans.rank[step] == spans.rank[row]
+            and spans.duration_ns[step] > 0
+            and spans.start_ns[step] <= spans.start_ns[row]
+        ]
+        inside = began and spans.start_ns[row] < spans.end_ns[began[-1]]
+        assert (int(steps[at]) if at >= 0 else None) == (began[-1] if inside else None)
 
 
 def test_a_step_without_length_hides_no_other() -> None:

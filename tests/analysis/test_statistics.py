@@ -1,31 +1,49 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.statistics import mean, summarize
+from lightning_rlprof.analysis.statistics import Summary, mean, summarize
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**61)), max_size=40)
 
 
-@given(PAIRS, st.integers(1, 2**61))
-def test_summaries_are_those_of_each_group_alone(pairs: list[tuple[int, int]], small: int) -> None:
+@given(PAIRS, st.integers(1, 2**61), st.booleans(), st.sampled_from([1, 32]))
+def test_summaries_are_those_of_each_group_alone(
+    pairs: list[tuple[int, int]], small: int, ordered: bool, members: int
+) -> None:
     pairs = [(group, value % small) for group, value in pairs]  # both ways of sorting
+    pairs = sorted(pairs, key=lambda pair: pair[0]) if ordered else pairs
     groups = np.array([group for group, _ in pairs], dtype=np.int64)
     values = np.array([value for _, value in pairs], dtype=np.int64)
+    before = values.copy()
     wanted = [sorted(v for g, v in pairs if g == group) for group in sorted(set(groups.tolist()))]
     if any(sum(own) * 2 >= 2**62 for own in wanted):
         return
 
-    found = summarize(groups, values)
+    with pytest.MonkeyPatch.context() as patch:  # few large groups are not sorted, all others are
+        patch.setattr("lightning_rlprof.analysis.statistics._MEMBERS", members)
+        found = summarize(groups, values)
 
+    assert values.tolist() == before.tolist()
     assert found.group.tolist() == sorted(set(groups.tolist()))
     assert found.count.tolist() == [len(own) for own in wanted]
     assert found.total.tolist() == [sum(own) for own in wanted]
     assert found.p50.tolist() == [own[math.ceil(len(own) * 0.5) - 1] for own in wanted]
     assert found.p95.tolist() == [own[-(-len(own) * 95 // 100) - 1] for own in wanted]
     assert found.max.tolist() == [own[-1] for own in wanted]
+
+
+def test_large_groups_are_summarized_as_small_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    groups, values = random.integers(0, 9, 5_000), random.integers(0, 10**9, 5_000)
+    found = [vars(summarize(groups, values))]
+    monkeypatch.setattr("lightning_rlprof.analysis.statistics._SHORT", 0)
+    found.append(vars(summarize(groups, values)))
+    for name in Summary.__annotations__:
+        assert found[0][name].tolist() == found[1][name].tolist()
 
 
 def test_means_are_rounded_to_the_nearest_integer() -> None:
