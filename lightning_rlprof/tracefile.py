@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 _SUFFIX = ".jsonl"
+# What msgspec raises for what is no JSON, no text, or nested a thousand times.
+_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class SpanLine(msgspec.Struct, array_like=True, tag="span", frozen=True, gc=False):
@@ -235,7 +237,7 @@ def read_header(path: Path) -> Header:
 def _decode_header(path: Path, line: bytes) -> Header:
     try:
         return msgspec.json.decode(line, type=Header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _BAD as error:
         raise TraceError(f"{path}: is no rlprof trace (its first line is no header)") from error
 
 
@@ -255,14 +257,14 @@ def _decode(lines: list[bytes], trace: RankTrace) -> list[_Line]:
     # All lines at once is four times as fast as line by line, which is the way for damaged files.
     try:
         return _MANY.decode(b"[" + b",".join(lines) + b"]")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _BAD:
         return [line for line in (_decode_one(raw, trace) for raw in lines) if line is not None]
 
 
 def _decode_one(raw: bytes, trace: RankTrace) -> _Line | None:
     try:
         line: _Line = _ONE.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _BAD:
         trace.lost_lines += not _is_foreign(raw)
         return None
     return line
@@ -273,9 +275,10 @@ def _is_foreign(raw: bytes) -> bool:
     known = {"span", "count", "thread", "note", "end"}
     try:
         line = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _BAD:
         return False
-    return isinstance(line, list) and bool(line) and line[0] not in known
+    kind = line[0] if isinstance(line, list) and line else None
+    return isinstance(kind, str) and kind not in known
 
 
 def _sort_in(trace: RankTrace, line: _Line) -> None:

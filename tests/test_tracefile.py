@@ -81,7 +81,12 @@ def test_kinds_of_lines_from_a_later_version_are_skipped_silently(writer):
     assert (len(trace.spans), trace.lost_lines) == (2, 0)
 
 
-@pytest.mark.parametrize("line", ["[]", "{}", "7", '["span",1]', '["end"]', "nul"])
+NESTED = "[" * 3_000
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "{}", "7", '["span",1]', '["end"]', "nul", "[[1]]", "[{}]", "[null]", NESTED]
+)
 def test_nonsense_lines_are_counted(writer, line):
     with writer.path.open("a") as file:
         file.write(line + "\n")
@@ -96,7 +101,9 @@ def test_a_newer_format_is_refused_with_the_cure(tmp_path):
         read_trace(path)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00\xff", b"{}\n", b"[1]\n", b'{"format":"x"}\n'])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00\xff", b"{}\n", b"[1]\n", b'{"format":"x"}\n', b'{"a":' * 3_000]
+)
 def test_what_is_no_trace_is_one_clear_line(tmp_path, data):
     path = tmp_path / "rank-00000.jsonl"
     path.write_bytes(data)

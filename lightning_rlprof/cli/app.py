@@ -11,13 +11,16 @@ from lightning_rlprof.cli import (
     analyse,
     config,
     doctor,
+    ingest,
     ledger,
     memory,
     nsys,
     read,
     record,
+    ship,
     show,
     sql,
+    throughput,
 )
 from lightning_rlprof.errors import RlprofError
 
@@ -50,8 +53,11 @@ app.command()(read.trace)
 app.command("show")(show.analysis)
 app.command()(ledger.ledger)
 app.command()(memory.memory)
+app.command()(throughput.throughput)
 app.command()(analyse.analyse)
+app.command()(ingest.ingest)
 app.command()(sql.sql)
+app.command()(ship.ship)
 app.command()(doctor.doctor)
 app.command("nsys", context_settings={"allow_interspersed_args": False})(nsys.profile)
 app.command("nsys scrub")(nsys.scrub)

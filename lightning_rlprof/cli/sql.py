@@ -58,11 +58,10 @@ def sql(
 
 
 def _store(run: Path) -> "Store":
-    from lightning_rlprof.loaders.load import load
-    from lightning_rlprof.store.store import Store
+    from lightning_rlprof.ingest.opening import open_store
 
     with bar("Reading") as step:
-        return Store(run, lambda path: load(path, progress=step))
+        return open_store(run, progress=step)
 
 
 def _list(store: "Store", *, as_json: bool) -> None:

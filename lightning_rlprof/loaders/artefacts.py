@@ -9,6 +9,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend import ascend_tables, read_ascend_kernels
 from lightning_rlprof.loaders.attribution import NOWHERE, Launches, Stages, stages_at
+from lightning_rlprof.loaders.captures import capture_tables
 from lightning_rlprof.loaders.kernels import (
     COLUMNS,
     UNKNOWN,
@@ -17,8 +18,8 @@ from lightning_rlprof.loaders.kernels import (
     join,
     kernel_table,
 )
-from lightning_rlprof.loaders.nsys import rank_in_name
 from lightning_rlprof.loaders.nsys import read_kernels as read_nsys_kernels
+from lightning_rlprof.loaders.ranks import rank_in_name
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
 from lightning_rlprof.tracefile import rank_directory
@@ -49,9 +50,10 @@ def device_files(folder: Path, *, deep: bool = False) -> list[Path]:
 
 
 def with_kernels(spans: Spans, run: Path) -> Spans:
-    """Return a run's spans with a table of all its kernels, where device tools recorded any.
+    """Return a run's spans with the tables of what device tools recorded of it.
 
-    The files are read when the table is asked for. Kernels come onto the run's axis by wall clock;
+    The kernels of all tools are one table; for the others see `capture_tables`. The files are read
+    when a table is asked for. Kernels come onto the run's axis by wall clock;
     where a tool saw none of our ranges, stage and step are those of the run's own spans at the
     launch. A file that cannot be read is named in the table's note.
 
@@ -59,18 +61,23 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         spans: The run.
         run: Its directory.
     """
-    files = {path: rank_in_name(path) for path in device_files(run)}
+    files = {path: rank_in_name(path.name) for path in device_files(run)}
     captures: dict[Path, int] = {}
     for rank in spans.ranks:
         folder = rank_directory(run, rank)
         files |= dict.fromkeys(device_files(folder, deep=True), rank)
         captures |= dict.fromkeys(sorted(folder.rglob(_ASCEND)), rank)
-    files |= captures
-    if not files:
+    if not files and not captures:
         return spans
-    others = ascend_tables(captures, spans.unix_ns)
-    tables = {**spans.tables, **others, "kernels": lambda: _kernels(spans, files)}
+    others = ascend_tables(captures, spans.unix_ns, lambda kernels: _fill(kernels, spans)[0])
+    others = capture_tables(files, spans, others, _is_chrome)
+    every = {**files, **captures}
+    tables = {**spans.tables, **others, "kernels": lambda: _kernels(spans, every)}
     return replace(spans, tables=tables)
+
+
+def _is_chrome(path: Path) -> bool:
+    return path.name.endswith(_CHROME)
 
 
 def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
@@ -93,7 +100,7 @@ def _read(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str
     if path.is_dir():
         kernels, unix_ns, remarks = read_ascend_kernels(path)
         told = np.full(len(kernels.rank), -1)
-    elif path.name.endswith(_CHROME):
+    elif _is_chrome(path):
         from lightning_rlprof.loaders.kineto import read_kernels
 
         kernels, unix_ns, remarks = read_kernels(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.ascend_collectives import collectives_part
 from lightning_rlprof.loaders.ascend_communication import COMMUNICATION
 from lightning_rlprof.loaders.ascend_folder import is_ascend
 from lightning_rlprof.loaders.ascend_memory import MEMORY, MODULE_MEMORY, OPERATOR_MEMORY
@@ -46,9 +47,9 @@ def read_ascend(path: Path) -> Spans:
 
     In our own domain ``rlprof`` a stage's name is a stage and ``step`` a step; ranges of other
     domains are regions in the step of ours around them. Where a capture has both formats, its
-    database is read, and its text where the database lacks something. Tables: kernels, step_trace,
-    communication, operators, modules, operator_types, overlap, memory, operator_memory and
-    module_memory, those that any capture may hold.
+    database is read, and its text where the database lacks something. Tables: kernels, collectives,
+    communication, step_trace, operators, modules, operator_types, overlap, memory, operator_memory
+    and module_memory, those that any capture may hold.
 
     Args:
         path: A directory ``*_ascend_pt`` or one with several, the folder of analysed files in it,
@@ -91,22 +92,33 @@ def read_ascend_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
     parts, remarks = [], [problem.text for problem in problems]
     for each in captures:
         kernels, own = read_capture_kernels(each)
-        if not each.ranges.own and not each.opened.capture.window[0]:
-            kernels = replace(kernels, step=np.zeros_like(kernels.step))
-        parts.append(kernels.later(-zero))
+        parts.append(_told(each, kernels).later(-zero))
         remarks += own
     return join(parts), zero, remarks
 
 
-def ascend_tables(ranks: Mapping[Path, int], zero_ns: int) -> dict[str, Callable[[], Table]]:
+def _told(recorded: Recorded, kernels: Kernels) -> Kernels:
+    """Return kernels without the steps that nothing but torch_npu's own count tells."""
+    if recorded.ranges.own or recorded.opened.capture.window[0]:
+        return kernels
+    return replace(kernels, step=np.zeros_like(kernels.step))
+
+
+def ascend_tables(
+    ranks: Mapping[Path, int], zero_ns: int, filled: Callable[[Kernels], Kernels]
+) -> dict[str, Callable[[], Table]]:
     """Return the tables of captures in a run's folder, all but the kernels.
 
     Args:
         ranks: The rank of each capture, by its directory.
         zero_ns: Wall-clock time of zero on the run's axis.
+        filled: Adds stage and step of the run to what a capture knows neither of.
     """
     opened = [replace(e, rank=rank) for path, rank in ranks.items() for e in open_captures(path)[0]]
-    return _part_tables(opened, zero_ns)
+    part = collectives_part(
+        read_capture, lambda each, own: filled(_told(each, own).later(-zero_ns)).later(zero_ns)
+    )
+    return _part_tables(opened, zero_ns, part)
 
 
 def _recorded(path: Path) -> tuple[list[Recorded], list[Problem]]:
@@ -140,16 +152,20 @@ def _strangers(captures: Sequence[Recorded]) -> list[Problem]:
 
 
 def _tables(captures: Sequence[Recorded], zero_ns: int) -> dict[str, Callable[[], Table]]:
-    tables = _part_tables([each.opened for each in captures], zero_ns)
+    known = {each.opened: each for each in captures}
+    part = collectives_part(known.__getitem__, lambda _, kernels: kernels)
+    tables = _part_tables(list(known), zero_ns, part)
     if any(has_kernels(each.opened) for each in captures):
         tables["kernels"] = partial(_kernels, captures, zero_ns)
     return tables
 
 
-def _part_tables(captures: Sequence[Opened], zero_ns: int) -> dict[str, Callable[[], Table]]:
+def _part_tables(
+    captures: Sequence[Opened], zero_ns: int, collectives: Part
+) -> dict[str, Callable[[], Table]]:
     return {
         name: partial(part_table, name, part, captures, zero_ns)
-        for name, part in _PARTS.items()
+        for name, part in {**_PARTS, "collectives": collectives}.items()
         if any(part.has(each) for each in captures)
     }
 

@@ -12,6 +12,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet
 from lightning_rlprof.loaders.ascend_events import Kept
+from lightning_rlprof.loaders.ascend_hccl import BYTES
 from lightning_rlprof.loaders.ascend_marks import (
     COLLECTIVES,
     MARKS_WANTED,
@@ -46,13 +47,6 @@ _MEASURED = {
     "idle": ("Idle Time(ms)", "idle_time"),
 }
 _INSIDE_SDMA = {"HCCS", "PCIE", "SIO"}  # links whose bytes SDMA counts as well
-_BYTES = {
-    **dict.fromkeys(("INT8", "UINT8", "HIF8", "FP8E4M3", "FP8E5M2", "FP8E8M0"), 1),
-    **dict.fromkeys(("INT16", "UINT16", "FP16", "BFP16"), 2),
-    **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
-    **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
-    "INT128": 16,
-}
 
 
 @dataclass
@@ -218,7 +212,7 @@ def _from_operators(database: SqliteTables) -> Frame:
     names = ("opName", "groupName", "startNs", "endNs", "deviceId", "dataType", "count")
     rows = database.numbers(_OPERATORS, *names)
     types = database.strings(rows["dataType"], "ENUM_HCCL_DATA_TYPE", "name")
-    each = np.array([_BYTES.get(types.get(t, ""), 0) for t in rows["dataType"].tolist()], np.int64)
+    each = np.array([BYTES.get(types.get(t, ""), 0) for t in rows["dataType"].tolist()], np.int64)
     counted = (rows["count"] >= 0) & (rows["count"] < 2**56) & (each > 0)
     return {
         "operator": coded(database, rows["opName"]),
@@ -249,7 +243,7 @@ def _from_marks(marks: Marks) -> Frame:
     start = np.where(shown, marks.shadow_start_ns[keep], marks.start_ns[keep])
     end = np.where(shown, marks.shadow_end_ns[keep], marks.end_ns[keep])
     counts = scaled([str(each.get("count")) for each in told], 1)
-    each = [_BYTES.get(str(one.get("dataType")).upper(), 0) for one in told]
+    each = [BYTES.get(str(one.get("dataType")).upper(), 0) for one in told]
     counted = (counts >= 0) & (counts < 2**56) & (np.array(each, np.int64) > 0)
     return {
         "operator": _texts([str(one.get("opName", "")) for one in told]),

@@ -76,10 +76,11 @@ def read_sheet(path: Path, numbers: Mapping[str, Convert], texts: tuple[str, ...
     """
     sheet = Sheet()
     lines = _lines(path, sheet.problems)
-    place = {name: at for at, name in enumerate(next(lines, []))}
+    headings = next(lines, [])
+    place = {name: at for at, name in enumerate(headings)}  # of two with one name, the last
     codes: dict[str, dict[str, int]] = {name: {} for name in texts if name in place}
     parts: dict[str, list[Int64s]] = {name: [] for name in (*numbers, *texts) if name in place}
-    for rows in _batches(lines, len(place), sheet):
+    for rows in _batches(lines, len(headings), sheet):
         for name, own in parts.items():
             cells = [row[place[name]] for row in rows]
             own.append(_coded(cells, codes[name]) if name in codes else numbers[name](cells))
@@ -121,6 +122,8 @@ def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             rows: Any = csv.reader(_whole_lines(file, problems))
             first: list[str] = next(rows, [])
+            if not first:
+                problems.append("empty: it lacks even its headings")
             yield ["".join(cell.lower().replace("_", " ").split()) for cell in first]
             yield from rows
     except csv.Error as error:

@@ -34,9 +34,10 @@ class Kept:
         MODULES: ``nn.Module: ...``, the only Python functions that are kept.
         DEVICE: Tasks of the device, its collectives, and what overlapped with what.
         FLOWS: Arrows between rows.
+        COLLECTIVES: The collectives of the device, which then are none of its tasks.
     """
 
-    MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS = range(7)
+    MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS, COLLECTIVES = range(8)
 
 
 class Flow:
@@ -71,9 +72,10 @@ _COLUMNS: Mapping[int, tuple[str, ...]] = {
     Kept.MODULES: _ROWS,
     Kept.DEVICE: (*_ROWS, "kind", "stream", "connection"),
     Kept.FLOWS: ("start_ns", "lane", "kind", "id"),
+    Kept.COLLECTIVES: (*_ROWS, "kind", "count"),
 }
 _PRIME = 2**62 - 57
-_WIDE = {"start_ns", "end_ns", "connection", "id"}  # the others halve the memory
+_WIDE = {"start_ns", "end_ns", "connection", "id", "count"}  # the others halve the memory
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -83,6 +85,8 @@ class _Args(msgspec.Struct, gc=False):
     connection: Id = msgspec.field(default=None, name="connection_id")
     stream: Id = msgspec.field(default=None, name="Physic Stream Id")
     task: Id = msgspec.field(default=None, name="Task Type")
+    type: Id = msgspec.field(default=None, name="data_type")
+    count: Id = None
     name: Id = None
     labels: Id = None
 
@@ -164,7 +168,8 @@ class AscendColumns:
 
         Columns: start_ns, end_ns, lane and name. Of ``MARKS`` also kind (its type) and domain. Of
         ``DEVICE`` also kind (the type of a task, -1 for what is none), stream and connection. Of
-        ``FLOWS`` instead start_ns, lane, kind (a member of `Flow`) and id.
+        ``FLOWS`` instead start_ns, lane, kind (a member of `Flow`) and id. Of ``COLLECTIVES`` also
+        kind (the type of an element) and count.
         """
         parts, joined = self._parts.pop(kind), {}
         for column in _COLUMNS[kind]:
@@ -184,7 +189,8 @@ class AscendColumns:
                 return Kept.SHADOWS
             process = self.told.get(("process_name", event.pid, None), COMMUNICATION[0])
             group = args.connection is not None and process in COMMUNICATION
-            return Kept.DEVICE if group else -1
+            own = Kept.COLLECTIVES if Kept.COLLECTIVES in self._wanted else Kept.DEVICE
+            return own if group else -1
         if event.cat == "cpu_op":
             step = Kept.OPERATORS not in self._wanted and str(event.name).startswith(_STEP)
             return Kept.STEPS if step else Kept.OPERATORS
@@ -231,6 +237,11 @@ class AscendColumns:
             return {
                 "kind": [names[str(each.event_type)] for each in args],
                 "domain": [names["" if each.domain is None else str(each.domain)] for each in args],
+            }
+        if kind == Kept.COLLECTIVES:
+            return {
+                "kind": [names["" if each.type is None else str(each.type)] for each in args],
+                "count": [_number(each.count) for each in args],
             }
         if kind != Kept.DEVICE:
             return {}

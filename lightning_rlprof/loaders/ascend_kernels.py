@@ -44,10 +44,8 @@ def kernels_of(
     it is torch_npu's own count, beginning with the window's first; a window of a stage has one.
     """
     place, remarks = _places(tasks, ranges)
-    counted = (tasks.step >= 0) & (tasks.step < 2**60) & (not window[1])
-    told = np.where(counted, tasks.step + window[0], window[0] if window[1] else 0)
-    step = np.where(place.step > 0, place.step, told)
-    launch = np.where(tasks.torch.time_ns == UNKNOWN, tasks.cann.time_ns, tasks.torch.time_ns)
+    step = np.where(place.step > 0, place.step, _counted(tasks, window))
+    launch = _launches(tasks)
     order = np.argsort(tasks.start_ns, kind="stable")
     kernels = Kernels(
         np.full(len(order), rank, np.int64),
@@ -59,10 +57,32 @@ def kernels_of(
         distinct(place.stage[order], ranges.names),
         step[order],
         distinct(place.range[order], ranges.names),
-        launch[order],
+        launch.time_ns[order],
+        None if launch.length_ns is None else launch.length_ns[order],
+        np.where(launch.time_ns == UNKNOWN, UNKNOWN, launch.thread)[order],
     )
     empty = [] if len(order) else ["no kernels in it: none are recorded below level0"]
     return kernels, [*tasks.remarks, *remarks, *empty]
+
+
+def _counted(tasks: Tasks, window: tuple[int, str]) -> Int64s:
+    """Return the step of each task by torch_npu's own count, 0 without."""
+    counted = (tasks.step >= 0) & (tasks.step < 2**60) & (not window[1])
+    return np.where(counted, tasks.step + window[0], window[0] if window[1] else 0)
+
+
+def _launches(tasks: Tasks) -> Calls:
+    """Return the call that launched each task: torch's operator, else the call of CANN."""
+    torch, cann = tasks.torch, tasks.cann
+    of_cann = torch.time_ns == UNKNOWN
+    length_ns = None
+    if torch.length_ns is not None and cann.length_ns is not None:
+        length_ns = np.where(of_cann, cann.length_ns, torch.length_ns)
+    return Calls(
+        np.where(of_cann, cann.time_ns, torch.time_ns),
+        np.where(of_cann, cann.thread, torch.thread),
+        length_ns,
+    )
 
 
 def _places(tasks: Tasks, ranges: Ranges) -> tuple[_Place, list[str]]:

@@ -93,16 +93,17 @@ def trace_marks(view: TraceView) -> Marks:
     both = {name: np.concatenate([marks[name], steps[name]]) for name in steps}
     kinds = [code for code, text in enumerate(view.names) if text in _INSTANTS.values()]
     torchs = np.full(len(steps["name"]), -1)
+    instant = np.isin(np.concatenate([marks["kind"], torchs]), kinds)
     shadow_start, shadow_end = _shadows(view)
     unknown = np.full(len(steps["name"]), UNKNOWN)
     return Marks(
         both["start_ns"],
-        both["end_ns"],
+        np.where(instant, both["start_ns"], both["end_ns"]),
         np.append(view.threads(), -1)[both["lane"]],
         both["name"],
         np.concatenate([marks["domain"], torchs]),
         view.names,
-        np.isin(np.concatenate([marks["kind"], torchs]), kinds),
+        instant,
         np.concatenate([shadow_start, unknown]),
         np.concatenate([shadow_end, unknown]),
     )

@@ -26,7 +26,14 @@ from lightning_rlprof.loaders.ascend_trace import TraceView, read_trace_view
 from lightning_rlprof.loaders.kernels import UNKNOWN, Kernels
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 
-__all__ = ["Recorded", "has_kernels", "open_captures", "read_capture", "read_capture_kernels"]
+__all__ = [
+    "Recorded",
+    "has_kernels",
+    "open_captures",
+    "read_capture",
+    "read_capture_kernels",
+    "read_tasks",
+]
 
 _KERNELS = "kernel_details.csv"
 _TEXT = (_KERNELS, "step_trace_time.csv", "memory_record.csv", "operator_details.csv")
@@ -110,8 +117,11 @@ def _asked(opened: Opened, database: SqliteTables) -> Opened:
 
 
 def _database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
+    if path is None:
+        return None, []
     try:
-        return (SqliteTables(path) if path else None), []
+        tables = SqliteTables(path)
+        return tables, [f"{path.name} {text}" for text in tables.problems]
     except TraceError as error:
         return None, [str(error)]
 
@@ -208,12 +218,17 @@ def read_capture_kernels(recorded: Recorded) -> tuple[Kernels, list[str]]:
         TraceError: The files cannot be read.
     """
     opened, ranges = recorded.opened, recorded.ranges
-    tasks, remarks = _tasks(opened)
+    tasks, remarks = read_tasks(opened)
     kernels, more = kernels_of(tasks, ranges, opened.rank, opened.capture.window)
     return kernels, [*remarks, *more]
 
 
-def _tasks(opened: Opened) -> tuple[Tasks, list[str]]:
+def read_tasks(opened: Opened) -> tuple[Tasks, list[str]]:
+    """Return what the device ran, from the best source there is, and what was lost.
+
+    Raises:
+        TraceError: The files cannot be read.
+    """
     if opened.has("COMPUTE_TASK_INFO") or opened.has("COMMUNICATION_OP"):
         return database_tasks(opened.database), []  # type: ignore[arg-type]
     sheet, trace, remarks = opened.capture.file(_KERNELS), opened.capture.trace, []

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend_folder import Capture
 from lightning_rlprof.loaders.ascend_marks import STRINGS
-from lightning_rlprof.loaders.kernels import UNKNOWN, Coded, distinct, known
+from lightning_rlprof.loaders.kernels import UNKNOWN, Coded, distinct, end_to_end, known
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.spans import Int64s
 from lightning_rlprof.table import Column, ColumnRows, Table
@@ -144,12 +144,7 @@ def _complete(frame: Frame, part: Part, opened: Opened) -> dict[str, Cells]:
 def _finished(parts: list[Any], zero_ns: int) -> Any:
     """Put one column of all captures together, with None for what is not known."""
     if isinstance(parts[0], tuple):
-        codes: list[Int64s] = []
-        texts: list[str] = []
-        for own, names in parts:
-            codes.append(np.where(own < 0, -1, own + len(texts)))
-            texts += names
-        return distinct(np.concatenate(codes), texts)
+        return end_to_end(parts)
     joined = np.concatenate(parts)
     if joined.dtype.kind == "f":
         values, at = np.unique(joined, return_inverse=True)

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.loaders.ascend_opened import Recorded
+from lightning_rlprof.loaders.enclosing import parents
 from lightning_rlprof.loaders.kernels import UNKNOWN
-from lightning_rlprof.model import FORMAT, KINDS, Header
+from lightning_rlprof.model import FORMAT, Header
 from lightning_rlprof.spans import NO_PARENT, Counter, Int64s, RankNote, Thread
 
 __all__ = ["axis_zero", "columns_of", "headers_of", "notes_of"]
 
 _MOST_RANKS = 2**20
-_MARK = KINDS.index("mark")
 _DEVICE_TIME = "device_ns"  # as `lightning_rlprof.recorders.device_time` counts it
 
 
@@ -40,7 +40,7 @@ def columns_of(captures: Sequence[Recorded], zero_ns: int) -> dict[str, Any]:
     columns = {name: column[order] for name, column in joined.items()}
     ids = np.arange(len(order)) - np.searchsorted(columns["rank"], columns["rank"])
     times = (columns["start_ns"], columns["end_ns"])
-    outer = _parents(columns.pop("lane"), *times, columns["kind"])
+    outer = parents(columns.pop("lane"), *times, closed=False)
     shadow = columns.pop("shadow")
     rows = np.flatnonzero(shadow != UNKNOWN)
     columns |= {"start_ns": times[0] - zero_ns, "end_ns": times[1] - zero_ns, "id": ids}
@@ -75,27 +75,6 @@ def _own(
         "thread": np.array([*lanes, -1], np.int64)[thread],
         "shadow": np.where(ranges.shadow_start_ns == UNKNOWN, UNKNOWN, length),
     }
-
-
-def _parents(lane: Int64s, start: Int64s, end: Int64s, kind: Int64s) -> Int64s:
-    """Return the row of the innermost range that holds all of each, -1 where there is none.
-
-    Rows come by start, the longer first; nothing is inside a mark.
-    """
-    found = np.full(len(lane), -1)
-    order = np.argsort(lane, kind="stable")
-    columns = (order, *(column[order] for column in (lane, start, end, kind)))
-    around: list[tuple[int, int, int]] = []  # lane, end and row
-    for row, own, begin, until, what in zip(*(c.tolist() for c in columns), strict=True):
-        # What merely overlaps holds nothing yet, but may hold what comes later.
-        while around and (around[-1][0] != own or around[-1][1] <= begin):
-            around.pop()
-        inner = next((each for each in reversed(around) if each[1] >= until), None)
-        if inner is not None:
-            found[row] = inner[2]
-        if what != _MARK:
-            around.append((own, until, row))
-    return found
 
 
 def headers_of(captures: Sequence[Recorded]) -> dict[int, Header]:

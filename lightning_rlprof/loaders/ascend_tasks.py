@@ -23,6 +23,7 @@ __all__ = [
     "collective_lanes",
     "database_tasks",
     "lane_devices",
+    "places",
     "sheet_tasks",
     "trace_tasks",
 ]
@@ -40,10 +41,15 @@ _NO_STREAM = 2**32 - 1
 
 @dataclass(frozen=True, eq=False)
 class Calls:
-    """When and by which thread each task was launched; `UNKNOWN` and `NOWHERE` where not known."""
+    """When, by which thread and for how long each task was launched.
+
+    `UNKNOWN`, and `NOWHERE` for threads, where that is not known; lengths are None in texts, whose
+    arrows tell beginnings alone.
+    """
 
     time_ns: Int64s
     thread: Int64s
+    length_ns: Int64s | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +97,7 @@ def sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     if view is not None:
         torch, cann = _calls(view, start)
         seen = trace_tasks(view)  # knows what level0 leaves out of the sheet
-        same = _same(seen.start_ns, start)
+        same = places(seen.start_ns, start)
         stream = np.where(stream == UNKNOWN, np.append(seen.stream, UNKNOWN)[same], stream)
         device = np.where(device == UNKNOWN, np.append(seen.device, UNKNOWN)[same], device)
     codes, texts = sheet.text("name")
@@ -154,10 +160,10 @@ def _calls(view: TraceView, start: Int64s) -> tuple[Calls, Calls]:
     torch, launch, task = (
         {name: column[flows["kind"] == kind] for name, column in flows.items()} for kind in kinds
     )
-    connection = np.append(task["id"], UNKNOWN)[_same(task["start_ns"], start)]
+    connection = np.append(task["id"], UNKNOWN)[places(task["start_ns"], start)]
     found = (
-        (torch, _same(torch["id"], start)),
-        (launch, _same(launch["id"], connection, slack=0)),
+        (torch, places(torch["id"], start)),
+        (launch, places(launch["id"], connection, slack=0)),
     )
     calls = [
         Calls(
@@ -169,8 +175,8 @@ def _calls(view: TraceView, start: Int64s) -> tuple[Calls, Calls]:
     return calls[0], calls[1]
 
 
-def _same(keys: Int64s, values: Int64s, slack: int = 1) -> Int64s:
-    """Return where each value is among keys, -1 where it is not.
+def places(keys: Int64s, values: Int64s, slack: int = 1) -> Int64s:
+    """Return where each value is among keys, give or take the slack, -1 where it is not.
 
     Two parts of the toolchain round a nanosecond differently, hence the slack.
     """
@@ -189,7 +195,7 @@ def database_tasks(database: SqliteTables) -> Tasks:
     """Return the tasks of a database that compute, and its collectives."""
     tasks = database.numbers("TASK", *_TASK)
     compute = database.numbers("COMPUTE_TASK_INFO", "globalTaskId", "name")
-    at = _same(compute["globalTaskId"], tasks["globalTaskId"], slack=0)
+    at = places(compute["globalTaskId"], tasks["globalTaskId"], slack=0)
     rows = {name: column[at >= 0] for name, column in tasks.items()}
     rows["name"] = compute["name"][at[at >= 0]]
     both = _with_collectives(database, rows, tasks)
@@ -218,7 +224,7 @@ def _with_collectives(
 ) -> dict[str, Int64s]:
     """Put the collectives behind; older versions do not tell their device, their tasks do."""
     own = database.numbers("COMMUNICATION_OP", *_TASK[:5], "opName")
-    first = _same(tasks["connectionId"], own["connectionId"], slack=0)
+    first = places(tasks["connectionId"], own["connectionId"], slack=0)
     told = np.append(tasks["deviceId"], UNKNOWN)[first]
     own["deviceId"] = np.where(own["deviceId"] == UNKNOWN, told, own["deviceId"])
     own["name"] = own["opName"]
@@ -231,23 +237,23 @@ def _operators(database: SqliteTables, connection: Int64s, start: Int64s) -> Cal
     Old versions number other arrows of torch's in the same table, and some numbers meet.
     """
     pairs = database.numbers("CONNECTION_IDS", "id", "connectionId")
-    nobody = Calls(np.full(len(connection), UNKNOWN), np.full(len(connection), NOWHERE))
+    nothing = np.full(len(connection), UNKNOWN)
+    nobody = Calls(nothing, np.full(len(connection), NOWHERE), nothing)
     if not {"type", "connectionId"} <= database.columns.get("PYTORCH_API", frozenset()):
         return nobody
     calls = database.numbers(
         "PYTORCH_API",
         "startNs",
+        "endNs",
         "globalTid",
         "connectionId",
         where="type = 50001 AND connectionId IS NOT NULL",
     )
-    at = _same(calls["connectionId"], pairs["id"], slack=0)
+    at = places(calls["connectionId"], pairs["id"], slack=0)
     number, at = pairs["connectionId"][at >= 0], at[at >= 0]
-    time_ns, thread = calls["startNs"][at], calls["globalTid"][at] & _THREAD
-    order = np.lexsort((time_ns, number))
-    number, time_ns, thread = number[order], time_ns[order], thread[order]
-    place = _last_before(number, time_ns, connection, start)
-    return Calls(np.append(time_ns, UNKNOWN)[place], np.append(thread, NOWHERE)[place])
+    order = np.lexsort((calls["startNs"][at], number))
+    calls = {name: column[at][order] for name, column in calls.items()}
+    return _at(calls, _last_before(number[order], calls["startNs"], connection, start))
 
 
 def _last_before(numbers: Int64s, times: Int64s, number: Int64s, before: Int64s) -> Int64s:
@@ -264,7 +270,16 @@ def _last_before(numbers: Int64s, times: Int64s, number: Int64s, before: Int64s)
 
 
 def _api(database: SqliteTables, connection: Int64s) -> Calls:
-    calls = database.numbers("CANN_API", "connectionId", "startNs", "globalTid")
-    at = _same(calls["connectionId"], connection, slack=0)
-    thread = np.append(calls["globalTid"] & _THREAD, NOWHERE)
-    return Calls(np.append(calls["startNs"], UNKNOWN)[at], thread[at])
+    calls = database.numbers("CANN_API", "connectionId", "startNs", "endNs", "globalTid")
+    return _at(calls, places(calls["connectionId"], connection, slack=0))
+
+
+def _at(calls: Mapping[str, Int64s], rows: Int64s) -> Calls:
+    """Return some rows of a table of calls, nothing for those below 0."""
+    start, end = calls["startNs"], calls["endNs"]
+    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME)
+    return Calls(
+        np.append(start, UNKNOWN)[rows],
+        np.append(calls["globalTid"] & _THREAD, NOWHERE)[rows],
+        np.append(np.where(sound, end - start, UNKNOWN), UNKNOWN)[rows],
+    )

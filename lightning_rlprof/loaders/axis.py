@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from lightning_rlprof.model import Header
 from lightning_rlprof.spans import Problem
 
-__all__ = ["anchors"]
+__all__ = ["anchors", "uncalibrated"]
 
 # Ranks of one host read one monotonic clock, so their anchors differ only by the time between the
 # two readings and by what NTP slewed between their starts. More than this is another machine.
@@ -38,10 +38,13 @@ def anchors(headers: Mapping[int, Header]) -> tuple[dict[int, int], list[Problem
         for group in groups:
             median = max(group[: (len(group) + 1) // 2])[0]
             found.update((rank, median) for _, rank in group)
-    if clocks > 1:
-        text = f"clocks of {clocks} hosts are not calibrated: between hosts, times may be off by ms"
-        problems.append(Problem(None, text))
-    return found, problems
+    return found, [*problems, *uncalibrated(clocks)]
+
+
+def uncalibrated(clocks: int) -> list[Problem]:
+    """Say that times of several clocks can be compared only roughly; nothing of one clock."""
+    text = f"clocks of {clocks} hosts are not calibrated: between hosts, times may be off by ms"
+    return [Problem(None, text)] if clocks > 1 else []
 
 
 def _hosts(headers: Mapping[int, Header]) -> dict[str, list[tuple[int, int]]]:

@@ -11,8 +11,8 @@ __all__ = ["BOMB_BYTES", "BOMB_RATIO", "Source"]
 BOMB_RATIO = 200
 """Real traces are 10 to 22 times as long as their .gz and up to 100 times as long as their .zst."""
 
-BOMB_BYTES = 1 << 30
-"""Up to here a compressed file may expand by any ratio; a second of work."""
+BOMB_BYTES = 1 << 28
+"""Up to here a compressed file may expand by any ratio: two seconds of work."""
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _CHUNK = 1 << 17

@@ -1,10 +1,10 @@
-"""Find the innermost range around a moment, among ranges that may nest and overlap."""
+"""Find the innermost range around a moment or a range, among those that nest and overlap."""
 
 import numpy as np
 
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["innermost"]
+__all__ = ["innermost", "parents"]
 
 _NONE = -1
 
@@ -42,7 +42,7 @@ def innermost(
 
 
 def _of_lane(ranges: Int64s, start: Int64s, end: Int64s, point: Int64s) -> Int64s:
-    before = _previous_longer(end)
+    before = _before(end, end + 1)
     at = np.searchsorted(start, point, side="right") - 1
     while True:
         over = (at >= 0) & (end[at] <= point)
@@ -52,15 +52,45 @@ def _of_lane(ranges: Int64s, start: Int64s, end: Int64s, point: Int64s) -> Int64
     return np.where(at >= 0, ranges[at], _NONE)
 
 
-def _previous_longer(end: Int64s) -> Int64s:
-    """Return for each range the nearest one before it that ends later.
+def parents(lane: Int64s, start: Int64s, end: Int64s, *, closed: bool = True) -> Int64s:
+    """Return for each range the row of the last one before it that holds all of it, -1 where none.
+
+    Ranges of one lane may overlap without nesting; what merely overlaps holds nothing of the other.
+    Two of the same times hold one another in the order of their rows. Nothing is inside an instant,
+    a range that ends where it starts. Takes a pass of Python over the ranges.
+
+    Args:
+        lane: Lane of each range, e.g. a code of its thread; shape (ranges,), as all others.
+        start: Start of each range; within a lane they come by it, and the longer one first.
+        end: End of each range, never before its start.
+        closed: Whether an instant at the very end of a range still lies in it.
+
+    Example::
+
+        >>> lane, start, end = np.zeros(3, int), np.array([0, 1, 5]), np.array([5, 3, 5])
+        >>> parents(lane, start, end), parents(lane, start, end, closed=False)
+        (array([-1,  0,  0]), array([-1,  0, -1]))
+    """
+    reach = np.where(end > start, end, np.iinfo(np.int64).min)
+    until = end if closed else np.maximum(end, start + 1)
+    order = np.argsort(lane, kind="stable")
+    edges = np.flatnonzero(np.diff(lane[order], prepend=lane[order][:1] - 1))
+    found = np.full(len(lane), _NONE, dtype=np.int64)
+    for rows in np.split(order, edges[1:]):
+        found[rows] = np.append(rows, _NONE)[_before(reach[rows], until[rows])]
+    return found
+
+
+def _before(reach: Int64s, until: Int64s) -> Int64s:
+    """Return for each range the nearest one before it that reaches as far as it asks for.
 
     Whatever lies between the two is over when this one is, so a search may leap over it.
     """
-    before = np.full(len(end), _NONE, dtype=np.int64)
+    before = np.full(len(reach), _NONE, dtype=np.int64)
+    ends = reach.tolist()
     stack: list[int] = []
-    for at, own in enumerate(ends := end.tolist()):
-        while stack and ends[stack[-1]] <= own:
+    for at, wanted in enumerate(until.tolist()):
+        while stack and ends[stack[-1]] < wanted:
             stack.pop()
         if stack:
             before[at] = stack[-1]

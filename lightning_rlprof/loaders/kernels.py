@@ -9,7 +9,18 @@ import numpy as np
 from lightning_rlprof.spans import Int64s
 from lightning_rlprof.table import Column, ColumnRows, Table
 
-__all__ = ["COLUMNS", "UNKNOWN", "Coded", "Kernels", "distinct", "join", "kernel_table", "known"]
+__all__ = [
+    "COLUMNS",
+    "UNKNOWN",
+    "Coded",
+    "Kernels",
+    "distinct",
+    "end_to_end",
+    "join",
+    "kernel_table",
+    "known",
+    "numbered_on",
+]
 
 UNKNOWN = -(2**63) + 1
 """Stands for an integer that was not recorded."""
@@ -96,7 +107,10 @@ def distinct(codes: Int64s, texts: Sequence[str]) -> Coded:
 
 
 def join(parts: Sequence[Kernels]) -> Kernels:
-    """Return the kernels of all parts, of which there is one at least, in that order."""
+    """Return the kernels of all parts, of which there is one at least, in that order.
+
+    Replays of graphs are numbered on, so that those of two parts stay apart.
+    """
     columns: dict[str, Any] = {}
     for name in (each.name for each in fields(Kernels)):
         own = [getattr(part, name) for part in parts]
@@ -105,17 +119,40 @@ def join(parts: Sequence[Kernels]) -> Kernels:
                 np.full(len(part.rank), UNKNOWN) if column is None else column
                 for column, part in zip(own, parts, strict=True)
             ]
-        columns[name] = _join_texts(own) if isinstance(own[0], tuple) else np.concatenate(own)
+        own = numbered_on(own) if name == "graph" else own
+        columns[name] = end_to_end(own) if isinstance(own[0], tuple) else np.concatenate(own)
     return Kernels(**columns)
 
 
-def _join_texts(columns: Sequence[Coded]) -> Coded:
+def end_to_end(columns: Sequence[Coded]) -> Coded:
+    """Return columns of texts as one, each text kept once.
+
+    Example::
+
+        >>> end_to_end([(np.array([0]), ["gemm"]), (np.array([-1, 1]), ["copy", "gemm"])])
+        (array([ 0, -1,  0]), ['gemm', 'copy'])
+    """
     texts: list[str] = []
     codes = []
     for own, names in columns:
         codes.append(np.where(own < 0, -1, own + len(texts)))
         texts += names
     return distinct(np.concatenate(codes), texts)
+
+
+def numbered_on(parts: Sequence[Int64s]) -> list[Int64s]:
+    """Return numbers of parts that count apart, from 0, so that no two parts share one.
+
+    Example::
+
+        >>> [part.tolist() for part in numbered_on([np.array([0, 2]), np.array([0, 1])])]
+        [[0, 2], [3, 4]]
+    """
+    found, free = [], 0
+    for part in parts:
+        found.append(np.where(part == UNKNOWN, UNKNOWN, part + free))
+        free += int(part.max(initial=-1)) + 1
+    return found
 
 
 def known(numbers: Int64s, nothing: int = UNKNOWN) -> Any:

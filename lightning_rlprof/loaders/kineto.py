@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,31 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.chrome_bytes import Source
+from lightning_rlprof.loaders.chrome_columns import (
+    COLLECTIVE,
+    COPY,
+    COUNTER,
+    KERNEL,
+    LAUNCH,
+    MEMORY,
+    OPERATOR,
+    PYTHON,
+)
 from lightning_rlprof.loaders.chrome_events import Event
 from lightning_rlprof.loaders.chrome_stream import ChromeStream
 from lightning_rlprof.loaders.kernels import Kernels, kernel_table
+from lightning_rlprof.loaders.kineto_calls import call_table
+from lightning_rlprof.loaders.kineto_device import collective_table, copy_table
 from lightning_rlprof.loaders.kineto_kernels import kernels_of
-from lightning_rlprof.loaders.kineto_trace import STAGE, STEP, KinetoTrace, read_trace, told
+from lightning_rlprof.loaders.kineto_samples import counter_table, memory_table
+from lightning_rlprof.loaders.kineto_trace import (
+    STAGE,
+    STEP,
+    KinetoTrace,
+    ident,
+    read_trace,
+    told,
+)
 from lightning_rlprof.model import FORMAT, Header
 from lightning_rlprof.spans import NO_PARENT, Int64s, Problem, Spans, Thread
 from lightning_rlprof.table import Table
@@ -54,8 +75,12 @@ def is_chrome_trace(path: Path) -> bool:
         return path.name.endswith(".json.zst")
 
 
-def read_kineto(path: Path) -> Spans:
-    """Read a trace: its annotations are the spans, its kernels the table ``kernels``.
+def read_kineto(path: Path, *, every: bool = False) -> Spans:
+    """Read a trace: its annotations are the spans, all else are tables.
+
+    Kernels are the table ``kernels``, and beside it are those of ``memcpy``, ``collectives``,
+    ``calls``, ``memory`` and ``counters`` that the trace has anything for. The first of these that
+    is asked for reads the file again.
 
     A stage is an annotation with a stage's name, ``ProfilerStep#N`` is step N; all others are
     regions. Operators and Python functions are no spans. Where no ``ProfilerStep`` is around, the
@@ -63,11 +88,12 @@ def read_kineto(path: Path) -> Spans:
 
     Args:
         path: A plain file, .gz or .zst; one that is cut off is read up to the cut.
+        every: All tables will be asked for: read what they need at once.
 
     Raises:
         TraceError: It cannot be read or is no Chrome trace.
     """
-    trace = read_trace(path)
+    trace = read_trace(path, every=every)
     header = _header(trace)
     rank, problems = header.rank, (*trace.problems, *_doubts(trace))
     return Spans(
@@ -77,7 +103,7 @@ def read_kineto(path: Path) -> Spans:
         statuses={rank: "finished" if trace.complete else None},
         problems=tuple(Problem(rank, text) for text in problems),
         unix_ns=trace.unix_ns,
-        tables={"kernels": partial(_kernel_table, trace, rank)},
+        tables={name: partial(read, trace, rank) for name, read in _readers(trace)},
     )
 
 
@@ -119,6 +145,20 @@ def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
     }
 
 
+def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, int], Table]]]:
+    """Yield the tables that the trace has anything for; kernels always, to say what lacks."""
+    yield "kernels", _kernel_table
+    for name, read, kinds in (
+        ("memcpy", copy_table, (COPY,)),
+        ("collectives", collective_table, (COLLECTIVE,)),
+        ("calls", call_table, (OPERATOR, PYTHON, LAUNCH)),
+        ("memory", memory_table, (MEMORY,)),
+        ("counters", counter_table, (COUNTER,)),
+    ):
+        if any(trace.counts.get(kind) for kind in kinds):
+            yield name, read
+
+
 def _kernel_table(trace: KinetoTrace, rank: int) -> Table:
     kernels, remarks = kernels_of(trace, rank)
     return kernel_table(kernels, "; ".join(remarks))
@@ -141,7 +181,7 @@ def _header(trace: KinetoTrace) -> Header:
         role=role[1] if role else "",
         host=told(top, "host_name", str, ""),
         pid=next((pid for pid in pids if isinstance(pid, int)), 0),
-        device=next(filter(None, devices), "unknown" if len(trace.kernels["name"]) else "cpu"),
+        device=next(filter(None, devices), "unknown" if trace.counts.get(KERNEL) else "cpu"),
         unix_ns=trace.unix_ns,
         clock_ns=0,
         versions={key: _text(top[key]) for key in top if key.endswith("_version")},
@@ -176,8 +216,9 @@ def _threads(trace: KinetoTrace, lanes: list[int], rank: int) -> list[Thread]:
     for lane in lanes:
         pid, tid = keys[lane]
         name = trace.columns.thread_names.get((pid, tid), f"thread {tid}")
-        ident = tid if isinstance(tid, int) else -1 - lane  # a text stands where a number should
-        found.append(Thread(rank, ident, f"{name} of process {pid}" if several else name))
+        found.append(
+            Thread(rank, ident(tid, lane), f"{name} of process {pid}" if several else name)
+        )
     return found
 
 

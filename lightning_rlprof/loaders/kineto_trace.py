@@ -1,38 +1,45 @@
 """One torch.profiler trace as columns: its annotations, its device work, and where they stand."""
 
 import re
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.attribution import Launches, Stages, stages_at
 from lightning_rlprof.loaders.chrome_bytes import Source
-from lightning_rlprof.loaders.chrome_events import (
+from lightning_rlprof.loaders.chrome_columns import (
     ANNOTATION,
     DEVICE_ANNOTATION,
+    EVERY,
     KERNEL,
-    LARGEST_TIME,
     LAUNCH,
     MOST_LANES,
     ChromeColumns,
-    Event,
 )
+from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, Event
 from lightning_rlprof.loaders.chrome_stream import SIZE, ChromeStream
 from lightning_rlprof.loaders.enclosing import innermost
 from lightning_rlprof.model import KINDS, STAGES
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["REGION", "STAGE", "STEP", "KinetoTrace", "Ranges", "read_trace", "told"]
+__all__ = ["REGION", "STAGE", "STEP", "KinetoTrace", "Ranges", "ident", "read_trace", "told"]
 
 T = TypeVar("T")
 
 STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
 
+_UNREAD = "events are left out: they cannot be read"
+_UNTRUE = "events are left out: their times cannot be true"
+_UNPAIRED = "events are left out: begin and end stand apart"
+_OTHERS = "the names of {} events are taken as one: there are too many"
+_FIRST = frozenset({KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION})
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,15})")
 _STEP_FILE = re.compile(r"step-(\d{1,15})")
 # Before torch 2.3 times were since 1970, now they are since a quarter of a year began, which has
@@ -82,26 +89,87 @@ class KinetoTrace:
     Attributes:
         path: The file.
         top: What stands beside the events, by key, as JSON.
-        columns: Names, threads and how many events were lost.
-        processes: Code of the process of each lane.
+        columns: Names, threads, and what the events became.
+        counts: Events of each kind in the file, kept or not.
         ranges: Annotations of the host.
         shadows: Annotations as the device saw them: around the kernels that they launched.
-        kernels: Columns start_ns, end_ns, lane, name, launch, device, stream.
-        launches: Columns start_ns, lane, name, launch: calls of the driver.
         problems: What was lost, and how the file ended, where that was not its end.
         complete: Whether it was read to its end.
+        version: Size and time of the file when it was read.
     """
 
     path: Path
     top: Mapping[str, msgspec.Raw]
     columns: ChromeColumns
-    processes: Int64s
+    counts: Mapping[int, int]
     ranges: Ranges
     shadows: Ranges
-    kernels: Mapping[str, Int64s]
-    launches: Mapping[str, Int64s]
     problems: list[str]
     complete: bool
+    version: tuple[int, int]
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _more: list[ChromeColumns] = field(default_factory=list)
+
+    def rows(self, *kinds: int) -> list[dict[str, Any]]:
+        """Return the columns of some kinds; see `ChromeColumns.rows`.
+
+        Kinds that were not kept are read from the file, all of them at the first time.
+
+        Raises:
+            TraceError: The file cannot be read again, or is another one by now.
+        """
+        self._keep(kinds)
+        return [self._of(kind).rows(kind) for kind in kinds]
+
+    def column(self, name: str, *kinds: int) -> npt.NDArray[Any]:
+        """Return one column of some kinds, put end to end; raises as `rows` does."""
+        self._keep(kinds)
+        grown = [self._of(kind).grown(kind) for kind in kinds]
+        ends = np.cumsum([len(each) for each in grown]).tolist()
+        column = np.empty(ends[-1], grown[0].types[name])
+        for each, end in zip(grown, ends, strict=True):
+            each.fill(name, column[end - len(each) : end])
+        return column
+
+    def count(self, kind: int) -> int:
+        """Return the number of rows of one kind; raises as `rows` does."""
+        self._keep((kind,))
+        return len(self._of(kind).grown(kind))
+
+    def _keep(self, kinds: tuple[int, ...]) -> None:
+        with self._turn:
+            if not self.columns.wanted.issuperset(kinds) and not self._more:
+                if _version(self.path) != self.version:
+                    raise TraceError(f"{self.path}: has changed since it was read; load it again")
+                rest = ChromeColumns(EVERY - self.columns.wanted, self.columns)
+                _stream(self.path, rest)
+                self._more.append(rest)
+
+    def losses(self, *kinds: int) -> list[str]:
+        """Say how many events of some kinds are left out, and why; they have been read."""
+        texts = _counted(
+            (sum(self._of(kind).unread[kind] for kind in kinds), _UNREAD),
+            (sum(self._of(kind).lost[kind] for kind in kinds), _UNTRUE),
+            (sum(self._of(kind).unpaired[kind] for kind in kinds), _UNPAIRED),
+        )
+        merged = self.columns.names.merged
+        return [*texts, *([_OTHERS.format(merged)] if merged else [])]
+
+    def _of(self, kind: int) -> ChromeColumns:
+        return self.columns if kind in self.columns.wanted else self._more[0]
+
+    @property
+    def processes(self) -> Int64s:
+        """Code of the process of each lane."""
+        pids: dict[Any, int] = {}
+        codes = [pids.setdefault(pid, len(pids)) for pid, _ in self.columns.lanes]
+        return np.array(codes, np.int64)
+
+    @property
+    def idents(self) -> Int64s:
+        """Identity of the thread of each lane, wrapped to 64 bits."""
+        lanes = enumerate(tid for _, tid in self.columns.lanes)
+        return np.array([(ident(tid, lane) + 2**63) % 2**64 - 2**63 for lane, tid in lanes])
 
     @property
     def file_step(self) -> int:
@@ -112,8 +180,8 @@ class KinetoTrace:
     @property
     def zero_ns(self) -> int:
         """When the first annotation or kernel began."""
-        starts = (self.ranges.start_ns, self.kernels["start_ns"])
-        return min((int(each.min()) for each in starts if len(each)), default=0)
+        first = self.columns.first_ns
+        return min((first[kind] for kind in (ANNOTATION, KERNEL) if kind in first), default=0)
 
     @property
     def unix_ns(self) -> int:
@@ -132,32 +200,51 @@ def told(top: Mapping[str, msgspec.Raw], key: str, kind: type[T], otherwise: T) 
         return otherwise
 
 
-def read_trace(path: Path) -> KinetoTrace:
+def ident(tid: Any, lane: int) -> int:
+    """Return the identity of a thread, one of our own where a text stands for its number."""
+    return tid if isinstance(tid, int) else -1 - lane
+
+
+def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
     """Read a trace of torch.profiler: plain, .gz or .zst, complete or cut off.
 
-    Takes about 4 ms per MB of JSON, and memory for the columns: 56 bytes per kernel, 32 per call of
-    the driver and per annotation.
+    Takes 2 to 3 ms per MB of JSON, twice that with ``every``. Columns beyond 8 MB lie in a
+    temporary file.
+
+    Args:
+        path: The file.
+        every: Keep all that any table needs; else kernels, their launches and annotations, and all
+            else is read at the first time that it is asked for.
 
     Raises:
         TraceError: It cannot be read or is no Chrome trace.
     """
-    columns = ChromeColumns()
+    version = _version(path)
+    columns = ChromeColumns(EVERY if every else _FIRST)
     stream = _stream(path, columns)
     pids: dict[Any, int] = {}
-    codes = [pids.setdefault(pid, len(pids)) for pid, _ in columns.lanes]
-    processes = np.array(codes, np.int64)
-    return KinetoTrace(
+    processes = np.array([pids.setdefault(pid, len(pids)) for pid, _ in columns.lanes], np.int64)
+    trace = KinetoTrace(
         path,
         stream.top,
         columns,
-        processes,
+        dict(columns.counts),
         _ranges(columns, ANNOTATION, processes),
         _ranges(columns, DEVICE_ANNOTATION, processes),
-        columns.rows(KERNEL),
-        columns.rows(LAUNCH),
-        [*stream.problems, *_losses(stream.lost, columns)],
+        list(stream.problems),
         stream.complete,
+        version,
     )
+    trace.problems.extend(_losses(stream.lost, trace))
+    return trace
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    return found.st_size, found.st_mtime_ns
 
 
 def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
@@ -172,14 +259,23 @@ def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
     return stream
 
 
-def _losses(broken: int, columns: ChromeColumns) -> list[str]:
-    texts = [
-        (broken, f"{broken} events are left out: they cannot be read"),
-        (columns.lost, f"{columns.lost} events are left out: their times cannot be true"),
-        (columns.unpaired, f"{columns.unpaired} events are left out: begin and end stand apart"),
-        (columns.crowded, f"of more than {MOST_LANES:,} threads, those beyond are taken as one"),
-    ]
-    return [text for count, text in texts if count]
+def _losses(broken: int, trace: KinetoTrace) -> list[str]:
+    columns = trace.columns
+    unread, lost = sum(columns.unread.values()), sum(columns.lost.values())
+    texts = _counted(
+        (broken + unread, _UNREAD),
+        (lost, _UNTRUE),
+        (sum(columns.unpaired.values()), _UNPAIRED),
+    )
+    if columns.lanes.merged:
+        texts.append(f"of more than {MOST_LANES:,} threads, those beyond are taken as one")
+    if columns.names.merged:
+        texts.append(_OTHERS.format(columns.names.merged))
+    return texts
+
+
+def _counted(*texts: tuple[int, str]) -> list[str]:
+    return [f"{count} {text}" for count, text in texts if count]
 
 
 def _ranges(columns: ChromeColumns, kind: int, processes: Int64s) -> Ranges:

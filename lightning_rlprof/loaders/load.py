@@ -10,6 +10,7 @@ from lightning_rlprof.loaders.ascend import is_ascend, read_ascend
 from lightning_rlprof.loaders.native import read_run
 from lightning_rlprof.loaders.nsys import read_nsys
 from lightning_rlprof.loaders.nsys_export import is_sqlite
+from lightning_rlprof.loaders.several import read_ranks, told_ranks
 from lightning_rlprof.spans import RankNote, Spans
 from lightning_rlprof.tracefile import rank_files, read_header
 
@@ -24,8 +25,9 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     """Read a run: its directory, one rank's file, or a save path with runs (then the newest).
 
     Or read what a device tool wrote: an Nsight Systems report or its SQLite export, a Chrome trace
-    of torch.profiler, or a directory with one of them; captures of torch_npu.profiler, one or
-    several in a directory. What is missing or doubtful is in ``Spans.problems``, it is no error.
+    of torch.profiler, or a directory with one of them, or with one per rank, which are joined: see
+    `join`; captures of torch_npu.profiler, one or several in a directory. What is missing or
+    doubtful is in ``Spans.problems``, it is no error.
 
     Args:
         path: What to read.
@@ -42,7 +44,7 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
         return _read_run(path, progress)
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
-        return _read_file(path if is_ascend(path) else _only_trace(path, names), progress)
+        return _read_traces(path, names, progress)
     newest = max(runs, key=lambda run: (_started_ns(run), run.name))
     spans = _read_run(newest, progress)
     if len(runs) == 1:
@@ -75,32 +77,57 @@ def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans
     return spans
 
 
-def _only_trace(path: Path, names: list[str]) -> Path:
-    """Return the only trace of a device tool in a directory without a run."""
+def _read_traces(
+    path: Path, names: list[str], progress: Callable[[int, int], None] | None
+) -> Spans:
+    """Read what device tools wrote into a directory without a run: one trace, or one per rank."""
+    if is_ascend(path):
+        return _read_file(path, progress)
     if rank_files(path.parent):
         text = f"{path}: holds one rank's device files; the run is {path.parent}"
         raise TraceError(text)
     files = device_files(path) or _chrome_traces(path, names)
     if len(files) == 1:
-        return files[0]
+        return _read_file(files[0], progress)
+    one_tool = len({file.suffix in _NSYS for file in files}) == 1
+    run = read_ranks(files, _read_trace, progress) if one_tool else None
+    if run is None:
+        raise TraceError(f"{path}: {_no_run(files, names)}")
+    return dataclasses.replace(run, path=path)
+
+
+def _read_trace(path: Path) -> Spans:
+    from lightning_rlprof.loaders.kineto import read_kineto
+
+    return (read_nsys if path.suffix in _NSYS or is_sqlite(path) else read_kineto)(path)
+
+
+def _no_run(files: list[Path], names: list[str]) -> str:
     if files:
         some = ", ".join(file.name for file in files[:_FEW])
         some += f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
-        raise TraceError(f"{path}: holds {len(files)} traces, choose one of them: {some}")
-    if not names:
-        raise TraceError(f"{path}: is an empty directory, where a run has rank-*.jsonl files")
-    raise TraceError(
-        f"{path}: holds no run, that is no rank-*.jsonl files, nor a directory with them, nor a "
-        "trace of a device tool"
-    )
+        return f"holds {len(files)} traces, choose one of them: {some}"
+    if names:
+        return (
+            "holds no run, that is no rank-*.jsonl files, nor a directory with them, nor a trace "
+            "of a device tool"
+        )
+    return "is an empty directory, where a run has rank-*.jsonl files"
 
 
 def _chrome_traces(path: Path, names: list[str]) -> list[Path]:
-    """Return the Chrome traces of a directory under whatever name other programs gave them."""
+    """Return the Chrome traces of a directory under whatever name other programs gave them.
+
+    Where there are some, a file that is none and yet has the name of another rank is a broken one.
+    """
     from lightning_rlprof.loaders.kineto import is_chrome_trace
 
     likely = [path / name for name in names if name.endswith(_CHROME)]
-    return [file for file in likely if file.is_file() and is_chrome_trace(file)]
+    likely = [file for file in likely if file.is_file()]
+    traces = [file for file in likely if is_chrome_trace(file)]
+    told = {rank for file in traces for rank in told_ranks(file)}
+    broken = [file for file in likely if file not in traces]
+    return sorted([*traces, *(file for file in broken if told and told_ranks(file) - told)])
 
 
 def _entries(path: Path) -> list[str]:

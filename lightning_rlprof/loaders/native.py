@@ -11,6 +11,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.axis import anchors
 from lightning_rlprof.loaders.counters import collect, merge
+from lightning_rlprof.loaders.ranks import missing
 from lightning_rlprof.model import KINDS, Header, Note
 from lightning_rlprof.spans import (
     NO_PARENT,
@@ -83,8 +84,12 @@ def read_run(
     if not ranks:
         raise broken[0]
     if path.is_dir():
-        problems += _missing(ranks, {problem.rank for problem in problems})
+        problems += missing(_world(ranks), [*ranks, *(each.rank for each in problems)])
     return _assemble(path, dict(sorted(ranks.items())), tables, problems)
+
+
+def _world(ranks: Mapping[int, _Rank]) -> int:
+    return max(rank.header.world_size for rank in ranks.values())
 
 
 def _admit(rank: _Rank, ranks: dict[int, _Rank]) -> list[Problem]:
@@ -182,20 +187,6 @@ def _family(columns: dict[str, Int64s], rank: int) -> list[Problem]:
         (orphans, "{} spans lost the span around them, which never ended"),
     ]
     return [Problem(rank, text.format(count)) for count, text in texts if count]
-
-
-def _missing(ranks: dict[int, _Rank], troubled: set[int | None]) -> list[Problem]:
-    """Name the ranks of the world that wrote no file, as ranges."""
-    world = max(rank.header.world_size for rank in ranks.values())
-    seen = {number for number in (*ranks, *troubled) if number is not None and number < world}
-    gaps, expected = [], 0
-    for number in [*sorted(seen), world]:
-        if number > expected:
-            gaps.append(f"{expected}" if number == expected + 1 else f"{expected}-{number - 1}")
-        expected = number + 1
-    if not gaps:
-        return []
-    return [Problem(None, f"of {world} ranks, these wrote no trace: {', '.join(gaps)}")]
 
 
 def _rank_of(file: Path) -> int | None:

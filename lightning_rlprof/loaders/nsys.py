@@ -1,14 +1,14 @@
 """Nsight Systems' reports as spans, with tables of what the devices did."""
 
 import itertools
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.loaders.enclosing import parents
 from lightning_rlprof.loaders.kernels import Kernels
 from lightning_rlprof.loaders.nsys_device import ACTIVITIES, Device
 from lightning_rlprof.loaders.nsys_export import STRINGS, Export
@@ -21,12 +21,16 @@ from lightning_rlprof.loaders.nsys_ranges import (
     read_ranges,
 )
 from lightning_rlprof.loaders.nsys_report import open_export
+from lightning_rlprof.loaders.ranks import rank_in_name
 from lightning_rlprof.model import FORMAT, Header
 from lightning_rlprof.spans import NO_PARENT, Int64s, Problem, RankNote, Spans, Thread
+from lightning_rlprof.table import Table
 
-__all__ = ["rank_in_name", "read_kernels", "read_nsys"]
+__all__ = ["GUESSED", "read_kernels", "read_nsys"]
 
-_RANK = re.compile(r".*_rank(\d{1,7})[_.]")
+GUESSED = "ranks are guessed"
+"""How the problem begins of a report that does not say whose it is."""
+
 _LARGEST_CLOCK = 2**62
 # The start of a session and our marks agree within 0.2 ms; a thread that waits for the interpreter
 # between reading the clock and marking can be 5 ms late.
@@ -58,27 +62,28 @@ class _Report:
     problems: list[str]
 
 
-def read_nsys(path: Path) -> Spans:
+def read_nsys(path: Path, rank: int | None = None) -> Spans:
     """Read a report or an SQLite export; ranges and marks are spans, tables are read when asked.
 
     Ranges of our domain ``rlprof`` carry kind and step; those of other domains are regions in the
     step of ours around them. Ranks are what the processes said, else what the file's name says,
     else counted, which is then a problem. Tables: kernels, memcpy, sync and gpu_metrics.
 
+    Args:
+        path: The file.
+        rank: As the file's name would say it.
+
     Raises:
         TraceError: It is no report, it is damaged, or it is a ``.nsys-rep`` and nsys is not here.
     """
     report = _read(path)
-    ranks, problems = _ranks(report, path)
-    export, ranges, zero = report.export, report.ranges, report.zero_ns
-    tables = Device(export, ranges, ranks, zero).tables()
-    if export.has(METRICS):
-        tables["gpu_metrics"] = lambda: metric_table(export, zero)
+    ranks, problems = _ranks(report, rank_in_name(path.name) if rank is None else rank)
+    ranges, zero, tables = report.ranges, report.zero_ns, _tables(report, ranks)
     threads, codes = np.unique(ranges.thread, return_inverse=True)
     return Spans(
         path,
         tuple(ranges.names),
-        _threads(export, threads, ranks),
+        _threads(report.export, threads, ranks),
         **_columns(ranges, ranks, codes, zero),
         headers=_headers(report, ranks, path.stem),
         statuses=dict.fromkeys(sorted(set(ranks.values())), "finished"),
@@ -87,6 +92,14 @@ def read_nsys(path: Path) -> Spans:
         unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
         tables=tables,
     )
+
+
+def _tables(report: _Report, ranks: dict[int, int]) -> dict[str, Callable[[], Table]]:
+    export, zero = report.export, report.zero_ns
+    tables = Device(export, report.ranges, ranks, zero).tables()
+    if export.has(METRICS):
+        tables["gpu_metrics"] = lambda: metric_table(export, ranks, zero)
+    return tables
 
 
 def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
@@ -105,16 +118,10 @@ def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
     return kernels, report.unix_ns or 0, [*report.problems, *([remark] if remark else [])]
 
 
-def rank_in_name(path: Path) -> int | None:
-    """Return the rank in the name of a collected report, ``<role>_<host>_rank<r>_...``."""
-    found = _RANK.match(path.name)
-    return int(found[1]) if found else None
-
-
 def _read(path: Path) -> _Report:
     export = open_export(path)
     ranges = read_ranges(export)
-    problems = list(ranges.problems)
+    problems = [*export.problems, *ranges.problems]
     active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
     seen = {
         *ranges.ranks,
@@ -142,18 +149,18 @@ def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
     return unix_ns
 
 
-def _ranks(report: _Report, path: Path) -> tuple[dict[int, int], list[str]]:
+def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[str]]:
     """Return the rank of each process by globalPid, and what is doubtful about that."""
     ranks = dict(report.ranges.ranks)
     others = [each for each in report.processes if each not in ranks]
-    if (named := rank_in_name(path)) is not None:
+    if named is not None:
         return ranks | dict.fromkeys(others, named), []
     if not others:
         return ranks, []
     free = max(ranks.values(), default=-1) + 1
     names = ", ".join(str(pid_of(each)) for each in others[:_FEW])
     names += f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
-    guess = f"ranks are guessed, counting from {free}, as no mark says them: of processes {names}"
+    guess = f"{GUESSED}, counting from {free}, as no mark says them: of processes {names}"
     return ranks | {each: free + at for at, each in enumerate(others)}, [guess]
 
 
@@ -225,7 +232,7 @@ def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -
     order = np.lexsort((-ranges.end_ns, ranges.start_ns, rank))
     rank, start, end = rank[order], ranges.start_ns[order], ranges.end_ns[order]
     ids = np.arange(len(order)) - np.searchsorted(rank, rank)
-    outer = _parents(thread[order], start, end)
+    outer = parents(thread[order], start, end)
     return {
         "name": ranges.name[order],
         "kind": ranges.kind[order],
@@ -237,22 +244,3 @@ def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -
         "id": ids,
         "parent": np.append(ids, NO_PARENT)[outer],
     }
-
-
-def _parents(thread: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Return the row of the last range before each that holds all of it, -1 where there is none.
-
-    Rows come sorted by start, outer ones first.
-    """
-    found = np.full(len(thread), -1, dtype=np.int64)
-    order = np.argsort(thread, kind="stable")
-    columns = (order, thread[order], start[order], end[order])
-    around: list[tuple[int, int, int]] = []  # thread, end and row
-    for row, own, begin, until in zip(*(column.tolist() for column in columns), strict=True):
-        while around and (around[-1][0] != own or around[-1][1] < until):
-            around.pop()
-        if around:
-            found[row] = around[-1][2]
-        if until > begin:  # nothing is inside an instant
-            around.append((own, until, row))
-    return found

@@ -1,6 +1,6 @@
 """Device activity of an Nsight Systems export, joined to the ranges around its launches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ __all__ = ["ACTIVITIES", "Device"]
 
 _KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_SET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _CALL = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -28,20 +29,35 @@ ACTIVITIES = (_KERNEL, _COPY, _SYNC)
 _COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _COPIES = {
     **{1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD"},
-    **{9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD"},
+    **{9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD", -1: "memset"},
 }
 _SYNCS = {1: "event", 2: "stream waits for event", 3: "stream", 4: "context"}
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows of one activity, sorted by rank and start, with what was found about them."""
+    """Rows of activities, sorted by rank and start, with what was found about them.
+
+    Attributes:
+        columns: Of the export; ``table`` is the number of the activity that a row is of.
+        rank: Rank of its process.
+        launches: The call that launched each.
+        call_ns: How long that took, `UNKNOWN` where it was not recorded or did not end.
+        found: What it lies in.
+        remarks: What must be known about them.
+    """
 
     columns: Mapping[str, Int64s]
     rank: Int64s
     launches: Launches
+    call_ns: Int64s
     found: Found
     remarks: list[str]
+
+    def launch_ns(self, zero_ns: int) -> Int64s:
+        """Return when each was launched, `UNKNOWN` where that was not recorded."""
+        when = self.launches.time_ns
+        return np.where(when == UNKNOWN, UNKNOWN, when - zero_ns)
 
 
 class Device:
@@ -62,16 +78,17 @@ class Device:
 
     def tables(self) -> dict[str, Callable[[], Table]]:
         """Return what can be read, by name."""
-        readers = {
-            "kernels": (_KERNEL, lambda: kernel_table(*self.kernels())),
-            "memcpy": (_COPY, self.copies),
-            "sync": (_SYNC, self.syncs),
+        readers: dict[str, tuple[Callable[[], Table], tuple[str, ...]]] = {
+            "kernels": (lambda: kernel_table(*self.kernels()), (_KERNEL,)),
+            "memcpy": (self.copies, (_COPY, _SET)),
+            "sync": (self.syncs, (_SYNC,)),
         }
-        return {name: read for name, (table, read) in readers.items() if self._export.has(table)}
+        has = self._export.has
+        return {name: read for name, (read, tables) in readers.items() if any(map(has, tables))}
 
     def kernels(self) -> tuple[Kernels, str]:
         """Return the kernels by rank and start, and what must be known about them."""
-        rows = self._rows(_KERNEL, "demangledName", "shortName", "graphNodeId", "graphId")
+        rows = self._rows((_KERNEL,), "demangledName", "shortName", "graphNodeId", "graphId")
         columns, found = rows.columns, rows.found
         return Kernels(
             rows.rank,
@@ -83,41 +100,53 @@ class Device:
             distinct(found.stage, self._ranges.names),
             found.step,
             distinct(self._innermost(rows), self._ranges.names),
-            np.where(rows.launches.time_ns == UNKNOWN, UNKNOWN, rows.launches.time_ns - self._zero),
+            rows.launch_ns(self._zero),
+            rows.call_ns,
+            # As in `Spans.threads`: the process stands above.
+            np.where(rows.launches.thread == NOWHERE, UNKNOWN, rows.launches.thread & 0xFFFFFF),
+            _replays(rows),
         ), "; ".join([*rows.remarks, *self._graphs(columns)])
 
     def copies(self) -> Table:
-        """Return one row per copy between memories."""
-        rows = self._rows(_COPY, "copyKind", "bytes")
-        kinds = _labels(rows.columns["copyKind"], _COPIES)
+        """Return one row per copy between memories and per memset."""
+        rows = self._rows((_COPY, _SET), "copyKind", "bytes")
+        kinds = _labels(np.where(rows.columns["table"], -1, rows.columns["copyKind"]), _COPIES)
         size = known(rows.columns["bytes"])
-        middle = ((Column("kind", "text"), kinds), (Column("bytes", "count", "B"), size))
-        return self._table("memcpy", rows, *middle)
+        middle = {Column("kind", "text"): kinds, Column("bytes", "count", "B"): size}
+        last = {
+            Column("launch", "duration", "ns"): known(rows.launch_ns(self._zero)),
+            Column("launch duration", "duration", "ns"): known(rows.call_ns),
+        }
+        return self._table("memcpy", rows, middle, last)
 
     def syncs(self) -> Table:
         """Return one row per wait of the host or of a stream for the device."""
-        rows = self._rows(_SYNC, "syncType")
-        return self._table(
-            "sync", rows, (Column("kind", "text"), _labels(rows.columns["syncType"], _SYNCS))
-        )
+        rows = self._rows((_SYNC,), "syncType")
+        kinds = {Column("kind", "text"): _labels(rows.columns["syncType"], _SYNCS)}
+        return self._table("sync", rows, kinds, {})
 
-    def _table(self, name: str, rows: _Rows, *middle: tuple[Column, Any]) -> Table:
+    def _table(
+        self, name: str, rows: _Rows, middle: Mapping[Column, Any], last: Mapping[Column, Any]
+    ) -> Table:
         columns, stage = rows.columns, distinct(rows.found.stage, self._ranges.names)
         cells: dict[Column, Any] = {
             Column("rank", "count"): rows.rank,
             Column("device", "count"): known(columns["deviceId"]),
             Column("stream", "count"): known(columns["streamId"]),
-            **dict(middle),
+            **middle,
             Column("start", "duration", "ns"): columns["start"] - self._zero,
             Column("duration", "duration", "ns"): columns["end"] - columns["start"],
             Column("stage", "text"): stage,
             Column("step", "count"): known(rows.found.step, nothing=0),
+            **last,
         }
         note = "; ".join(rows.remarks)
         return Table(name, tuple(cells), ColumnRows(list(cells.values())), note=note)
 
-    def _rows(self, table: str, *more: str) -> _Rows:
-        columns = self._export.numbers(table, *_COLUMNS, *more)
+    def _rows(self, tables: Sequence[str], *more: str) -> _Rows:
+        read = [self._export.numbers(table, *_COLUMNS, *more) for table in tables]
+        columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
+        columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
         start, end, process = columns["start"], columns["end"], columns["globalPid"]
         sound = possible(start) & possible(end) & (start <= end)
         sound &= np.isin(process, list(self._ranks))
@@ -127,14 +156,17 @@ class Device:
         order = np.lexsort((start, rank))
         order = order[sound[order]]
         columns = {name: column[order] for name, column in columns.items()}
-        launches = self._launches(columns["globalPid"], columns["correlationId"])
+        launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
         found = stages_at(self._ranges.stages(), launches)
         remarks = _remarks(len(sound) - len(order), launches, found)
-        return _Rows(columns, rank[order], launches, found, remarks)
+        return _Rows(columns, rank[order], launches, call_ns, found, remarks)
 
-    def _launches(self, process: Int64s, correlation: Int64s) -> Launches:
-        """Find the call that launched each row: correlations are numbered by each process."""
-        calls = self._export.numbers(_CALL, "start", "globalTid", "correlationId")
+    def _launches(self, process: Int64s, correlation: Int64s) -> tuple[Launches, Int64s]:
+        """Find the call that launched each row, and how long it took.
+
+        Correlations are numbered by each process.
+        """
+        calls = self._export.numbers(_CALL, "start", "end", "globalTid", "correlationId")
         start, thread, number = calls["start"], calls["globalTid"], calls["correlationId"]
         own = np.where(possible(start) & (number != UNKNOWN), process_of(thread), NOWHERE)
         found = np.full(len(process), -1, dtype=np.int64)
@@ -146,12 +178,14 @@ class Device:
             rows, at = rows[at < len(by_number)], at[at < len(by_number)]
             same = number[by_number[at]] == correlation[rows]
             found[rows[same]] = by_number[at[same]]
-        joined = found >= 0
-        return Launches(
-            np.where(joined, process, NOWHERE),
+        ended = possible(calls["end"]) & (calls["end"] >= start)
+        call_ns = np.where(ended, calls["end"] - start, UNKNOWN)
+        launches = Launches(
+            np.where(found >= 0, process, NOWHERE),
             np.append(thread, NOWHERE)[found],
             np.append(start, UNKNOWN)[found],
         )
+        return launches, np.append(call_ns, UNKNOWN)[found]
 
     def _innermost(self, rows: _Rows) -> Int64s:
         """Return the name of the innermost range around each launch, of whatever domain."""
@@ -166,12 +200,41 @@ class Device:
         return coded(np.where(np.isin(long, list(texts)), long, short), texts)
 
     def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:
-        replayed = (columns["graphNodeId"] > 0) | (columns["graphId"] > 0)
         whole = len(self._export.numbers(_GRAPH, "start")["start"])
         return _counted(
-            (replayed.sum(), "kernels ran in replays of CUDA graphs and count to their launch"),
+            (
+                _replayed(columns).sum(),
+                "kernels ran in replays of CUDA graphs and count to their launch",
+            ),
             (whole, "replays of CUDA graphs hide their kernels (nsys --cuda-graph-trace=node)"),
         )
+
+
+def _replayed(columns: Mapping[str, Int64s]) -> Any:
+    """Return which kernels ran in a graph."""
+    return (columns["graphNodeId"] > 0) | (columns["graphId"] > 0)
+
+
+def _replays(rows: _Rows) -> Int64s:
+    """Return the number of each kernel's replay by their beginnings in its rank, else `UNKNOWN`.
+
+    What one call launched has one correlation, also where the call itself was not recorded.
+    """
+    columns = rows.columns
+    kernels = np.flatnonzero(_replayed(columns))
+    numbers = [
+        np.unique(columns[name][kernels], return_inverse=True)[1]
+        for name in ("globalPid", "correlationId")
+    ]
+    keys = numbers[0] * (len(kernels) + 1) + numbers[1]
+    _, first, replay = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # rows come by rank and start
+    rank = rows.rank[kernels][first[order]]
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order)) - np.searchsorted(rank, rank)
+    found = np.full(len(rows.rank), UNKNOWN)
+    found[kernels] = number[replay]
+    return found
 
 
 def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:

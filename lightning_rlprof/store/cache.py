@@ -10,32 +10,49 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.parquet import is_whole, write_table
+from lightning_rlprof.store.parquet import STAMP_NS, is_whole, write_table
 from lightning_rlprof.table import Table
 
-__all__ = ["FOLDER", "SCHEMA", "Cache", "find", "make", "sources"]
+__all__ = ["FOLDER", "SCHEMA", "Cache", "Parts", "find", "make", "place", "sources"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the tables and their columns; another one is never read."""
 
 FOLDER = ".rlprof-cache"
 """Where the caches lie: in the run's directory, or beside a single file."""
 
-Makers = Mapping[str, Callable[[], Table]]
 Sources = tuple[tuple[str, int, int, int], ...]
 
 _INDEX = "index.json"
+_FACTS = "run.json"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
 # What our own commands write into a run's directory is no part of the run.
 _WRITTEN = {"report.html", "trace.json.gz"}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a cache is made of.
+
+    Attributes:
+        core: Tables to write at once.
+        lazy: Tables that somebody may add later.
+        facts: What `lightning_rlprof.store.facts.facts_of` says of the run.
+    """
+
+    core: Mapping[str, Callable[[], Table]]
+    lazy: Collection[str]
+    facts: bytes
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,16 @@ class Cache:
         """Tell whether a table's file is there and whole."""
         return is_whole(self.file(name))
 
+    def facts(self) -> dict[str, Any] | None:
+        """Return what `lightning_rlprof.store.facts.facts_of` wrote, None where it is damaged."""
+        path = self.folder / _FACTS
+        try:
+            whole = path.stat().st_mtime_ns == STAMP_NS and not path.is_symlink()
+            facts = json.loads(path.read_bytes()) if whole else None
+        except (OSError, ValueError):
+            return None
+        return facts if isinstance(facts, dict) else None
+
     def add(self, table: Table, name: str) -> None:
         """Write a table; whoever reads sees all of it or nothing.
 
@@ -76,7 +103,7 @@ def sources(path: Path) -> Sources:
     """Return name, size, time of change and inode of every file that a path stands for.
 
     A directory stands for all files below it, a rank's file for its run; another file for itself
-    and those that share its name up to the first dot. Empty where nothing can be read.
+    and those whose name differs only after the first dot. Empty where nothing can be read.
     """
     path = whole = path.absolute()
     if path.suffix == ".jsonl":
@@ -87,7 +114,8 @@ def sources(path: Path) -> Sources:
         found = list(_below(whole))
     else:
         stem = path.name.split(".")[0]
-        found = [each for each in path.parent.glob(f"{stem}*") if each.is_file()]
+        found = [path, *path.parent.glob(f"{escape(stem)}.*")]
+        found = [each for each in dict.fromkeys(found) if each.is_file()]
     facts = []
     for file in found:
         with contextlib.suppress(OSError):  # gone meanwhile
@@ -112,41 +140,51 @@ def find(path: Path, made_of: Sources) -> Cache | None:
     return cache if all(cache.has(name) for name in index.get("core", [""])) else None
 
 
-def make(path: Path, made_of: Sources, core: Makers, lazy: Makers, *, shared: bool) -> Cache:
-    """Write a new cache: beside the run, or in a temporary folder where that cannot be written.
+def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
+    """Write a new cache beside what was read, in which all see it.
 
     Two processes may do so at once; the first one's stays.
 
     Args:
         path: What was read.
+        made_of: Its files before it was read; they are the same now.
+        parts: What to write.
+
+    Raises:
+        OSError: That place cannot be written, or is a link.
+    """
+    home = _home(path, made_of)
+    if home.parent.is_symlink():
+        raise OSError(None, "is a link", str(home.parent))
+    home.parent.mkdir(exist_ok=True)
+    new = home.parent / f".new-{uuid.uuid4().hex}"
+    new.mkdir()
+    try:
+        cache = _move(_fill(new, parts), home)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    _sweep(home)
+    return cache
+
+
+def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:
+    """Write a new cache: as `place`, or in a temporary folder where that cannot be written.
+
+    Args:
+        path: What was read.
         made_of: Its files before it was read.
-        core: Tables to write now.
-        lazy: Tables to write when they are asked for.
+        parts: What to write.
         shared: False where the files changed meanwhile: then others must not find it.
 
     Raises:
         TraceError: Not even the temporary folder can be written.
     """
-    home = _home(path, made_of)
-    if shared and not home.parent.is_symlink():
+    if shared:
         with contextlib.suppress(OSError):
-            home.parent.mkdir(exist_ok=True)
-            new = home.parent / f".new-{uuid.uuid4().hex}"
-            new.mkdir()
-            try:
-                cache = _move(_fill(new, core, lazy), home)
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
-            _sweep(home)
-            return cache
-    return _temporary(path, core, lazy)
-
-
-def _temporary(path: Path, core: Makers, lazy: Makers) -> Cache:
-    """Write a cache that goes with the object, at the latest with the process."""
+            return place(path, made_of, parts)
     folder = tempfile.mkdtemp(prefix="rlprof-")
     try:
-        cache = _fill(Path(folder), core, lazy)
+        cache = _fill(Path(folder), parts)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         text = f"{tempfile.gettempdir()}: has no room for the tables of {path} ({error})"
@@ -178,12 +216,14 @@ def _home(path: Path, made_of: Sources) -> Path:
     return path.parent / FOLDER / f"{path.name}-{key}"
 
 
-def _fill(folder: Path, core: Makers, lazy: Makers) -> Cache:
-    names = [name for name in (*core, *lazy) if _NAME.fullmatch(name)]
+def _fill(folder: Path, parts: Parts) -> Cache:
+    names = [name for name in (*parts.core, *parts.lazy) if _NAME.fullmatch(name)]
     cache = Cache(folder, tuple(names))
-    for name, table in core.items():
+    for name, table in parts.core.items():
         cache.add(table(), name)
-    index = {"schema": SCHEMA, "tables": names, "core": list(core)}
+    (folder / _FACTS).write_bytes(parts.facts)
+    os.utime(folder / _FACTS, ns=(STAMP_NS, STAMP_NS))
+    index = {"schema": SCHEMA, "tables": names, "core": list(parts.core)}
     (folder / _INDEX).write_text(json.dumps(index))
     return cache
 

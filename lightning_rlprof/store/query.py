@@ -21,6 +21,7 @@ Attach = Callable[["DuckDBPyConnection"], None]
 # Without a place to spill, nothing is written; a query that needs more than the memory fails.
 _SETTINGS = (
     "temp_directory = ''",
+    "enable_progress_bar = false",  # it stands on standard output, after two seconds
     "allow_persistent_secrets = false",
     "autoinstall_known_extensions = false",
     "autoload_known_extensions = false",
@@ -142,6 +143,8 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
             what = " and ".join(kinds) or "nothing"
             raise TraceError(f"a query is one SELECT and only reads; this is {what}")
         select = statements[0].query.strip().rstrip(";")
+        # At the top DuckDB 2 allows WITH t AS (COPY … TO …), and would write before it answers.
+        connection.sql(f"SELECT * FROM ({select}\n)")
         relation = connection.sql(select)
     except duckdb.Error as error:
         raise TraceError(_line(error)) from error

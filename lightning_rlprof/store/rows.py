@@ -12,7 +12,7 @@ from lightning_rlprof.table import Column, ColumnRows, Table
 if TYPE_CHECKING:
     from lightning_rlprof.spans import Counter, Spans
 
-__all__ = ["CORE", "core_tables"]
+__all__ = ["CORE", "core_tables", "counter_columns"]
 
 CORE = ("spans", "headers", "notes", "problems")
 """Tables that every run has; all others are what its device tools recorded."""
@@ -92,22 +92,30 @@ def _identities(idents: Any) -> Any:
     return np.array([(each + 2**63) % 2**64 - 2**63 for each in idents], dtype=np.int64)
 
 
-def _counters(spans: "Spans") -> tuple[list[tuple[Column, Any]], str]:
-    """Return a column per counter, empty where a span has none; the most frequent where many."""
+def counter_columns(spans: "Spans") -> dict[str, str]:
+    """Return the column of each counter that has one: the most frequent, by name."""
     taken = {column.name for column in _SPANS}
     often = sorted(spans.counters, key=lambda name: (-len(spans.counters[name].rows), name))
-    found = []
+    found = {}
     for name in sorted(often[:_MOST_COUNTERS]):
-        own = name
+        own = "_".join(name.split()) or "counter"
         while own.lower() in taken:  # SQL does not tell "Tokens" from "tokens"
             own = f"counter_{own}"
         taken.add(own.lower())
+        found[name] = own
+    return found
+
+
+def _counters(spans: "Spans") -> tuple[list[tuple[Column, Any]], str]:
+    """Return a column per counter, empty where a span has none; the most frequent where many."""
+    found = []
+    for name, own in counter_columns(spans).items():
         values = _column(spans.counters[name], len(spans))
         whole = values.dtype.kind == "i"
         unit = "bytes" if name.endswith("bytes") else ""
         kind = "duration" if whole and name.endswith("_ns") else "count" if whole else "number"
         found.append((Column(own, kind, "ns" if kind == "duration" else unit), values))  # type: ignore[arg-type]
-    left = len(often) - _MOST_COUNTERS
+    left = len(spans.counters) - _MOST_COUNTERS
     return found, f"{left} rarer counters have no column" if left > 0 else ""
 
 

@@ -2,15 +2,17 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.cache import Cache, find, make, sources
-from lightning_rlprof.store.columns import attach, quoted
-from lightning_rlprof.store.parquet import read_remarks, reads
+from lightning_rlprof.store.cache import Cache, Parts, find, make, sources
+from lightning_rlprof.store.columns import VISIBLE, attach, quoted
+from lightning_rlprof.store.facts import facts_of
+from lightning_rlprof.store.joined import JoinedTable, Part, joined_table
+from lightning_rlprof.store.parquet import read_about, reads
 from lightning_rlprof.store.query import answer, is_users, named, text_literal, write_answer
 from lightning_rlprof.store.rows import CORE, core_tables
 from lightning_rlprof.table import Table
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 
     from lightning_rlprof.spans import Spans
 
-__all__ = ["Store", "ask"]
+__all__ = ["Store", "ask", "parts_of"]
 
+Facts = Mapping[str, Any]
 _Answer = TypeVar("_Answer")
 
 
@@ -31,6 +34,8 @@ class Store:
     Args:
         path: What to read, as `lightning_rlprof.load` takes it.
         read: Reads it, that is `lightning_rlprof.load`.
+        parts: Says of which traces with caches of their own it was put together, given the facts of
+            the whole: their tables are then asked where they lie.
 
     Raises:
         TraceError: It cannot be read.
@@ -43,12 +48,18 @@ class Store:
         ... # doctest: +SKIP
     """
 
-    def __init__(self, path: str | Path, read: "Callable[[Path], Spans]") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        read: "Callable[[Path], Spans]",
+        parts: "Callable[[Facts], Sequence[Part]] | None" = None,
+    ) -> None:
         self.path = Path(path)
         self._read = read
         self._spans: Spans | None = None
         self._made_of = sources(self.path)
         self._cache = find(self.path, self._made_of) or self._made()
+        self._parts = parts(self._cache.facts() or {}) if parts else ()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -62,9 +73,13 @@ class Store:
             TraceError: The query is wrong or would do more than read, or names a table of which
                 the run knows nothing; the text is one line.
         """
-        table = self._asked(query, lambda view, files: answer(query, view, files, rows))
-        remarks = (read_remarks(self._cache.file(name)) for name in named(query, self.tables))
-        return _noted(table, [each.note for each in remarks if each])
+        notes: list[str] = []
+
+        def ask(tables: _Told) -> Table:
+            notes[:] = [each.note for each in tables.told.values()]
+            return answer(query, tables.attach, tables.files, rows)
+
+        return _noted(self._asked(query, ask), notes)
 
     def write(self, query: str, output: Path) -> int:
         """Write what one SELECT says to a .csv or .parquet file; return the number of rows.
@@ -73,33 +88,49 @@ class Store:
             TraceError: As `sql`.
             OSError: The file cannot be written.
         """
-        return self._asked(query, lambda view, files: write_answer(query, view, files, output))
+        return self._asked(
+            query, lambda tables: write_answer(query, tables.attach, tables.files, output)
+        )
 
-    def _asked(self, query: str, ask: Callable[[Any, list[Path]], _Answer]) -> _Answer:
+    def _asked(self, query: str, ask: "Callable[[_Told], _Answer]") -> _Answer:
         """Ask, and once more from a new cache where a file of it turns out to be damaged."""
-        for last in (False, True):
-            untold = self._ready(query)
-            files = {name: self._cache.file(name) for name in self.tables if name not in untold}
-            files = {name: file for name, file in files.items() if file.is_file()}
+        tables = self._ready(query)
+        try:
             try:
-                return ask(_view(files), list(files.values()))
+                return ask(tables)
             except TraceError as error:
-                if last or is_users(error) or all(map(reads, files.values())):
-                    raise _explained(error, self.tables, untold) from error
+                if is_users(error) or self._parts or all(map(reads, tables.files)):
+                    raise
             shutil.rmtree(self._cache.folder, ignore_errors=True)
             self._cache = self._made()
-        raise AssertionError("the last round returns or raises")
+            tables = self._ready(query)
+            return ask(tables)
+        except TraceError as error:
+            raise _explained(error, self.tables, tables.untold) from error
 
-    def _ready(self, query: str) -> dict[str, str]:
-        """Make the tables that a query names; return why some of them abstained."""
-        untold = {}
-        for name in named(query, self.tables):
-            if not self._cache.has(name):
-                self._add(name)
-            remarks = read_remarks(self._cache.file(name))
-            if remarks and remarks.abstained is not None:
-                untold[name] = remarks.abstained
-        return untold
+    def _ready(self, query: str) -> "_Told":
+        """Make the tables that a query names; keep why some of them abstained."""
+        tables = _Told({}, {})
+        asked = named(query, self.tables)
+        for name in self.tables:
+            joined = self._parts and name not in CORE
+            if name in asked:
+                found = joined_table(name, self._parts) if joined else self._single(name)
+                if isinstance(found, str):
+                    tables.untold[name] = found
+                else:
+                    tables.told[name] = found
+            elif not joined and self._cache.file(name).is_file():
+                tables.told[name] = _Single(name, [self._cache.file(name)], "")
+        return tables
+
+    def _single(self, name: str) -> "_Single | str":
+        if not self._cache.has(name):
+            self._add(name)
+        about = read_about(self._cache.file(name)) or {"note": "", "abstained": None}
+        if about["abstained"] is not None:
+            return str(about["abstained"])
+        return _Single(name, [self._cache.file(name)], about["note"])
 
     def _add(self, name: str) -> None:
         table = self._table(name)
@@ -121,7 +152,13 @@ class Store:
         before = self._made_of = sources(self.path)
         spans = self._spans = self._read(self.path)
         shared = shared and sources(self.path) == before
-        return make(self.path, before, core_tables(spans), spans.tables, shared=shared)
+        made = find(self.path, before) if shared else None  # reading may have left one
+        return made or make(self.path, before, parts_of(spans, self.path), shared=shared)
+
+
+def parts_of(spans: "Spans", path: Path) -> Parts:
+    """Return what the cache of a run that was read from a path is made of."""
+    return Parts(core_tables(spans), spans.tables, facts_of(spans, path))
 
 
 def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
@@ -150,13 +187,34 @@ def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
         raise _explained(error, names, untold) from error
 
 
-def _view(files: Mapping[str, Path]) -> "Callable[[DuckDBPyConnection], None]":
-    def view(connection: "DuckDBPyConnection") -> None:
-        for name, file in files.items():
-            select = f"SELECT * FROM read_parquet({text_literal(file)})"
-            connection.execute(f"CREATE VIEW {quoted(name)} AS {select}")
+class _Single(NamedTuple):
+    """A table in one file, and what it says beside its rows."""
 
-    return view
+    name: str
+    files: list[Path]
+    note: str
+
+    def attach(self, connection: "DuckDBPyConnection") -> None:
+        """Make it a view of its name."""
+        select = f"SELECT {VISIBLE} FROM read_parquet({text_literal(self.files[0])})"
+        connection.execute(f"CREATE VIEW {quoted(self.name)} AS {select}")
+
+
+class _Told(NamedTuple):
+    """The tables that can be asked, and why others cannot."""
+
+    told: "dict[str, _Single | JoinedTable]"
+    untold: dict[str, str]
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read."""
+        return [file for table in self.told.values() for file in table.files]
+
+    def attach(self, connection: "DuckDBPyConnection") -> None:
+        """Make each a view."""
+        for table in self.told.values():
+            table.attach(connection)
 
 
 def _noted(answer: Table, notes: list[str]) -> Table:

@@ -26,11 +26,13 @@ COLUMNS = {
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs utcTime localTime",
     "CUPTI_ACTIVITY_KIND_KERNEL": f"{_ACTIVITY} demangledName shortName graphNodeId",
     "CUPTI_ACTIVITY_KIND_MEMCPY": f"{_ACTIVITY} bytes copyKind",
+    "CUPTI_ACTIVITY_KIND_MEMSET": f"{_ACTIVITY} bytes value",
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": f"{_ACTIVITY} syncType",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start end eventClass globalTid correlationId nameId",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{_ACTIVITY} graphId",
     "GPU_METRICS": "timestamp typeId metricId value",
     "TARGET_INFO_GPU_METRICS": "typeId metricId metricName",
+    "TARGET_INFO_CUDA_DEVICE": "gpuId cudaId pid",
 }
 _TEXTS = {"text", "value", "name", "metricName", "jsonText", "utcTime", "localTime", "devStateName"}
 
@@ -108,10 +110,13 @@ class NsysExport:
         cells |= {"start": start, "end": end, "correlationId": correlation, **names, **more}
         self.add("CUPTI_ACTIVITY_KIND_KERNEL", **cells)
 
-    def call(self, start: int, correlation: int, pid: int = PID, tid: int | None = None) -> None:
-        """Add the call that launched what has this correlation."""
+    def call(
+        self, start: int, number: int, pid: int = PID, tid: int | None = None, *, took: Any = 1
+    ) -> None:
+        """Add the call that launched what has this correlation; it took so long, or never ended."""
+        end = None if took is None else start + took
+        cells = {"start": start, "end": end, "correlationId": number}
         thread = global_tid(pid, tid)
-        cells = {"start": start, "end": start + 1, "correlationId": correlation}
         self.add("CUPTI_ACTIVITY_KIND_RUNTIME", globalTid=thread, eventClass=0, **cells)
 
     def write(self) -> Path:

@@ -284,3 +284,12 @@ def test_nothing_but_a_capture_is_refused_in_one_line(tmp_path: Path) -> None:
         read_ascend(tmp_path / "a.txt")
     with pytest.raises(TraceError, match="is no output of torch_npu"):
         read_ascend(tmp_path / "nothing")
+
+
+def test_a_mark_takes_no_time_whatever_the_trace_says(tmp_path: Path) -> None:
+    trace = TraceEvents()
+    trace.mark("saved", 100)
+    next(row for row in trace.events if row["name"] == "saved")["dur"] = 5
+    trace.write(capture_folder(tmp_path) / "trace_view.json")
+
+    assert [(span.kind, span.duration_ns) for span in read_ascend(tmp_path)] == [("mark", 0)]

@@ -54,10 +54,11 @@ def test_units_of_memory_are_powers_of_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "rows", "problem"),
     [
-        ("", 0, ""),
+        ("", 0, "empty: it lacks even its headings"),
         ("a,b\n", 0, ""),
         ("a,b\n1,2\n3,4", 1, "cut off: its last row is left out"),
         ("a,b\n1,2\n3\n5,6\n", 2, "1 rows are left out: they are cut off"),
+        ("b,a,b\n0,1,2\n3,4\n", 1, "1 rows are left out: they are cut off"),
         ("a,b\n1,2\n\n", 1, "1 rows are left out: they are cut off"),
         ("a,b\n1,2\n" + "x" * 200_000 + ",4\n", 1, "damaged: read up to there"),
     ],

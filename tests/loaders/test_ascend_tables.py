@@ -209,8 +209,10 @@ def test_a_run_gets_its_tables_on_its_own_axis_with_its_own_ranks(tmp_path: Path
     output = capture_folder(tmp_path, rank=0)
     trace.write(output / "trace_view.json")
 
-    tables = ascend_tables({output.parent: 6}, EPOCH - 50)
+    tables = ascend_tables({output.parent: 6}, EPOCH - 50, lambda kernels: kernels)
 
     assert "kernels" not in tables
     table = tables["communication"]()
     assert (table.column("rank"), table.column("start")) == ([6], [150])
+    own = tables["collectives"]()
+    assert (own.column("rank"), own.column("start")) == ([6], [150])

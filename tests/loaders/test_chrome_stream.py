@@ -127,8 +127,8 @@ BROKEN = [
     b'{"ph": "X", "name": "a", "pid": [1]}',  # a pid is no list
     b'{"ph": "X", "name": 5}',
     b'{"ph": "X", "name": "\xff\xfe"}',
-    b'{"ph": "X", "args": {"correlation": 1e400}}',
-    b'{"ph": "X", "args": 7}',
+    b'{"ph": "X", "pid": 1e400}',
+    b'{"ph": "X", "cat": 7}',
     b"null",
     b'"text"',
     b'{"ph": "X", "deep": ' + b"[" * 100_000,

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lightning_rlprof.loaders.enclosing import innermost
+from lightning_rlprof.loaders.enclosing import innermost, parents
 
 
 def brute(lane, start, end, point_lane, point):
@@ -48,3 +50,65 @@ def test_of_two_that_begin_at_once_the_shorter_is_inside():
     found = innermost(zeros, zeros, np.array([5, 9]), np.zeros(2, np.int64), np.array([4, 6]))
 
     assert found.tolist() == [0, 1]
+
+
+def by_start(ranges):
+    """Return lane, start and end of (lane, start, length), in the order that `parents` asks for."""
+    ranges = sorted(ranges, key=lambda each: (each[1], -each[2]))
+    lane, start, length = np.array(ranges or np.empty((0, 3)), np.int64).T
+    return lane, start, start + length
+
+
+def brute_parents(lane, start, end, closed):
+    found = []
+    for own in range(len(lane)):
+        around = [
+            row
+            for row in range(own)
+            if lane[row] == lane[own]
+            and end[row] > start[row]
+            and end[row] >= end[own]
+            and (closed or end[row] > start[own])
+        ]
+        found.append(around[-1] if around else -1)
+    return found
+
+
+def nested(depth):
+    """Make one range of a lane with others inside of it, as its own (lane, start, length)."""
+    inside = st.just([]) if not depth else st.lists(nested(depth - 1), max_size=3)
+    return st.tuples(inside, st.integers(0, 2), st.integers(0, 2)).map(_wrapped)
+
+
+def _wrapped(made):
+    inside, before, behind = made
+    at, ranges = before, []
+    for own in inside:
+        ranges += [(lane, start + at, length) for lane, start, length in own]
+        at += own[0][2]
+    return [(0, 0, at + behind), *ranges]
+
+
+loose = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 6)), max_size=14)
+
+
+@given(loose | nested(3), st.booleans())
+def test_parents_agree_with_brute_force_on_nested_and_overlapping_ranges(ranges, closed):
+    lane, start, end = by_start(ranges)
+
+    found = parents(lane, start, end, closed=closed)
+
+    assert found.tolist() == brute_parents(lane, start, end, closed)
+
+
+def test_an_instant_at_the_end_of_a_range_is_in_it_where_that_is_closed():
+    zeros, start, end = np.zeros(3, np.int64), np.array([0, 5, 5]), np.array([5, 5, 5])
+
+    assert parents(zeros, start, end).tolist() == [-1, 0, 0]
+    assert parents(zeros, start, end, closed=False).tolist() == [-1, -1, -1]
+
+
+def test_what_overlaps_holds_nothing_of_the_other_and_yet_what_is_in_both():
+    start, end = np.array([0, 2, 3, 4]), np.array([6, 9, 5, 8])
+
+    assert parents(np.zeros(4, np.int64), start, end).tolist() == [-1, -1, 1, 1]

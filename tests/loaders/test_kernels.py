@@ -101,6 +101,14 @@ def test_kernels_of_several_files_are_joined_with_each_text_once():
     assert list(kernel_table(join([kernels()])).rows) == list(kernel_table(kernels()).rows)
 
 
+def test_replays_of_several_files_stay_apart():
+    parts = [dataclasses.replace(kernels(), graph=ints(*own)) for own in ((0, 1), (UNKNOWN, 0))]
+
+    joined = join([parts[0], kernels(), parts[1], parts[1]])
+
+    assert kernel_table(joined).column("graph") == [0, 1, None, None, None, 2, None, 3]
+
+
 def test_moving_the_axis_moves_all_times_that_are_known():
     moved = dataclasses.replace(kernels(), launch_ns=ints(9, UNKNOWN)).later(100)
 

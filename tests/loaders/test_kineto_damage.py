@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders import chrome_codes, chrome_columns, chrome_scratch, kineto_trace
 from lightning_rlprof.loaders.kineto import read_kineto
 from lightning_rlprof.spans import Spans
 from tests.loaders.chrome import BASE, PID, ChromeTrace
@@ -51,19 +53,34 @@ def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
 
 
 HOSTILE = [1e300, -1e300, 2**62, -(2**62), 2**63, 2**70, -(2**70), None, "x", True, 0.5, [], {}]
+SENT = {"Collective name": "allreduce", "In msg nelems": 2**40, "dtype": "Float", "Group size": 8}
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path: Path) -> None:
-    noise, trace = random.Random(seed), ChromeTrace()
+def written_of_all_kinds() -> ChromeTrace:
+    trace, pid = ChromeTrace(), PID
     for number in range(12):
-        trace.mark(noise.choice(["ProfilerStep#99999999999999", "actor_update", "x"]), 0, 50)
+        trace.mark("actor_update", 0, 50)
         trace.shadow("x", 0, 50)
-        trace.launched(number, 10, name="x")
+        trace.launched(number, 10, name="ncclKernel", **{"External id": number}, **SENT)
+        numbers = {"Sequence number": number, "Fwd thread id": number % 2, "External id": number}
+        trace.event("cpu_op", "record_param_comms", 5, 30, pid, 1, **numbers, **SENT)
+        trace.event("python_function", "nn.Module: A", 5, 30, pid, 1, **{"Python parent id": None})
+        args = {"device": 0, "stream": 7, "correlation": number, "bytes": 7}
+        trace.event("gpu_memcpy", "Memcpy HtoD (a -> b)", 10, 20, 0, 7, **args)
+        args = {"Device Type": 1, "Device Id": 0, "Total Allocated": 5, "Total Reserved": 6}
+        trace.event("cpu_instant_event", "[memory]", 10, 20, pid, 1, **args)["ph"] = "i"
+        trace.event("", "power", 10, 20, 0, 1, value=5.5)["ph"] = "C"
+    return trace
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path: Path) -> None:
+    noise, trace = random.Random(seed), written_of_all_kinds()
     events: list[Any] = trace.events
-    for _ in range(noise.randint(1, 20)):
+    events[0]["name"] = "ProfilerStep#99999999999999"
+    for _ in range(noise.randint(1, 40)):
         where = noise.choice(events)
-        where = where["args"] if noise.random() < 0.4 and isinstance(where["args"], dict) else where
+        where = where["args"] if noise.random() < 0.5 and isinstance(where["args"], dict) else where
         if where:
             where[noise.choice(list(where))] = noise.choice(HOSTILE)
     trace.before = {
@@ -73,13 +90,83 @@ def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path
     trace.after = {"baseTimeNanoseconds": noise.choice(HOSTILE), "trace_id": noise.choice(HOSTILE)}
 
     spans = read(trace, tmp_path)
-    table = spans.table("kernels")
+    tables = {name: spans.table(name) for name in spans.tables}
 
-    assert len(spans) <= 12
-    assert len(table.rows) <= 12
-    assert all(row[4] >= 0 and row[5] >= 0 for row in table.rows)
+    assert len(spans) <= 13
+    assert set(tables) == {"kernels", "memcpy", "collectives", "calls", "memory", "counters"}
+    for name, table in tables.items():
+        assert len(list(table.rows)) <= 48 or name == "counters"
+        if name in ("kernels", "calls", "memcpy", "collectives"):
+            assert all(length >= 0 for length in table.column("duration"))
+    assert min(tables["kernels"].column("start"), default=0) >= 0
     assert (spans.start_ns >= 0).all()
     assert (spans.end_ns >= spans.start_ns).all()
+
+
+def test_what_is_lost_of_a_table_is_said_in_its_note(tmp_path: Path) -> None:
+    trace = written_of_all_kinds()
+    for event in trace.events:
+        event["dur"], event["ts"] = msgspec.Raw(b'"soon"'), msgspec.Raw(b"null")
+
+    spans = read(trace, tmp_path)
+
+    for name in set(spans.tables) - {"kernels"}:
+        table = spans.table(name)
+        assert len(table.rows) == 0
+        assert "events are left out: their times cannot be true" in table.note
+
+
+def test_names_beyond_the_bound_are_taken_as_one_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chrome_codes, "MOST_BYTES", 20_000)
+    trace = ChromeTrace()
+    for number in range(100):
+        trace.kernel(number, number, number + 1, f"{number}" * 500)
+        trace.event("cpu_op", f"o{number}" * 500, number, number + 1, PID, 1)
+
+    spans = read(trace, tmp_path)
+    table = spans.table("calls")
+
+    assert spans.problems[0].text.endswith("events are taken as one: there are too many")
+    assert set(spans.table("kernels").column("kernel")) > {"0" * 500, "(other names)"}
+    assert set(table.column("name")) == {"(other names)"}
+    assert table.note.endswith("events are taken as one: there are too many")
+
+
+def test_a_file_that_changed_since_is_not_read_on(tmp_path: Path) -> None:
+    trace = written_of_all_kinds()
+    spans = read(trace, tmp_path)
+    trace.mark("another", 0, 5)
+    trace.write(tmp_path / "t.json")
+
+    with pytest.raises(TraceError, match="has changed since it was read; load it again"):
+        spans.table("calls")
+    assert len(spans.table("kernels").rows) == 12
+
+
+def test_a_file_that_is_gone_since_is_said_each_time(tmp_path: Path) -> None:
+    spans = read(written_of_all_kinds(), tmp_path)
+    (tmp_path / "t.json").unlink()
+
+    for _ in range(2):
+        with pytest.raises(TraceError, match="cannot be read"):
+            spans.table("memory")
+
+
+def test_tables_are_the_same_where_all_columns_lie_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written_of_all_kinds().write(tmp_path / "t.json")
+    spans = read_kineto(path)
+    expected = {name: list(spans.table(name).rows) for name in spans.tables}
+    for room in (chrome_columns, chrome_scratch):
+        monkeypatch.setattr(room, "HELD", 0)
+    monkeypatch.setattr(kineto_trace, "SIZE", 2_000)
+
+    for every in (True, False):
+        spans = read_kineto(path, every=every)
+        assert {name: list(spans.table(name).rows) for name in spans.tables} == expected
 
 
 BEGIN = b'{"traceEvents": ['
@@ -123,19 +210,26 @@ def test_as_many_threads_as_events_are_read(tmp_path: Path) -> None:
 
 
 _MEASURE = """
-import resource, sys, time
+import resource, sys
 from pathlib import Path
 from lightning_rlprof.loaders.kineto import read_kineto
-small, large = map(Path, sys.argv[1:])
+def rows(path, names):
+    spans = read_kineto(path)
+    return [len(spans.table(name).rows) for name in names]
+small, large, *names = sys.argv[1:]
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-read_kineto(small).table("kernels")
+rows(Path(small), names)
 before = peak()
-table = read_kineto(large).table("kernels")
-print(len(table.rows), peak() - before)
+print(*rows(Path(large), names), peak() - before)
 """
 
 
-def test_memory_stays_far_below_the_size_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tables", "rows", "most_mb"), [(["kernels"], [1_000], 20), (["calls"], [3_000], 60)]
+)
+def test_memory_stays_far_below_the_size_of_the_file(
+    tables: list[str], rows: list[int], most_mb: int, tmp_path: Path
+) -> None:
     trace = ChromeTrace()
     for number in range(1_000):
         trace.event("cpu_op", "aten::mm", number, number + 1, PID, 1, shapes=[[8, 9]] * 20)
@@ -148,10 +242,9 @@ def test_memory_stays_far_below_the_size_of_the_file(tmp_path: Path) -> None:
     large = tmp_path / "large.json"
     large.write_bytes(data[:begin] + b",".join([data[begin:end]] * copies) + data[end:])
 
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, small, large], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", _MEASURE, small, large, *tables]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    kernels, grown_mb = map(int, done.stdout.split())
-    assert kernels == 1_000 * copies
-    assert grown_mb < 20, f"{grown_mb} MB for a file of {large.stat().st_size // 10**6} MB"
+    *found, grown_mb = map(int, done.stdout.split())
+    assert found == [count * copies for count in rows]
+    assert grown_mb < most_mb, f"{grown_mb} MB for {large.stat().st_size // 10**6} MB"

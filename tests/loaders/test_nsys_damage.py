@@ -43,6 +43,8 @@ def whole(path: Path) -> NsysExport:
         made.call(10 * number + 1, number)
     cells = {"start": 1, "end": 2, "globalPid": global_pid(PID), "correlationId": 1}
     made.add("CUPTI_ACTIVITY_KIND_MEMCPY", copyKind=1, bytes=8, **cells)
+    made.add("CUPTI_ACTIVITY_KIND_MEMSET", value=0, bytes=8, **cells)
+    made.add("TARGET_INFO_CUDA_DEVICE", gpuId=1, cudaId=0, pid=PID)
     made.add("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", syncType=1, **cells)
     made.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", graphId=1, **cells)
     made.add("GPU_METRICS", timestamp=1, typeId=1, metricId=1, value=1)

@@ -1,4 +1,4 @@
-"""Kernels, copies, waits and metrics of small exports, joined to the ranges of their launches."""
+"""Kernels of small exports, joined to their launches and to the ranges of those."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.nsys import read_kernels
 from lightning_rlprof.table import Table
-from tests.loaders.nsys_export import EPOCH, PID, NsysExport, global_pid, global_tid
+from tests.loaders.nsys_export import EPOCH, PID, NsysExport, global_tid
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 
@@ -136,6 +136,20 @@ def test_graph_replays_are_counted(export: NsysExport) -> None:
     assert "1 replays of CUDA graphs hide their kernels" in note
 
 
+def test_replays_are_numbered_by_their_beginning_in_each_rank(tmp_path: Path) -> None:
+    export = NsysExport(tmp_path / "x.sqlite")
+    for pid, rank, numbers in ((PID, 0, (4, 9, 5)), (200, 1, (9, 5, 4))):
+        export.said("rlprof.rank", rank, pid=pid)
+        for at, number in ((700, 1), (600, 0), (610, 0), (800, 1), (900, 2)):
+            export.kernel("in graph", at, at + 5, numbers[number], pid=pid, graphNodeId=1)
+        export.kernel("plain", 650, 660, 9, pid=pid)
+        export.call(150, 9, pid)  # the others' launches were not recorded
+
+    table = load(export.write()).table("kernels")
+
+    assert table.column("graph") == [0, 0, None, 1, 1, 2] * 2
+
+
 def test_a_name_falls_back_to_the_short_one_then_to_none(export: NsysExport) -> None:
     export.kernel("long", 600, 610, 1)
     export.kernel("elementwise", 620, 630, 2, demangledName=999)
@@ -171,50 +185,19 @@ def test_columns_that_are_not_there_read_as_not_known(export: NsysExport) -> Non
     assert list(table.rows) == [(0, None, None, "k", 600, 10, *(None,) * 7)]
 
 
-def test_copies_have_kind_and_bytes(export: NsysExport) -> None:
-    place = {"deviceId": 1, "streamId": 14, "globalPid": global_pid(PID)}
-    for number, (kind, size) in enumerate([(1, 4096), (10, 7), (99, None), (None, 0)]):
-        times = {"start": 600 + number, "end": 610, "correlationId": number}
-        export.add("CUPTI_ACTIVITY_KIND_MEMCPY", copyKind=kind, bytes=size, **place, **times)
-    export.call(150, 0)
+def test_launches_tell_their_length_and_their_thread(export: NsysExport) -> None:
+    for number, took in ((1, 25), (2, None), (3, -4)):
+        export.kernel("k", 5000 + number, 6000, number)
+        export.call(210, number, tid=None if number == 1 else 177, took=took)
+    export.kernel("unlaunched", 5010, 6000, 4)
 
-    table = load(export.write()).table("memcpy")
+    spans = load(export.write())
 
-    assert list(table.rows) == [
-        (0, 1, 14, "HtoD", 4096, 600, 10, "actor_update", 3),
-        (0, 1, 14, "PtoP", 7, 601, 9, None, None),
-        (0, 1, 14, "kind 99", None, 602, 8, None, None),
-        (0, 1, 14, None, 0, 603, 7, None, None),
-    ]
-
-
-def test_waits_have_their_kind(export: NsysExport) -> None:
-    times = {"start": 600, "end": 700, "correlationId": 1, "globalPid": global_pid(PID)}
-    export.add("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", syncType=3, deviceId=0, streamId=7, **times)
-    export.call(550, 1)
-
-    table = load(export.write()).table("sync")
-
-    assert list(table.rows) == [(0, 0, 7, "stream", 600, 100, None, 3)]
-
-
-def test_metrics_are_named_per_source_and_gpu(export: NsysExport) -> None:
-    for gpu, name in ((0, "SMs Active"), (1, "DRAM Read")):
-        export.add("TARGET_INFO_GPU_METRICS", typeId=256 + gpu, metricId=4, metricName=name)
-        export.add(
-            "GPU_METRICS", timestamp=100 * gpu, typeId=256 + gpu, metricId=4, value=gpu + 0.5
-        )
-    export.add("GPU_METRICS", timestamp=300, typeId=256, metricId=5, value=80)
-    export.add("GPU_METRICS", timestamp=300, typeId=256, metricId=5, value="x")
-
-    table = load(export.write()).table("gpu_metrics")
-
-    assert list(table.rows) == [
-        (0, 0, "SMs Active", 0.5),
-        (1, 100, "DRAM Read", 1.5),
-        (0, 300, None, 80.0),
-    ]
-    assert table.note == "1 samples are left out: they have no time or no value"
+    table = spans.table("kernels")
+    assert table.column("launch") == [210, 210, 210, None]
+    assert table.column("launch duration") == [25, None, None, None]
+    assert table.column("thread") == [spans.threads[0].ident, 177, 177, None]
+    assert table.column("graph") == [None] * 4
 
 
 def test_tables_that_are_not_there_are_not_offered_and_their_absence_is_noted(

@@ -44,7 +44,14 @@ def test_the_file_name_tells_the_rank_of_those_that_say_nothing(tmp_path: Path) 
     assert texts(path) == []
 
 
-@pytest.mark.parametrize("name", ["rank3.sqlite", "a_rank3b.sqlite", "a_rank_3.sqlite"])
+@pytest.mark.parametrize("name", ["rank3.sqlite", "rank-3.sqlite", "a_rank_3.sqlite"])
+def test_a_name_may_spell_the_rank_in_several_ways(tmp_path: Path, name: str) -> None:
+    path = export(tmp_path / name, 7).write()
+
+    assert load(path).ranks == (3,)
+
+
+@pytest.mark.parametrize("name", ["a_rank3b.sqlite", "crank3.sqlite", "rank.3.sqlite"])
 def test_other_names_tell_no_rank(tmp_path: Path, name: str) -> None:
     path = export(tmp_path / name, 7).write()
 

@@ -30,7 +30,7 @@ def ask(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     ("path", "spans", "kernels", "copies", "syncs", "unlaunched"),
-    [(H100, 16_782, 3_442, 904, 244, 1_810), (T4, 786, 3_689, 89, 90, 0)],
+    [(H100, 16_782, 3_442, 904 + 22, 244, 1_810), (T4, 786, 3_689, 89, 90, 0)],
 )
 def test_every_range_and_every_row_is_there(
     path: Path, spans: int, kernels: int, copies: int, syncs: int, unlaunched: int
@@ -58,6 +58,8 @@ def test_times_names_and_bytes_are_those_of_the_file(path: Path) -> None:
         "JOIN StringIds s ON s.id = demangledName",
     )
     (size,), *_ = ask(path, "SELECT SUM(bytes) FROM CUPTI_ACTIVITY_KIND_MEMCPY")
+    if path == H100:
+        size += ask(path, "SELECT SUM(bytes) FROM CUPTI_ACTIVITY_KIND_MEMSET")[0][0]
     (zero,), *_ = ask(path, "SELECT MIN(start) FROM NVTX_EVENTS WHERE end IS NOT NULL")
     (epoch,), *_ = ask(path, "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
     assert sum(table.column("duration")) == total  # type: ignore[arg-type]
@@ -87,6 +89,27 @@ def test_the_range_of_every_seventh_kernel_agrees_with_a_query(path: Path) -> No
     asked = [(mine, theirs) for mine, (skip, theirs) in zip(found, rows, strict=True) if not skip]
     assert [mine for mine, _ in asked] == [theirs for _, theirs in asked]
     assert sum(theirs is not None for _, theirs in asked) > 200
+
+
+@pytest.mark.parametrize("path", [H100, T4], ids=["h100", "t4"])
+def test_launches_and_their_threads_agree_with_a_query(path: Path) -> None:
+    run = load(path)
+    table = run.table("kernels")
+
+    columns = "r.start - ?, r.end - r.start, r.globalTid & 16777215".replace(
+        "?",
+        str(run.unix_ns - ask(path, "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")[0][0]),
+    )
+    rows = ask(
+        path,
+        f"SELECT {columns} FROM CUPTI_ACTIVITY_KIND_KERNEL k "
+        f"LEFT JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON {JOIN} ORDER BY k.globalPid, k.start, k.rowid",
+    )
+    names = ("launch", "launch duration", "thread")
+    assert list(zip(*(table.column(name) for name in names), strict=True)) == rows
+    assert set(table.column("graph")) == {None}
+    idents = {thread.ident for thread in run.threads}
+    assert idents & set(table.column("thread"))
 
 
 @pytest.mark.parametrize("path", [H100, T4], ids=["h100", "t4"])

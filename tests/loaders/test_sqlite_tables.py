@@ -105,3 +105,48 @@ def test_a_journal_beside_the_file_is_not_applied_and_none_is_made(tmp_path: Pat
 
         assert tables.numbers("t", "a")["a"].tolist() == []
         assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
+
+
+def test_a_file_that_is_cut_off_says_so_and_gives_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    make(path, "CREATE TABLE a (x)", "INSERT INTO a VALUES (7)", "CREATE TABLE b (x)")
+    assert SqliteTables(path).problems == []
+    path.write_bytes(path.read_bytes()[:12_000])
+
+    tables = SqliteTables(path)
+
+    assert tables.problems == ["is cut off, after 12,000 of 12,288 bytes"]
+    assert tables.numbers("a", "x")["x"].tolist() == [7]
+
+
+def test_an_empty_file_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "a.db").touch()
+
+    with pytest.raises(TraceError, match=r"a.db: is empty, no SQLite database"):
+        SqliteTables(tmp_path / "a.db")
+
+
+def interior(children: int) -> bytes:
+    """Return a page of 512 bytes that points 70 times at one other page."""
+    cell, first = children.to_bytes(4, "big") + b"\1", 512 - 5 * 70
+    head = b"\5\0\0" + (70).to_bytes(2, "big") + first.to_bytes(2, "big") + b"\0" + cell[:4]
+    return (head + b"".join((first + 5 * n).to_bytes(2, "big") for n in range(70))).ljust(
+        first, b"\0"
+    ) + cell * 70
+
+
+def test_a_file_with_more_rows_than_bytes_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    rows = ", ".join(f"({number})" for number in range(200))
+    make(path, "PRAGMA page_size = 512", "CREATE TABLE a (x)", f"INSERT INTO a VALUES {rows}")
+    data = bytearray(path.read_bytes())
+    leaf = int.from_bytes(data[512 + 8 : 512 + 12], "big")
+    for _ in range(9):  # 70 to the 10th times the last page of the table
+        data += interior(leaf)
+        leaf = len(data) // 512
+    data[512:1024] = interior(leaf)
+    data[28:32] = leaf.to_bytes(4, "big")
+    path.write_bytes(data)
+
+    with pytest.raises(TraceError, match=r"cannot be read as SQLite \(interrupted\)"):
+        SqliteTables(path).numbers("a", "x")

@@ -1,0 +1,110 @@
+"""The tables of stages of a large run in memory: alone, and as a report asks for them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+
+from _measure import CORE, Bound, Report
+from _read_parse import BAND
+from _read_spans import complete_table
+
+from lightning_rlprof.analysis.beside import background, regions
+from lightning_rlprof.analysis.coverage import coverage
+from lightning_rlprof.analysis.device import device
+from lightning_rlprof.analysis.gaps import gaps
+from lightning_rlprof.analysis.ranks import ranks
+from lightning_rlprof.analysis.stages import stages
+from lightning_rlprof.analysis.steps import steps
+from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Table
+
+__all__ = ["TABLES", "Costs", "bounds", "measure", "report"]
+
+LIMIT_S = 0.1
+
+TABLES: dict[str, Callable[[Spans], Table]] = {
+    "stages": stages,
+    "stages per rank": partial(stages, per_rank=True),
+    "steps": steps,
+    "ranks": ranks,
+    "gaps": gaps,
+    "regions": regions,
+    "background": background,
+    "coverage": coverage,
+    "device": device,
+}
+"""Every table that is made of stages."""
+
+
+@dataclass
+class Costs:
+    """What the tables took.
+
+    Attributes:
+        size: Ranks, steps and stages.
+        alone: Seconds by table, as the only one that is asked of a run.
+        among: Seconds by table, behind another one of the same run.
+        again: Each table's second time behind another by its first.
+        core: CPU time of the process by wall time.
+    """
+
+    size: tuple[int, int, int]
+    alone: dict[str, float] = field(default_factory=dict)
+    among: dict[str, float] = field(default_factory=dict)
+    again: float = 1.0
+    core: float = 1.0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether both controls are inside of their bands."""
+        return BAND[0] <= self.again <= BAND[1] and self.core >= CORE
+
+
+def measure(size: tuple[int, int, int], rounds: int) -> Costs:
+    """Make each table of a run that nobody asked yet, then twice more; in turns."""
+    spans, costs = complete_table(*size), Costs(size)
+    times: dict[str, list[list[float]]] = {name: [[], [], []] for name in TABLES}
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(rounds):
+        for name, table in TABLES.items():
+            own = replace(spans)
+            for kept in times[name]:
+                start = time.perf_counter()
+                made = table(own)
+                kept.append(time.perf_counter() - start)
+                if made.abstained is not None:
+                    raise AssertionError(f"{name}: {made.abstained}")
+    costs.core = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    costs.alone = {name: median(kept[0]) for name, kept in times.items()}
+    costs.among = {name: median(kept[1]) for name, kept in times.items()}
+    costs.again = median(
+        second / first for kept in times.values() for first, second in zip(*kept[1:], strict=True)
+    )
+    return costs
+
+
+def bounds(costs: Costs) -> list[Bound]:
+    """Return what a table may take."""
+    return [
+        *(Bound(f"{name}", took, LIMIT_S, "s") for name, took in costs.among.items()),
+        *(Bound(f"{name}, alone", took, LIMIT_S, "s") for name, took in costs.alone.items()),
+    ]
+
+
+def report(costs: Costs) -> Report:
+    """Lay out what was measured."""
+    ranks, steps, stages = costs.size
+    rows = [
+        [name, round(costs.alone[name] * 1e3), round(costs.among[name] * 1e3)] for name in TABLES
+    ]
+    control = (
+        f"again by first {costs.again:.2f} (band {BAND[0]} to {BAND[1]}); "
+        f"the process had {costs.core:.0%} of a core (at least {CORE:.0%})"
+    )
+    facts = [
+        f"{ranks} ranks x {steps:,} steps x {stages} stages: {ranks * steps * stages:,} stages."
+    ]
+    heads = ["table", "alone, ms", "behind another, ms"]
+    return Report("read, tables", heads, rows, bounds(costs), control, costs.quiet, facts)

@@ -1,0 +1,117 @@
+"""What a user names: a path here or a URL; and texts in which no credential of a URL is left."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PosixPath
+from typing import Any
+from urllib.parse import unquote
+
+__all__ = ["RemotePath", "place", "scrubbed", "secrets_of"]
+
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]+"
+_URL = re.compile(rf"(?:{_SCHEME}::)*{_SCHEME}://")
+_IN_TEXT = re.compile(rf"{_SCHEME}://[^\s'\"<>]+")
+# Of a password with a slash, as the keys of AWS have it, the first @ is the end; behind a port is
+# a path.
+_USER = re.compile(
+    r"(?<=://)(?:([^\s/?#:]*):([^\s/?#]*)|([^\s/?#:]+)|([^\s/?#:]*):(?!:|\d*/)([^\s?#@]*))@"
+)
+_CONTAINER = re.compile(r"(?:abfss?|wasbs?)://[^\s/?#@:]+@", re.I)  # Azure's bucket ends in @
+_QUERY = re.compile(r"\?[^\s'\"]*")
+_SECRET = "key|token|secret|signature|passw|credential|auth"
+_NAMED = re.compile(_SECRET, re.I)
+_ASSIGNED = re.compile(
+    rf"((?:[\w-]*(?:{_SECRET})[\w-]*|\bsig)['\"]?\s*[=:]\s*)"
+    r"['\"]?(?:(?:Bearer|Basic)\s+)?[^\s'\",;&)]+",
+    re.I,
+)
+_HIDDEN = "***"
+# Characters of a password in a URL, of a value in the environment, and of a user's name that is a
+# token: shorter ones are in any text.
+_PASSWORD, _VALUE, _TOKEN = 4, 8, 16
+
+
+class RemotePath(PosixPath):
+    """A URL where a path is expected; shown as it was given, without credentials.
+
+    It has the name and suffix of a path; nothing can be opened by it.
+
+    Attributes:
+        url: As it was given, with credentials if it had any.
+    """
+
+    url: str
+
+    def __str__(self) -> str:
+        """Return the URL without user, password and query."""
+        return scrubbed(self.url) if hasattr(self, "url") else super().__str__()
+
+    def __reduce__(self) -> Any:
+        """Keep the URL where another process goes on."""
+        return (place, (self.url,)) if hasattr(self, "url") else super().__reduce__()
+
+
+def place(text: str | Path) -> Path:
+    """Return what a user named as a path: a `RemotePath` where it is a URL.
+
+    A `Path` stays what it is; one that was made of a URL has lost a slash.
+
+    Example::
+
+        >>> place("s3://KEY:very-secret@bucket/run").name, place("profiler_data").name
+        ('run', 'profiler_data')
+        >>> print(place("s3://KEY:very-secret@bucket/run"))
+        s3://bucket/run
+    """
+    if isinstance(text, Path):
+        return text
+    if not _URL.match(text):
+        return Path(text)
+    path = RemotePath(scrubbed(text).partition("?")[0])
+    path.url = text
+    return path
+
+
+def scrubbed(text: str, url: str = "") -> str:
+    """Return a text as one line without users, passwords, queries and keys.
+
+    Args:
+        text: A URL, or what an error says.
+        url: What is secret in it is not left in the text by itself either.
+    """
+    for secret in sorted(secrets_of(url) | _configured(), key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    text = _IN_TEXT.sub(lambda found: _bare(found[0]), text)
+    return " ".join(_ASSIGNED.sub(rf"\1{_HIDDEN}", text).split())
+
+
+def secrets_of(url: str) -> set[str]:
+    """Return what is secret in a URL, as it stands there and decoded."""
+    found = None if _CONTAINER.search(url) else _USER.search(url)
+    user, password, alone, other, long = found.groups("") if found else [""] * 5
+    tokens = [name for name in (user, alone, other) if len(name) >= _TOKEN]
+    values = [part.partition("=")[2] for part in url.partition("?")[2].split("&")]
+    secrets = (password, long, *tokens, *values)
+    return {form for each in secrets for form in (each, unquote(each)) if len(form) >= _PASSWORD}
+
+
+def _bare(url: str) -> str:
+    kept = url if _CONTAINER.match(url) else _USER.sub("", url)
+    return _QUERY.sub(f"?{_HIDDEN}", kept)
+
+
+def _configured() -> set[str]:
+    """Return the secrets in the environment, and in what fsspec was told if it is there."""
+    found = {value for name, value in os.environ.items() if _NAMED.search(name)}
+    told: list[Mapping[str, Any]] = []
+    if "fsspec" in sys.modules:
+        told.append(sys.modules["fsspec"].config.conf)
+    while told:
+        for name, value in told.pop().items():
+            if isinstance(value, Mapping):
+                told.append(value)
+            elif isinstance(value, str) and _NAMED.search(name):
+                found.add(value)
+    return {each for each in found if len(each) >= _VALUE}

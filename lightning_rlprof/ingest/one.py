@@ -1,0 +1,142 @@
+"""One run or trace turned into a cache with all of its tables, and what came of it as a row."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.loaders.ranks import as_ranges, rank_in_name
+from lightning_rlprof.spans import Spans
+from lightning_rlprof.store.cache import Cache, Sources, find, place, sources
+from lightning_rlprof.store.parquet import row_count
+from lightning_rlprof.store.store import parts_of
+
+__all__ = ["Kept", "Outcome", "ingest_one", "keep", "kept_whole", "lost"]
+
+_FEW = 8
+_State = Literal["made", "ready", "failed"]
+
+
+class Outcome(NamedTuple):
+    """What came of one run or trace.
+
+    Attributes:
+        path: It, as it was given.
+        ranks: Which ranks it is of, as text: ``0-7, 9``.
+        state: ``made``, ``ready`` (there was a good cache) or ``failed``.
+        why: What went wrong, or what is missing or doubtful in what was read.
+        rows: In all its tables together; None where it failed.
+        bytes_read: Size of its files, packed as they are; None where they were not read.
+        bytes_written: Size of its cache; None where it failed.
+        seconds: What it took; None where its process died.
+    """
+
+    path: str
+    ranks: str | None
+    state: _State
+    why: str | None
+    rows: int | None
+    bytes_read: int | None
+    bytes_written: int | None
+    seconds: float | None
+
+
+class Kept(NamedTuple):
+    """A cache, whether it is new, and which tables could not be read and why."""
+
+    cache: Cache
+    new: bool
+    untold: list[str]
+
+
+def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept:
+    """Make the cache of one run or trace with all its tables, unless there is one.
+
+    A cache that lacks some tables gets them. One table at a time is in memory beside the run.
+
+    Raises:
+        TraceError: It cannot be read, or changed meanwhile.
+        OSError: The place beside it cannot be written.
+    """
+    made_of = sources(path)
+    cache = kept_whole(path, made_of)
+    if cache is not None:
+        return Kept(cache, False, [])
+    spans = load(path, progress=progress)
+    if sources(path) != made_of:
+        raise TraceError(f"{path}: changed while it was read; ingest it when it is complete")
+    cache = find(path, made_of)
+    if cache is not None and cache.facts() is None:  # damaged: it makes room for a good one
+        shutil.rmtree(cache.folder, ignore_errors=True)
+        cache = None
+    cache = cache or place(path, made_of, parts_of(spans, path))
+    return Kept(cache, True, _add_tables(cache, spans))
+
+
+def kept_whole(path: Path, made_of: Sources) -> Cache | None:
+    """Return the good cache of a run or trace if it holds every table."""
+    cache = find(path, made_of)
+    whole = cache is not None and cache.facts() is not None and all(map(cache.has, cache.tables))
+    return cache if whole else None
+
+
+def ingest_one(path: str) -> Outcome:
+    """Return what came of `keep`; nothing is raised but what ends the process."""
+    start = time.perf_counter()
+    try:
+        kept = keep(Path(path))
+        files = [kept.cache.file(name) for name in kept.cache.tables]
+        rows = row_count([file for file in files if file.is_file()])
+        written = sum(file.stat().st_size for file in kept.cache.folder.iterdir())
+        ranks, read = _ranks(kept.cache), _size(Path(path))
+    except (TraceError, OSError) as error:
+        return lost(path, str(error), time.perf_counter() - start)
+    except Exception as error:  # a mistake of ours costs this file and is told, others go on
+        why = f"{type(error).__name__}: {error}"
+        return lost(path, why, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    state: _State = "failed" if kept.untold else "made" if kept.new else "ready"
+    doubts = _few([*kept.untold, *_problems(kept.cache)])
+    return Outcome(path, ranks, state, doubts, rows, read, written, seconds)
+
+
+def lost(path: str, why: str, seconds: float | None = None) -> Outcome:
+    """Return the row of a run or trace that could not be read; its name may tell the rank."""
+    rank = rank_in_name(Path(path).name)
+    ranks = None if rank is None else str(rank)
+    return Outcome(path, ranks, "failed", " ".join(why.split()), None, None, None, seconds)
+
+
+def _add_tables(cache: Cache, spans: Spans) -> list[str]:
+    untold = []
+    for name in spans.tables:
+        if name in cache.tables and not cache.has(name):
+            try:
+                cache.add(spans.table(name), name)
+            except TraceError as error:
+                untold.append(f"table {name}: {error}")
+    return untold
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of all files of a directory."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(size for _, size, _, _ in sources(path))
+
+
+def _problems(cache: Cache) -> list[str]:
+    problems = (cache.facts() or {}).get("problems", [])
+    return [text if rank is None else f"rank {rank}: {text}" for rank, text in problems]
+
+
+def _few(texts: list[str]) -> str | None:
+    more = [f"and {len(texts) - _FEW} more"] if len(texts) > _FEW else []
+    return "; ".join([*texts[:_FEW], *more]) or None
+
+
+def _ranks(cache: Cache) -> str:
+    return as_ranges(rank for rank, _ in (cache.facts() or {}).get("headers", []))

@@ -1,0 +1,197 @@
+"""Arguments of a Chrome trace's events as columns, for the kinds of event that have any."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.loaders.chrome_codes import Codes
+from lightning_rlprof.loaders.chrome_events import MISSING, Event, Id, integers
+from lightning_rlprof.spans import Int64s
+
+__all__ = [
+    "ALLOCATED",
+    "CALLED",
+    "COMMUNICATED",
+    "COPIED",
+    "LAUNCHED",
+    "Arguments",
+    "read_arguments",
+]
+
+_Columns = dict[str, npt.NDArray[Any]]
+_BAD = (ValueError, RecursionError)
+
+
+def _field(name: str, default: Id = MISSING) -> Any:
+    return msgspec.field(default=default, name=name)
+
+
+class _Launched(msgspec.Struct, gc=False):
+    device: Id = None
+    stream: Id = None
+    correlation: Id = None
+    external: Id = _field("External id")
+
+
+class _Copied(_Launched, gc=False):
+    bytes: Id = MISSING
+
+
+class _Called(msgspec.Struct, gc=False):
+    sequence: Id = _field("Sequence number")
+    forward: Id = _field("Fwd thread id")
+
+
+class _Allocated(msgspec.Struct, gc=False):
+    kind: Id = _field("Device Type")
+    device: Id = _field("Device Id")
+    allocated: Id = _field("Total Allocated")
+    reserved: Id = _field("Total Reserved")
+
+
+class _Communicated(_Launched, gc=False):
+    operation: Id = _field("Collective name", None)
+    type: Id = _field("dtype", None)
+    group: Id = _field("Process Group Name", None)
+    group_id: Id = _field("Process Group ID", None)
+    description: Id = _field("Process Group Description", None)
+    size: Id = _field("Group size")
+    incoming: Id = _field("In msg nelems")
+    outgoing: Id = _field("Out msg nelems")
+    number: Id = _field("Seq")
+
+
+class Arguments(NamedTuple):
+    """How arguments of one kind of event become columns.
+
+    Attributes:
+        decode: Reads a JSON array of them.
+        columns: Makes columns; texts become codes.
+        sign: What stands in all that tell anything; the others, which are most, are not read.
+    """
+
+    decode: Callable[[bytes], list[Any]]
+    columns: Callable[[list[Any], Codes], _Columns]
+    sign: bytes = b""
+
+
+def read_arguments(
+    events: list[Event], arguments: Arguments, texts: Codes
+) -> tuple[list[Event], dict[str, npt.NDArray[Any]]]:
+    """Return the events whose arguments can be read, and those as columns."""
+    raw = [event.args for event in events]
+    places = None
+    if sign := arguments.sign:
+        places = [at for at, each in enumerate(map(bytes, raw)) if sign in each]
+        raw = [raw[at] for at in places]
+    try:
+        args = arguments.decode(b"[" + b",".join(raw) + b"]")
+    except _BAD:
+        sound = [event for event in events if _readable(event, arguments)]
+        return read_arguments(sound, arguments, texts)
+    columns = arguments.columns(args, texts)
+    if places is not None:
+        columns = {name: _spread(own, places, len(events)) for name, own in columns.items()}
+    return events, columns
+
+
+def _readable(event: Event, arguments: Arguments) -> bool:
+    try:
+        arguments.decode(b"[" + bytes(event.args) + b"]")
+    except _BAD:
+        return False
+    return True
+
+
+def _spread(own: Int64s, places: list[int], length: int) -> Int64s:
+    column = np.full(length, MISSING)
+    column[places] = own
+    return column
+
+
+def _arguments(
+    kind: type, columns: Callable[[list[Any], Codes], _Columns], sign: bytes = b""
+) -> Arguments:
+    nothing = kind()  # what null stands for
+    decode: Any = msgspec.json.Decoder(list[kind | None]).decode  # type: ignore[valid-type]
+    return Arguments(lambda data: [each or nothing for each in decode(data)], columns, sign)
+
+
+def _launched(args: list[Any], _: Codes) -> _Columns:
+    return {
+        "launch": _launches(args),
+        "device": integers([each.device for each in args]),
+        "stream": integers([each.stream for each in args]),
+    }
+
+
+def _launches(args: list[Any]) -> Int64s:
+    """Return what kernels and their launches have in common: correlation, else External id."""
+    found = integers([each.correlation for each in args])
+    if np.all(found >= 0):
+        return found
+    external = integers([each.external for each in args])
+    # Below `MISSING`, so that the two kinds of number never meet.
+    return np.where(found >= 0, found, np.where(external >= 0, -2 - external, MISSING))
+
+
+def _copied(args: list[Any], texts: Codes) -> _Columns:
+    return {**_launched(args, texts), "bytes": integers([each.bytes for each in args])}
+
+
+def _called(args: list[Any], _: Codes) -> _Columns:
+    return {
+        "sequence": integers([each.sequence for each in args]),
+        "forward": integers([each.forward for each in args]),
+    }
+
+
+def _allocated(args: list[Any], _: Codes) -> _Columns:
+    return {
+        "kind": integers([each.kind for each in args]),
+        "device": integers([each.device for each in args]),
+        "allocated": integers([each.allocated for each in args]),
+        "reserved": integers([each.reserved for each in args]),
+    }
+
+
+def _communicated(args: list[Any], texts: Codes) -> _Columns:
+    numbers = ("external", "size", "incoming", "outgoing", "number")
+    words: Mapping[str, list[Any]] = {
+        "operation": [each.operation for each in args],
+        "type": [each.type for each in args],
+        "group": [_group(each) for each in args],
+    }
+    coded = {
+        name: np.array([-1 if word is None else texts[str(word)] for word in own], np.int32)
+        for name, own in words.items()
+    }
+    known = {name: integers([getattr(each, name) for each in args]) for name in numbers}
+    return {**_launched(args, texts), **known, **coded}
+
+
+def _group(args: _Communicated) -> str | None:
+    """Return a group's name, or before torch 2.4 its number, with what its maker calls it."""
+    name = args.group_id if args.group in (None, "") else args.group
+    if name is None:
+        return None
+    return f"{name} {args.description}" if args.description else str(name)
+
+
+LAUNCHED = _arguments(_Launched, _launched)
+"""Of device work and of calls of its driver: launch, device, stream."""
+
+COPIED = _arguments(_Copied, _copied)
+"""The same and bytes."""
+
+CALLED = _arguments(_Called, _called, b'"Sequence number"')
+"""Of operators: sequence, forward (autograd's number; the thread of its forward pass)."""
+
+ALLOCATED = _arguments(_Allocated, _allocated)
+"""Of changes of memory: kind and number of the device, bytes allocated and reserved since."""
+
+COMMUNICATED = _arguments(_Communicated, _communicated)
+"""Of collectives: those of a launch, external (the operator around), and what was sent to whom."""

@@ -1,0 +1,81 @@
+"""Changes of memory and samples of counters in a torch.profiler trace, as tables."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.loaders.chrome_columns import COUNTER, MEMORY
+from lightning_rlprof.loaders.chrome_events import MISSING
+from lightning_rlprof.loaders.kernels import UNKNOWN, distinct, known
+from lightning_rlprof.loaders.kineto_trace import KinetoTrace
+from lightning_rlprof.table import Column, ColumnRows, Table
+
+__all__ = ["counter_table", "memory_table"]
+
+_TIME = Column("time", "duration", "ns")
+_MEMORY = (
+    Column("rank", "count"),
+    Column("device", "count"),
+    Column("component", "text"),
+    _TIME,
+    Column("allocated", "count", "bytes"),
+    Column("reserved", "count", "bytes"),
+)
+_COUNTERS = (
+    Column("rank", "count"),
+    Column("device", "count"),
+    Column("metric", "text"),
+    _TIME,
+    Column("value", "number"),
+)
+# https://github.com/pytorch/pytorch/blob/main/c10/core/DeviceType.h, those that have memory
+_DEVICES = {
+    **{0: "CPU", 1: "CUDA", 6: "HIP", 7: "FPGA", 8: "MAIA", 9: "XLA", 12: "XPU", 13: "MPS"},
+    **{15: "HPU", 16: "VE", 18: "IPU", 19: "MTIA", 20: "PrivateUse1"},
+}
+_GPU = re.compile(r"GPU (\d{1,6})")
+
+
+def memory_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return what torch's allocators held after each change, by time; the CPU has no number."""
+    (rows,) = trace.rows(MEMORY)
+    order = np.argsort(rows["start_ns"], kind="stable")
+    rows = {name: rows.pop(name)[order] for name in list(rows)}
+    there, kind = np.unique(rows["kind"], return_inverse=True)
+    texts = [_DEVICES.get(each, f"device type {each}") for each in there.tolist()]
+    kind = np.where(rows["kind"] == MISSING, -1, kind)
+    cells: list[Any] = [
+        np.broadcast_to(np.int64(rank), len(order)),
+        known(np.where(rows["kind"] == 0, MISSING, rows["device"]), nothing=MISSING),
+        (kind, texts),
+        rows["start_ns"] - trace.zero_ns,
+        known(rows["allocated"], nothing=MISSING),
+        known(rows["reserved"], nothing=MISSING),
+    ]
+    return Table("memory", _MEMORY, ColumnRows(cells), "; ".join(trace.losses(MEMORY)))
+
+
+def counter_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return the samples of all counters by time; the device is that of the process they are of.
+
+    A counter of several series has a metric for each: its name and that of the series.
+    """
+    (rows,) = trace.rows(COUNTER)
+    order = np.argsort(rows["start_ns"], kind="stable")
+    lanes = list(trace.columns.lanes)
+    devices = {pid: _device(label) for pid, label in trace.columns.labels.items()}
+    device = np.array([devices.get(pid, UNKNOWN) for pid, _ in lanes] or [UNKNOWN], np.int64)
+    cells: list[Any] = [
+        np.broadcast_to(np.int64(rank), len(order)),
+        known(device[rows["lane"][order]]),
+        distinct(rows["name"][order], list(trace.columns.names)),
+        rows["start_ns"][order] - trace.zero_ns,
+        rows["value"][order],
+    ]
+    return Table("counters", _COUNTERS, ColumnRows(cells), "; ".join(trace.losses(COUNTER)))
+
+
+def _device(label: str) -> int:
+    found = _GPU.fullmatch(label)
+    return int(found[1]) if found else UNKNOWN

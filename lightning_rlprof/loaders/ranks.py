@@ -1,0 +1,60 @@
+"""Ranks in names of files, as text, and those that are missing."""
+
+import re
+from collections.abc import Iterable
+
+from lightning_rlprof.spans import Problem
+
+__all__ = ["as_ranges", "missing", "rank_in_name"]
+
+_RANK = re.compile(r"(?<![a-z])rank[-_]?(\d{1,7})(?![0-9a-z])", re.IGNORECASE)
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that a file's name tells, the last one of several; None where there is none.
+
+    Example::
+
+        >>> rank_in_name("actor_node7_rank3_step2.nsys-rep"), rank_in_name("rank-0.json.gz")
+        (3, 0)
+    """
+    found = _RANK.findall(name)
+    return int(found[-1]) if found else None
+
+
+def missing(world: int, seen: Iterable[int | None]) -> list[Problem]:
+    """Name the ranks of a world that have no trace.
+
+    Example::
+
+        >>> missing(8, [0, 4])[0].text
+        'of 8 ranks, these wrote no trace: 1-3, 5-7'
+    """
+    there = {rank for rank in seen if rank is not None and 0 <= rank < world}
+    gaps, expected = [], 0
+    for rank in [*sorted(there), world]:
+        gaps += [range(expected, rank)] if rank > expected else []
+        expected = rank + 1
+    text = f"of {world} ranks, these wrote no trace: {', '.join(map(_run, gaps))}"
+    return [Problem(None, text)] if gaps else []
+
+
+def as_ranges(ranks: Iterable[int]) -> str:
+    """Return numbers as text: those that follow one another as first and last.
+
+    Example::
+
+        >>> as_ranges([3, 0, 1, 2, 9])
+        '0-3, 9'
+    """
+    runs: list[range] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, rank + 1)
+        else:
+            runs.append(range(rank, rank + 1))
+    return ", ".join(map(_run, runs))
+
+
+def _run(run: range) -> str:
+    return f"{run.start}" if len(run) == 1 else f"{run.start}-{run.stop - 1}"

@@ -1,0 +1,51 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ingest.traces import cached_files, write_traces
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_traces(tmp_path / "traces", 2)
+    return tmp_path / "traces"
+
+
+def test_ingest_shows_a_row_per_rank_and_leaves_the_caches(rlprof: Run, folder: Path) -> None:
+    status, out, err = rlprof("ingest", folder, "-j", "1")
+    assert (status, err) == (0, "")
+    assert "2 made, 0 ready, 0 failed\n" in out
+    assert out.endswith(f"Next: rlprof sql {folder}\n")
+    assert cached_files(folder)
+    assert "0 made, 2 ready, 0 failed\n" in rlprof("ingest", folder)[1]
+
+
+def test_a_rank_that_failed_is_told_and_is_the_exit_status(rlprof: Run, folder: Path) -> None:
+    bad = folder / "rank1.pt.trace.json"
+    bad.write_text("\x1b[2J")
+    status, out, _ = rlprof("ingest", folder, "-j", "1")
+    assert status == 1
+    assert f"\n! {bad}" in out
+    assert "1 made, 0 ready, 1 failed\n" in out
+    assert "\x1b" not in out
+
+
+def test_ingest_as_json_is_all_rows_and_nothing_else(rlprof: Run, folder: Path) -> None:
+    (folder / "rank1.pt.trace.json").write_text("no trace")
+    status, out, _ = rlprof("ingest", folder, "--json")
+    data = json.loads(out)
+    assert (status, data["failed"]) == (1, 1)
+    (table,) = data["tables"]
+    assert [row[2] for row in table["rows"]] == ["made", "failed"]
+    assert [each["name"] for each in table["columns"]][:4] == ["path", "ranks", "state", "why"]
+
+
+def test_what_is_wrong_with_the_words_is_one_line(rlprof: Run, folder: Path) -> None:
+    assert rlprof("ingest", folder / "no")[2].endswith("no: no such file or directory\n")
+    status, _, err = rlprof("ingest", folder, "--engine", "spark")
+    assert status == 2
+    assert "'spark' is none (allowed: local, ray)" in err

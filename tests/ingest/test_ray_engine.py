@@ -1,0 +1,156 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.ingest import ray_engine
+from lightning_rlprof.ingest.ingest import ingest
+from tests.ingest.traces import cached_files, write_traces
+
+ROOT = Path(__file__).parents[2]
+needs_ray = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs pip install lightning-rlprof[ray]"),
+]
+
+# Kills the worker that reads rank 1 the first time, the one that reads rank 2 every time.
+DEADLY = """
+import os, signal
+if os.environ.get("RLPROF_TEST_MARKER"):
+    import lightning_rlprof.loaders.chrome_bytes as source
+    class Deadly(source.Source):
+        def __init__(self, path, *rest):
+            marker = os.environ["RLPROF_TEST_MARKER"]
+            if "rank1" in str(path) and not os.path.exists(marker):
+                open(marker, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if "rank2" in str(path):
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().__init__(path, *rest)
+    import lightning_rlprof.loaders.kineto as kineto
+    kineto.Source = Deadly
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Ingest four ranks on a real Ray, of which two kill their workers."""
+    out = tmp_path_factory.mktemp("ray")
+    write_traces(out / "traces", 4)
+    (out / "sitecustomize.py").write_text(DEADLY)
+    temporary = tempfile.mkdtemp(prefix="rl")  # short: Ray puts sockets below it
+    environment = {
+        **os.environ,
+        "RAY_TEMPORARY": temporary,
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RLPROF_TEST_MARKER": str(out / "marker"),
+        "PYTHONPATH": os.pathsep.join([str(out), str(ROOT)]),
+    }
+    driver = str(ROOT / "tests" / "ingest" / "ray_driver.py")
+    command = [sys.executable, driver, str(out / "traces"), str(out / "no"), str(out / "told.json")]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield json.loads((out / "told.json").read_text()), out
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class TestOnRay:
+    pytestmark = needs_ray
+
+    def test_a_worker_that_dies_once_is_survived_and_one_that_dies_always_is_a_row(
+        self, told: tuple[dict[str, Any], Path]
+    ) -> None:
+        rows = told[0]["table"]["rows"]
+        assert (told[1] / "marker").exists()
+        assert [row[1:3] for row in rows] == [
+            ["0", "made"],
+            ["1", "made"],
+            ["2", "failed"],
+            ["3", "made"],
+        ]
+        assert "its Ray worker ended: WorkerCrashedError" in rows[2][3]
+
+    def test_the_caches_are_those_of_the_local_engine_byte_for_byte(
+        self, told: tuple[dict[str, Any], Path], tmp_path: Path
+    ) -> None:
+        write_traces(tmp_path / "traces", 4)
+        table = ingest([tmp_path / "traces"], jobs=2)
+        local, cluster = cached_files(tmp_path / "traces"), cached_files(told[1] / "traces")
+        assert {name for name in local if not name.startswith("rank2")} == set(cluster)
+        assert all(cluster[name] == local[name] for name in cluster)
+        columns = [column.name for column in table.columns]
+        alike = [columns.index(name) for name in ("ranks", "rows", "bytes read")]
+        for row, other in zip(table.rows, told[0]["table"]["rows"], strict=True):
+            if other[2] == "made":
+                assert [row[at] for at in alike] == [other[at] for at in alike]
+
+    def test_a_file_that_the_worker_does_not_see_is_a_row(
+        self, told: tuple[dict[str, Any], Path]
+    ) -> None:
+        assert told[0]["unseen"]["state"] == "failed"
+        assert (
+            "does not see it: ingest needs files that all hosts share" in told[0]["unseen"]["why"]
+        )
+
+
+def test_without_ray_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_traces(tmp_path, 1)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RlprofError, match=r'pip install "lightning-rlprof\[ray\]"'):
+        ingest([tmp_path], engine="ray")
+
+
+class FakeRay(SimpleNamespace):
+    """As much of Ray as it takes to join a cluster."""
+
+    def __init__(self, *, inside: bool = False, cluster: bool = False) -> None:
+        super().__init__(inside=inside, cluster=cluster, calls=[])
+
+    def is_initialized(self) -> bool:
+        return bool(self.inside)
+
+    def init(self, address: str | None = None, **_: Any) -> None:
+        self.calls.append(address)
+        if address is not None and not self.cluster:
+            raise ConnectionError("no cluster\nand more")
+
+
+def test_a_connection_that_is_there_is_used_and_left_open() -> None:
+    fake = FakeRay(inside=True)
+    assert ray_engine._join_cluster(fake) is False
+    assert fake.calls == []
+
+
+def test_a_cluster_is_joined_before_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    joined, alone = FakeRay(cluster=True), FakeRay()
+    assert ray_engine._join_cluster(joined)
+    assert ray_engine._join_cluster(alone)
+    assert (joined.calls, alone.calls) == (["auto"], ["auto", None])
+
+
+def test_a_cluster_that_is_named_is_not_replaced_by_one_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "far:6379")
+    fake = FakeRay()
+    with pytest.raises(RlprofError, match=r"^Ray cannot be reached or started: no cluster$"):
+        ray_engine._join_cluster(fake)
+    assert fake.calls == ["far:6379"]

@@ -1,0 +1,158 @@
+"""Tables beside the kernels, of captures in the folders of a run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tracefile import rank_directory
+from tests.loaders.ascend_output import TraceEvents, capture_folder
+from tests.loaders.chrome import AFTER, ChromeTrace
+from tests.loaders.nsys_export import EPOCH, PID, NsysExport, global_pid
+from tests.runs import Row, header, write_rank
+
+START = header().unix_ns  # of clock 0 of every rank
+STAGE = ("actor_update", 4)
+
+
+def run_of(path: Path, ranks: int = 1) -> Path:
+    """Write a run: step 4 from 0 to 1000, with a stage from 100 to 500, on each rank."""
+    for rank in range(ranks):
+        rows = [Row("actor_update", "stage", 4, 100, 500), Row("step", "step", 4, 0, 1000)]
+        write_rank(path, header(rank, ranks), rows)
+    return path
+
+
+def copied(export: NsysExport, *launches: int) -> None:
+    """Add copies of 8 bytes, 100 after their launches."""
+    for number, at in enumerate(launches):
+        cells = {"start": at + 100, "end": at + 110, "correlationId": number}
+        place = {"globalPid": global_pid(PID), "deviceId": 0, "streamId": 7}
+        export.add("CUPTI_ACTIVITY_KIND_MEMCPY", copyKind=1, bytes=8, **place, **cells)
+        export.call(at, number)
+    export.write()
+
+
+def column(path: Path, table: str, *names: str) -> list[tuple[Any, ...]]:
+    found = load(path).table(table)
+    return list(zip(*(found.column(name) for name in names), strict=True))
+
+
+def test_copies_of_all_ranks_come_onto_the_axis_with_the_stages_of_the_run(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 2)
+    for rank in (0, 1):
+        name = rank_directory(run, rank) / "step-000004" / "a.sqlite"
+        copied(NsysExport(name, epoch=START + 50 * rank), 200, 700)
+
+    assert column(run, "memcpy", "rank", "start", "launch", "stage", "step") == [
+        (0, 300, 200, *STAGE),
+        (0, 800, 700, None, 4),
+        (1, 350, 250, *STAGE),
+        (1, 850, 750, None, 4),
+    ]
+
+
+def test_what_a_capture_knows_of_stages_stands(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    made = NsysExport(rank_directory(run, 0) / "a.sqlite", epoch=START)
+    made.own("critic_update", "stage", 150, 400, step=9)
+    copied(made, 200, 450)
+
+    assert column(run, "memcpy", "stage", "step") == [("critic_update", 9), (None, None)]
+
+
+def chrome(folder: Path, late: int = 0) -> None:
+    """Write a trace that says rank 7, with an operator around another and a copy."""
+    job = {"distributedInfo": {"rank": 7, "world_size": 8}}
+    made = ChromeTrace({"schemaVersion": 1, **job}, {**AFTER, "baseTimeNanoseconds": START + late})
+    made.event("cpu_op", "aten::outer", 110, 190, 4000, 1)
+    made.event("cpu_op", "aten::inner", 120, 150, 4000, 1)
+    made.call(1, 130)
+    args = {"device": 0, "stream": 7, "correlation": 1, "bytes": 64}
+    made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 300, 320, 0, 7, **args)
+    folder.mkdir(parents=True)
+    made.write(folder / "x.trace.json")
+
+
+def test_traces_have_the_rank_of_their_folder_and_calls_of_two_windows_stay_apart(
+    tmp_path: Path,
+) -> None:
+    run = run_of(tmp_path)
+    for step in (4, 5):
+        chrome(rank_directory(run, 0) / f"step-00000{step}", late=10_000 * (step - 4))
+
+    assert column(run, "memcpy", "rank", "bytes", "start", "stage", "step") == [
+        (0, 64, 300, *STAGE),
+        (0, 64, 10_300, None, None),
+    ]
+    found = load(run).table("calls")
+    ids = found.column("id")
+    named = dict(zip(ids, found.column("name"), strict=True))
+    assert len(named) == len(ids) > 4
+    inner = [at for at, name in enumerate(found.column("name")) if name == "aten::inner"]
+    parents = found.column("parent")
+    assert [named[parents[at]] for at in inner] == ["aten::outer"] * 2
+    assert parents[inner[0]] != parents[inner[1]]
+    assert {found.column("stage")[at] for at in inner} == {"actor_update", None}
+
+
+def test_what_cannot_be_read_is_said_and_the_others_are_read(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 3)
+    copied(NsysExport(rank_directory(run, 0) / "a.sqlite", epoch=START), 200)
+    for rank in (1, 2):
+        rank_directory(run, rank).mkdir()
+    (rank_directory(run, 1) / "b.sqlite").write_bytes(b"no")
+    copied(NsysExport(rank_directory(run, 2) / "c.sqlite", epoch=None), 200)
+    copied(NsysExport(run / "whole.sqlite", epoch=EPOCH), 200)
+
+    table = load(run).table("memcpy")
+
+    assert table.column("rank") == [0]
+    assert "rank 1: " in table.note
+    assert "b.sqlite: is no SQLite file" in table.note
+    assert "c.sqlite: is left out: when it was recorded is not known" in table.note
+    assert "whole.sqlite: is left out: nothing says which rank it is of" in table.note
+
+
+def test_a_report_of_the_whole_run_has_the_ranks_that_its_marks_say(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 2)
+    made = NsysExport(run / "whole.sqlite", epoch=START)
+    made.said("rlprof.rank", 1)
+    copied(made, 200)
+
+    assert column(run, "memcpy", "rank", "stage") == [(1, "actor_update")]
+
+
+def test_all_silent_processes_of_a_report_are_of_the_rank_of_its_folder(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 3)
+    made = NsysExport(rank_directory(run, 2) / "a.sqlite", epoch=START)
+    for pid in (PID, 200):
+        made.kernel("k", 300, 310, 1, pid=pid)
+    copied(made, 200)
+    place = {"globalPid": global_pid(200), "correlationId": 9, "start": 400, "end": 410}
+    made.add("CUPTI_ACTIVITY_KIND_MEMCPY", copyKind=2, bytes=8, **place)
+    made.path.unlink()
+    made.write()
+
+    found = column(run, "memcpy", "rank", "kind", "stage")
+
+    assert found == [(2, "HtoD", "actor_update"), (2, "DtoH", None)]
+
+
+def test_tables_of_one_name_of_two_tools_are_one(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    chrome(rank_directory(run, 0) / "torch")
+    trace = TraceEvents()
+    trace.collective("hcom_allReduce__1_0_1", 50_000, 50_700)
+    trace.write(capture_folder(rank_directory(run, 0) / "npu") / "trace_view.json")
+
+    assert column(run, "collectives", "rank", "operation") == [(0, "all_reduce")]
+
+
+@pytest.mark.parametrize("name", ["sync", "gpu_metrics"])
+def test_a_table_that_no_file_turns_out_to_have_abstains(tmp_path: Path, name: str) -> None:
+    run = run_of(tmp_path)
+    copied(NsysExport(rank_directory(run, 0) / "a.sqlite", epoch=START), 200)
+
+    assert load(run).table(name).abstained == "rank 0: no such table was recorded"
