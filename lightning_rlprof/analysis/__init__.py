@@ -13,6 +13,7 @@ from lightning_rlprof.analysis.memory import memory
 from lightning_rlprof.analysis.ranks import ranks
 from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.steps import steps
+from lightning_rlprof.analysis.stragglers import stragglers
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
 
@@ -32,10 +33,12 @@ __all__ = [
     "regions",
     "stages",
     "steps",
+    "stragglers",
 ]
 
 ALL: tuple[Callable[[Spans], Table], ...] = (
     ledger,
+    stragglers,
     stages,
     device,
     background,

@@ -18,6 +18,7 @@ from lightning_rlprof.cli import (
     record,
     show,
     sql,
+    stragglers,
 )
 from lightning_rlprof.errors import RlprofError
 
@@ -49,6 +50,7 @@ app.command()(read.compare)
 app.command()(read.trace)
 app.command("show")(show.analysis)
 app.command()(ledger.ledger)
+app.command()(stragglers.stragglers)
 app.command()(memory.memory)
 app.command()(analyse.analyse)
 app.command()(sql.sql)

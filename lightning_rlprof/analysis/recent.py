@@ -1,0 +1,44 @@
+"""The last steps of a run that is too large to be compared whole."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from lightning_rlprof.model import KINDS
+from lightning_rlprof.spans import Counter, Int64s, Spans
+
+__all__ = ["MOST_SPANS", "recent"]
+
+MOST_SPANS = 2_000_000
+"""Steps and stages that are compared: all of 64 ranks x 1,000 steps x 20, the last 95 of 1,024."""
+
+_COLUMNS = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
+
+
+def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:
+    """Return the last steps of a run, with no more than so many spans, and what to say of it.
+
+    Steps go or stay as a whole, on all ranks. A run that is small enough comes back as it is.
+    """
+    if len(spans) <= most:
+        return spans, ""
+    compared = np.isin(spans.kind, [KINDS.index("step"), KINDS.index("stage")])
+    count = np.bincount(spans.step[compared])
+    steps = np.flatnonzero(count)
+    behind = np.cumsum(count[steps][::-1])[::-1]
+    kept = steps[behind <= most] if len(steps) else steps
+    kept = kept if len(kept) else steps[-1:]
+    first = int(kept[0]) if len(kept) else 0
+    keep = np.flatnonzero(compared & (spans.step >= first))
+    columns = {name: getattr(spans, name)[keep] for name in _COLUMNS}
+    counters = {name: _kept(counter, keep) for name, counter in spans.counters.items()}
+    left = len(steps) - len(kept)
+    note = f"Compared are the last {len(kept)} steps: with all, they were too many." if left else ""
+    return replace(spans, **columns, counters=counters), note
+
+
+def _kept(counter: Counter, keep: Int64s) -> Counter:
+    rows, values = counter
+    place = np.searchsorted(keep, rows)
+    there = np.append(keep, -1)[place] == rows
+    return Counter(place[there], values[there])
