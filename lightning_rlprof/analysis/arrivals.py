@@ -81,7 +81,7 @@ def _chances(place: Int64s, size: Int64s, last: Int64s) -> tuple[Int64s, Floats]
     return trials, np.array(chance, dtype=np.float64)
 
 
-def last_of_steps(spans: Spans, among: Collection[int]) -> Arrivals | None:
+def last_of_steps(spans: Spans, among: Collection[int], every: int = 1) -> Arrivals | None:
     """Count who came last in the collectives of a run, once per step and process group.
 
     Within a step one late arrival is followed by others, so only the collective in which ranks came
@@ -90,6 +90,7 @@ def last_of_steps(spans: Spans, among: Collection[int]) -> Arrivals | None:
     Args:
         spans: The run, with a table ``communication`` or ``collectives``.
         among: Ranks to compare; groups with others are left out.
+        every: Ask every so many-th step, where ranks keep their pace for so long.
     """
     table = next((spans.table(name) for name in _TABLES if name in spans.tables), None)
     if table is None or table.abstained or not _told(table):
@@ -97,7 +98,7 @@ def last_of_steps(spans: Spans, among: Collection[int]) -> Arrivals | None:
     rank, start, took = (_numbers(table, name) for name in ("rank", "start", "duration"))
     group, operator = _codes(table.column("group")), _codes(table.column("operator"))
     step = _numbers(table, "step") if _has(table, "step") else np.zeros_like(rank)
-    known = (start >= 0) & (took >= 0)
+    known = (start >= 0) & (took >= 0) & (step % every == 0)
     columns = [each[known] for each in (group, step, operator, rank, start, took)]
     group, step, operator, rank, start, took = columns
     one, whole = _matched(group, step, operator, rank, start)

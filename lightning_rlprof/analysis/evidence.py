@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_rlprof.analysis.changes import stretches
+from lightning_rlprof.analysis.drift import joined
 from lightning_rlprof.analysis.exact import Floats, holm, median_bounds, sign_test
 from lightning_rlprof.analysis.others import middle
 
@@ -40,7 +41,7 @@ class Evidence:
     chance: float
 
 
-def proven(effect: Floats, level: float) -> dict[tuple[int, int], Evidence]:
+def proven(effect: Floats, level: float, lasting: int = 1) -> dict[tuple[int, int], Evidence]:
     """Test all ranks and series as one family; return what is sure, by rank and series.
 
     Two tests, each at the level given, corrected by Holm's method. Always slow: more steps above
@@ -51,13 +52,16 @@ def proven(effect: Floats, level: float) -> dict[tuple[int, int], Evidence]:
         effect: Relative excess over the other ranks; shape (ranks, steps, series), NaN where a step
             says nothing.
         level: How likely one healthy rank is accused by a test.
+        lasting: Steps that count as one, as the ranks keep their pace for so long.
     """
-    stretch = stretches(effect, EFFECT)
-    always, passing = _among_asked(effect, sign_test(effect), stretch.chance)
+    blocks = joined(effect, lasting)
+    stretch = stretches(blocks, EFFECT)
+    always, passing = _among_asked(blocks, sign_test(blocks), stretch.chance)
     found: dict[tuple[int, int], Evidence] = {}
     for rank, series in np.argwhere((always <= level) | (passing <= level)).tolist():
         values = effect[rank, :, series]
-        first, last = int(stretch.first[rank, series]), int(stretch.last[rank, series])
+        first = int(stretch.first[rank, series]) * lasting
+        last = (int(stretch.last[rank, series]) + 1) * lasting - 1
         known = np.flatnonzero(~np.isnan(values))
         if passing[rank, series] <= level and _apart(values, first, last):
             chance, ended = float(passing[rank, series]), last < known[-1]
@@ -66,7 +70,7 @@ def proven(effect: Floats, level: float) -> dict[tuple[int, int], Evidence]:
             first, last = int(known[0]), int(known[-1])
         else:
             continue
-        found[rank, series] = _evidence(values, first, last, bool(ended), chance)
+        found[rank, series] = _evidence(values, first, last, bool(ended), chance, lasting)
     return found
 
 
@@ -79,15 +83,16 @@ def _among_asked(effect: Floats, *chances: Floats) -> list[Floats]:
     return found
 
 
-def suspected(effect: Floats) -> dict[int, Evidence]:
+def suspected(effect: Floats, lasting: int = 1) -> dict[int, Evidence]:
     """Return ranks that a single look finds slow, where looking at all of them proves nothing.
 
     Args:
         effect: As for `proven`, of one series; shape (ranks, steps).
+        lasting: As for `proven`.
     """
     chance, center = sign_test(effect), middle(effect, axis=1)
     return {
-        rank: _evidence(effect[rank], 0, effect.shape[1] - 1, False, float(chance[rank]))
+        rank: _evidence(effect[rank], 0, effect.shape[1] - 1, False, float(chance[rank]), lasting)
         for rank in np.flatnonzero((chance <= _SUSPECT) & (center > EFFECT)).tolist()
     }
 
@@ -100,7 +105,9 @@ def _apart(values: Floats, first: int, last: int) -> bool:
     return bool(np.nanmedian(inside) > EFFECT >= np.nanmedian(beside))
 
 
-def _evidence(values: Floats, first: int, last: int, ended: bool, chance: float) -> Evidence:
+def _evidence(
+    values: Floats, first: int, last: int, ended: bool, chance: float, lasting: int
+) -> Evidence:
     inside = values[first : last + 1]
-    low, high = median_bounds(inside) or (None, None)
+    low, high = median_bounds(joined(inside[None], lasting)[0]) or (None, None)
     return Evidence(first, last, ended, float(np.nanmedian(inside)), low, high, chance)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.analysis.drift import lasting
 from lightning_rlprof.analysis.exact import Floats
 from lightning_rlprof.analysis.lineup import Lineup
 from lightning_rlprof.analysis.others import middle, middle_of_others
@@ -40,6 +41,7 @@ class Pace:
         seen: Series in which a slow rank would show.
         met: Whether the ranks wait for one another somewhere in a step.
         counted: Whether work was counted at all.
+        lasting: For how many steps the ranks keep their pace: so many steps are one observation.
     """
 
     stages: Int64s
@@ -52,6 +54,7 @@ class Pace:
     seen: Mask
     met: bool
     counted: bool
+    lasting: int
 
 
 def pace(spans: Spans, lineup: Lineup) -> Pace:
@@ -71,9 +74,10 @@ def pace(spans: Spans, lineup: Lineup) -> Pace:
     share = usual @ member
     alike = np.where(_comparable(work), own, np.nan)
     evenly = np.broadcast_to(np.where(usual > 0, usual, np.nan), own.shape)
+    effect = _effect(alike, held.early_ns, explained, member)
     return Pace(
         stages,
-        _effect(alike, held.early_ns, explained, member),
+        effect,
         _effect(own, held.early_ns, explained, whole)[:, :, 0],
         _effect(own, held.early_ns, evenly, whole)[:, :, 0],
         _device(spans, lineup, work, np.where(np.isnan(alike), np.nan, held.early_ns), whole),
@@ -82,6 +86,7 @@ def pace(spans: Spans, lineup: Lineup) -> Pace:
         held.seen @ member,
         held.met,
         bool(work),
+        lasting(effect[:, :, 0]),
     )
 
 

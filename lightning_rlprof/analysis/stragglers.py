@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.arrivals import Arrivals, last_of_steps
 from lightning_rlprof.analysis.cost import lost_ns
+from lightning_rlprof.analysis.drift import joined
 from lightning_rlprof.analysis.exact import holm, median_bounds
 from lightning_rlprof.analysis.lineup import Lineup, StageRows, line_up, stage_rows
 from lightning_rlprof.analysis.others import middle
@@ -108,7 +109,7 @@ def _group(spans: Spans, rows: StageRows, ranks: Sequence[int]) -> _Judged | str
     own = pace(spans, lineup)
     host_only = all(spans.headers[rank].device.startswith("cpu") for rank in ranks)
     verdicts = judge(own, host_only=host_only)
-    last = last_of_steps(spans, ranks)
+    last = last_of_steps(spans, ranks, own.lasting)
     arrived = dict(_arrived(last, needed, verdicts, lineup))
     table = [_row(spans, lineup, own, each, last) for each in verdicts if each.rank not in arrived]
     table = sorted([*table, *arrived.values()], key=lambda row: int(row[0] or 0))
@@ -175,7 +176,7 @@ def _nobody(spans: Spans, lineup: Lineup, own: Pace) -> tuple[Cell, ...] | str:
     """Return the row that clears all ranks, or why they cannot be cleared."""
     if not own.seen[0]:
         return "every stage takes all ranks equally long, as where they wait for one another"
-    bounds = [median_bounds(effect) for effect in own.effect[:, :, 0]]
+    bounds = [median_bounds(each) for each in joined(own.effect[:, :, 0], own.lasting)]
     highest = max((bound[1] for bound in bounds if bound), default=np.inf)
     if None in bounds or highest >= _DETECTED:
         return f"steps differ so much that a rank {_DETECTED:.0%} slower could not be told"
@@ -191,6 +192,8 @@ def _remarks(spans: Spans, own: Pace, last: Arrivals | None) -> Iterator[str]:
     if hidden:
         names = ", ".join(hidden)
         yield f"A slow rank may be hidden in {names}: waiting for others is or may be in there."
+    if own.lasting > 1:
+        yield f"Ranks keep their pace for a while: {own.lasting} steps count as one."
     if not own.counted:
         yield _UNCOUNTED
     if last is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_rlprof.analysis.drift import joined
 from lightning_rlprof.analysis.evidence import EFFECT, Evidence, proven, suspected
 from lightning_rlprof.analysis.exact import median_bounds
 from lightning_rlprof.analysis.others import middle
@@ -74,27 +75,27 @@ def judge(pace: Pace, *, host_only: bool) -> list[Verdict]:
     """
     level = LEVEL / _QUESTIONS
     found: dict[int, Verdict] = {}
-    for (rank, _), evidence in proven(pace.effect[:, :, :1], level).items():
+    for (rank, _), evidence in proven(pace.effect[:, :, :1], level, pace.lasting).items():
         word = _cause(pace, rank, evidence, host_only)
         found[rank] = Verdict(rank, word, _where(pace, rank, evidence), evidence)
     for rank, series, evidence in _single(pace, level):
         word = _cause(pace, rank, evidence, host_only)
         found.setdefault(rank, Verdict(rank, word, (int(pace.stages[series]),), evidence))
     if pace.device is not None:
-        for (rank, _), evidence in proven(pace.device[:, :, None], level).items():
+        for (rank, _), evidence in proven(pace.device[:, :, None], level, pace.lasting).items():
             word = TRANSIENT if evidence.ended else SLOW_DEVICE
             found.setdefault(rank, Verdict(rank, word, (WHOLE,), evidence))
-    for (rank, _), evidence in proven(pace.unequal[:, :, None], level).items():
+    for (rank, _), evidence in proven(pace.unequal[:, :, None], level, pace.lasting).items():
         word = UNEVEN if float(middle(pace.fitted[rank])) <= EFFECT else INSUFFICIENT
         found.setdefault(rank, Verdict(rank, word, (WHOLE,), evidence))
-    for rank, evidence in suspected(pace.effect[:, :, 0]).items():
+    for rank, evidence in suspected(pace.effect[:, :, 0], pace.lasting).items():
         found.setdefault(rank, Verdict(rank, INSUFFICIENT, (WHOLE,), evidence))
     return [found[rank] for rank in sorted(found)]
 
 
 def _single(pace: Pace, level: float) -> list[tuple[int, int, Evidence]]:
     """Return ranks, series and evidence of slow stages that matter, the most costly first."""
-    sure = proven(pace.effect[:, :, 1:], level)
+    sure = proven(pace.effect[:, :, 1:], level, pace.lasting)
     costs = {key: evidence.effect * float(pace.share[key[1] + 1]) for key, evidence in sure.items()}
     order = sorted((key for key in sure if costs[key] >= _MATTERS), key=lambda key: -costs[key])
     return [(rank, series + 1, sure[rank, series]) for rank, series in order]
@@ -122,7 +123,7 @@ def _cause(pace: Pace, rank: int, evidence: Evidence, host_only: bool) -> str:
     if pace.device is None:
         return SLOW
     values = pace.device[rank, evidence.first : evidence.last + 1]
-    bounds = median_bounds(values)
+    bounds = median_bounds(joined(values[None], pace.lasting)[0])
     if bounds is None:
         return SLOW
     if bounds[0] > 0 and float(middle(values)) > EFFECT:
