@@ -33,6 +33,7 @@ class Run(Spans):
     slowest_ranks = analysis.ranks
     stages = analysis.stages
     steps = analysis.steps
+    stragglers = analysis.stragglers
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the headline, the stages, and what is doubtful."""

@@ -1,11 +1,12 @@
 """Who comes last to collectives, told by durations alone: the last one to come stays shortest."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.exact import Floats, at_least
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Table
@@ -14,8 +15,9 @@ __all__ = ["Arrivals", "came_last", "last_of_steps"]
 
 Mask = npt.NDArray[np.bool_]
 
-_TABLES = ("communication", "collectives")
-_NEEDED = ("rank", "group", "operator", "start", "duration")
+# What lists collectives, and the column that tells what each of them does.
+_TABLES = {"collectives": "operation", "communication": "operator"}
+_NEEDED = ("rank", "group", "start", "duration")
 
 
 class Arrivals(NamedTuple):
@@ -39,12 +41,11 @@ class Arrivals(NamedTuple):
 def came_last(group: Int64s, rank: Int64s, duration_ns: Int64s) -> Arrivals:
     """Count for each rank how often it had the shortest duration of its group.
 
-    A collective ends for all when the last one has come, so the shortest duration is that of who
-    came last. No clock is compared. The chance is exact: binomial with one over the group's size,
-    over that of the smallest where sizes differ. Where several were shortest, nobody was last.
+    It ends for all when the last one has come. The chance is exact: binomial with one over the size
+    of the group, of the smallest where sizes differ. Where several were shortest, nobody was last.
 
     Args:
-        group: Which collective each row is of; rows of one number are one collective.
+        group: Which collective each row is of.
         rank: Whose row it is.
         duration_ns: How long that rank was in it.
 
@@ -55,7 +56,7 @@ def came_last(group: Int64s, rank: Int64s, duration_ns: Int64s) -> Arrivals:
         ([0, 2], [1.0, 0.25], [0, 13])
     """
     order = np.lexsort((duration_ns, group))
-    group, rank, duration_ns = group[order], rank[order], duration_ns[order]
+    group, rank, duration_ns = (each[order] for each in (group, rank, duration_ns))
     heads = np.flatnonzero(np.diff(group, prepend=group[:1] - 1))
     size = np.diff(np.append(heads, len(group)))
     several = np.repeat(size > 1, size)
@@ -64,11 +65,10 @@ def came_last(group: Int64s, rank: Int64s, duration_ns: Int64s) -> Arrivals:
     alone = (size > 1) & (duration_ns[heads] < duration_ns[second])
     winner = np.searchsorted(ranks, rank[heads[alone]])
     last = np.bincount(winner, minlength=len(ranks))
-    total = np.add.reduceat(duration_ns, heads) if len(heads) else duration_ns
+    waited = np.add.reduceat(duration_ns, heads) if len(heads) else duration_ns
     cost = np.zeros(len(ranks), dtype=np.int64)
-    np.add.at(cost, winner, (total - size * duration_ns[heads])[alone])
-    trials, chance = _chances(place, np.repeat(size, size)[several], last)
-    return Arrivals(ranks, last, trials, chance, cost)
+    np.add.at(cost, winner, (waited - size * duration_ns[heads])[alone])
+    return Arrivals(ranks, last, *_chances(place, np.repeat(size, size)[several], last), cost)
 
 
 def _chances(place: Int64s, size: Int64s, last: Int64s) -> tuple[Int64s, Floats]:
@@ -88,22 +88,22 @@ def last_of_steps(spans: Spans, among: Collection[int], every: int = 1) -> Arriv
     furthest apart is asked. None where no table lists collectives of several of these ranks.
 
     Args:
-        spans: The run, with a table ``communication`` or ``collectives``.
+        spans: The run, with a table ``collectives`` or ``communication``.
         among: Ranks to compare; groups with others are left out.
         every: Ask every so many-th step, where ranks keep their pace for so long.
     """
-    table = next((spans.table(name) for name in _TABLES if name in spans.tables), None)
-    if table is None or table.abstained or not _told(table):
+    name = next((name for name in _TABLES if name in spans.tables), "")
+    table = read(spans, name, [])
+    if table is None or not _told(table, _TABLES[name]):
         return None
-    rank, start, took = (_numbers(table, name) for name in ("rank", "start", "duration"))
-    group, operator = _codes(table.column("group")), _codes(table.column("operator"))
-    step = _numbers(table, "step") if _has(table, "step") else np.zeros_like(rank)
-    known = (start >= 0) & (took >= 0) & (step % every == 0)
+    rank, start, took = (numbers(table, each, -1) for each in ("rank", "start", "duration"))
+    group, operator = texts(table, "group")[0], texts(table, _TABLES[name])[0]
+    step = numbers(table, "step", 0) if _has(table, "step") else np.zeros_like(rank)
+    known = (start >= 0) & (took >= 0) & (step % every == 0) & (group >= 0)
     columns = [each[known] for each in (group, step, operator, rank, start, took)]
     group, step, operator, rank, start, took = columns
     one, whole = _matched(group, step, operator, rank, start)
-    inside = np.isin(rank, list(among))
-    stray = np.unique(one[~inside])
+    stray = np.unique(one[~np.isin(rank, list(among))])
     keep = whole & ~np.isin(one, stray)
     if not keep.any():
         return None
@@ -151,14 +151,5 @@ def _has(table: Table, name: str) -> bool:
     return any(column.name == name for column in table.columns)
 
 
-def _told(table: Table) -> bool:
-    return len(table.rows) > 0 and all(_has(table, name) for name in _NEEDED)
-
-
-def _numbers(table: Table, name: str) -> Int64s:
-    """Return a column of integers, -1 where one is not known."""
-    return np.array([-1 if cell is None else cell for cell in table.column(name)], dtype=np.int64)
-
-
-def _codes(cells: Sequence[object]) -> Int64s:
-    return np.unique(np.array([str(cell) for cell in cells]), return_inverse=True)[1]
+def _told(table: Table, operator: str) -> bool:
+    return len(table.rows) > 0 and all(_has(table, name) for name in (*_NEEDED, operator))

@@ -57,10 +57,10 @@ def _time(effect: Floats, ranks: int, steps: int) -> float:
     rest = effect - middle(effect, axis=1)[:, None]
     spread = middle(np.abs(rest), axis=1)[:, None] * 1.4826
     rest = np.clip(rest, -3 * spread, 3 * spread)  # a hiccup is no pace
-    power = np.nanmean(np.where(np.isnan(rest), 0.0, rest**2), axis=1)
+    power = _mean(rest**2)
     if not (power > 0).any():
         return 1.0
-    near = sum(_correlation(rest, power, lag) for lag in range(1, _LAGS + 1))
+    near = sum((_correlation(rest, power, lag) for lag in range(1, _LAGS + 1)), 0.0)
     if near <= _SURE * _MEDIAN * np.sqrt(_LAGS / (ranks * steps)):
         return 1.0
     time = 1.0
@@ -68,7 +68,7 @@ def _time(effect: Floats, ranks: int, steps: int) -> float:
         time += 2 * _correlation(rest, power, lag)
         if lag >= _WINDOW * time:
             break
-    return max(time, 1.0)
+    return max(float(time), 1.0)
 
 
 def _correlation(rest: Floats, power: Floats, lag: int) -> float:
@@ -76,9 +76,13 @@ def _correlation(rest: Floats, power: Floats, lag: int) -> float:
 
     Values were taken from their own median, which makes it too small by about one over the steps.
     """
-    pairs = rest[:, :-lag] * rest[:, lag:]
-    count = np.maximum(np.sum(~np.isnan(pairs), axis=1), 1)
-    mean = np.where(np.isnan(pairs), 0.0, pairs).sum(axis=1) / count
     known = power > 0
-    found = np.sort(mean[known] / power[known])
+    found = np.sort(_mean(rest[:, :-lag] * rest[:, lag:])[known] / power[known])
     return float(np.median(found[:-1] if len(found) >= _SEVERAL else found)) + 1 / rest.shape[1]
+
+
+def _mean(values: Floats) -> Floats:
+    """Return the mean over steps, NaN left out; 0 where there is nothing else."""
+    count = np.maximum(np.sum(~np.isnan(values), axis=1), 1)
+    found: Floats = np.nan_to_num(values).sum(axis=1) / count
+    return found

@@ -49,10 +49,9 @@ def proven(effect: Floats, level: float, lasting: int = 1) -> dict[tuple[int, in
     with a median above `EFFECT` inside and none beside it. Where both hold, the stretch says more.
 
     Args:
-        effect: Relative excess over the other ranks; shape (ranks, steps, series), NaN where a step
-            says nothing.
+        effect: Relative excess over the others; shape (ranks, steps, series), NaN: says nothing.
         level: How likely one healthy rank is accused by a test.
-        lasting: Steps that count as one, as the ranks keep their pace for so long.
+        lasting: Steps that count as one.
     """
     blocks = joined(effect, lasting)
     stretch = stretches(blocks, EFFECT)
@@ -66,11 +65,11 @@ def proven(effect: Floats, level: float, lasting: int = 1) -> dict[tuple[int, in
         if passing[rank, series] <= level and _apart(values, first, last):
             chance, ended = float(passing[rank, series]), last < known[-1]
         elif always[rank, series] <= level and np.nanmedian(values) > EFFECT:
-            chance, ended = float(always[rank, series]), False
-            first, last = int(known[0]), int(known[-1])
+            chance, ended, first, last = float(always[rank, series]), False, known[0], known[-1]
         else:
             continue
-        found[rank, series] = _evidence(values, first, last, bool(ended), chance, lasting)
+        at = (int(first), int(last), bool(ended))
+        found[rank, series] = _evidence(values, *at, chance, lasting)
     return found
 
 

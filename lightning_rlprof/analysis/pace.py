@@ -60,8 +60,8 @@ class Pace:
 def pace(spans: Spans, lineup: Lineup) -> Pace:
     """Compare the ranks of a line-up with one another.
 
-    Stages with waiting are left out: being longer says nothing there. From stages that may hold
-    some, what a rank came earlier than the others is taken off before it is compared.
+    Stages with waiting are left out; from those that may hold some, what a rank came earlier than
+    the others is taken off.
     """
     work = _work(spans, lineup)
     explained = _explained(lineup, lineup.own_ns, work)
@@ -69,7 +69,6 @@ def pace(spans: Spans, lineup: Lineup) -> Pace:
     own = np.where(held.bound, np.nan, lineup.own_ns)
     stages = np.concatenate([[WHOLE], np.unique(lineup.stage)])
     member = (lineup.stage[:, None] == stages) | (stages == WHOLE)
-    whole = member[:, :1]
     usual = np.nan_to_num(middle(explained.reshape(-1, len(member)))) * ~held.bound
     share = usual @ member
     alike = np.where(_comparable(work), own, np.nan)
@@ -78,9 +77,9 @@ def pace(spans: Spans, lineup: Lineup) -> Pace:
     return Pace(
         stages,
         effect,
-        _effect(own, held.early_ns, explained, whole)[:, :, 0],
-        _effect(own, held.early_ns, evenly, whole)[:, :, 0],
-        _device(spans, lineup, work, np.where(np.isnan(alike), np.nan, held.early_ns), whole),
+        _effect(own, held.early_ns, explained, member[:, :1])[:, :, 0],
+        _effect(own, held.early_ns, evenly, member[:, :1])[:, :, 0],
+        _device(spans, lineup, work, np.where(np.isnan(alike), np.nan, held.early_ns), member),
         own[:, :, ~held.bound].sum(axis=2),
         share / max(float(share[0]), 1.0),
         held.seen @ member,
@@ -165,10 +164,10 @@ def _effect(ns: Floats, early: Floats, explained: Floats, member: Mask) -> Float
 
 
 def _device(
-    spans: Spans, lineup: Lineup, work: Sequence[Floats], early: Floats, whole: Mask
+    spans: Spans, lineup: Lineup, work: Sequence[Floats], early: Floats, member: Mask
 ) -> Floats | None:
     took = lineup.counter(spans, "device_ns")
     if took is None:
         return None
-    found: Floats = _effect(took, early, _explained(lineup, took, work), whole)[:, :, 0]
+    found: Floats = _effect(took, early, _explained(lineup, took, work), member)[:, :, 0]
     return found

@@ -39,8 +39,8 @@ _SECTIONS = {
     ),
     "stragglers": (
         "Who makes the others wait",
-        "Ranks of one role compared at equal work, step by step; “lost by others” is what all of them "
-        "waited for that rank.",
+        "Ranks of one role compared at equal work, step by step; “lost by others” is what all of "
+        "them waited for that rank.",
     ),
     "stages": (
         "Where the steps' time went",

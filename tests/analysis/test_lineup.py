@@ -89,10 +89,8 @@ def test_a_stage_across_the_edge_of_a_lost_step_is_no_short_stage() -> None:
 
 
 def test_captured_and_interrupted_steps_are_left_out_and_said() -> None:
-    rows = step(1, ("a", 1, 9)) + [
-        Row("step", "step", 2, 100, 200, counters={"capture": 1}),
-        Row("a", "stage", 2, 110, 190),
-    ]
+    captured = Row("step", "step", 2, 100, 200, counters={"capture": 1})
+    rows = [*step(1, ("a", 1, 9)), captured, Row("a", "stage", 2, 110, 190)]
     found = stage_rows(loaded(rows))
     assert found.steps.tolist() == [1]
     assert found.note == "Steps left out: 1 under capture."

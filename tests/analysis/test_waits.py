@@ -18,7 +18,9 @@ OFFSETS = {0: 5.0, 2: -5.0}
 def held(script: Script, seed: int, *, one_clock: bool = True) -> dict[str, tuple[bool, bool]]:
     """Return by stage whether it is bound, and whether a slow rank would be seen."""
     found = found_in(script, seed, one_clock=one_clock)
-    return dict(zip(STAGES, zip(found.bound.tolist(), found.seen.tolist(), strict=True), strict=True))
+    return dict(
+        zip(STAGES, zip(found.bound.tolist(), found.seen.tolist(), strict=True), strict=True)
+    )
 
 
 def found_in(script: Script, seed: int, *, one_clock: bool) -> Waits:

@@ -8,7 +8,7 @@ from lightning_rlprof.analysis.verdicts import INSUFFICIENT, UNEVEN
 from tests.analysis.scripted import Script, Scripted, play
 from tests.peers.formulas import FORMULAS
 
-__all__ = ["CASES", "OURS", "Score", "TOO_SHORT", "accused", "scores"]
+__all__ = ["CASES", "OURS", "TOO_SHORT", "Score", "accused", "scores"]
 
 OURS = "lightning_rlprof"
 
@@ -19,7 +19,7 @@ CASES: Mapping[str, Script] = {
     "one 10 % slow": Script(slow={1: 0.1}, steps=16),
     "one 10 % slow, uneven work": Script(slow={1: 0.1}, uneven=0.6),
     "two 10 % slow": Script(slow={1: 0.1, 4: 0.1}, uneven=0.3),
-    "15 % slow for 8 of 24 steps": Script(slow={1: 0.15}, when=(7, 14), uneven=0.3),
+    "10 % slow for 8 of 24 steps": Script(slow={1: 0.1}, when=(7, 14), uneven=0.3),
     "healthy, clocks off by 5 ms": Script(uneven=0.3, offsets_ms=_CLOCKS),
     "one 10 % slow, clocks off by 5 ms": Script(slow={1: 0.1}, uneven=0.3, offsets_ms=_CLOCKS),
 }
