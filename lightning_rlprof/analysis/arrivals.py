@@ -41,13 +41,13 @@ class Arrivals(NamedTuple):
 def came_last(group: Int64s, rank: Int64s, duration_ns: Int64s) -> Arrivals:
     """Count for each rank how often it had the shortest duration of its group.
 
-    It ends for all when the last one has come. The chance is exact: binomial with one over the size
-    of the group, of the smallest where sizes differ. Where several were shortest, nobody was last.
+    It ends for all when the last one has come. The chance is exact: binomial, with one over the
+    size of the smallest group. Where several were shortest, nobody was last.
 
     Args:
         group: Which collective each row is of.
         rank: Whose row it is.
-        duration_ns: How long that rank was in it.
+        duration_ns: How long it was there.
 
     Example::
 
@@ -56,17 +56,16 @@ def came_last(group: Int64s, rank: Int64s, duration_ns: Int64s) -> Arrivals:
         ([0, 2], [1.0, 0.25], [0, 13])
     """
     order = np.lexsort((duration_ns, group))
-    group, rank, duration_ns = (each[order] for each in (group, rank, duration_ns))
+    group, rank, duration_ns = group[order], rank[order], duration_ns[order]
     heads = np.flatnonzero(np.diff(group, prepend=group[:1] - 1))
     size = np.diff(np.append(heads, len(group)))
     several = np.repeat(size > 1, size)
     ranks, place = np.unique(rank[several], return_inverse=True)
-    second = np.minimum(heads + 1, len(group) - 1)
-    alone = (size > 1) & (duration_ns[heads] < duration_ns[second])
+    alone = (size > 1) & (duration_ns[heads] < np.append(duration_ns, 0)[heads + 1])
     winner = np.searchsorted(ranks, rank[heads[alone]])
     last = np.bincount(winner, minlength=len(ranks))
     waited = np.add.reduceat(duration_ns, heads) if len(heads) else duration_ns
-    cost = np.zeros(len(ranks), dtype=np.int64)
+    cost = np.zeros_like(ranks)
     np.add.at(cost, winner, (waited - size * duration_ns[heads])[alone])
     return Arrivals(ranks, last, *_chances(place, np.repeat(size, size)[several], last), cost)
 

@@ -78,7 +78,8 @@ def _correlation(rest: Floats, power: Floats, lag: int) -> float:
     """
     known = power > 0
     found = np.sort(_mean(rest[:, :-lag] * rest[:, lag:])[known] / power[known])
-    return float(np.median(found[:-1] if len(found) >= _SEVERAL else found)) + 1 / rest.shape[1]
+    own = float(np.median(found[:-1] if len(found) >= _SEVERAL else found))
+    return own + 1.0 / float(rest.shape[1])
 
 
 def _mean(values: Floats) -> Floats:
