@@ -28,7 +28,7 @@ def promises(monkeypatch: pytest.MonkeyPatch) -> object:
     import verdicts
 
     yield verdicts.bounds
-    for name in ("verdicts", "_measure"):
+    for name in ("verdicts", "_cost", "_job", "_measure"):
         sys.modules.pop(name, None)
 
 
