@@ -10,7 +10,7 @@ from lightning_rlprof.spans import Counter, Int64s, Spans
 __all__ = ["MOST_SPANS", "recent"]
 
 MOST_SPANS = 1_500_000
-"""Steps and stages that are compared: all of 64 ranks x 1,000 steps x 20, the last 73 of 1,024 ranks."""
+"""Steps and stages that are compared: 64 ranks x 1,000 steps x 20, of 1,024 the last 73 steps."""
 
 _CHUNK = 2**20
 _COLUMNS = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
