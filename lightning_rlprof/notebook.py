@@ -43,6 +43,7 @@ class Run(Spans):
     slowest_ranks = analysis.ranks
     stages = analysis.stages
     steps = analysis.steps
+    stragglers = analysis.stragglers
     throughput = analysis.throughput
 
     def _repr_html_(self) -> str:

@@ -23,6 +23,7 @@ from lightning_rlprof.analysis.overlap import overlap
 from lightning_rlprof.analysis.ranks import ranks
 from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.steps import steps
+from lightning_rlprof.analysis.stragglers import stragglers
 from lightning_rlprof.analysis.throughput import throughput
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
@@ -53,11 +54,13 @@ __all__ = [
     "regions",
     "stages",
     "steps",
+    "stragglers",
     "throughput",
 ]
 
 ALL: tuple[Callable[[Spans], Table], ...] = (
     ledger,
+    stragglers,
     stages,
     device,
     background,

@@ -20,6 +20,7 @@ from lightning_rlprof.cli import (
     ship,
     show,
     sql,
+    stragglers,
     throughput,
 )
 from lightning_rlprof.errors import RlprofError
@@ -52,6 +53,7 @@ app.command()(read.compare)
 app.command()(read.trace)
 app.command("show")(show.analysis)
 app.command()(ledger.ledger)
+app.command()(stragglers.stragglers)
 app.command()(memory.memory)
 app.command()(throughput.throughput)
 app.command()(analyse.analyse)

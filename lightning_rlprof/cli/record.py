@@ -27,14 +27,29 @@ def demo(
     task: Annotated[str | None, typer.Option(help="Another task; a wrong name lists them")] = None,
     kv_cache: Annotated[bool, typer.Option("--kv-cache", help="Generate with a KV cache")] = False,
     ranks: Annotated[int | None, typer.Option(help="Train with so many processes (DDP)")] = None,
+    slow_rank: Annotated[int | None, typer.Option(help="Make this rank slow, to find it")] = None,
+    slow_by: Annotated[
+        float | None, typer.Option(help="By this share, in stages without waiting  [default: 0.15]")
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Directory in which the run gets its own")
     ] = _SAVE_PATH,
 ) -> None:
     """Train a small policy with GRPO on the CPU and show where each step went."""
-    given = {"steps": steps, "task": task, "ranks": ranks}
+    if slow_by is not None and slow_rank is None:
+        raise RlprofError("--slow-by makes no rank slow by itself; --slow-rank says which one")
+    given: dict[str, Any] = {"steps": steps, "task": task, "ranks": ranks}
+    given |= {"slow_rank": slow_rank, "slow_by": slow_by}
     chosen = {name: value for name, value in given.items() if value is not None}
     result = _train({"kv_cache": kv_cache, "save_path": output, **chosen})
+    _told(result, output)
+    if slow_rank is not None:
+        next_command("rlprof", "stragglers", result.run or output)
+    elif not kv_cache:
+        _offer_cache(result, output, chosen)
+
+
+def _told(result: "DemoResult", output: Path) -> None:
     if result.run is None:
         raise RlprofError(f"the training left no run in {output}; see the messages above")
     from lightning_rlprof.loaders.load import load
@@ -44,12 +59,14 @@ def demo(
     describe(spans)
     wrote(result.run)
     next_command("rlprof", "report", result.run)
-    if not kv_cache:
-        say("To remove the bottleneck, and to see that it is gone:")
-        same = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
-        here = [] if output == _SAVE_PATH else ["-o", str(output)]
-        next_command("rlprof", "demo", "--kv-cache", *same, *here)
-        next_command("rlprof", "compare", result.run, output)
+
+
+def _offer_cache(result: "DemoResult", output: Path, chosen: dict[str, Any]) -> None:
+    say("To remove the bottleneck, and to see that it is gone:")
+    same = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+    here = [] if output == _SAVE_PATH else ["-o", str(output)]
+    next_command("rlprof", "demo", "--kv-cache", *same, *here)
+    next_command("rlprof", "compare", result.run or output, output)
 
 
 def _train(options: dict[str, Any]) -> "DemoResult":

@@ -1,7 +1,9 @@
 """GRPO as a LightningModule with manual optimisation, and its mathematics as pure functions."""
 
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -42,6 +44,8 @@ class GrpoSettings:
         kl: Weight of the divergence from the reference model.
         learning_rate: Of AdamW.
         gradient_clip: Largest norm of the gradient.
+        slow_rank: A rank that is made slow, to see it found; None for none.
+        slow_by: How much longer it takes for each stage in which ranks do not wait for one another.
     """
 
     steps: int
@@ -54,6 +58,8 @@ class GrpoSettings:
     kl: float = 0.001
     learning_rate: float = 3e-4
     gradient_clip: float = 1.0
+    slow_rank: int | None = None
+    slow_by: float = 0.15
 
 
 def group_advantages(rewards: Tensor) -> Tensor:
@@ -190,23 +196,32 @@ class Grpo(pl.LightningModule):
         samples = range(self.settings.samples)
         entries = [self.task.train[number] for number in batch for _ in samples]
         prompts = self.task.encode_prompts(entries).to(self.device)
-        with stage("weight_sync"):
+        with self._own("weight_sync"):
             self.rollout.load_state_dict(self.policy.state_dict())
-        with stage("actor_generate"):
+        with self._own("actor_generate"):
             answers = self._generate(prompts)
             count(tokens=int(answer_mask(answers).sum()))
-        with stage("compute_reward"):
+        with self._own("compute_reward"):
             rewards = torch.tensor(self.task.rewards(entries, self.task.decode(answers)))
-        with stage("actor_compute_log_prob"), torch.no_grad():
+        with self._own("actor_compute_log_prob"), torch.no_grad():
             old = token_log_probs(self.policy, prompts, answers)
-        with stage("reference_compute_log_prob"), torch.no_grad():
+        with self._own("reference_compute_log_prob"), torch.no_grad():
             reference = token_log_probs(self.reference, prompts, answers)
-        with stage("compute_advantage"):
+        with self._own("compute_advantage"):
             groups = rewards.to(self.device).view(-1, len(samples))
             advantages = group_advantages(groups).view(-1, 1)
         with stage("actor_update"):
             self._update(_Experience(prompts, answers, old, reference, advantages))
         self.rewards[batch_idx] = self.trainer.strategy.reduce(rewards.mean(), reduce_op="mean")
+
+    @contextmanager
+    def _own(self, name: str) -> Iterator[None]:
+        """Mark a stage in which a rank waits for nobody; the slow rank sleeps at its end."""
+        with stage(name):
+            start = time.perf_counter()
+            yield
+            if self.global_rank == self.settings.slow_rank:
+                time.sleep(self.settings.slow_by * (time.perf_counter() - start))
 
     def _generate(self, prompts: Tensor) -> Tensor:
         return generate(

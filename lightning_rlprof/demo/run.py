@@ -41,9 +41,11 @@ class DemoOptions:
         save_path: Where the run directory goes; None records nothing.
         seed: Chooses weights, prompts and samples; on one rank it decides the whole result.
         warmup_steps: Steps of the supervised warm start; None takes the task's own number.
+        slow_rank: A rank that is made slow, to see it found; None for none.
+        slow_by: How much longer it takes for its own stages, those without waiting for others.
 
     Raises:
-        ConfigError: A number is too small.
+        ConfigError: A number is too small, or there is no such rank.
     """
 
     task: str = "spell_backward"
@@ -53,6 +55,8 @@ class DemoOptions:
     save_path: Path | None = None
     seed: int = 0
     warmup_steps: int | None = None
+    slow_rank: int | None = None
+    slow_by: float = 0.15
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
@@ -60,6 +64,11 @@ class DemoOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value} is too small; give a number from {least} up")
+        if self.slow_rank is not None and not 0 <= self.slow_rank < self.ranks:
+            have = f"0 to {self.ranks - 1}"
+            raise ConfigError(f"slow_rank={self.slow_rank} is not trained here; ranks are {have}")
+        if not 0 < self.slow_by <= 10:
+            raise ConfigError(f"slow_by={self.slow_by} is not allowed; 0.15 is 15 %, 10 the most")
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,14 @@ def _warm_model(options: DemoOptions) -> Grpo:
     policy = Policy(task.vocabulary, task.prompt_width + task.answer_width)
     steps = task.warmup_steps if options.warmup_steps is None else options.warmup_steps
     warm_start(policy, task, steps, options.seed)
-    return Grpo(policy, task, GrpoSettings(options.steps, options.seed, options.kv_cache))
+    settings = GrpoSettings(
+        options.steps,
+        options.seed,
+        options.kv_cache,
+        slow_rank=options.slow_rank,
+        slow_by=options.slow_by,
+    )
+    return Grpo(policy, task, settings)
 
 
 def _fit(

@@ -17,6 +17,7 @@ from lightning_rlprof.spans import Spans
 from lightning_rlprof.store.cache import find, sources
 from lightning_rlprof.store.joined import Part
 from lightning_rlprof.store.store import Store
+from lightning_rlprof.tracefile import rank_files
 
 __all__ = ["LARGE", "open_run", "open_store"]
 
@@ -84,7 +85,10 @@ def _parts(path: Path, facts: Mapping[str, Any]) -> Sequence[Part]:
 
 
 def _is_folder_of_traces(path: Path) -> bool:
-    return path.is_dir() and not is_run(path) and not is_ascend(path)
+    """Tell whether `load` looks for traces there: not where runs are, nor inside of one."""
+    if not path.is_dir() or any(map(rank_files, (path, path.absolute().parent))):
+        return False
+    return not is_ascend(path) and not any(map(rank_files, path.iterdir()))
 
 
 def _read(path: Path, progress: _Progress | None = None) -> Spans:

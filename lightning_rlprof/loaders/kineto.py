@@ -24,6 +24,7 @@ from lightning_rlprof.loaders.chrome_columns import (
 )
 from lightning_rlprof.loaders.chrome_events import Event
 from lightning_rlprof.loaders.chrome_stream import ChromeStream
+from lightning_rlprof.loaders.enclosing import parents
 from lightning_rlprof.loaders.kernels import Kernels, kernel_table
 from lightning_rlprof.loaders.kineto_calls import call_table
 from lightning_rlprof.loaders.kineto_device import collective_table, copy_table
@@ -38,7 +39,7 @@ from lightning_rlprof.loaders.kineto_trace import (
     told,
 )
 from lightning_rlprof.model import FORMAT, Header
-from lightning_rlprof.spans import NO_PARENT, Int64s, Problem, Spans, Thread
+from lightning_rlprof.spans import NO_PARENT, Problem, Spans, Thread
 from lightning_rlprof.table import Table
 
 __all__ = ["is_chrome_trace", "read_kernels", "read_kineto"]
@@ -130,6 +131,7 @@ def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
     ranges, zero, texts = trace.ranges, trace.zero_ns, list(trace.columns.names)
     names, name = np.unique(ranges.name, return_inverse=True)
     lanes, thread = np.unique(ranges.lane, return_inverse=True)
+    ids = np.arange(1, len(name) + 1)
     return {
         "names": tuple(texts[code] for code in names.tolist()),
         "threads": tuple(_threads(trace, lanes.tolist(), rank)),
@@ -140,8 +142,8 @@ def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
         "start_ns": ranges.start_ns - zero,
         "end_ns": ranges.end_ns - zero,
         "thread": thread,
-        "id": np.arange(1, len(name) + 1),
-        "parent": _parents(ranges.lane, ranges.end_ns),
+        "id": ids,
+        "parent": np.append(ids, NO_PARENT)[parents(ranges.lane, ranges.start_ns, ranges.end_ns)],
     }
 
 
@@ -220,20 +222,3 @@ def _threads(trace: KinetoTrace, lanes: list[int], rank: int) -> list[Thread]:
             Thread(rank, ident(tid, lane), f"{name} of process {pid}" if several else name)
         )
     return found
-
-
-def _parents(lane: Int64s, end: Int64s) -> Int64s:
-    """Return the id of the innermost range that each lies in; they come by start, longer first."""
-    parents = np.full(len(lane), NO_PARENT)
-    ends, last = end.tolist(), None
-    stack: list[int] = []
-    by_lane = np.argsort(lane, kind="stable")
-    for row, own in zip(by_lane.tolist(), lane[by_lane].tolist(), strict=True):
-        if own != last:
-            stack, last = [], own
-        while stack and ends[stack[-1]] < ends[row]:
-            stack.pop()
-        if stack:
-            parents[row] = stack[-1] + 1
-        stack.append(row)
-    return parents

@@ -37,6 +37,11 @@ _SECTIONS = {
         "Every instant of every rank of the job, once: the totals add up to the wall clock times "
         "the ranks. A dash is not told, and no zero.",
     ),
+    "stragglers": (
+        "Who makes the others wait",
+        "Ranks of one role compared at equal work, step by step; “lost by others” is what all of "
+        "them waited for that rank.",
+    ),
     "stages": (
         "Where the steps' time went",
         "“share” and “total” are exclusive and add up to the steps, summed over ranks; "

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture(scope="module")
 def bench() -> Iterator[ModuleType]:
     """Import the benchmark as it imports its neighbours when it is run as a file."""
-    names = ("_measure", "_job", "ledger")
+    names = ("_measure", "_job", "_cost", "ledger")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
         yield [importlib.import_module(name) for name in names][-1]
@@ -22,8 +22,13 @@ def bench() -> Iterator[ModuleType]:
         sys.modules.pop(name, None)
 
 
+def cost_of(bench: ModuleType) -> ModuleType:
+    """Return the neighbour that measures."""
+    return sys.modules[bench.alone.__module__]
+
+
 def test_a_small_job_is_measured_and_adds_up(bench: ModuleType) -> None:
-    cost = bench.measure(3, 4, 2)
+    cost = cost_of(bench).measure(bench.balanced, 3, 4, 2)
     assert (cost.ranks, cost.spans, len(cost.seconds)) == (3, 3 * 4 * 20, 2)
     assert cost.megabytes > 10
 
@@ -31,10 +36,10 @@ def test_a_small_job_is_measured_and_adds_up(bench: ModuleType) -> None:
 def test_a_sum_that_is_wrong_is_no_result(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = bench.ledger
-    monkeypatch.setattr(bench, "ledger", lambda spans: right(bench.synthetic_job(1, 1)))
+    right, job = bench.ledger, cost_of(bench).synthetic_job
+    monkeypatch.setattr(bench, "ledger", lambda spans: right(job(1, 1)))
     with pytest.raises(AssertionError, match="2 ranks: the labels do not add up"):
-        bench.measure(2, 3, 1)
+        bench.balanced(job(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,7 @@ def test_a_sum_that_is_wrong_is_no_result(
 def test_each_bound_can_break(
     bench: ModuleType, seconds: float, megabytes: float, broken: int
 ) -> None:
-    cost = bench.Cost(64, 1, [seconds] * 2, megabytes, 1.0)
+    cost = cost_of(bench).Cost(64, 1, [seconds] * 2, megabytes, 1.0)
     assert sum(not bound.holds for bound in bench.bounds([cost])) == broken
 
 
@@ -53,4 +58,4 @@ def test_each_bound_can_break(
 def test_each_control_can_fail(
     bench: ModuleType, seconds: list[float], core: float, quiet: bool
 ) -> None:
-    assert bench.Cost(64, 1, seconds, 100, core).quiet is quiet
+    assert cost_of(bench).Cost(64, 1, seconds, 100, core).quiet is quiet

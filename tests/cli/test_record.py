@@ -89,3 +89,17 @@ def test_a_demo_that_left_no_run_is_an_error(
 ) -> None:
     status, _, err = rlprof("demo", "-o", tmp_path / "lost")
     assert (status, "left no run" in err) == (1, True)
+
+
+def test_a_slow_rank_is_made_and_the_command_that_finds_it_is_next(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    words = ("--ranks", 2, "--slow-rank", 1, "--slow-by", 0.3)
+
+    _, out, _ = rlprof("demo", "-o", tmp_path, *words)
+
+    assert (asked["slow_rank"], asked["slow_by"]) == (1, 0.3)
+    assert out.endswith(f"Next: rlprof stragglers {tmp_path}/run\n")
+    status, _, err = rlprof("demo", "-o", tmp_path, "--slow-by", 0.3)
+    assert status == 1
+    assert "--slow-by makes no rank slow by itself; --slow-rank says which one" in err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.ingest import one, opening
 from lightning_rlprof.ingest.ingest import ingest
 from lightning_rlprof.ingest.opening import open_run
@@ -181,3 +182,13 @@ def test_reading_leaves_a_cache_of_a_large_trace_of_another_tool_alone(
     again = open_run(tmp_path / "t")
     assert_same_run(again, first)
     assert_same_table(again.table("kernels"), load(trace).table("kernels"))
+
+
+def test_a_folder_of_runs_is_its_newest_run_whatever_traces_lie_there(tmp_path: Path) -> None:
+    grpo_run(tmp_path / "run", steps=1)
+    write_traces(tmp_path, 2)
+    (tmp_path / "run" / "device").mkdir()
+    write_trace(tmp_path / "run" / "device" / "x.json")
+    assert_same_run(open_run(tmp_path), load(tmp_path))
+    with pytest.raises(TraceError, match="holds one rank's device files; the run is"):
+        open_run(tmp_path / "run" / "device")

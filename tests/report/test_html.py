@@ -90,6 +90,7 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
         "Stages over the steps",
         "Inside a step",
         "Where the GPU-seconds went",
+        "Who makes the others wait",
         "Slowest rank per stage",
         "Stages by rank",
         "Untraced time",

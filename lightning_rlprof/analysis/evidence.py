@@ -1,0 +1,112 @@
+"""Which ranks are slower than the others beyond doubt: always, or for a stretch of steps."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_rlprof.analysis.changes import stretches
+from lightning_rlprof.analysis.drift import joined
+from lightning_rlprof.analysis.exact import Floats, holm, median_bounds, sign_test
+from lightning_rlprof.analysis.others import middle
+
+__all__ = ["EFFECT", "Evidence", "proven", "suspected"]
+
+EFFECT = 0.05
+"""A rank is slow that takes 5 % longer than the others: healthy ones are seldom so far apart."""
+
+_FEWEST = 5  # steps that a stretch has, and that are left beside it
+_SUSPECT = 0.05
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What speaks against one rank, in columns of the array that was tested.
+
+    Attributes:
+        first: First step that it is about.
+        last: Last step.
+        ended: Whether the rank was as fast as the others afterwards.
+        effect: Median of how much slower it was in these steps: 0.1 took 10 % longer.
+        low: Lower end of the 95 % interval of that median; None where steps are too few for one.
+        high: Upper end.
+        chance: p value after Holm's correction.
+    """
+
+    first: int
+    last: int
+    ended: bool
+    effect: float
+    low: float | None
+    high: float | None
+    chance: float
+
+
+def proven(effect: Floats, level: float, lasting: int = 1) -> dict[tuple[int, int], Evidence]:
+    """Test all ranks and series as one family; return what is sure, by rank and series.
+
+    Two tests, each at the level given, corrected by Holm's method. Always slow: more steps above
+    zero than the sign test allows, and a median above `EFFECT`. Slow for a stretch: `stretches`,
+    with a median above `EFFECT` inside and none beside it. Where both hold, the stretch says more.
+
+    Args:
+        effect: Relative excess over the others; shape (ranks, steps, series), NaN: says nothing.
+        level: How likely one healthy rank is accused by a test.
+        lasting: Steps that count as one.
+    """
+    blocks = joined(effect, lasting)
+    stretch = stretches(blocks, EFFECT)
+    always, passing = _among_asked(blocks, sign_test(blocks), stretch.chance)
+    found: dict[tuple[int, int], Evidence] = {}
+    for rank, series in np.argwhere((always <= level) | (passing <= level)).tolist():
+        values = effect[rank, :, series]
+        first = int(stretch.first[rank, series]) * lasting
+        last = (int(stretch.last[rank, series]) + 1) * lasting - 1
+        known = np.flatnonzero(~np.isnan(values))
+        if passing[rank, series] <= level and _apart(values, first, last):
+            chance, ended = float(passing[rank, series]), last < known[-1]
+        elif always[rank, series] <= level and np.nanmedian(values) > EFFECT:
+            chance, ended, first, last = float(always[rank, series]), False, known[0], known[-1]
+        else:
+            continue
+        at = (int(first), int(last), bool(ended))
+        found[rank, series] = _evidence(values, *at, chance, lasting)
+    return found
+
+
+def _among_asked(effect: Floats, *chances: Floats) -> list[Floats]:
+    """Correct p values for the series that say anything; the others were not asked."""
+    asked = ~np.isnan(effect).all(axis=1)
+    found = [np.ones(asked.shape) for _ in chances]
+    for corrected, chance in zip(found, chances, strict=True):
+        corrected[asked] = holm(chance[asked])
+    return found
+
+
+def suspected(effect: Floats, lasting: int = 1) -> dict[int, Evidence]:
+    """Return ranks that a single look finds slow, where looking at all of them proves nothing.
+
+    Args:
+        effect: As for `proven`, of one series; shape (ranks, steps).
+        lasting: As for `proven`.
+    """
+    chance, center = sign_test(effect), middle(effect, axis=1)
+    return {
+        rank: _evidence(effect[rank], 0, effect.shape[1] - 1, False, float(chance[rank]), lasting)
+        for rank in np.flatnonzero((chance <= _SUSPECT) & (center > EFFECT)).tolist()
+    }
+
+
+def _apart(values: Floats, first: int, last: int) -> bool:
+    """Tell whether a rank was slow in a stretch and not beside it."""
+    inside, beside = values[first : last + 1], np.delete(values, slice(first, last + 1))
+    if min(np.sum(~np.isnan(inside)), np.sum(~np.isnan(beside))) < _FEWEST:
+        return False
+    return bool(np.nanmedian(inside) > EFFECT >= np.nanmedian(beside))
+
+
+def _evidence(
+    values: Floats, first: int, last: int, ended: bool, chance: float, lasting: int
+) -> Evidence:
+    inside = values[first : last + 1]
+    low, high = median_bounds(joined(inside[None], lasting)[0]) or (None, None)
+    return Evidence(first, last, ended, float(np.nanmedian(inside)), low, high, chance)

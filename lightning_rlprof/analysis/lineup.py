@@ -1,0 +1,160 @@
+"""Ranks side by side: their stage spans by rank, step and place in the step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.analysis.counted import counted
+from lightning_rlprof.analysis.exact import Floats
+from lightning_rlprof.analysis.partition import partition
+from lightning_rlprof.spans import Int64s, Spans
+
+__all__ = ["MOST", "Lineup", "StageRows", "line_up", "stage_rows"]
+
+MOST = 32
+"""Occurrences of a stage in a step that are compared: its first ones."""
+
+_ENOUGH, _FEWEST = 4_000, 30  # cells of a slot, and steps; more cost time and change nothing
+
+Place = tuple[Int64s, Int64s, Int64s]
+
+
+@dataclass(frozen=True, eq=False)
+class Lineup:
+    """Some ranks' stage spans, comparable cell by cell; NaN where a cell has no span.
+
+    A slot is a stage and which occurrence of it in the step. Arrays have the shape
+    (ranks, steps, slots). Where ranks ran a stage a different number of times in a step, only those
+    with the most have cells: what was lost from a file must not look like something else.
+
+    Attributes:
+        ranks: Rank of each row.
+        steps: RL step of each column, ascending.
+        stage: Index into ``Spans.names`` of each slot, slots in the order of the step.
+        start_ns: Start of each span.
+        end_ns: End of each span.
+        own_ns: Time in which no stage inside was open.
+        rows: Rows of the run's spans that have a cell.
+        places: Their cells: ranks, steps and slots.
+    """
+
+    ranks: Int64s
+    steps: Int64s
+    stage: Int64s
+    start_ns: Floats
+    end_ns: Floats
+    own_ns: Floats
+    rows: Int64s
+    places: Place
+
+    def some_steps(self) -> Int64s:
+        """Return columns spread over the run, enough to learn from how ranks behave in general."""
+        ranks, steps, _ = self.start_ns.shape
+        count = min(steps, max(_ENOUGH // ranks, _FEWEST))
+        return np.unique(np.linspace(0, steps - 1, count).astype(np.int64))
+
+    def counter(self, spans: Spans, name: str) -> Floats | None:
+        """Return a counter of the spans, NaN where one has none; None where nobody has it."""
+        if name not in spans.counters:
+            return None
+        at, values = spans.counters[name]
+        found = np.searchsorted(at, self.rows)
+        told = np.append(at, -1)[found] == self.rows
+        if not told.any():
+            return None
+        chosen = tuple(each[told] for each in self.places)
+        return _placed(self.start_ns.shape, chosen, values[found[told]].astype(np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class StageRows:
+    """The stage spans of all ranks that count.
+
+    Attributes:
+        rows: Rows of the run's spans, by rank and start.
+        own_ns: Time of each in which no stage inside it was open.
+        steps: RL steps that count, ascending.
+        note: Which ones do not.
+    """
+
+    rows: Int64s
+    own_ns: Int64s
+    steps: Int64s
+    note: str
+
+
+def stage_rows(spans: Spans) -> StageRows:
+    """Return the stage spans of the training threads in complete steps."""
+    cut = partition(spans)
+    choice = counted(spans, cut.steps)
+    inside = (cut.label >= 0) & choice.mask[cut.step]
+    own = np.zeros(len(spans), dtype=np.int64)
+    np.add.at(own, cut.label[inside], (cut.end_ns - cut.start_ns)[inside])
+    whole = cut.steps[choice.mask]
+    steps, at = np.unique(spans.step[whole], return_inverse=True)
+    rows = np.flatnonzero(own)
+    # A stage may lie across the edge of a step: where its own step is lost, we have a slice of it.
+    place = np.searchsorted(steps, spans.step[rows])
+    known = np.append(steps, -1)[place] == spans.step[rows]
+    width = len(steps) + 1
+    known &= np.isin(spans.rank[rows] * width + place, spans.rank[whole] * width + at)
+    rows = rows[known]
+    return StageRows(rows, own[rows], steps, choice.note)
+
+
+def line_up(spans: Spans, found: StageRows, ranks: Sequence[int]) -> Lineup:
+    """Put the stage spans of some ranks side by side."""
+    numbers = np.array(sorted(ranks), dtype=np.int64)
+    mine = np.isin(spans.rank[found.rows], numbers)
+    rows, own, name = found.rows[mine], found.own_ns[mine], spans.name[found.rows[mine]]
+    rank = np.searchsorted(numbers, spans.rank[rows])
+    step = np.searchsorted(found.steps, spans.step[rows])
+    nth, count = _occurrences((rank * len(found.steps) + step) * len(spans.names) + name)
+    most = np.zeros((len(found.steps), len(spans.names)), dtype=np.int64)
+    np.maximum.at(most, (step, name), count)
+    keep = (count == most[step, name]) & (nth < MOST)
+    rows, own, rank, step = (each[keep] for each in (rows, own, rank, step))
+    slots, slot = np.unique((name * MOST + nth)[keep], return_inverse=True)
+    shape = (len(numbers), len(found.steps), len(slots))
+    order = _in_order(_placed(shape, (rank, step, slot), spans.start_ns[rows]))
+    at = (rank, step, np.argsort(order)[slot])
+    return Lineup(
+        numbers,
+        found.steps,
+        slots[order] // MOST,
+        _placed(shape, at, spans.start_ns[rows]),
+        _placed(shape, at, spans.end_ns[rows]),
+        _placed(shape, at, own),
+        rows,
+        at,
+    )
+
+
+def _placed(shape: tuple[int, ...], at: tuple[Int64s, ...], values: npt.NDArray[Any]) -> Floats:
+    found = np.full(shape, np.nan)
+    found[at] = values
+    return found
+
+
+def _occurrences(keys: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each row's number among those of its key, in their order, and how many they are."""
+    order = np.argsort(keys, kind="stable")
+    heads = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    size = np.diff(np.append(heads, len(order)))
+    nth, count = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+    nth[order] = np.arange(len(order)) - np.repeat(heads, size)
+    count[order] = np.repeat(size, size)
+    return nth, count
+
+
+def _in_order(start_ns: Floats) -> Int64s:
+    """Return the slots as a step runs through them: by how long after its first they begin."""
+    if not start_ns.shape[2]:
+        return np.zeros(0, dtype=np.int64)
+    after = start_ns - np.fmin.reduce(start_ns, axis=2, keepdims=True)
+    known = ~np.isnan(after)
+    mean = np.where(known, after, 0.0).sum(axis=(0, 1)) / np.maximum(known.sum(axis=(0, 1)), 1)
+    return np.argsort(mean, kind="stable")

@@ -1,0 +1,173 @@
+"""How much slower than the others each rank was, step by step, at equal work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.analysis.drift import lasting
+from lightning_rlprof.analysis.exact import Floats
+from lightning_rlprof.analysis.lineup import Lineup
+from lightning_rlprof.analysis.others import middle, middle_of_others
+from lightning_rlprof.analysis.waits import waits
+from lightning_rlprof.analysis.worked import expected
+from lightning_rlprof.spans import Int64s, Spans
+
+__all__ = ["WHOLE", "Pace", "pace"]
+
+WHOLE = -1
+"""Stands for all own stages together, where others are an index into ``Spans.names``."""
+
+Mask = npt.NDArray[np.bool_]
+
+_COVERED = 0.5  # of the usual time: a step of which less is known says nothing
+_EDGE = 0.02  # of a rank's steps at either end of its work: too rare to compare with
+
+
+@dataclass(frozen=True, eq=False)
+class Pace:
+    """Effects of a group of ranks; a series is a stage, or all own ones together.
+
+    Attributes:
+        stages: Index into ``Spans.names`` of each series, the first `WHOLE`.
+        effect: How much slower than the others, at equal work: 0.1 took 10 % longer. Shape
+            (ranks, steps, series), NaN where a step says nothing.
+        fitted: The same for `WHOLE`, also where no other rank had as much or as little to do.
+        unequal: The same for `WHOLE` without regard to work.
+        device: As ``effect`` for `WHOLE`, by the device's clock; None where nobody has one.
+        own_ns: Time in stages that are the rank's own; NaN in steps that are not whole.
+        share: How much of that time each series is.
+        seen: Series in which a slow rank would show.
+        met: Whether the ranks wait for one another somewhere in a step.
+        counted: Whether work was counted at all.
+        lasting: For how many steps the ranks keep their pace: so many steps are one observation.
+    """
+
+    stages: Int64s
+    effect: Floats
+    fitted: Floats
+    unequal: Floats
+    device: Floats | None
+    own_ns: Floats
+    share: Floats
+    seen: Mask
+    met: bool
+    counted: bool
+    lasting: int
+
+
+def pace(spans: Spans, lineup: Lineup) -> Pace:
+    """Compare the ranks of a line-up with one another.
+
+    Stages with waiting are left out; from those that may hold some, what a rank came earlier than
+    the others is taken off.
+    """
+    work = _work(spans, lineup)
+    explained = _explained(lineup, lineup.own_ns, work)
+    held = waits(lineup, explained, work[0] if work else None, one_clock=_one_clock(spans, lineup))
+    own = np.where(held.bound, np.nan, lineup.own_ns)
+    stages = np.concatenate([[WHOLE], np.unique(lineup.stage)])
+    member = (lineup.stage[:, None] == stages) | (stages == WHOLE)
+    usual = np.nan_to_num(middle(explained.reshape(-1, len(member)))) * ~held.bound
+    share = usual @ member
+    alike = np.where(_comparable(work), own, np.nan)
+    evenly = np.broadcast_to(np.where(usual > 0, usual, np.nan), own.shape)
+    effect = _effect(alike, held.early_ns, explained, member)
+    return Pace(
+        stages,
+        effect,
+        _effect(own, held.early_ns, explained, member[:, :1])[:, :, 0],
+        _effect(own, held.early_ns, evenly, member[:, :1])[:, :, 0],
+        _device(spans, lineup, work, np.where(np.isnan(alike), np.nan, held.early_ns), member),
+        own[:, :, ~held.bound].sum(axis=2),
+        share / max(float(share[0]), 1.0),
+        held.seen @ member,
+        held.met,
+        bool(work),
+        lasting(effect[:, :, 0]),
+    )
+
+
+def _one_clock(spans: Spans, lineup: Lineup) -> bool:
+    return len({spans.headers[rank].host for rank in lineup.ranks.tolist()}) == 1
+
+
+def _work(spans: Spans, lineup: Lineup) -> list[Floats]:
+    """Return tokens, and their squares where there are any; empty where nobody counted tokens.
+
+    A stage that counts none itself is compared by what its rank counted in the whole step.
+    """
+    found = []
+    for name in ("tokens", "tokens_sq"):
+        own = lineup.counter(spans, name)
+        if own is not None:
+            found.append(_filled(own, ~np.isnan(lineup.own_ns), lineup.stage))
+        elif name == "tokens":
+            break
+    return found
+
+
+def _filled(own: Floats, there: Mask, stage: Int64s) -> Floats:
+    told = ~np.isnan(own)
+    often = told.sum(axis=(0, 1)) * 2 >= np.maximum(there.sum(axis=(0, 1)), 1)
+    counts = np.isin(stage, stage[often])
+    step = own[:, :, counts].sum(axis=2)  # NaN where one of them was lost
+    return np.where(counts, own, step[:, :, None])
+
+
+def _explained(lineup: Lineup, ns: Floats, work: Sequence[Floats]) -> Floats:
+    found = np.full(ns.shape, np.nan)
+    for stage in np.unique(lineup.stage).tolist():
+        slots = lineup.stage == stage
+        found[:, :, slots] = expected(ns[:, :, slots], [each[:, :, slots] for each in work])
+    return found
+
+
+def _comparable(work: Sequence[Floats]) -> Mask:
+    """Tell where a rank's work is such as others had, too: beyond that nothing can be compared."""
+    inside: Mask = np.ones((1, 1, 1), dtype=bool)
+    for each in work:
+        ordered = np.sort(each, axis=1)
+        count = np.maximum(np.sum(~np.isnan(each), axis=1, keepdims=True), 1)
+        low = np.take_along_axis(ordered, ((count - 1) * _EDGE).astype(np.int64), 1)
+        high = np.take_along_axis(ordered, np.ceil((count - 1) * (1 - _EDGE)).astype(np.int64), 1)
+        inside = inside & (each >= -_highest_other(-low)) & (each <= _highest_other(high))
+    return inside
+
+
+def _highest_other(values: Floats) -> Floats:
+    """Return for each rank the highest value of another one."""
+    values = np.where(np.isnan(values), -np.inf, values)
+    first = values.max(axis=0, keepdims=True)
+    top = np.argmax(values, axis=0, keepdims=True)
+    rest = values.copy()
+    np.put_along_axis(rest, top, -np.inf, 0)
+    own = np.arange(len(values)).reshape(-1, 1, 1) == top
+    found: Floats = np.where(own, rest.max(axis=0, keepdims=True), first)
+    return found
+
+
+def _effect(ns: Floats, early: Floats, explained: Floats, member: Mask) -> Floats:
+    """Return the relative excess over the others' median, per series; NaN is left out.
+
+    What a rank may have waited longer than they is taken off its own time, and not off theirs.
+    """
+    valid = ~np.isnan(ns) & ~np.isnan(explained) & ~np.isnan(early)
+    weight = np.nan_to_num(middle(np.where(valid, explained, np.nan).reshape(-1, len(member))))
+    covered, there = (valid * weight) @ member, np.where(valid, explained, 0.0) @ member
+    there = np.where((covered > 0) & (covered >= _COVERED * (weight @ member)), there, np.nan)
+    took = (np.where(valid, ns, 0.0) @ member) / there
+    charged = (np.where(valid, np.maximum(ns - early, 0.0), 0.0) @ member) / there
+    found: Floats = charged / middle_of_others(took, len(took) // 2) - 1.0
+    return found
+
+
+def _device(
+    spans: Spans, lineup: Lineup, work: Sequence[Floats], early: Floats, member: Mask
+) -> Floats | None:
+    took = lineup.counter(spans, "device_ns")
+    if took is None:
+        return None
+    found: Floats = _effect(took, early, _explained(lineup, took, work), member)[:, :, 0]
+    return found

@@ -1,0 +1,75 @@
+"""Evidence against a rank: proven always or for a stretch, suspected, or none."""
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.evidence import EFFECT, proven, suspected
+from lightning_rlprof.analysis.exact import at_least
+
+LEVEL = 0.01 / 3
+
+
+def noise(ranks: int, steps: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.01, (ranks, steps, 1))
+
+
+def test_a_rank_that_is_always_slow_is_proven_with_effect_interval_and_exact_chance() -> None:
+    effect = noise(8, 24)
+    effect[3] += 0.1
+
+    ((key, found),) = proven(effect, LEVEL).items()
+
+    assert key == (3, 0)
+    assert (found.first, found.last, found.ended) == (0, 23, False)
+    assert found.effect == np.median(effect[3])
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.effect < found.high
+    assert found.chance == pytest.approx(8 * at_least(24)[24])
+
+
+def test_below_the_threshold_nobody_is_slow_however_sure() -> None:
+    effect = noise(8, 200)
+    effect[3] += EFFECT - 0.01
+    assert proven(effect, LEVEL) == {}
+
+
+@pytest.mark.parametrize(("first", "last", "ended"), [(5, 16, True), (12, 29, False)])
+def test_a_stretch_is_found_where_it_was(first: int, last: int, ended: bool) -> None:
+    effect = noise(8, 30)
+    effect[2, first : last + 1] += 0.12
+
+    found = proven(effect, LEVEL)[2, 0]
+
+    assert (found.first, found.last, found.ended) == (first, last, ended)
+    assert found.effect == pytest.approx(0.12, abs=0.02)
+
+
+def test_where_steps_count_together_the_same_values_prove_less() -> None:
+    effect = noise(8, 24)
+    effect[3] += 0.1
+    assert proven(effect, LEVEL, lasting=1)
+    assert proven(effect, LEVEL, lasting=4) == {}
+    assert proven(np.tile(effect, (1, 4, 1)), LEVEL, lasting=4)[3, 0].last == 95
+
+
+def test_a_series_of_which_nothing_is_known_costs_the_others_nothing() -> None:
+    effect = np.concatenate([noise(8, 12), np.full((8, 12, 9), np.nan)], axis=2)
+    effect[3, :, 0] += 0.1
+    assert list(proven(effect, LEVEL)) == [(3, 0)]
+
+
+def test_a_suspicion_is_what_one_look_alone_would_prove() -> None:
+    effect = noise(8, 6)[:, :, 0]
+    effect[3] += 0.1
+    assert proven(effect[:, :, None], LEVEL) == {}
+    assert list(suspected(effect)) == [3]
+    assert suspected(effect)[3].low == min(effect[3])
+    assert suspected(effect[:, :4]) == {}
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_healthy_ranks_are_hardly_ever_proven_slow(ranks: int) -> None:
+    rng = np.random.default_rng(7)
+    windows = (rng.normal(0, 0.1, (ranks, 24, 1)) for _ in range(500))
+    assert sum(bool(proven(window, LEVEL)) for window in windows) <= 5

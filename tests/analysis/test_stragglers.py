@@ -1,0 +1,107 @@
+"""Who makes the others wait: the matrix, what may never be said, and what the table tells."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.stragglers import stragglers
+from lightning_rlprof.analysis.verdicts import INSUFFICIENT, NOBODY, SLOW_OR_UNEVEN
+from tests.analysis import scripted
+from tests.analysis.scripted import STAGES, Script, play, without
+from tests.peers.harness import CASES, OURS, TOO_SHORT, accused, scores
+
+SEEDS = range(2_000, 2_030)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_matrix_has_no_healthy_rank_accused_and_each_slow_one_found(case: str) -> None:
+    own = scores(CASES[case], SEEDS)[OURS]
+    assert own.false == 0
+    assert own.found >= 29
+
+
+def test_eight_ranks_and_eight_steps_are_insufficient_evidence() -> None:
+    for seed in SEEDS:
+        table = stragglers(play(TOO_SHORT, seed).spans)
+        assert table.abstained == (
+            f"{INSUFFICIENT}: actor: 8 ranks take 12 steps to be compared, here are 8"
+        )
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_losing_events_never_leads_to_a_wrong_culprit(share: float) -> None:
+    for seed in SEEDS:
+        run = play(Script(slow={1: 0.1}, uneven=0.3, steps=40), seed)
+        lost = replace(run, spans=without(run.spans, share, seed))
+        assert accused(lost) <= {1}
+
+
+def test_the_row_says_effect_interval_steps_and_what_it_costs() -> None:
+    spans = play(Script(slow={3: 0.2}, meets=("actor_update",)), 5).spans
+    table = stragglers(spans)
+    ((rank, verdict, effect, stages, lost, steps, low, high, chance, _, group),) = table.rows
+
+    assert (rank, verdict, stages, steps, group) == (3, "slow host", "all", "1-24", "actor")
+    assert low < 0.2 < high
+    assert low < effect < high
+    assert chance < 0.01
+    # 1.2 s of own work a step, a fifth of that too long, and seven others who wait for it.
+    assert lost == pytest.approx(24 * 7 * 0.2 * 1.2e9, rel=0.25)
+
+
+def test_nobody_is_only_cleared_where_a_slow_rank_would_have_been_found() -> None:
+    ((rank, verdict, *_),) = stragglers(play(Script(), 5).spans).rows
+    assert (rank, verdict) == (None, NOBODY)
+    noisy = stragglers(play(Script(noise=0.3, steps=12), 5).spans)
+    assert noisy.abstained is not None
+    assert "steps differ so much" in noisy.abstained
+    together = stragglers(play(Script(meets=STAGES), 5).spans)
+    assert [each for each in together.column("verdict") if each != NOBODY] == []
+
+
+def test_roles_are_not_compared_with_one_another() -> None:
+    spans = play(Script(slow={0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5}), 5).spans
+    roles = {
+        rank: replace(head, role="rollout" if rank < 4 else "actor")
+        for rank, head in spans.headers.items()
+    }
+    table = stragglers(replace(spans, headers=roles))
+    assert table.column("verdict") == [NOBODY, NOBODY]
+    assert table.column("group") == ["rollout", "actor"]
+
+
+def test_arrivals_alone_accuse_where_stages_hide_a_slow_rank() -> None:
+    script = Script(slow={2: 0.3}, where=("actor_update",), listed=True, steps=40)
+    table = stragglers(play(script, 5).spans)
+    ((rank, verdict, *_),) = table.rows
+    assert (rank, verdict) == (2, SLOW_OR_UNEVEN)
+    assert table.column("came last")[0] > 0.8
+    hidden = stragglers(play(replace(script, listed=False), 5).spans)
+    assert "A slow rank may be hidden in actor_update" in f"{hidden.note}{hidden.abstained}"
+
+
+def test_drifting_pace_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = scripted._slowness
+
+    def drift(script: Script) -> Any:
+        pace = np.random.default_rng(1).normal(0, 0.01, (script.ranks, script.steps))
+        return still(script) * np.exp(np.cumsum(pace, axis=1))[:, :, None]
+
+    monkeypatch.setattr(scripted, "_slowness", drift)
+    table = stragglers(play(Script(steps=60), 5).spans)
+    assert "steps count as one" in f"{table.note}{table.abstained}"
+
+
+def test_a_run_with_nothing_to_compare_abstains() -> None:
+    spans = play(Script(ranks=2, steps=2), 5).spans
+    alone = replace(spans, headers={0: spans.headers[0]})
+    few = "actor: 2 ranks take 10 steps to be compared, here are 2"
+    assert stragglers(replace(spans, headers={})).abstained == (
+        f"{INSUFFICIENT}: no rank was recorded"
+    )
+    assert stragglers(alone).abstained == (
+        f"{INSUFFICIENT}: actor: one rank has nobody to be compared with"
+    )
+    assert stragglers(spans).abstained == f"{INSUFFICIENT}: {few}"

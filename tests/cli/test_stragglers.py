@@ -1,0 +1,73 @@
+"""`rlprof stragglers`: the culprit, or why nobody is named."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runs import Row, header, write_rank
+
+Run = Callable[..., tuple[int, str, str]]
+MS = 1_000_000
+
+
+def recorded(run: Path, *, steps: int, slow: dict[int, float]) -> Path:
+    """Write four ranks that generate, then wait for one another in the update."""
+    chance = random.Random(3)
+    rows: dict[int, list[Row]] = {rank: [] for rank in range(4)}
+    now = 0
+    for step in range(1, steps + 1):
+        own = {
+            rank: round((1 + slow.get(rank, 0.0)) * chance.uniform(98, 102) * MS) for rank in rows
+        }
+        end = now + max(own.values()) + 20 * MS
+        for rank, took in own.items():
+            generate = Row("actor_generate", "stage", step, now, now + took)
+            update = Row("actor_update", "stage", step, now + took, end)
+            counted = {"tokens": 4096}
+            rows[rank] += [
+                Row("step", "step", step, now, end),
+                *(each._replace(counters=counted) for each in (generate, update)),
+            ]
+        now = end
+    for rank, own_rows in rows.items():
+        write_rank(run, header(rank, 4), own_rows)
+    return run
+
+
+def test_it_names_the_culprit_and_what_it_costs(rlprof: Run, tmp_path: Path) -> None:
+    status, out, err = rlprof("stragglers", recorded(tmp_path, steps=20, slow={2: 0.15}))
+
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{tmp_path}: who makes the others wait\n")
+    (row,) = [line.split() for line in out.splitlines() if line.lstrip().startswith("2 ")]
+    assert row[1:3] == ["slow", "host"]
+    assert "actor_generate" in row
+    assert f"Next: rlprof report {tmp_path}" in out
+
+
+def test_as_json_the_verdict_comes_with_its_evidence(rlprof: Run, tmp_path: Path) -> None:
+    data = json.loads(
+        rlprof("stragglers", recorded(tmp_path, steps=20, slow={2: 0.15}), "--json")[1]
+    )
+
+    (table,) = data["tables"]
+    names = [column["name"] for column in table["columns"]]
+    (row,) = (dict(zip(names, each, strict=True)) for each in table["rows"])
+    assert (data["ranks"], data["problems"]) == ([0, 1, 2, 3], [])
+    assert (row["rank"], row["verdict"], row["steps"]) == (2, "slow host", "1-20")
+    assert row["low"] < 0.15 < row["high"]
+    assert row["lost by others"] == pytest.approx(20 * 3 * 0.13 * 100 * MS, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"), [(20, "nobody is slow"), (6, "4 ranks take 11 steps to be compared")]
+)
+def test_where_nobody_can_be_named_it_says_why(
+    steps: int, text: str, rlprof: Run, tmp_path: Path
+) -> None:
+    status, out, _ = rlprof("stragglers", recorded(tmp_path, steps=steps, slow={}))
+    assert status == 0
+    assert text in " ".join(out.split())

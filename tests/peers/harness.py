@@ -1,0 +1,72 @@
+"""Who is right: seeded windows with a known culprit, asked of every formula and of ours."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from lightning_rlprof.analysis.stragglers import stragglers
+from lightning_rlprof.analysis.verdicts import INSUFFICIENT, UNEVEN
+from tests.analysis.scripted import Script, Scripted, play
+from tests.peers.formulas import FORMULAS
+
+__all__ = ["CASES", "OURS", "TOO_SHORT", "Score", "accused", "scores"]
+
+OURS = "lightning_rlprof"
+
+_CLOCKS = {2: 5.0, 5: -5.0}
+CASES: Mapping[str, Script] = {
+    "healthy, even work": Script(),
+    "healthy, uneven work": Script(uneven=0.6),
+    "one 10 % slow": Script(slow={1: 0.1}, steps=16),
+    "one 10 % slow, uneven work": Script(slow={1: 0.1}, uneven=0.6),
+    "two 10 % slow": Script(slow={1: 0.1, 4: 0.1}, uneven=0.3),
+    "10 % slow for 8 of 24 steps": Script(slow={1: 0.1}, when=(7, 14), uneven=0.3),
+    "healthy, clocks off by 5 ms": Script(uneven=0.3, offsets_ms=_CLOCKS),
+    "one 10 % slow, clocks off by 5 ms": Script(slow={1: 0.1}, uneven=0.3, offsets_ms=_CLOCKS),
+}
+"""The matrix, with 8 ranks."""
+
+TOO_SHORT = Script(steps=8, slow={1: 0.1}, uneven=0.3)
+"""8 ranks and 8 steps, of which nothing can be told."""
+
+
+@dataclass
+class Score:
+    """How often a formula was right over so many windows.
+
+    Attributes:
+        windows: How many were asked.
+        right: All slow ranks were accused and nobody else.
+        found: All slow ranks were accused.
+        false: A healthy rank was accused.
+    """
+
+    windows: int = 0
+    right: int = 0
+    found: int = 0
+    false: int = 0
+
+    def count(self, accused: set[int], slow: set[int]) -> None:
+        """Add one window."""
+        self.windows += 1
+        self.right += accused == slow
+        self.found += slow <= accused
+        self.false += bool(accused - slow)
+
+
+def accused(run: Scripted) -> set[int]:
+    """Return the ranks that we call slow, for whatever reason and however long."""
+    table = stragglers(run.spans)
+    pairs = zip(table.column("rank"), table.column("verdict"), strict=True)
+    innocent = {INSUFFICIENT, UNEVEN}
+    return {int(rank) for rank, verdict in pairs if rank is not None and verdict not in innocent}
+
+
+def scores(script: Script, seeds: Iterable[int]) -> dict[str, Score]:
+    """Play a script with each seed and ask all formulas."""
+    asked: dict[str, Callable[[Scripted], set[int]]] = {OURS: accused, **FORMULAS}
+    found = {name: Score() for name in asked}
+    for seed in seeds:
+        run = play(script, seed)
+        for name, ask in asked.items():
+            found[name].count(ask(run), set(script.slow))
+    return found
