@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.counted import counted
 from lightning_rlprof.analysis.exact import Floats
-from lightning_rlprof.analysis.partition import partition
+from lightning_rlprof.analysis.partition import Flat, partition
 from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["MOST", "Lineup", "StageRows", "line_up", "stage_rows"]
@@ -89,10 +89,11 @@ class StageRows:
 def stage_rows(spans: Spans) -> StageRows:
     """Return the stage spans of the training threads in complete steps."""
     cut = partition(spans)
-    choice = counted(spans, cut.steps)
-    inside = (cut.label >= 0) & choice.mask[cut.step]
+    choice, part = counted(spans, cut.steps), cut.divided
+    label = part.rows if isinstance(part, Flat) else part.label
+    inside = (label >= 0) & choice.mask[part.step]
     own = np.zeros(len(spans), dtype=np.int64)
-    np.add.at(own, cut.label[inside], (cut.end_ns - cut.start_ns)[inside])
+    np.add.at(own, label[inside], (part.end_ns - part.start_ns)[inside])
     whole = cut.steps[choice.mask]
     steps, at = np.unique(spans.step[whole], return_inverse=True)
     rows = np.flatnonzero(own)

@@ -1,6 +1,7 @@
 """The command that prints one analysis of a run, whichever there is."""
 
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,8 @@ from lightning_rlprof.cli.output import next_command, put_json, say, show
 from lightning_rlprof.errors import RlprofError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning_rlprof.spans import Spans
     from lightning_rlprof.table import Table
 
@@ -40,8 +43,7 @@ def analysis(
     if name not in NAMED:
         raise RlprofError(f"{name}: is no analysis (there are: {', '.join(NAMED)})")
     spans = opened(run)
-    table = NAMED[name](spans)
-    table = table if rank is None else _of_rank(table, rank)
+    table = _told(NAMED[name], spans, rank)
     if as_json:
         shown = replace(table, rows=list(table.rows[:rows]))
         put_json(facts(spans) | {"tables": [shown.to_dict()]})
@@ -53,7 +55,7 @@ def analysis(
 def _print(spans: "Spans", table: "Table", rows: int) -> None:
     from lightning_rlprof.report.text import render
 
-    say(f"{spans.path}: {table.name}", "bold")
+    say(str(spans.path), "bold")
     show("", render(table, rows=rows), "")
     count_doubts(spans)
 
@@ -75,8 +77,13 @@ def _answer(doc: str) -> str:
     return doc.partition("\n")[0].replace("`", "").rstrip(".")
 
 
-def _of_rank(table: "Table", rank: int) -> "Table":
-    """Keep the rows of one rank."""
+def _told(function: "Callable[..., Table]", spans: "Spans", rank: int | None) -> "Table":
+    """Return the answer of an analysis, of one rank where that was asked for."""
+    if rank is None:
+        return function(spans)
+    if "ranks" in signature(function).parameters:
+        return function(spans, ranks=[rank])
+    table = function(spans)
     names = [column.name for column in table.columns]
     if "rank" not in names:
         raise RlprofError(f"--rank {rank}: {table.name} has no rows of single ranks")

@@ -32,7 +32,7 @@ def test_each_analysis_is_shown_and_told_as_json(name: str, rlprof: Run, tmp_pat
     (table,) = json.loads(rlprof("show", run.path, name, "--json")[1])["tables"]
 
     assert (status, err) == (0, "")
-    assert out.startswith(f"{run.path}: {name}\n")
+    assert out.startswith(f"{run.path}\n\n{table['name']}")
     assert f"Next: rlprof show {run.path}" in out.replace("\n", " ")
     assert table == json.loads(json.dumps(analysis.NAMED[name](run).to_dict()))
 
@@ -53,8 +53,9 @@ def test_rows_are_of_one_rank_and_as_many_as_wanted(rlprof: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("nonsense",), "nonsense: is no analysis (there are: ledger, stages, "),
-        (("stages", "--rank", "0"), "--rank 0: stages has no rows of single ranks"),
+        (("nonsense",), "nonsense: is no analysis (there are: ledger, stragglers, "),
+        (("ledger", "--rank", "0"), "--rank 0: ledger has no rows of single ranks"),
+        (("stages", "--rank", "7"), "rank 7 is not in this run, which has 0"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(
