@@ -8,6 +8,7 @@ from pathlib import Path
 from lightning_rlprof import analysis
 from lightning_rlprof.loaders import load as files
 from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Table
 
 __all__ = ["Run", "load"]
 
@@ -45,6 +46,12 @@ class Run(Spans):
     steps = analysis.steps
     stragglers = analysis.stragglers
     throughput = analysis.throughput
+
+    def table(self, name: str) -> Table:
+        """Read a table as `Spans.table` does, once: it stays in memory with this object."""
+        if name not in self._asked:
+            self._asked[name] = super().table(name)
+        return self._asked[name]
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the headline, the stages, and what is doubtful."""

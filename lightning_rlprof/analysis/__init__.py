@@ -32,6 +32,7 @@ __all__ = [
     "ALL",
     "DEEP",
     "NAMED",
+    "REPORTED",
     "background",
     "breakdown",
     "communication",
@@ -87,6 +88,9 @@ DEEP: tuple[Callable[[Spans], Table], ...] = (
     counters,
 )
 """Analyses of what device tools recorded; each is asked for by name, as they read large tables."""
+
+REPORTED: tuple[Callable[[Spans], Table], ...] = (*ALL, breakdown, idle, overlap, communication)
+"""Those that the report shows, where they have something to tell."""
 
 NAMED: Mapping[str, Callable[[Spans], Table]] = {each.__name__: each for each in (*ALL, *DEEP)}
 """All of them by name."""

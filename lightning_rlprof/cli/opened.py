@@ -29,7 +29,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exi
 
 def opened(path: Path) -> "Spans":
     """Read a run, with a bar on the terminal meanwhile."""
-    from lightning_rlprof.loaders.load import load
+    from lightning_rlprof.notebook import load
 
     with bar("Reading") as step:
         return load(path, progress=step)

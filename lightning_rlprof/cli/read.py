@@ -52,10 +52,10 @@ def report(run: Run, output: Output = None, force: Force = False) -> None:
 
     with bar("Analysing") as step:
         tables = {}
-        for done, each in enumerate(analysis.ALL, start=1):
+        for done, each in enumerate(analysis.REPORTED, start=1):
             table = each(spans)
             tables[table.name] = table
-            step(done, len(analysis.ALL))
+            step(done, len(analysis.REPORTED))
     with writing(path):
         write_report(spans, tables, analysis.headline(spans), path)
     doubts(spans)

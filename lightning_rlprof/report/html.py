@@ -29,7 +29,8 @@ __all__ = ["render_report", "write_report"]
 
 _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
-_OPTIONAL = {"device", "memory"}  # not missed where the run has nothing for them
+# Not missed where the run has nothing for them.
+_OPTIONAL = {"breakdown", "communication", "device", "idle", "memory", "overlap"}
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
     "ledger": (
@@ -50,6 +51,20 @@ _SECTIONS = {
     "device": (
         "Host and device",
         "How long the host and the device took for the same stages, whole spans.",
+    ),
+    "breakdown": (
+        "What the device did",
+        "Compute, exposed communication, exposed copy, idle and unknown add up to the wall time of "
+        "each row; what is overlapped is among the compute.",
+    ),
+    "idle": ("Why the device idled", "Idle time by what it waited for; unknown is not guessed."),
+    "overlap": (
+        "Communication behind compute",
+        "How much of the communication ran while something was computed, too.",
+    ),
+    "communication": (
+        "Collectives across ranks",
+        "Transfer is the shortest duration of a meeting, wait is what the others took beyond it.",
     ),
     "ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
     "steps": (
