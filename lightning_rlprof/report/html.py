@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,13 @@ _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
 # Not missed where the run has nothing for them.
 _OPTIONAL = {"breakdown", "communication", "device", "idle", "memory", "overlap"}
+_LEADS = ("ledger", "stragglers", "stages")  # before the charts; the others follow them
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
     "ledger": (
         "Where the GPU-seconds went",
         "Every instant of every rank of the job, once: the totals add up to the wall clock times "
-        "the ranks. A dash is not told, and no zero.",
+        "the ranks. What is not told is no zero.",
     ),
     "stragglers": (
         "Who makes the others wait",
@@ -149,7 +151,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "remarks": remarks(spans),
         "config": configuration(spans),
         "versions": versions(spans),
-        "stages": grids.pop("stages", None),
+        "leads": [grids.pop(name) for name in _LEADS if name in grids],
         "tables": list(grids.values()),
         "shares_lead": _shares_lead(bars, tables.get("coverage")),
         "timeline_lead": _timeline_lead(lanes),
@@ -175,6 +177,8 @@ def _grids(
             continue
         if table.abstained:
             reasons.add(table.abstained)
+        if name == "ledger":  # its note names the labels that are not told
+            table = replace(table, rows=[row for row in table.rows if row[1] is not None])
         title, lead = _SECTIONS.get(name, (name.capitalize(), ""))
         anchor = f"table-{len(found)}"
         if name == "steps" and not table.abstained:

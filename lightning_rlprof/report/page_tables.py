@@ -59,9 +59,11 @@ def grid(table: Table, anchor: str, title: str, lead: str, paints: Mapping[str, 
     known = [
         at for at in range(len(table.columns)) if any(row[at] is not None for row in table.rows)
     ]
-    heads = [Head(table.columns[at].name, _style(table.columns[at], at)) for at in known]
+    barred = next((at for at in known if table.columns[at].kind == "share"), None)
+    styles = {at: _style(table.columns[at], at, barred) for at in known}
+    heads = [Head(table.columns[at].name, styles[at]) for at in known]
     rows = [
-        [_cell(row[at], table.columns[at], at, paints) for at in known]
+        [_cell(row[at], table.columns[at], styles[at], paints) for at in known]
         for row in table.rows[:_MOST_ROWS]
     ]
     note = f"{table.note} {_more(len(table.rows))}".strip()
@@ -92,16 +94,16 @@ def ranks_grid(steps: Table, anchor: str, title: str, lead: str) -> GridView:
     return GridView(anchor, title, lead, heads, rows, _more(len(ranks)))
 
 
-def _style(column: Column, at: int) -> str:
-    if column.kind == "share":
+def _style(column: Column, at: int, barred: int | None) -> str:
+    """Return the classes of a column; of several shares the first has bars."""
+    if at == barred:
         return "share"
     if column.kind != "text":
         return "num" if at else ""
     return "name" if at == 0 or column.name in _STAGE_COLUMNS else ""
 
 
-def _cell(cell: Cell, column: Column, at: int, paints: Mapping[str, Paint]) -> CellView:
-    style = _style(column, at)
+def _cell(cell: Cell, column: Column, style: str, paints: Mapping[str, Paint]) -> CellView:
     if cell is None:
         return CellView(None, style=style)
     if isinstance(cell, str):
@@ -110,8 +112,8 @@ def _cell(cell: Cell, column: Column, at: int, paints: Mapping[str, Paint]) -> C
         case "duration":
             return _duration(int(cell), style)
         case "share":
-            part = max(0.0, min(1.0, float(cell)))
-            return CellView(f"{100 * cell:.1f}", "%", style, round(part, 4))
+            part = round(max(0.0, min(1.0, float(cell))), 4) if style == "share" else None
+            return CellView(f"{100 * cell:.1f}", "%", style, part)
         case "ratio":
             return CellView(f"{cell:.2f}x", style=style)
     if column.unit == "bytes":

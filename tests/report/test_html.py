@@ -80,17 +80,17 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
     page = Page(source_of(spans))
     cells = [text for tag, text in page.texts if tag == "bdi"]
     table = analysis.stages(spans)
-    assert [text for text in cells if text in table.column("stage")][: len(table.rows)] == (
-        table.column("stage")
-    )
+    lists = [text for text in cells if text in table.column("stage")]
+    assert lists[0] == "untraced", "a label of the ledger, which leads"
+    assert lists[1 : len(table.rows) + 1] == table.column("stage")
     for total in table.column("total"):
         assert duration(int(total or 0)).rpartition(" ")[0] in cells
     assert titles_of(page.source) == [
+        "Where the GPU-seconds went",
+        "Who makes the others wait",
         "Where the steps' time went",
         "Stages over the steps",
         "Inside a step",
-        "Where the GPU-seconds went",
-        "Who makes the others wait",
         "Slowest rank per stage",
         "Stages by rank",
         "Untraced time",
