@@ -166,7 +166,7 @@ def _grids(
     tables: Mapping[str, Table], colors: Mapping[str, Paint], alone: bool
 ) -> dict[str, GridView]:
     """Return the tables in the order of the page, without those that have nothing to say."""
-    hidden = {"steps", "ranks"} if alone else set()
+    hidden = {"steps", "ranks", "stragglers"} if alone else set()
     hidden |= {name for name in _OPTIONAL if name in tables and tables[name].abstained}
     reasons: set[str] = set()
     found: dict[str, GridView] = {}
