@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 from _measure import CORE, Bound, Report
 from _read_parse import BAND
@@ -46,6 +47,7 @@ class Costs:
         size: Ranks, steps and stages.
         alone: Seconds by table, as the only one that is asked of a run.
         among: Seconds by table, behind another one of the same run.
+        cpu: CPU seconds of both by table.
         again: Each table's second time behind another by its first.
         core: CPU time of the process by wall time.
     """
@@ -53,6 +55,7 @@ class Costs:
     size: tuple[int, int, int]
     alone: dict[str, float] = field(default_factory=dict)
     among: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, tuple[float, float]] = field(default_factory=dict)
     again: float = 1.0
     core: float = 1.0
 
@@ -65,24 +68,44 @@ class Costs:
 def measure(size: tuple[int, int, int], rounds: int) -> Costs:
     """Make each table of a run that nobody asked yet, then twice more; in turns."""
     spans, costs = complete_table(*size), Costs(size)
-    times: dict[str, list[list[float]]] = {name: [[], [], []] for name in TABLES}
-    wall, cpu = time.perf_counter(), time.process_time()
+    found: dict[str, list[list[_Took]]] = {name: [[], [], []] for name in TABLES}
+    whole = _Took.now()
     for _ in range(rounds):
         for name, table in TABLES.items():
             own = replace(spans)
-            for kept in times[name]:
-                start = time.perf_counter()
+            for kept in found[name]:
+                start = _Took.now()
                 made = table(own)
-                kept.append(time.perf_counter() - start)
+                kept.append(_Took.now() - start)
                 if made.abstained is not None:
                     raise AssertionError(f"{name}: {made.abstained}")
-    costs.core = (time.process_time() - cpu) / (time.perf_counter() - wall)
-    costs.alone = {name: median(kept[0]) for name, kept in times.items()}
-    costs.among = {name: median(kept[1]) for name, kept in times.items()}
-    costs.again = median(
-        second / first for kept in times.values() for first, second in zip(*kept[1:], strict=True)
-    )
+    whole = _Took.now() - whole
+    costs.core = whole.cpu / whole.wall
+    for name, (alone, among, _) in found.items():
+        costs.alone[name] = median(took.wall for took in alone)
+        costs.among[name] = median(took.wall for took in among)
+        costs.cpu[name] = (
+            median(took.cpu for took in alone),
+            median(took.cpu for took in among),
+        )
+    pairs = (pair for kept in found.values() for pair in zip(*kept[1:], strict=True))
+    costs.again = median(second.wall / first.wall for first, second in pairs)
     return costs
+
+
+class _Took(NamedTuple):
+    """Seconds by the clock, and of this process on all cores."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> "_Took":
+        """Read both clocks."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def __sub__(self, other: "_Took") -> "_Took":
+        return _Took(self.wall - other.wall, self.cpu - other.cpu)
 
 
 def bounds(costs: Costs) -> list[Bound]:
@@ -97,7 +120,8 @@ def report(costs: Costs) -> Report:
     """Lay out what was measured."""
     ranks, steps, stages = costs.size
     rows = [
-        [name, round(costs.alone[name] * 1e3), round(costs.among[name] * 1e3)] for name in TABLES
+        [name, *(round(each * 1e3) for each in (costs.alone[name], costs.among[name], *cpu))]
+        for name, cpu in costs.cpu.items()
     ]
     control = (
         f"again by first {costs.again:.2f} (band {BAND[0]} to {BAND[1]}); "
@@ -106,5 +130,5 @@ def report(costs: Costs) -> Report:
     facts = [
         f"{ranks} ranks x {steps:,} steps x {stages} stages: {ranks * steps * stages:,} stages."
     ]
-    heads = ["table", "alone, ms", "behind another, ms"]
+    heads = ["table", "alone, ms", "behind another, ms", "alone, CPU ms", "behind, CPU ms"]
     return Report("read, tables", heads, rows, bounds(costs), control, costs.quiet, facts)

@@ -15,11 +15,11 @@ _URL = re.compile(rf"(?:{_SCHEME}::)*{_SCHEME}://")
 _IN_TEXT = re.compile(rf"{_SCHEME}://[^\s'\"<>]+")
 # Of a password with a slash, as the keys of AWS have it, the first @ is the end; behind a port is
 # a path.
-_USER = re.compile(
-    r"(?<=://)(?:([^\s/?#:]*):([^\s/?#]*)|([^\s/?#:]+)|([^\s/?#:]*):(?!:|\d*/)([^\s?#@]*))@"
-)
+_LOGIN = r"([^/?#:]*):([^/?#]*)|([^/?#:]+)|([^/?#:]*):(?!:|\d*/)([^?#@]*)"
+_USER = re.compile(rf"(?<=://)(?:{_LOGIN})@")
+_USER_IN_TEXT = re.compile(rf"(?<=://)(?:{_LOGIN})@".replace("[^", r"[^\s"))
 _CONTAINER = re.compile(r"(?:abfss?|wasbs?)://[^\s/?#@:]+@", re.I)  # Azure's bucket ends in @
-_QUERY = re.compile(r"\?[^\s'\"]*")
+_QUERY = re.compile(r"\?.*", re.S)
 _SECRET = "key|token|secret|signature|passw|credential|auth"
 _NAMED = re.compile(_SECRET, re.I)
 _ASSIGNED = re.compile(
@@ -46,7 +46,7 @@ class RemotePath(PosixPath):
 
     def __str__(self) -> str:
         """Return the URL without user, password and query."""
-        return scrubbed(self.url) if hasattr(self, "url") else super().__str__()
+        return _bare(self.url, _USER) if hasattr(self, "url") else super().__str__()
 
     def __reduce__(self) -> Any:
         """Keep the URL where another process goes on."""
@@ -69,7 +69,7 @@ def place(text: str | Path) -> Path:
         return text
     if not _URL.match(text):
         return Path(text)
-    path = RemotePath(scrubbed(text).partition("?")[0])
+    path = RemotePath(_bare(text, _USER).partition("?")[0])
     path.url = text
     return path
 
@@ -83,7 +83,7 @@ def scrubbed(text: str, url: str = "") -> str:
     """
     for secret in sorted(secrets_of(url) | _configured(), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
-    text = _IN_TEXT.sub(lambda found: _bare(found[0]), text)
+    text = _IN_TEXT.sub(lambda found: _bare(found[0], _USER_IN_TEXT), text)
     return " ".join(_ASSIGNED.sub(rf"\1{_HIDDEN}", text).split())
 
 
@@ -97,8 +97,8 @@ def secrets_of(url: str) -> set[str]:
     return {form for each in secrets for form in (each, unquote(each)) if len(form) >= _PASSWORD}
 
 
-def _bare(url: str) -> str:
-    kept = url if _CONTAINER.match(url) else _USER.sub("", url)
+def _bare(url: str, user: re.Pattern[str]) -> str:
+    kept = url if _CONTAINER.match(url) else user.sub("", url)
     return _QUERY.sub(f"?{_HIDDEN}", kept)
 
 

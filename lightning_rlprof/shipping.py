@@ -24,8 +24,7 @@ class Shipped(NamedTuple):
 def ship(run: Path, url: str, rank: int | None = None, *, crashed: bool = False) -> Shipped:
     """Copy a run into a folder of its name at a URL, without ranks that still record.
 
-    What is there with the same size is not copied again, so a second call goes on where the first
-    one ended. Every size is looked up afterwards.
+    What is there with the same size is not copied again. Every size is looked up afterwards.
 
     Args:
         run: The run directory.
@@ -48,8 +47,8 @@ def ship(run: Path, url: str, rank: int | None = None, *, crashed: bool = False)
     system, root = attempt(to, "written", partial(opened, to))
     at, sizes = f"{root.rstrip('/')}/{run.resolve().name}", []
     for file in files:
-        copy = partial(_put, system, file, f"{at}/{file.relative_to(run).as_posix()}")
-        if attempt(to, "written", copy):
+        target = f"{at}/{file.relative_to(run).as_posix()}"
+        if attempt(to, "written", partial(_put, system, file, target)):
             sizes.append(file.stat().st_size)
     return Shipped(len(sizes), sum(sizes), len(files) - len(sizes), tuple(left))
 

@@ -1,5 +1,7 @@
 import pickle
 import string
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +23,10 @@ SECRETS = st.text(string.ascii_letters + string.digits + "/+=@%~-_.", min_size=8
         ("simplecache::s3://b/x.json.gz", "simplecache::s3://b/x.json.gz"),
         ("s3://KEY:SE/CR+ET@bucket/run", "s3://bucket/run"),
         ("ftp://me:p@ss@host:21/run", "ftp://host:21/run"),
+        ("ftp://me:it's a <secret>@host/run", "ftp://host/run"),
         ("https://TOKEN@host/x.json", "https://host/x.json"),
         ("https://host/x.json?X-Amz-Signature=abc&b=c", "https://host/x.json?***"),
+        ("https://host/x.json?sig=it's a secret", "https://host/x.json?***"),
         ("abfs://container@account.dfs.net/run", "abfs://container@account.dfs.net/run"),
         ("zip://a.json::https://u:pass@host/x.zip", "zip://a.json::https://host/x.zip"),
     ],
@@ -81,10 +85,23 @@ def test_secrets_of_the_environment_and_of_fsspec_are_hidden(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2222")
     conf = SimpleNamespace(conf={"s3": {"client": {"secret": "hunter3333", "retries": 5}}})
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", SimpleNamespace(config=conf))
+    monkeypatch.setitem(sys.modules, "fsspec", SimpleNamespace(config=conf))
     assert scrubbed("hunter2222 is not\n hunter3333") == "*** is not ***"
 
 
-def test_a_text_without_secrets_stays_as_it_is() -> None:
+def test_a_text_without_secrets_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "my-bucket")
+    assert str(place("s3://my-bucket/run")) == "s3://my-bucket/run"
     text = "NoSuchBucket: The specified bucket does not exist (s3://bucket/run, retries=5)"
     assert scrubbed(text, "s3://bucket/run") == text
+
+
+def test_the_rooms_import_no_library_before_it_is_needed() -> None:
+    code = (
+        "import sys; import lightning_rlprof.shipping, lightning_rlprof.remote\n"
+        "heavy = {'fsspec', 'aiohttp', 'numpy', 'torch'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -56,9 +56,10 @@ def run(tmp_path: Path) -> Path:
 def memory() -> Iterator[Any]:
     """Return fsspec's file system in memory, which all of a process share."""
     system = fsspec.filesystem("memory")
-    yield system
     system.store.clear()
     system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()
 
 
 def at(url: str) -> RemotePath:

@@ -1,8 +1,10 @@
 """Finished runs on their way to fsspec's file system in memory."""
 
+import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,13 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.address import RemotePath, place
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.remote import read_remote
+from lightning_rlprof.run import start_session
 from lightning_rlprof.shipping import Shipped, ship
+from lightning_rlprof.testing import FakeRecorder
 from tests.runs import grpo_rows, header, write_rank
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -24,9 +29,10 @@ TO = "memory://bucket/runs/"
 def memory() -> Iterator[Any]:
     """Return fsspec's file system in memory, which all of a process share."""
     system = fsspec.filesystem("memory")
-    yield system
     system.store.clear()
     system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()
 
 
 @pytest.fixture
@@ -127,3 +133,35 @@ def test_a_command_of_on_finish_ships_its_rank(run: Path, tmp_path: Path) -> Non
     assert done.stdout.startswith(f"{target}: 2 files copied, ")
     kept = tmp_path / "kept" / "my run"
     assert sorted(p.name for p in kept.iterdir()) == ["rank-00001", "rank-00001.jsonl"]
+
+
+def hooked(to: str, folder: Path) -> None:
+    """Record a step in a session whose hook ships it, and wait for the hook."""
+    code = "from lightning_rlprof.cli.app import main; main()"
+    command = [sys.executable, "-c", code, "ship", "--to", to]
+    config = ProfilerConfig.build({"on_finish": {"command": command}}, profile_save_path=folder)
+    session = start_session(config, recorders=[FakeRecorder()])
+    session.begin_step(1)
+    session.end_step()
+    session.close()
+    for thread in threading.enumerate():
+        if thread.name == "rlprof-finish":
+            thread.join()
+
+
+def test_a_session_ships_its_run_when_it_is_complete(tmp_path: Path) -> None:
+    hooked(f"file://{tmp_path}/kept", tmp_path / "here")
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert load(kept).statuses == {0: "finished"}
+    here = tmp_path / "here" / kept.name / "rank-00000.jsonl"
+    assert (kept / here.name).read_bytes() == here.read_bytes()
+
+
+def test_a_hook_that_cannot_ship_is_a_warning_without_credentials(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    hooked("nonsense://someone:hunter2hunter2@host/runs", tmp_path)
+    assert "on_finish.command ended with status 1 on rank 0" in caplog.messages
+    assert "nonsense://host/runs: holds credentials" in caplog.text
+    assert "hunter2" not in caplog.text

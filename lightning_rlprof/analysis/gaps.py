@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.counted import counted
+from lightning_rlprof.analysis.counted import Counted, counted
 from lightning_rlprof.analysis.partition import UNTRACED, Flat, Partition, Segments, partition
 from lightning_rlprof.analysis.statistics import summarize
 from lightning_rlprof.spans import Int64s, Spans
@@ -39,8 +39,7 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     keys = found.after * len(names) + found.before
     sums = summarize(keys, found.ns)
     worst = cut.steps[found.step[_last_longest(keys, found.ns, sums.group, sums.max)]]
-    cells = cut.cells(spans)
-    whole = int(cells.ns[choice.mask[cells.step]].sum())
+    whole = _whole(cut, spans, choice)
     numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
     rows: list[tuple[Cell, ...]] = []
     for key, *row in zip(sums.group.tolist(), *(each.tolist() for each in numbers), strict=True):
@@ -68,6 +67,14 @@ class Stretches(NamedTuple):
     def where(self, keep: npt.NDArray[np.bool_]) -> "Stretches":
         """Return some of them."""
         return self if keep.all() else Stretches(*(column[keep] for column in self))
+
+
+def _whole(cut: Partition, spans: Spans, choice: Counted) -> int:
+    """Return the time of the counted steps."""
+    if isinstance(cut.divided, Flat):
+        return int((cut.divided.end - cut.divided.begin)[choice.mask].sum())
+    cells = cut.cells(spans)
+    return int(cells.ns[choice.mask[cells.step]].sum())
 
 
 def stretches(cut: Partition, spans: Spans) -> Stretches:
@@ -112,9 +119,12 @@ def _joined(cut: Segments, spans: Spans, edge: int) -> Stretches:
 
 def _last_longest(keys: Int64s, ns: Int64s, groups: Int64s, longest: Int64s) -> Int64s:
     """Return for each group the place of its longest, the last of those that are as long."""
-    at = np.flatnonzero(ns >= longest.min(initial=0))
-    group = np.searchsorted(groups, keys[at])
-    mine = ns[at] == longest[group]
+    if len(groups) and int(groups[-1]) < len(keys):  # few names: looking up beats searching
+        limits = np.zeros(int(groups[-1]) + 1, dtype=np.int64)
+        limits[groups] = longest
+        at = np.flatnonzero(ns == limits[keys])
+    else:
+        at = np.flatnonzero(ns == longest[np.searchsorted(groups, keys)])
     found = np.zeros(len(groups), dtype=np.int64)
-    np.maximum.at(found, group[mine], at[mine])
+    np.maximum.at(found, np.searchsorted(groups, keys[at]), at)
     return found

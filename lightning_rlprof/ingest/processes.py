@@ -27,8 +27,8 @@ class _Worker(NamedTuple):
 def in_processes(paths: Sequence[str], jobs: int) -> Generator[tuple[int, Outcome], None, None]:
     """Yield what came of each path, with its number, as soon as it is known.
 
-    A process that dies costs the path that it was at; another one takes its place. Leaving the
-    iterator early ends the processes, and what they were at is not made.
+    A process that dies costs the path that it was at; another one takes its place. To leave early
+    ends the processes; what they were at is not made.
 
     Args:
         paths: What `lightning_rlprof.ingest.one.ingest_one` takes.
@@ -49,7 +49,7 @@ def in_processes(paths: Sequence[str], jobs: int) -> Generator[tuple[int, Outcom
                 if following is not None:
                     workers |= _given(worker if alive else _started(), *following)
                 elif alive:
-                    _stop(worker)
+                    _dismiss(worker)
                 yield worker.at, outcome
     finally:
         for worker in workers.values():
@@ -86,6 +86,12 @@ def _end(code: int | None) -> str:
         return f"exit status {code}"
     memory = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
     return f"killed by {signal.Signals(-code).name}{memory}"
+
+
+def _dismiss(worker: _Worker) -> None:
+    """Let an idle process end: it does at the end of its pipe."""
+    worker.pipe.close()
+    worker.process.join()
 
 
 def _stop(worker: _Worker) -> None:

@@ -107,6 +107,7 @@ _KEPT = {
 EVERY = frozenset(_KEPT)
 """All kinds."""
 
+_LONGEST = 1_000  # characters of what threads and processes are called
 _NARROW = {"lane", "name", "operation", "type", "group"}  # codes: half the memory
 
 
@@ -203,7 +204,7 @@ class ChromeColumns:
     def _derive(self, found: list[list[Event]]) -> None:
         """Find the kinds that are part of others."""
         found[MEMORY] = [event for event in found[MEMORY] if event.name == _CHANGE]
-        found[COLLECTIVE] = [event for event in found[KERNEL] if _communicates(event)]
+        found[COLLECTIVE] = _communicating(found[KERNEL])
         found[PARAMETERS] = [event for event in found[OPERATOR] if event.name == _PARAMETERS]
         self.counts[COLLECTIVE] += len(found[COLLECTIVE])
 
@@ -262,23 +263,27 @@ class ChromeColumns:
         key = {"thread_name": "name", "process_labels": "labels"}.get(event.name or "")
         if key is None or max(len(self.thread_names), len(self.labels)) >= MOST_LANES:
             return
+        if len(f"{event.pid}{event.tid}") > _LONGEST:
+            return
         try:
             name = msgspec.json.decode(event.args, type=dict[str, Any])[key]
         except (KeyError, ValueError, RecursionError):
             return
         if isinstance(name, str) and key == "name":
-            self.thread_names[event.pid, event.tid] = name[:1_000]
+            self.thread_names[event.pid, event.tid] = name[:_LONGEST]
         elif isinstance(name, str):
-            self.labels[event.pid] = name[:1_000]
+            self.labels[event.pid] = name[:_LONGEST]
 
 
 def _type(column: str) -> type[np.generic]:
     return np.int32 if column in _NARROW else np.float64 if column == "value" else np.int64
 
 
-def _communicates(kernel: Event) -> bool:
-    """Tell whether a kernel is a collective's: by its arguments, where those tell, or its name."""
-    return _named_so(kernel.name or "") or _TOLD in bytes(kernel.args)
+def _communicating(kernels: list[Event]) -> list[Event]:
+    """Return the kernels that are a collective's: by their arguments, or by their names."""
+    if _TOLD in b"".join([kernel.args for kernel in kernels]):
+        return [each for each in kernels if _TOLD in bytes(each.args) or _named_so(each.name or "")]
+    return [each for each in kernels if _named_so(each.name or "")]
 
 
 @lru_cache(1 << 12)

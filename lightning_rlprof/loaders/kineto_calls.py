@@ -152,7 +152,7 @@ def _marks(
     """Return the stage and the step around the start of each call."""
     stages, processes = trace.ranges.stages(STAGE, STEP), trace.processes
     stage, step = np.empty(len(lane), np.int32), np.empty(len(lane), np.int64)
-    for rows in blocks(len(lane)):
+    for rows in blocks(len(lane), len(trace.ranges.name)):
         own = lane[rows].astype(np.int64)
         found = stages_at(stages, Launches(processes[own], own, start[rows]))
         stage[rows] = found.stage

@@ -97,7 +97,7 @@ def placed(trace: KinetoTrace, work: Mapping[str, npt.NDArray[Any]]) -> Placed:
     columns: dict[str, Any] = {name: np.empty(length, np.int64) for name in _WIDE}
     columns |= {name: np.empty(length, np.int32) for name in _NARROW}
     missing = lent = 0
-    for rows in blocks(length):
+    for rows in blocks(length, len(trace.ranges.name)):
         part = {name: work[name][rows] for name in ("start_ns", "lane", "launch")}
         call = calls.of(part["launch"], part["start_ns"])
         found, places = _places(trace, part, call, calls)
@@ -116,9 +116,15 @@ def placed(trace: KinetoTrace, work: Mapping[str, npt.NDArray[Any]]) -> Placed:
     return Placed(**columns, remarks=_remarks(missing, lent, columns["graph"]))
 
 
-def blocks(length: int) -> Iterator[slice]:
-    """Return which rows to join at once, of a number of rows."""
-    return (slice(low, low + _BLOCK) for low in range(0, length, _BLOCK))
+def blocks(length: int, ranges: int = 0) -> Iterator[slice]:
+    """Return which rows to join at once.
+
+    Args:
+        length: Number of rows.
+        ranges: Number of what each block is joined to anew: more make larger blocks.
+    """
+    size = max(_BLOCK, 4 * ranges)
+    return (slice(low, low + size) for low in range(0, length, size))
 
 
 def _places(

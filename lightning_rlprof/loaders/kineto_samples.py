@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rlprof.loaders.chrome_columns import COUNTER, MEMORY
 from lightning_rlprof.loaders.chrome_events import MISSING
+from lightning_rlprof.loaders.chrome_scratch import Settled
 from lightning_rlprof.loaders.kernels import UNKNOWN, distinct, known
 from lightning_rlprof.loaders.kineto_trace import KinetoTrace
 from lightning_rlprof.table import Column, ColumnRows, Table
@@ -39,20 +40,21 @@ _GPU = re.compile(r"GPU (\d{1,6})")
 
 def memory_table(trace: KinetoTrace, rank: int) -> Table:
     """Return what torch's allocators held after each change, by time; the CPU has no number."""
-    (rows,) = trace.rows(MEMORY)
-    order = np.argsort(rows["start_ns"], kind="stable")
-    rows = {name: rows.pop(name)[order] for name in list(rows)}
-    there, kind = np.unique(rows["kind"], return_inverse=True)
+    order = np.argsort(trace.column("start_ns", MEMORY), kind="stable").astype(np.int32)
+    kind, device, time, allocated, reserved = (
+        trace.column(name, MEMORY)[order]
+        for name in ("kind", "device", "start_ns", "allocated", "reserved")
+    )
+    there, code = np.unique(kind, return_inverse=True)
     texts = [_DEVICES.get(each, f"device type {each}") for each in there.tolist()]
-    kind = np.where(rows["kind"] == MISSING, -1, kind)
-    cells: list[Any] = [
-        np.broadcast_to(np.int64(rank), len(order)),
-        known(np.where(rows["kind"] == 0, MISSING, rows["device"]), nothing=MISSING),
-        (kind, texts),
-        rows["start_ns"] - trace.zero_ns,
-        known(rows["allocated"], nothing=MISSING),
-        known(rows["reserved"], nothing=MISSING),
-    ]
+    settled = Settled()
+    settled.add(np.where(kind == 0, MISSING, device), nothing=MISSING)
+    settled.add(np.where(kind == MISSING, -1, code).astype(np.int32))
+    settled.add(time - trace.zero_ns)
+    settled.add(allocated, nothing=MISSING)
+    settled.add(reserved, nothing=MISSING)
+    device, code, *rest = settled.columns()
+    cells: list[Any] = [np.broadcast_to(np.int64(rank), len(order)), device, (code, texts), *rest]
     return Table("memory", _MEMORY, ColumnRows(cells), "; ".join(trace.losses(MEMORY)))
 
 

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from lightning_rlprof.ingest import one, opening
 from lightning_rlprof.ingest.ingest import ingest
 from lightning_rlprof.ingest.opening import open_run
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
 from tests.ingest.alike import assert_same_run, assert_same_table
 from tests.ingest.traces import cached_files, write_trace, write_traces
@@ -82,6 +84,46 @@ def test_a_trace_that_is_cut_off_is_made_and_says_so(folder: Path) -> None:
     assert why[0] is why[2] is None
     assert "rank 1: it is cut off" in str(why[1])
     assert ingest([folder], jobs=1).column("why") == why
+
+
+def test_a_table_that_cannot_be_read_is_a_failure_and_the_others_are_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Table:
+        raise TraceError("the device's part is cut")
+
+    def read(path: Path, progress: object) -> Spans:
+        spans = load(path)
+        return replace(spans, tables={"memory": broken, **spans.tables})
+
+    monkeypatch.setattr(one, "load", read)
+    outcome = one.ingest_one(str(folder / "rank0.pt.trace.json"))
+    assert (outcome.state, outcome.why) == ("failed", "table memory: the device's part is cut")
+    assert any(name.endswith("kernels.parquet") for name in cached_files(folder))
+
+
+def test_a_trace_that_changes_while_it_is_read_leaves_no_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(path: Path, progress: object) -> Spans:
+        spans = load(path)
+        write_trace(path, 2, 3)
+        return spans
+
+    monkeypatch.setattr(one, "load", slow)
+    outcome = one.ingest_one(str(folder / "rank0.pt.trace.json"))
+    assert outcome.state == "failed"
+    assert "changed while it was read; ingest it when it is complete" in str(outcome.why)
+    assert cached_files(folder) == {}
+
+
+def test_a_large_trace_in_a_place_that_cannot_be_written_is_read_without_a_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "LARGE", 10)
+    (folder / ".rlprof-cache").write_text("a file is in the way, for root as well")
+    path = folder / "rank0.pt.trace.json"
+    assert_same_run(open_run(path), load(path))
 
 
 def test_a_mistake_of_ours_costs_its_file_alone(

@@ -118,10 +118,28 @@ def test_without_ray_it_says_what_to_install(
 
 
 class FakeRay(SimpleNamespace):
-    """As much of Ray as it takes to join a cluster."""
+    """As much of Ray as it takes to join a cluster, and to run a task when it is waited for."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
 
     def __init__(self, *, inside: bool = False, cluster: bool = False) -> None:
-        super().__init__(inside=inside, cluster=cluster, calls=[])
+        super().__init__(inside=inside, cluster=cluster, calls=[], most=0, cancelled=[])
+
+    def remote(self, **_: Any) -> Any:
+        return lambda function: SimpleNamespace(remote=lambda path: (function, path))
+
+    def wait(self, running: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        self.most = max(self.most, len(running))
+        return running[-num_returns:], running[:-num_returns]
+
+    def get(self, task: Any) -> Any:
+        return task[0](task[1])
+
+    def cancel(self, task: Any, force: bool) -> None:
+        self.cancelled.append(task[1])
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
 
     def is_initialized(self) -> bool:
         return bool(self.inside)
@@ -154,3 +172,22 @@ def test_a_cluster_that_is_named_is_not_replaced_by_one_here(
     with pytest.raises(RlprofError, match=r"^Ray cannot be reached or started: no cluster$"):
         ray_engine._join_cluster(fake)
     assert fake.calls == ["far:6379"]
+
+
+def test_so_many_tasks_are_handed_over_and_what_is_left_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRay(cluster=True)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    paths = [str(path) for path in write_traces(tmp_path, 4)]
+    whole = list(ray_engine.in_ray(paths, 2))
+    assert [(at, outcome.state) for at, outcome in sorted(whole)] == [
+        (at, "made") for at in range(4)
+    ]
+    assert (fake.most, fake.calls) == (2, ["auto", "shutdown"])
+    engine = ray_engine.in_ray([*paths, str(tmp_path / "no")], 3)
+    next(engine)
+    engine.close()
+    assert fake.cancelled == paths[:2]
+    assert next(ray_engine.in_ray([str(tmp_path / "no")]))[1].state == "failed"

@@ -4,6 +4,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,25 @@ def test_damaged_facts_are_no_run(damage: str, tmp_path: Path) -> None:
     facts.write_text(damage)
     os.utime(facts, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert cached_spans(cache, tmp_path / "trace.json", unread) is None
+
+
+def test_a_page_that_is_damaged_is_told_when_its_column_is_read(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).integers(0, 2**60, 50_000)
+    table = Table("t", (Column("a", "count"),), ColumnRows([numbers]))
+    cache, found = kept(small(t=table), tmp_path)
+    good = found.table("t")
+    data, stat = bytearray(cache.file("t").read_bytes()), cache.file("t").stat()
+    data[1_000:300_000] = bytes(299_000)
+    cache.file("t").write_bytes(data)
+    os.utime(cache.file("t"), ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(TraceError, match=r"t\.parquet: is damaged .*; delete it"):
+        good.column("a")
+
+
+def test_a_header_with_values_of_other_libraries_is_kept_as_plain_ones(tmp_path: Path) -> None:
+    config = {"a": np.int64(3), "b": MappingProxyType({"c": Path("x")})}
+    found = kept(replace(small(), headers={0: header(config=config)}), tmp_path)[1]
+    assert found.headers[0].config == {"a": 3, "b": {"c": "x"}}
 
 
 def test_a_damaged_table_says_what_to_delete(tmp_path: Path) -> None:

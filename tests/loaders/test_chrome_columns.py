@@ -8,7 +8,9 @@ import pytest
 from lightning_rlprof.loaders import chrome_columns
 from lightning_rlprof.loaders.chrome_columns import (
     ANNOTATION,
+    COLLECTIVE,
     COPY,
+    COUNTER,
     DEVICE_ANNOTATION,
     EVERY,
     KERNEL,
@@ -187,3 +189,47 @@ def test_batches_are_joined_in_order() -> None:
     starts = columns.rows(KERNEL)["start_ns"].tolist()
 
     assert starts == [500 * number for number in range(10)]
+
+
+def test_what_is_not_wanted_is_counted_and_not_kept() -> None:
+    columns = ChromeColumns(frozenset({LAUNCH}))
+    events = [kernel(name="ncclKernel"), kernel(cat="cpu_op"), kernel(cat="cuda_runtime")]
+    columns.add(DECODE(msgspec.json.encode([*events, {"ph": "C"}, {"ph": "M"}])))
+
+    kinds = (KERNEL, COLLECTIVE, OPERATOR, LAUNCH, COUNTER, PYTHON)
+    assert [columns.counts[kind] for kind in kinds] == [1, 0, 1, 1, 1, 0]
+    assert [len(columns.grown(kind)) for kind in kinds] == [0, 0, 0, 1, 0, 0]
+    assert list(columns.names) == ["gemm"]
+
+
+def test_kernels_are_looked_through_for_collectives_that_alone_are_wanted() -> None:
+    columns = ChromeColumns(frozenset({COLLECTIVE}))
+    columns.add(DECODE(msgspec.json.encode([kernel(name="ncclKernel"), kernel()])))
+
+    assert [len(columns.grown(kind)) for kind in (KERNEL, COLLECTIVE)] == [0, 1]
+
+
+def test_columns_of_one_trace_share_their_codes() -> None:
+    first = columns_of(kernel(name="a", tid=5))
+    second = ChromeColumns(EVERY, first)
+    second.add(DECODE(msgspec.json.encode([kernel(name="b", tid=6), kernel(name="a", tid=5)])))
+
+    assert second.rows(KERNEL)["name"].tolist() == [1, 0]
+    assert second.rows(KERNEL)["lane"].tolist() == [1, 0]
+    assert list(first.names) == ["a", "b"]
+
+
+@pytest.mark.parametrize("args", [7, [1], {"device": [1]}, {"stream": True}])
+def test_a_kernel_whose_arguments_cannot_be_read_is_counted(args: Any) -> None:
+    columns = columns_of(kernel(), kernel(args=args, name="lost"), kernel(name="b"))
+
+    assert columns.rows(KERNEL)["name"].tolist() == [0, 1]
+    assert (columns.unread[KERNEL], columns.lost[KERNEL]) == (1, 0)
+
+
+def test_operators_without_a_number_of_autograd_are_kept_between_those_with_one() -> None:
+    numbers = {"Sequence number": 5, "Fwd thread id": 1}
+    columns = columns_of(*(kernel(cat="cpu_op", args=args) for args in ({}, numbers, {"a": [1]})))
+
+    assert columns.rows(OPERATOR)["sequence"].tolist() == [MISSING, 5, MISSING]
+    assert columns.rows(OPERATOR)["forward"].tolist() == [MISSING, 1, MISSING]

@@ -66,5 +66,22 @@ def test_a_time_is_what_is_written_or_none(text: str, ns: int) -> None:
     assert nanoseconds(raws(["7", text, "1.001"])).tolist() == [7000, ns, 1001]
 
 
+TIMES_1970 = ["1712195495406752.8", "1712195495406752.08", "-1712195495406752.008", "0.5", "-0.5"]
+
+
+@pytest.mark.parametrize(
+    "odd", ["1", "1.00e1", "1e3", "1.0005", "1.5e0", "-0", "null", '"5"', str(2**62), "9" * 40]
+)
+def test_times_since_1970_are_exact_whatever_stands_beside_them(odd: str) -> None:
+    noise = random.Random(1)
+    texts = [f"17{noise.randrange(10**14):014}.{noise.randrange(1000)}" for _ in range(300)]
+    texts = [*texts, odd, *TIMES_1970]
+    odds = {"null": NO_TIME, '"5"': NO_TIME, str(2**62): NO_TIME, "9" * 40: NO_TIME}
+
+    found = nanoseconds(raws(texts)).tolist()
+
+    assert found == [odds[text] if text in odds else round(Decimal(text) * 1000) for text in texts]
+
+
 def test_no_times_are_no_times() -> None:
     assert nanoseconds([]).tolist() == []

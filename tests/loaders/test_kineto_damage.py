@@ -134,6 +134,26 @@ def test_names_beyond_the_bound_are_taken_as_one_and_said(
     assert table.note.endswith("events are taken as one: there are too many")
 
 
+@pytest.mark.parametrize(
+    ("every", "passes"), [(False, [1, 1, 2, 2, 2, 2]), (True, [1, 1, 1, 1, 1, 1])]
+)
+def test_a_file_is_read_twice_at_most(
+    every: bool, passes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    path = written_of_all_kinds().write(tmp_path / "t.json")
+    source = kineto_trace.Source
+    monkeypatch.setattr(kineto_trace, "Source", lambda path: (opened.append(path), source(path))[1])
+
+    spans = read_kineto(path, every=every)
+
+    found = [len(opened)]
+    for name in ("kernels", "calls", "memory", "collectives", "calls"):
+        spans.table(name)
+        found.append(len(opened))
+    assert found == passes
+
+
 def test_a_file_that_changed_since_is_not_read_on(tmp_path: Path) -> None:
     trace = written_of_all_kinds()
     spans = read(trace, tmp_path)

@@ -2,10 +2,8 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lightning_rlprof.errors import TraceError
@@ -13,29 +11,10 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.store import cache
 from lightning_rlprof.store.store import Store
-from lightning_rlprof.table import Column, Table
 from tests.runs import Row, grpo_rows, grpo_run, header, write_rank
+from tests.store.reader import Reader
 
 COUNT = "select count(*) as n, sum(duration_ns) as total_ns from spans"
-
-
-class Reader:
-    """Loads for real, adds a table, and counts."""
-
-    def __init__(self) -> None:
-        self.loads = self.kernels = 0
-
-    def __call__(self, path: Path) -> Spans:
-        self.loads += 1
-        return replace(load(path), tables={"kernels": self._kernels, "memcpy": self._abstained})
-
-    def _kernels(self) -> Table:
-        self.kernels += 1
-        columns = (Column("kernel", "text"), Column("duration", "duration", "ns"))
-        return Table("kernels", columns, [("gemm", 5), ("copy", None)], note="a note")
-
-    def _abstained(self) -> Table:
-        return Table("memcpy", (Column("bytes", "count"),), abstained="none was traced")
 
 
 @pytest.fixture
@@ -281,20 +260,3 @@ def test_spans_in_memory_read_a_table_once_and_say_why_not(run: Path) -> None:
     assert spans.sql("from kernels").note == "a note"
     with pytest.raises(TraceError, match=r"\(there are: spans, headers, notes, problems, kernels"):
         spans.sql("from spam")
-
-
-def test_rare_counters_beyond_the_limit_are_told(run: Path) -> None:
-    spans = load(run)
-    one = next(iter(spans.counters.values()))
-    many = {f"c{number}": one for number in range(300)}
-    table = replace(spans, counters=many).table("spans")
-    assert len(table.columns) == 11 + 256
-    assert table.note == "44 rarer counters have no column"
-
-
-def test_a_counter_beyond_64_bits_is_a_float(run: Path) -> None:
-    spans = load(run)
-    counter = replace(spans).counters["tokens"]
-    huge = counter._replace(values=np.array([2**70] * len(counter.rows), dtype=object))
-    found = replace(spans, counters={"n": huge}).sql("select max(n), count(n) from spans")
-    assert list(found.rows) == [(2.0**70, len(counter.rows))]

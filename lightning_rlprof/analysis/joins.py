@@ -1,0 +1,249 @@
+"""Where ranks wait for one another: collectives, barriers, and stages that hold waiting."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.analysis.cells import numbers, read, texts
+from lightning_rlprof.analysis.labels import Label, labels_of
+from lightning_rlprof.analysis.lineup import Lineup, line_up, stage_rows
+from lightning_rlprof.analysis.recent import recent
+from lightning_rlprof.analysis.waits import waits
+from lightning_rlprof.analysis.worked import expected
+from lightning_rlprof.model import KINDS
+from lightning_rlprof.spans import Int64s, Spans
+
+__all__ = ["ALONE", "Joins", "joins"]
+
+ALONE = -1
+"""Stands for "no join"."""
+
+Mask = npt.NDArray[np.bool_]
+
+_TABLES = {"collectives": "operation", "communication": "operator"}
+_SPANS = (KINDS.index("stage"), KINDS.index("region"))
+_LEARNED = 100_000  # spans from which is learned which stages hold waiting
+
+
+@dataclass(frozen=True, eq=False)
+class Joins:
+    """Joins, and who attended them when; attendances by chain and start, never overlapping.
+
+    Attributes:
+        chain: Index of the thread that attended.
+        start_ns: When it came, by its own clock.
+        end_ns: When it went on.
+        group: Which join it was.
+        name: Index into ``names``.
+        step: RL step of each join.
+        size: How many attended each join, two or more.
+        transfer_ns: The shortest stay in each join, which is that of the last one to come.
+        names: The run's names, then those that only a table has.
+        source: What told the joins.
+    """
+
+    chain: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    group: Int64s
+    name: Int64s
+    step: Int64s
+    size: Int64s
+    transfer_ns: Int64s
+    names: tuple[str, ...]
+    source: str
+
+
+class _Stays(NamedTuple):
+    """Possible joins; those of one ``set`` and ``step`` are matched by their order."""
+
+    chain: Int64s
+    step: Int64s
+    set: Int64s
+    name: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+
+
+def joins(spans: Spans, threads: Int64s) -> Joins:
+    """Find the joins of some threads, one per chain: a table's, else spans', and waiting stages.
+
+    The n-th of a name in a step is the same for all chains that have as many of them. A stage that
+    is found to hold waiting, and has no join inside, is one as a whole: its shortest stay holds the
+    last one's own work, too.
+    """
+    names = [*spans.names]
+    stays, source = _listed(spans, threads, names), "a table of collectives"
+    if stays is None or not len(stays.chain):
+        stays, source = _named(spans, threads), "spans of collectives and barriers"
+    stays = _matched(stays, _sound(spans))[0]
+    waiting = _waiting(spans, threads, stays)
+    if len(waiting.chain):
+        told = f"stages that hold waiting ({_listing(spans, waiting)})"
+        source = f"{source} and {told}" if len(stays.chain) else told
+        waiting = waiting._replace(set=waiting.set + stays.set.max(initial=0) + 1)
+        stays = _Stays(*(np.concatenate(pair) for pair in zip(stays, waiting, strict=True)))
+    stays = _outermost(stays)
+    stays, group = _matched(stays, known=False)
+    order = np.lexsort((stays.start_ns, stays.chain))
+    stays, group = _Stays(*(each[order] for each in stays)), group[order]
+    size = np.bincount(group)
+    step = np.zeros(len(size), dtype=np.int64)
+    step[group] = stays.step
+    shortest = np.full(len(size), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, group, stays.end_ns - stays.start_ns)
+    columns = (stays.chain, stays.start_ns, stays.end_ns, group, stays.name)
+    return Joins(*columns, step, size, shortest, tuple(names), source if len(size) else "")
+
+
+def _listing(spans: Spans, stays: _Stays) -> str:
+    return ", ".join(spans.names[code] for code in np.unique(stays.name).tolist())
+
+
+def _named(spans: Spans, threads: Int64s) -> _Stays:
+    """Return spans whose names are those of collectives or barriers."""
+    joint = np.isin(labels_of(spans.names), (Label.TRANSFER, Label.WAITING))
+    return _stays(spans, threads, np.flatnonzero(joint[spans.name] & np.isin(spans.kind, _SPANS)))
+
+
+def _stays(spans: Spans, threads: Int64s, rows: Int64s) -> _Stays:
+    rows = rows[np.isin(spans.thread[rows], threads)]
+    chain, name = np.searchsorted(threads, spans.thread[rows]), spans.name[rows]
+    times = spans.start_ns[rows], spans.end_ns[rows]
+    return _Stays(chain, spans.step[rows], name, name, *times)
+
+
+def _listed(spans: Spans, threads: Int64s, names: list[str]) -> _Stays | None:
+    """Return what a table lists as collectives, None without one; its names are appended."""
+    found = next((name for name in _TABLES if name in spans.tables), "")
+    table = read(spans, found, [])
+    if table is None or not len(table.rows) or "step" not in [c.name for c in table.columns]:
+        return None
+    rank, step, start, took = (
+        numbers(table, name, -1) for name in ("rank", "step", "start", "duration")
+    )
+    (group, groups), (what, operations) = texts(table, "group"), texts(table, _TABLES[found])
+    ranks = np.array([spans.threads[thread].rank for thread in threads.tolist()])
+    first = np.unique(ranks, return_index=True)
+    place = np.minimum(np.searchsorted(first[0], rank), len(first[0]) - 1)
+    keep = (first[0][place] == rank) & (start >= 0) & (took >= 0) & (group >= 0) & (what >= 0)
+    name, one = len(names) + what[keep], group[keep] * len(operations) + what[keep]
+    names += operations
+    chain, start, took = first[1][place[keep]], start[keep], took[keep]
+    return _Stays(chain, step[keep], one, name, start, start + took)
+
+
+def _waiting(spans: Spans, threads: Int64s, known: _Stays) -> _Stays:
+    """Return the spans of stages that hold waiting, where no join inside of them explains it."""
+    some, _ = recent(spans, _LEARNED)
+    found = stage_rows(some)
+    parts = []
+    for number, ranks in enumerate(_roles(spans)):
+        codes = list(_bound(some, line_up(some, found, ranks))) if len(found.rows) else []
+        mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
+        own = _stays(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
+        own = own._replace(set=own.set + number * len(spans.names))
+        explained = np.unique(own.name[_holds(own, known)])
+        parts.append(_Stays(*(each[~np.isin(own.name, explained)] for each in own)))
+    empty = _Stays(*np.zeros((6, 0), dtype=np.int64))
+    return _Stays(*(np.concatenate(each) for each in zip(empty, *parts, strict=True)))
+
+
+def _roles(spans: Spans) -> Iterator[Sequence[int]]:
+    """Yield the ranks of each role that has several."""
+    roles: dict[str, list[int]] = {}
+    for rank, header in spans.headers.items():
+        roles.setdefault(header.role, []).append(rank)
+    yield from (ranks for ranks in roles.values() if len(ranks) > 1)
+
+
+def _bound(spans: Spans, lineup: Lineup) -> Iterator[int]:
+    """Yield the codes of stages that `waits` finds to hold waiting."""
+    if len(lineup.stage) == 0 or len(lineup.steps) < 2:
+        return
+    tokens = lineup.counter(spans, "tokens")
+    if tokens is not None and np.isnan(tokens[~np.isnan(lineup.own_ns)]).any():
+        tokens = None
+    work = [] if tokens is None else [tokens]
+    explained = np.full(lineup.own_ns.shape, np.nan)
+    for slot in range(len(lineup.stage)):
+        columns = [each[:, :, slot] for each in work]
+        explained[:, :, slot] = expected(lineup.own_ns[:, :, slot], columns)
+    one_clock = len({spans.headers[rank].host for rank in lineup.ranks.tolist()}) == 1
+    held = waits(lineup, explained, tokens, one_clock=one_clock)
+    yield from np.unique(lineup.stage[held.bound]).tolist()
+
+
+def _holds(outer: _Stays, inner: _Stays) -> Mask:
+    """Tell which stays have one of the others beginning inside."""
+    order = np.lexsort((inner.start_ns, inner.chain))
+    chain, start = inner.chain[order], inner.start_ns[order]
+    found = np.zeros(len(outer.chain), dtype=bool)
+    for each in np.unique(outer.chain).tolist():
+        mine, theirs = outer.chain == each, start[chain == each]
+        first = np.searchsorted(theirs, outer.start_ns[mine])
+        found[mine] = first < np.searchsorted(theirs, outer.end_ns[mine])
+    return found
+
+
+def _sound(spans: Spans) -> bool:
+    """Tell whether clocks can be compared: then one cannot go before another one came."""
+    return len({header.host for header in spans.headers.values()}) == 1
+
+
+def _matched(stays: _Stays, known: bool) -> tuple[_Stays, Int64s]:
+    """Return the stays that have a counterpart, and which join each of them is.
+
+    Args:
+        stays: Possible joins.
+        known: Whether their times may be compared.
+    """
+    order = np.lexsort((stays.start_ns, stays.chain, stays.set, stays.step))
+    stays = _Stays(*(each[order] for each in stays))
+    heads = np.flatnonzero(_changes(stays.step, stays.set, stays.chain))
+    count = np.diff(np.append(heads, len(order)))
+    nth = np.arange(len(order)) - np.repeat(heads, count)
+    sets = np.flatnonzero(_changes(stays.step[heads], stays.set[heads]))
+    even = np.zeros(len(heads), dtype=bool)
+    if len(sets):
+        alike = np.minimum.reduceat(count, sets) == np.maximum.reduceat(count, sets)
+        even = np.repeat(alike, np.diff(np.append(sets, len(heads))))
+    again = np.lexsort((stays.chain, nth, stays.set, stays.step))
+    keep = np.repeat(even, count)[again]
+    again = again[keep]
+    stays, nth = _Stays(*(each[again] for each in stays)), nth[again]
+    group = np.cumsum(_changes(stays.step, stays.set, nth)) - 1
+    fits = np.bincount(group) > 1
+    if known and len(group):
+        heads = np.flatnonzero(np.diff(group, prepend=-1))
+        last = np.maximum.reduceat(stays.start_ns, heads)
+        fits &= last <= np.minimum.reduceat(stays.end_ns, heads)
+    whole = fits[group]
+    return _Stays(*(each[whole] for each in stays)), (np.cumsum(fits) - 1)[group[whole]]
+
+
+def _outermost(stays: _Stays) -> _Stays:
+    """Leave out joins of which an attendance begins in another one of the same chain."""
+    order = np.lexsort((-stays.end_ns, stays.start_ns, stays.chain))
+    stays = _Stays(*(each[order] for each in stays))
+    matched, group = _matched(stays, known=False)
+    order = np.lexsort((-matched.end_ns, matched.start_ns, matched.chain))
+    chain, start, end = (each[order] for each in (matched.chain, matched.start_ns, matched.end_ns))
+    low = int(start.min(initial=0))
+    width = int(end.max(initial=0)) - low + 1
+    latest = np.maximum.accumulate(chain * width + end - low)
+    inside = np.append(False, (chain * width + start - low)[1:] < latest[:-1])[: len(order)]
+    bad = np.isin(group, group[order[inside]])
+    return _Stays(*(each[~bad] for each in matched))
+
+
+def _changes(*columns: Int64s) -> Mask:
+    """Tell which rows differ from the one before in any column; the first one does."""
+    changed = np.zeros(len(columns[0]), dtype=bool)
+    changed[:1] = True
+    for column in columns:
+        changed[1:] |= column[1:] != column[:-1]
+    return changed
