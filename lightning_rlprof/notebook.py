@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from lightning_rlprof import analysis
-from lightning_rlprof.loaders import load as files
+from lightning_rlprof.ingest.opening import open_run
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
 
@@ -62,7 +62,23 @@ class Run(Spans):
         return f"{title}{self.stages()._repr_html_()}<ul>{doubts}</ul>"
 
 
-def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Run:
-    """Read a run or a trace; see `lightning_rlprof.loaders.load.load`."""
-    spans = files.load(path, progress=progress)
+def load(
+    path: str | Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    leave: bool = False,
+) -> Run:
+    """Read a run or a trace, out of its cache where ``rlprof ingest`` left a good one.
+
+    Takes what `lightning_rlprof.loaders.load.load` takes, and a directory with a trace per rank.
+
+    Args:
+        path: What to read.
+        progress: Called after each file with (files read, files in all).
+        leave: Leave a cache of a large trace of another tool; reading writes nothing else.
+
+    Raises:
+        TraceError: Nothing there can be read; the text says why.
+    """
+    spans = open_run(path, progress=progress, leave=leave)
     return Run(**{each.name: getattr(spans, each.name) for each in fields(Spans)})

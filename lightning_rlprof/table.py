@@ -110,7 +110,7 @@ class Table:
         """Reject rows that do not fit under the columns."""
         widths = self.rows
         if isinstance(widths, ColumnRows):  # all alike: the first tells of all
-            widths = widths[:1]
+            widths = [tuple(range(len(widths.columns)))] if len(widths) else []
         for row in widths:
             if len(row) != len(self.columns):
                 raise ValueError(

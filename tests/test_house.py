@@ -14,7 +14,7 @@ from tests.house_graph import find_cycle, import_graph, modules_in
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lightning_rlprof"
 MODULES = modules_in(PACKAGE)
-READING = ("spans", "table", "frames", "store", "loaders", "analysis", "report", "cli")
+READING = ("spans", "table", "frames", "store", "ingest", "loaders", "analysis", "report", "cli")
 HEAVY = ("torch", "torch_npu", "nvtx", "pytorch_lightning", "lightning", "ray")
 
 Rule = Callable[[Path], list[str]]

@@ -32,7 +32,7 @@ def opened(path: Path) -> "Spans":
     from lightning_rlprof.notebook import load
 
     with bar("Reading") as step:
-        return load(path, progress=step)
+        return load(path, progress=step, leave=True)
 
 
 def facts(spans: "Spans") -> dict[str, Any]:

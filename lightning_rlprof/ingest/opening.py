@@ -27,7 +27,9 @@ LARGE = 2**23
 _Progress = Callable[[int, int], None]
 
 
-def open_run(path: str | Path, *, progress: _Progress | None = None) -> Spans:
+def open_run(
+    path: str | Path, *, progress: _Progress | None = None, leave: bool = True
+) -> Spans:
     """Return what `lightning_rlprof.load` returns, out of the cache where a good one is there.
 
     A directory with one trace per rank is put together from the caches of its traces. Only a trace
@@ -38,6 +40,7 @@ def open_run(path: str | Path, *, progress: _Progress | None = None) -> Spans:
     Args:
         path: What to read.
         progress: Called after each file with (files read, files in all).
+        leave: False leaves no cache whatever is read.
 
     Raises:
         TraceError: Nothing there can be read; the text says why.
@@ -48,8 +51,8 @@ def open_run(path: str | Path, *, progress: _Progress | None = None) -> Spans:
     """
     path = Path(path)
     cache = find(path, sources(path))
-    found = cache and cached_spans(cache, path, _read)
-    return found or _read(path, progress)
+    found = cache and cached_spans(cache, path, partial(_read, leave=False))
+    return found or _read(path, progress, leave=leave)
 
 
 def open_store(path: str | Path, *, progress: _Progress | None = None) -> Store:
@@ -91,15 +94,16 @@ def _is_folder_of_traces(path: Path) -> bool:
     return not is_ascend(path) and not any(map(rank_files, path.iterdir()))
 
 
-def _read(path: Path, progress: _Progress | None = None) -> Spans:
+def _read(path: Path, progress: _Progress | None = None, *, leave: bool) -> Spans:
     """Read what has no cache itself; its parts may have one."""
     if _is_folder_of_traces(path):
         files = traces(path)
         if len(files) == 1:
-            return open_run(files[0], progress=progress)
-        run = read_ranks(files, open_run, progress) if files else None
+            return open_run(files[0], progress=progress, leave=leave)
+        each = partial(open_run, leave=leave)
+        run = read_ranks(files, each, progress) if files else None
         return load(path, progress=progress) if run is None else replace(run, path=path)
-    if not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
+    if leave and not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
         kept = _kept(path, progress)
         if kept is not None:
             return kept
