@@ -29,9 +29,11 @@ class Run(Spans):
     counter_statistics = analysis.counters
     coverage = analysis.coverage
     device = analysis.device
+    findings = analysis.findings
     gaps = analysis.gaps
     headline = analysis.headline
     idle = analysis.idle
+    integrity = analysis.integrity
     kernels = analysis.kernels
     launches = analysis.launches
     ledger = analysis.ledger

@@ -9,9 +9,11 @@ from lightning_rlprof.analysis.compare import compare
 from lightning_rlprof.analysis.counters import counters
 from lightning_rlprof.analysis.coverage import coverage
 from lightning_rlprof.analysis.device import device
+from lightning_rlprof.analysis.findings import findings
 from lightning_rlprof.analysis.gaps import gaps
 from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.idle import idle
+from lightning_rlprof.analysis.integrity import integrity
 from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.analysis.launches import launches
 from lightning_rlprof.analysis.ledger import ledger
@@ -20,11 +22,13 @@ from lightning_rlprof.analysis.memory_timeline import memory_timeline
 from lightning_rlprof.analysis.modules import modules
 from lightning_rlprof.analysis.operators import operators
 from lightning_rlprof.analysis.overlap import overlap
+from lightning_rlprof.analysis.path import path
 from lightning_rlprof.analysis.ranks import ranks
 from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.steps import steps
 from lightning_rlprof.analysis.stragglers import stragglers
 from lightning_rlprof.analysis.throughput import throughput
+from lightning_rlprof.analysis.whatif import whatif
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
 
@@ -40,9 +44,11 @@ __all__ = [
     "counters",
     "coverage",
     "device",
+    "findings",
     "gaps",
     "headline",
     "idle",
+    "integrity",
     "kernels",
     "launches",
     "ledger",
@@ -51,17 +57,23 @@ __all__ = [
     "modules",
     "operators",
     "overlap",
+    "path",
     "ranks",
     "regions",
     "stages",
     "steps",
     "stragglers",
     "throughput",
+    "whatif",
 ]
 
 ALL: tuple[Callable[[Spans], Table], ...] = (
+    integrity,
+    findings,
     ledger,
     stragglers,
+    path,
+    whatif,
     stages,
     device,
     background,

@@ -1,116 +1,163 @@
-"""What changed between two runs, stage by stage, told from the noise between steps."""
+"""What changed between two runs at equal work, stage by stage, told from the noise of steps."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.counted import FEWEST, counted
-from lightning_rlprof.analysis.intervals import shift_interval
-from lightning_rlprof.analysis.partition import UNTRACED, partition
-from lightning_rlprof.spans import Int64s, Spans
+from lightning_rlprof.analysis.comparability import HARDLY, comparability, score_of
+from lightning_rlprof.analysis.counted import FEWEST
+from lightning_rlprof.analysis.equal_work import Equal, equal_work
+from lightning_rlprof.analysis.exact import Floats
+from lightning_rlprof.analysis.sides import REPLICAS, STEP, Pair, Side, shared_work, sides
+from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["compare"]
+__all__ = ["INSUFFICIENT", "compare"]
+
+INSUFFICIENT = "insufficient evidence"
+"""The verdict where a change can neither be claimed nor excluded."""
 
 _COLUMNS = (
     Column("stage", "text"),
     Column("A", "duration", "ns"),
     Column("B", "duration", "ns"),
-    Column("delta", "duration", "ns"),
-    Column("B/A", "ratio"),
+    Column("equal-work", "ratio"),
     Column("verdict", "text"),
-    Column("low", "duration", "ns"),
-    Column("high", "duration", "ns"),
+    Column("B/A", "ratio"),
+    Column("work", "ratio"),
+    Column("low", "ratio"),
+    Column("high", "ratio"),
+    Column("delta", "duration", "ns"),
+    Column("matched by", "text"),
 )
+_CHANCE = 0.01  # of any wrong interval in the whole table
 # Stages that a change did not touch were seen 4 % apart in two runs on one quiet machine.
-_SMALL = 0.05
+_SMALL = 1.05
+_UNCOUNTED = "no work counted"
 _NOTE = (
-    "Time per step, mean over ranks. low and high bound the typical change with 99 % confidence, "
-    "judged by the steps of these two runs. small: under 5 %, which two runs of the same code can "
-    "be apart. mixed: most steps moved one way, a few long ones the mean the other way."
+    "Time per step, mean over ranks. B/A = work x equal-work: what B had more to do, and how much "
+    "longer it took for the same. low and high bound the latter for the typical step, all rows "
+    "together with 99 % confidence. same, small: within 5 %, which two runs of the same code can "
+    "be apart. mixed: a few long steps moved the mean otherwise than the typical step."
 )
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Exclusive time per step, mean over ranks: stages by name, in the order of the steps."""
-
-    stages: dict[str, Int64s]
-    steps: int
-    note: str
+_PLAIN = "Where no work is counted, the plain ratio is judged: call count(tokens=…) in the stage."
 
 
 def compare(a: Spans, b: Spans) -> Table:
     """Compare the mean exclusive time per step of every stage, and of the whole step.
 
-    ``verdict`` is ``faster`` or ``slower`` only where the interval of the Mann-Whitney test
-    (Hodges-Lehmann, 99 %) leaves out zero; else ``within noise``, or ``too few steps`` where no
-    such interval exists, ``small`` where it stays within 5 % of A, and ``mixed`` where the typical
-    step went one way and the mean the other.
+    ``B/A`` = ``work`` x ``equal-work``, see `equal_work`. ``verdict`` is ``faster`` or ``slower``
+    where the interval leaves out 1, ``small`` where it also stays within 5 % (1/1.05 to 1.05),
+    ``same`` where it holds 1 and stays within, else ``insufficient evidence``; ``mixed`` where the
+    mean's ratio lies over 5 % beyond it. Intervals are Bonferroni's over all rows. Stages are
+    paired by what their names mean, and first steps that warm up are left out, see `sides`.
     Abstains when a run has fewer than three steps that count.
     """
-    sides = _side(a), _side(b)
-    for name, side in zip("AB", sides, strict=True):
+    pair = sides(a, b)
+    for name, side in zip("AB", pair, strict=True):
         if side.steps < FEWEST:
             reason = f"run {name} has {side.steps} complete steps, {FEWEST} are needed"
             return Table("compare", _COLUMNS, abstained=reason)
-    names = dict.fromkeys([*sides[0].stages, *sides[1].stages])
-    rows = [_row(name, *sides) for name in names]
-    rows.sort(key=_rank)
-    notes = [f"{name}: {side.note}" for name, side in zip("AB", sides, strict=True) if side.note]
-    return Table("compare", _COLUMNS, rows, " ".join([_NOTE, *notes]))
+    names = list(dict.fromkeys([*pair[0].stages, *pair[1].stages]))
+    both = sum(name in pair[0].stages and name in pair[1].stages for name in names)
+    found = [_row(name, *pair, _CHANCE / both) for name in names]
+    rows = [row for row, _ in sorted(found, key=lambda each: _rank(each[0]))]
+    lasting = max(size for _, size in found)
+    return Table("compare", _COLUMNS, rows, " ".join(_remarks(a, b, pair, rows, lasting)))
 
 
 def _rank(row: tuple[Cell, ...]) -> tuple[bool, bool, float]:
     """Sort the largest change first, then untraced, then the whole step."""
-    return row[0] == "step", row[0] == "untraced", -abs(float(row[3] or 0))
+    return row[0] == STEP, row[0] == "untraced", -abs(float(row[9] or 0))
 
 
-def _side(spans: Spans) -> _Side:
-    cut = partition(spans)
-    choice = counted(spans, cut.steps)
-    cells = cut.cells(spans)
-    numbers, place = np.unique(spans.step[cut.steps[choice.mask]], return_inverse=True)
-    at = np.full(len(cut.steps), -1, dtype=np.int64)
-    at[choice.mask] = place
-    ranks = np.bincount(place, minlength=len(numbers))
-    stages = {}
-    for code in np.unique(cells.name).tolist():
-        mine = (cells.name == code) & (at[cells.step] >= 0)
-        sums = np.zeros(len(numbers), dtype=np.int64)
-        np.add.at(sums, at[cells.step[mine]], cells.ns[mine])
-        if sums.any():
-            stages["untraced" if code == UNTRACED else spans.names[code]] = sums // ranks
-    walls = np.zeros(len(numbers), dtype=np.int64)
-    for times in stages.values():
-        walls += times
-    return _Side({**stages, "step": walls}, len(numbers), choice.note)
+def _remarks(
+    a: Spans, b: Spans, pair: tuple[Side, Side], rows: list[tuple[Cell, ...]], lasting: int
+) -> list[str]:
+    found = [_NOTE]
+    if any(row[-1] == _UNCOUNTED for row in rows):
+        found.append(_PLAIN)
+    if lasting > 1:
+        found.append(f"Steps resemble their neighbours: up to {lasting} count as one.")
+    for name, side in zip("AB", pair, strict=True):
+        if side.warm:
+            found.append(f"{name}: the first {side.warm} steps warm up and are left out.")
+        if side.note:
+            found.append(f"{name}: {side.note}")
+    score = score_of(comparability(a, b, pair))
+    if score < HARDLY:
+        found.append(f"These runs are hardly comparable, score {score:.2f} of 1.")
+    return found
 
 
-def _row(name: str, a: _Side, b: _Side) -> tuple[Cell, ...]:
-    none = np.zeros(0, dtype=np.int64)
-    left, right = a.stages.get(name, none), b.stages.get(name, none)
-    left = left if len(left) else np.zeros(a.steps, dtype=np.int64)
-    right = right if len(right) else np.zeros(b.steps, dtype=np.int64)
-    before, after = round(int(left.sum()) / a.steps), round(int(right.sum()) / b.steps)
-    delta, interval = after - before, shift_interval(left, right)
-    low, high = interval or (None, None)
-    ratio = after / before if before else None
-    if name in a.stages and name in b.stages:
-        verdict = _verdict(before, delta, interval)
-    else:
-        verdict = "only in B" if name in b.stages else "only in A"
-    return name, before, after, delta, ratio, verdict, low, high
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """One stage in the steps in which it ran, and what is known of its work in both runs."""
+
+    a: Floats
+    b: Floats
+    often: float  # how much more often it ran in B's steps than in A's
+    work: dict[str, Pair]
 
 
-def _verdict(before: int, delta: int, interval: tuple[int, int] | None) -> str:
-    if interval is None:
-        return "too few steps"
-    low, high = interval
-    if low <= 0 <= high:
-        return "within noise"
-    if (delta > 0) != (low > 0):  # a few long steps outweigh what happened to all the others
+def _row(name: str, a: Side, b: Side, chance: float) -> tuple[tuple[Cell, ...], int]:
+    """Return a stage's row, and how many of its steps were joined into one."""
+    left, right = a.stages.get(name), b.stages.get(name)
+    before = round(int(left.sum()) / a.steps) if left is not None else 0
+    after = round(int(right.sum()) / b.steps) if right is not None else 0
+    if left is None or right is None:
+        verdict = "only in A" if right is None else "only in B"
+        return (name, before, after, None, verdict, *[None] * 4, after - before, None), 1
+    ratio = (int(right.sum()) / b.steps) / (int(left.sum()) / a.steps)
+    stage = _stage(name, a, b)
+    equal = equal_work(stage.a, stage.b, list(stage.work.values()), chance)
+    work = None if equal.work is None else equal.work * stage.often
+    at_equal = None if work is None else ratio / work
+    told = work if stage.work or stage.often != 1 else None
+    low, high = equal.bounds or (None, None)
+    by = ", ".join(stage.work) or _UNCOUNTED
+    verdict = _verdict(equal, at_equal)
+    cells = (name, before, after, at_equal, verdict, ratio, told, low, high, after - before, by)
+    return cells, equal.lasting
+
+
+def _stage(name: str, a: Side, b: Side) -> _Stage:
+    work = _per_replica(shared_work(a, b, name))
+    keep = []
+    for at, side in enumerate((a, b)):
+        known = [np.isfinite(pair[at]) for pair in work.values()]
+        keep.append(np.all([side.stages[name] > 0, *known], axis=0))
+    if not all(each.any() for each in keep):  # counted in other steps than it ran in
+        work, keep = {}, [side.stages[name] > 0 for side in (a, b)]
+    ran = [np.mean(side.stages[name] > 0) for side in (a, b)]
+    return _Stage(
+        a.stages[name][keep[0]].astype(np.float64),
+        b.stages[name][keep[1]].astype(np.float64),
+        float(ran[1] / ran[0]),
+        {name: (pair[0][keep[0]], pair[1][keep[1]]) for name, pair in work.items()},
+    )
+
+
+def _per_replica(work: dict[str, Pair]) -> dict[str, Pair]:
+    """Return amounts of work per replica, where replicas are told; by themselves a share of one."""
+    shared = work.get(REPLICAS)
+    if shared is None or not all(np.nanmin(each) > 0 for each in shared):
+        return {name: pair for name, pair in work.items() if name != REPLICAS}
+    a, b = shared
+    amounts = {f"{name} / replicas": (x / a, y / b) for name, (x, y) in work.items()}
+    del amounts[f"{REPLICAS} / {REPLICAS}"]
+    return amounts or {"1 / replicas": (1 / a, 1 / b)}
+
+
+def _verdict(equal: Equal, mean: float | None) -> str:
+    if equal.bounds is None or mean is None:
+        return INSUFFICIENT
+    low, high = equal.bounds
+    if not low / _SMALL <= mean <= high * _SMALL:
         return "mixed"
-    if max(-low, high) < _SMALL * before:
+    close = low * _SMALL >= 1 and high <= _SMALL
+    if low <= 1 <= high:
+        return "same" if close else INSUFFICIENT
+    if close:
         return "small"
-    return "slower" if low > 0 else "faster"
+    return "slower" if low > 1 else "faster"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.analysis.counted import counted
 from lightning_rlprof.analysis.joins import Joins, joins
@@ -17,6 +18,8 @@ from lightning_rlprof.analysis.partition import UNTRACED, Flat, Partition, paint
 from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["BETWEEN", "Dag", "dag"]
+
+Mask = npt.NDArray[np.bool_]
 
 BETWEEN = "between stages"
 """How the time of a training thread in which no stage was open is called."""
@@ -35,11 +38,12 @@ class Dag:
         roles: Role of each chain.
         steps: RL step of each lap, ascending.
         wall_ns: How long each lap took.
+        offset_ns: How much later than its lap each run began; 0 where laps begin at joins.
         name: Stage of each piece, or of a join outside of stages its own name.
         row: Row of the stage in the run, or `UNTRACED`.
         ns: How long each piece took, waiting included.
         transfer_ns: The shortest stay in each join.
-        offset_ns: How much later than its lap each run began; 0 where laps begin at joins.
+        waits: Joins that are a whole stage, with the last one's own work in it.
         plan: In which order joins come.
         note: What the reader must know.
     """
@@ -49,11 +53,12 @@ class Dag:
     roles: tuple[str, ...]
     steps: Int64s
     wall_ns: Int64s
+    offset_ns: Int64s
     name: Int64s
     row: Int64s
     ns: Int64s
     transfer_ns: Int64s
-    offset_ns: Int64s
+    waits: Mask
     plan: Plan
     note: str
 
@@ -65,6 +70,9 @@ class _Laps(NamedTuple):
     end_ns: Int64s
     steps: Int64s
     joined: bool
+
+    def only(self, kept: Int64s | slice) -> "_Laps":
+        return _Laps(self.begin_ns[:, kept], self.end_ns[:, kept], self.steps[kept], self.joined)
 
 
 class _Pieces(NamedTuple):
@@ -86,32 +94,38 @@ def dag(spans: Spans) -> Dag | str:
     if not len(threads):
         return "no step was recorded"
     met = joins(spans, threads)
-    several = len(threads) > 1
-    if several and not len(met.step):
+    if len(threads) > 1 and not len(met.step):
         return "nothing shows where ranks wait for one another: no span or table of collectives"
     laps = _recent(_laps(spans, cut, threads, choice.mask, met), cut)
-    pieces, left_out = _pieces(spans, cut, threads, met, laps), 0
-    order = plan(pieces.run, *_dense(pieces.join)[:1], laps.begin_ns.size, len(laps.steps) or 1)
-    bad = np.unique(pieces.run[order.at][order.stuck[order.join[order.at]]] % max(order.laps, 1))
+    pieces = _pieces(spans, cut, threads, met, laps)
+    order, used = _plan(pieces, laps)
+    bad = np.unique(order.run[order.at][order.stuck[order.join[order.at]]] % max(order.laps, 1))
     if len(bad):
-        left_out, keep = len(bad), np.delete(np.arange(len(laps.steps)), bad)
-        laps = _Laps(*(each[..., keep] for each in laps[:3]), laps.joined)
+        laps = laps.only(np.delete(np.arange(len(laps.steps)), bad))
         pieces = _pieces(spans, cut, threads, met, laps)
+        order, used = _plan(pieces, laps)
     if not len(laps.steps):
         return "no step is complete on all ranks with its joins in one order"
-    join, used = _dense(pieces.join)
-    order = plan(pieces.run, join, laps.begin_ns.size, len(laps.steps))
-    wall, offset = _walls(laps)
-    ranks = np.array([spans.threads[thread].rank for thread in threads.tolist()])
-    roles = tuple(spans.headers[rank].role for rank in ranks.tolist())
-    texts = [choice.note, _told(met, laps, several), _lost(left_out)]
-    rest = (met.transfer_ns[used], offset, order, " ".join(filter(None, texts)))
-    own = (pieces.name, pieces.row, pieces.ns)
-    return Dag((*met.names, BETWEEN), ranks, roles, laps.steps, wall, *own, *rest)
+    note = " ".join(filter(None, [choice.note, _told(met, laps), _lost(len(bad))]))
+    own, joint = (pieces.name, pieces.row, pieces.ns), (met.transfer_ns[used], met.waits[used])
+    who = _who(spans, threads)
+    return Dag((*met.names, BETWEEN), *who, *_walls(laps), *own, *joint, order, note)
 
 
-def _told(met: Joins, laps: _Laps, several: bool) -> str:
-    if not several:
+def _plan(pieces: _Pieces, laps: _Laps) -> tuple[Plan, Int64s]:
+    """Order the joins that occur, numbered anew; return which they were, too."""
+    used = np.unique(pieces.join[pieces.join != OWN])
+    join = np.where(pieces.join == OWN, OWN, np.searchsorted(used, pieces.join))
+    return plan(pieces.run, join, laps.begin_ns.size, len(laps.steps)), used
+
+
+def _who(spans: Spans, threads: Int64s) -> tuple[Int64s, tuple[str, ...]]:
+    ranks = [spans.threads[thread].rank for thread in threads.tolist()]
+    return np.array(ranks), tuple(spans.headers[rank].role for rank in ranks)
+
+
+def _told(met: Joins, laps: _Laps) -> str:
+    if len(laps.begin_ns) == 1:
         return "One thread: the path is all that it did."
     cut = "at the last join of all ranks, without comparing clocks"
     if not laps.joined:
@@ -123,9 +137,9 @@ def _lost(laps: int) -> str:
     return f"Steps left out, as joins come in different orders: {laps}." if laps else ""
 
 
-def _laps(spans: Spans, cut: Partition, threads: Int64s, complete: Int64s, met: Joins) -> _Laps:
+def _laps(spans: Spans, cut: Partition, threads: Int64s, complete: Mask, met: Joins) -> _Laps:
     numbers = np.unique(spans.step[cut.steps])
-    fine = np.setdiff1d(numbers, spans.step[cut.steps[~complete.astype(bool)]])
+    fine = np.setdiff1d(numbers, spans.step[cut.steps[~complete]])
     chains = len(threads)
     full = met.size == chains
     mine = full[met.group] & (met.chain == 0)
@@ -159,16 +173,16 @@ def _recent(laps: _Laps, cut: Partition) -> _Laps:
     own = cut.divided
     stages = len(own.rows) if isinstance(own, Flat) else len(own.label)
     most = max(int(_MOST * len(laps.steps) / max(stages, 1)), 1)
-    return _Laps(*(each[..., -most:] for each in laps[:3]), laps.joined)
+    return laps.only(slice(-most, None))
 
 
-def _walls(laps: _Laps) -> tuple[Int64s, Int64s]:
-    """Return how long laps took, and how much later than its lap each run began."""
+def _walls(laps: _Laps) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the steps, how long laps took, and how much later than its lap each run began."""
     if laps.joined:
         took = np.sort(laps.end_ns - laps.begin_ns, axis=0)
-        return took[len(took) // 2], np.zeros(laps.begin_ns.size, dtype=np.int64)
+        return laps.steps, took[len(took) // 2], np.zeros(laps.begin_ns.size, dtype=np.int64)
     first = laps.begin_ns.min(axis=0)
-    return laps.end_ns.max(axis=0) - first, (laps.begin_ns - first).ravel()
+    return laps.steps, laps.end_ns.max(axis=0) - first, (laps.begin_ns - first).ravel()
 
 
 def _stages(spans: Spans, cut: Partition) -> tuple[Int64s, ...]:
@@ -229,9 +243,3 @@ def _cells(kinds: list[tuple[Int64s, Int64s, Int64s]]) -> tuple[Int64s, list[Int
         found.append(paint(first, last, len(edges) - 1))
         at += 2 * size
     return edges, found
-
-
-def _dense(join: Int64s) -> tuple[Int64s, Int64s]:
-    """Number the joins that occur from 0, and return which they were."""
-    used = np.unique(join[join != OWN])
-    return np.where(join == OWN, OWN, np.searchsorted(used, join)), used

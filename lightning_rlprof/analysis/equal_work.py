@@ -42,9 +42,7 @@ class _Fit(NamedTuple):
     work: float
 
 
-def equal_work(
-    a: Floats, b: Floats, work: Sequence[tuple[Floats, Floats]], chance: float
-) -> Equal:
+def equal_work(a: Floats, b: Floats, work: Sequence[tuple[Floats, Floats]], chance: float) -> Equal:
     """Regress the times of both runs together on their work, with a factor for the run.
 
     ``time = factor of the run * (a + b * work[0] + …) * noise``: `expected` fits the sum to times

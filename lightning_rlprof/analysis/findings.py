@@ -1,7 +1,7 @@
-"""What is worth acting on, with its price, its evidence, the next experiment and what refutes it."""
+"""What is worth acting on: its price, its evidence, the next experiment, and what refutes it."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,16 +58,16 @@ def findings(spans: Spans) -> Table:
     if not len(job.walls):
         return Table("findings", _COLUMNS, abstained=_NOTHING)
     rows = list(_slow(spans, job))
-    unsure: list[str] = []
+    unsure: dict[str, list[str]] = {}
     for rule in RULES:
         found = _of_label(job, rule)
         if isinstance(found, str):
-            unsure.append(f"{rule.label.text} ({found})")
+            unsure.setdefault(found, []).append(rule.label.text)
         elif found is not None:
             rows.append(found)
     rows.sort(key=lambda row: -int(row[2] or 0))
-    note = f"Not decided: {', '.join(unsure)}." if unsure else ""
-    return Table("findings", _COLUMNS, rows, note)
+    notes = (f"Not decided, {why}: {', '.join(labels)}." for why, labels in unsure.items())
+    return Table("findings", _COLUMNS, rows, " ".join(notes))
 
 
 def _job(spans: Spans, book: Book) -> _Job:
@@ -86,15 +86,15 @@ def _job(spans: Spans, book: Book) -> _Job:
 def _of_label(job: _Job, rule: Rule) -> tuple[Cell, ...] | str | None:
     """Return a finding, None where there is none, or why that is not decided."""
     if rule.label not in job.told:
-        return "not told"
+        return "as nothing tells"
     if len(job.walls) < _FEWEST:
-        return f"{len(job.walls)} steps"
+        return f"of {len(job.walls)} steps"
     own = job.steps.get(rule.label, np.zeros_like(job.walls))
     low, high = _bounds(own, job.walls)
     if high < rule.above:
         return None
     if low <= rule.above:
-        return f"{low:.0%} to {high:.0%} of the steps, {rule.above:.0%} counts"
+        return f"{low:.0%} to {high:.0%} of the steps where {rule.above:.0%} counts"
     inside = float(job.walls.sum())
     return (
         rule.claim,
@@ -132,7 +132,7 @@ def _slow(spans: Spans, job: _Job) -> Iterator[tuple[Cell, ...]]:
     table = stragglers(spans)
     names = [column.name for column in table.columns]
     for row in table.rows:
-        one = dict(zip(names, row, strict=True))
+        one: dict[str, Any] = dict(zip(names, row, strict=True))
         if one["verdict"] in (INSUFFICIENT, NOBODY, UNEVEN):
             continue
         lost, effect = one["lost by others"], one["effect"]

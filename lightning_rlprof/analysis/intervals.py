@@ -1,55 +1,92 @@
-"""How far one sample lies from another, without assuming a distribution."""
+"""How far one sample lies from another at equal other things, without assuming a distribution."""
 
-import math
+from statistics import NormalDist
 
 import numpy as np
 
-from lightning_rlprof.spans import Int64s
+from lightning_rlprof.analysis.exact import Floats
 
-__all__ = ["shift_interval"]
+__all__ = ["shift_bounds", "typical_shift"]
 
-_ALPHA = 0.01
-_NORMAL = 2.5758293035489004  # two-sided 99 % quantile of the normal distribution
-_EXACT = 25  # up to here the distribution of U is counted, beyond it is close to normal
-_MOST = 1_000  # values per side; more are thinned, which only widens the interval
+_LEAST = 1e-9  # mean square of a lever: below, the shift cannot be told from the other columns
+_REACH = 1e6  # of the values' range: a crossing beyond says nothing
+_CLOSE = 1e-10  # of the range searched
+_TIE = 1e-9  # ranks: so little is rounding
 
 
-def shift_interval(a: Int64s, b: Int64s) -> tuple[int, int] | None:
-    """Bound the shift from a to b with 99 % confidence, or None when there are too few values.
+def typical_shift(values: Floats, lever: Floats) -> float | None:
+    """Return by how much values grow along a lever, None where the lever tells nothing.
 
-    The interval belongs to the Mann-Whitney test: the k-th smallest and k-th largest of all
-    differences ``b - a`` (Hodges and Lehmann 1963), k from the distribution of U under no shift.
+    Of two samples, with a lever of -1/2 and 1/2 less its mean, this is Hodges' and Lehmann's
+    estimate (1963): the median of all differences.
 
     Example::
 
-        >>> shift_interval(np.arange(8), np.arange(8) + 100)
-        (96, 104)
+        >>> lever = np.repeat([-0.5, 0.5], 8)
+        >>> round(typical_shift(np.tile(np.arange(8.0), 2) + 100 * lever, lever), 6)
+        100.0
     """
-    a, b = _thin(a), _thin(b)
-    rank = _critical(len(a), len(b))
-    if rank < 1:
+    return _crossing(values, lever, 0.0) if _long(lever) else None
+
+
+def shift_bounds(values: Floats, lever: Floats, chance: float = 0.01) -> tuple[float, float] | None:
+    """Bound the shift along a lever, or None where the values are too few to.
+
+    A rank test turned round: ``S(d) = sum(lever * rank(values - d * lever))`` falls as d grows,
+    and d is believed while S is within what shuffled ranks give (normal quantile, exact variance).
+    Of two samples that is the Mann-Whitney test; with a lever from which other columns were
+    projected it is the aligned rank test of a regression (Adichie 1978).
+
+    Args:
+        values: What a regression left over.
+        lever: What is asked about, orthogonal to all other columns, to a constant too.
+        chance: How often the bounds may miss, on both sides together.
+
+    Example::
+
+        >>> lever = np.repeat([-0.5, 0.5], 8)
+        >>> low, high = shift_bounds(np.tile(np.arange(8.0), 2) + 100 * lever, lever)
+        >>> round(low, 6), round(high, 6)
+        (95.0, 105.0)
+    """
+    size = len(values)
+    sure = NormalDist().inv_cdf(1 - chance / 2)
+    limit = sure * float(np.sqrt(lever @ lever * size * (size + 1) / 12))
+    if not _long(lever) or _sum(-lever, lever) >= -limit:  # S never gets lower than this
         return None
-    differences = (b[:, None] - a[None, :]).ravel()
-    last = len(differences) - rank
-    ordered = np.partition(differences, [rank - 1, last])
-    return int(ordered[rank - 1]), int(ordered[last])
+    return _crossing(values, lever, limit), _crossing(values, lever, -limit)
 
 
-def _thin(values: Int64s) -> Int64s:
-    return values[:: -(-len(values) // _MOST)] if len(values) > _MOST else values
+def _long(lever: Floats) -> bool:
+    return len(lever) > 1 and float(lever @ lever) > _LEAST * len(lever)
 
 
-def _critical(n: int, m: int) -> int:
-    """Return the greatest k with ``P(U < k) <= alpha / 2`` for samples of n and m values."""
-    if n > _EXACT or m > _EXACT:
-        spread = math.sqrt(n * m * (n + m + 1) / 12)
-        return math.floor(n * m / 2 - _NORMAL * spread)
-    counts = np.zeros(n * m + 1)
-    counts[0] = 1.0
-    for i in range(1, n + 1):  # the Gaussian binomial coefficient, factor by factor
-        for at in range(len(counts) - 1, m + i - 1, -1):
-            counts[at] -= counts[at - m - i]
-        for at in range(i, len(counts)):
-            counts[at] += counts[at - i]
-    tail = np.cumsum(counts) / math.comb(n + m, n)
-    return int(np.searchsorted(tail, _ALPHA / 2, "right"))
+def _crossing(values: Floats, lever: Floats, at: float) -> float:
+    """Return the d at which S falls through a height; the middle of where it rests there."""
+    reach = max(float(np.ptp(values)), 1e-9) / float(np.sqrt(lever @ lever / len(lever)))
+    low, high = -reach, reach
+    while _sum(values - low * lever, lever) <= at and low > -_REACH * reach:
+        low *= 2
+    while _sum(values - high * lever, lever) >= at and high < _REACH * reach:
+        high *= 2
+    return (_last(values, lever, at, low, high, 1) + _last(values, lever, at, low, high, -1)) / 2
+
+
+def _last(values: Floats, lever: Floats, at: float, low: float, high: float, resting: int) -> float:
+    """Halve until the place is known; where S rests at the height, go on up or down."""
+    close, tie = _CLOSE * (high - low), _TIE * len(values)
+    while high - low > close:
+        middle = (low + high) / 2
+        off = _sum(values - middle * lever, lever) - at
+        if off > tie or (abs(off) <= tie and resting > 0):
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _sum(values: Floats, lever: Floats) -> float:
+    """Return the lever's sum over centred ranks; values that are equal share theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    rank = np.cumsum(count) - (count - 1) / 2
+    return float((rank - (len(values) + 1) / 2)[place] @ lever)

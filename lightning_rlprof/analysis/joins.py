@@ -41,6 +41,7 @@ class Joins:
         step: RL step of each join.
         size: How many attended each join, two or more.
         transfer_ns: The shortest stay in each join, which is that of the last one to come.
+        waits: Joins that are a whole stage: its shortest stay holds the last one's own work, too.
         names: The run's names, then those that only a table has.
         source: What told the joins.
     """
@@ -53,6 +54,7 @@ class Joins:
     step: Int64s
     size: Int64s
     transfer_ns: Int64s
+    waits: Mask
     names: tuple[str, ...]
     source: str
 
@@ -79,24 +81,29 @@ def joins(spans: Spans, threads: Int64s) -> Joins:
     stays, source = _listed(spans, threads, names), "a table of collectives"
     if stays is None or not len(stays.chain):
         stays, source = _named(spans, threads), "spans of collectives and barriers"
-    stays = _matched(stays, _sound(spans))[0]
-    waiting = _waiting(spans, threads, stays)
+    stays = _matched(stays, known=_one_clock(spans))[0]
+    waiting, first = _waiting(spans, threads, stays), int(stays.set.max(initial=0)) + 1
     if len(waiting.chain):
         told = f"stages that hold waiting ({_listing(spans, waiting)})"
         source = f"{source} and {told}" if len(stays.chain) else told
-        waiting = waiting._replace(set=waiting.set + stays.set.max(initial=0) + 1)
+        waiting = waiting._replace(set=waiting.set + first)
         stays = _Stays(*(np.concatenate(pair) for pair in zip(stays, waiting, strict=True)))
-    stays = _outermost(stays)
-    stays, group = _matched(stays, known=False)
+    return _joins(*_matched(_outermost(stays), known=False), first, (*names,), source)
+
+
+def _joins(stays: _Stays, group: Int64s, first: int, names: tuple[str, ...], source: str) -> Joins:
+    """Sort what is matched; of sets from the first one on the stages wait as a whole."""
     order = np.lexsort((stays.start_ns, stays.chain))
     stays, group = _Stays(*(each[order] for each in stays)), group[order]
     size = np.bincount(group)
     step = np.zeros(len(size), dtype=np.int64)
     step[group] = stays.step
+    held = np.zeros(len(size), dtype=bool)
+    held[group] = stays.set >= first
     shortest = np.full(len(size), np.iinfo(np.int64).max)
     np.minimum.at(shortest, group, stays.end_ns - stays.start_ns)
     columns = (stays.chain, stays.start_ns, stays.end_ns, group, stays.name)
-    return Joins(*columns, step, size, shortest, tuple(names), source if len(size) else "")
+    return Joins(*columns, step, size, shortest, held, names, source if len(size) else "")
 
 
 def _listing(spans: Spans, stays: _Stays) -> str:
@@ -125,7 +132,7 @@ def _listed(spans: Spans, threads: Int64s, names: list[str]) -> _Stays | None:
     rank, step, start, took = (
         numbers(table, name, -1) for name in ("rank", "step", "start", "duration")
     )
-    (group, groups), (what, operations) = texts(table, "group"), texts(table, _TABLES[found])
+    group, (what, operations) = texts(table, "group")[0], texts(table, _TABLES[found])
     ranks = np.array([spans.threads[thread].rank for thread in threads.tolist()])
     first = np.unique(ranks, return_index=True)
     place = np.minimum(np.searchsorted(first[0], rank), len(first[0]) - 1)
@@ -189,7 +196,7 @@ def _holds(outer: _Stays, inner: _Stays) -> Mask:
     return found
 
 
-def _sound(spans: Spans) -> bool:
+def _one_clock(spans: Spans) -> bool:
     """Tell whether clocks can be compared: then one cannot go before another one came."""
     return len({header.host for header in spans.headers.values()}) == 1
 

@@ -1,4 +1,4 @@
-"""Rules of findings, a row each: which label is worth a word, from which share on, and what to try."""
+"""Rules of findings, a row each: which label counts from which share on, and what to try then."""
 
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ RULES = (
         Label.TAIL,
         0.1,
         "GPUs wait for the last responses of a rollout",
-        "cap the length, cut the tail off with partial rollouts, or sample more prompts than needed",
+        "cap the length, cut the tail with partial rollouts, or sample more prompts than needed",
         "the tail is as long with capped lengths: then requests start late or an engine is slow",
     ),
     Rule(
@@ -66,7 +66,7 @@ RULES = (
         Label.TRANSFER,
         0.1,
         "collectives move data while nothing computes",
-        "overlap them: larger buckets, gradients reduced during backward, fewer parameters gathered",
+        "overlap them: larger buckets, gradients reduced in the backward pass, fewer gathers",
         "rlprof show RUN overlap tells that they overlap already, and the links are at their limit",
     ),
     Rule(

@@ -8,16 +8,19 @@ import numpy as np
 from lightning_rlprof.analysis.canonical import paired
 from lightning_rlprof.analysis.counted import FEWEST, Counted, counted
 from lightning_rlprof.analysis.exact import Floats
-from lightning_rlprof.analysis.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.partition import Partition, partition
 from lightning_rlprof.spans import Int64s, Spans
 
-__all__ = ["STEP", "WORK", "Side", "sides"]
+__all__ = ["REPLICAS", "STEP", "WORK", "Pair", "Side", "shared_work", "sides"]
 
 STEP, _UNTRACED = "step", "untraced"
-WORK = ("tokens", "tokens_sq", "samples", "batch", "replicas")
-"""Counters that say how much a stage had to do, and how many shared it."""
+REPLICAS = "replicas"
+WORK = ("tokens", "tokens_sq", "samples", "batch", REPLICAS)
+"""Counters that say how much a stage had to do, and how many replicas shared it."""
 
-_SLOW_START = 1.5  # times the median of all steps: a first step that takes longer warms up
+_SLOW_START = 1.5  # times what nine of ten steps take at most: a first step above it warms up
+_USUAL = 0.9
+_OFTEN = 0.5
 _MOST_WARM = 10  # one step of so many, or a part of it, may be warm-up
 
 
@@ -39,6 +42,29 @@ class Side:
     steps: int
     warm: int
     note: str
+
+
+Pair = tuple[Floats, Floats]
+
+
+def shared_work(a: Side, b: Side, stage: str) -> dict[str, Pair]:
+    """Return what both runs counted in a stage, by counter; of the whole step where it has none.
+
+    A counter that is missing in half of the steps of a run does not count.
+    """
+    own = _shared(a, b, stage)
+    amounts = own if set(own) - {REPLICAS} else own | _shared(a, b, STEP)
+    return {name: amounts[name] for name in WORK if name in amounts}
+
+
+def _shared(a: Side, b: Side, stage: str) -> dict[str, Pair]:
+    left, right = a.work.get(stage, {}), b.work.get(stage, {})
+    pairs = {name: (left[name], right[name]) for name in left if name in right}
+    return {name: pair for name, pair in pairs.items() if _known(pair)}
+
+
+def _known(pair: Pair) -> bool:
+    return all(np.isfinite(each).mean() > _OFTEN for each in pair)
 
 
 def sides(a: Spans, b: Spans) -> tuple[Side, Side]:
@@ -76,7 +102,7 @@ def _side(spans: Spans, called: Mapping[str, str]) -> Side:
     sums //= np.maximum(frame.ranks, 1)
     walls = sums.sum(axis=0)
     warm = _warm(walls)
-    some = [at for at in np.flatnonzero(sums[:, warm:].any(axis=1)).tolist()]
+    some = np.flatnonzero(sums[:, warm:].any(axis=1)).tolist()
     stages = {frame.names[at]: sums[at, warm:] for at in some} | {STEP: walls[warm:]}
     work = _work(spans, cut, frame, warm)
     return Side(stages, work, len(walls) - warm, warm, choice.note)
@@ -90,9 +116,7 @@ def _frame(spans: Spans, cut: Partition, choice: Counted, called: Mapping[str, s
     names = tuple(dict.fromkeys([*called.values(), _UNTRACED]))
     rows = {name: row for row, name in enumerate(names)}
     row = [rows[called.get(name, _UNTRACED)] for name in spans.names]
-    # The code of untraced, -1, reads the last one.
-    by_code = np.array([*row, rows[_UNTRACED]], dtype=np.int64)
-    assert by_code[UNTRACED] == rows[_UNTRACED]
+    by_code = np.array([*row, rows[_UNTRACED]], dtype=np.int64)  # `UNTRACED`, -1, reads the last
     return _Frame(at, np.bincount(place, minlength=len(numbers)), by_code, names)
 
 
@@ -101,13 +125,11 @@ def _warm(walls: Int64s) -> int:
     if not len(walls):
         return 0
     most = min(-(-len(walls) // _MOST_WARM), max(len(walls) - FEWEST, 0))
-    slow = walls[:most] > _SLOW_START * np.median(walls)
+    slow = walls[:most] > _SLOW_START * np.quantile(walls, _USUAL)
     return int(np.argmin(np.append(slow, False)))
 
 
-def _work(
-    spans: Spans, cut: Partition, frame: _Frame, warm: int
-) -> dict[str, Mapping[str, Floats]]:
+def _work(spans: Spans, cut: Partition, frame: _Frame, warm: int) -> dict[str, dict[str, Floats]]:
     rows, step = cut.stages(spans)
     order = np.argsort(rows, kind="stable")
     rows, step = rows[order], frame.at[step[order]]
@@ -119,17 +141,18 @@ def _work(
         place = np.minimum(np.searchsorted(rows, own), len(rows) - 1)
         told = (rows[place] == own) & (step[place] >= 0)
         at = frame.row[spans.name[own[told]]], step[place[told]]
-        shape = (len(frame.names), len(frame.ranks))
-        sums, count = np.zeros(shape), np.zeros(shape)
+        sums, count = np.zeros((2, len(frame.names), len(frame.ranks)))
         np.add.at(sums, at, values[told].astype(np.float64))
         np.add.at(count, at, 1)
-        per = (count, count.sum(axis=0)) if counter == "replicas" else (frame.ranks, frame.ranks)
-        whole = _over(sums.sum(axis=0), per[1], count.sum(axis=0))[warm:]
-        each = _over(sums, per[0], count)[:, warm:]
-        for name, series in zip((*frame.names, STEP), (*each, whole), strict=True):
-            if not np.isnan(series).all():
-                found[name][counter] = series
-    return dict(found)
+        if counter == REPLICAS:  # a property, not an amount; of a stage, not of the step
+            each = [*_over(sums, count, count), np.full(len(frame.ranks), np.nan)]
+        else:
+            whole = _over(sums.sum(axis=0), frame.ranks, count.sum(axis=0))
+            each = [*_over(sums, frame.ranks, count), whole]
+        for name, series in zip((*frame.names, STEP), each, strict=True):
+            if not np.isnan(series[warm:]).all():
+                found[name][counter] = series[warm:]
+    return found
 
 
 def _over(sums: Floats, per: Floats | Int64s, count: Floats) -> Floats:

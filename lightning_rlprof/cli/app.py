@@ -9,12 +9,15 @@ from typer.core import TyperGroup
 
 from lightning_rlprof.cli import (
     analyse,
+    compare,
     config,
     doctor,
+    findings,
     ingest,
     ledger,
     memory,
     nsys,
+    path,
     read,
     record,
     ship,
@@ -22,6 +25,7 @@ from lightning_rlprof.cli import (
     sql,
     stragglers,
     throughput,
+    whatif,
 )
 from lightning_rlprof.errors import RlprofError
 
@@ -49,11 +53,14 @@ _config = typer.Typer(help="Check a configuration, or print its schema.", no_arg
 app.command()(record.demo)
 app.command()(read.summary)
 app.command()(read.report)
-app.command()(read.compare)
+app.command()(compare.compare)
 app.command()(read.trace)
 app.command("show")(show.analysis)
+app.command()(findings.findings)
 app.command()(ledger.ledger)
 app.command()(stragglers.stragglers)
+app.command()(path.path)
+app.command()(whatif.whatif)
 app.command()(memory.memory)
 app.command()(throughput.throughput)
 app.command()(analyse.analyse)

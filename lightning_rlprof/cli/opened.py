@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lightning_rlprof.address import place
 from lightning_rlprof.cli.output import bar, say
 
 if TYPE_CHECKING:
@@ -18,8 +19,10 @@ FEW = 8
 Run = Annotated[
     Path,
     typer.Argument(
+        parser=place,
+        metavar="RUN",
         help="A run directory, a save path with runs (the newest), a rank file, or a trace of "
-        "Nsight Systems, torch.profiler or torch_npu.profiler"
+        "Nsight Systems, torch.profiler or torch_npu.profiler; or the URL of one",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON")]

@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from lightning_rlprof.address import RemotePath
 from lightning_rlprof.errors import RlprofError
 
 __all__ = ["bar", "destination", "next_command", "put_json", "say", "show", "writing", "wrote"]
@@ -44,6 +45,7 @@ def destination(given: Path | None, source: Path, name: str, *, force: bool) -> 
         RlprofError: The file exists and was not to be replaced, or its directory does not.
     """
     derived = source / name if source.is_dir() else source.with_name(f"{source.stem}-{name}")
+    derived = Path(derived.name) if isinstance(source, RemotePath) else derived
     path = given or derived
     if path.is_dir():
         raise RlprofError(f"{path}: is a directory; -o takes the name of a file")

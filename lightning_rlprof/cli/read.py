@@ -1,6 +1,5 @@
-"""The commands that read a run: summary, report, compare, trace."""
+"""The commands that read a run: summary, report, trace."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +19,7 @@ from lightning_rlprof.cli.output import (
 if TYPE_CHECKING:
     from lightning_rlprof.spans import Spans
 
-__all__ = ["compare", "describe", "report", "summary", "trace"]
+__all__ = ["describe", "report", "summary", "trace"]
 
 
 def summary(
@@ -61,28 +60,6 @@ def report(run: Run, output: Output = None, force: Force = False) -> None:
     doubts(spans)
     wrote(path)
     next_command("rlprof", "trace", run)
-
-
-def compare(
-    a: Annotated[Path, typer.Argument(help="The run to compare with")],
-    b: Annotated[Path, typer.Argument(help="The run that changed")],
-    as_json: Json = False,
-) -> None:
-    """Show what changed from run A to run B, told from the noise between steps."""
-    before, after = opened(a), opened(b)
-    from lightning_rlprof import analysis
-    from lightning_rlprof.report.text import render
-
-    table = analysis.compare(before, after)
-    if as_json:
-        put_json({"a": facts(before), "b": facts(after), "tables": [table.to_dict()]})
-        return
-    say(f"A: {before.path}")
-    say(f"B: {after.path}")
-    show(render(table), "")
-    for spans in (before, after):
-        doubts(spans)
-    next_command("rlprof", "report", b)
 
 
 def trace(run: Run, output: Output = None, force: Force = False) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lightning_rlprof.cli.opened import Run
 from lightning_rlprof.cli.output import (
     bar,
     destination,
@@ -15,6 +16,7 @@ from lightning_rlprof.cli.output import (
     writing,
     wrote,
 )
+from lightning_rlprof.remote import local
 
 if TYPE_CHECKING:
     from lightning_rlprof.store.store import Store
@@ -26,7 +28,7 @@ _SHOWN = 50
 
 
 def sql(
-    run: Annotated[Path, typer.Argument(help="A run or a trace, as `rlprof summary` takes it")],
+    run: Run,
     query: Annotated[
         str | None, typer.Argument(help="One SELECT; left out, the tables are listed")
     ] = None,
@@ -45,16 +47,17 @@ def sql(
     Example: rlprof sql RUN "select name, sum(duration_ns) from spans group by name"
     """
     path = None if output is None else destination(output, run, "", force=force)
-    store = _store(run)
-    if query is None:
-        _list(store, as_json=as_json)
-    elif path is not None:
-        with writing(path):
-            count = store.write(query, path)
-        say(f"{count:,} rows")
-        wrote(path)
-    else:
-        _print(store, query, rows, as_json=as_json)
+    with local(run) as here:
+        store = _store(here)
+        if query is None:
+            _list(store, run, as_json=as_json)
+        elif path is not None:
+            with writing(path):
+                count = store.write(query, path)
+            say(f"{count:,} rows")
+            wrote(path)
+        else:
+            _print(store, run, query, rows, as_json=as_json)
 
 
 def _store(run: Path) -> "Store":
@@ -64,15 +67,15 @@ def _store(run: Path) -> "Store":
         return open_store(run, progress=step)
 
 
-def _list(store: "Store", *, as_json: bool) -> None:
+def _list(store: "Store", run: Path, *, as_json: bool) -> None:
     if as_json:
-        put_json({"run": str(store.path), "tables": list(store.tables)})
+        put_json({"run": str(run), "tables": list(store.tables)})
         return
-    say(f"{store.path} has the tables: {', '.join(store.tables)}")
-    next_command("rlprof", "sql", store.path, f"describe {store.tables[-1]}")
+    say(f"{run} has the tables: {', '.join(store.tables)}")
+    next_command("rlprof", "sql", run, f"describe {store.tables[-1]}")
 
 
-def _print(store: "Store", query: str, rows: int | None, *, as_json: bool) -> None:
+def _print(store: "Store", run: Path, query: str, rows: int | None, *, as_json: bool) -> None:
     from lightning_rlprof.report.text import render
 
     table = store.sql(query, rows if as_json else rows or _SHOWN)
@@ -81,7 +84,7 @@ def _print(store: "Store", query: str, rows: int | None, *, as_json: bool) -> No
         doubts = [{"rank": rank, "text": text} for rank, text in problems]
         put_json(
             {
-                "run": str(store.path),
+                "run": str(run),
                 "query": query,
                 "problems": doubts,
                 "tables": [table.to_dict()],

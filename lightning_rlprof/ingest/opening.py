@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning_rlprof.address import RemotePath, place
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.ingest.items import is_run, traces
 from lightning_rlprof.ingest.one import keep, kept_whole
@@ -27,9 +28,7 @@ LARGE = 2**23
 _Progress = Callable[[int, int], None]
 
 
-def open_run(
-    path: str | Path, *, progress: _Progress | None = None, leave: bool = True
-) -> Spans:
+def open_run(path: str | Path, *, progress: _Progress | None = None, leave: bool = True) -> Spans:
     """Return what `lightning_rlprof.load` returns, out of the cache where a good one is there.
 
     A directory with one trace per rank is put together from the caches of its traces. Only a trace
@@ -49,7 +48,9 @@ def open_run(
 
         >>> open_run("traces/rank-0.json.gz").table("kernels")  # doctest: +SKIP
     """
-    path = Path(path)
+    path = place(path)
+    if isinstance(path, RemotePath):  # its copies go, so a cache beside them would be for nobody
+        return load(path, progress=progress)
     cache = find(path, sources(path))
     found = cache and cached_spans(cache, path, partial(_read, leave=False))
     return found or _read(path, progress, leave=leave)

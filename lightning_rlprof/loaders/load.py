@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from lightning_rlprof.address import RemotePath, place
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.artefacts import device_files, with_kernels
 from lightning_rlprof.loaders.ascend import is_ascend, read_ascend
@@ -30,13 +31,17 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     doubtful is in ``Spans.problems``, it is no error.
 
     Args:
-        path: What to read.
+        path: What to read; a URL such as s3://bucket/run is fetched first (docs/remote.md).
         progress: Called after each file with (files read, files in all).
 
     Raises:
         TraceError: Nothing there can be read; the text says why.
     """
-    path = Path(path)
+    path = place(path)
+    if isinstance(path, RemotePath):
+        from lightning_rlprof.remote import read_remote
+
+        return read_remote(path, lambda here: load(here, progress=progress))
     if path.is_file():
         return _read_file(path, progress)
     names = _entries(path)

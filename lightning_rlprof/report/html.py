@@ -32,9 +32,24 @@ _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
 # Not missed where the run has nothing for them.
 _OPTIONAL = {"breakdown", "communication", "device", "idle", "memory", "overlap"}
-_LEADS = ("ledger", "stragglers", "stages")  # before the charts; the others follow them
+_LEADS = (
+    "integrity",
+    "findings",
+    "ledger",
+    "stragglers",
+    "stages",
+)
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
+    "integrity": (
+        "How far this can be trusted",
+        "What is missing, cut off, hidden, not aligned, or our own doing.",
+    ),
+    "findings": (
+        "What to act on",
+        "The most costly first. “low” and “high” bound the effect with 95 % confidence; a rule "
+        "that is not sure says nothing.",
+    ),
     "ledger": (
         "Where the GPU-seconds went",
         "Every instant of every rank of the job, once: the totals add up to the wall clock times "

@@ -86,6 +86,8 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
     for total in table.column("total"):
         assert duration(int(total or 0)).rpartition(" ")[0] in cells
     assert titles_of(page.source) == [
+        "How far this can be trusted",
+        "What to act on",
         "Where the GPU-seconds went",
         "Who makes the others wait",
         "Where the steps' time went",

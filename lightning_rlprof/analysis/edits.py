@@ -1,0 +1,87 @@
+"""Changes to what was measured: other durations for the pieces and joins of a graph."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.dag import Dag
+from lightning_rlprof.analysis.exact import Floats
+from lightning_rlprof.analysis.longest import OWN
+from lightning_rlprof.analysis.others import middle, middle_of_others
+from lightning_rlprof.analysis.workload import Workload
+from lightning_rlprof.spans import Int64s
+
+__all__ = ["Edit", "balanced", "scaled", "unslowed"]
+
+_HIDDEN = 0.05  # of the steps in stages that wait: what is inside of them cannot be balanced
+
+
+class Edit(NamedTuple):
+    """Durations after a change: of each piece, and of each join's transfer."""
+
+    own_ns: Int64s
+    transfer_ns: Int64s
+
+
+def scaled(graph: Dag, stage: int, by: float) -> Edit:
+    """Make all work in a stage take so many times as long, transfers inside it included.
+
+    Ranks still meet where they met; 0 hides the stage behind something else, or removes it.
+    """
+    its, mine = graph.plan, graph.name == stage
+    own, transfer = graph.ns.copy(), graph.transfer_ns.copy()
+    own[mine] = np.rint(own[mine] * by)
+    joint = np.unique(its.join[mine & (its.join != OWN)])
+    transfer[joint] = np.rint(transfer[joint] * by)
+    return Edit(own, transfer)
+
+
+def unslowed(graph: Dag, work: Workload) -> Edit:
+    """Take off what each rank lastingly needs longer than the others of its role at equal work.
+
+    Per stage, the median over steps of its time over what was expected, relative to the others'.
+    What changes from step to step stays, and who is faster stays so. In a stage that waits as a
+    whole the last rank is taken to be as slow as in that own stage in which it is least slow.
+    """
+    factor, least = np.ones(work.shape), np.full(work.shape[1], np.inf)
+    for each in work.stages:
+        pace = each.took / each.should
+        over = np.fmax(middle(pace / middle_of_others(pace), axis=1), 1.0)
+        factor[each.name, each.chains] = 1 / over[:, None]
+        least[each.chains] = np.minimum(least[each.chains], over)
+    least[np.isinf(least)] = 1.0
+    return Edit(_own(graph, work, factor), _waiting(graph, least))
+
+
+def _waiting(graph: Dag, slower: Floats) -> Int64s:
+    """Return transfers in which the last one to come is no longer so many times slower."""
+    its = graph.plan
+    group, chain = its.join[its.at], its.run[its.at] // max(its.laps, 1)
+    shortest = graph.ns[its.at] == graph.transfer_ns[group]
+    by = np.ones(len(graph.transfer_ns))
+    by[group[shortest]] = slower[chain[shortest]]
+    return np.where(graph.waits, np.rint(graph.transfer_ns / by), graph.transfer_ns).astype(
+        np.int64
+    )
+
+
+def balanced(graph: Dag, work: Workload) -> Edit | None:
+    """Give all ranks of a role the same work in each step.
+
+    A stage's time changes as much as the time that is expected for its work. None where nobody
+    counts tokens, and where much of the work is in stages that wait as a whole.
+    """
+    held = int(graph.transfer_ns[graph.waits].sum())
+    if not work.counted or held > _HIDDEN * int(graph.wall_ns.sum()):
+        return None
+    factor = np.ones(work.shape)
+    for each in work.stages:
+        even = each.should.mean(axis=0) / each.should
+        factor[each.name, each.chains] = np.where(np.isfinite(even), even, 1.0)
+    return Edit(_own(graph, work, factor), graph.transfer_ns)
+
+
+def _own(graph: Dag, work: Workload, factor: Floats) -> Int64s:
+    own = graph.ns.copy()
+    own[work.own] = np.rint(own[work.own] * factor.ravel()[work.at])
+    return own

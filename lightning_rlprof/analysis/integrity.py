@@ -1,0 +1,125 @@
+"""How far a run can be trusted: what is missing, cut off, hidden, unaligned, or our own doing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from lightning_rlprof.analysis.cells import numbers, read
+from lightning_rlprof.analysis.counted import counted
+from lightning_rlprof.analysis.throughput import throughput
+from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Column, Table
+
+__all__ = ["integrity"]
+
+_COLUMNS = (Column("check", "text"), Column("state", "text"), Column("what", "text"))
+_OK, _DOUBT, _UNKNOWN = "ok", "doubt", "unknown"
+_OURS = ("rlprof open capture", "rlprof close capture")
+_DEAR = 0.01  # of the recorded time: what captures may take before it is a doubt
+_HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
+_REFUSED = "above 100 %"
+_FEW = 8
+
+_Row = tuple[str, str, str]
+
+
+def integrity(spans: Spans) -> Table:
+    """Return what must be known before a number of this run is believed, a row per check.
+
+    ``state`` is "ok", "doubt", or "unknown" where the run cannot tell.
+    """
+    checks = (_ranks, _ends, _steps, _events, _clocks, _graphs, _mfu, _cost)
+    return Table("integrity", _COLUMNS, [row for check in checks for row in check(spans)])
+
+
+def _ranks(spans: Spans) -> Iterator[_Row]:
+    world = max((header.world_size for header in spans.headers.values()), default=0)
+    missing = sorted(set(range(world)) - set(spans.ranks))
+    if missing:
+        yield "ranks", _DOUBT, f"{len(missing)} of {world} are missing: {_few(missing)}"
+    else:
+        yield "ranks", _OK, f"all {world}"
+
+
+def _ends(spans: Spans) -> Iterator[_Row]:
+    cut = [rank for rank, status in spans.statuses.items() if status is None]
+    broken = [rank for rank, status in spans.statuses.items() if status not in (None, "finished")]
+    if cut:
+        yield "ends", _DOUBT, f"the files of {len(cut)} ranks just stop: {_few(cut)}"
+    if broken:
+        yield "ends", _DOUBT, f"{len(broken)} ranks ended early: {_few(broken)}"
+    if not cut and not broken:
+        yield "ends", _OK, "every file goes to its end"
+
+
+def _steps(spans: Spans) -> Iterator[_Row]:
+    rows = spans.rows(kind="step")
+    if not len(rows):
+        yield "steps", _UNKNOWN, "none goes to its end"
+        return
+    every = len(np.unique(spans.step[rows]))
+    pairs = np.unique(np.stack([spans.rank[rows], spans.step[rows]]), axis=1)
+    own = {rank: int(np.count_nonzero(pairs[0] == rank)) for rank in spans.ranks}
+    lack = [rank for rank, count in own.items() if count < every]
+    note = counted(spans, rows).note
+    text = f"{len(lack)} ranks lack some of {every}: {_few(lack)}" if lack else f"all {every}"
+    yield "steps", _DOUBT if lack else _OK, f"{text}. {note}".rstrip(". ")
+
+
+def _events(spans: Spans) -> Iterator[_Row]:
+    warnings = [note for note in spans.notes if note.level != "info"]
+    texts = [*(each.text for each in spans.problems), *(note.text for note in warnings)]
+    if texts:
+        yield "events", _DOUBT, f"{len(texts)} remarks, the first: {texts[0]}"
+    else:
+        yield "events", _OK, "nothing is known to be lost"
+
+
+def _clocks(spans: Spans) -> Iterator[_Row]:
+    hosts = len({header.host for header in spans.headers.values()})
+    if len(spans.ranks) < 2 or hosts == 1:
+        yield "clocks", _OK, "one host, one clock"
+    else:
+        text = f"{hosts} hosts: what compares times of ranks may be off by milliseconds"
+        yield "clocks", _DOUBT, text
+
+
+def _graphs(spans: Spans) -> Iterator[_Row]:
+    table = read(spans, "kernels", [])
+    if table is None:
+        yield "graph replay", _UNKNOWN, "no device tool recorded kernels"
+        return
+    replayed = int(np.count_nonzero(numbers(table, "graph", -1) >= 0))
+    if _HIDDEN in table.note:
+        yield "graph replay", _DOUBT, "replays hide their kernels: idle is not known"
+    elif replayed:
+        text = f"{replayed:,} kernels ran in replays: whether the device idled inside is not known"
+        yield "graph replay", _DOUBT, text
+    else:
+        yield "graph replay", _OK, "no kernel ran in one"
+
+
+def _mfu(spans: Spans) -> Iterator[_Row]:
+    table = throughput(spans)
+    if _REFUSED in table.note:
+        yield "MFU", _DOUBT, "above 100 %: FLOPs, tokens or peak are wrong"
+    elif table.abstained or not any(share is not None for share in table.column("MFU")):
+        yield "MFU", _UNKNOWN, "no FLOPs are stated, or the device is not known"
+    else:
+        yield "MFU", _OK, "below 100 %"
+
+
+def _cost(spans: Spans) -> Iterator[_Row]:
+    rows = np.concatenate([spans.rows(kind="region", name=name) for name in _OURS])
+    took, whole = int(spans.duration_ns[rows].sum()), 0
+    for rank in spans.ranks:
+        own = spans.rows(rank=rank)
+        whole += int(np.ptp(np.append(spans.start_ns[own], spans.end_ns[own]))) if len(own) else 0
+    share = took / whole if whole else 0.0
+    text = f"opening and closing captures took {share:.2%}"
+    yield "own cost", _DOUBT if share > _DEAR else _OK, text
+
+
+def _few(ranks: list[int]) -> str:
+    rest = len(ranks) - _FEW
+    return ", ".join(map(str, ranks[:_FEW])) + (f" and {rest} more" if rest > 0 else "")

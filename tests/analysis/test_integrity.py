@@ -1,0 +1,102 @@
+"""Each check of the integrity sheet can be ok, doubtful, and unknown where a run cannot tell."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.integrity import integrity
+from lightning_rlprof.model import KINDS
+from lightning_rlprof.spans import Counter, Problem, RankNote, Spans
+from lightning_rlprof.table import Column, ColumnRows, Table
+from tests.analysis.scripted import Script, play
+
+
+def sheet(spans: Spans) -> dict[str, tuple[str, str]]:
+    return {str(check): (str(state), str(what)) for check, state, what in integrity(spans).rows}
+
+
+@pytest.fixture
+def spans() -> Spans:
+    return play(Script(ranks=3, steps=4), 1).spans
+
+
+def kernels(graph: list[int | None], note: str = "") -> Table:
+    at = np.ma.masked_equal([-1 if each is None else each for each in graph], -1)
+    return Table("kernels", (Column("graph", "count"),), ColumnRows([at]), note=note)
+
+
+def test_a_healthy_run_has_no_doubts(spans: Spans) -> None:
+    assert sheet(spans) == {
+        "ranks": ("ok", "all 3"),
+        "ends": ("ok", "every file goes to its end"),
+        "steps": ("ok", "all 4"),
+        "events": ("ok", "nothing is known to be lost"),
+        "clocks": ("ok", "one host, one clock"),
+        "graph replay": ("unknown", "no device tool recorded kernels"),
+        "MFU": ("unknown", "no FLOPs are stated, or the device is not known"),
+        "own cost": ("ok", "opening and closing captures took 0.00%"),
+    }
+
+
+def test_missing_ranks_and_cut_files_are_doubts(spans: Spans) -> None:
+    headers = {rank: replace(head, world_size=20) for rank, head in spans.headers.items()}
+    lame = replace(spans, headers=headers, statuses={0: "finished", 1: None, 2: "killed"})
+    rows = integrity(lame).rows
+    assert rows[0][1:] == ("doubt", "17 of 20 are missing: 3, 4, 5, 6, 7, 8, 9, 10 and 9 more")
+    assert rows[1][1:] == ("doubt", "the files of 1 ranks just stop: 1")
+    assert rows[2][1:] == ("doubt", "1 ranks ended early: 2")
+
+
+def test_steps_that_ranks_lack_are_a_doubt(spans: Spans) -> None:
+    keep = ~((spans.rank == 2) & (spans.step == 4))
+    names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
+    cut = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
+    assert sheet(cut)["steps"] == ("doubt", "1 ranks lack some of 4: 2")
+    none = replace(spans, kind=np.full(len(spans), KINDS.index("stage")))
+    assert sheet(none)["steps"] == ("unknown", "none goes to its end")
+
+
+def test_remarks_and_hosts_are_doubts(spans: Spans) -> None:
+    lost = replace(
+        spans,
+        problems=(Problem(0, "3 lines are lost"),),
+        notes=(RankNote(1, 0, "info", "fine"), RankNote(1, 0, "warning", "disk full")),
+    )
+    assert sheet(lost)["events"] == ("doubt", "2 remarks, the first: 3 lines are lost")
+    apart = play(Script(ranks=2, steps=4, hosts=True), 1).spans
+    assert sheet(apart)["clocks"][0] == "doubt"
+    assert sheet(apart)["clocks"][1].startswith("2 hosts")
+
+
+@pytest.mark.parametrize(
+    ("table", "state", "text"),
+    [
+        (kernels([None, None]), "ok", "no kernel ran in one"),
+        (kernels([None, 0, 0]), "doubt", "2 kernels ran in replays"),
+        (kernels([None], "5 replays of CUDA graphs hide their kernels"), "doubt", "hide"),
+    ],
+)
+def test_replays_of_graphs_are_a_doubt(spans: Spans, table: Table, state: str, text: str) -> None:
+    found = sheet(replace(spans, tables={"kernels": lambda: table}))["graph replay"]
+    assert found[0] == state
+    assert text in found[1]
+
+
+@pytest.mark.parametrize(("flops", "state"), [(1e15, "ok"), (1e21, "doubt")])
+def test_an_mfu_beyond_the_hardware_is_a_doubt(spans: Spans, flops: float, state: str) -> None:
+    heads = {
+        rank: replace(head, device="NVIDIA H100 80GB HBM3") for rank, head in spans.headers.items()
+    }
+    rows = np.flatnonzero(spans.kind == KINDS.index("stage"))
+    counted = Counter(rows, np.full(len(rows), flops / len(rows)))
+    stated = replace(spans, headers=heads, counters={**spans.counters, "flops": counted})
+    assert sheet(stated)["MFU"][0] == state
+
+
+def test_captures_that_take_more_than_a_hundredth_are_a_doubt(spans: Spans) -> None:
+    first = spans.rows(kind="stage")[0]
+    kind, name = spans.kind.copy(), spans.name.copy()
+    kind[first], name[first] = KINDS.index("region"), len(spans.names)
+    dear = replace(spans, kind=kind, name=name, names=(*spans.names, "rlprof open capture"))
+    assert sheet(dear)["own cost"][0] == "doubt"

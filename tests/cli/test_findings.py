@@ -1,0 +1,39 @@
+"""`rlprof findings`: trust first, then what to act on, with a command that can be typed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cli.test_stragglers import recorded
+from tests.test_notebook import recorded as short
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_trust_comes_first_and_each_finding_with_price_and_next_step(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    status, out, err = rlprof("findings", recorded(tmp_path / "a run", steps=20, slow={2: 0.15}))
+
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == f"{tmp_path}/a run: how far this can be trusted"
+    assert lines[1] == "ok      ranks: all 4"
+    at = lines.index("What is worth acting on")
+    assert lines[at + 1].startswith("1. ")
+    assert any(line.endswith("rank 2 makes the others wait: slow host") for line in lines[at:])
+    assert f"   rlprof stragglers '{tmp_path}/a run' --json" in lines
+    assert lines[-1].startswith("Next: rlprof report ")
+
+
+def test_as_json_both_tables_are_there(rlprof: Run, tmp_path: Path) -> None:
+    data = json.loads(rlprof("findings", recorded(tmp_path, steps=20, slow={}), "--json")[1])
+    assert [table["name"] for table in data["tables"]] == ["integrity", "findings"]
+    assert data["ranks"] == [0, 1, 2, 3]
+
+
+def test_a_run_of_which_nothing_can_be_said_says_so(rlprof: Run, tmp_path: Path) -> None:
+    _, out, _ = rlprof("findings", short(tmp_path).path)
+    assert "doubt   ranks: 1 of 2 are missing: 1" in out
+    assert "Not decided, of 1 steps: " in out
+    assert "nothing: no rule has found anything" in out
