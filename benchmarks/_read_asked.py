@@ -16,6 +16,7 @@ from lightning_rlprof.analysis import NAMED
 __all__ = ["Asked", "ask_columns", "ask_trace", "report"]
 
 _LIMITS = {"percentiles, SQL": (0.8, 500.0), "union": (0.8, 500.0)}
+_READING = {"union": "three columns"}  # the sweep is judged, which columns in memory wait for
 _WARM_S = 1.0
 
 
@@ -83,7 +84,11 @@ def report(asked: Asked) -> Report:
         rows.append([name, seconds, cpu, round(above), asked.runs[name][0].rows])
         if name in asked.limits:
             limit, most = asked.limits[name]
-            bounds.append(Bound(f"{asked.name}: {name}", seconds, limit, "s"))
+            text = f"{asked.name}: {name}"
+            if name in _READING:
+                text += f", less {_READING[name]}"
+                seconds -= asked.typical(_READING[name])
+            bounds.append(Bound(text, seconds, limit, "s"))
             if most is not None:
                 bounds.append(Bound(f"{asked.name}: {name}, peak", above, most, "MB"))
     control = (

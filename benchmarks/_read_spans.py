@@ -20,13 +20,9 @@ def complete_table(ranks: int, steps: int, stages: int, seed: int = 0) -> Spans:
     """
     width = stages + 1
     total = ranks * steps * width
-    random = np.random.default_rng(seed)
     slot = np.tile(np.arange(-1, stages), ranks * steps)
     step = np.tile(np.repeat(np.arange(1, steps + 1), width), ranks)
-    start = (step - 1) * (stages * _SLOT_NS) + np.maximum(slot, 0) * _SLOT_NS
-    end = start + np.where(slot < 0, stages * _SLOT_NS, _SLOT_NS)
-    start += (slot >= 0) * random.integers(1, _GAP_NS, total)
-    end -= (slot >= 0) * random.integers(1, _GAP_NS, total)
+    start, end = _times(slot, step, stages, np.random.default_rng(seed))
     rank = np.repeat(np.arange(ranks), steps * width)
     at: Int64s = np.flatnonzero(slot >= 0)
     return Spans(
@@ -46,6 +42,17 @@ def complete_table(ranks: int, steps: int, stages: int, seed: int = 0) -> Spans:
         headers={one: _header(one, ranks) for one in range(ranks)},
         statuses=dict.fromkeys(range(ranks), "finished"),
     )
+
+
+def _times(
+    slot: Int64s, step: Int64s, stages: int, random: np.random.Generator
+) -> tuple[Int64s, Int64s]:
+    """Return starts and ends; the slot -1 is the step itself."""
+    start = (step - 1) * (stages * _SLOT_NS) + np.maximum(slot, 0) * _SLOT_NS
+    end = start + np.where(slot < 0, stages * _SLOT_NS, _SLOT_NS)
+    start += (slot >= 0) * random.integers(1, _GAP_NS, len(slot))
+    end -= (slot >= 0) * random.integers(1, _GAP_NS, len(slot))
+    return start, end
 
 
 def _header(rank: int, ranks: int) -> Header:

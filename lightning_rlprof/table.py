@@ -73,6 +73,12 @@ class ColumnRows(Sequence[tuple[Cell, ...]]):
         for start in range(0, self._length, 65_536):
             yield from self._rows(slice(start, start + 65_536))
 
+    def __eq__(self, other: object) -> bool:
+        """Tell whether another sequence has the same rows."""
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def column(self, at: int, rows: slice = slice(None)) -> list[Cell]:
         """Return the cells of one column."""
         column = self.columns[at]

@@ -37,8 +37,7 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     times = _times(cells, shown, len(cut.steps), len(names))
     state = (states(spans, cut.steps), STATES)
     who = (spans.rank[cut.steps], spans.step[cut.steps])
-    rows = ColumnRows([*who, state, times.sum(axis=0), *times])
-    return Table("steps", columns, rows[:])
+    return Table("steps", columns, ColumnRows([*who, state, times.sum(axis=0), *times]))
 
 
 def _longest(cells: Cells, steps: int, names: int) -> tuple[Int64s, bool]:

@@ -36,13 +36,18 @@ def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, 
         [[0, 1], [2, 5], [9, 7]]
     """
     some = last > first
-    owner, first, last = owner[some], first[some], last[some]
+    if not some.all():
+        owner, first, last = owner[some], first[some], last[some]
     width = int(last.max(initial=0)) + 1
-    keys = owner * width
-    order = np.argsort(keys + first, kind="stable")
-    begin, end = (keys + first)[order], np.maximum.accumulate((keys + last)[order])
+    begin = owner * width
+    end = begin + last
+    begin += first
+    if (begin[1:] < begin[:-1]).any():
+        order = np.argsort(begin, kind="stable")
+        begin, end = begin[order], end[order]
+    np.maximum.accumulate(end, out=end)
     # Each owner has a stretch of the line to itself: what reaches past the maximum so far is new.
     head = np.flatnonzero(np.append(True, begin[1:] > end[:-1])[: len(begin)])
     tail = np.append(head[1:], len(begin))[: len(head)] - 1
-    owner = owner[order][head]
+    owner = begin[head] // width
     return owner, begin[head] - owner * width, end[tail] - owner * width

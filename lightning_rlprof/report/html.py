@@ -31,14 +31,11 @@ __all__ = ["render_report", "write_report"]
 _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
 # Not missed where the run has nothing for them.
-_OPTIONAL = {"breakdown", "communication", "device", "idle", "memory", "overlap"}
-_LEADS = (
-    "integrity",
-    "findings",
-    "ledger",
-    "stragglers",
-    "stages",
-)
+_OPTIONAL = {
+    *("breakdown", "communication", "device", "idle", "memory", "overlap", "path", "whatif"),
+}
+# These stand before the charts.
+_LEADS = ("integrity", "findings", "ledger", "stragglers", "path", "whatif", "stages")
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
     "integrity": (
@@ -59,6 +56,11 @@ _SECTIONS = {
         "Who makes the others wait",
         "Ranks of one role compared at equal work, step by step; “lost by others” is what all of "
         "them waited for that rank.",
+    ),
+    "path": ("On the critical path", "What the length of a step depends on, and slack beside it."),
+    "whatif": (
+        "What a change would buy",
+        "Steps replayed after one edit; low and high bound what is saved with 95 % confidence.",
     ),
     "stages": (
         "Where the steps' time went",
@@ -192,8 +194,7 @@ def _grids(
             continue
         if table.abstained:
             reasons.add(table.abstained)
-        if name == "ledger":  # its note names the labels that are not told
-            table = replace(table, rows=[row for row in table.rows if row[1] is not None])
+        table = _SHORTER.get(name, _whole)(table)
         title, lead = _SECTIONS.get(name, (name.capitalize(), ""))
         anchor = f"table-{len(found)}"
         if name == "steps" and not table.abstained:
@@ -201,6 +202,25 @@ def _grids(
         elif table.rows or table.abstained:
             found[name] = grid(table, anchor, title, lead, colors)
     return found
+
+
+def _whole(table: Table) -> Table:
+    return table
+
+
+def _told(table: Table) -> Table:
+    """Leave out the labels that are not told: the ledger's note names them."""
+    return replace(table, rows=[row for row in table.rows if row[1] is not None])
+
+
+def _doubtful(table: Table) -> Table:
+    """Name what is in order in one line."""
+    fine = [str(check) for check, state, _ in table.rows if state == "ok"]
+    rows = [row for row in table.rows if row[1] != "ok"]
+    return replace(table, rows=rows, note=f"In order: {', '.join(fine)}." if fine else "")
+
+
+_SHORTER = {"ledger": _told, "integrity": _doubtful}
 
 
 def _shares_lead(bars: Mapping[str, Any], coverage: Table | None) -> str:

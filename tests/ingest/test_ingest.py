@@ -96,7 +96,7 @@ def test_a_table_that_cannot_be_read_is_a_failure_and_the_others_are_made(
         spans = load(path)
         return replace(spans, tables={"memory": broken, **spans.tables})
 
-    monkeypatch.setattr(one, "load", read)
+    monkeypatch.setattr(one, "_read", read)
     outcome = one.ingest_one(str(folder / "rank0.pt.trace.json"))
     assert (outcome.state, outcome.why) == ("failed", "table memory: the device's part is cut")
     assert any(name.endswith("kernels.parquet") for name in cached_files(folder))
@@ -110,7 +110,7 @@ def test_a_trace_that_changes_while_it_is_read_leaves_no_cache(
         write_trace(path, 2, 3)
         return spans
 
-    monkeypatch.setattr(one, "load", slow)
+    monkeypatch.setattr(one, "_read", slow)
     outcome = one.ingest_one(str(folder / "rank0.pt.trace.json"))
     assert outcome.state == "failed"
     assert "changed while it was read; ingest it when it is complete" in str(outcome.why)
@@ -129,7 +129,7 @@ def test_a_large_trace_in_a_place_that_cannot_be_written_is_read_without_a_cache
 def test_a_mistake_of_ours_costs_its_file_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one, "load", lambda path, progress: {}["a key"])
+    monkeypatch.setattr(one, "_read", lambda path, progress: {}["a key"])
     outcome = one.ingest_one(str(folder / "rank0.pt.trace.json"))
     assert (outcome.state, outcome.why) == ("failed", "KeyError: 'a key'")
 
