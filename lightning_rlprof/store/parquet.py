@@ -37,7 +37,7 @@ def write_table(table: Table, name: str, path: Path) -> None:
 
     table = replace(table, rows=ColumnRows(columns_of(table)))
     about = json.dumps(_about(table))
-    form = f"FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROWS}, USE_TMP_FILE false"
+    form = f"FORMAT parquet, COMPRESSION snappy, ROW_GROUP_SIZE {_ROWS}, USE_TMP_FILE false"
     meta = f"KV_METADATA {{rlprof: {text_literal(about)}}}"
     try:
         with writer() as connection:
