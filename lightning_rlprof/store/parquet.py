@@ -23,7 +23,7 @@ About = dict[str, Any]
 ``name``, ``kind``, ``unit``, ``type`` (of an array) and ``texts`` (that its codes stand for)."""
 
 _MAGIC = b"PAR1"
-_ROWS = 30_720  # a group: bounds what is held while it writes; 122,880, DuckDB's own, took 27 MB more
+_ROWS = 30_720  # a group; DuckDB's own 122,880 hold 27 MB more while they are written
 
 
 def write_table(table: Table, name: str, path: Path) -> None:
