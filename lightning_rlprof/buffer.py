@@ -3,14 +3,16 @@
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from lightning_rlprof.model import Number, as_number
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.model import Header, Number, as_number
 from lightning_rlprof.nodes import Node, number_of, rows
 from lightning_rlprof.recorders.base import Late
 from lightning_rlprof.tracefile import TraceWriter
 
-__all__ = ["Buffer", "Totals"]
+__all__ = ["Buffer", "Totals", "open_writer"]
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +21,21 @@ _STAGE_NS = 1_000_000_000
 _TOTALLED = ("stage", "step")
 
 Totals = dict[str, tuple[int, dict[str, Number]]]
+
+
+def open_writer(run: Path, header: Header) -> TraceWriter:
+    """Open the file of a rank.
+
+    Raises:
+        ConfigError: The run directory cannot be written.
+    """
+    try:
+        return TraceWriter(run, header)
+    except OSError as error:
+        raise ConfigError(
+            f"integrated.profile_save_path: {run} cannot be written ({error.strerror}); "
+            "choose a directory that this process may write"
+        ) from error
 
 
 class Buffer:

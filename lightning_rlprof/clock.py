@@ -95,6 +95,13 @@ class Clock:
         found += (share > 0) * np.append(self.between_ns, 0)[at] * np.maximum(share, 1 - share)
         return np.asarray(np.ceil(found).astype(np.int64), np.int64)
 
+    @property
+    def largest_ns(self) -> int:
+        """Return the largest uncertainty from the first knot to the last one."""
+        first, last = self.time_ns[:-1], self.time_ns[1:]
+        times = [self.time_ns, first + 1, first + (last - first) // 2, last - 1]
+        return int(self.uncertainty(np.concatenate(times)).max())
+
     def moved(self, times: Times) -> Int64s:
         """Return times of this clock as times of the other one; their order stays."""
         own = np.asarray(times, np.int64)
@@ -258,6 +265,8 @@ def _line(
     power = float(lever @ (x - middle))
     if len(x) == len(np.unique(piece)) or power <= 0:
         return rough, DRIFT, y
+    unsure = float(abs(lever) @ half) / power
+    if unsure >= DRIFT:  # knots so close together tell less than what holds of any two clocks
+        return 0.0, DRIFT, height
     drift = min(max(float(lever @ (y - height)) / power, -DRIFT), DRIFT)
-    unsure = min(float(abs(lever) @ half) / power, DRIFT)
     return drift, unsure, height + drift * (x - middle)

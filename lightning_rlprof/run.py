@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.exchange import Exchange, default_store, leaders
 from lightning_rlprof.finish import OnFinish, run_finish
 from lightning_rlprof.model import FORMAT, Header
 from lightning_rlprof.recorders.base import Recorder
@@ -39,30 +40,49 @@ def start_session(
     name: str | None = None,
     rank: int = 0,
     world_size: int = 1,
+    hosts: int | None = None,
     device: str = "cpu",
     recorders: Sequence[Recorder] | None = None,
     on_finish: OnFinish | None = None,
 ) -> Session:
     """Start recording this process, for a loop without a Trainer; see `Session` for the steps.
 
-    All ranks need the same ``name`` of the run directory. ``device`` is a kind as `device_kind`
-    names it; ``recorders`` replace those of the configuration. ``on_finish`` is called with a
-    `Finished` when the run's files are complete, beside ``on_finish.command``.
+    All ranks need the same ``name`` of the run directory. ``hosts`` have as many ranks each; unset,
+    torchrun says. ``device`` is a kind as `device_kind` names it; ``recorders`` replace those of
+    the configuration. ``on_finish`` is called with a `Finished` when the run's files are complete.
 
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
     config = config or ProfilerConfig()
     config.check_world(world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
-    run = Path(config.integrated.profile_save_path) / header.run_id
-    names = recorder_names(config, device, rank)
-    if recorders is not None:
-        names = tuple(type(recorder).__name__ for recorder in recorders)
+    run = Path(config.integrated.profile_save_path, header.run_id)
+    names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
     chosen = build_recorders(config, header) if recorders is None else recorders
     session = Session(config, run, header, chosen)
     _remark(session, own=recorders is not None)
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
+    _compare_clocks(session, hosts)
     return session
+
+
+def _names(recorders: Sequence[Recorder]) -> tuple[str, ...]:
+    return tuple(type(recorder).__name__ for recorder in recorders)
+
+
+def _compare_clocks(session: Session, hosts: int | None) -> None:
+    """Let one rank of each host compare its clock with rank 0's, where there is a process group."""
+    header, minutes = session.header, session.config.clock_minutes
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if hosts is None and here.isdecimal():
+        hosts = header.world_size // max(int(here), 1)
+    peers = leaders(header.world_size, hosts or 1)
+    store = default_store() if minutes and header.rank in (0, *peers) and peers else None
+    if store is not None:
+        every_ns = round(minutes * 60e9)
+        exchange = Exchange(store, session, header.rank, peers, header.run_id, every_ns)
+        session.exchange = exchange
+        exchange.meet()
 
 
 def _remark(session: Session, *, own: bool) -> None:

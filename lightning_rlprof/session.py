@@ -8,15 +8,16 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from lightning_rlprof import marking, window
-from lightning_rlprof.buffer import Buffer, Totals
+from lightning_rlprof.buffer import Buffer, Totals, open_writer
 from lightning_rlprof.capture import Capture
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.exchange import Exchange
 from lightning_rlprof.model import Header, Kind, Number
 from lightning_rlprof.nodes import Node, ended
 from lightning_rlprof.recorders.base import Late, Recorder
 from lightning_rlprof.token_window import GENERATION, TokenWindow
-from lightning_rlprof.tracefile import TraceWriter, rank_directory
+from lightning_rlprof.tracefile import rank_directory
 
 __all__ = ["Session", "current"]
 
@@ -73,8 +74,8 @@ class Session:
         _refuse_a_second()
         self.config, self.run, self.header, self.clock = config, run, header, clock
         self.step = self._ended = 0
-        self._buffer = Buffer(_open_writer(run, header), clock)
-        self.append, self.flush = self._buffer.append, self._buffer.flush
+        self._buffer = buffer = Buffer(open_writer(run, header), clock)
+        self.append, self.flush, self.add = buffer.append, buffer.flush, buffer.add
         self._totals: Totals | None = None
         self.waiting = False
         self._step_start: int | None = None
@@ -82,6 +83,7 @@ class Session:
         self._trainer_thread = threading.get_ident()
         self._closed = False
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
+        self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
         self._mode = ""
         self._may_capture = config.captures and config.wants_rank(header.rank)
         self._mirrored_step: object = None
@@ -124,6 +126,8 @@ class Session:
         if self._may_capture:
             self._end_window()
         self._buffer.end_step(end)
+        if self.exchange is not None and self.exchange.after(self.step):
+            self._edge = None
         self._open_step(self.step + 1)
         self.waiting = True
 
@@ -238,7 +242,7 @@ class Session:
         number: int = getattr(logging, level.upper())
         if self.header.rank == 0 or number > logging.INFO:
             log.log(number, "%s", text)
-        self._buffer.add(("note", self.clock(), level, text))
+        self.add(("note", self.clock(), level, text))
 
     def close(self, status: str = "finished") -> None:
         """Finish every file and stop listening; further calls do nothing.
@@ -250,10 +254,12 @@ class Session:
             return
         try:
             self.abandon_step(interrupted=False)
+            if self.exchange is not None and status == "finished":
+                self.exchange.meet(self._ended)
             self._capture.finish()
             if reason := self._capture.why_nothing(self.config, self.header.rank, self._ended):
                 self.note("warning", reason)
-            self._buffer.add(("end", self.clock(), status))
+            self.add(("end", self.clock(), status))
         finally:
             marking.listen(None)
             self._closed = True
@@ -276,16 +282,6 @@ class Session:
 def _refuse_a_second() -> None:
     if running := _Process.session:
         raise ConfigError(f"a session is recording into {running.run} already; close it first")
-
-
-def _open_writer(run: Path, header: Header) -> TraceWriter:
-    try:
-        return TraceWriter(run, header)
-    except OSError as error:
-        raise ConfigError(
-            f"integrated.profile_save_path: {run} cannot be written ({error.strerror}); "
-            "choose a directory that this process may write"
-        ) from error
 
 
 def _watch_forks() -> None:

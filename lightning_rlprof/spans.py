@@ -81,6 +81,8 @@ class Spans:
         problems: What is missing or doubtful.
         unix_ns: Wall-clock time of zero on the axis.
         tables: What else the files hold, by name; a table is read when it is asked for.
+        wall_off: How far a rank's wall clock was ahead of that of ``unix_ns`` when it said a time;
+            only ranks of which that is known.
     """
 
     path: Path
@@ -102,6 +104,7 @@ class Spans:
     problems: tuple[Problem, ...] = ()
     unix_ns: int = 0
     tables: "Mapping[str, Callable[[], Table]]" = field(default_factory=dict)
+    wall_off: Mapping[int, Callable[[int], int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of spans."""
@@ -120,6 +123,11 @@ class Spans:
     def duration_ns(self) -> Int64s:
         """Length of every span."""
         return self.end_ns - self.start_ns
+
+    def later(self, rank: int | None, unix_ns: int) -> int:
+        """Return the time on the axis when a rank's wall clock said ``unix_ns``."""
+        off = self.wall_off.get(-1 if rank is None else rank)
+        return unix_ns - self.unix_ns - (0 if off is None else off(unix_ns))
 
     def table(self, name: str) -> "Table":
         """Read a table: ``spans``, ``headers``, ``notes``, ``problems``, or one of a device tool.

@@ -7,6 +7,7 @@ array whose first item says what it is::
     ["thread", ident, name]
     ["count", id, counters]          numbers of a span that became known later
     ["note", clock_ns, level, text]
+    ["clock", rank, [[sent, arrived, answered, received], …]]    its clock, by ping-pongs with it
     ["end", clock_ns, status]
 
 Lines are appended when complete, so a crash leaves at most half a last line. Readers skip and count
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _SUFFIX = ".jsonl"
+_Reading = tuple[int, int, int, int]
 # What msgspec raises for what is no JSON, no text, or nested a thousand times.
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -70,12 +72,18 @@ class _NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
     text: str
 
 
+class _ClockLine(msgspec.Struct, array_like=True, tag="clock", frozen=True):
+    rank: int
+    readings: list[_Reading]
+
+
 class _EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
     clock_ns: int
     status: str
 
 
-_Line = SpanLine | _CountLine | _ThreadLine | _NoteLine | _EndLine
+_KINDS = {"span", "count", "thread", "note", "clock", "end"}
+_Line = SpanLine | _CountLine | _ThreadLine | _NoteLine | _ClockLine | _EndLine
 
 
 @dataclass
@@ -89,6 +97,7 @@ class RankTrace:
         late: Counters that were written after their span, by its id.
         threads: Names of threads by identity.
         notes: What the recording had to say.
+        exchanges: Of each meeting the other rank, and `clock.from_exchange` readings.
         status: ``finished``, the reason of an interruption, or None when the file just stops.
         lost_lines: Lines that could not be read.
     """
@@ -99,6 +108,7 @@ class RankTrace:
     late: dict[int, dict[str, Number | None]] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    exchanges: list[tuple[int, list[_Reading]]] = field(default_factory=list)
     status: str | None = None
     lost_lines: int = 0
 
@@ -136,10 +146,7 @@ class TraceWriter:
         self._put(msgspec.json.encode(header) + b"\n")
 
     def write(self, lines: Sequence[Sequence[Any]]) -> None:
-        """Append complete lines; raises OSError when the disk does not take them.
-
-        What JSON has no form for is changed, never refused: see `_plain`.
-        """
+        """Append lines; what JSON has no form for is changed, see `_plain`. Raises OSError."""
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
@@ -154,13 +161,10 @@ class TraceWriter:
 
     def _put(self, data: bytes) -> None:
         # After a failure the file may end in half a line, which must not swallow the next one.
-        if self._torn:
-            data = b"\n" + data
+        data = b"\n" * self._torn + data
         self._torn = True
-        written = os.write(self._file, data)
-        while written < len(data):
-            data = data[written:]
-            written = os.write(self._file, data)
+        while data:
+            data = data[os.write(self._file, data) :]
         self._torn = False
 
 
@@ -183,8 +187,9 @@ def append_note(path: Path, note: Note) -> None:
     line = _NoteLine(note.clock_ns, note.level, _plain(note.text))
     file = os.open(path, os.O_RDWR | os.O_APPEND)
     try:
-        size = os.fstat(file).st_size
-        torn = os.pread(file, 1, size - 1) != b"\n"  # half a line must not swallow this one
+        torn = (
+            os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
+        )  # half a line must not swallow this one
         os.write(file, b"\n" * torn + msgspec.json.encode(line) + b"\n")
     finally:
         os.close(file)
@@ -210,11 +215,10 @@ def read_trace(path: Path) -> RankTrace:
         head, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    trace = RankTrace(path, _decode_header(path, head))
-    _refuse_newer(path, trace.header)
+    _refuse_newer(path, header := _decode_header(path, head))
+    trace = RankTrace(path, header)
     lines = body.split(b"\n")
-    if lines.pop():  # what follows the last newline is a line that a crash cut in half
-        trace.lost_lines += 1
+    trace.lost_lines += bool(lines.pop())  # after the last newline: a line that a crash cut
     for line in _decode([line for line in lines if line], trace):
         _sort_in(trace, line)
     return trace
@@ -272,13 +276,12 @@ def _decode_one(raw: bytes, trace: RankTrace) -> _Line | None:
 
 def _is_foreign(raw: bytes) -> bool:
     """Tell whether a line is whole but of a kind that this version does not know."""
-    known = {"span", "count", "thread", "note", "end"}
     try:
         line = msgspec.json.decode(raw)
     except _BAD:
         return False
     kind = line[0] if isinstance(line, list) and line else None
-    return isinstance(kind, str) and kind not in known
+    return isinstance(kind, str) and kind not in _KINDS
 
 
 def _sort_in(trace: RankTrace, line: _Line) -> None:
@@ -291,5 +294,7 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
             trace.threads[line.ident] = line.name
         case _NoteLine():
             trace.notes.append(Note(line.clock_ns, line.level, line.text))
+        case _ClockLine():
+            trace.exchanges.append((line.rank, line.readings))
         case _EndLine():
             trace.status = line.status

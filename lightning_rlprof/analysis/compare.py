@@ -78,7 +78,7 @@ def _remarks(
     if any(row[-1] == _UNCOUNTED for row in rows):
         found.append(_PLAIN)
     if lasting > 1:
-        found.append(f"Steps resemble their neighbours: up to {lasting} count as one.")
+        found.append(f"Steps resemble up to {lasting} neighbours: intervals are wider by that.")
     for name, side in zip("AB", pair, strict=True):
         if side.warm:
             found.append(f"{name}: the first {side.warm} steps warm up and are left out.")
@@ -101,12 +101,13 @@ class _Stage:
 
 
 def _row(name: str, a: Side, b: Side, chance: float) -> tuple[tuple[Cell, ...], int]:
-    """Return a stage's row, and how many of its steps were joined into one."""
+    """Return a stage's row, and for how many steps its pace lasts."""
     left, right = a.stages.get(name), b.stages.get(name)
     before = round(int(left.sum()) / a.steps) if left is not None else 0
     after = round(int(right.sum()) / b.steps) if right is not None else 0
-    if left is None or right is None:
-        verdict = "only in A" if right is None else "only in B"
+    if left is None or right is None or not (left.any() and right.any()):
+        alone = "only in A" if right is None else "only in B"
+        verdict = alone if left is None or right is None else INSUFFICIENT
         return (name, before, after, None, verdict, *[None] * 4, after - before, None), 1
     ratio = (int(right.sum()) / b.steps) / (int(left.sum()) / a.steps)
     stage = _stage(name, a, b)

@@ -96,7 +96,7 @@ def dag(spans: Spans) -> Dag | str:
     met = joins(spans, threads)
     if len(threads) > 1 and not len(met.step):
         return "nothing shows where ranks wait for one another: no span or table of collectives"
-    laps = _recent(_laps(spans, cut, threads, choice.mask, met), cut)
+    laps = _recent(_in_order(_laps(spans, cut, threads, choice.mask, met)), cut)
     pieces = _pieces(spans, cut, threads, met, laps)
     order, used = _plan(pieces, laps)
     bad = np.unique(order.run[order.at][order.stuck[order.join[order.at]]] % max(order.laps, 1))
@@ -166,6 +166,14 @@ def _by_clock(spans: Spans, cut: Partition, threads: Int64s, fine: Int64s) -> _L
     times[(0, *at)], times[(1, *at)] = spans.start_ns[rows], spans.end_ns[rows]
     keep = (times >= 0).all(axis=(0, 1))
     return _Laps(times[0][:, keep], times[1][:, keep], fine[keep], False)
+
+
+def _in_order(laps: _Laps) -> _Laps:
+    """Leave out laps that are empty or begin before an earlier one ended, on any chain."""
+    latest = np.maximum.accumulate(laps.end_ns, axis=1)[:, :-1]
+    before = np.insert(latest, 0, np.iinfo(np.int64).min, axis=1)[:, : len(laps.steps)]
+    fine = ((laps.end_ns > laps.begin_ns) & (laps.begin_ns >= before)).all(axis=0)
+    return laps.only(np.flatnonzero(fine))
 
 
 def _recent(laps: _Laps, cut: Partition) -> _Laps:

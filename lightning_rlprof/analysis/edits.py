@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.others import middle, middle_of_others
 from lightning_rlprof.analysis.workload import Workload
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["Edit", "balanced", "scaled", "unslowed"]
+__all__ = ["Edit", "balanced", "scaled", "shortened", "unslowed"]
 
 _HIDDEN = 0.05  # of the steps in stages that wait: what is inside of them cannot be balanced
 
@@ -34,6 +34,17 @@ def scaled(graph: Dag, stage: int, by: float) -> Edit:
     joint = np.unique(its.join[mine & (its.join != OWN)])
     transfer[joint] = np.rint(transfer[joint] * by)
     return Edit(own, transfer)
+
+
+def shortened(graph: Dag, row: Int64s, saved_ns: Int64s) -> Edit:
+    """Take time off some stages, by row, ascending; from all of their pieces alike."""
+    mine = np.flatnonzero((graph.plan.join == OWN) & np.isin(graph.row, row))
+    place = np.searchsorted(row, graph.row[mine])
+    whole = np.bincount(place, graph.ns[mine], len(row))
+    left = np.clip(1 - saved_ns / np.maximum(whole, 1.0), 0.0, 1.0)
+    own = graph.ns.copy()
+    own[mine] = np.rint(own[mine] * left[place])
+    return Edit(own, graph.transfer_ns)
 
 
 def unslowed(graph: Dag, work: Workload) -> Edit:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.drift import joined, lasting
+from lightning_rlprof.analysis.drift import lasting
 from lightning_rlprof.analysis.exact import Floats
-from lightning_rlprof.analysis.intervals import shift_bounds, typical_shift
+from lightning_rlprof.analysis.intervals import shift_bounds, student, typical_shift
 from lightning_rlprof.analysis.worked import expected
 
 __all__ = ["Equal", "equal_work"]
@@ -15,6 +15,8 @@ __all__ = ["Equal", "equal_work"]
 _ROUNDS = 12
 _CLOSE = 1e-6
 _MOST = 2_000  # steps per run; more are thinned, which only widens the interval
+_APART = 2  # times the correlation time is what `lasting` tells
+_FREEDOM = 2.0
 _SAME = 1e-6  # of the largest value: a column that changes less is a constant
 
 
@@ -25,7 +27,7 @@ class Equal(NamedTuple):
         work: Mean time that B's work explains over A's; 1 where no work was given, None where
             work and run cannot be told apart.
         bounds: Of the typical ratio B/A at equal work; None where nothing is sure.
-        lasting: How many steps were joined into one, as neighbours resemble each other.
+        lasting: For how many steps the pace lasts; 1 where steps are independent.
     """
 
     work: float | None
@@ -62,12 +64,12 @@ def equal_work(a: Floats, b: Floats, work: Sequence[tuple[Floats, Floats]], chan
     fit = _fit(np.concatenate([a, b]), run, columns)
     if fit is None:
         return Equal(None, None, 1)
-    rest, lever, size = _independent(fit, run)
-    found = shift_bounds(rest, lever, chance)
+    lasts = max(lasting(fit.rest[None, side]) for side in (run < 0, run > 0))
+    found = _bounds(fit, run, chance) if lasts == 1 else _drifting(fit, lasts, columns, chance)
     if found is None:
-        return Equal(fit.work, None, size)
+        return Equal(fit.work, None, lasts)
     low, high = (float(np.exp(fit.shift + each)) for each in found)
-    return Equal(fit.work, (low, high), size)
+    return Equal(fit.work, (low, high), lasts)
 
 
 def _fit(ns: Floats, run: Floats, columns: Sequence[Floats]) -> _Fit | None:
@@ -93,10 +95,28 @@ def _lever(run: Floats, usual: Floats, columns: Sequence[Floats]) -> Floats:
     return found
 
 
-def _independent(fit: _Fit, run: Floats) -> tuple[Floats, Floats, int]:
-    """Join steps so that each says something new, and thin those of very long runs."""
-    halves = [np.stack([fit.rest, fit.lever], axis=1)[None, side] for side in (run < 0, run > 0)]
-    size = max(lasting(half[:, :, 0]) for half in halves)
-    halves = [joined(half, size)[0] for half in halves]
-    rest, lever = np.concatenate([half[:: -(-len(half) // _MOST) or 1] for half in halves]).T
-    return rest, lever - lever.mean(), size
+def _bounds(fit: _Fit, run: Floats, chance: float) -> tuple[float, float] | None:
+    """Bound the shift by ranks; very long runs are thinned."""
+    some = [np.flatnonzero(side) for side in (run < 0, run > 0)]
+    at = np.concatenate([each[:: -(-len(each) // _MOST)] for each in some])
+    lever = fit.lever[at]
+    return shift_bounds(fit.rest[at], lever - lever.mean(), chance)
+
+
+def _drifting(
+    fit: _Fit, lasts: int, columns: Sequence[Floats], chance: float
+) -> tuple[float, float] | None:
+    """Bound the shift by Student's t, with as many steps as say something new: too few for ranks.
+
+    A mean's variance is greater by the correlation time; residuals beyond three spreads count as
+    three, as they do for the correlation.
+    """
+    time = lasts / _APART
+    freedom = len(fit.rest) / time - 2 - len(columns)
+    if freedom < _FREEDOM:
+        return None
+    spread = 1.4826 * float(np.median(np.abs(fit.rest))) or float(fit.rest.std())
+    rest = np.clip(fit.rest, -3 * spread, 3 * spread)
+    error = np.sqrt(float(rest.var()) * time / float(fit.lever @ fit.lever))
+    half = student(freedom, chance) * float(error)
+    return -half, half

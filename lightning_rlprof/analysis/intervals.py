@@ -1,12 +1,13 @@
 """How far one sample lies from another at equal other things, without assuming a distribution."""
 
+import math
 from statistics import NormalDist
 
 import numpy as np
 
 from lightning_rlprof.analysis.exact import Floats
 
-__all__ = ["shift_bounds", "typical_shift"]
+__all__ = ["shift_bounds", "student", "typical_shift"]
 
 _LEAST = 1e-9  # mean square of a lever: below, the shift cannot be told from the other columns
 _REACH = 1e6  # of the values' range: a crossing beyond says nothing
@@ -47,7 +48,7 @@ def shift_bounds(values: Floats, lever: Floats, chance: float = 0.01) -> tuple[f
         >>> lever = np.repeat([-0.5, 0.5], 8)
         >>> low, high = shift_bounds(np.tile(np.arange(8.0), 2) + 100 * lever, lever)
         >>> round(low, 6), round(high, 6)
-        (95.0, 105.0)
+        (96.0, 104.0)
     """
     size = len(values)
     sure = NormalDist().inv_cdf(1 - chance / 2)
@@ -55,6 +56,35 @@ def shift_bounds(values: Floats, lever: Floats, chance: float = 0.01) -> tuple[f
     if not _long(lever) or _sum(-lever, lever) >= -limit:  # S never gets lower than this
         return None
     return _crossing(values, lever, limit), _crossing(values, lever, -limit)
+
+
+def student(freedom: float, chance: float) -> float:
+    """Return what Student's t exceeds, on either side, with a chance; Hill's algorithm 396 (1970).
+
+    Args:
+        freedom: Degrees of freedom, 2 or more; need not be whole.
+        chance: Of both sides together.
+
+    Example::
+
+        >>> round(student(7, 0.01), 2), round(student(1e6, 0.05), 2)
+        (3.5, 1.96)
+    """
+    n = freedom
+    a = 1 / (n - 0.5)
+    b = 48 / a**2
+    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * n
+    y = float((d * chance) ** (2 / n))
+    if y <= a + 0.05:
+        part = 1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)
+        return math.sqrt(n * ((part * y - 1) * (n + 1) / (n + 2) + 1 / y))
+    x = NormalDist().inv_cdf(chance / 2)
+    y = x * x
+    c += 0.3 * (n - 4.5) * (x + 0.6) if n < 5 else 0.0
+    c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
+    y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
+    return math.sqrt(n * math.expm1(a * y * y))
 
 
 def _long(lever: Floats) -> bool:

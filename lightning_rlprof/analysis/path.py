@@ -19,8 +19,8 @@ _COLUMNS = (
     Column("rank", "count"),
     Column("share", "share"),
     Column("per step", "duration", "ns"),
-    Column("total", "duration", "ns"),
     Column("slack", "duration", "ns"),
+    Column("total", "duration", "ns"),
     Column("steps", "count"),
     Column("count", "count"),
 )
@@ -66,7 +66,7 @@ def path(spans: Spans, *, per_rank: bool = False) -> Table:
     whole, late = max(int(laps.sum()), 1), int(laps.sum()) - int(sums.total.sum())
     table = [_row(graph, sums, at, whole) for at in np.argsort(-sums.total, kind="stable").tolist()]
     if late:
-        table.append((_LATE, "own time", None, None, late / whole, None, late, 0, None, None))
+        table.append((_LATE, "own time", None, None, late / whole, None, 0, late, None, None))
     error = float(np.median(np.abs(laps / np.maximum(graph.wall_ns, 1) - 1)))
     took = float(np.median(graph.wall_ns)) / 1e9
     text = f"Median of {len(graph.steps)} steps: {took:.4g} s; played again, {error:.2%} off."
@@ -83,8 +83,8 @@ def _row(graph: Dag, sums: _Sums, at: int, whole: int) -> tuple[Cell, ...]:
         int(graph.ranks[sums.most[at]]) if sums.most[at] >= 0 else None,
         total / whole,
         int(sums.middle[at]),
-        total,
         int(sums.slack[at]),
+        total,
         int(sums.steps[at]),
         int(sums.number[at]),
     )

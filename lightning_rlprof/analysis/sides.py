@@ -9,6 +9,7 @@ from lightning_rlprof.analysis.canonical import paired
 from lightning_rlprof.analysis.counted import FEWEST, Counted, counted
 from lightning_rlprof.analysis.exact import Floats
 from lightning_rlprof.analysis.partition import Partition, partition
+from lightning_rlprof.analysis.recent import recent
 from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["REPLICAS", "STEP", "WORK", "Pair", "Side", "shared_work", "sides"]
@@ -68,10 +69,11 @@ def _known(pair: Pair) -> bool:
 
 
 def sides(a: Spans, b: Spans) -> tuple[Side, Side]:
-    """Return both runs, their stages under common names."""
-    names = [_stage_names(spans) for spans in (a, b)]
-    both = ((a, paired(names[0], names[1])), (b, paired(names[1], names[0])))
-    first, second = (_side(spans, called) for spans, called in both)
+    """Return both runs, their stages under common names; of very large ones the last steps."""
+    runs = [recent(spans) for spans in (a, b)]
+    names = [_stage_names(spans) for spans, _ in runs]
+    called = paired(names[0], names[1]), paired(names[1], names[0])
+    first, second = (_side(*run, own) for run, own in zip(runs, called, strict=True))
     return first, second
 
 
@@ -90,7 +92,7 @@ class _Frame:
     names: tuple[str, ...]
 
 
-def _side(spans: Spans, called: Mapping[str, str]) -> Side:
+def _side(spans: Spans, note: str, called: Mapping[str, str]) -> Side:
     cut = partition(spans)
     choice = counted(spans, cut.steps)
     frame = _frame(spans, cut, choice, called)
@@ -105,7 +107,8 @@ def _side(spans: Spans, called: Mapping[str, str]) -> Side:
     some = np.flatnonzero(sums[:, warm:].any(axis=1)).tolist()
     stages = {frame.names[at]: sums[at, warm:] for at in some} | {STEP: walls[warm:]}
     work = _work(spans, cut, frame, warm)
-    return Side(stages, work, len(walls) - warm, warm, choice.note)
+    note = " ".join(filter(None, [note, choice.note]))
+    return Side(stages, work, len(walls) - warm, warm, note)
 
 
 def _frame(spans: Spans, cut: Partition, choice: Counted, called: Mapping[str, str]) -> _Frame:

@@ -1,22 +1,24 @@
 """What a change would buy: steps played again with other durations, and predictions scored."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.counted import FEWEST
 from lightning_rlprof.analysis.dag import Dag, dag
-from lightning_rlprof.analysis.edits import Edit, balanced, scaled, unslowed
+from lightning_rlprof.analysis.edits import Edit, balanced, scaled, shortened, unslowed
 from lightning_rlprof.analysis.exact import Floats
 from lightning_rlprof.analysis.labels import Label, label_of
 from lightning_rlprof.analysis.longest import longest, replay
+from lightning_rlprof.analysis.requests import capped, cut, more, requests
 from lightning_rlprof.analysis.workload import workload
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["predictions", "score", "whatif"]
+__all__ = ["Rollout", "predictions", "score", "whatif"]
 
 _COLUMNS = (
     Column("change", "text"),
@@ -36,50 +38,83 @@ _SCORES = (
     Column("later", "duration", "ns"),
     Column("error", "share"),
 )
+_BALANCED = "balanced work"
+_UNTOLD = "Balanced work is not told: nobody counts tokens, or it lies in stages that wait."
 _HOUR_NS = 3_600 * 10**9
 _ALLOWED = 0.01  # of a step: how far it may be off when it is played again unchanged
 _SHOWN = 5  # stages of which is told what it brings to make them faster
 _DRAWS = 1_000
 
 
+class Rollout(NamedTuple):
+    """Changes to rollouts.
+
+    Attributes:
+        cut: End them when such a share of their requests is answered.
+        cap: No answer has more tokens.
+        replicas: So many more, each with as many slots as one of the ranks that have requests.
+    """
+
+    cut: float | None = None
+    cap: int | None = None
+    replicas: int | None = None
+
+
 def whatif(
-    spans: Spans, *, faster: Mapping[str, float] | None = None, removed: Sequence[str] = ()
+    spans: Spans,
+    *,
+    faster: Mapping[str, float] | None = None,
+    removed: Sequence[str] = (),
+    rollout: Rollout | None = None,
 ) -> Table:
     """Predict the median step after each change, largest saving first.
 
-    Always: ``no straggler``, and ``balanced work`` where tokens are counted. Besides the stages
-    that are asked for; of none, those on the critical path twice as fast, weight syncs removed.
-    ``low`` and ``high`` bound the prediction with 95 % (bootstrap over steps). ``GPU-hours`` are
-    saved on all ranks in the steps that were looked at. Abstains where playing the steps again
-    unchanged is more than 1 % off.
+    Always ``no straggler``, and ``balanced work`` where tokens are counted; besides what is asked
+    for, or else stages on the critical path twice as fast and weight syncs removed. ``low`` and
+    ``high`` bound it with 95 %. ``GPU-hours`` are saved on all ranks in these steps. Abstains where
+    the steps played again unchanged are more than 1 % off.
 
     Args:
         spans: The run.
         faster: How many times as fast, by stage; above 0.
         removed: Stages that take no time any more, gone or hidden behind others.
+        rollout: Changes to rollouts whose requests have spans.
 
     Raises:
-        TraceError: A stage is not in the run, or a speed is not above 0.
+        TraceError: A stage is not in the run, or a number is out of bounds.
     """
     graph = dag(spans)
-    if isinstance(graph, str) or len(graph.steps) < FEWEST:
-        few = graph if isinstance(graph, str) else f"{len(graph.steps)} steps, it takes {FEWEST}"
-        return Table("whatif", _COLUMNS, abstained=few)
+    if isinstance(graph, str):
+        return Table("whatif", _COLUMNS, abstained=graph)
+    wanted = (faster or {}, removed) if faster or removed or rollout else _usual(graph)
+    edits = chain(_edits(spans, graph, *wanted), _rollouts(spans, graph, rollout or Rollout()))
+    return _table(graph, edits)
+
+
+def _table(graph: Dag, edits: Iterable[tuple[str, Edit]]) -> Table:
     before = _laps(graph, Edit(graph.ns, graph.transfer_ns))
-    error = float(np.median(np.abs(before / np.maximum(graph.wall_ns, 1) - 1)))
-    if error > _ALLOWED:
-        text = f"played again unchanged, the median step is {error:.2%} off; {_ALLOWED:.0%} is"
-        return Table("whatif", _COLUMNS, abstained=f"{text} allowed. {graph.note}")
-    wanted = dict(faster or {}), list(removed)
-    wanted = wanted if any(wanted) else _usual(graph)
-    rows = [
-        _row(graph, text, before - _laps(graph, edit))
-        for text, edit in _edits(spans, graph, *wanted)
-    ]
-    note = (
-        f"Of {len(graph.steps)} steps; unchanged, the median one is {error:.2%} off. {graph.note}"
-    )
-    return Table("whatif", _COLUMNS, sorted(rows, key=lambda row: -int(row[3] or 0)), note)
+    off = _off(graph, before)
+    if isinstance(off, str):
+        return Table("whatif", _COLUMNS, abstained=off)
+    rows = [_row(graph, text, before - _laps(graph, edit)) for text, edit in edits]
+    text = f"Of {len(graph.steps)} steps; unchanged, the median one is {off:.2%} off."
+    untold = "" if any(row[0] == _BALANCED for row in rows) else f" {_UNTOLD}"
+    rows.sort(key=lambda row: -int(row[3] or 0))
+    return Table("whatif", _COLUMNS, rows, f"{text}{untold} {graph.note}")
+
+
+def _off(graph: Dag, played: Int64s) -> float | str:
+    """Return how far the median step is off when it is played again; a text where that is too far.
+
+    Also where there are too few steps to tell.
+    """
+    if len(graph.steps) < FEWEST:
+        return f"{len(graph.steps)} steps can be cut, it takes {FEWEST}"
+    error = float(np.median(np.abs(played / np.maximum(graph.wall_ns, 1) - 1)))
+    if error <= _ALLOWED:
+        return error
+    text = f"played again unchanged, the median step is {error:.2%} off"
+    return f"{text}; {_ALLOWED:.0%} is allowed. {graph.note}"
 
 
 def _laps(graph: Dag, edit: Edit) -> Int64s:
@@ -102,13 +137,40 @@ def _edits(
     yield "no straggler", unslowed(graph, work)
     even = balanced(graph, work)
     if even is not None:
-        yield "balanced work", even
+        yield _BALANCED, even
     for name, speed in faster.items():
         if not 0 < speed < np.inf:
             raise TraceError(f"{name} {speed} times as fast: a speed is above 0, for instance 2")
         yield f"{name} {speed:g}x faster", scaled(graph, _code(graph, name), 1 / speed)
     for name in removed:
         yield f"{name} removed", scaled(graph, _code(graph, name), 0.0)
+
+
+def _rollouts(spans: Spans, graph: Dag, asked: Rollout) -> Iterator[tuple[str, Edit]]:
+    if asked == Rollout():
+        return
+    _check(asked)
+    found = requests(spans, np.unique(graph.row[graph.row >= 0]))
+    if found is None:
+        raise TraceError("no rollout of these steps has spans of its requests: annotate each one")
+    if asked.cut is not None:
+        yield f"rollout cut at {asked.cut:.0%}", shortened(graph, found.row, cut(found, asked.cut))
+    if asked.cap is not None:
+        saved = capped(found, asked.cap)
+        if saved is None:
+            raise TraceError("not every request counts its tokens: count(tokens=...) inside of it")
+        yield f"{asked.cap} tokens at most", shortened(graph, found.row, saved)
+    if asked.replicas is not None:
+        saved = more(found, spans.step[found.row], asked.replicas)
+        yield f"{asked.replicas} rollout replicas more", shortened(graph, found.row, saved)
+
+
+def _check(asked: Rollout) -> None:
+    if asked.cut is not None and not 0 < asked.cut <= 1:
+        raise TraceError(f"rollouts cut at {asked.cut}: a share is above 0 and at most 1")
+    for name, number in (("cap", asked.cap), ("replicas", asked.replicas)):
+        if number is not None and number < 1:
+            raise TraceError(f"{name} {number}: takes a whole number, 1 or more")
 
 
 def _code(graph: Dag, name: str) -> int:
@@ -130,8 +192,8 @@ def _row(graph: Dag, text: str, saved_ns: Int64s) -> tuple[Cell, ...]:
     now, then = float(np.median(graph.wall_ns)), float(np.median(after))
     low, high = _bounds(after)
     hours = int(saved_ns.sum()) * len(graph.ranks) / _HOUR_NS
-    saving = round(now) - round(then)
-    return (text, round(now), round(then), saving, saving / now, hours, round(low), round(high))
+    saving, whole = round(now) - round(then), max(now, 1.0)
+    return (text, round(now), round(then), saving, saving / whole, hours, round(low), round(high))
 
 
 def _bounds(values: Floats) -> tuple[float, float]:

@@ -106,6 +106,7 @@ class ProfilerCallback(Callback):
             name=trainer.strategy.broadcast(new_run_name(), src=0),
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+            hosts=trainer.num_nodes,
             device=device,
             recorders=self.recorders,
             on_finish=self.on_finish,

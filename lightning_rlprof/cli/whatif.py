@@ -27,6 +27,11 @@ Removed = Annotated[
     list[str] | None,
     typer.Option(metavar="STAGE", help="Let a stage take no time, gone or hidden; repeatable"),
 ]
+Cut = Annotated[
+    float | None, typer.Option(metavar="SHARE", help="End rollouts at this share of their requests")
+]
+Cap = Annotated[int | None, typer.Option(metavar="TOKENS", help="No answer has more tokens")]
+Replicas = Annotated[int | None, typer.Option(help="So many rollout replicas more")]
 Score = Annotated[
     Path | None,
     typer.Option(metavar="LATER_RUN", help="Compare what was predicted with a later run"),
@@ -41,6 +46,9 @@ def whatif(
     as_json: Json = False,
     faster: Faster = None,
     removed: Removed = None,
+    cut: Cut = None,
+    cap: Cap = None,
+    replicas: Replicas = None,
     score: Score = None,
     keep: Keep = True,
 ) -> None:
@@ -53,15 +61,25 @@ def whatif(
     if score is not None:
         _print(spans, _scored(spans, score), f"what was predicted, beside {score}", as_json=as_json)
         return
-    from lightning_rlprof.analysis.whatif import whatif as analysis
-
-    table = analysis(spans, faster=speeds, removed=removed or ())
+    table = _asked(spans, speeds, removed or [], (cut, cap, replicas))
     file = _keep(spans, table) if keep and table.abstained is None else None
     _print(spans, table, "what a change would buy", as_json=as_json, file=file)
-    if file is not None and not as_json:
-        say(f"Kept in {file}: rlprof whatif RUN --score LATER_RUN compares")
     if not as_json:
+        if file is not None:
+            say(f"Kept in {file}: rlprof whatif RUN --score LATER_RUN compares")
         next_command("rlprof", "path", run)
+
+
+def _asked(
+    spans: "Spans",
+    speeds: dict[str, float],
+    removed: list[str],
+    rollout: tuple[float | None, int | None, int | None],
+) -> "Table":
+    from lightning_rlprof.analysis.whatif import Rollout, whatif
+
+    asked = None if rollout == (None,) * 3 else Rollout(*rollout)
+    return whatif(spans, faster=speeds, removed=removed, rollout=asked)
 
 
 def _speed(text: str) -> tuple[str, float]:

@@ -3,7 +3,7 @@
 from functools import reduce
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.npu import NpuConfig
@@ -92,6 +92,13 @@ class Options(Section):
         description=(
             "Measure the device time of every stage at every step, without a capture; unset, "
             "wherever there is an accelerator."
+        ),
+    )
+    clock_minutes: NonNegativeFloat = Field(
+        default=10,
+        description=(
+            "Compare the clocks of several hosts at the start, at the end, and about every so many "
+            "minutes; 0 never."
         ),
     )
     token_start: NonNegativeInt | None = Field(

@@ -115,7 +115,7 @@ def _read(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str
     if rank is None and (told < 0).any():
         raise TraceError(f"{path}: is left out: nothing says which rank it is of")
     kernels = replace(kernels, rank=np.where(told < 0, rank or 0, told))
-    kernels = kernels.later(unix_ns - spans.unix_ns)
+    kernels = kernels.later(spans.later(rank, unix_ns))
     filled, count = _fill(kernels, spans)
     return filled, [*remarks, *([f"{count} launches count to the run's spans"] if count else [])]
 

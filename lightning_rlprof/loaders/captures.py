@@ -79,7 +79,7 @@ def _piece(
         return Piece(ranks, 0, partial(_fail, error))
     if name not in part.tables:
         return Piece(ranks, 0, None)
-    later = part.unix_ns - spans.unix_ns
+    later = spans.later(rank, part.unix_ns)
     return Piece(ranks or part.ranks, later, partial(_own, part, name, rank, spans, later))
 
 

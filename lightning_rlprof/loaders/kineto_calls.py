@@ -1,13 +1,13 @@
 """What the host called, of a torch.profiler trace: operators, modules, Python, the driver."""
 
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.attribution import Launches, stages_at
 from lightning_rlprof.loaders.chrome_columns import LAUNCH, MOST_LANES, OPERATOR, PYTHON
-from lightning_rlprof.loaders.chrome_events import LARGEST_TIME
 from lightning_rlprof.loaders.chrome_scratch import Settled
 from lightning_rlprof.loaders.kineto_launches import blocks
 from lightning_rlprof.loaders.kineto_trace import STAGE, STEP, KinetoTrace
@@ -107,21 +107,60 @@ def parents(
         [0, 1, 2, 0]
     """
     found = np.zeros(len(lane), np.int64)
-    numbers, ends, last = [0], [LARGEST_TIME], None
+    around, last = _NOBODY, None
     for rows in blocks(len(lane)):
-        own: list[int] = []
-        columns = (each[rows].tolist() for each in (lane, start, end, alone))
-        for number, (where, begin, over, leaf) in enumerate(zip(*columns, strict=True), rows.start):
-            if where != last:
-                numbers, ends, last = [0], [LARGEST_TIME], where
-            while ends[-1] <= begin or ends[-1] + SLACK_NS < over:
-                del numbers[-1], ends[-1]
-            own.append(numbers[-1])
-            if not leaf:
-                numbers.append(number + 1)
-                ends.append(over)
-        found[rows] = own
+        cuts = np.flatnonzero(np.diff(lane[rows])) + 1 + rows.start
+        edges = [rows.start, *cuts.tolist(), rows.stop]
+        for first, over in itertools.pairwise(edges):
+            part = slice(first, over)
+            around, last = (around if lane[first] == last else _NOBODY), lane[first]
+            found[part], around = _within(around, first, start[part], end[part], alone[part])
     return found
+
+
+class _Around(NamedTuple):
+    """Calls of one lane that may still be around others, outer ones first."""
+
+    number: Int64s
+    end: Int64s
+
+
+_NOBODY = _Around(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _within(
+    around: _Around, first: int, start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
+) -> tuple[Int64s, _Around]:
+    """Return the parents of some calls of a lane, and what is still around those that follow."""
+    known, own = len(around.number), np.flatnonzero(~alone)
+    number = np.append(around.number, own + (first + 1))
+    over = np.append(around.end, end[own])
+    above = np.arange(-1, len(number) - 1)
+    _climb(above[known:], start[own], end[own], over, above)
+    leaf = np.flatnonzero(alone)
+    at = np.searchsorted(own, leaf) + (known - 1)
+    _climb(at, start[leaf], end[leaf], over, above)
+    found, number = np.empty(len(start), np.int64), np.append(number, 0)  # -1 reads the last
+    found[own], found[leaf] = number[above[known:]], number[at]
+    chain, last = [], len(above) - 1
+    while last >= 0:
+        chain.append(last)
+        last = int(above[last])
+    return found, _Around(number[chain[::-1]], over[chain[::-1]])
+
+
+def _climb(at: Int64s, start: Int64s, end: Int64s, over: Int64s, above: Int64s) -> None:
+    """Go up from each call's nearest neighbour until one is around it.
+
+    All climb at once; where ``at`` is part of ``above``, each takes the way that the others have
+    gone so far, so that a thousand siblings take ten steps.
+    """
+    todo = np.flatnonzero(at >= 0)
+    while len(todo):
+        near = over[at[todo]]
+        todo = todo[(near <= start[todo]) | (near + SLACK_NS < end[todo])]
+        at[todo] = above[at[todo]]
+        todo = todo[at[todo] >= 0]
 
 
 def _order(trace: KinetoTrace) -> npt.NDArray[np.int32]:

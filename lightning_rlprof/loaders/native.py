@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.axis import anchors
+from lightning_rlprof.loaders.axis import Meetings, OnAxis, clock_table, on_axis
 from lightning_rlprof.loaders.counters import collect, merge
 from lightning_rlprof.loaders.ranks import missing
 from lightning_rlprof.model import KINDS, Header, Note
@@ -31,6 +31,7 @@ _KIND = {kind: code for code, kind in enumerate(KINDS)}
 # every time, and every difference of two, fits into 64 bits.
 _LARGEST = 2**60
 _LARGEST_ANCHOR = 2**62
+_LARGEST_EXCHANGED = 2**58
 _MOST_RANKS = 2**20
 _NUMBERS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
 
@@ -46,6 +47,7 @@ class _Rank:
     notes: list[Note]
     status: str | None
     problems: list[Problem]
+    meetings: Meetings
 
 
 @dataclass
@@ -121,7 +123,22 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     columns = {name: column[order] for name, column in columns.items()}
     problems += _family(columns, number)
     counters = collect(lines, trace.late, order)
-    return _Rank(file, trace.header, columns, counters, trace.notes, trace.status, problems)
+    head, met = trace.header, _meetings(trace)
+    return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, met)
+
+
+def _meetings(trace: RankTrace) -> Meetings:
+    """Return the exchanges that can be true."""
+    return [
+        (rank, sound)
+        for rank, readings in trace.exchanges
+        if (sound := [each for each in readings if _is_causal(*each)])
+    ]
+
+
+def _is_causal(sent: int, arrived: int, answered: int, received: int) -> bool:
+    most = _LARGEST_EXCHANGED
+    return -most < sent <= received < most and -most < arrived <= answered < most
 
 
 def _sound(trace: RankTrace) -> tuple[list[SpanLine], list[Problem]]:
@@ -199,12 +216,11 @@ def _assemble(
 ) -> Spans:
     """Put all ranks on one axis that starts with the first event."""
     headers = {number: rank.header for number, rank in ranks.items()}
-    anchor, doubts = anchors(headers)
-    zero = _first_event(ranks, anchor)
-    shifts = {number: anchor[number] - zero for number in ranks}
+    clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
+    zero = _first_event(ranks, clocks)
     for number, rank in ranks.items():
-        rank.columns["start_ns"] += shifts[number]
-        rank.columns["end_ns"] += shifts[number]
+        for column in ("start_ns", "end_ns"):
+            rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
     joined: dict[str, Any] = {
@@ -219,28 +235,37 @@ def _assemble(
         counters=merge([rank.counters for rank in every], counts),
         headers=headers,
         statuses={number: rank.status for number, rank in ranks.items()},
-        notes=tuple(_notes(ranks, shifts)),
+        notes=tuple(_notes(ranks, clocks, zero)),
         problems=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
         unix_ns=zero,
+        **_known(headers, clocks),
     )
 
 
-def _first_event(ranks: dict[int, _Rank], anchor: Mapping[int, int]) -> int:
+def _known(headers: Mapping[int, Header], clocks: Mapping[int, OnAxis]) -> dict[str, Any]:
+    """Return what is to be told of clocks where any were compared."""
+    compared = {number: own.off for number, own in clocks.items() if own.clock is not None}
+    if not compared:
+        return {}
+    return {"wall_off": compared, "tables": {"clocks": lambda: clock_table(headers, clocks)}}
+
+
+def _first_event(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis]) -> int:
     """Return when the first span of all began, else the first rank, in wall-clock time."""
     starts = [
-        int(rank.columns["start_ns"][0]) + anchor[number]
+        int(clocks[number].unix(rank.columns["start_ns"][:1])[0])
         for number, rank in ranks.items()
         if len(rank.columns["start_ns"])
     ]
     return min(starts, default=min(rank.header.unix_ns for rank in ranks.values()))
 
 
-def _notes(ranks: dict[int, _Rank], shifts: Mapping[int, int]) -> list[RankNote]:
-    return sorted(
-        (
-            RankNote(number, note.clock_ns + shifts[number], note.level, note.text)
-            for number, rank in ranks.items()
-            for note in rank.notes
-        ),
-        key=lambda note: note.time_ns,
-    )
+def _notes(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:
+    found = []
+    for number, rank in ranks.items():
+        times = clocks[number].unix(np.array([note.clock_ns for note in rank.notes], np.int64))
+        found += [
+            RankNote(number, time - zero, note.level, note.text)
+            for time, note in zip(times.tolist(), rank.notes, strict=True)
+        ]
+    return sorted(found, key=lambda note: note.time_ns)

@@ -6,56 +6,118 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.intervals import shift_interval
+from lightning_rlprof.analysis.intervals import shift_bounds, student, typical_shift
+
+NEAR = 1e-6
 
 
-def _slow(a: list[int], b: list[int]) -> tuple[int, int] | None:
-    """Count every way to deal the ranks, as the definition of the test says."""
+def _two(a: object, b: object) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    lever = np.repeat([-0.5, 0.5], [len(a), len(b)])
+    return np.concatenate([a, b]), lever - lever.mean()
+
+
+def _mann_whitney(a: list[int], b: list[int], chance: float) -> tuple[int, int] | None:
+    """Cut off differences while U is beyond the normal quantile, as textbooks have it."""
     n, m = len(a), len(b)
-    counts = [0] * (n * m + 1)
-    for chosen in itertools.combinations(range(n + m), n):
-        counts[sum(chosen) - n * (n - 1) // 2] += 1
-    rank = sum(1 for tail in itertools.accumulate(counts) if tail / math.comb(n + m, n) <= 0.005)
+    quantile = {0.01: 2.5758293035489, 0.05: 1.9599639845401}[chance]
+    rank = math.floor(n * m / 2 - quantile * math.sqrt(n * m * (n + m + 1) / 12)) + 1
     differences = sorted(y - x for x in a for y in b)
-    return (differences[rank - 1], differences[-rank]) if rank else None
+    return (differences[rank - 1], differences[-rank]) if rank > 0 else None
 
 
-SAMPLES = st.lists(st.integers(0, 100), min_size=1, max_size=7)
+SAMPLES = st.lists(st.integers(0, 10**6), min_size=2, max_size=9, unique=True)
+
+
+@given(SAMPLES, SAMPLES, st.sampled_from([0.01, 0.05]))
+def test_of_two_samples_it_is_the_mann_whitney_interval(
+    a: list[int], b: list[int], chance: float
+) -> None:
+    differences = [y - x for x in a for y in b]
+    expected = _mann_whitney(a, b, chance)
+    if expected and len(set(differences)) < len(differences):
+        return  # ties among differences: the step is wider than one of them
+    found = shift_bounds(*_two(a, b), chance)
+    assert (found is None) == (expected is None)
+    if found and expected:
+        assert found == pytest.approx(expected, abs=1e-3)
 
 
 @given(SAMPLES, SAMPLES)
-def test_small_samples_have_the_exact_interval(a: list[int], b: list[int]) -> None:
-    assert shift_interval(np.array(a), np.array(b)) == _slow(a, b)
+def test_the_typical_shift_of_two_samples_is_the_median_difference(
+    a: list[int], b: list[int]
+) -> None:
+    median = np.median([y - x for x in a for y in b])
+    assert typical_shift(*_two(a, b)) == pytest.approx(median, abs=1e-2)
 
 
 @given(SAMPLES, SAMPLES)
 def test_swapping_the_samples_mirrors_the_interval(a: list[int], b: list[int]) -> None:
-    forth, back = shift_interval(np.array(a), np.array(b)), shift_interval(np.array(b), np.array(a))
+    forth, back = shift_bounds(*_two(a, b)), shift_bounds(*_two(b, a))
     assert (forth is None) == (back is None)
     if forth and back:
-        assert forth == (-back[1], -back[0])
+        assert forth == pytest.approx((-back[1], -back[0]), abs=1e-2)
 
 
 def test_four_values_a_side_are_too_few_and_five_are_enough() -> None:
     four, five = np.arange(4), np.arange(5)
-    assert shift_interval(four, four) is None
-    assert shift_interval(five, five) == (-4, 4)
+    assert shift_bounds(*_two(four, four)) is None
+    assert shift_bounds(*_two(five, five)) == pytest.approx((-4, 4), abs=NEAR)
 
 
-@pytest.mark.parametrize("size", [12, 40])
+def test_a_lever_that_other_columns_explain_tells_nothing() -> None:
+    assert typical_shift(np.arange(9.0), np.zeros(9)) is None
+    assert shift_bounds(np.arange(9.0), np.zeros(9)) is None
+
+
+def test_values_without_noise_have_an_interval_without_width() -> None:
+    values, lever = _two(np.full(9, 3.0), np.full(9, 5.0))
+    low, high = shift_bounds(values, lever) or (0.0, 0.0)
+    assert (low, high) == pytest.approx((2.0, 2.0), abs=NEAR)
+
+
+@pytest.mark.parametrize("size", [6, 12, 40])
 def test_the_true_shift_is_covered_about_as_often_as_promised(size: int) -> None:
     noise = np.random.default_rng(7)
     misses = 0
-    for _ in range(400):
-        a = noise.exponential(1e6, size).astype(np.int64)
-        b = noise.exponential(1e6, size).astype(np.int64) + 5_000_000
-        low, high = shift_interval(a, b) or (0, 0)
-        misses += not low <= 5_000_000 <= high
-    assert misses <= 12  # 1 % of 400 is 4; 13 or more has a chance below 1 in 3000
+    for _ in range(300):
+        a, b = noise.exponential(1.0, size), noise.exponential(1.0, size) + 5
+        low, high = shift_bounds(*_two(a, b)) or (0, 9)
+        misses += not low <= 5 <= high
+    assert misses <= 9  # 1 % of 300 is 3; 10 or more has a chance below 1 in 900
 
 
-def test_many_values_are_thinned_and_still_found() -> None:
-    noise = np.random.default_rng(7)
-    a = noise.normal(1e9, 1e7, 50_000).astype(np.int64)
-    low, high = shift_interval(a, a + 20_000_000) or (0, 0)
-    assert 15_000_000 < low < 20_000_000 < high < 25_000_000
+def test_a_slope_that_has_to_be_learned_widens_the_interval() -> None:
+    noise = np.random.default_rng(3)
+    run = np.repeat([-0.5, 0.5], 40)
+    work = noise.normal(size=80) + run * 4
+    values = 0.3 * run + noise.normal(0, 0.1, 80)
+    table = np.stack([np.ones(80), work], axis=1)
+    lever = run - table @ np.linalg.lstsq(table, run, rcond=None)[0]
+    rest = values - table @ np.linalg.lstsq(np.c_[table, run], values, rcond=None)[0][:2]
+
+    low, high = shift_bounds(rest, lever) or (0.0, 0.0)
+    alone = shift_bounds(rest, run) or (0.0, 0.0)
+
+    assert low < 0.3 < high
+    assert high - low > 1.5 * (alone[1] - alone[0])
+
+
+def test_every_way_to_deal_the_ranks_keeps_the_chance_promised() -> None:
+    """Of all 924 ways to deal 12 values to two sides at most 1 % exclude "no shift"."""
+    values = np.arange(12.0) ** 2
+    wrong = 0
+    for chosen in itertools.combinations(range(12), 6):
+        lever = np.full(12, -0.5)
+        lever[list(chosen)] = 0.5
+        low, high = shift_bounds(values, lever) or (-1.0, 1.0)
+        wrong += not low <= NEAR or not high >= -NEAR
+    assert wrong <= 9
+
+
+@pytest.mark.parametrize(
+    ("freedom", "chance", "value"),
+    [(2, 0.01, 9.925), (3, 0.001, 12.924), (7, 0.01, 3.499), (10, 0.05, 2.228), (30, 0.9, 0.127)],
+)
+def test_students_t_is_as_tables_have_it(freedom: float, chance: float, value: float) -> None:
+    assert student(freedom, chance) == pytest.approx(value, rel=3e-3)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof import analysis
-from lightning_rlprof.loaders.load import load
 from tests.runs import Row, grpo_rows, grpo_run, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
@@ -158,26 +157,3 @@ def test_a_place_that_cannot_be_written_is_one_line(
         f"rlprof: {tmp_path}/x: cannot be written (No space left on device); "
         "-o names another file\n"
     )
-
-
-def test_compare_shows_both_runs_and_what_changed(rlprof: Run, tmp_path: Path) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
-    grpo_run(a, 8)
-    grpo_run(b, 8, slow={"actor_generate": 0.5})
-
-    status, out, _ = rlprof("compare", a, b)
-    assert status == 0
-    assert f"A: {a}\nB: {b}\n" in out
-    assert "0.50x faster" in " ".join(out.split())
-    assert out.endswith(f"Next: rlprof report {b}\n")
-
-    data = json.loads(rlprof("compare", a, b, "--json")[1])
-    assert (data["a"]["run"], data["b"]["run"]) == (str(a), str(b))
-    assert data["tables"] == [json.loads(json.dumps(analysis.compare(load(a), load(b)).to_dict()))]
-
-
-def test_compare_of_too_few_steps_abstains(rlprof: Run, tmp_path: Path) -> None:
-    grpo_run(tmp_path, 2)
-    status, out, _ = rlprof("compare", tmp_path, tmp_path)
-    assert status == 0
-    assert "compare: not told, run A has 2 complete steps, 3 are needed\n" in out

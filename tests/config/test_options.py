@@ -33,6 +33,7 @@ def test_defaults() -> None:
         "wrap": [],
         "spans": True,
         "device_time": None,
+        "clock_minutes": 10,
         "token_start": None,
         "token_end": None,
         "tools": None,

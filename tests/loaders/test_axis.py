@@ -1,7 +1,45 @@
-from lightning_rlprof.loaders.axis import anchors
+import numpy as np
+import pytest
+
+from lightning_rlprof.loaders.axis import Meetings, clock_table, on_axis
+from lightning_rlprof.model import Header
+from lightning_rlprof.spans import Problem
 from tests.runs import header
 
-DAY = 86_400 * 10**9
+SECOND = 10**9
+DAY = 86_400 * SECOND
+
+
+def anchors(headers: dict[int, Header]) -> tuple[dict[int, int], list[Problem]]:
+    found, problems = on_axis(headers)
+    assert all(each.clock is None for each in found.values())
+    return {rank: each.shift_ns for rank, each in found.items()}, problems
+
+
+def meetings(offset: int, drift: float = 0.0, jump: int = 0) -> Meetings:
+    """Exchange every ten minutes for an hour, with rank 0, whose clock is ahead by the offset."""
+    found = []
+    for number in range(7):
+        at = number * 600 * SECOND
+        ahead = offset + round(drift * at) + jump * (number > 2)
+        readings = [(at, at + 50_000 + ahead, at + 60_000 + ahead, at + 110_000)]
+        found.append((0, readings))
+    return found
+
+
+def three_hosts() -> dict[int, Header]:
+    """Two ranks on host a, two on b whose wall clock is 5 ms ahead, one on c that says nothing."""
+    anchor = 10**18
+    clocks = {"a": 7 * DAY, "b": 2 * DAY, "c": DAY}
+    return {
+        rank: header(
+            rank,
+            host=host,
+            clock_ns=clocks[host],
+            unix_ns=anchor + (5_000_000 if host == "b" else 0),
+        )
+        for rank, host in enumerate("aabbc")
+    }
 
 
 def test_ranks_of_one_host_share_the_median_anchor() -> None:
@@ -35,3 +73,68 @@ def test_one_host_name_on_two_machines_is_noticed() -> None:
     assert found == {0: 10**18 - 50, 1: 10**18 - 50, 2: 10**18 - DAY - 50, 3: 10**18 - DAY - 50}
     assert problems[0].text == "host node-a: its ranks' clocks disagree by seconds, as on 2 hosts"
     assert "clocks of 2 hosts are not calibrated" in problems[1].text
+
+
+def test_a_host_that_exchanged_times_stands_on_the_reference_s_wall_clock() -> None:
+    found, problems = on_axis(three_hosts(), {2: meetings(5 * DAY, drift=2e-5)})
+
+    same = np.array([2 * DAY + 600 * SECOND])
+    for rank in (2, 3):
+        there = same + 5 * DAY + round(2e-5 * int(same[0]))
+        assert found[rank].reference == 0
+        assert abs(found[rank].unix(same) - found[0].unix(there)) <= 4_000_000_000 * 2e-5 * 100
+    assert found[4].clock is None
+    assert [problem.text[:32] for problem in problems] == ["clocks of 2 hosts are not calibr"]
+
+
+def test_what_its_wall_clock_was_ahead_is_known() -> None:
+    headers = {rank: each for rank, each in three_hosts().items() if rank < 4}
+    found, problems = on_axis(headers, {2: meetings(5 * DAY)})
+    assert problems == []
+    for rank in (2, 3):
+        assert found[rank].off(headers[rank].unix_ns) == 5_000_000
+    unix = int(found[0].unix(np.array([7 * DAY]))[0])
+    assert found[2].unix(np.array([2 * DAY])).tolist() == [unix]
+
+
+def test_the_table_tells_of_each_rank_what_is_known_and_with_what_uncertainty() -> None:
+    headers = three_hosts()
+    found, _ = on_axis(headers, {2: meetings(5 * DAY, drift=1e-5)})
+    rows = list(clock_table(headers, found).rows)
+    assert [row[:5] for row in rows] == [
+        (0, "a", 0, "reference", 0),
+        (1, "a", 0, "reference", 0),
+        (2, "b", 0, "ping-pong", 7),
+        (3, "b", 0, "ping-pong", 7),
+        (4, "c", None, "wall clock", 0),
+    ]
+    assert [row[6] for row in rows] == [0, 0, 80_000, 80_000, None]
+    assert rows[2][7] == pytest.approx(10, abs=0.01)
+    assert rows[4][5] is None
+
+
+def test_a_clock_that_was_set_is_said() -> None:
+    _, problems = on_axis(three_hosts(), {2: meetings(5 * DAY, jump=40_000_000)})
+    assert problems[0].text == (
+        "host b: its clock was set by +40.0 ms against the others, some time within 600 s"
+    )
+
+
+def test_ranks_of_one_clock_need_no_exchange() -> None:
+    headers = {rank: each for rank, each in three_hosts().items() if rank < 2}
+    found, problems = on_axis(headers, {1: meetings(5 * DAY)})
+    assert (found[1].clock, problems) == (None, [])
+
+
+def test_without_the_reference_s_file_hosts_are_uncalibrated() -> None:
+    headers = {rank: each for rank, each in three_hosts().items() if rank > 1}
+    found, problems = on_axis(headers, {2: meetings(5 * DAY)})
+    assert found[2].clock is None
+    assert "clocks of 2 hosts are not calibrated" in problems[0].text
+
+
+def test_exchanges_by_which_time_would_run_backwards_are_not_believed() -> None:
+    damaged = [(0, [(at, 10**12 - at, 10**12 - at, at + 1)]) for at in (0, SECOND, 2 * SECOND)]
+    found, problems = on_axis(three_hosts(), {2: damaged})
+    assert found[2].clock is None
+    assert "clocks of 3 hosts are not calibrated" in problems[0].text

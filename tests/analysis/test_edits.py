@@ -1,0 +1,62 @@
+"""Changed durations: what changes, by how much, and what stays."""
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.dag import Dag, dag
+from lightning_rlprof.analysis.edits import balanced, scaled, unslowed
+from lightning_rlprof.analysis.longest import OWN
+from lightning_rlprof.analysis.workload import workload
+from lightning_rlprof.spans import Spans
+from tests.analysis.scripted import Script, play
+
+
+def graph(spans: Spans) -> Dag:
+    found = dag(spans)
+    assert not isinstance(found, str), found
+    return found
+
+
+def test_a_stage_is_scaled_with_its_transfers_and_nothing_else() -> None:
+    own = graph(play(Script(listed=True), 1).spans)
+    code = own.names.index("actor_update")
+    edit = scaled(own, code, 0.5)
+
+    mine = own.name == code
+    assert (edit.own_ns[~mine] == own.ns[~mine]).all()
+    assert np.abs(edit.own_ns[mine] * 2 - own.ns[mine]).max() <= 1
+    assert np.abs(edit.transfer_ns * 2 - own.transfer_ns).max() <= 1  # all are in this stage
+
+
+def test_only_the_slow_rank_becomes_faster_by_what_it_is_slower() -> None:
+    spans = play(Script(listed=True, slow={3: 0.25}, uneven=0.2, noise=0.005, hiccups=0.0), 1).spans
+    own = graph(spans)
+    edit = unslowed(own, workload(spans, own))
+
+    its = own.plan
+    inside = (its.join == OWN) & (own.row >= 0)
+    chain = its.run // its.laps
+    for rank in range(8):
+        mine = inside & (chain == rank)
+        left = edit.own_ns[mine].sum() / own.ns[mine].sum()
+        assert left == pytest.approx(1 / 1.25 if rank == 3 else 1.0, abs=0.01)
+
+
+def test_balanced_work_keeps_the_sum_and_evens_the_ranks() -> None:
+    spans = play(Script(listed=True, uneven=0.4, noise=0.001, hiccups=0.0), 1).spans
+    own = graph(spans)
+    edit = balanced(own, workload(spans, own))
+
+    assert edit is not None
+    its, code = own.plan, own.names.index("actor_generate")
+    mine = own.name == code
+    after = np.bincount(its.run[mine], edit.own_ns[mine]).reshape(8, its.laps)
+    before = np.bincount(its.run[mine], own.ns[mine]).reshape(8, its.laps)
+    assert np.ptp(after, axis=0).max() < 0.1 * np.ptp(before, axis=0).min()
+    assert after.sum() == pytest.approx(before.sum(), rel=0.01)
+
+
+def test_without_tokens_there_is_no_work_to_balance() -> None:
+    spans = play(Script(listed=True, counters=False), 1).spans
+    own = graph(spans)
+    assert balanced(own, workload(spans, own)) is None

@@ -1,0 +1,29 @@
+"""What stages took and should have taken, by chain and step."""
+
+import numpy as np
+
+from lightning_rlprof.analysis.dag import dag
+from lightning_rlprof.analysis.workload import workload
+from tests.analysis.scripted import STAGES, Script, play
+
+
+def test_times_are_the_scripts_and_what_work_explains_is_close_to_them() -> None:
+    run = play(Script(listed=True, uneven=0.3, noise=0.002, hiccups=0.0), 1)
+    graph = dag(run.spans)
+    assert not isinstance(graph, str)
+    found = workload(run.spans, graph)
+
+    assert found.counted
+    assert {graph.names[each.name] for each in found.stages} == {*STAGES}
+    for each in found.stages:
+        at = STAGES.index(graph.names[each.name])
+        if STAGES[at] != "actor_update":  # where there is a join inside that does not count
+            assert np.allclose(each.took[:, -23:], run.sections_ns[:, -23:, at], atol=2)
+        assert np.nanmedian(np.abs(each.took / each.should - 1)) < 0.02
+
+
+def test_a_role_with_one_chain_has_nobody_to_be_compared_with() -> None:
+    spans = play(Script(ranks=1, meets=()), 1).spans
+    graph = dag(spans)
+    assert not isinstance(graph, str)
+    assert workload(spans, graph).stages == ()

@@ -1,0 +1,159 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_rlprof import analysis
+from lightning_rlprof.analysis.comparability import comparability
+from lightning_rlprof.loaders.load import load
+from tests.runs import Row, grpo_rows, grpo_run, header, write_rank
+
+Run = Callable[..., tuple[int, str, str]]
+STEPS = 40
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs, of which the second takes a fifth longer for its updates."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    write_rank(a, header(), grpo_rows(STEPS, 1))
+    write_rank(b, header(), grpo_rows(STEPS, 2, slow={"actor_update": 1.2}))
+    return a, b
+
+
+def _plain(table: object) -> object:
+    return json.loads(json.dumps(table))
+
+
+def test_compare_shows_both_runs_and_what_changed(rlprof: Run, tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    grpo_run(a, 8)
+    grpo_run(b, 8, slow={"actor_generate": 0.5})
+
+    status, out, _ = rlprof("compare", a, b)
+    assert status == 0
+    assert f"A: {a}\nB: {b}\n" in out
+    assert "0.50x faster" in " ".join(out.split())
+    assert "comparability" not in out
+    assert out.endswith(f"Next: rlprof report {b}\n")
+
+
+def test_json_holds_both_tables_and_the_score(rlprof: Run, pair: tuple[Path, Path]) -> None:
+    a, b = pair
+    data = json.loads(rlprof("compare", a, b, "--json")[1])
+    runs = load(a), load(b)
+    assert (data["a"]["run"], data["b"]["run"]) == (str(a), str(b))
+    tables = analysis.compare(*runs), comparability(*runs)
+    assert data["tables"] == [_plain(table.to_dict()) for table in tables]
+    assert data["comparability"] == math.prod(tables[1].column("score"))  # type: ignore[arg-type]
+    assert "fail_over" not in data
+
+
+def test_too_few_steps_abstain(rlprof: Run, tmp_path: Path) -> None:
+    grpo_run(tmp_path, 2)
+    status, out, _ = rlprof("compare", tmp_path, tmp_path)
+    assert status == 0
+    assert "compare: not told, run A has 2 complete steps, 3 are needed\n" in out
+
+
+def test_a_regression_fails_in_ci_and_says_by_how_much(
+    rlprof: Run, pair: tuple[Path, Path]
+) -> None:
+    status, out, err = rlprof("compare", *pair, "--fail-over", "3%")
+    assert (status, err) == (1, "")
+    assert "fail-over: slower at equal work by more than 3 %: actor_update by 1" in out
+    data = json.loads(rlprof("compare", *pair, "--fail-over", "0.03", "--json")[1])["fail_over"]
+    assert (data["status"], data["slower"]) == (1, ["actor_update"])
+
+
+def test_the_same_code_passes(rlprof: Run, pair: tuple[Path, Path]) -> None:
+    for runs in ((pair[0], pair[0]), pair[::-1]):
+        status, out, _ = rlprof("compare", *runs, "--fail-over", "5%")
+        assert status == 0
+        assert "fail-over: the step is not slower at equal work by more than 5 %" in out
+    assert rlprof("compare", *pair, "--fail-over", "25%")[0] == 0
+    assert rlprof("compare", *pair)[0] == 0
+
+
+@pytest.mark.parametrize("steps", [2, 6])
+def test_what_cannot_be_excluded_is_status_two(rlprof: Run, tmp_path: Path, steps: int) -> None:
+    grpo_run(tmp_path, steps)
+    status, out, _ = rlprof("compare", tmp_path, tmp_path, "--fail-over", "3%")
+    assert status == 2
+    assert "fail-over: insufficient evidence: " in out
+
+
+def test_runs_that_hardly_compare_are_status_two_and_a_warning(rlprof: Run, tmp_path: Path) -> None:
+    write_rank(tmp_path / "a", header(device="NVIDIA H100"), grpo_rows(STEPS))
+    write_rank(tmp_path / "b", header(device="Ascend 910B"), _renamed(grpo_rows(STEPS)))
+    status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-over", "3%")
+    assert status == 2
+    assert "! these runs are hardly comparable: 0." in out
+    assert "insufficient evidence: runs hardly compare" in out
+    assert "Ascend 910B" in out
+
+
+def _renamed(rows: list[Row]) -> list[Row]:
+    return [row._replace(name="x") if row.name == "actor_generate" else row for row in rows]
+
+
+@pytest.mark.parametrize("given", ["3x", "-1%", "nan", "100%", "3", "3%%", ""])
+def test_a_limit_that_is_none_is_refused_in_a_line(rlprof: Run, tmp_path: Path, given: str) -> None:
+    status, _, err = rlprof("compare", tmp_path, tmp_path, f"--fail-over={given}")
+    assert status == 1
+    words = f"rlprof: --fail-over {given}: takes 0% to below 100%, for instance 3% or 0.03"
+    assert err.split() == words.split()
+
+
+def test_markdown_is_a_table_and_nothing_else(rlprof: Run, pair: tuple[Path, Path]) -> None:
+    status, out, _ = rlprof("compare", *pair, "--markdown", "--fail-over", "3%")
+    lines = out.splitlines()
+    assert status == 1
+    assert lines[0] == "| stage | A | B | B/A | work | equal work | 99 % interval | verdict |"
+    assert lines[2].startswith("| actor\\_update | ")
+    assert lines[2].endswith(" | slower |")
+    assert len({line.replace("\\|", "").count("|") for line in lines[:8]}) == 1
+    assert lines[8:10] == ["", "Comparability 1.00 of 1."]
+    assert lines[-1].startswith("**fail-over**: slower at equal work by more than 3 %")
+
+
+def test_hostile_names_stay_in_their_cell(rlprof: Run, tmp_path: Path) -> None:
+    name = "a|b\n<img src=x>\x1b[2J`[x](y)"
+    rows = grpo_rows(STEPS)
+    rows = [row._replace(name=name) if row.name == "compute_reward" else row for row in rows]
+    write_rank(tmp_path, header(), rows)
+    out = rlprof("compare", tmp_path, tmp_path, "--markdown")[1]
+    line = next(line for line in out.splitlines() if "img" in line)
+    assert line.replace("\\|", "").count("|") == 9
+    assert not {"<", "\x1b"} & set(out)
+
+
+def test_markdown_of_too_few_steps_says_why(rlprof: Run, tmp_path: Path) -> None:
+    grpo_run(tmp_path, 2)
+    out = rlprof("compare", tmp_path, tmp_path, "--markdown")[1]
+    assert out.startswith("Not told: run A has 2 complete steps, 3 are needed.\n")
+
+
+def test_two_forms_of_output_are_refused(rlprof: Run, tmp_path: Path) -> None:
+    status, out, err = rlprof("compare", tmp_path, tmp_path, "--json", "--markdown")
+    assert (status, out) == (1, "")
+    assert "leave one out" in err
+
+
+def test_an_untraced_change_alone_fails_nothing(rlprof: Run, tmp_path: Path) -> None:
+    """Time between stages shows in the step, where it counts."""
+    noise = np.random.default_rng(0)
+    for name, gap in (("a", 100_000), ("b", 200_000)):
+        rows, at = [], 0
+        for step in range(1, STEPS + 1):
+            stage = int(1e8 * noise.uniform(0.99, 1.01))
+            rows.append(Row("a", "stage", step, at, at + stage))
+            rows.append(Row("step", "step", step, at, at + stage + gap))
+            at += stage + gap
+        write_rank(tmp_path / name, header(), rows)
+    status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-over", "3%")
+    assert status == 0
+    assert "2.00x slower" in " ".join(out.split())
