@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lightning_rlprof.analysis.cells import numbers, read
+from lightning_rlprof.analysis.certainty import uncertainty_ns
 from lightning_rlprof.analysis.counted import counted
 from lightning_rlprof.analysis.throughput import throughput
 from lightning_rlprof.spans import Spans
@@ -77,8 +78,11 @@ def _events(spans: Spans) -> Iterator[_Row]:
 
 def _clocks(spans: Spans) -> Iterator[_Row]:
     hosts = len({header.host for header in spans.headers.values()})
+    unsure = uncertainty_ns(spans)
     if len(spans.ranks) < 2 or hosts == 1:
         yield "clocks", _OK, "one host, one clock"
+    elif unsure is not None:
+        yield "clocks", _OK, f"{hosts} hosts were compared: within {unsure / 1e6:.3f} ms"
     else:
         text = f"{hosts} hosts: what compares times of ranks may be off by milliseconds"
         yield "clocks", _DOUBT, text

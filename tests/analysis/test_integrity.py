@@ -67,6 +67,10 @@ def test_remarks_and_hosts_are_doubts(spans: Spans) -> None:
     apart = play(Script(ranks=2, steps=4, hosts=True), 1).spans
     assert sheet(apart)["clocks"][0] == "doubt"
     assert sheet(apart)["clocks"][1].startswith("2 hosts")
+    heads = (Column("rank", "count"), Column("uncertainty", "duration", "ns"))
+    clocks = Table("clocks", heads, [(0, 0), (1, 30_000)])
+    compared = replace(apart, tables={"clocks": lambda: clocks})
+    assert sheet(compared)["clocks"] == ("ok", "2 hosts were compared: within 0.030 ms")
 
 
 @pytest.mark.parametrize(
