@@ -28,6 +28,7 @@ class Run(Spans):
     compare = analysis.compare
     counter_statistics = analysis.counters
     coverage = analysis.coverage
+    critical_path = analysis.path
     device = analysis.device
     findings = analysis.findings
     gaps = analysis.gaps
@@ -48,6 +49,7 @@ class Run(Spans):
     steps = analysis.steps
     stragglers = analysis.stragglers
     throughput = analysis.throughput
+    whatif = analysis.whatif
 
     def table(self, name: str) -> Table:
         """Read a table as `Spans.table` does, once: it stays in memory with this object."""

@@ -10,7 +10,11 @@ from lightning_rlprof.testing import make_header
 from lightning_rlprof.tracefile import TraceWriter
 
 MS = 1_000_000
-_RENAMED = {"ranks": "slowest_ranks", "counters": "counter_statistics"}
+_RENAMED = {
+    "ranks": "slowest_ranks",
+    "counters": "counter_statistics",
+    "path": "critical_path",
+}
 
 
 def recorded(path: Path) -> Run:

@@ -39,9 +39,8 @@ def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, 
     if not some.all():
         owner, first, last = owner[some], first[some], last[some]
     width = int(last.max(initial=0)) + 1
-    begin = owner * width
-    end = begin + last
-    begin += first
+    end = owner * width + last
+    begin = owner * width + first
     if (begin[1:] < begin[:-1]).any():
         order = np.argsort(begin, kind="stable")
         begin, end = begin[order], end[order]

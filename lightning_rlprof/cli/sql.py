@@ -52,12 +52,16 @@ def sql(
         if query is None:
             _list(store, run, as_json=as_json)
         elif path is not None:
-            with writing(path):
-                count = store.write(query, path)
-            say(f"{count:,} rows")
-            wrote(path)
+            _write(store, query, path)
         else:
             _print(store, run, query, rows, as_json=as_json)
+
+
+def _write(store: "Store", query: str, path: Path) -> None:
+    with writing(path):
+        count = store.write(query, path)
+    say(f"{count:,} rows")
+    wrote(path)
 
 
 def _store(run: Path) -> "Store":

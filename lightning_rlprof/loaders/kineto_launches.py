@@ -85,32 +85,31 @@ class _Calls:
 def placed(trace: KinetoTrace, work: Mapping[str, npt.NDArray[Any]]) -> Placed:
     """Find the call of each piece of device work, and the stage, step and range of that.
 
-    Stage, step and range are those around the call: on its thread, or, where that marks nothing,
-    on the thread that trains. Without a call, they are those that the device saw around the work.
+    These are those around the call: on its thread, or, where that marks nothing, on the one that
+    trains. Without a call, they are those that the device saw around the work.
 
     Args:
         trace: The trace.
         work: Columns start_ns, lane, launch.
     """
     calls = _Calls(trace)
-    length = len(work["start_ns"])
+    length, missing, lent = len(work["start_ns"]), 0, 0
     columns: dict[str, Any] = {name: np.empty(length, np.int64) for name in _WIDE}
     columns |= {name: np.empty(length, np.int32) for name in _NARROW}
-    missing = lent = 0
     for rows in blocks(length, len(trace.ranges.name)):
         part = {name: work[name][rows] for name in ("start_ns", "lane", "launch")}
         call = calls.of(part["launch"], part["start_ns"])
         found, places = _places(trace, part, call, calls)
-        time_ns = calls.start_ns[call]
-        columns["launch_ns"][rows] = np.where(call < 0, UNKNOWN, time_ns - trace.zero_ns)
+        began = calls.start_ns[call] - trace.zero_ns
+        columns["launch_ns"][rows] = np.where(call < 0, UNKNOWN, began)
         columns["call_ns"][rows] = calls.length_ns[call]
         columns["thread"][rows] = np.append(trace.idents, UNKNOWN)[calls.lane[call]]
         replay = calls.replay[call]
-        columns["graph"][rows] = np.where(replay > 0, replay.astype(np.int64), UNKNOWN)
+        columns["graph"][rows] = np.where(replay > 0, replay, np.int64(UNKNOWN))
         for name, codes in places.items():
             columns[name][rows] = codes
-        missing += int(np.count_nonzero(call < 0))
-        lent += int(np.count_nonzero(found.lent))
+        missing += int(np.sum(call < 0))
+        lent += int(np.sum(found.lent))
     if trace.file_step:
         columns["step"] = np.where(columns["step"] > 0, columns["step"], trace.file_step)
     return Placed(**columns, remarks=_remarks(missing, lent, columns["graph"]))

@@ -208,13 +208,11 @@ def ident(tid: Any, lane: int) -> int:
 def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
     """Read a trace of torch.profiler: plain, .gz or .zst, complete or cut off.
 
-    Takes 2 to 3 ms per MB of JSON, twice that with ``every``. Columns beyond 8 MB lie in a
-    temporary file.
+    Takes 2 to 3 ms per MB, twice that with ``every``; columns beyond 8 MB lie in a temporary file.
 
     Args:
         path: The file.
-        every: Keep all that any table needs; else kernels, their launches and annotations, and all
-            else is read at the first time that it is asked for.
+        every: Keep what any table needs; else kernels, launches and annotations, the rest later.
 
     Raises:
         TraceError: It cannot be read or is no Chrome trace.

@@ -25,10 +25,9 @@ _FEW = 8
 def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Spans:
     """Read a run: its directory, one rank's file, or a save path with runs (then the newest).
 
-    Or read what a device tool wrote: an Nsight Systems report or its SQLite export, a Chrome trace
-    of torch.profiler, or a directory with one of them, or with one per rank, which are joined: see
-    `join`; captures of torch_npu.profiler, one or several in a directory. What is missing or
-    doubtful is in ``Spans.problems``, it is no error.
+    Or what a device tool wrote: a report of Nsight Systems or its SQLite export, a Chrome trace of
+    torch.profiler, captures of torch_npu.profiler; or a directory with one of them, or with one per
+    rank. What is missing or doubtful is in ``Spans.problems``, it is no error.
 
     Args:
         path: What to read; a URL such as s3://bucket/run is fetched first (docs/remote.md).
@@ -50,6 +49,12 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
         return _read_traces(path, names, progress)
+    return _read_newest(path, runs, progress)
+
+
+def _read_newest(
+    path: Path, runs: list[Path], progress: Callable[[int, int], None] | None
+) -> Spans:
     newest = max(runs, key=lambda run: (_started_ns(run), run.name))
     spans = _read_run(newest, progress)
     if len(runs) == 1:

@@ -17,13 +17,13 @@ from lightning_rlprof.run import start_session
 
 STEPS, ROUNDS = 6, 2
 ROLES = ("rollout", "reward", "trainer", "trainer")
-BASE = {"actor_generate": 40, "compute_reward": 25, "weight_sync": 20, "actor_update": 0.6}
+BASE = {"actor_generate": 80, "compute_reward": 50, "weight_sync": 40, "actor_update": 1.2}
 """Milliseconds, and for the update those per token."""
 
 CONDITIONS = {
     "as it is": BASE,
-    "actor_generate 2x faster": BASE | {"actor_generate": 20},
-    "compute_reward 2x faster": BASE | {"compute_reward": 12.5},
+    "actor_generate 2x faster": BASE | {"actor_generate": 40},
+    "compute_reward 2x faster": BASE | {"compute_reward": 25},
     "weight_sync removed": BASE | {"weight_sync": 0},
     "no straggler": BASE | {"slow": 1.0},
     "balanced work": BASE | {"even": True},

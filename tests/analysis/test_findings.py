@@ -51,17 +51,9 @@ def job(name: str, shares: list[float], *, fill: str = "actor_update") -> Spans:
     names = tuple(dict.fromkeys(row[1] for row in rows))
     kind, _, number, start, end = zip(*rows, strict=True)
     count = len(rows)
-    columns = (
-        [names.index(row[1]) for row in rows],
-        kind,
-        [0] * count,
-        number,
-        start,
-        end,
-        [0] * count,
-        range(1, count + 1),
-        [NO_PARENT] * count,
-    )
+    name_of, zeros = [names.index(row[1]) for row in rows], [0] * count
+    last = (zeros, range(1, count + 1), [NO_PARENT] * count)
+    columns = (name_of, kind, zeros, number, start, end, *last)
     arrays = [np.array(column, dtype=np.int64) for column in columns]
     return Spans(
         Path("job"),

@@ -1,11 +1,11 @@
 """Why devices idled, against a rasteriser and against the breakdown."""
 
+import sys
 from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis import idle as room
 from lightning_rlprof.analysis.breakdown import breakdown
 from lightning_rlprof.analysis.idle import LATENCY_NS, idle
 from lightning_rlprof.spans import Spans
@@ -45,7 +45,7 @@ def test_every_idle_nanosecond_has_the_kind_and_stage_that_a_rasteriser_gives_it
             expected[(*place, *key)] = (sum(each), len(each), middle, max(each))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "LATENCY_NS", 4)
+        patch.setattr(sys.modules[idle.__module__], "LATENCY_NS", 4)
         assert told(spans) == expected
 
 

@@ -53,7 +53,7 @@ def test_rows_are_of_one_rank_and_as_many_as_wanted(rlprof: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("nonsense",), "nonsense: is no analysis (there are: ledger, stragglers, "),
+        (("nonsense",), "nonsense: is no analysis (there are: integrity, findings, "),
         (("ledger", "--rank", "0"), "--rank 0: ledger has no rows of single ranks"),
         (("stages", "--rank", "7"), "rank 7 is not in this run, which has 0"),
     ],
