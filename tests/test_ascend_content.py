@@ -119,7 +119,7 @@ def test_a_database_is_judged_by_the_rows_of_its_tables(place: Path) -> None:
     path.write_text("no database")
     assert check(place).lacks.startswith(f"{name}: cannot be read as SQLite")
     path.write_bytes(b"")
-    assert check(place).lacks == f"{name} is empty"
+    assert check(place).lacks == f"{name}: is empty, no SQLite database"
     path.unlink()
     assert check(place).lacks == "the database ascend_pytorch_profiler*.db is missing"
 

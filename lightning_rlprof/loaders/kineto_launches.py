@@ -104,8 +104,7 @@ def placed(trace: KinetoTrace, work: Mapping[str, npt.NDArray[Any]]) -> Placed:
         columns["launch_ns"][rows] = np.where(call < 0, UNKNOWN, began)
         columns["call_ns"][rows] = calls.length_ns[call]
         columns["thread"][rows] = np.append(trace.idents, UNKNOWN)[calls.lane[call]]
-        replay = calls.replay[call]
-        columns["graph"][rows] = np.where(replay > 0, replay, np.int64(UNKNOWN))
+        columns["graph"][rows] = np.where((no := calls.replay[call]) > 0, no, np.int64(UNKNOWN))
         for name, codes in places.items():
             columns[name][rows] = codes
         missing += int(np.sum(call < 0))

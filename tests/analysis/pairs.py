@@ -68,8 +68,7 @@ def run_of(
     Args:
         times: By stage; NaN where it did not run in a step.
         counters: By counter and stage; NaN where nothing was counted.
-        device: What the header says.
-        world_size: What the header says.
+        device: What the header says, as ``world_size``.
     """
     names = ("step", *times)
     rows: list[tuple[int, int, int, int]] = []
