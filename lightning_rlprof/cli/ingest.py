@@ -49,7 +49,9 @@ def ingest(
         put_json({"failed": failed, "tables": [table.to_dict()]})
     else:
         _print(table)
-        next_command("rlprof", "sql", runs[0])
+        good = [str(row[0]) for row in table.rows if row[2] != "failed"]
+        if good:
+            next_command("rlprof", "show", good[0])
     if failed:
         raise typer.Exit(1)
 

@@ -19,7 +19,7 @@ def test_ingest_shows_a_row_per_rank_and_leaves_the_caches(rlprof: Run, folder: 
     status, out, err = rlprof("ingest", folder, "-j", "1")
     assert (status, err) == (0, "")
     assert "2 made, 0 ready, 0 failed\n" in out
-    assert out.endswith(f"Next: rlprof sql {folder}\n")
+    assert out.splitlines()[-1].startswith(f"Next: rlprof show {folder}/")
     assert cached_files(folder)
     assert "0 made, 2 ready, 0 failed\n" in rlprof("ingest", folder)[1]
 
