@@ -1,5 +1,6 @@
 """Arguments of a Chrome trace's events as columns, for the kinds of event that have any."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -83,12 +84,12 @@ def read_arguments(
 ) -> tuple[list[Event], dict[str, npt.NDArray[Any]]]:
     """Return the events whose arguments can be read, and those as columns."""
     raw = [event.args for event in events]
-    places = None
-    if sign := arguments.sign:
-        places = [at for at, each in enumerate(map(bytes, raw)) if sign in each]
-        raw = [raw[at] for at in places]
+    joined, places = b",".join(raw), None
+    if arguments.sign:
+        places = _signed(raw, joined, arguments.sign)
+        joined = b",".join([raw[at] for at in places])
     try:
-        args = arguments.decode(b"[" + b",".join(raw) + b"]")
+        args = arguments.decode(b"[" + joined + b"]")
     except _BAD:
         sound = [event for event in events if _readable(event, arguments)]
         return read_arguments(sound, arguments, texts)
@@ -96,6 +97,16 @@ def read_arguments(
     if places is not None:
         columns = {name: _spread(own, places, len(events)) for name, own in columns.items()}
     return events, columns
+
+
+def _signed(raw: list[msgspec.Raw], joined: bytes, sign: bytes) -> list[int]:
+    """Return which of the texts hold a sign, each once; found in all of them at a time."""
+    at = [found.start() for found in re.finditer(re.escape(sign), joined)]
+    if not at:
+        return []
+    ends = np.cumsum([len(each) + 1 for each in raw])
+    places: list[int] = np.unique(np.searchsorted(ends, at, "right")).tolist()
+    return places
 
 
 def _readable(event: Event, arguments: Arguments) -> bool:

@@ -23,7 +23,7 @@ About = dict[str, Any]
 ``name``, ``kind``, ``unit``, ``type`` (of an array) and ``texts`` (that its codes stand for)."""
 
 _MAGIC = b"PAR1"
-_ROWS = 30_720  # a group; DuckDB's own 122,880 hold 27 MB more while they are written
+_ROWS = 8_192  # a group; DuckDB's own 122,880 hold 40 MB more while they are written
 
 
 def write_table(table: Table, name: str, path: Path) -> None:
