@@ -49,11 +49,15 @@ def ingest(
         put_json({"failed": failed, "tables": [table.to_dict()]})
     else:
         _print(table)
-        good = [str(row[0]) for row in table.rows if row[2] != "failed"]
-        if good:
-            next_command("rlprof", "show", good[0])
+        _next(table)
     if failed:
         raise typer.Exit(1)
+
+
+def _next(table: "Table") -> None:
+    good = [str(row[0]) for row in table.rows if row[2] != "failed"]
+    if good:
+        next_command("rlprof", "show", good[0])
 
 
 def _print(table: "Table") -> None:
