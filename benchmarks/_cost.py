@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from _job import synthetic_job
-from _measure import CORE, Bound
+from _measure import CORE, Bound, quiet_enough
 
 from lightning_rlprof.spans import Spans
 
-__all__ = ["BAND", "LIMITS", "Cost", "alone", "bounds", "control", "measure"]
+__all__ = ["BAND", "LIMITS", "STEPS", "Cost", "alone", "bounds", "control", "large", "measure"]
 
 LIMITS = {64: (2.0, 500), 1_024: (60.0, 2_000)}
 """Seconds and megabytes by ranks, of a job of 1,000 steps."""
 
+STEPS, TRIES = 1_000, 3
 BAND = (0.8, 1.25)
 """Of every second run as a multiple of the others: beyond it the machine was too noisy."""
 
@@ -73,6 +75,15 @@ def alone(analysis: Callable[[Spans], Any], ranks: int, steps: int, repeats: int
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
         return pool.submit(measure, analysis, ranks, steps, repeats).result()
+
+
+def large(analysis: Callable[[Spans], Any], repeats: tuple[int, int], *, quick: bool) -> list[Cost]:
+    """Measure on the jobs of `LIMITS`, again where the machine was too noisy."""
+    found = []
+    for ranks, times in zip(LIMITS, repeats, strict=True):
+        once = partial(alone, analysis, ranks, 20 if quick else STEPS, times)
+        found.append(quiet_enough(once, lambda cost: cost.quiet, 1 if quick else TRIES))
+    return found
 
 
 def bounds(costs: list[Cost]) -> list[Bound]:

@@ -10,14 +10,13 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _cost import Cost, alone, control
 from _cost import bounds as limits
-from _measure import Bound, Report, options, quiet_enough, verdict
+from _cost import control, large
+from _measure import Bound, Report, options, verdict
 
 from lightning_rlprof.analysis.compare import compare
 from lightning_rlprof.spans import Spans
@@ -29,7 +28,7 @@ peers: Any = importlib.import_module("tests.peers.diffs")
 __all__ = ["CASES", "OURS", "Case", "bounds", "main", "played"]
 
 OURS = "lightning_rlprof"
-FIRST_SEED, PAIRS, TRIES = 2_000_000, 400, 3
+FIRST_SEED, PAIRS = 2_000_000, 400
 MOST_FALSE, LEAST_FOUND = 1.0, 95.0  # per cent
 STAGE, BY = "actor_update", 0.05
 
@@ -96,19 +95,11 @@ def _with_itself(spans: Spans) -> object:
     return compare(spans, spans)
 
 
-def _costs(quick: bool) -> list[Cost]:
-    found = []
-    for ranks, repeats in ((64, 6), (1_024, 2)):
-        once = partial(alone, _with_itself, ranks, 20 if quick else 1_000, repeats)
-        found.append(quiet_enough(once, lambda cost: cost.quiet, 1 if quick else TRIES))
-    return found
-
-
 def main(chosen: argparse.Namespace) -> int:
     """Ask all, print, and return the exit status."""
     seeds = range(FIRST_SEED, FIRST_SEED + (5 if chosen.quick else PAIRS))
     found = {name: played(case, seeds) for name, case in CASES.items()}
-    costs = _costs(chosen.quick)
+    costs = large(_with_itself, (6, 2), quick=chosen.quick)
     formulas = [OURS, *peers.DIFFS]
     rows = [
         [case, *(f"{by[f][0]:.0f} ({by[f][1]:.1f})" for f in formulas)]

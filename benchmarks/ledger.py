@@ -9,20 +9,16 @@ The control is the same analysis timed twice in turns, and the process must have
 
 import argparse
 import sys
-from functools import partial
 from statistics import median
 
-from _cost import alone, bounds, control
+from _cost import STEPS, bounds, control, large
 from _job import SPANS_PER_STEP
-from _measure import Report, options, quiet_enough, verdict
+from _measure import Report, options, verdict
 
 from lightning_rlprof.analysis.ledger import ledger
 from lightning_rlprof.spans import Spans
 
 __all__ = ["balanced", "main"]
-
-STEPS = 1_000
-TRIES = 3
 
 
 def balanced(spans: Spans) -> None:
@@ -35,11 +31,8 @@ def balanced(spans: Spans) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Measure, print, and return the exit status."""
-    steps, tries = (20, 1) if chosen.quick else (STEPS, TRIES)
-    costs = []
-    for ranks, repeats in ((64, 10), (1_024, 2)):
-        once = partial(alone, balanced, ranks, steps, repeats)
-        costs.append(quiet_enough(once, lambda cost: cost.quiet, tries))
+    steps = 20 if chosen.quick else STEPS
+    costs = large(balanced, (10, 2), quick=chosen.quick)
     rows = [[f"{c.ranks:,}", c.spans, median(c.seconds), round(c.megabytes)] for c in costs]
     facts = [f"A step has {SPANS_PER_STEP} spans on each rank, a job {steps:,} steps."]
     quiet = all(cost.quiet for cost in costs)

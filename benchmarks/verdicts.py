@@ -9,14 +9,13 @@ import argparse
 import importlib
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _cost import Cost, alone, control
 from _cost import bounds as limits
-from _measure import Bound, Report, options, quiet_enough, verdict
+from _cost import control, large
+from _measure import Bound, Report, options, verdict
 
 from lightning_rlprof.analysis.stragglers import stragglers
 
@@ -25,7 +24,7 @@ peers: Any = importlib.import_module("tests.peers.harness")  # the tests play th
 
 __all__ = ["bounds", "main", "peers"]
 
-FIRST_SEED, WINDOWS, TRIES = 1_000_000, 200, 3
+FIRST_SEED, WINDOWS = 1_000_000, 200
 MOST_FALSE, LEAST_FOUND = 1.0, 95.0  # per cent
 
 
@@ -48,21 +47,12 @@ def _cell(score: Any) -> str:
     return f"{right} ({false})"
 
 
-def _costs(quick: bool) -> list[Cost]:
-    """Time our verdicts on large jobs."""
-    found = []
-    for ranks, repeats in ((64, 6), (1_024, 2)):
-        once = partial(alone, stragglers, ranks, 20 if quick else 1_000, repeats)
-        found.append(quiet_enough(once, lambda cost: cost.quiet, 1 if quick else TRIES))
-    return found
-
-
 def main(chosen: argparse.Namespace) -> int:
     """Ask all, print, and return the exit status."""
     seeds = range(FIRST_SEED, FIRST_SEED + (5 if chosen.quick else WINDOWS))
     found = {case: peers.scores(script, seeds) for case, script in peers.CASES.items()}
     short = peers.scores(peers.TOO_SHORT, seeds)[peers.OURS]
-    costs = _costs(chosen.quick)
+    costs = large(stragglers, (6, 2), quick=chosen.quick)
     formulas = [peers.OURS, *peers.FORMULAS]
     rows = [[case, *(_cell(by[name]) for name in formulas)] for case, by in found.items()]
     times = ", ".join(

@@ -5,8 +5,8 @@ its durations is the transfer's, and what another rank spent beyond that it wait
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from lightning_rlprof.analysis.sweep import differs
 from lightning_rlprof.spans import Int64s
 
 __all__ = ["UNMATCHED", "transfers"]
@@ -54,22 +54,13 @@ def _groups(rank: Int64s, step: Int64s, name: Int64s, start_ns: Int64s) -> tuple
     order = np.lexsort((start_ns, rank, name, step))
     if not len(order):
         return order, order
-    heads = np.flatnonzero(_changes(step[order], name[order], rank[order]))
+    heads = np.flatnonzero(differs(step[order], name[order], rank[order]))
     count = np.diff(np.append(heads, len(order)))
     number = np.arange(len(order)) - np.repeat(heads, count)
-    names = np.flatnonzero(_changes(step[order[heads]], name[order[heads]]))
+    names = np.flatnonzero(differs(step[order[heads]], name[order[heads]]))
     alike = np.minimum.reduceat(count, names) == np.maximum.reduceat(count, names)
     kept = np.repeat(np.repeat(alike, np.diff(np.append(names, len(heads)))), count)
     order, number = order[kept], number[kept]
     again = np.lexsort((number, name[order], step[order]))
     order, number = order[again], number[again]
-    return order, np.flatnonzero(_changes(step[order], name[order], number))
-
-
-def _changes(*columns: Int64s) -> npt.NDArray[np.bool_]:
-    """Tell which rows differ from the one before in any column; the first one does."""
-    changed = np.zeros(len(columns[0]), dtype=bool)
-    changed[:1] = True
-    for column in columns:
-        changed[1:] |= column[1:] != column[:-1]
-    return changed
+    return order, np.flatnonzero(differs(step[order], name[order], number))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.partition import paint
+from lightning_rlprof.analysis.windows import CLOSED
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
@@ -31,7 +32,6 @@ _NOTE = (
     "counts to the stage that its host was in when it was taken."
 )
 _TABLES = ("counters", "gpu_metrics")
-_CLOSED = "rlprof close capture"
 _ALL = "all"
 _NONE = -1
 
@@ -121,7 +121,7 @@ def _held(spans: Spans, key: Int64s, time: Int64s, rank: Int64s) -> Int64s:
     """Return how long each sample's value held: to the next one, or to the end of the capture."""
     held = np.diff(time, append=time[-1:])
     held[np.flatnonzero(np.diff(key))] = 0  # the last one of its counter
-    rows = spans.rows(kind="region", name=_CLOSED)
+    rows = spans.rows(kind="region", name=CLOSED)
     for each in np.unique(spans.rank[rows]).tolist():
         closed = np.sort(spans.start_ns[rows[spans.rank[rows] == each]])
         own = np.flatnonzero(rank == each)

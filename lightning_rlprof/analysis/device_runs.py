@@ -10,6 +10,7 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.labels import Label, kernel_labels
 from lightning_rlprof.analysis.sweep import open_count
+from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Table
@@ -39,7 +40,6 @@ NEVER = 2**63 - 1
 """Stands for the launch of work of which no launch was recorded."""
 
 _KINDS = np.array([COMPUTE, COMMUNICATION, COMPUTE, COPY])  # by label
-_OPENED, _CLOSED = "rlprof open capture", "rlprof close capture"
 _HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs have no rows
 _UNSEEN = "Replays of graphs hide their kernels: whether the device idled is not known."
 _NO_COPIES = "Copies were not recorded: they are among idle."
@@ -269,14 +269,8 @@ def _extent(spans: Spans, rank: int, work: Runs) -> tuple[int, int]:
 
 def _known(spans: Spans, rank: int, work: Runs, extent: tuple[int, int]) -> tuple[Int64s, Int64s]:
     """Return when somebody looked at the devices of a rank; see `device_runs`."""
-    opened = np.sort(spans.end_ns[spans.rows(kind="region", name=_OPENED, rank=rank)])
-    if len(opened):
-        closed = np.sort(spans.start_ns[spans.rows(kind="region", name=_CLOSED, rank=rank)])
-        at = np.searchsorted(opened, closed, "right") - 1
-        first, last = opened[at[at >= 0]], closed[at >= 0]
-        starts = np.sort(work.start_ns)
-        some = np.searchsorted(starts, last) > np.searchsorted(starts, first)
-        return first[some], last[some]
+    if (windows := captures(spans, rank, work.start_ns)) is not None:
+        return windows
     header = spans.headers.get(rank)
     if header is not None and header.config:  # of our own: what a tool wrote names no configuration
         return work.start_ns.min()[None], work.end_ns.max()[None]

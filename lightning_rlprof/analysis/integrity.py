@@ -8,6 +8,7 @@ from lightning_rlprof.analysis.cells import numbers, read
 from lightning_rlprof.analysis.certainty import uncertainty_ns
 from lightning_rlprof.analysis.counted import counted
 from lightning_rlprof.analysis.throughput import throughput
+from lightning_rlprof.analysis.windows import CLOSED, OPENED
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Column, Table
 
@@ -15,7 +16,6 @@ __all__ = ["integrity"]
 
 _COLUMNS = (Column("check", "text"), Column("state", "text"), Column("what", "text"))
 _OK, _DOUBT, _UNKNOWN = "ok", "doubt", "unknown"
-_OURS = ("rlprof open capture", "rlprof close capture")
 _DEAR = 0.01  # of the recorded time: what captures may take before it is a doubt
 _HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
 _REFUSED = "above 100 %"
@@ -114,7 +114,7 @@ def _mfu(spans: Spans) -> Iterator[_Row]:
 
 
 def _cost(spans: Spans) -> Iterator[_Row]:
-    rows = np.concatenate([spans.rows(kind="region", name=name) for name in _OURS])
+    rows = np.concatenate([spans.rows(kind="region", name=name) for name in (OPENED, CLOSED)])
     took, whole = int(spans.duration_ns[rows].sum()), 0
     for rank in spans.ranks:
         own = spans.rows(rank=rank)

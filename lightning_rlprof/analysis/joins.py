@@ -11,6 +11,7 @@ from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.labels import Label, labels_of
 from lightning_rlprof.analysis.lineup import Lineup, line_up, stage_rows
 from lightning_rlprof.analysis.recent import recent
+from lightning_rlprof.analysis.sweep import differs
 from lightning_rlprof.analysis.waits import waits
 from lightning_rlprof.analysis.worked import expected
 from lightning_rlprof.model import KINDS
@@ -210,10 +211,10 @@ def _matched(stays: _Stays, known: bool) -> tuple[_Stays, Int64s]:
     """
     order = np.lexsort((stays.start_ns, stays.chain, stays.set, stays.step))
     stays = _Stays(*(each[order] for each in stays))
-    heads = np.flatnonzero(_changes(stays.step, stays.set, stays.chain))
+    heads = np.flatnonzero(differs(stays.step, stays.set, stays.chain))
     count = np.diff(np.append(heads, len(order)))
     nth = np.arange(len(order)) - np.repeat(heads, count)
-    sets = np.flatnonzero(_changes(stays.step[heads], stays.set[heads]))
+    sets = np.flatnonzero(differs(stays.step[heads], stays.set[heads]))
     even = np.zeros(len(heads), dtype=bool)
     if len(sets):
         alike = np.minimum.reduceat(count, sets) == np.maximum.reduceat(count, sets)
@@ -222,7 +223,7 @@ def _matched(stays: _Stays, known: bool) -> tuple[_Stays, Int64s]:
     keep = np.repeat(even, count)[again]
     again = again[keep]
     stays, nth = _Stays(*(each[again] for each in stays)), nth[again]
-    group = np.cumsum(_changes(stays.step, stays.set, nth)) - 1
+    group = np.cumsum(differs(stays.step, stays.set, nth)) - 1
     fits = np.bincount(group) > 1
     if known and len(group):
         heads = np.flatnonzero(np.diff(group, prepend=-1))
@@ -245,12 +246,3 @@ def _outermost(stays: _Stays) -> _Stays:
     inside = np.append(False, (chain * width + start - low)[1:] < latest[:-1])[: len(order)]
     bad = np.isin(group, group[order[inside]])
     return _Stays(*(each[~bad] for each in matched))
-
-
-def _changes(*columns: Int64s) -> Mask:
-    """Tell which rows differ from the one before in any column; the first one does."""
-    changed = np.zeros(len(columns[0]), dtype=bool)
-    changed[:1] = True
-    for column in columns:
-        changed[1:] |= column[1:] != column[:-1]
-    return changed

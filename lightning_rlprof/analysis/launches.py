@@ -4,11 +4,12 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.analysis.call_tree import UNKNOWN, drivers
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.statistics import summarize
+from lightning_rlprof.analysis.sweep import differs
+from lightning_rlprof.analysis.windows import CLOSED, OPENED
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
@@ -41,7 +42,6 @@ _COLUMNS = (
     Column("queue empty", "share"),
     Column("queue full", "share"),
 )
-_OPENED, _CLOSED = "rlprof open capture", "rlprof close capture"
 _TITLES = ("launch", "graph replay", "copy", "not recorded")  # of calls without a name
 _LOST = len(_TITLES) - 1
 
@@ -148,18 +148,10 @@ def _titles(spans: Spans, work: _Work, remarks: list[str]) -> tuple[list[str], I
     return [*_TITLES, *names], np.where(work.launch == UNKNOWN, _LOST, title)
 
 
-def _changes(*columns: Int64s) -> npt.NDArray[np.bool_]:
-    """Tell which rows differ from the one before; the first one does."""
-    changed = np.ones(len(columns[0]), dtype=bool)
-    if len(changed):
-        changed[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    return changed
-
-
 def _distinct(*columns: Int64s) -> tuple[Int64s, Int64s]:
     """Return the distinct rows, ascending, one column each, and which of them each row is."""
     order = np.lexsort(columns[::-1])
-    heads = _changes(*(column[order] for column in columns))
+    heads = differs(*(column[order] for column in columns))
     code = np.empty(len(order), np.int64)
     code[order] = np.cumsum(heads) - 1
     return np.stack([column[order[heads]] for column in columns]), code
@@ -171,7 +163,7 @@ def _first(work: _Work, stream: Int64s) -> Int64s:
     replayed = work.graph[rows] != UNKNOWN
     alone, many = rows[~replayed], rows[replayed]
     many = many[np.lexsort((work.start[many], work.graph[many], stream[many]))]
-    heads = _changes(stream[many], work.graph[many])
+    heads = differs(stream[many], work.graph[many])
     return np.sort(np.append(alone, many[heads]))
 
 
@@ -208,7 +200,7 @@ def _delays(work: _Work, keys: Int64s, rows: Int64s) -> list[dict[int, int]]:
 def _quartiles(keys: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
     """Return the first and third quartile of each key, ascending, by nearest rank."""
     order = np.lexsort((values, keys))
-    heads = np.flatnonzero(_changes(keys[order]))
+    heads = np.flatnonzero(differs(keys[order]))
     count = np.diff(heads, append=len(order))
     low, high = (values[order[heads + (count * part + 3) // 4 - 1]] for part in (1, 3))
     return low, high
@@ -226,7 +218,7 @@ def _queues(
     times = np.concatenate([launch, start])
     order = np.lexsort((times, streams))
     streams, times = streams[order], times[order]
-    heads = np.flatnonzero(_changes(streams, times))
+    heads = np.flatnonzero(differs(streams, times))
     step = np.repeat([1, -1], len(launch))[order]
     length = np.cumsum(np.add.reduceat(step, heads)) if len(heads) else step
     streams, times = streams[heads], times[heads]
@@ -251,8 +243,8 @@ def _seen(spans: Spans, ranks: Int64s, times: Int64s) -> Int64s:
     """Return how much of the time before each moment was not between two captures of its rank."""
     seen = times.copy()
     for rank in np.unique(ranks).tolist():
-        closed = np.sort(spans.start_ns[spans.rows(kind="region", name=_CLOSED, rank=rank)])
-        opened = np.sort(spans.end_ns[spans.rows(kind="region", name=_OPENED, rank=rank)])
+        closed = np.sort(spans.start_ns[spans.rows(kind="region", name=CLOSED, rank=rank)])
+        opened = np.sort(spans.end_ns[spans.rows(kind="region", name=OPENED, rank=rank)])
         again = np.append(opened, UNKNOWN)[np.searchsorted(opened, closed)]
         again, first = np.unique(again, return_index=True)
         closed, again = closed[first[again != UNKNOWN]], again[again != UNKNOWN]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.labels import Label, kernel_labels
+from lightning_rlprof.analysis.sweep import differs
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Table
 
@@ -245,7 +246,7 @@ def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s
     late = went - np.repeat(went[heads], size)
     pair = np.stack([np.repeat(rank[heads], size), rank])
     order = np.lexsort((late, *pair))
-    first = np.flatnonzero(_changes(*pair[:, order]))
+    first = np.flatnonzero(differs(*pair[:, order]))
     count = np.diff(np.append(first, len(order)))
     offset = np.where(count > 2, late[order][first + count // 2], 0)
     shift = np.empty_like(late)
@@ -263,8 +264,8 @@ def _counted_off(
         return order, order
     columns = [column[order] for column in (what, told, place)]
     row = np.arange(len(order))
-    whole = np.flatnonzero(_changes(*columns))  # where each group and operation of a place begins
-    own = np.flatnonzero(_changes(*columns, rank[order]))  # the same of one rank
+    whole = np.flatnonzero(differs(*columns))  # where each group and operation of a place begins
+    own = np.flatnonzero(differs(*columns, rank[order]))  # the same of one rank
     count = np.diff(np.append(own, len(order)))
     nth = row - np.repeat(own, count)
     first = np.searchsorted(own, whole)
@@ -274,13 +275,4 @@ def _counted_off(
     kept = np.flatnonzero(np.repeat(alike & (ranks > 1), size))
     number = np.repeat(whole, size)[kept] + nth[kept]  # unique: a place has more rows than numbers
     again = np.argsort(number, kind="stable")
-    return order[kept[again]], np.flatnonzero(_changes(number[again]))
-
-
-def _changes(*columns: npt.NDArray[np.generic]) -> Mask:
-    """Tell which rows differ from the one before in any column; the first one does."""
-    changed = np.zeros(len(columns[0]), dtype=bool)
-    changed[:1] = True
-    for column in columns:
-        changed[1:] |= column[1:] != column[:-1]
-    return changed
+    return order[kept[again]], np.flatnonzero(differs(number[again]))

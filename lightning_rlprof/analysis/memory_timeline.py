@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.partition import paint
+from lightning_rlprof.analysis.windows import CLOSED
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
@@ -44,7 +45,6 @@ _NOTE = (
 )
 _NOTHING = "no memory was recorded: profile_with_memory, or memory.level in a capture"
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
-_CLOSED = "rlprof close capture"
 _ALL = "all"
 _NONE = -1
 _UNKNOWN = -(2**63) + 1  # bytes: what the CPU freed of before may make them negative
@@ -176,7 +176,7 @@ def _carried(
     edges = np.unique(np.concatenate([spans.start_ns[rows], spans.end_ns[rows]]))
     edges = edges[(edges > time[0]) & (edges < time[-1])]
     before = np.searchsorted(time, edges, side="right") - 1
-    closed = np.sort(spans.start_ns[spans.rows(kind="region", name=_CLOSED, rank=rank)])
+    closed = np.sort(spans.start_ns[spans.rows(kind="region", name=CLOSED, rank=rank)])
     alike = np.searchsorted(closed, time[before]) == np.searchsorted(closed, edges)
     new = np.flatnonzero(alike & (time[before] < edges))
     time, at = np.append(time, edges[new]), np.append(np.arange(len(time)), before[new])

@@ -9,6 +9,7 @@ from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
 from lightning_rlprof.analysis.labels import Label, kernel_labels, labels_of
 from lightning_rlprof.analysis.sweep import unions
+from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Table
 
@@ -17,7 +18,6 @@ __all__ = ["Occupancy", "Work", "occupancy"]
 # What is launched in such a stage is part of it; elsewhere it is what its own name says. Stages
 # that wait are not among them: what runs meanwhile was launched by others.
 _STAGES = (Label.ROLLOUT, Label.TAIL, Label.SYNC, Label.REWARD, Label.SLEEP, Label.EVALUATION)
-_OPENED, _CLOSED = "rlprof open capture", "rlprof close capture"
 _HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
 _BETWEEN_TWO = ("send", "recv", "p2p")  # no collectives of a whole group: they cannot be matched
 
@@ -151,12 +151,5 @@ def _known(spans: Spans, rank: int, runs: _Runs, hidden: bool) -> tuple[Int64s, 
     """
     if hidden:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    opened = np.sort(spans.end_ns[spans.rows(kind="region", name=_OPENED, rank=rank)])
-    closed = np.sort(spans.start_ns[spans.rows(kind="region", name=_CLOSED, rank=rank)])
-    if not len(opened):
-        return runs.start_ns.min()[None], runs.end_ns.max()[None]
-    at = np.searchsorted(opened, closed, "right") - 1
-    first, last = opened[at[at >= 0]], closed[at >= 0]
-    starts = np.sort(runs.start_ns)
-    some = np.searchsorted(starts, last) > np.searchsorted(starts, first)
-    return first[some], last[some]
+    windows = captures(spans, rank, runs.start_ns)
+    return windows or (runs.start_ns.min()[None], runs.end_ns.max()[None])

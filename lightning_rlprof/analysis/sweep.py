@@ -1,10 +1,28 @@
 """Many intervals at once on a grid of cells: how many are open, and unions of them."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["open_count", "unions"]
+__all__ = ["differs", "open_count", "unions"]
+
+
+def differs(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Tell which rows differ from the one before in any column; the first one does.
+
+    Example::
+
+        >>> differs(np.array([3, 3, 5]), np.array([1, 1, 1])).tolist()
+        [True, False, True]
+    """
+    changed = np.zeros(len(columns[0]), dtype=bool)
+    changed[:1] = True
+    for column in columns:
+        changed[1:] |= column[1:] != column[:-1]
+    return changed
 
 
 def open_count(first: Int64s, last: Int64s, cells: int) -> Int64s:

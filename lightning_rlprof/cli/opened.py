@@ -6,12 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.address import place
-from lightning_rlprof.cli.output import bar, say
+from lightning_rlprof.cli.output import bar, next_command, put_json, say, show
 
 if TYPE_CHECKING:
     from lightning_rlprof.spans import Spans
+    from lightning_rlprof.table import Table
 
-__all__ = ["FEW", "Force", "Json", "Output", "Run", "count_doubts", "doubts", "facts", "opened"]
+__all__ = [
+    "FEW",
+    "Force",
+    "Json",
+    "Output",
+    "Run",
+    "count_doubts",
+    "doubts",
+    "facts",
+    "opened",
+    "tell",
+]
 
 FEW = 8
 """Of doubts, notes and short tables, so many are shown."""
@@ -49,6 +61,23 @@ def facts(spans: "Spans") -> dict[str, Any]:
         "problems": [problem._asdict() for problem in spans.problems],
         "notes": [note._asdict() for note in spans.notes],
     }
+
+
+def tell(
+    spans: "Spans", table: "Table", title: str, *, as_json: bool, follow: tuple[str, Path]
+) -> None:
+    """Print the one table of a command, or its JSON; `follow` is the command to type next."""
+    if as_json:
+        problems = [problem._asdict() for problem in spans.problems]
+        run = {"run": str(spans.path), "ranks": list(spans.ranks), "problems": problems}
+        put_json(run | {"tables": [table.to_dict()]})
+        return
+    from lightning_rlprof.report.text import render
+
+    say(f"{spans.path}: {title}", "bold")
+    show("", render(table), "")
+    count_doubts(spans)
+    next_command("rlprof", *follow)
 
 
 def doubts(spans: "Spans") -> None:
