@@ -1,7 +1,7 @@
 """Arguments of a Chrome trace's events as columns, for the kinds of event that have any."""
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.chrome_codes import Codes
-from lightning_rlprof.loaders.chrome_events import MISSING, Event, Id, integers
+from lightning_rlprof.loaders.chrome_events import MISSING, Id, integers
 from lightning_rlprof.spans import Int64s
 
 __all__ = [
@@ -18,7 +18,9 @@ __all__ = [
     "COMMUNICATED",
     "COPIED",
     "LAUNCHED",
+    "RAN",
     "Arguments",
+    "holding",
     "read_arguments",
 ]
 
@@ -31,13 +33,16 @@ def _field(name: str, default: Id = MISSING) -> Any:
 
 
 class _Launched(msgspec.Struct, gc=False):
-    device: Id = None
-    stream: Id = None
-    correlation: Id = None
     external: Id = _field("External id")
+    correlation: Id = MISSING
 
 
-class _Copied(_Launched, gc=False):
+class _Ran(_Launched, gc=False):
+    device: Id = MISSING
+    stream: Id = MISSING
+
+
+class _Copied(_Ran, gc=False):
     bytes: Id = MISSING
 
 
@@ -53,7 +58,7 @@ class _Allocated(msgspec.Struct, gc=False):
     reserved: Id = _field("Total Reserved")
 
 
-class _Communicated(_Launched, gc=False):
+class _Communicated(_Ran, gc=False):
     operation: Id = _field("Collective name", None)
     type: Id = _field("dtype", None)
     group: Id = _field("Process Group Name", None)
@@ -80,38 +85,50 @@ class Arguments(NamedTuple):
 
 
 def read_arguments(
-    events: list[Event], arguments: Arguments, texts: Codes
-) -> tuple[list[Event], dict[str, npt.NDArray[Any]]]:
-    """Return the events whose arguments can be read, and those as columns."""
-    raw = [event.args for event in events]
+    raw: Sequence[msgspec.Raw], arguments: Arguments, texts: Codes
+) -> tuple[_Columns, list[bool] | None]:
+    """Return arguments as columns, and which of them can be read, None where all can.
+
+    Those that cannot be read have no row.
+    """
     joined, places = b",".join(raw), None
     if arguments.sign:
-        places = _signed(raw, joined, arguments.sign)
+        places = holding(raw, joined, arguments.sign)
         joined = b",".join([raw[at] for at in places])
     try:
         args = arguments.decode(b"[" + joined + b"]")
     except _BAD:
-        sound = [event for event in events if _readable(event, arguments)]
-        return read_arguments(sound, arguments, texts)
+        sound = [_readable(each, arguments) for each in raw]
+        columns, _ = read_arguments(list(compress(raw, sound)), arguments, texts)
+        return columns, sound
     columns = arguments.columns(args, texts)
     if places is not None:
-        columns = {name: _spread(own, places, len(events)) for name, own in columns.items()}
-    return events, columns
+        columns = {name: _spread(own, places, len(raw)) for name, own in columns.items()}
+    return columns, None
 
 
-def _signed(raw: list[msgspec.Raw], joined: bytes, sign: bytes) -> list[int]:
-    """Return which of the texts hold a sign, each once; found in all of them at a time."""
-    at = [found.start() for found in re.finditer(re.escape(sign), joined)]
-    if not at:
+def holding(raw: Sequence[msgspec.Raw], joined: bytes, sign: bytes) -> list[int]:
+    """Return which of some texts hold a sign, each once; found in all of them at a time.
+
+    Args:
+        raw: The texts.
+        joined: All of them, a comma between two.
+        sign: What may stand in them.
+    """
+    found, at = [], joined.find(sign)
+    while at >= 0:
+        found.append(at)
+        at = joined.find(sign, at + len(sign))
+    if not found:
         return []
     ends = np.cumsum([len(each) + 1 for each in raw])
-    places: list[int] = np.unique(np.searchsorted(ends, at, "right")).tolist()
+    places: list[int] = np.unique(np.searchsorted(ends, found, "right")).tolist()
     return places
 
 
-def _readable(event: Event, arguments: Arguments) -> bool:
+def _readable(each: msgspec.Raw, arguments: Arguments) -> bool:
     try:
-        arguments.decode(b"[" + bytes(event.args) + b"]")
+        arguments.decode(b"[" + bytes(each) + b"]")
     except _BAD:
         return False
     return True
@@ -132,6 +149,10 @@ def _arguments(
 
 
 def _launched(args: list[Any], _: Codes) -> _Columns:
+    return {"launch": _launches(args)}
+
+
+def _ran(args: list[Any], _: Codes) -> _Columns:
     return {
         "launch": _launches(args),
         "device": integers([each.device for each in args]),
@@ -150,7 +171,7 @@ def _launches(args: list[Any]) -> Int64s:
 
 
 def _copied(args: list[Any], texts: Codes) -> _Columns:
-    return {**_launched(args, texts), "bytes": integers([each.bytes for each in args])}
+    return {**_ran(args, texts), "bytes": integers([each.bytes for each in args])}
 
 
 def _called(args: list[Any], _: Codes) -> _Columns:
@@ -181,7 +202,7 @@ def _communicated(args: list[Any], texts: Codes) -> _Columns:
         for name, own in words.items()
     }
     known = {name: integers([getattr(each, name) for each in args]) for name in numbers}
-    return {**_launched(args, texts), **known, **coded}
+    return {**_ran(args, texts), **known, **coded}
 
 
 def _group(args: _Communicated) -> str | None:
@@ -193,10 +214,13 @@ def _group(args: _Communicated) -> str | None:
 
 
 LAUNCHED = _arguments(_Launched, _launched)
-"""Of device work and of calls of its driver: launch, device, stream."""
+"""Of calls of a device's driver: launch."""
+
+RAN = _arguments(_Ran, _ran)
+"""Of device work: launch, device, stream."""
 
 COPIED = _arguments(_Copied, _copied)
-"""The same and bytes."""
+"""Of copies: those and bytes."""
 
 CALLED = _arguments(_Called, _called, b'"Sequence number"')
 """Of operators: sequence, forward (autograd's number; the thread of its forward pass)."""
@@ -205,4 +229,4 @@ ALLOCATED = _arguments(_Allocated, _allocated)
 """Of changes of memory: kind and number of the device, bytes allocated and reserved since."""
 
 COMMUNICATED = _arguments(_Communicated, _communicated)
-"""Of collectives: those of a launch, external (the operator around), and what was sent to whom."""
+"""Of collectives: those of device work, external (the operator around), and what was sent."""

@@ -1,23 +1,15 @@
 """Events of torch.profiler's traces as columns, by kind; no event is kept."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
+from itertools import compress, islice
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.chrome_args import (
-    ALLOCATED,
-    CALLED,
-    COMMUNICATED,
-    COPIED,
-    LAUNCHED,
-    read_arguments,
-)
+from lightning_rlprof.loaders.chrome_args import holding, read_arguments
 from lightning_rlprof.loaders.chrome_codes import Codes
 from lightning_rlprof.loaders.chrome_events import (
     LARGEST_TIME,
@@ -26,87 +18,31 @@ from lightning_rlprof.loaders.chrome_events import (
     Id,
     nanoseconds,
 )
+from lightning_rlprof.loaders.chrome_kinds import (
+    ARGUMENTS,
+    COLLECTIVE,
+    COUNTER,
+    DERIVED,
+    EVERY,
+    KEPT,
+    KINDS,
+    MEMORY,
+    METADATA,
+    PARAMETERS,
+    Shapes,
+    signs_of,
+)
 from lightning_rlprof.loaders.chrome_scratch import HELD, Grown, Scratch
+from lightning_rlprof.spans import Int64s
 
-__all__ = [
-    "ANNOTATION",
-    "COLLECTIVE",
-    "COPY",
-    "COUNTER",
-    "DEVICE_ANNOTATION",
-    "EVERY",
-    "KERNEL",
-    "LAUNCH",
-    "MEMORY",
-    "MOST_LANES",
-    "OPERATOR",
-    "PARAMETERS",
-    "PYTHON",
-    "ChromeColumns",
-]
-
-KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION = range(4)
-"""A device's work, calls of its driver, marked ranges, their shadow on the device."""
-
-COPY, OPERATOR, PYTHON, MEMORY, COUNTER, COLLECTIVE, PARAMETERS = range(4, 11)
-"""Copies of a device, operators, Python's functions, changes of memory, samples of counters; the
-kernels that communicate, which are among the kernels, and the operators that say what they send."""
+__all__ = ["MOST_LANES", "ChromeColumns"]
 
 MOST_LANES = 4_096
 """Threads that are told apart; the largest hosts run a few hundred in one process."""
 
-_DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "privateuse1")
-_LAUNCHING = [f"{driver}_{api}" for driver in _DRIVERS for api in ("runtime", "driver")]
-_KINDS = {
-    **dict.fromkeys(("kernel", "Kernel"), KERNEL),  # with capitals in torch 1.8
-    **dict.fromkeys((*_LAUNCHING, "Runtime"), LAUNCH),
-    "user_annotation": ANNOTATION,
-    "gpu_user_annotation": DEVICE_ANNOTATION,
-    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), COPY),
-    **dict.fromkeys(("cpu_op", "Operator"), OPERATOR),
-    "python_function": PYTHON,
-    "cpu_instant_event": MEMORY,
-}
-_LEFT, _OTHER = -2, -1  # categories that are not kept, and those that we do not know
-_CATEGORIES = {**_KINDS, **dict.fromkeys(("ac2g", "fwdbwd", "async_cpu_to_gpu"), _LEFT)}
-_PARTS = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR}
-_PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
+_Columns = dict[str, npt.NDArray[Any]]
+
 _TOLD = b'"Collective name"'
-# NCCL, RCCL and their like by their prefixes; fused ones by what they do.
-_COMMUNICATES = re.compile(
-    r"[nrx]ccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
-    r"|cross_device_reduce",
-    re.IGNORECASE,
-)
-
-_ARGUMENTS = {
-    KERNEL: LAUNCHED,
-    LAUNCH: LAUNCHED,
-    COPY: COPIED,
-    OPERATOR: CALLED,
-    MEMORY: ALLOCATED,
-    COLLECTIVE: COMMUNICATED,
-    PARAMETERS: COMMUNICATED,
-}
-_ALWAYS = ("start_ns", "end_ns", "lane", "name")
-_DEVICE = (*_ALWAYS, "launch", "device", "stream")
-_SENT = ("external", "size", "incoming", "outgoing", "number", "operation", "type", "group")
-_KEPT = {
-    KERNEL: _DEVICE,
-    LAUNCH: (*_ALWAYS, "launch"),
-    ANNOTATION: _ALWAYS,
-    DEVICE_ANNOTATION: _ALWAYS,
-    COPY: (*_DEVICE, "bytes"),
-    OPERATOR: (*_ALWAYS, "sequence", "forward"),
-    PYTHON: _ALWAYS,
-    MEMORY: ("start_ns", "kind", "device", "allocated", "reserved"),
-    COUNTER: ("start_ns", "lane", "name", "value"),
-    COLLECTIVE: (*_DEVICE, *_SENT),
-    PARAMETERS: (*_ALWAYS, *_SENT),
-}
-EVERY = frozenset(_KEPT)
-"""All kinds."""
-
 _LONGEST = 1_000  # characters of what threads and processes are called
 _NARROW = {"lane", "name", "operation", "type", "group"}  # codes: half the memory
 
@@ -143,38 +79,29 @@ class ChromeColumns:
         self.unpaired: Counter[int] = Counter()
         self._held = 0
         self.first_ns: dict[int, int] = {}
+        self._shapes = Shapes()
+        self._signs = np.empty(0, np.int8)
         # Collectives are found among the kernels, and what they send among the operators.
-        looked = self.wanted | {of for kind, of in _PARTS.items() if kind in self.wanted}
-        self._kinds = {
-            category: kind if kind in looked else _LEFT for category, kind in _CATEGORIES.items()
-        }
+        self._looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
+        self._taken = np.isin(np.arange(256), [*self._looked - {COUNTER}])
         scratch = Scratch()
         self._grown = {
             kind: Grown({column: _type(column) for column in columns}, scratch)
-            for kind, columns in _KEPT.items()
+            for kind, columns in KEPT.items()
         }
 
     def add(self, events: Sequence[Event]) -> None:
         """Add what is wanted of a batch."""
-        categories = [event.cat for event in events]
-        for category, count in Counter(categories).items():
-            if category in _KINDS:
-                self.counts[_KINDS[category]] += count
-        found: list[list[Event]] = [[] for _ in _KEPT]
-        kind_of = self._kinds.get
-        for event, category in zip(events, categories, strict=True):
-            kind = kind_of(category, _OTHER)  # type: ignore[arg-type]
-            if kind >= 0:
-                if event.ph == ("X" if kind != MEMORY else "i"):
-                    found[kind].append(event)
-                else:
-                    self.unpaired[kind] += event.ph in ("B", "b")
-            elif kind == _OTHER:
-                self._add_other(event, found[COUNTER])
-        self._derive(found)
-        for kind, own in enumerate(found):
-            if own and kind in self.wanted:
-                self._take(kind, own) if kind != COUNTER else self._take_samples(own)
+        shapes = self._shapes
+        code = np.frombuffer(bytes([shapes[each.cat, each.ph] for each in events]), np.uint8)
+        there = self._count(code)
+        for event in compress(events, (code == METADATA).tobytes()) if METADATA in there else ():
+            self._name(event)
+        if COUNTER in there and COUNTER in self.wanted:
+            self._take_samples([*compress(events, (code == COUNTER).tobytes())])
+        taken = self._taken[code]
+        if taken.any():
+            self._take_all([*compress(events, taken.tobytes())], code[taken])
         if self._held > HELD:
             self._held = 0
             for grown in self._grown.values():
@@ -187,43 +114,76 @@ class ChromeColumns:
         belong together, `MISSING` if unknown), and what `chrome_args` makes of the arguments. Of
         `COUNTER`: start_ns, lane, name, value.
         """
-        return {column: self.grown(kind).column(column) for column in _KEPT[kind]}
+        return {column: self.grown(kind).column(column) for column in KEPT[kind]}
 
     def grown(self, kind: int) -> Grown:
         """Return the columns of one kind."""
         return self._grown[kind]
 
-    def _add_other(self, event: Event, samples: list[Event]) -> None:
-        """Look at an event without a category that we know."""
-        if event.ph == "C":
-            samples.append(event)
-            self.counts[COUNTER] += 1
-        elif event.ph == "M":
-            self._name(event)
+    def _count(self, code: npt.NDArray[np.uint8]) -> set[int]:
+        """Count the events of each kind; returns which codes there are."""
+        counts = np.bincount(code, minlength=256).tolist()
+        for kind in KEPT:
+            self.counts[kind] += counts[kind] + counts[KINDS + kind] + counts[METADATA + 1 + kind]
+            self.unpaired[kind] += counts[KINDS + kind] if kind in self._looked else 0
+        return {each for each, count in enumerate(counts) if count}
 
-    def _derive(self, found: list[list[Event]]) -> None:
-        """Find the kinds that are part of others."""
-        found[MEMORY] = [event for event in found[MEMORY] if event.name == _CHANGE]
-        found[COLLECTIVE] = _communicating(found[KERNEL])
-        found[PARAMETERS] = [event for event in found[OPERATOR] if event.name == _PARAMETERS]
-        self.counts[COLLECTIVE] += len(found[COLLECTIVE])
+    def _take_all(self, events: list[Event], kind: npt.NDArray[np.uint8]) -> None:
+        """Take events of all kinds but samples."""
+        names, lanes = self.names, self.lanes
+        args = [event.args for event in events]
+        columns: _Columns = {
+            "start_ns": nanoseconds([event.ts for event in events]),
+            "length_ns": nanoseconds([event.dur for event in events]),
+            "lane": np.array([lanes[event.pid, event.tid] for event in events], np.int32),
+            "name": np.array([names[event.name or ""] for event in events], np.int32),
+        }
+        sign = self._signs_of(columns["name"])
+        for each in np.unique(kind).tolist():
+            rows = np.flatnonzero(kind == each)
+            if each == MEMORY:
+                rows = rows[sign[rows] == MEMORY]
+            raw = [args[row] for row in rows.tolist()]
+            for derived in (COLLECTIVE, PARAMETERS):
+                if DERIVED[derived] == each:
+                    part = self._derived(derived, sign[rows], raw)
+                    self._take(derived, rows[part], columns, [*compress(raw, part.tolist())])
+            self._take(each, rows, columns, raw)
 
-    def _take(self, kind: int, events: list[Event]) -> None:
-        columns: dict[str, Any] = {}
-        if kind in _ARGUMENTS:
-            count = len(events)
-            events, columns = read_arguments(events, _ARGUMENTS[kind], self.names)
-            self.unread[kind] += count - len(events)
-        start = columns["start_ns"] = nanoseconds([event.ts for event in events])
-        sound = start != NO_TIME
-        if "end_ns" in _KEPT[kind]:
-            lanes, names = self.lanes, self.names
-            length = nanoseconds([event.dur for event in events])
-            columns["end_ns"] = start + length
-            sound &= (length >= 0) & (columns["end_ns"] < LARGEST_TIME)
-            columns["lane"] = [lanes[event.pid, event.tid] for event in events]
-            columns["name"] = [names[event.name or ""] for event in events]
-        self._grow(kind, columns, sound)
+    def _signs_of(self, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
+        """Return the kinds that the names of some events tell."""
+        if len(self.names) > len(self._signs):
+            new = signs_of(islice(self.names, len(self._signs), None))
+            self._signs = np.append(self._signs, new)
+        return self._signs[codes]
+
+    def _derived(
+        self, kind: int, sign: npt.NDArray[np.int8], raw: list[msgspec.Raw]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which events are of a kind by their names or arguments, too."""
+        part: npt.NDArray[np.bool_] = sign == kind
+        if kind == COLLECTIVE:
+            part[holding(raw, b",".join(raw), _TOLD)] = True
+            self.counts[COLLECTIVE] += int(np.count_nonzero(part))
+        return part
+
+    def _take(self, kind: int, rows: Int64s, columns: _Columns, raw: list[msgspec.Raw]) -> None:
+        """Take some of a batch's events, with their arguments, as those of one kind."""
+        if kind not in self.wanted or not raw:
+            return
+        found: _Columns = {}
+        if kind in ARGUMENTS:
+            found, readable = read_arguments(raw, ARGUMENTS[kind], self.names)
+            if readable is not None:
+                self.unread[kind] += readable.count(False)
+                rows = rows[readable]
+        found |= {name: columns[name][rows] for name in ("start_ns", "lane", "name")}
+        sound = found["start_ns"] != NO_TIME
+        if "end_ns" in KEPT[kind]:
+            length = columns["length_ns"][rows]
+            found["end_ns"] = found["start_ns"] + length
+            sound &= (length >= 0) & (found["end_ns"] < LARGEST_TIME)
+        self._grow(kind, found, sound)
 
     def _take_samples(self, events: list[Event]) -> None:
         """Take the samples of counters; an event holds one of each of its series."""
@@ -240,9 +200,7 @@ class ChromeColumns:
                     whole = name if series in ("value", name) else f"{name} {series}".strip()
                     rows.append((event.ts, lane, self.names[whole], float(value)))
         if rows:
-            columns: dict[str, Any] = dict(
-                zip(_KEPT[COUNTER], zip(*rows, strict=True), strict=True)
-            )
+            columns: dict[str, Any] = dict(zip(KEPT[COUNTER], zip(*rows, strict=True), strict=True))
             start = columns["start_ns"] = nanoseconds(columns["start_ns"])
             self._grow(COUNTER, columns, start != NO_TIME)
 
@@ -250,7 +208,7 @@ class ChromeColumns:
         lost = int(np.count_nonzero(~sound))
         self.lost[kind] += lost
         found = {}
-        for column in _KEPT[kind]:
+        for column in KEPT[kind]:
             array = np.asarray(columns[column], _type(column))
             found[column] = array[sound] if lost else array
         if len(found["start_ns"]):
@@ -277,15 +235,3 @@ class ChromeColumns:
 
 def _type(column: str) -> type[np.generic]:
     return np.int32 if column in _NARROW else np.float64 if column == "value" else np.int64
-
-
-def _communicating(kernels: list[Event]) -> list[Event]:
-    """Return the kernels that are a collective's: by their arguments, or by their names."""
-    if _TOLD in b"".join([kernel.args for kernel in kernels]):
-        return [each for each in kernels if _TOLD in bytes(each.args) or _named_so(each.name or "")]
-    return [each for each in kernels if _named_so(each.name or "")]
-
-
-@lru_cache(1 << 12)
-def _named_so(kernel: str) -> bool:
-    return _COMMUNICATES.search(kernel) is not None

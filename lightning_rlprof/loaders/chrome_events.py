@@ -1,14 +1,25 @@
 """Events of a Chrome trace as they are decoded, and their numbers, exactly."""
 
 import decimal
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["LARGEST_TIME", "MISSING", "NO_TIME", "Event", "Id", "integers", "nanoseconds"]
+__all__ = [
+    "LARGEST_TIME",
+    "MISSING",
+    "NO_TIME",
+    "Event",
+    "EventDecoder",
+    "Id",
+    "integers",
+    "nanoseconds",
+]
 
 MISSING = -1
 """Stands for an id that an event does not have."""
@@ -26,14 +37,56 @@ Id = int | float | str | None
 class Event(msgspec.Struct, gc=False):
     """What is decoded of one event; times and arguments stay as they are written."""
 
-    name: str | None = None
     ph: str = ""
     cat: str | None = None
-    ts: msgspec.Raw = msgspec.Raw()
-    dur: msgspec.Raw = msgspec.Raw()
+    name: str | None = None
     pid: Id = None
     tid: Id = None
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: msgspec.Raw = msgspec.Raw()
     args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+# Below it, in microseconds (101 days), neighbouring doubles are less than 0.001 apart.
+_DOUBLES = 2.0**43
+_ABSENT = -(2.0**42)
+
+
+class _Quick(msgspec.Struct, gc=False):
+    """An event whose times are numbers that doubles hold."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: Id = None
+    tid: Id = None
+    ts: float = _ABSENT
+    dur: float = _ABSENT
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class EventDecoder:
+    """Decode events with their times as numbers where those are exact, else as they are written.
+
+    Where they were not, it is not tried again: such a trace counts from 1970, or is damaged.
+    """
+
+    def __init__(self) -> None:
+        self._quick: Any = msgspec.json.Decoder(list[_Quick]).decode
+        self._decode = msgspec.json.Decoder(list[Event]).decode
+
+    def decode(self, data: Any) -> list[Event]:
+        """Return the events of a JSON array; raises as msgspec does for what is none."""
+        if self._quick is not None:
+            try:
+                events = self._quick(data)
+                # One tells for all: a trace counts from one beginning.
+                if next((each.ts for each in events if each.ph == "X"), 0) < _DOUBLES:
+                    return cast("list[Event]", events)
+            except msgspec.ValidationError:
+                pass
+            self._quick = None
+        return self._decode(data)
 
 
 def integers(values: list[Any]) -> Int64s:
@@ -44,13 +97,12 @@ def integers(values: list[Any]) -> Int64s:
         >>> integers([7, "8", None, 9.0, "stream 7", 2**70]).tolist()
         [7, 8, -1, 9, -1, -1]
     """
-    if set(map(type, values)) == {int}:
-        try:
-            found = np.array(values, np.int64)
-            if found.min() > -LARGEST_TIME and found.max() < LARGEST_TIME:
-                return found
-        except OverflowError:
-            pass
+    try:
+        found = np.array(values)
+        if found.dtype == np.int64 and found.min() > -LARGEST_TIME and found.max() < LARGEST_TIME:
+            return found
+    except (OverflowError, ValueError):
+        pass
     return np.array([_integer(value) for value in values], np.int64)
 
 
@@ -64,24 +116,32 @@ _FLOATS, _INTS = msgspec.json.Decoder(list[float]), msgspec.json.Decoder(list[in
 _EXACT = decimal.Context(prec=40, traps=[])
 
 
-def nanoseconds(texts: list[msgspec.Raw]) -> Int64s:
-    """Turn microseconds as they are written into nanoseconds, exactly; `NO_TIME` for other texts.
+def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
+    """Turn microseconds into nanoseconds, exactly; `NO_TIME` for what is no time.
 
-    Below 2**43 µs (101 days; torch counts from the beginning of a quarter) neighbouring doubles are
-    less than 0.001 apart, so that the whole part is exact and the nearest thousandth of the rest is
-    the one that was written. Multiplying first would not do: x * 1000 rounds wrongly near 2**42.
+    Args:
+        times: As they are written, or as `EventDecoder` read them: below 2**43 µs neighbouring
+            doubles are less than 0.001 apart (torch counts from the beginning of a quarter), so
+            that the whole part is exact and the nearest thousandth of the rest is the one that
+            was written. Multiplying first would not do: x * 1000 rounds wrongly near 2**42.
 
     Example::
 
         >>> nanoseconds([msgspec.Raw(b"4398046511104.001"), msgspec.Raw(b"null")]).tolist()[0]
         4398046511104001
+        >>> nanoseconds([4398046511104.001]).tolist()
+        [4398046511104001]
     """
+    if times and isinstance(times[0], float):
+        floats = np.array(times, np.float64)
+        sound = (floats > _ABSENT) & (floats < _DOUBLES)
+        return np.where(sound, _of_doubles(np.where(sound, floats, 0)), NO_TIME)
+    texts = cast("Sequence[msgspec.Raw]", times)
     joined = b"[" + b",".join(texts) + b"]"
     try:
         floats = np.array(_FLOATS.decode(joined), np.float64)
-        if len(floats) == len(texts) and np.all(np.abs(floats) < 2**43):
-            whole = np.floor(floats)
-            return whole.astype(np.int64) * 1000 + np.rint((floats - whole) * 1000).astype(np.int64)
+        if len(floats) == len(texts) and np.all(np.abs(floats) < _DOUBLES):
+            return _of_doubles(floats)
         integers = _INTS.decode(joined)
         if max(map(abs, integers)) < LARGEST_TIME // 1000:
             return np.array(integers, np.int64) * 1000
@@ -92,7 +152,12 @@ def nanoseconds(texts: list[msgspec.Raw]) -> Int64s:
     return np.fromiter((_exactly(bytes(text)) for text in texts), np.int64, len(texts))
 
 
-def _split(texts: list[msgspec.Raw]) -> Int64s | None:
+def _of_doubles(floats: npt.NDArray[np.float64]) -> Int64s:
+    whole = np.floor(floats)
+    return whole.astype(np.int64) * 1000 + np.rint((floats - whole) * 1000).astype(np.int64)
+
+
+def _split(texts: Sequence[msgspec.Raw]) -> Int64s | None:
     """Read times since 1970, which doubles cannot hold; None where one is written otherwise."""
     parts = [bytes(text).partition(b".") for text in texts]
     try:

@@ -4,13 +4,13 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from lightning_rlprof.loaders.chrome_bytes import Source
 
-__all__ = ["LARGEST", "SIZE", "ChromeStream"]
+__all__ = ["LARGEST", "SIZE", "ChromeStream", "Decoder"]
 
 T = TypeVar("T")
 
@@ -46,6 +46,13 @@ _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).ra
 _BAD = (ValueError, RecursionError)  # what both decoders raise for what they cannot read
 
 
+class Decoder(Protocol[T]):
+    """What turns a JSON array of events into a list, as `msgspec.json.Decoder` does."""
+
+    def decode(self, data: Any, /) -> list[T]:
+        """Return the events; ValueError or RecursionError for what it cannot read."""
+
+
 class ChromeStream(Generic[T]):
     """Cut a trace into batches of whole events, whatever its layout.
 
@@ -69,7 +76,7 @@ class ChromeStream(Generic[T]):
     def __init__(
         self,
         source: Source,
-        decoder: msgspec.json.Decoder[list[T]],
+        decoder: Decoder[T],
         size: int = SIZE,
         most: int = LARGEST,
     ) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.chrome_bytes import Source
-from lightning_rlprof.loaders.chrome_columns import (
+from lightning_rlprof.loaders.chrome_events import Event
+from lightning_rlprof.loaders.chrome_kinds import (
     COLLECTIVE,
     COPY,
     COUNTER,
@@ -22,7 +23,6 @@ from lightning_rlprof.loaders.chrome_columns import (
     OPERATOR,
     PYTHON,
 )
-from lightning_rlprof.loaders.chrome_events import Event
 from lightning_rlprof.loaders.chrome_stream import ChromeStream
 from lightning_rlprof.loaders.enclosing import parents
 from lightning_rlprof.loaders.kernels import Kernels, kernel_table

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.attribution import Launches, stages_at
-from lightning_rlprof.loaders.chrome_columns import LAUNCH, MOST_LANES, OPERATOR, PYTHON
+from lightning_rlprof.loaders.chrome_columns import MOST_LANES
+from lightning_rlprof.loaders.chrome_kinds import LAUNCH, OPERATOR, PYTHON
 from lightning_rlprof.loaders.chrome_scratch import Settled
 from lightning_rlprof.loaders.kineto_launches import blocks
 from lightning_rlprof.loaders.kineto_trace import STAGE, STEP, KinetoTrace

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.chrome_columns import COLLECTIVE, COPY, PARAMETERS
 from lightning_rlprof.loaders.chrome_events import MISSING
+from lightning_rlprof.loaders.chrome_kinds import COLLECTIVE, COPY, PARAMETERS
 from lightning_rlprof.loaders.kernels import UNKNOWN, Coded, distinct, known
 from lightning_rlprof.loaders.kineto_launches import Placed, placed
 from lightning_rlprof.loaders.kineto_trace import KinetoTrace

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.chrome_columns import KERNEL
 from lightning_rlprof.loaders.chrome_events import MISSING
+from lightning_rlprof.loaders.chrome_kinds import KERNEL
 from lightning_rlprof.loaders.chrome_scratch import Settled
 from lightning_rlprof.loaders.kernels import UNKNOWN, Kernels
 from lightning_rlprof.loaders.kineto_launches import placed

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.attribution import NOWHERE, Found, Launches, stages_at
-from lightning_rlprof.loaders.chrome_columns import LAUNCH
 from lightning_rlprof.loaders.chrome_events import MISSING
+from lightning_rlprof.loaders.chrome_kinds import LAUNCH
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.loaders.kineto_trace import REGION, STAGE, STEP, KinetoTrace
 from lightning_rlprof.spans import Int64s

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.loaders.chrome_columns import COUNTER, MEMORY
 from lightning_rlprof.loaders.chrome_events import MISSING
+from lightning_rlprof.loaders.chrome_kinds import COUNTER, MEMORY
 from lightning_rlprof.loaders.chrome_scratch import Settled
 from lightning_rlprof.loaders.kernels import UNKNOWN, distinct, known
 from lightning_rlprof.loaders.kineto_trace import KinetoTrace

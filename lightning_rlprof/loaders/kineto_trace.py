@@ -14,16 +14,15 @@ import numpy.typing as npt
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.attribution import Launches, Stages, stages_at
 from lightning_rlprof.loaders.chrome_bytes import Source
-from lightning_rlprof.loaders.chrome_columns import (
+from lightning_rlprof.loaders.chrome_columns import MOST_LANES, ChromeColumns
+from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, Event, EventDecoder
+from lightning_rlprof.loaders.chrome_kinds import (
     ANNOTATION,
     DEVICE_ANNOTATION,
     EVERY,
     KERNEL,
     LAUNCH,
-    MOST_LANES,
-    ChromeColumns,
 )
-from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, Event
 from lightning_rlprof.loaders.chrome_stream import SIZE, ChromeStream
 from lightning_rlprof.loaders.enclosing import innermost
 from lightning_rlprof.model import KINDS, STAGES
@@ -248,7 +247,7 @@ def _version(path: Path) -> tuple[int, int]:
 def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
     """Read all events into columns."""
     with Source(path) as source:
-        stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), SIZE)
+        stream = ChromeStream(source, EventDecoder(), SIZE)
         if not stream.open():
             why = f" ({source.problem})" if source.problem else ""
             raise TraceError(f'{path}: is no Chrome trace: it has no array "traceEvents"{why}')

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from lightning_rlprof.loaders import chrome_columns
-from lightning_rlprof.loaders.chrome_columns import (
+from lightning_rlprof.loaders.chrome_columns import ChromeColumns
+from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, MISSING, Event
+from lightning_rlprof.loaders.chrome_kinds import (
     ANNOTATION,
     COLLECTIVE,
     COPY,
@@ -17,9 +19,7 @@ from lightning_rlprof.loaders.chrome_columns import (
     LAUNCH,
     OPERATOR,
     PYTHON,
-    ChromeColumns,
 )
-from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, MISSING, Event
 
 DECODE = msgspec.json.Decoder(list[Event]).decode
 
@@ -223,7 +223,8 @@ def test_columns_of_one_trace_share_their_codes() -> None:
 def test_a_kernel_whose_arguments_cannot_be_read_is_counted(args: Any) -> None:
     columns = columns_of(kernel(), kernel(args=args, name="lost"), kernel(name="b"))
 
-    assert columns.rows(KERNEL)["name"].tolist() == [0, 1]
+    names = [*columns.names]
+    assert [names[code] for code in columns.rows(KERNEL)["name"].tolist()] == ["gemm", "b"]
     assert (columns.unread[KERNEL], columns.lost[KERNEL]) == (1, 0)
 
 
