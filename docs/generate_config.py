@@ -11,6 +11,7 @@ from config_prose import EXAMPLES, HEAD, SPELLED
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.npu import NpuConfig
 from lightning_rlprof.config.nsight import NsightConfig
+from lightning_rlprof.config.parallel import ParallelConfig
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.rules import ArgumentStages, GradStages, WrapRule
@@ -41,6 +42,7 @@ SECTIONS: tuple[tuple[str, str, type[Section]], ...] = (
     ("`npu`", "npu.", NpuConfig),
     ("`memory`", "memory.", MemoryConfig),
     ("`on_finish`", "on_finish.", FinishConfig),
+    ("`parallel`", "parallel.", ParallelConfig),
 )
 
 _TYPES = {

@@ -152,7 +152,8 @@ def from_collectives(
 
     Nobody ends before all have started: those bounds are certain. The ends are nearly equal: their
     median difference is the best guess. It makes no bound, for a rank that always ends a little
-    later than others looks like one with another clock.
+    later than others looks like one with another clock. A bound counts for less by what the clocks
+    may have drifted since.
 
     Args:
         start_ns: When each began on this clock; shape (n,), as all others.
@@ -163,12 +164,15 @@ def from_collectives(
     begun, ended, begun_there, ended_there = (
         np.asarray(times, np.int64) for times in (start_ns, end_ns, start_there_ns, end_there_ns)
     )
-    readings = np.stack([begun, ended_there, begun_there, ended], axis=1)
-    knot = from_exchange(readings.tolist())
-    ends = np.sort(ended_there - ended)
-    likely = int(ends[len(ends) // 2])
     middle = int(np.sort(ended)[len(ended) // 2])
-    return knot._replace(time_ns=middle, likely_ns=min(max(likely, knot.low_ns), knot.high_ns))
+    away = np.maximum(abs(ended - middle), abs(begun - middle))
+    drifted = np.ceil(DRIFT * away).astype(np.int64)
+    lows, highs = begun_there - ended - drifted, ended_there - begun + drifted
+    low, high = int(lows.max()), int(highs.min())
+    if low > high:  # the clock was set meanwhile
+        low, high = int(lows.min()), int(highs.max())
+    likely = int(np.sort(ended_there - ended)[len(ended) // 2])
+    return Knot(middle, low, high, min(max(likely, low), high))
 
 
 def solve(knots: Sequence[Knot]) -> Clock | None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from lightning_rlprof.calls import within
 from lightning_rlprof.model import Kind, Number
-from lightning_rlprof.nodes import Node, ended, innermost, opened
+from lightning_rlprof.nodes import Line, Open, innermost, made, numbers, opened
 
 __all__ = ["Marker", "Sink", "Timed", "annotate", "count", "listen", "mark", "stage"]
 
@@ -25,23 +25,20 @@ class Sink(Protocol):
     """What a session offers to markers: the clock, the step, and a place for completed spans."""
 
     step: int
-
-    @property
-    def flush_at_ns(self) -> int:
-        """When an outermost span that ends is worth a write of its own."""
+    flush_at_ns: int  # when an outermost span that ends is worth a write of its own
 
     @property
     def clock(self) -> Callable[[], int]:
         """The clock of the run, in nanoseconds."""
 
     @property
-    def append(self) -> Callable[[Any], None]:
-        """Where ended spans go: nodes, which `rows` turns into lines."""
+    def append(self) -> Callable[[Line], None]:
+        """Where ended spans go."""
 
     def enter(self, name: str, kind: Kind) -> object:
         """Tell the recorders that a span begins; return what `exit` needs."""
 
-    def exit(self, node: Node) -> None:
+    def exit(self, span: Open) -> None:
         """Tell the recorders that a span ended, by its last item; add their counters to it."""
 
     def mark(self, name: str) -> None:
@@ -128,7 +125,7 @@ _sink: Sink | None = None
 def stage(name: str, /, **counters: Number) -> Marker: ...
 @overload
 def stage(name: str, /, *, into: MutableMapping[str, float], **counters: Number) -> Timed: ...
-def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
+def stage(name: str, /, **counters: Any) -> Any:
     """Mark a stage of the RL step, in a ``with`` statement or as a decorator.
 
     Not recording, this costs 0.1 µs. Recording, a span is kept in memory until the step ends.
@@ -149,10 +146,10 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
         ... def reward(text: str) -> float:
         ...     return 3.0
     """
-    if into is not None:
-        return Timed(Marker(name, "stage", counters or None), into)
     if counters:
-        return Marker(name, "stage", counters)
+        into = counters.pop("into", None)
+        marker = Marker(name, "stage", counters or None)
+        return marker if into is None else Timed(marker, into)
     try:
         return _stages[name]
     except KeyError:
@@ -196,7 +193,7 @@ def mark(name: str, /, **counters: Number) -> None:
     sink = _sink
     if sink is not None:
         now = sink.clock()
-        sink.append(ended(Marker(name, "mark"), sink.step, now, now, counters or None))
+        sink.append(made(Marker(name, "mark"), sink.step, now, now, counters or None))
         sink.mark(name)
 
 
@@ -209,12 +206,13 @@ def count(**numbers: Number) -> None:
         ...     count(tokens=4096)
         ...     count(tokens=1024, samples=2)
     """
-    node = innermost()
-    if node is not None:
-        total = dict(node[6] or {})  # a copy: the marker's own are those of every span of it
+    span = innermost()
+    if span is not None:
+        line = span[0]
+        total = dict(line[9] or {})  # a copy: the marker's own are those of every span of it
         for name, number in numbers.items():
             total[name] = total.get(name, 0) + number
-        node[6] = total
+        line[9] = total
 
 
 def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
@@ -242,24 +240,33 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
 
 
 def _recording(sink: Sink) -> tuple[Any, Any]:
-    def enter(self: Marker, get=opened.get, put=opened.set, ident=get_ident, clock=sink.clock):  # type: ignore[no-untyped-def]
-        parent = get()
-        while parent is not None and parent[0] is not None:
-            parent = parent[1]
-        put([None, parent, self, sink.step, ident(), 0, self.counters, clock()])
+    def enter(self, get=opened.get, put=opened.set, ident=get_ident, ids=numbers, clock=sink.clock):  # type: ignore[no-untyped-def]
+        above, parent = get(), None
+        while above is not None:
+            line = above[0]
+            if line[5] is None:
+                parent = line[7]
+                break
+            above = above[1]
+        step, more = sink.step, self.counters
+        thread, number = ident(), next(ids)
+        line = ["span", self.name, self.kind, step, clock(), None, thread, number, parent, more]
+        put((line, above, self, None))
 
     def leave(self: Marker, kind, error, trace, get=opened.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
-        now = clock()
-        node = get()
-        while node is not None and node[0] is not None:
-            node = node[1]
-        if node is None or node[2] is not self:
-            _end_around(sink, self, now)
-            return
-        node[0] = now
-        put(node)
-        if node[1] is None and now > sink.flush_at_ns:
-            sink.flush()
+        now, span = clock(), get()
+        while span is not None:
+            line, above, marker, _ = span
+            if line[5] is None:
+                if marker is not self:
+                    break
+                line[5] = now
+                put(line)
+                if above is None and now > sink.flush_at_ns:
+                    sink.flush()
+                return
+            span = above
+        _end_around(sink, self, now)
 
     return enter, leave
 
@@ -267,8 +274,8 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
 def _mirrored(sink: Sink) -> tuple[Any, Any]:
     def enter(self: Marker) -> None:
         token = sink.enter(self.name, self.kind)
-        above, ident = innermost(), get_ident()
-        opened.set([None, above, self, sink.step, ident, 0, self.counters, sink.clock(), token])
+        above = innermost()
+        opened.set((made(self, sink.step, sink.clock(), None, self.counters), above, self, token))
 
     def leave(self: Marker, kind: object, error: object, trace: object) -> None:
         _end_around(sink, self, sink.clock())
@@ -278,17 +285,17 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
 
 def _end_around(sink: Sink, marker: Marker, now: int) -> None:
     """End a span of any sort, also around others that were never ended; ignore one never begun."""
-    node = innermost()
-    while node is not None and node[2] is not marker:
-        node = node[1]
-    if node is None:
+    span = innermost()
+    while span is not None and span[2] is not marker:
+        span = span[1]
+    if span is None:
         return
-    node[0] = now
-    opened.set(node)
-    if len(node) > 8 and node[8] is not None:
-        sink.exit(node)
-    sink.append(node)
-    if node[1] is None and now > sink.flush_at_ns:
+    span[0][5] = now
+    opened.set(span)
+    if span[3] is not None:
+        sink.exit(span)
+    sink.append(span[0])
+    if span[1] is None and now > sink.flush_at_ns:
         sink.flush()
 
 

@@ -1,25 +1,31 @@
-"""Open and ended spans as they live in memory: lists, and which one is open in which context."""
+"""Open and made spans as they live in memory: the lines of the file, and which is open where."""
 
 import itertools
 from _thread import get_ident
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from lightning_rlprof.model import Kind, Number
 
-__all__ = ["Named", "Node", "ended", "innermost", "number_of", "opened", "rows"]
+__all__ = ["Line", "Named", "Open", "innermost", "made", "numbers", "opened"]
 
-# An open or ended span: [end_ns, parent, marker, step, thread, id, counters, start_ns], and behind
-# it the token of the recorders where they mirror it. A list costs less than an object; ending a
-# span inside it costs less than changing the context variable twice.
-Node = list[Any]
+# A span is the list that the file will hold, so that nothing of ours runs per span when it is
+# written: ["span", name, kind, step, start_ns, end_ns, thread, id, parent, counters]. Its end is
+# None while it is open.
+Line = list[Any]
 
-opened: ContextVar[Node | None] = ContextVar("rlprof_open", default=None)
-"""The span that was opened last, ended or not: look upwards for one that is still open."""
+Open = tuple[Line, Any, Any, Any]
+"""A span and what the file does not hold of it: the `Open` around it or None, its marker, and the
+token of the recorders where they mirror it."""
 
-# Never restarted: a parent left open by an earlier session is unknown in a later run, not wrong.
-_next_id = itertools.count(1).__next__
+opened: ContextVar[Open | None] = ContextVar("rlprof_open", default=None)
+"""The span that was opened last, made or not: look upwards for one that is still open. To end it
+there costs less than to change the variable again."""
+
+numbers = itertools.count(1)
+"""Numbers of spans, by ``next``. Never restarted: a parent that an earlier session left open is
+unknown in a later run, not wrong."""
 
 
 class Named(Protocol):
@@ -34,39 +40,25 @@ class Named(Protocol):
         """Its kind."""
 
 
-def innermost() -> Node | None:
+def innermost() -> Open | None:
     """Return the innermost open span of this thread or task."""
-    node = opened.get()
-    while node is not None and node[0] is not None:
-        node = node[1]
-    return node
+    around = opened.get()
+    while around is not None and around[0][5] is not None:
+        around = around[1]
+    return around
 
 
-def ended(
-    marker: Named, step: int, start_ns: int, end_ns: int, counters: Mapping[str, Number] | None
-) -> Node:
-    """Return a span that is over, inside the one that is open now."""
-    return [end_ns, innermost(), marker, step, get_ident(), 0, counters, start_ns]
-
-
-def number_of(node: Node) -> int:
-    """Return the number of a span, which it gets when it is first asked for."""
-    number: int = node[5] or _next_id()
-    node[5] = number
-    return number
-
-
-def rows(nodes: Iterable[Node]) -> list[tuple[Any, ...]]:
-    """Return ended spans as the lines that the trace file holds.
-
-    A span is numbered when its line is made, or that of a span inside it, which ends earlier.
-    """
-    lines = []
-    for node in nodes:
-        end, parent, marker, step, thread, number, counters, start = node[:8]
-        if not number:
-            number = node[5] = _next_id()
-        above = None if parent is None else number_of(parent)
-        kind = marker.kind
-        lines.append(("span", marker.name, kind, step, start, end, thread, number, above, counters))
-    return lines
+def made(
+    marker: Named,
+    step: int,
+    start_ns: int,
+    end_ns: int | None,
+    counters: Mapping[str, Number] | None,
+) -> Line:
+    """Return a span inside the one that is open now; one without an end is open itself."""
+    around = opened.get()
+    while around is not None and around[0][5] is not None:
+        around = around[1]
+    parent = None if around is None else around[0][7]
+    name, kind, number = marker.name, marker.kind, next(numbers)
+    return ["span", name, kind, step, start_ns, end_ns, get_ident(), number, parent, counters]

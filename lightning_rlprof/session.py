@@ -14,7 +14,7 @@ from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.exchange import Exchange
 from lightning_rlprof.model import Header, Kind, Number
-from lightning_rlprof.nodes import Node, ended
+from lightning_rlprof.nodes import Open, made
 from lightning_rlprof.recorders.base import Late, Recorder
 from lightning_rlprof.token_window import GENERATION, TokenWindow
 from lightning_rlprof.tracefile import rank_directory
@@ -24,6 +24,7 @@ __all__ = ["Session", "current"]
 log = logging.getLogger(__name__)
 
 _STEP = marking.Marker("step", "step")
+_STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
 
 
 class _Process:
@@ -75,7 +76,8 @@ class Session:
         self.config, self.run, self.header, self.clock = config, run, header, clock
         self.step = self._ended = 0
         self._buffer = buffer = Buffer(open_writer(run, header), clock)
-        self.append, self.flush, self.add = buffer.append, buffer.flush, buffer.add
+        self.append, self.add = buffer.append, buffer.add
+        self.flush_at_ns = clock() + _STAGE_NS
         self._totals: Totals | None = None
         self.waiting = False
         self._step_start: int | None = None
@@ -92,11 +94,6 @@ class Session:
         _Process.session = self
         _watch_forks()
         self._tune()
-
-    @property
-    def flush_at_ns(self) -> int:
-        """When an outermost span that ends is worth a write of its own."""
-        return self._buffer.flush_at_ns
 
     def __enter__(self) -> "Session":
         return self
@@ -123,9 +120,10 @@ class Session:
         """End the step, write it, and expect the next one: what follows belongs to that."""
         end = self._end_step(None)
         self._edge, self._ended, self._totals = end, self.step, None
+        self.flush_at_ns = end + _STAGE_NS
         if self._may_capture:
             self._end_window()
-        self._buffer.end_step(end)
+        self._buffer.end_step()
         if self.exchange is not None and self.exchange.after(self.step):
             self._edge = None
         self._open_step(self.step + 1)
@@ -153,16 +151,16 @@ class Session:
 
     def _end_step(self, counters: dict[str, Number] | None) -> int:
         now, start = self.clock(), self._step_start
-        counters = dict(counters or {})
         late: list[Late] = []
         if self._may_capture and self._capture.saw(self.step):
             known = self._capture.exit(self._mirrored_step)
-            counters |= {**known.counters, "capture": 1}
+            counters = {**(counters or {}), **known.counters, "capture": 1}
             late = known.late
         if start is not None:
-            node = ended(_STEP, self.step, start, now, counters or None)
-            self.append(node)
-            self._buffer.later(node, late)
+            span = made(_STEP, self.step, start, now, counters)
+            self.append(span)
+            if self._may_capture:
+                self._buffer.later(span, late)
         return now
 
     def _move_window(self, step: int) -> None:
@@ -202,7 +200,7 @@ class Session:
         counters: Mapping[str, Number] | None = None,
     ) -> None:
         """Add a span whose two ends are known; its parent is the span that is open now."""
-        self.append(ended(marker, self.step, start_ns, end_ns, counters))
+        self.append(made(marker, self.step, start_ns, end_ns, counters))
 
     # ---- what markers call while a capture is open or may open
 
@@ -223,12 +221,13 @@ class Session:
         is_open, rank = self._capture.is_open, self.header.rank
         return window.at_stage(self.config, rank, self.step, stage, is_open=is_open) == "open"
 
-    def exit(self, node: Node) -> None:
+    def exit(self, span: Open) -> None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
-        known = self._capture.exit(node[8])
+        line, _, _, token = span
+        known = self._capture.exit(token)
         if known.counters:
-            node[6] = {**(node[6] or {}), **known.counters}
-        self._buffer.later(node, known.late)
+            line[9] = {**(line[9] or {}), **known.counters}
+        self._buffer.later(line, known.late)
 
     def mark(self, name: str) -> None:
         """Tell the recorders of an instant."""
@@ -236,6 +235,11 @@ class Session:
             self._capture.mark(name)
 
     # ---- lines
+
+    def flush(self) -> None:
+        """Append everything to the file."""
+        self.flush_at_ns = self.clock() + _STAGE_NS
+        self._buffer.flush()
 
     def note(self, level: str, text: str) -> None:
         """Log a remark and keep it in the run; below a warning only rank 0 logs."""

@@ -1,13 +1,14 @@
 """The answer of one analysis as a value: columns with units, rows, a note, or why it abstained."""
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Cell", "Column", "ColumnRows", "Table"]
+__all__ = ["Cell", "Column", "ColumnRows", "PartRows", "Table"]
 
 _SHOWN = 50
 
@@ -61,6 +62,11 @@ class ColumnRows(Sequence[tuple[Cell, ...]]):
         """Return the number of rows."""
         return self._length
 
+    @property
+    def width(self) -> int:
+        """How many cells a row has."""
+        return len(self.columns)
+
     def __getitem__(self, at: Any) -> Any:
         """Return one row as a tuple, or a slice of rows as a list of tuples."""
         if not isinstance(at, slice):
@@ -91,6 +97,42 @@ class ColumnRows(Sequence[tuple[Cell, ...]]):
         return zip(*(self.column(at, rows) for at in range(len(self.columns))), strict=True)
 
 
+class PartRows(ColumnRows):
+    """Rows of which some are read at a time, from wherever they lie; see `parts`.
+
+    Asking for ``columns`` reads all of them, and keeps them.
+
+    Args:
+        length: Number of rows.
+        read: Returns the rows from one number to another, that one left out.
+    """
+
+    def __init__(self, length: int, read: Callable[[int, int], ColumnRows]) -> None:
+        self._length, self._read = length, read
+
+    @property
+    def width(self) -> int:
+        """How many cells a row has."""
+        return self._read(0, 0).width
+
+    @cached_property
+    def columns(self) -> Any:  # type: ignore[override]
+        """All columns."""
+        return self._read(0, self._length).columns
+
+    def parts(self, rows: int) -> Iterator[ColumnRows]:
+        """Yield so many rows at a time; nothing of them is kept."""
+        for low in range(0, self._length, rows):
+            yield self._read(low, min(low + rows, self._length))
+
+    def _rows(self, rows: slice) -> Iterator[tuple[Cell, ...]]:
+        low, high, step = rows.indices(self._length)
+        if step != 1:
+            return super()._rows(rows)
+        part = self._read(low, max(low, high))
+        return zip(*(part.column(at) for at in range(len(part.columns))), strict=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows under named columns; an analysis that lacks its evidence says so in ``abstained``.
@@ -116,7 +158,7 @@ class Table:
         """Reject rows that do not fit under the columns."""
         widths = self.rows
         if isinstance(widths, ColumnRows):  # all alike: the first tells of all
-            widths = [tuple(range(len(widths.columns)))] if len(widths) else []
+            widths = [tuple(range(widths.width))] if len(widths) else []
         for row in widths:
             if len(row) != len(self.columns):
                 raise ValueError(

@@ -31,10 +31,10 @@ class TokenWindow:
     @property
     def inside(self) -> bool:
         """Whether a generation with iterations is open around whoever asks."""
-        node = innermost() if self._armed else None
-        while node is not None and node[2].name != GENERATION:
-            node = node[1]
-        return node is not None
+        span = innermost() if self._armed else None
+        while span is not None and span[2].name != GENERATION:
+            span = span[1]
+        return span is not None
 
     def action(self, name: str, opens: bool) -> Literal["open", "close", "keep"]:
         """Return what the beginning of a span does to the capture.

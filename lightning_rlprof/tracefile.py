@@ -143,29 +143,26 @@ class TraceWriter:
         self._file = os.open(self.path, flags, 0o644)
         self._torn = False
         self._encode = msgspec.json.Encoder().encode_lines
-        self._put(msgspec.json.encode(header) + b"\n")
+        self.write([msgspec.Raw(msgspec.json.encode(header))])
 
-    def write(self, lines: Sequence[Sequence[Any]]) -> None:
+    def write(self, lines: Sequence[Any]) -> None:
         """Append lines; what JSON has no form for is changed, see `_plain`. Raises OSError."""
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
             data = self._encode([[_plain(item) for item in line] for line in lines])
-        self._put(data)
+        if self._torn:  # a failure may have left half a line, which must not swallow the next one
+            data = b"\n" + data
+        self._torn = True
+        while data:
+            data = data[os.write(self._file, data) :]
+        self._torn = False
 
     def close(self) -> None:
         """Close the file; further calls do nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def _put(self, data: bytes) -> None:
-        # After a failure the file may end in half a line, which must not swallow the next one.
-        data = b"\n" * self._torn + data
-        self._torn = True
-        while data:
-            data = data[os.write(self._file, data) :]
-        self._torn = False
 
 
 def _plain(item: Any) -> Any:

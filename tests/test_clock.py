@@ -146,6 +146,20 @@ def test_collectives_alone_bound_the_offset_and_their_ends_give_it() -> None:
         assert clock.uncertainty(times).max() < 1_500_000
 
 
+def test_bounds_of_collectives_hold_although_the_clocks_drift_meanwhile() -> None:
+    start = np.arange(0, 3_000_000_000, 50_000_000)
+    late = np.where(np.arange(len(start)) % 2, 2_000_000, 0)  # now one comes last, now the other
+    end = start + 2_010_000
+
+    def there(times: Ints) -> Ints:
+        return times + np.rint(9e-5 * times).astype(np.int64)
+
+    knot = from_collectives(start + late, end, there(start + 2_000_000 - late), there(end))
+    true = int(there(np.array([knot.time_ns]))[0]) - knot.time_ns
+    assert knot.low_ns <= true <= knot.high_ns
+    assert knot.high_ns - knot.low_ns < 1_000_000
+
+
 def test_a_rank_whose_collectives_always_end_late_stays_within_the_bounds() -> None:
     for seed in range(20):
         of = pair(seed)

@@ -16,12 +16,8 @@ class Sink:
 
     def __init__(self):
         self.step, self.flush_at_ns = 3, 1 << 62
-        self.ticks, self.nodes, self.flushed, self.calls = FakeClock(), [], 0, []
-        self.append = self.nodes.append
-
-    @property
-    def rows(self):
-        return nodes.rows(self.nodes)
+        self.ticks, self.rows, self.flushed, self.calls = FakeClock(), [], 0, []
+        self.append = self.rows.append
 
     def clock(self):
         self.ticks.advance(1)
@@ -31,9 +27,10 @@ class Sink:
         self.calls.append(("enter", name, kind))
         return name
 
-    def exit(self, node):
-        self.calls.append(("exit", node[8]))
-        node[6] = {**(node[6] or {}), "mirrored": 1}
+    def exit(self, span):
+        line, _, _, token = span
+        self.calls.append(("exit", token))
+        line[9] = {**(line[9] or {}), "mirrored": 1}
 
     def mark(self, name):
         self.calls.append(("mark", name))
@@ -57,9 +54,9 @@ def test_a_span_has_name_kind_step_times_thread_and_counters(sink):
     with stage("actor_generate", tokens=5):
         pass
     (row,) = sink.rows
-    assert row[:6] == ("span", "actor_generate", "stage", 3, 1, 2)
+    assert row[:6] == ["span", "actor_generate", "stage", 3, 1, 2]
     assert row[6] == threading.get_ident()
-    assert row[8:] == (None, {"tokens": 5})
+    assert row[8:] == [None, {"tokens": 5}]
 
 
 def test_one_marker_serves_every_use_of_a_name():

@@ -212,6 +212,21 @@ def test_a_disk_that_stays_full_does_not_stop_the_end(start, clock, monkeypatch)
     assert read(session).status is None
 
 
+def test_a_disk_that_fills_up_later_costs_the_steps_while_it_is_full(start, clock, monkeypatch):
+    disk = FullDisk(monkeypatch)
+    session = start()
+    run_steps(session, clock, [1])
+    disk.full = True
+    run_steps(session, clock, [2])
+    disk.full = False
+    run_steps(session, clock, [3])
+    session.close()
+    assert [span.step for span in spans(session, "step")] == [1, 3]
+    assert [note.text for note in read(session).notes] == [
+        "2 lines could not be written and are lost"
+    ]
+
+
 def test_counters_that_are_no_numbers_cost_only_themselves(start, clock):
     session = start()
     with stage("actor_generate", tokens=object(), samples=2):

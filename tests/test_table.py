@@ -1,8 +1,9 @@
 import json
 
+import numpy as np
 import pytest
 
-from lightning_rlprof.table import Column, Table
+from lightning_rlprof.table import Column, ColumnRows, PartRows, Table
 
 COLUMNS = (Column("stage", "text"), Column("total", "duration", "ns"))
 
@@ -33,3 +34,23 @@ def test_column_returns_cells_and_names_the_columns_there_are() -> None:
 def test_a_row_must_fit_under_the_columns() -> None:
     with pytest.raises(ValueError, match=r"table stages: row \('a',\) has 1 cells for 2 columns"):
         Table("stages", COLUMNS, [("a",)])
+
+
+def test_rows_in_parts_are_the_same_rows_and_read_no_more_than_is_asked_for() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def read(low: int, high: int) -> ColumnRows:
+        asked.append((low, high))
+        return ColumnRows([np.arange(low, high), (np.arange(low, high) % 3 - 1, ["a", "b"])])
+
+    whole = read(0, 10)
+    table = Table("calls", COLUMNS, PartRows(10, read))
+    assert asked == [(0, 10), (0, 0)]
+
+    assert [len(part) for part in table.rows.parts(4)] == [4, 4, 2]
+    assert asked[2:] == [(0, 4), (4, 8), (8, 10)]
+    assert table.rows[3] == whole[3]
+    assert asked[-1] == (3, 4)
+    assert (table.rows[2:9], table.rows[8:1:-2]) == (whole[2:9], whole[8:1:-2])
+    assert list(table.rows) == list(whole)
+    assert table.column("total") == whole.column(1)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.analysis.activity import activity
+from lightning_rlprof.analysis.certainty import remark, uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
 from lightning_rlprof.analysis.entries import Entries, calendar_of, days_of, enter
 from lightning_rlprof.analysis.labels import NOTHING, Label, labels_of
@@ -83,7 +84,9 @@ def balance(spans: Spans, *, per_step: bool = False) -> Book:
         told |= {Label.TAIL} if has_tails else set()
         parts.append((np.full(len(entries.ns), rank, np.int32), *entries))
     rank_of, *columns = _joint(parts)
+    clocks = remark(spans, "Wall clock, and untraced time where a rank begins and ends")
     remarks = [*_gaps(spans, silent, end), *remarks, *devices.remarks, *_odd(spans, labels)]
+    remarks += [clocks] if clocks else []
     known = (_told(told, devices.told), tuple(remarks))
     numbers = calendar.number if per_step else None
     return Book(ranks, silent, start, end, numbers, rank_of, Entries(*columns), *known)
@@ -121,7 +124,11 @@ def _life(spans: Spans, work: Mapping[int, Work]) -> tuple[int, int]:
     such header, is as long as what it holds.
     """
     known = [
-        *(header.unix_ns - spans.unix_ns for header in spans.headers.values() if header.clock_ns),
+        *(
+            spans.later(rank, header.unix_ns)
+            for rank, header in spans.headers.items()
+            if header.clock_ns
+        ),
         *(note.time_ns for note in spans.notes if note.rank in spans.headers),
     ]
     if len(spans):
@@ -141,7 +148,8 @@ def _joined(spans: Spans, labels: Int64s) -> tuple[Int64s, list[str]]:
     rows = np.flatnonzero((labels == Label.TRANSFER)[spans.name])
     rows = rows[np.isin(spans.kind[rows], _SPANS)]
     start, end = spans.start_ns[rows], spans.end_ns[rows]
-    took = transfers(spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
+    columns = (spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
+    took = transfers(*columns, unsure_ns=uncertainty_ns(spans))
     matched = took != UNMATCHED
     alone = len(rows) - int(np.count_nonzero(matched))
     text = f"{alone} collectives have no counterpart on other ranks: their transfer"

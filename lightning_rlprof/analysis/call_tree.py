@@ -1,6 +1,6 @@
 """Calls of the host as a tree: what each lies in, its own time, and what was open at a moment."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
-from lightning_rlprof.analysis.partition import paint
+from lightning_rlprof.analysis.nested import NONE, alone, depths, enclosing, holding, open_at
+from lightning_rlprof.analysis.sweep import differs
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Table
 
@@ -20,19 +21,11 @@ __all__ = [
     "Paths",
     "call_tree",
     "drivers",
-    "enclosing",
     "launched",
 ]
 
-NONE = -1
-"""Stands for a call, a path or a name that there is not."""
-
 UNKNOWN = -(2**63)
 """Stands for a number that is not known."""
-
-# Before torch 2.3 start and duration were cut to microseconds, each by itself: a call may seem to
-# end one microsecond after the call that it lies in.
-_SLACK_NS = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +108,8 @@ class CallTree:
 
     def at(self, lane: Int64s, time_ns: Int64s) -> Int64s:
         """Return the innermost call open on each lane at a moment, `NONE` where none is."""
-        times, keys, owner = self._cells
-        code = np.searchsorted(times, time_ns, "right") - 1
-        cell = np.searchsorted(keys, lane * len(times) + code, "right") - 1
-        there = (lane >= 0) & (code >= 0) & (cell >= 0)
-        there &= np.append(keys, -1)[cell] // max(len(times), 1) == lane
-        return np.where(there, np.append(owner, NONE)[cell], NONE)
+        intervals = self.lane, self.start_ns, self.end_ns, self._holder
+        return open_at(*intervals, lane, time_ns)
 
     def launching(self, kernels: Launched) -> Int64s:
         """Return the innermost call open on its thread when each kernel was launched."""
@@ -133,11 +122,7 @@ class CallTree:
         What two calls of a thread share belongs to the later one, so that the sum is exactly the
         time in which a call was open, summed over threads.
         """
-        times, keys, owner = self._cells
-        inner = np.flatnonzero(owner >= 0)  # the last cell of a lane has no owner
-        when = times[keys % max(len(times), 1)]
-        lasted = when[inner + 1] - when[inner]
-        return _sums(owner[inner], lasted, len(self.start_ns))
+        return alone(self.lane, self.start_ns, self.end_ns, self._holder)
 
     def forwards(self) -> Int64s:
         """Return for each call the index of its forward operator, `NONE` where it has none."""
@@ -153,7 +138,7 @@ class CallTree:
     @cached_property
     def paths(self) -> Paths:
         """The stack of names that each call lies in, each distinct stack once."""
-        depth = _depth(self.around)
+        depth = depths(self.around)
         order = np.argsort(depth, kind="stable")
         heads = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
         of, width, count = np.full(len(depth) + 1, NONE), len(self.names), 0  # the last stays
@@ -170,14 +155,12 @@ class CallTree:
         return Paths(of[:-1], parent, name, np.repeat(np.arange(len(levels)), levels))
 
     @cached_property
-    def _cells(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Distinct times, cells as lane and index of a time, and the innermost call of each."""
-        count = len(self.start_ns)
-        both = np.concatenate([self.start_ns, self.end_ns])
-        times = _distinct(both)
-        every = np.append(self.lane, self.lane) * len(times) + np.searchsorted(times, both)
-        place = np.searchsorted(keys := _distinct(every), every)
-        return times, keys, paint(place[:count], place[count:], len(keys))
+    def _holder(self) -> Int64s:
+        """The last call before each that ends no earlier.
+
+        The same as ``around`` but where a call ends a little later than the one that it lies in.
+        """
+        return holding(self.around, self.start_ns, self.end_ns)
 
 
 def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> CallTree:
@@ -190,21 +173,34 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
     end = start + numbers(table, "duration")[rows]
     threads = _distinct(thread := numbers(table, "thread", UNKNOWN)[rows])
     lane = rank * len(threads) + np.searchsorted(threads, thread)
-    order = np.lexsort((-end, start, lane))
-    rows, lane, start, end = (each[order] for each in (rows, lane, start, end))
-    name, names = texts(table, "name")
+    if not _in_order(lane, start, -end):
+        order = np.lexsort((-end, start, lane))
+        rows, rank, lane, start, end = (each[order] for each in (rows, rank, lane, start, end))
+    code, names = texts(table, "name")
+    name = code[rows]
     return CallTree(
         (*names, ""),  # the last one stands for a name that is not known
         threads,
-        rank[order],
+        rank,
         lane,
-        np.where(name < 0, len(names), name)[rows],
+        np.where(name < 0, len(names), name),
         start,
         end,
         numbers(table, "id", NONE)[rows],
         numbers(table, "forward", NONE)[rows],
         enclosing(lane, start, end),
     )
+
+
+def _in_order(*columns: Int64s) -> bool:
+    """Tell whether rows come by the first column, those alike in it by the second, and so on."""
+    rows = np.arange(1, len(columns[0]))
+    for column in columns:
+        own, before = column[rows], column[rows - 1]
+        if (own < before).any():
+            return False
+        rows = rows[own == before]
+    return True
 
 
 def _rows(table: Table, kind: str, ranks: Collection[int] | None) -> Int64s:
@@ -240,58 +236,40 @@ def launched(
 def drivers(calls: Table, rank: Int64s, launch_ns: Int64s, call_ns: Int64s) -> Int64s:
     """Return the row of the driver's call of each launch's rank, start and length, else `NONE`."""
     rows = _rows(calls, "runtime", None)
-    own = [numbers(calls, each)[rows] for each in ("rank", "start", "duration")]
-    pairs = zip(own, (rank, launch_ns, call_ns), strict=True)
-    columns = [np.concatenate(pair) for pair in pairs]
-    order = np.lexsort(columns)
-    alike = np.all([column[order][1:] == column[order][:-1] for column in columns], axis=0)
-    place = np.arange(len(order))
-    head = np.maximum.accumulate(np.where(np.append(False, alike)[: len(order)], 0, place))
-    last = np.maximum.accumulate(np.where(order < len(rows), place, NONE))  # calls come first
-    found = np.full(len(order), NONE)
-    found[order] = np.where(last >= head, np.append(order, NONE)[last], NONE)
-    call: Int64s = np.append(rows, NONE)[found[len(rows) :]]
+    own = [numbers(calls, each)[rows] for each in ("start", "rank", "duration")]
+    asked = [launch_ns, rank, call_ns]
+    order = np.argsort(own[0], kind="stable")
+    at, last = (np.searchsorted(own[0], launch_ns, side, order) for side in ("left", "right"))
+    found = np.full(len(at), NONE)
+    lone, many = np.flatnonzero(last == at + 1), np.flatnonzero(last > at + 1)
+    place = order[at[lone]]
+    alike = (own[1][place] == rank[lone]) & (own[2][place] == call_ns[lone])
+    found[lone] = np.where(alike, place, NONE)
+    if len(many):  # of several calls that began at once, on other ranks or threads
+        same = np.diff(own[0][order]) == 0
+        twins = order[np.append(same, False) | np.append(False, same)]
+        pairs = zip(own, asked, strict=True)
+        found[many] = np.append(twins, NONE)[_last_alike((a[twins], b[many]) for a, b in pairs)]
+    call: Int64s = np.append(rows, NONE)[found]
     return call
 
 
-def enclosing(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Return for each call the last one before it that holds it, `NONE` where none does.
-
-    A call that ends a microsecond after another one still lies in it. They come by lane, start, and
-    end downwards. Each looks at the call before it, then at what that one has found so far: all
-    leap at once, so that n calls take log n rounds, and as many more as calls are nested.
-
-    Example::
-
-        >>> start, end = np.array([0, 2, 3, 6]), np.array([9, 5, 4, 8])
-        >>> enclosing(np.zeros(4, int), start, end).tolist()
-        [-1, 0, 1, 0]
-    """
-    around = np.arange(-1, len(lane) - 1)
-    around[:1] = NONE
-    around[1:][lane[1:] != lane[:-1]] = NONE
-    rows = np.flatnonzero(around >= 0)
-    while len(rows):
-        outer = around[rows]
-        out = (end[outer] <= start[rows]) | (end[rows] > end[outer] + _SLACK_NS)
-        rows, outer = rows[out], outer[out]
-        around[rows] = around[outer]
-        rows = rows[around[rows] >= 0]
-    return around
-
-
-def _depth(around: Int64s) -> Int64s:
-    """Return how many calls are around each."""
-    depth, leap = (around >= 0).astype(np.int64), around
-    while len(rows := np.flatnonzero(leap >= 0)):
-        depth[rows] += depth[leap[rows]]
-        leap = np.where(leap >= 0, np.append(leap, NONE)[leap], NONE)
-    return depth
+def _last_alike(pairs: Iterable[tuple[Int64s, Int64s]]) -> Int64s:
+    """Return the last of our rows that equals each row asked for, `NONE` without; by columns."""
+    ours, asked = zip(*pairs, strict=True)
+    columns, count = [np.append(*pair) for pair in zip(ours, asked, strict=True)], len(ours[0])
+    order = np.lexsort(columns)
+    place = np.arange(len(order))
+    head = np.maximum.accumulate(np.where(differs(*(each[order] for each in columns)), place, 0))
+    last = np.maximum.accumulate(np.where(order < count, place, NONE))  # ours come first
+    found = np.full(len(order), NONE)
+    found[order] = np.where(last >= head, np.append(order, NONE)[last], NONE)
+    return found[count:]
 
 
 def _distinct(values: Int64s) -> Int64s:
-    ordered = np.sort(values)  # np.unique hashes, three times as slow
-    return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
+    ordered = np.sort(values[differs(values)])  # np.unique hashes, three times as slow
+    return ordered[differs(ordered)]
 
 
 def _sums(groups: Int64s, values: Int64s, count: int) -> Int64s:

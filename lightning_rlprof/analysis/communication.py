@@ -40,7 +40,8 @@ _COLUMNS = (
     Column("ranks", "count"),
 )
 _FORMULA = (
-    "Transfer is the shortest duration of a meeting, wait is what the others took beyond it. Who "
+    "Transfer is the shortest duration of a meeting, wait is what the others took beyond it: no "
+    "clocks of two ranks are compared, so neither has a ± of them. Who "
     "came last is a count and no verdict: that rank may have had more work."
 )
 _ONE_WAY = {"all_gather", "reduce_scatter", "all_to_all"}

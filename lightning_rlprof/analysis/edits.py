@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.analysis.dag import Dag
 from lightning_rlprof.analysis.exact import Floats
@@ -11,29 +12,54 @@ from lightning_rlprof.analysis.others import middle, middle_of_others
 from lightning_rlprof.analysis.workload import Workload
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["Edit", "balanced", "scaled", "shortened", "unslowed"]
+__all__ = ["Edit", "balanced", "overlapped", "scaled", "shortened", "unslowed"]
+
+Mask = npt.NDArray[np.bool_]
 
 _HIDDEN = 0.05  # of the steps in stages that wait: what is inside of them cannot be balanced
 
 
 class Edit(NamedTuple):
-    """Durations after a change: of each piece, and of each join's transfer."""
+    """Durations after a change: of each piece, and of each join's transfer.
+
+    ``least_ns``: no lap becomes shorter than that; None where nothing else happens beside it.
+    """
 
     own_ns: Int64s
     transfer_ns: Int64s
+    least_ns: Int64s | None = None
 
 
 def scaled(graph: Dag, stage: int, by: float) -> Edit:
     """Make all work in a stage take so many times as long, transfers inside it included.
 
-    Ranks still meet where they met; 0 hides the stage behind something else, or removes it.
+    Ranks still meet where they met.
     """
-    its, mine = graph.plan, graph.name == stage
+    its, mine = graph.plan, _inside(graph, stage)
     own, transfer = graph.ns.copy(), graph.transfer_ns.copy()
     own[mine] = np.rint(own[mine] * by)
     joint = np.unique(its.join[mine & (its.join != OWN)])
     transfer[joint] = np.rint(transfer[joint] * by)
     return Edit(own, transfer)
+
+
+def overlapped(graph: Dag, stage: int) -> Edit:
+    """Let all work in a stage happen beside everything else, and ranks still meet where they met.
+
+    A lap is no shorter than any thread's own work and transfers in it.
+    """
+    its, mine = graph.plan, np.flatnonzero(_inside(graph, stage))
+    joint = its.join[mine]
+    work = np.where(joint == OWN, graph.ns[mine], np.append(graph.transfer_ns, 0)[joint])
+    each = np.bincount(its.run[mine], work, its.runs).reshape(-1, its.laps)
+    return scaled(graph, stage, 0.0)._replace(least_ns=np.rint(each.max(axis=0)).astype(np.int64))
+
+
+def _inside(graph: Dag, stage: int) -> Mask:
+    """Return the pieces of a stage; what it was handed before, or hands over, is none of it."""
+    before = np.append(graph.given, False)[graph.plan.join] & (graph.row < 0)
+    found: Mask = (graph.name == stage) & ~graph.plan.hands & ~before
+    return found
 
 
 def shortened(graph: Dag, row: Int64s, saved_ns: Int64s) -> Edit:

@@ -9,10 +9,13 @@ from lightning_rlprof.analysis.drift import joined
 from lightning_rlprof.analysis.exact import Floats, holm, median_bounds, sign_test
 from lightning_rlprof.analysis.others import middle
 
-__all__ = ["EFFECT", "Evidence", "proven", "suspected"]
+__all__ = ["BEYOND", "EFFECT", "Evidence", "proven", "suspected"]
 
 EFFECT = 0.05
 """A rank is slow that takes 5 % longer than the others: healthy ones are seldom so far apart."""
+
+BEYOND = 6.0
+"""A slow rank is so many times as far off as the others are among themselves."""
 
 _FEWEST = 5  # steps that a stretch has, and that are left beside it
 _SUSPECT = 0.05
@@ -41,36 +44,58 @@ class Evidence:
     chance: float
 
 
-def proven(effect: Floats, level: float, lasting: int = 1) -> dict[tuple[int, int], Evidence]:
+def proven(
+    effect: Floats, level: float, lasting: int = 1, beyond: float = BEYOND
+) -> dict[tuple[int, int], Evidence]:
     """Test all ranks and series as one family; return what is sure, by rank and series.
 
     Two tests, each at the level given, corrected by Holm's method. Always slow: more steps above
     zero than the sign test allows, and a median above `EFFECT`. Slow for a stretch: `stretches`,
-    with a median above `EFFECT` inside and none beside it. Where both hold, the stretch says more.
+    with such a median inside and none beside it. Where both hold, the stretch says more.
 
     Args:
         effect: Relative excess over the others; shape (ranks, steps, series), NaN: says nothing.
         level: How likely one healthy rank is accused by a test.
         lasting: Steps that count as one.
+        beyond: How many standard deviations of the other ranks' medians it has to be off.
     """
     blocks = joined(effect, lasting)
     stretch = stretches(blocks, EFFECT)
     always, passing = _among_asked(blocks, sign_test(blocks), stretch.chance)
     found: dict[tuple[int, int], Evidence] = {}
     for rank, series in np.argwhere((always <= level) | (passing <= level)).tolist():
-        values = effect[rank, :, series]
-        first = int(stretch.first[rank, series]) * lasting
-        last = (int(stretch.last[rank, series]) + 1) * lasting - 1
-        known = np.flatnonzero(~np.isnan(values))
-        if passing[rank, series] <= level and _apart(values, first, last):
-            chance, ended = float(passing[rank, series]), last < known[-1]
-        elif always[rank, series] <= level and np.nanmedian(values) > EFFECT:
-            chance, ended, first, last = float(always[rank, series]), False, known[0], known[-1]
-        else:
-            continue
-        at = (int(first), int(last), bool(ended))
-        found[rank, series] = _evidence(values, *at, chance, lasting)
+        first, last = int(stretch.first[rank, series]), int(stretch.last[rank, series])
+        chances = (float(always[rank, series]), float(passing[rank, series]))
+        steps = (first * lasting, (last + 1) * lasting - 1)
+        told = _told(effect[rank, :, series], steps, chances, level, lasting)
+        if told and told.effect > beyond * _spread(effect[:, :, series], rank, told):
+            found[rank, series] = told
     return found
+
+
+def _told(
+    values: Floats, steps: tuple[int, int], chances: tuple[float, float], level: float, lasting: int
+) -> Evidence | None:
+    """Return what two chances say, of being always slow and of being so in a stretch of steps."""
+    known = np.flatnonzero(~np.isnan(values))
+    if chances[1] <= level and _apart(values, *steps):
+        return _evidence(values, *steps, bool(steps[1] < known[-1]), chances[1], lasting)
+    if chances[0] <= level and np.nanmedian(values) > EFFECT:
+        return _evidence(values, int(known[0]), int(known[-1]), False, chances[0], lasting)
+    return None
+
+
+def _spread(effect: Floats, rank: int, told: Evidence) -> float:
+    """Return how far the other ranks are apart in the same steps: a standard deviation.
+
+    Where all keep a pace of their own, warm or cool, one of them is the slowest by no fault. The
+    one that is furthest off counts only among two, since it may be slow as well.
+    """
+    others = middle(np.delete(effect[:, told.first : told.last + 1], rank, axis=0), axis=1)
+    off = np.abs(others - middle(others))
+    off = np.sort(off[~np.isnan(off)])
+    kept = off[:-1] if len(off) > 2 else off
+    return float(np.sqrt(np.sum(kept**2) / max(len(kept) - 1, 1)))
 
 
 def _among_asked(effect: Floats, *chances: Floats) -> list[Floats]:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.counted import Counted, counted
 from lightning_rlprof.analysis.partition import UNTRACED, Flat, Partition, Segments, partition
-from lightning_rlprof.analysis.statistics import summarize
+from lightning_rlprof.analysis.statistics import totals
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
@@ -37,7 +37,7 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     found = found.where(choice.mask[found.step])
     names = (*spans.names, "step boundary")
     keys = found.after * len(names) + found.before
-    sums = summarize(keys, found.ns)
+    sums = totals(keys, found.ns)
     worst = cut.steps[found.step[_last_longest(keys, found.ns, sums.group, sums.max)]]
     whole = _whole(cut, spans, choice)
     numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
@@ -80,17 +80,17 @@ def _whole(cut: Partition, spans: Spans, choice: Counted) -> int:
 def stretches(cut: Partition, spans: Spans) -> Stretches:
     """Return the untraced time of all steps."""
     own, edge = cut.divided, len(spans.names)
-    return _between(own, spans, edge) if isinstance(own, Flat) else _joined(own, spans, edge)
+    return _between(own, edge) if isinstance(own, Flat) else _joined(own, spans, edge)
 
 
-def _between(own: Flat, spans: Spans, edge: int) -> Stretches:
+def _between(own: Flat, edge: int) -> Stretches:
     """Return what lies before the first, between, and behind the last stage of every step."""
-    steps, names = np.arange(len(own.begin)), spans.name[own.rows]
-    edges = np.full(len(steps), edge)
+    steps = np.arange(len(own.begin))
+    edges = np.full_like(steps, edge)
     ns = _put(own, own.start_ns, own.end, behind=True)
     ns -= _put(own, own.end_ns, own.begin, behind=False)
-    after = _put(own, names, edges, behind=False)
-    before = _put(own, names, edges, behind=True)
+    after = _put(own, own.name, edges, behind=False)
+    before = _put(own, own.name, edges, behind=True)
     return Stretches(np.repeat(steps, own.size + 1), ns, after, before).where(ns > 0)
 
 

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from lightning_rlprof.analysis.cells import numbers, read
-from lightning_rlprof.analysis.certainty import uncertainty_ns
+from lightning_rlprof.analysis.certainty import never_compared, uncertainty_ns
 from lightning_rlprof.analysis.counted import counted
+from lightning_rlprof.analysis.slowdown import slowdown
 from lightning_rlprof.analysis.throughput import throughput
+from lightning_rlprof.analysis.unpaired import unpaired
 from lightning_rlprof.analysis.windows import CLOSED, OPENED
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Column, Table
@@ -19,6 +21,8 @@ _OK, _DOUBT, _UNKNOWN = "ok", "doubt", "unknown"
 _DEAR = 0.01  # of the recorded time: what captures may take before it is a doubt
 _HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
 _REFUSED = "above 100 %"
+_LONGER = 0.05  # than others: what captured steps may be before it is a doubt
+_LOST = 0.01  # of the launches: how many may lack their kernel, as the last of a capture do
 _FEW = 8
 
 _Row = tuple[str, str, str]
@@ -29,7 +33,7 @@ def integrity(spans: Spans) -> Table:
 
     ``state`` is "ok", "doubt", or "unknown" where the run cannot tell.
     """
-    checks = (_ranks, _ends, _steps, _events, _clocks, _graphs, _mfu, _cost)
+    checks = (_ranks, _ends, _steps, _events, _kernels, _clocks, _graphs, _mfu, _cost)
     return Table("integrity", _COLUMNS, [row for check in checks for row in check(spans)])
 
 
@@ -76,22 +80,35 @@ def _events(spans: Spans) -> Iterator[_Row]:
         yield "events", _OK, "nothing is known to be lost"
 
 
+def _kernels(spans: Spans) -> Iterator[_Row]:
+    found = unpaired(spans)
+    if found is None:
+        yield "kernels", _UNKNOWN, "no tool recorded launches and kernels, to compare them"
+    elif found.alone > _LOST * found.launches:
+        text = f"{found.alone:,} of {found.launches:,} launches have no kernel: events were dropped"
+        yield "kernels", _DOUBT, f"{text}, or a graph captured them"
+    else:
+        yield "kernels", _OK, f"{found.launches - found.alone:,} of {found.launches:,} launches"
+
+
 def _clocks(spans: Spans) -> Iterator[_Row]:
-    hosts = len({header.host for header in spans.headers.values()})
     unsure = uncertainty_ns(spans)
-    if len(spans.ranks) < 2 or hosts == 1:
+    if unsure == 0:
         yield "clocks", _OK, "one host, one clock"
     elif unsure is not None:
+        hosts = len({*spans.table("clocks").column("clock")})
         yield "clocks", _OK, f"{hosts} hosts were compared: within {unsure / 1e6:.3f} ms"
     else:
-        text = f"{hosts} hosts: what compares times of ranks may be off by milliseconds"
+        text = f"{never_compared(spans)}: times of ranks may be off by milliseconds"
         yield "clocks", _DOUBT, text
 
 
 def _graphs(spans: Spans) -> Iterator[_Row]:
-    table = read(spans, "kernels", [])
+    remarks: list[str] = []
+    table = read(spans, "kernels", remarks)
     if table is None:
-        yield "graph replay", _UNKNOWN, "no device tool recorded kernels"
+        what = " ".join(remarks) or "no device tool recorded kernels"
+        yield "graph replay", _DOUBT if remarks else _UNKNOWN, what
         return
     replayed = int(np.count_nonzero(numbers(table, "graph", -1) >= 0))
     if _HIDDEN in table.note:
@@ -119,9 +136,12 @@ def _cost(spans: Spans) -> Iterator[_Row]:
     for rank in spans.ranks:
         own = spans.rows(rank=rank)
         whole += int(np.ptp(np.append(spans.start_ns[own], spans.end_ns[own]))) if len(own) else 0
-    share = took / whole if whole else 0.0
+    share, longer = took / whole if whole else 0.0, slowdown(spans)
     text = f"opening and closing captures took {share:.2%}"
-    yield "own cost", _DOUBT if share > _DEAR else _OK, text
+    if longer is not None:
+        text += f"; captured steps take {abs(longer):.1%} {'less' if longer < 0 else 'longer'}"
+    dear = share > _DEAR or (longer or 0.0) > _LONGER
+    yield "own cost", _DOUBT if dear else _OK, text
 
 
 def _few(ranks: list[int]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
+from lightning_rlprof.analysis.certainty import uncertainty_ns
 from lightning_rlprof.analysis.labels import Label, labels_of
 from lightning_rlprof.analysis.lineup import Lineup, line_up, stage_rows
 from lightning_rlprof.analysis.recent import recent
@@ -70,32 +71,45 @@ class _Stays(NamedTuple):
     start_ns: Int64s
     end_ns: Int64s
 
+    def only(self, kept: Int64s | Mask) -> "_Stays":
+        """Return some of them."""
+        return _Stays(*(each[kept] for each in self))
 
-def joins(spans: Spans, threads: Int64s) -> Joins:
+
+def joins(spans: Spans, threads: Int64s, *, fed: bool = False) -> Joins:
     """Find the joins of some threads, one per chain: a table's, else spans', and waiting stages.
 
     The n-th of a name in a step is the same for all chains that have as many of them. A stage that
     is found to hold waiting, and has no join inside, is one as a whole: its shortest stay holds the
     last one's own work, too.
+
+    Args:
+        spans: The run.
+        threads: The threads.
+        fed: Whether it is told who waits for which sample: then such waiting is no join of those
+            who wait for the same one.
     """
     names = [*spans.names]
     stays, source = _listed(spans, threads, names), "a table of collectives"
     if stays is None or not len(stays.chain):
         stays, source = _named(spans, threads), "spans of collectives and barriers"
-    stays = _matched(stays, known=_one_clock(spans))[0]
-    waiting, first = _waiting(spans, threads, stays), int(stays.set.max(initial=0)) + 1
+    stays = stays.only(_matched(stays, uncertainty_ns(spans))[0])
+    waiting, first = _waiting(spans, threads, stays, fed), int(stays.set.max(initial=0)) + 1
     if len(waiting.chain):
         told = f"stages that hold waiting ({_listing(spans, waiting)})"
         source = f"{source} and {told}" if len(stays.chain) else told
         waiting = waiting._replace(set=waiting.set + first)
         stays = _Stays(*(np.concatenate(pair) for pair in zip(stays, waiting, strict=True)))
-    return _joins(*_matched(_outermost(stays), known=False), first, (*names,), source)
+    stays = _outermost(stays)
+    return _joins(stays, *_matched(stays, None), first, (*names,), source)
 
 
-def _joins(stays: _Stays, group: Int64s, first: int, names: tuple[str, ...], source: str) -> Joins:
+def _joins(
+    stays: _Stays, at: Int64s, group: Int64s, first: int, names: tuple[str, ...], source: str
+) -> Joins:
     """Sort what is matched; of sets from the first one on the stages wait as a whole."""
-    order = np.lexsort((stays.start_ns, stays.chain))
-    stays, group = _Stays(*(each[order] for each in stays)), group[order]
+    order = np.lexsort((stays.start_ns[at], stays.chain[at]))
+    stays, group = stays.only(at[order]), group[order]
     size = np.bincount(group)
     step = np.zeros(len(size), dtype=np.int64)
     step[group] = stays.step
@@ -138,24 +152,26 @@ def _listed(spans: Spans, threads: Int64s, names: list[str]) -> _Stays | None:
     first = np.unique(ranks, return_index=True)
     place = np.minimum(np.searchsorted(first[0], rank), len(first[0]) - 1)
     keep = (first[0][place] == rank) & (start >= 0) & (took >= 0) & (group >= 0) & (what >= 0)
+    keep &= step >= int(spans.step.min(initial=0))
     name, one = len(names) + what[keep], group[keep] * len(operations) + what[keep]
     names += operations
     chain, start, took = first[1][place[keep]], start[keep], took[keep]
-    return _Stays(chain, step[keep], one, name, start, start + took)
+    stays = _Stays(chain, step[keep], one, name, start, start + took)
+    return stays.only(np.argsort(start, kind="stable"))
 
 
-def _waiting(spans: Spans, threads: Int64s, known: _Stays) -> _Stays:
+def _waiting(spans: Spans, threads: Int64s, known: _Stays, fed: bool) -> _Stays:
     """Return the spans of stages that hold waiting, where no join inside of them explains it."""
     some, _ = recent(spans, _LEARNED)
     found = stage_rows(some)
-    parts = []
+    parts, feeds = [], np.flatnonzero(fed & (labels_of(spans.names) == Label.STARVATION))
     for number, ranks in enumerate(_roles(spans)):
         codes = list(_bound(some, line_up(some, found, ranks))) if len(found.rows) else []
         mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
         own = _stays(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
         own = own._replace(set=own.set + number * len(spans.names))
-        explained = np.unique(own.name[_holds(own, known)])
-        parts.append(_Stays(*(each[~np.isin(own.name, explained)] for each in own)))
+        explained = np.append(feeds, own.name[_holds(own, known)])
+        parts.append(own.only(~np.isin(own.name, explained)))
     empty = _Stays(*np.zeros((6, 0), dtype=np.int64))
     return _Stays(*(np.concatenate(each) for each in zip(empty, *parts, strict=True)))
 
@@ -180,7 +196,7 @@ def _bound(spans: Spans, lineup: Lineup) -> Iterator[int]:
     for slot in range(len(lineup.stage)):
         columns = [each[:, :, slot] for each in work]
         explained[:, :, slot] = expected(lineup.own_ns[:, :, slot], columns)
-    one_clock = len({spans.headers[rank].host for rank in lineup.ranks.tolist()}) == 1
+    one_clock = uncertainty_ns(spans, lineup.ranks.tolist()) == 0
     held = waits(lineup, explained, tokens, one_clock=one_clock)
     yield from np.unique(lineup.stage[held.bound]).tolist()
 
@@ -197,52 +213,58 @@ def _holds(outer: _Stays, inner: _Stays) -> Mask:
     return found
 
 
-def _one_clock(spans: Spans) -> bool:
-    """Tell whether clocks can be compared: then one cannot go before another one came."""
-    return len({header.host for header in spans.headers.values()}) == 1
-
-
-def _matched(stays: _Stays, known: bool) -> tuple[_Stays, Int64s]:
-    """Return the stays that have a counterpart, and which join each of them is.
+def _matched(stays: _Stays, unsure_ns: int | None) -> tuple[Int64s, Int64s]:
+    """Return the stays that have a counterpart, by index, and which join each of them is.
 
     Args:
-        stays: Possible joins.
-        known: Whether their times may be compared.
+        stays: Possible joins; those of one set and step come by start on each chain.
+        unsure_ns: How far their times may be off; None where they cannot be compared.
     """
-    order = np.lexsort((stays.start_ns, stays.chain, stays.set, stays.step))
-    stays = _Stays(*(each[order] for each in stays))
-    heads = np.flatnonzero(differs(stays.step, stays.set, stays.chain))
+    sets, chains = int(stays.set.max(initial=0)) + 1, int(stays.chain.max(initial=0)) + 1
+    together = stays.step * sets + stays.set
+    order = np.argsort(together * chains + stays.chain, kind="stable")
+    together, chain = together[order], stays.chain[order]
+    heads = np.flatnonzero(differs(together, chain))
     count = np.diff(np.append(heads, len(order)))
+    of_set = np.flatnonzero(differs(together[heads]))
+    if not len(of_set):
+        return order, order
+    alike = np.minimum.reduceat(count, of_set) == np.maximum.reduceat(count, of_set)
+    even = np.repeat(alike, np.diff(np.append(of_set, len(heads))))
     nth = np.arange(len(order)) - np.repeat(heads, count)
-    sets = np.flatnonzero(differs(stays.step[heads], stays.set[heads]))
-    even = np.zeros(len(heads), dtype=bool)
-    if len(sets):
-        alike = np.minimum.reduceat(count, sets) == np.maximum.reduceat(count, sets)
-        even = np.repeat(alike, np.diff(np.append(sets, len(heads))))
-    again = np.lexsort((stays.chain, nth, stays.set, stays.step))
-    keep = np.repeat(even, count)[again]
-    again = again[keep]
-    stays, nth = _Stays(*(each[again] for each in stays)), nth[again]
-    group = np.cumsum(differs(stays.step, stays.set, nth)) - 1
-    fits = np.bincount(group) > 1
-    if known and len(group):
-        heads = np.flatnonzero(np.diff(group, prepend=-1))
-        last = np.maximum.reduceat(stays.start_ns, heads)
-        fits &= last <= np.minimum.reduceat(stays.end_ns, heads)
-    whole = fits[group]
-    return _Stays(*(each[whole] for each in stays)), (np.cumsum(fits) - 1)[group[whole]]
+    keep = np.repeat(even, count)
+    order, nth, together = order[keep], nth[keep], together[keep]
+    if nth.any():  # else they come by step and set already
+        again = np.lexsort((nth, together))
+        order, nth, together = order[again], nth[again], together[again]
+    new = differs(together, nth)
+    return _attended(stays, order, new, unsure_ns)
+
+
+def _attended(
+    stays: _Stays, order: Int64s, new: Mask, unsure_ns: int | None
+) -> tuple[Int64s, Int64s]:
+    """Leave out joins of one chain alone and, where times are known, of some that never met."""
+    heads = np.flatnonzero(new)
+    size = np.diff(np.append(heads, len(order)))
+    fits = size > 1
+    if unsure_ns is not None and len(heads):
+        last = np.maximum.reduceat(stays.start_ns[order], heads)
+        fits &= last <= np.minimum.reduceat(stays.end_ns[order], heads) + unsure_ns
+    whole = np.repeat(fits, size)
+    return order[whole], np.repeat(np.arange(fits.sum()), size[fits])
 
 
 def _outermost(stays: _Stays) -> _Stays:
     """Leave out joins of which an attendance begins in another one of the same chain."""
-    order = np.lexsort((-stays.end_ns, stays.start_ns, stays.chain))
-    stays = _Stays(*(each[order] for each in stays))
-    matched, group = _matched(stays, known=False)
-    order = np.lexsort((-matched.end_ns, matched.start_ns, matched.chain))
-    chain, start, end = (each[order] for each in (matched.chain, matched.start_ns, matched.end_ns))
+    at, group = _matched(stays, None)
+    chain, start, end = stays.chain[at], stays.start_ns[at], stays.end_ns[at]
     low = int(start.min(initial=0))
     width = int(end.max(initial=0)) - low + 1
-    latest = np.maximum.accumulate(chain * width + end - low)
-    inside = np.append(False, (chain * width + start - low)[1:] < latest[:-1])[: len(order)]
-    bad = np.isin(group, group[order[inside]])
-    return _Stays(*(each[~bad] for each in matched))
+    start, end = (chain * width + (each - low) for each in (start, end))
+    order = np.lexsort((-end, start))
+    latest = np.maximum.accumulate(end[order])
+    inside = np.append(False, start[order[1:]] < latest[:-1])[: len(order)]
+    bad = np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
+    bad[group[order[inside]]] = True
+    return stays.only(at[~bad[group]])

@@ -225,7 +225,7 @@ def _queues(
     seen = _seen(spans, ranks[streams], times)
     lasted = np.diff(seen, append=seen[-1:]) * (np.diff(streams, append=-1) == 0)
     found: dict[int, tuple[Cell, ...]] = {}
-    for each in np.unique(streams).tolist():
+    for each in streams[differs(streams)].tolist():
         own = slice(*np.searchsorted(streams, [each, each + 1]).tolist())
         found[each] = _queue(length[own], lasted[own])
     return found
@@ -240,15 +240,20 @@ def _queue(length: Int64s, lasted: Int64s) -> tuple[Cell, ...]:
 
 
 def _seen(spans: Spans, ranks: Int64s, times: Int64s) -> Int64s:
-    """Return how much of the time before each moment was not between two captures of its rank."""
+    """Return how much of the time before each moment was not between two captures of its rank.
+
+    Ranks ascend.
+    """
     seen = times.copy()
-    for rank in np.unique(ranks).tolist():
+    for rank in ranks[differs(ranks)].tolist():
         closed = np.sort(spans.start_ns[spans.rows(kind="region", name=CLOSED, rank=rank)])
         opened = np.sort(spans.end_ns[spans.rows(kind="region", name=OPENED, rank=rank)])
         again = np.append(opened, UNKNOWN)[np.searchsorted(opened, closed)]
         again, first = np.unique(again, return_index=True)
         closed, again = closed[first[again != UNKNOWN]], again[again != UNKNOWN]
-        own = np.flatnonzero(ranks == rank)
+        if not len(closed):
+            continue
+        own = slice(*np.searchsorted(ranks, [rank, rank + 1]).tolist())
         before = np.append(0, np.cumsum(again - closed))
         at = np.searchsorted(closed, times[own], "right")
         over = np.maximum(np.append(again, UNKNOWN)[at - 1] - times[own], 0) * (at > 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from lightning_rlprof.analysis.labels import Label
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["breakdown", "ledger", "totals"]
+__all__ = ["balanced", "breakdown", "ledger", "totals"]
 
 _HOUR_NS = 3_600 * 10**9
 _HALF = 30  # bits of a time that are summed apart from the others
@@ -24,6 +25,8 @@ _NEEDS = {
     Label.HOST: "kernels of a device",
     Label.TAIL: "a span per request",
 }
+# The last book of each run, by step: a report balances it for the findings, and sums it again here.
+_LAST: "WeakKeyDictionary[Spans, Book]" = WeakKeyDictionary()
 
 
 def ledger(spans: Spans) -> Table:
@@ -31,7 +34,15 @@ def ledger(spans: Spans) -> Table:
 
     The rows are those of `totals`. Abstains where nothing was recorded.
     """
-    return totals(balance(spans))
+    return totals(_LAST.get(spans) or balance(spans))
+
+
+def balanced(spans: Spans) -> Book:
+    """Balance a run per step; the last answer about it is kept as long as the run is."""
+    found = _LAST.get(spans)
+    if found is None:
+        found = _LAST[spans] = balance(spans, per_step=True)
+    return found
 
 
 def totals(book: Book, *, price: float | None = None) -> Table:

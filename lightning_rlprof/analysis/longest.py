@@ -1,55 +1,24 @@
 """Longest paths through runs that meet: replay with any durations, the path, and slack.
 
 A run is what one thread does in one lap, piece by piece. A join begins when the last run has come
-to it, lasts as long as its transfer, and ends for all at once. Exact in integer nanoseconds.
+to it, lasts as long as its transfer, and ends for all at once. Who only hands something over, the
+others wait for, and it goes on at once. Exact in integer nanoseconds.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.analysis.plan import OWN, Plan
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["OWN", "Path", "Plan", "Times", "longest", "plan", "replay"]
-
-OWN = -1
-"""Stands in a piece's join for "none": the time is the run's own."""
+__all__ = ["OWN", "Path", "Times", "longest", "replay"]
 
 Mask = npt.NDArray[np.bool_]
 
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """In which order joins can be gone through; durations do not matter to it.
-
-    Attributes:
-        run: Run of each piece, ascending.
-        join: Join of each piece, or `OWN`.
-        runs: How many runs there are, by chain and then lap.
-        laps: How many laps there are.
-        at: Pieces that attend a join.
-        before: The join that the same run left before each of them, `OWN` where there was none.
-        since: The piece with which its way there begins.
-        last: The last join of each run, or `OWN`.
-        tail: The piece with which the rest of each run begins.
-        until: The piece after the last one of each run.
-        levels: Attendances, as indices into ``at`` by join, that depend on earlier levels alone.
-        stuck: Joins that wait for one another in a circle, or lie in several laps.
-    """
-
-    run: Int64s
-    join: Int64s
-    runs: int
-    laps: int
-    at: Int64s
-    before: Int64s
-    since: Int64s
-    last: Int64s
-    tail: Int64s
-    until: Int64s
-    levels: tuple[Int64s, ...]
-    stuck: Mask
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,62 +50,6 @@ class Path:
     weight: Int64s
 
 
-def plan(run: Int64s, join: Int64s, runs: int, laps: int) -> Plan:
-    """Order the joins.
-
-    Args:
-        run: Run of each piece, ascending; run = chain x laps + lap.
-        join: Join of each piece in the order of time, or `OWN`; every number occurs.
-        runs: How many runs there are.
-        laps: How many laps there are.
-    """
-    at = np.flatnonzero(join != OWN)
-    group, owner = join[at], run[at]
-    same = np.append(False, owner[1:] == owner[:-1])[: len(at)]
-    before = np.where(same, np.append(OWN, group)[: len(at)], OWN)
-    head = np.searchsorted(run, np.arange(runs))
-    until = np.searchsorted(run, np.arange(runs), "right")
-    since = np.where(same, np.append(0, at + 1)[: len(at)], head[owner])
-    final = np.flatnonzero(np.append(owner[1:] != owner[:-1], True)[: len(at)])
-    last, tail = np.full(runs, OWN), head.copy()
-    last[owner[final]], tail[owner[final]] = group[final], at[final] + 1
-    level, lap = _levels(group, same), owner % laps
-    stuck = level < 0
-    low, high = np.full(len(level), laps), np.full(len(level), -1)
-    np.minimum.at(low, group, lap)
-    np.maximum.at(high, group, lap)
-    order = np.lexsort((group, level[group]))
-    heads = np.flatnonzero(np.diff(level[group[order]], prepend=-2))
-    levels = tuple(np.split(order, heads[1:])) if len(order) else ()
-    places = (at, before, since, last, tail, until)
-    return Plan(run, join, runs, laps, *places, levels, stuck | (low != high))
-
-
-def _levels(group: Int64s, same: Mask) -> Int64s:
-    """Return for each join how many must come before it, at most; `OWN` in a circle.
-
-    Args:
-        group: Join of each attendance, by run and time.
-        same: Whether the attendance before is of the same run.
-    """
-    order = np.argsort(group, kind="stable")
-    size = np.bincount(group)
-    head = np.cumsum(size) - size
-    level, come = np.full(len(size), OWN), np.zeros(len(size), dtype=np.int64)
-    follows = np.append(same[1:], False)[: len(group)]
-    now, depth = np.flatnonzero(~same), 0
-    while len(now):
-        here = group[now]
-        np.add.at(come, here, 1)
-        full = np.unique(here[come[here] == size[here]])
-        level[full] = depth
-        count = size[full]
-        inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        members = order[np.repeat(head[full], count) + inside]
-        now, depth = members[follows[members]] + 1, depth + 1
-    return level
-
-
 def replay(its: Plan, own_ns: Int64s, transfer_ns: Int64s, offset_ns: Int64s) -> Times:
     """Let all runs happen with these durations.
 
@@ -147,73 +60,95 @@ def replay(its: Plan, own_ns: Int64s, transfer_ns: Int64s, offset_ns: Int64s) ->
         offset_ns: How much later than its lap each run begins.
     """
     total = _running(its, own_ns)
-    way = total[its.at] - total[its.since]
-    ready = np.zeros(len(its.at), dtype=np.int64)
+    way = total[its.piece] - total[its.since]
+    ready = np.zeros(len(way), dtype=np.int64)
+    left = np.append(ready, offset_ns)
     start, finish = np.zeros((2, len(transfer_ns)), dtype=np.int64)
-    begin = offset_ns[its.run[its.at]]
-    for level in its.levels:
-        group, before = its.join[its.at[level]], its.before[level]
-        left = np.where(before == OWN, begin[level], finish[before])
-        ready[level] = left + way[level]
-        heads = np.flatnonzero(np.diff(group, prepend=-1))
-        which = group[heads]
-        start[which] = np.maximum.reduceat(ready[level], heads)
-        finish[which] = start[which] + transfer_ns[which]
-    left = np.where(its.last == OWN, offset_ns, np.append(finish, 0)[its.last])
-    end = left + total[its.until] - total[its.tail]
+    for each in its.levels:
+        now = ready[each.come] = left[its.before[each.come]] + way[each.come]
+        left[each.hands] = now[each.hands - each.come.start]
+        if len(each.joins):
+            begun = start[each.joins] = np.maximum.reduceat(ready[each.members], each.heads)
+            done = finish[each.joins] = begun + transfer_ns[each.joins]
+            left[each.waits] = np.repeat(done, each.size)
+    end = left[its.last] + total[its.until] - total[its.tail]
     return Times(ready, start, finish, end, end.reshape(-1, its.laps).max(axis=0))
 
 
 def _running(its: Plan, own_ns: Int64s) -> Int64s:
-    own = np.where(its.join == OWN, own_ns, 0)
-    return np.concatenate([[0], np.cumsum(own)])
+    total = np.zeros(len(own_ns) + 1, dtype=np.int64)
+    np.cumsum(np.where(its.join == OWN, own_ns, 0), out=total[1:])
+    return total
 
 
 def longest(its: Plan, own_ns: Int64s, transfer_ns: Int64s, offset_ns: Int64s) -> Path:
     """Find the longest path of each lap, the first of several as long, and everyone's slack."""
     found = replay(its, own_ns, transfer_ns, offset_ns)
-    total, joint = _running(its, own_ns), len(transfer_ns)
-    way = total[its.at] - total[its.since]
+    total, count = _running(its, own_ns), len(its.piece)
     ends = found.end.reshape(-1, its.laps)
-    until = np.tile(found.lap, len(ends))
-    late = np.full(joint + 1, np.iinfo(np.int64).max)  # the last item is for "no join"
-    np.minimum.at(late, its.last, until - (total[its.until] - total[its.tail]))
-    on_tail, on_join = np.zeros(its.runs, dtype=bool), np.zeros(joint + 1, dtype=bool)
+    due = np.full(count + its.runs, _NEVER)  # when an attendance must be left
+    due[its.last] = np.tile(found.lap, len(ends)) - (total[its.until] - total[its.tail])
+    on_tail, leads = np.zeros(its.runs, dtype=bool), np.zeros(count + its.runs, dtype=bool)
     on_tail[ends.argmax(axis=0) * its.laps + np.arange(its.laps)] = True
-    on_join[its.last[on_tail]] = True
-    on_way, slack = np.zeros(len(its.at), dtype=bool), np.zeros(len(its.at), dtype=np.int64)
-    for level in its.levels[::-1]:
-        group, before = its.join[its.at[level]], its.before[level]
-        start = late[group] - transfer_ns[group]
-        slack[level] = start - found.ready[level]
-        np.minimum.at(late, before, start - way[level])
-        last = level[on_join[group] & (found.ready[level] == found.start[group])]
-        first = last[np.unique(its.join[its.at[last]], return_index=True)[1]]
-        on_way[first] = True
-        on_join[its.before[first]] = True
-        late[joint], on_join[joint] = np.iinfo(np.int64).max, False
-    return _by_piece(its, own_ns, transfer_ns, on_way, on_tail, slack, late, found)
+    leads[its.last[on_tail]] = True
+    way = total[its.piece] - total[its.since]
+    back = _back(its, way, transfer_ns, found, due, leads)
+    return _by_piece(its, own_ns, transfer_ns, found, on_tail, back)
+
+
+class _Back(NamedTuple):
+    """Of attendances: is the path's join reached through it, or a way to it on the path, and slack.
+
+    ``spare`` is the slack of each join's transfer.
+    """
+
+    last: Mask
+    way: Mask
+    slack: Int64s
+    spare: Int64s
+
+
+def _back(
+    its: Plan, way: Int64s, transfer_ns: Int64s, found: Times, due: Int64s, leads: Mask
+) -> _Back:
+    """Go through the levels from the end.
+
+    ``way`` is how long it takes to each attendance, ``due`` when it must be left and ``leads``
+    whether the path leaves it; the last two are known of each run's last one.
+    """
+    count = len(way)
+    late, limit = np.full(len(transfer_ns), _NEVER), np.full(count, _NEVER)
+    last = np.zeros(count, dtype=bool)
+    for each in its.levels[::-1]:
+        if len(each.joins):
+            firsts = np.cumsum(each.size) - each.size
+            sizes = np.diff(np.append(each.heads, len(each.members)))
+            led = np.repeat(np.logical_or.reduceat(leads[each.waits], firsts), sizes)
+            begun = np.repeat(found.start[each.joins], sizes)
+            came = each.members[led & (found.ready[each.members] == begun)]
+            last[came[np.unique(its.group[came], return_index=True)[1]]] = True
+            done = late[each.joins] = np.minimum.reduceat(due[each.waits], firsts)
+            limit[each.members] = np.repeat(done - transfer_ns[each.joins], sizes)
+        limit[each.hands] = np.minimum(limit[each.hands], due[each.hands])
+        before, come = its.before[each.come], each.come
+        due[before] = limit[come] - way[come]
+        leads[before] = last[come] | its.gives[come] & leads[come]
+    return _Back(last, last | its.gives & leads[:count], limit - found.ready, late - found.finish)
 
 
 def _by_piece(
-    its: Plan,
-    own_ns: Int64s,
-    transfer_ns: Int64s,
-    on_way: Mask,
-    on_tail: Mask,
-    slack: Int64s,
-    late: Int64s,
-    found: Times,
+    its: Plan, own_ns: Int64s, transfer_ns: Int64s, found: Times, on_tail: Mask, back: _Back
 ) -> Path:
     """Hand down to pieces what is known of the ways to joins, and of the rests of runs."""
     pieces = np.arange(len(its.run))
     next_one = np.searchsorted(its.at, pieces)
     rest = pieces >= its.tail[its.run]
     spare = np.tile(found.lap, its.runs // its.laps) - found.end
+    on_way, slack = back.way[its.number], back.slack[its.number]
     on = np.where(rest, on_tail[its.run], np.append(on_way, False)[next_one])
     room = np.where(rest, spare[its.run], np.append(slack, 0)[next_one])
     weight = own_ns.copy()
-    group = its.join[its.at]
-    weight[its.at] = transfer_ns[group]
-    room[its.at] = late[group] - found.finish[group]
+    weight[its.piece] = transfer_ns[its.group]
+    room[its.piece] = back.spare[its.group]
+    on[its.piece] = back.last
     return Path(on, room, weight)

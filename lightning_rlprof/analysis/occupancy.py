@@ -19,6 +19,7 @@ __all__ = ["Occupancy", "Work", "occupancy"]
 # that wait are not among them: what runs meanwhile was launched by others.
 _STAGES = (Label.ROLLOUT, Label.TAIL, Label.SYNC, Label.REWARD, Label.SLEEP, Label.EVALUATION)
 _HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
+_SAME = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
 _BETWEEN_TWO = ("send", "recv", "p2p")  # no collectives of a whole group: they cannot be matched
 
 
@@ -74,7 +75,7 @@ def occupancy(spans: Spans) -> Occupancy:
     if kernels is None or not len(kernels.rows):
         return found
     found.told |= {Label.COMPUTE, Label.TRANSFER}
-    parts = [_kernels(kernels, found)]
+    parts = [_kernels(spans, kernels, found)]
     copies = read(spans, "memcpy", found.remarks)
     if copies is not None:
         found.told.add(Label.COPY)
@@ -92,7 +93,24 @@ def occupancy(spans: Spans) -> Occupancy:
     return found
 
 
-def _kernels(table: Table, found: Occupancy) -> _Runs:
+def _groups(spans: Spans, kernels: Table, at: Int64s) -> Int64s:
+    """Return the process group of some kernels by the table ``collectives``; 0 where none tells.
+
+    A late peer is a peer of the same group: kernels of one name but of two groups never met.
+    """
+    listed = read(spans, "collectives", [])
+    if listed is None or not len(listed.rows):
+        return np.zeros(len(at), dtype=np.int64)
+    told = texts(listed, "group")[0]
+    pairs = [np.append(numbers(listed, key, -1), numbers(kernels, key, -1)[at]) for key in _SAME]
+    place = np.unique(np.stack(pairs), axis=1, return_inverse=True)[1].ravel()
+    group = np.full(int(place.max()) + 1, -1)
+    group[place[: len(told)]] = told
+    found: Int64s = group[place[len(told) :]] + 1
+    return found
+
+
+def _kernels(spans: Spans, table: Table, found: Occupancy) -> _Runs:
     """Return the kernels by label, collectives divided where that is possible."""
     codes, names = texts(table, "kernel")
     labels = np.append(kernel_labels(names), Label.COMPUTE)  # a name that is not known reads this
@@ -103,7 +121,9 @@ def _kernels(table: Table, found: Occupancy) -> _Runs:
     at = np.flatnonzero((runs.label == Label.TRANSFER) & ~np.append(pairwise, True)[codes])
     start, end = runs.start_ns, runs.end_ns
     step = numbers(table, "step")
-    took = transfers(runs.rank[at], step[at], codes[at], start[at], end[at])
+    group = _groups(spans, table, at)
+    what = codes[at] * (int(group.max(initial=0)) + 1) + group
+    took = transfers(runs.rank[at], step[at], what, start[at], end[at])
     at, took = at[took != UNMATCHED], took[took != UNMATCHED]
     alone = int(np.count_nonzero(runs.label == Label.TRANSFER)) - len(at)
     if alone:

@@ -8,6 +8,7 @@ import numpy as np
 from lightning_rlprof.analysis.call_tree import (
     NONE,
     CallTree,
+    Launched,
     call_tree,
     launched,
 )
@@ -52,11 +53,9 @@ def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     Where a run has no calls but Ascend's own sums (the table ``operators``), those are shown.
     """
     remarks: list[str] = []
-    table = read(spans, "calls", remarks)
-    tree = None if table is None else call_tree(table, "operator", ranks)
-    if table is None or tree is None or not len(tree.name):
+    tree, found = _recorded(spans, ranks, remarks)
+    if tree is None:
         return _told(spans, ranks, remarks)
-    found = launched(spans, table, ranks, remarks)
     if found is None:
         remarks.append("No kernels were recorded: the device's time is not known.")
         rows = _sorted(_rows(tree, [[None] * len(tree.names)] * 3))
@@ -66,6 +65,17 @@ def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     lost = found.duration_ns[call == NONE]
     rows.append((UNATTRIBUTED, None, int(lost.sum()), int(lost.sum()), None, None, len(lost), None))
     return Table("operators", _COLUMNS, rows, " ".join(remarks))
+
+
+def _recorded(
+    spans: Spans, ranks: Collection[int] | None, remarks: list[str]
+) -> tuple[CallTree | None, Launched | None]:
+    """Return operators, None without, and launches; the table's columns are not kept for longer."""
+    table = read(spans, "calls", remarks)
+    tree = None if table is None else call_tree(table, "operator", ranks)
+    if table is None or tree is None or not len(tree.name):
+        return None, None
+    return tree, launched(spans, table, ranks, remarks)
 
 
 def _sorted(rows: Iterable[_Row]) -> list[_Row]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.analysis.certainty import uncertainty_ns
 from lightning_rlprof.analysis.drift import lasting
 from lightning_rlprof.analysis.exact import Floats
 from lightning_rlprof.analysis.lineup import Lineup
@@ -90,7 +91,7 @@ def pace(spans: Spans, lineup: Lineup) -> Pace:
 
 
 def _one_clock(spans: Spans, lineup: Lineup) -> bool:
-    return len({spans.headers[rank].host for rank in lineup.ranks.tolist()}) == 1
+    return uncertainty_ns(spans, lineup.ranks.tolist()) == 0
 
 
 def _work(spans: Spans, lineup: Lineup) -> list[Floats]:

@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from lightning_rlprof.analysis.exclusive import UNTRACED, Cells, summed
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.model import Kind
 from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = [
     "UNTRACED",
-    "Cells",
     "Flat",
     "Partition",
     "Segments",
@@ -32,34 +32,8 @@ __all__ = [
     "select",
 ]
 
-UNTRACED = -1
-"""Label of the time in a step that no stage covers."""
-
-_SPARSE = 8
 # The last partition of each run: a report asks for the same one ten times.
 _LAST: "WeakKeyDictionary[Spans, tuple[tuple[int, ...] | None, Partition]]" = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """Exclusive time per step and stage: three columns sorted by step, then name.
-
-    Attributes:
-        step: Index into ``Partition.steps``.
-        name: Index into ``Spans.names``, or `UNTRACED`.
-        ns: Time in that step whose innermost stage has that name; never zero.
-    """
-
-    step: Int64s
-    name: Int64s
-    ns: Int64s
-
-    def sums(self, place: Int64s, places: int, names: int) -> Int64s:
-        """Return the time of ``places`` by names, untraced first; `place` is each step's or -1."""
-        row = place % (places + 1) * (names + 1) + 1  # what counts nowhere goes into one row more
-        found = np.zeros((places + 1) * (names + 1), dtype=np.int64)
-        np.add.at(found, row[self.step] + self.name, self.ns)
-        return found.reshape(places + 1, -1)[:places]
 
 
 class Segments(NamedTuple):
@@ -78,7 +52,8 @@ class Flat(NamedTuple):
     """Steps, and the stages in them where none lies in another, by thread and time; none is empty.
 
     Of each step: ``begin``, ``end``, the index of its first stage, and how many it has. Of each
-    stage: ``step``, an index into ``Partition.steps``, its row, start and end.
+    stage: ``step``, an index into ``Partition.steps``, its row, name, start and end. ``each`` is
+    how many stages a step has where all have the same ones, once each, in the same order; else 0.
     """
 
     begin: Int64s
@@ -87,8 +62,10 @@ class Flat(NamedTuple):
     size: Int64s
     step: Int64s
     rows: Int64s
+    name: Int64s
     start_ns: Int64s
     end_ns: Int64s
+    each: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +79,12 @@ class Partition:
     def cells(self, spans: Spans) -> Cells:
         """Sum the time of each stage in each step; `spans` is the run that was cut."""
         if not self._cells:
-            names, own = np.append(spans.name, UNTRACED), self.divided
+            own, size = self.divided, (len(self.steps), len(spans.names))
             if isinstance(own, Flat):
-                self._cells.append(_flat_cells(own, names[own.rows], len(spans.names)))
-            else:  # label -1 reads the last name
-                ns, size = own.end_ns - own.start_ns, (len(self.steps), len(spans.names))
-                self._cells.append(_summed(own.step, names[own.label], ns, *size))
+                self._cells.append(_flat_cells(own, *size))
+            else:
+                name = np.append(spans.name, UNTRACED)[own.label]  # label -1 reads the last name
+                self._cells.append(summed(own.step, name, own.end_ns - own.start_ns, *size))
         return self._cells[0]
 
     def stages(self, spans: Spans) -> tuple[Int64s, Int64s]:
@@ -156,7 +133,7 @@ def flat(spans: Spans, steps: Int64s) -> Flat | None:
     trains = np.zeros(len(spans.threads), dtype=bool)
     trains[thread] = True
     group = spans.thread[rows]
-    if not trains[group].all():
+    if not (trains.all() or trains[group].all()):
         rows, group = rows[trains[group]], group[trains[group]]
     start, stop = spans.start_ns[rows], spans.end_ns[rows]
     if not (_in_a_row(thread, begin, end) and _in_a_row(group, start, stop)):
@@ -171,42 +148,40 @@ def flat(spans: Spans, steps: Int64s) -> Flat | None:
     if count.sum() < len(rows):
         inside = step >= 0
         step, rows, start, stop = step[inside], rows[inside], start[inside], stop[inside]
-    return Flat(begin, end, np.cumsum(count) - count, count, step, rows, start, stop)
+    name = spans.name[rows]
+    each = _same(name, count)
+    return Flat(begin, end, np.cumsum(count) - count, count, step, rows, name, start, stop, each)
+
+
+def _same(name: Int64s, count: Int64s) -> int:
+    """Return how many stages each step has where all have the same ones, else 0."""
+    each = len(name) // max(len(count), 1)
+    once = each and (count == each).all() and len(set(name[:each].tolist())) == each
+    return each if once and (name.reshape(-1, each) == name[:each]).all() else 0
 
 
 def _in_a_row(group: Int64s, start: Int64s, end: Int64s) -> bool:
     """Tell whether intervals come by group and time, none empty, none beginning in another."""
-    after = (group[1:] > group[:-1]) | (group[1:] == group[:-1]) & (start[1:] >= end[:-1])
-    return bool(after.all() and (end > start).all())
+    if (end <= start).any() or (group[1:] < group[:-1]).any():
+        return False
+    early = np.flatnonzero(start[1:] < end[:-1])
+    return bool((group[early] < group[early + 1]).all())
 
 
-def _flat_cells(own: Flat, name: Int64s, names: int) -> Cells:
-    ns, steps = own.end_ns - own.start_ns, np.arange(len(own.begin))
-    until = np.append(0, np.cumsum(ns))
+def _flat_cells(own: Flat, count: int, width: int) -> Cells:
+    ns = own.end_ns - own.start_ns
+    if own.each:
+        order, table = np.argsort(own.name[: own.each]), ns.reshape(count, own.each)
+        if (np.diff(order) < 0).any():
+            table = table[:, order]
+        bare = own.end - own.begin - table.sum(axis=1)
+        if bare.all():
+            names = np.append(UNTRACED, own.name[order])
+            return Cells(np.column_stack([bare, table]).ravel(), names=names)
+    until, steps = np.append(0, np.cumsum(ns)), np.arange(count)
     bare = own.end - own.begin - until[own.first + own.size] + until[own.first]
-    each = len(ns) // max(len(steps), 1)
-    if each and (own.size == each).all() and bare.all():
-        table, order = name.reshape(-1, each), np.argsort(name[:each])
-        first = table[0, order]
-        if (np.diff(first) > 0).all() and (table == table[0]).all():  # every step has the same ones
-            ns = np.hstack([bare[:, None], ns.reshape(-1, each)[:, order]]).ravel()
-            alike = np.tile(np.append(UNTRACED, first), len(steps))
-            return Cells(np.repeat(steps, each + 1), alike, ns)
-    step, name = np.append(steps, own.step), np.append(np.full_like(steps, UNTRACED), name)
-    return _summed(step, name, np.append(bare, ns), len(steps), names)
-
-
-def _summed(step: Int64s, name: Int64s, ns: Int64s, steps: int, names: int) -> Cells:
-    width = names + 1
-    keys, size, at = step * width + name + 1, steps * width, None
-    if size > _SPARSE * len(keys):  # few of many names: there is no room for all
-        at, keys = np.unique(keys, return_inverse=True)
-        size = len(at)
-    sums = np.zeros(size, dtype=np.int64)
-    np.add.at(sums, keys, ns)
-    some = np.flatnonzero(sums)
-    at = some if at is None else at[some]
-    return Cells(at // width, at % width - 1, sums[some])
+    step, name = np.append(steps, own.step), np.append(np.full_like(steps, UNTRACED), own.name)
+    return summed(step, name, np.append(bare, ns), count, width)
 
 
 def painted(spans: Spans, steps: Int64s) -> Segments:

@@ -2,27 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from lightning_rlprof.analysis.arrivals import Arrivals, last_of_steps
+from lightning_rlprof.analysis.arrivals import listed
 from lightning_rlprof.analysis.cost import lost_ns
 from lightning_rlprof.analysis.drift import joined
-from lightning_rlprof.analysis.exact import holm, median_bounds
-from lightning_rlprof.analysis.lineup import Lineup, StageRows, line_up, stage_rows
+from lightning_rlprof.analysis.exact import median_bounds
+from lightning_rlprof.analysis.lineup import StageRows, line_up, stage_rows
 from lightning_rlprof.analysis.others import middle
-from lightning_rlprof.analysis.pace import WHOLE, Pace, pace
+from lightning_rlprof.analysis.pace import WHOLE, pace
 from lightning_rlprof.analysis.recent import recent
-from lightning_rlprof.analysis.verdicts import (
-    INSUFFICIENT,
-    LEVEL,
-    NOBODY,
-    SLOW_OR_UNEVEN,
-    UNEVEN,
-    Verdict,
-    judge,
-    steps_needed,
-)
+from lightning_rlprof.analysis.replicas import Replicas, replicas
+from lightning_rlprof.analysis.suspects import Attendance, Charge, Line, attendance, charges
+from lightning_rlprof.analysis.verdicts import INSUFFICIENT, NOBODY, UNEVEN, judge, steps_needed
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Cell, Column, Table
 
@@ -41,18 +35,22 @@ _COLUMNS = (
     Column("came last", "share"),
     Column("group", "text"),
 )
+_LAST: "WeakKeyDictionary[Spans, Table]" = WeakKeyDictionary()
 _NOTE = (
     "effect: how much longer than the other ranks' median, at equal work; low and high bound it "
     "with 95 % confidence; chance: of such a finding where no rank is slow."
 )
 _UNCOUNTED = "No stage counts its tokens, so more work cannot be told from slowness."
 _UNLISTED = "Who came last to collectives is not known: no table lists them."
+_UNTOLD = (
+    "Ranks are in several process groups and the configuration does not say parallel: where one "
+    "rank is slow, those that wait for it in every layer look slow as well."
+)
 _DETECTED = 0.10  # a rank that much slower must be excluded before nobody is said to be
-_MOSTLY = 0.5  # of the steps: who comes last less often shares that with others
 
 
 class _Judged(NamedTuple):
-    """A group's rows, without the group, and what is to be said about it."""
+    """A role's rows and what is to be said about it."""
 
     rows: list[tuple[Cell, ...]]
     remarks: list[str]
@@ -63,23 +61,32 @@ def stragglers(spans: Spans) -> Table:
 
     Verdicts: ``slow device``, ``slow host`` or, where no device clock tells them apart,
     ``slow rank``; ``slow or uneven work`` where no work was counted; ``transient``, slow for some
-    steps; ``uneven work``, which explains it; ``insufficient evidence``; and ``nobody is slow``,
-    which is only said where a rank 10 % slower would have been found.
+    steps; ``slow group``, one of several ranks that hold a copy of the model together; ``uneven
+    work``, which explains it; ``insufficient evidence``; and ``nobody is slow``, which is only said
+    where a rank 10 % slower would have been found.
 
-    Abstains where no role has enough ranks, steps and stages that are not waiting.
+    Abstains where no role has enough ranks, steps and stages that are not waiting. The answer is
+    kept as long as the run is: report and findings both ask.
     """
+    found = _LAST.get(spans)
+    if found is None:
+        found = _LAST[spans] = _compared(spans)
+    return found
+
+
+def _compared(spans: Spans) -> Table:
     spans, left_out = recent(spans)
     rows = stage_rows(spans)
     table: list[tuple[Cell, ...]] = []
     remarks: list[str] = [text for text in (left_out, rows.note) if text]
     reasons: list[str] = []
     for role, ranks in _roles(spans).items():
-        found = _group(spans, rows, ranks)
+        found = _judged(spans, rows, ranks)
         if isinstance(found, str):
             reasons.append(f"{role}: {found}" if role else found)
             table.append((None, INSUFFICIENT, *(None,) * 8, role))
             continue
-        table += [(*row, role) for row in found.rows]
+        table += found.rows
         remarks += found.remarks
     if len(reasons) == len(table):
         reason = "; ".join(dict.fromkeys(reasons)) or "no rank was recorded"
@@ -96,105 +103,127 @@ def _roles(spans: Spans) -> dict[str, list[int]]:
     return roles
 
 
-def _group(spans: Spans, rows: StageRows, ranks: Sequence[int]) -> _Judged | str:
+def _judged(spans: Spans, rows: StageRows, ranks: Sequence[int]) -> _Judged | str:
     """Judge the ranks of one role; a text says why that cannot be done."""
     needed, steps = steps_needed(len(ranks)), len(rows.steps)
     if len(ranks) < 2:
         return "one rank has nobody to be compared with"
     if steps < needed:
         return f"{len(ranks)} ranks take {needed} steps to be compared, here are {steps}"
-    lineup = line_up(spans, rows, ranks)
-    if not len(lineup.stage):
-        return "no stage was recorded"
-    own = pace(spans, lineup)
-    host_only = all(spans.headers[rank].device.startswith("cpu") for rank in ranks)
-    verdicts = judge(own, host_only=host_only)
-    last = last_of_steps(spans, ranks, own.lasting)
-    arrived = dict(_arrived(last, needed, verdicts, lineup))
-    table = [_row(spans, lineup, own, each, last) for each in verdicts if each.rank not in arrived]
-    table = sorted([*table, *arrived.values()], key=lambda row: int(row[0] or 0))
+    who = replicas(spans, ranks)
+    lines, told = _lines(spans, rows, who), listed(spans, who)
+    every = max((line.pace.lasting for line in lines), default=1)
+    came = attendance(who, told, every, _step_ns(spans, rows))
+    found = sorted(charges(lines, came, needed), key=lambda charge: charge.ranks)
+    table = [_row(spans, rows, came, each) for each in found]
+    if not table and not lines:
+        return _nothing_to_compare(spans, rows, who)
     if not table:
-        nobody = _nobody(spans, lineup, own)
+        nobody = _nobody(spans, rows, lines)
         if isinstance(nobody, str):
             return nobody
-        table = [nobody]
-    return _Judged(table, list(_remarks(spans, own, last)))
+        table = [(*nobody, spans.headers[ranks[0]].role)]
+    return _Judged(table, list(_remarks(spans, lines, came)))
 
 
-def _row(
-    spans: Spans, lineup: Lineup, own: Pace, verdict: Verdict, last: Arrivals | None
-) -> tuple[Cell, ...]:
-    evidence = verdict.evidence
-    lost = None
-    if own.met and verdict.verdict != INSUFFICIENT:
-        effect = own.unequal if verdict.verdict == UNEVEN else own.effect[:, :, 0]
-        lost = lost_ns(own.own_ns, effect, verdict.rank, evidence.first, evidence.last)
-    names = [spans.names[code] for code in verdict.stages if code != WHOLE]
-    first, end = (int(lineup.steps[at]) for at in (evidence.first, evidence.last))
-    rank = int(lineup.ranks[verdict.rank])
+def _lines(spans: Spans, rows: StageRows, who: Replicas) -> list[Line]:
+    """Compare the ranks of each place, where several replicas recorded stages there."""
+    comparable = [ranks for ranks in who.lines() if len(ranks) > 1]
+    found = []
+    for ranks in comparable:
+        lineup = line_up(spans, rows, ranks)
+        if len(lineup.stage):
+            own = pace(spans, lineup)
+            host_only = all(spans.headers[rank].device.startswith("cpu") for rank in ranks)
+            verdicts = judge(own, host_only=host_only, places=len(comparable))
+            found.append(Line(lineup, own, verdicts))
+    return found
+
+
+def _step_ns(spans: Spans, rows: StageRows) -> float:
+    """Return how long a step takes that is compared."""
+    steps = spans.rows(kind="step")
+    return float(np.median(spans.duration_ns[steps[np.isin(spans.step[steps], rows.steps)]]))
+
+
+def _nothing_to_compare(spans: Spans, rows: StageRows, who: Replicas) -> str:
+    if max(map(len, who.lines())) > 1:
+        return "no stage was recorded"
+    return "its ranks hold one copy of the model together, and no other one to be compared with"
+
+
+def _row(spans: Spans, rows: StageRows, came: Attendance, charge: Charge) -> tuple[Cell, ...]:
+    ranks = charge.ranks
+    one = ranks[0] if len(ranks) == 1 else None
+    role = spans.headers[ranks[0]].role
+    group = role if one is not None else f"{role} ranks {', '.join(map(str, ranks))}".strip()
+    share = came.share(one) if one is not None else None
+    if charge.line is None or charge.verdict is None:
+        steps, unknown = f"{rows.steps[0]}-{rows.steps[-1]}", (None, None)
+        told = ("not known", charge.cost_ns, steps, *unknown, charge.chance, share, group)
+        return (one, charge.word, None, *told)
+    evidence = charge.verdict.evidence
+    names = [spans.names[code] for code in charge.verdict.stages if code != WHOLE]
     return (
-        rank,
-        verdict.verdict,
+        one,
+        charge.word,
         evidence.effect,
         ", ".join(names) or "all",
-        lost,
-        f"{first}-{end}",
+        _lost(charge.line, charge, len(came.who.ranks)),
+        f"{rows.steps[evidence.first]}-{rows.steps[evidence.last]}",
         evidence.low,
         evidence.high,
         evidence.chance,
-        _share(last, rank),
+        share,
+        group,
     )
 
 
-def _share(last: Arrivals | None, rank: int) -> float | None:
-    if last is None or rank not in last.ranks:
+def _lost(line: Line, charge: Charge, ranks: int) -> int | None:
+    """Return what all other ranks of the role waited; those of other places as long as these."""
+    if charge.verdict is None or not line.pace.met or charge.word == INSUFFICIENT:
         return None
-    at = int(np.searchsorted(last.ranks, rank))
-    return int(last.last[at]) / int(last.trials[at])
+    own, evidence = line.pace, charge.verdict.evidence
+    effect = own.unequal if charge.word == UNEVEN else own.effect[:, :, 0]
+    lost = lost_ns(own.own_ns, effect, charge.verdict.rank, evidence.first, evidence.last)
+    here = len(line.lineup.ranks)
+    return lost if here == ranks else lost * (ranks - 1) // (here - 1)
 
 
-def _arrived(
-    last: Arrivals | None, needed: int, verdicts: Sequence[Verdict], lineup: Lineup
-) -> Iterator[tuple[int, tuple[Cell, ...]]]:
-    """Yield ranks whom arrivals alone accuse: late for sure, though not why."""
-    if last is None:
-        return
-    told = {each.rank for each in verdicts if each.verdict != INSUFFICIENT}
-    chance = holm(last.chance)
-    for at, rank in enumerate(last.ranks.tolist()):
-        row = int(np.searchsorted(lineup.ranks, rank))
-        mostly = last.last[at] > _MOSTLY * last.trials[at]
-        if row in told or last.trials[at] < needed or chance[at] > LEVEL or not mostly:
-            continue
-        lost, steps = int(last.cost_ns[at]), f"{int(lineup.steps[0])}-{int(lineup.steps[-1])}"
-        unknown = (None, None, None)
-        rest = (unknown[0], "not known", lost, steps, *unknown[1:], float(chance[at]))
-        yield row, (rank, SLOW_OR_UNEVEN, *rest, _share(last, rank))
-
-
-def _nobody(spans: Spans, lineup: Lineup, own: Pace) -> tuple[Cell, ...] | str:
-    """Return the row that clears all ranks, or why they cannot be cleared."""
-    if not own.seen[0]:
+def _nobody(spans: Spans, rows: StageRows, lines: Sequence[Line]) -> tuple[Cell, ...] | str:
+    """Return the row that clears all ranks, without the group, or why they cannot be cleared."""
+    if not all(line.pace.seen[0] for line in lines):
         return "every stage takes all ranks equally long, as where they wait for one another"
-    bounds = [median_bounds(each) for each in joined(own.effect[:, :, 0], own.lasting)]
+    effects = [(line.pace.effect[:, :, 0], line.pace.lasting) for line in lines]
+    bounds = [median_bounds(each) for pair in effects for each in joined(*pair)]
     highest = max((bound[1] for bound in bounds if bound), default=np.inf)
     if None in bounds or highest >= _DETECTED:
         return f"steps differ so much that a rank {_DETECTED:.0%} slower could not be told"
-    seen = [spans.names[code] for code, see in zip(own.stages, own.seen, strict=True) if see]
-    worst = float(np.max(middle(own.effect[:, :, 0], axis=1)))
-    steps = f"{int(lineup.steps[0])}-{int(lineup.steps[-1])}"
-    return (None, NOBODY, worst, ", ".join(seen[1:]), None, steps, None, highest, None, None)
+    seen = ", ".join(spans.names[code] for code in _stages(lines, seen=True))
+    worst = max(float(np.max(middle(effect, axis=1))) for effect, _ in effects)
+    steps = f"{rows.steps[0]}-{rows.steps[-1]}"
+    return (None, NOBODY, worst, seen, None, steps, None, highest, None, None)
 
 
-def _remarks(spans: Spans, own: Pace, last: Arrivals | None) -> Iterator[str]:
-    pairs = zip(own.stages[1:].tolist(), own.seen[1:].tolist(), strict=True)
-    hidden = [spans.names[code] for code, seen in pairs if not seen]
+def _stages(lines: Sequence[Line], *, seen: bool) -> list[int]:
+    """Return the stages in which a slow rank would show at every place, or all others."""
+    told: dict[int, bool] = {}
+    for line in lines:
+        for code, see in zip(line.pace.stages[1:].tolist(), line.pace.seen[1:], strict=True):
+            told[code] = told.get(code, True) and bool(see)
+    return [code for code, see in told.items() if see == seen]
+
+
+def _remarks(spans: Spans, lines: Sequence[Line], came: Attendance) -> Iterator[str]:
+    hidden = [spans.names[code] for code in _stages(lines, seen=False)]
     if hidden:
         names = ", ".join(hidden)
         yield f"A slow rank may be hidden in {names}: waiting for others is or may be in there."
-    if own.lasting > 1:
-        yield f"Ranks keep their pace for a while: {own.lasting} steps count as one."
-    if not own.counted:
+    if came.every > 1:
+        yield f"Ranks keep their pace for a while: {came.every} steps count as one."
+    if not all(line.pace.counted for line in lines):
         yield _UNCOUNTED
-    if last is None:
+    if came.late is None and came.inside is None:
         yield _UNLISTED
+    if came.several and not came.who.place.any():
+        yield _UNTOLD

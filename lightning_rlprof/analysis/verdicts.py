@@ -17,6 +17,7 @@ __all__ = [
     "NOBODY",
     "SLOW",
     "SLOW_DEVICE",
+    "SLOW_GROUP",
     "SLOW_HOST",
     "SLOW_OR_UNEVEN",
     "TRANSIENT",
@@ -27,11 +28,11 @@ __all__ = [
 ]
 
 LEVEL = 0.01
-"""How likely a healthy rank of a group is accused, split evenly among three questions."""
+"""How likely a healthy rank of a role is accused, split among questions and places of a replica."""
 
 INSUFFICIENT, NOBODY = "insufficient evidence", "nobody is slow"
 SLOW, SLOW_DEVICE, SLOW_HOST = "slow rank", "slow device", "slow host"
-SLOW_OR_UNEVEN = "slow or uneven work"
+SLOW_OR_UNEVEN, SLOW_GROUP = "slow or uneven work", "slow group"
 TRANSIENT, UNEVEN = "transient", "uneven work"
 
 _QUESTIONS = 3  # its own time as a whole, each stage, the device's time
@@ -66,14 +67,15 @@ def steps_needed(ranks: int) -> int:
     return math.ceil(math.log2(ranks * _QUESTIONS / LEVEL))
 
 
-def judge(pace: Pace, *, host_only: bool) -> list[Verdict]:
+def judge(pace: Pace, *, host_only: bool, places: int = 1) -> list[Verdict]:
     """Return a verdict on each rank that stands out, in the order of ranks.
 
     Args:
         pace: Of one group, over `steps_needed` steps or more.
         host_only: Whether what the ranks compute on is the host.
+        places: How many such groups the role has.
     """
-    level = LEVEL / _QUESTIONS
+    level = LEVEL / _QUESTIONS / places
     found: dict[int, Verdict] = {}
     for (rank, _), evidence in proven(pace.effect[:, :, :1], level, pace.lasting).items():
         word = _cause(pace, rank, evidence, host_only)
@@ -85,7 +87,7 @@ def judge(pace: Pace, *, host_only: bool) -> list[Verdict]:
         for (rank, _), evidence in proven(pace.device[:, :, None], level, pace.lasting).items():
             word = TRANSIENT if evidence.ended else SLOW_DEVICE
             found.setdefault(rank, Verdict(rank, word, (WHOLE,), evidence))
-    for (rank, _), evidence in proven(pace.unequal[:, :, None], level, pace.lasting).items():
+    for (rank, _), evidence in proven(pace.unequal[:, :, None], level, pace.lasting, 0.0).items():
         word = UNEVEN if float(middle(pace.fitted[rank])) <= EFFECT else INSUFFICIENT
         found.setdefault(rank, Verdict(rank, word, (WHOLE,), evidence))
     for rank, evidence in suspected(pace.effect[:, :, 0], pace.lasting).items():

@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.counted import FEWEST
 from lightning_rlprof.analysis.dag import Dag, dag
-from lightning_rlprof.analysis.edits import Edit, balanced, scaled, shortened, unslowed
+from lightning_rlprof.analysis.edits import Edit, balanced, overlapped, scaled, shortened, unslowed
 from lightning_rlprof.analysis.exact import Floats
 from lightning_rlprof.analysis.labels import Label, label_of
 from lightning_rlprof.analysis.longest import longest, replay
@@ -65,19 +65,20 @@ def whatif(
     *,
     faster: Mapping[str, float] | None = None,
     removed: Sequence[str] = (),
+    hidden: Sequence[str] = (),
     rollout: Rollout | None = None,
 ) -> Table:
-    """Predict the median step after each change, largest saving first.
+    """Predict the median step after each change, largest saving first, bounded with 95 %.
 
     Always ``no straggler``, and ``balanced work`` where tokens are counted; besides what is asked
-    for, or else stages on the critical path twice as fast and weight syncs removed. ``low`` and
-    ``high`` bound it with 95 %. ``GPU-hours`` are saved on all ranks in these steps. Abstains where
-    the steps played again unchanged are more than 1 % off.
+    for, or else stages on the critical path twice as fast and weight syncs hidden. ``GPU-hours``
+    are of all ranks. Abstains where the steps played again unchanged are more than 1 % off.
 
     Args:
         spans: The run.
         faster: How many times as fast, by stage; above 0.
-        removed: Stages that take no time any more, gone or hidden behind others.
+        removed: Stages that are gone.
+        hidden: Stages that happen beside the rest of the step.
         rollout: Changes to rollouts whose requests have spans.
 
     Raises:
@@ -86,9 +87,9 @@ def whatif(
     graph = dag(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
-    wanted = (faster or {}, removed) if faster or removed or rollout else _usual(graph)
-    edits = chain(_edits(spans, graph, *wanted), _rollouts(spans, graph, rollout or Rollout()))
-    return _table(graph, edits)
+    asked = (faster or {}, removed, hidden)
+    wanted = asked if any(asked) or rollout else _usual(graph)
+    return _table(graph, chain(_edits(graph, *wanted), _rollouts(graph, rollout or Rollout())))
 
 
 def _table(graph: Dag, edits: Iterable[tuple[str, Edit]]) -> Table:
@@ -118,22 +119,23 @@ def _off(graph: Dag, played: Int64s) -> float | str:
 
 
 def _laps(graph: Dag, edit: Edit) -> Int64s:
-    return replay(graph.plan, edit.own_ns, edit.transfer_ns, graph.offset_ns).lap
+    found = replay(graph.plan, edit.own_ns, edit.transfer_ns, graph.offset_ns).lap
+    return found if edit.least_ns is None else np.maximum(found, edit.least_ns)
 
 
-def _usual(graph: Dag) -> tuple[dict[str, float], list[str]]:
+def _usual(graph: Dag) -> tuple[dict[str, float], list[str], list[str]]:
     """Return what is worth asking where nothing is: stages on the path, and weight syncs."""
     found = longest(graph.plan, graph.ns, graph.transfer_ns, graph.offset_ns)
     on = np.bincount(graph.name[found.on], found.weight[found.on], len(graph.names))[:-1]
     stages = [code for code in np.argsort(-on, kind="stable").tolist() if on[code] > 0][:_SHOWN]
     syncs = [name for name in _there(graph) if label_of(name) == Label.SYNC]
-    return {graph.names[code]: 2.0 for code in stages}, syncs
+    return {graph.names[code]: 2.0 for code in stages}, [], syncs
 
 
 def _edits(
-    spans: Spans, graph: Dag, faster: Mapping[str, float], removed: Iterable[str]
+    graph: Dag, faster: Mapping[str, float], removed: Iterable[str], hidden: Iterable[str]
 ) -> Iterator[tuple[str, Edit]]:
-    work = workload(spans, graph)
+    work = workload(graph.spans, graph)
     yield "no straggler", unslowed(graph, work)
     even = balanced(graph, work)
     if even is not None:
@@ -144,13 +146,15 @@ def _edits(
         yield f"{name} {speed:g}x faster", scaled(graph, _code(graph, name), 1 / speed)
     for name in removed:
         yield f"{name} removed", scaled(graph, _code(graph, name), 0.0)
+    for name in hidden:
+        yield f"{name} hidden", overlapped(graph, _code(graph, name))
 
 
-def _rollouts(spans: Spans, graph: Dag, asked: Rollout) -> Iterator[tuple[str, Edit]]:
+def _rollouts(graph: Dag, asked: Rollout) -> Iterator[tuple[str, Edit]]:
     if asked == Rollout():
         return
     _check(asked)
-    found = requests(spans, np.unique(graph.row[graph.row >= 0]))
+    found = requests(graph.spans, np.unique(graph.row[(graph.row >= 0) & ~graph.plan.hands]))
     if found is None:
         raise TraceError("no rollout of these steps has spans of its requests: annotate each one")
     if asked.cut is not None:
@@ -161,7 +165,7 @@ def _rollouts(spans: Spans, graph: Dag, asked: Rollout) -> Iterator[tuple[str, E
             raise TraceError("not every request counts its tokens: count(tokens=...) inside of it")
         yield f"{asked.cap} tokens at most", shortened(graph, found.row, saved)
     if asked.replicas is not None:
-        saved = more(found, spans.step[found.row], asked.replicas)
+        saved = more(found, graph.spans.step[found.row], asked.replicas)
         yield f"{asked.replicas} rollout replicas more", shortened(graph, found.row, saved)
 
 

@@ -1,6 +1,7 @@
 """Listen to a Lightning profiler's actions without disturbing the profiler itself."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -18,8 +19,9 @@ _REGIONS = {
     "training_step": "training_step",
     "save_checkpoint": "save_checkpoint",
 }
+_BATCH = "run_training_batch"
 # optimizer_step comes from torch's own hooks, which also see raw optimizers.
-_LIGHTNINGS_OWN = {"run_training_epoch", "run_training_batch", "optimizer_step"}
+_LIGHTNINGS_OWN = {"run_training_epoch", _BATCH, "optimizer_step"}
 # Other callbacks run between two batches: worth a span where they take time.
 _CALLBACK_HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end")
 _OURS = "ProfilerCallback"
@@ -60,19 +62,36 @@ class Actions:
         profiler: ``trainer.profiler``.
         session: Where spans go.
         stages: Names that mean a stage.
+        batch: Entered and left around each training batch, which is an action, too.
     """
 
-    def __init__(self, profiler: Any, session: Session, stages: Collection[str]) -> None:
-        self._session, self._stages = session, stages
-        self._start, self._stop = profiler.start, profiler.stop
-        # The cache answers without a Python frame; it is bounded, for names with a number in them.
-        self.profile = lru_cache(maxsize=1024)(self._learn)
-        mine = {"start": self.start, "stop": self.stop}
-        changed = {*mine, "profile"} & {*vars(profiler)}
+    def __init__(
+        self,
+        profiler: Any,
+        session: Session,
+        stages: Collection[str],
+        batch: AbstractContextManager[object],
+    ) -> None:
+        self._session, self._stages, self._batch = session, stages, batch
+        self._start, self._stop, self._profile = profiler.start, profiler.stop, profiler.profile
+        # The caches answer without a Python frame; they are bounded, for names with a number.
+        self._known = lru_cache(maxsize=1024)(self._learn)
+        mine = {"start": self.start, "stop": self.stop, "profile": self.around}
+        changed = {*mine} & {*vars(profiler)}
         if type(profiler).__name__ == "PassThroughProfiler" and not changed:
             # It does nothing at the price of a generator per action, 40 of them per step.
-            mine = {"start": self.enter, "stop": self.exit, "profile": self.profile}
+            profile = lru_cache(maxsize=1024)(self.profile)
+            mine = {"start": self.enter, "stop": self.exit, "profile": profile}
         self._covers = [Cover(profiler, name, method) for name, method in mine.items()]
+
+    def profile(self, action_name: str) -> Any:
+        """Return what to enter and leave around an action."""
+        return self._batch if action_name == _BATCH else self._known(action_name)
+
+    def around(self, action_name: str) -> Any:
+        """Return the same where the profiler does something: it calls our `start` and `stop`."""
+        inner = self._profile(action_name)
+        return _both(self._batch, inner) if action_name == _BATCH else inner
 
     def start(self, action_name: str) -> None:
         """Start the action in the profiler, then its span."""
@@ -86,11 +105,11 @@ class Actions:
 
     def enter(self, action_name: str) -> None:
         """Begin the action's span."""
-        self.profile(action_name).__enter__()
+        self._known(action_name).__enter__()
 
     def exit(self, action_name: str) -> None:
         """End the action's span."""
-        self.profile(action_name).__exit__(None, None, None)
+        self._known(action_name).__exit__(None, None, None)
 
     def remove(self) -> None:
         """Uncover the profiler's methods, except those that somebody has covered since."""
@@ -108,3 +127,11 @@ class Actions:
         if action_name.startswith("[") or action_name in _LIGHTNINGS_OWN:
             return _Nothing()
         return Marker(action_name, "region")
+
+
+@contextmanager
+def _both(
+    outer: AbstractContextManager[object], inner: AbstractContextManager[object]
+) -> Iterator[object]:
+    with outer, inner as found:
+        yield found

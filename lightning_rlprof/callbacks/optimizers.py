@@ -8,6 +8,7 @@ from torch.optim.optimizer import (
 )
 
 from lightning_rlprof.marking import Marker
+from lightning_rlprof.nodes import made
 from lightning_rlprof.session import Session
 
 __all__ = ["OptimizerSteps"]
@@ -46,4 +47,5 @@ class OptimizerSteps:
         self._start = self._session.clock()
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._session.record(_UPDATE, self._start, self._session.clock())
+        session = self._session  # not its `record`: a frame less
+        session.append(made(_UPDATE, session.step, self._start, session.clock(), None))

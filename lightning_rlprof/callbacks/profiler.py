@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_rlprof.callbacks.actions import Actions
 from lightning_rlprof.callbacks.base import Callback, guarded
+from lightning_rlprof.callbacks.batches import Batches
 from lightning_rlprof.callbacks.cover import Cover
 from lightning_rlprof.callbacks.optimizers import OptimizerSteps
 from lightning_rlprof.config.profiler import ProfilerConfig
@@ -117,7 +118,9 @@ class ProfilerCallback(Callback):
         with suppress(ConfigError):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
-        self._undo += [Actions(trainer.profiler, session, stages), OptimizerSteps(session)]
+        batches = Batches(session, trainer, self, self.give_up)
+        actions = Actions(trainer.profiler, session, stages, batches)
+        self._undo += [batches, actions, OptimizerSteps(session)]
         self._cover_loop(trainer, pl_module)
 
     def _cover_loop(self, trainer: Any, pl_module: Any) -> None:
@@ -183,30 +186,6 @@ class ProfilerCallback(Callback):
             if session.step != step:
                 session.expect_step(step)
 
-    # What runs in every step has no frame to spare for @guarded.
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Know that the step has a batch; begin it if batches before it were skipped."""
-        session = self._session
-        if session is not None:
-            try:
-                # total_batch_idx + 1, without the call of a property
-                session.begin_step(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
-            except Exception as error:
-                self.give_up(error)
-
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End the step; a batch that was None was no step."""
-        session = self._session
-        if session is not None and not session.waiting:
-            try:
-                session.end_step()
-            except Exception as error:
-                self.give_up(error)
-
     @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the step that no batch came for."""
@@ -221,6 +200,8 @@ class ProfilerCallback(Callback):
                 part.closure_done()
 
     # Lightning passes over what is no function: that saves the dispatch of hooks without a use.
+    # A batch is an action of the profiler, too, and as such costs no dispatch: see `Batches`.
+    on_train_batch_start = on_train_batch_end = None  # type: ignore[assignment]
     on_before_zero_grad = on_before_backward = on_after_backward = None  # type: ignore[assignment]
 
     # ---- what lies around steps; hooks that come without their partner leave nothing

@@ -1,7 +1,7 @@
 """The command that says what to act on, after how far the run can be trusted."""
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_rlprof.cli.opened import Json, Run, facts, opened
 from lightning_rlprof.cli.output import next_command, put_json, say
@@ -33,29 +33,20 @@ def findings(run: Run, as_json: Json = False) -> None:
 
 
 def _print(found: "Table", run: Run) -> None:
+    from lightning_rlprof.report.cards import cards
+
     if found.abstained is not None:
         say(f"not told: {found.abstained}")
     elif not found.rows:
         say("nothing: no rule has found anything")
-    names = [column.name for column in found.columns]
-    for at, row in enumerate(found.rows, start=1):
-        one = dict(zip(names, row, strict=True))
-        say(f"{at}. {one['finding']}", "bold")
-        say(f"   {_price(one)}, {one['confidence']} confidence; {one['evidence']}")
-        say(f"   next: {one['next experiment']}")
-        say(f"   refuted if {one['refuted if']}")
-        command = str(one["reproduce"]).replace("RUN", shlex.quote(str(run)))
-        say(f"   {command}", "dim")
+    for at, card in enumerate(cards(found, shlex.quote(str(run))), start=1):
+        say(f"{at}. {card.claim}", "bold")
+        say(f"   {card.price}; {card.evidence}")
+        say(f"   next: {card.experiment}")
+        say(f"   refuted if {card.refuted}")
+        if card.where:
+            say(f"   look at {card.where}, in the report and in what rlprof trace writes")
+        for command in card.commands:
+            say(f"   {command}", "dim")
     if found.note:
         say(found.note, "dim")
-
-
-def _price(one: dict[str, Any]) -> str:
-    from lightning_rlprof.report.text import duration
-
-    if one["effect"] is None:
-        return "its price is not known"
-    bounds = ""
-    if one["low"] is not None and one["high"] is not None:
-        bounds = f" ({duration(one['low'])} to {duration(one['high'])})"
-    return f"{duration(one['effect'])} of GPU time{bounds}, {one['share']:.1%} of the job"

@@ -15,11 +15,20 @@ from lightning_rlprof.cli.output import (
     writing,
     wrote,
 )
+from lightning_rlprof.errors import RlprofError
 
 if TYPE_CHECKING:
     from lightning_rlprof.spans import Spans
 
 __all__ = ["describe", "report", "summary", "trace"]
+
+Merge = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Replace the file if it exists; merge ranks of hosts whose clocks were never compared",
+    ),
+]
 
 
 def summary(
@@ -62,15 +71,24 @@ def report(run: Run, output: Output = None, force: Force = False) -> None:
     next_command("rlprof", "trace", run)
 
 
-def trace(run: Run, output: Output = None, force: Force = False) -> None:
+def trace(run: Run, output: Output = None, force: Merge = False) -> None:
     """Write a trace for ui.perfetto.dev, one track per rank and thread (-o x.json: not packed)."""
     spans = opened(run)
     path = destination(output, spans.path, "trace.json.gz", force=force)
+    from lightning_rlprof.analysis.certainty import never_compared
     from lightning_rlprof.report.perfetto import write_trace
 
+    watermark = never_compared(spans)
+    if watermark and not force:
+        raise RlprofError(
+            f"{spans.path}: {watermark}, so ranks on one timeline may seem to wait for one another "
+            "that did not; --force writes it, marked, and one rank's own file needs no --force"
+        )
     with bar("Writing") as step, writing(path):
-        write_trace(spans, path, progress=step)
+        write_trace(spans, path, watermark=watermark, progress=step)
     doubts(spans)
+    if watermark:
+        say(f"! UNCALIBRATED: {watermark}; do not compare times of ranks in it", "yellow")
     wrote(path)
     say("Open it in https://ui.perfetto.dev (it stays in your browser)")
     next_command("rlprof", "summary", run)

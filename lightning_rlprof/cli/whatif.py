@@ -24,8 +24,11 @@ Faster = Annotated[
     typer.Option(metavar="STAGE=TIMES", help="Make a stage so many times as fast; repeatable"),
 ]
 Removed = Annotated[
+    list[str] | None, typer.Option(metavar="STAGE", help="Leave a stage out; repeatable")
+]
+Hidden = Annotated[
     list[str] | None,
-    typer.Option(metavar="STAGE", help="Let a stage take no time, gone or hidden; repeatable"),
+    typer.Option(metavar="STAGE", help="Let a stage happen beside the rest; repeatable"),
 ]
 Cut = Annotated[
     float | None, typer.Option(metavar="SHARE", help="End rollouts at this share of their requests")
@@ -46,22 +49,23 @@ def whatif(
     as_json: Json = False,
     faster: Faster = None,
     removed: Removed = None,
+    hidden: Hidden = None,
     cut: Cut = None,
     cap: Cap = None,
     replicas: Replicas = None,
     score: Score = None,
     keep: Keep = True,
 ) -> None:
-    """Predict what a step would take after a change: nobody slow, a stage faster or gone.
+    """Predict what a step would take after a change: nobody slow, a stage faster, gone or hidden.
 
-    Example: rlprof whatif RUN --faster compute_reward=2 --removed weight_sync
+    Example: rlprof whatif RUN --faster compute_reward=2 --hidden weight_sync
     """
     speeds = dict(map(_speed, faster or ()))
     spans = opened(run)
     if score is not None:
         _print(spans, _scored(spans, score), f"what was predicted, beside {score}", as_json=as_json)
         return
-    table = _asked(spans, speeds, removed or [], (cut, cap, replicas))
+    table = _asked(spans, speeds, (removed or [], hidden or []), (cut, cap, replicas))
     file = _keep(spans, table) if keep and table.abstained is None else None
     _print(spans, table, "what a change would buy", as_json=as_json, file=file)
     if not as_json:
@@ -73,13 +77,13 @@ def whatif(
 def _asked(
     spans: "Spans",
     speeds: dict[str, float],
-    removed: list[str],
+    stages: tuple[list[str], list[str]],
     rollout: tuple[float | None, int | None, int | None],
 ) -> "Table":
     from lightning_rlprof.analysis.whatif import Rollout, whatif
 
     asked = None if rollout == (None,) * 3 else Rollout(*rollout)
-    return whatif(spans, faster=speeds, removed=removed, rollout=asked)
+    return whatif(spans, faster=speeds, removed=stages[0], hidden=stages[1], rollout=asked)
 
 
 def _speed(text: str) -> tuple[str, float]:

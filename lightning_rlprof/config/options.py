@@ -9,6 +9,7 @@ from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.npu import NpuConfig
 from lightning_rlprof.config.nsight import NsightConfig
 from lightning_rlprof.config.numbers import RankList, Steps
+from lightning_rlprof.config.parallel import ParallelConfig
 from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.rules import WrapRule
 from lightning_rlprof.config.section import Section, refused
@@ -92,6 +93,13 @@ class Options(Section):
         description=(
             "Measure the device time of every stage at every step, without a capture; unset, "
             "wherever there is an accelerator."
+        ),
+    )
+    parallel: ParallelConfig = Field(
+        default_factory=ParallelConfig,
+        description=(
+            "How many ranks hold one copy of the model, for `rlprof stragglers`. Ranks are "
+            "numbered as Megatron does it: `tp` first, then `cp`, `ep`, the copies, and `pp` last."
         ),
     )
     clock_minutes: NonNegativeFloat = Field(

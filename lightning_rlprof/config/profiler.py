@@ -146,8 +146,10 @@ class ProfilerConfig(Options):
         """Refuse ranks that this training does not have; those of captures only while they are on.
 
         Raises:
-            ConfigError: A rank is not below ``world_size``.
+            ConfigError: A rank is not below ``world_size``, or it cannot hold copies of the model
+                as ``parallel`` says.
         """
+        self.parallel.check_world(world_size)
         chosen = self._ranks() if self.captures else {}
         for key, ranks in {**chosen, "on_finish.ranks": self.on_finish.ranks or []}.items():
             beyond = [rank for rank in ranks if rank >= world_size]

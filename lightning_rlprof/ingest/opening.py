@@ -71,7 +71,7 @@ def open_store(path: str | Path, *, progress: _Progress | None = None) -> Store:
 
 def _parts(path: Path, facts: Mapping[str, Any]) -> Sequence[Part]:
     """Return the traces of a directory that its run was joined of, if all have caches."""
-    if not _is_folder_of_traces(path):
+    if not _is_folder_of_traces(path) or facts.get("moved"):
         return ()
     left = dict(facts.get("headers", []))
     zero, found = facts.get("unix_ns", 0), []

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend import ascend_tables, read_ascend_kernels
 from lightning_rlprof.loaders.attribution import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.loaders.captures import capture_tables
+from lightning_rlprof.loaders.dated import kernels_on_run, table_on_run
 from lightning_rlprof.loaders.kernels import (
     COLUMNS,
     UNKNOWN,
@@ -69,7 +71,9 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         captures |= dict.fromkeys(sorted(folder.rglob(_ASCEND)), rank)
     if not files and not captures:
         return spans
-    others = ascend_tables(captures, spans.unix_ns, lambda kernels: _fill(kernels, spans)[0])
+    others = ascend_tables(captures, spans.unix_ns, partial(_fill_by_wall_clock, spans))
+    if spans.wall_off:
+        others = {name: partial(table_on_run, spans, read) for name, read in others.items()}
     others = capture_tables(files, spans, others, _is_chrome)
     every = {**files, **captures}
     tables = {**spans.tables, **others, "kernels": lambda: _kernels(spans, every)}
@@ -115,9 +119,17 @@ def _read(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str
     if rank is None and (told < 0).any():
         raise TraceError(f"{path}: is left out: nothing says which rank it is of")
     kernels = replace(kernels, rank=np.where(told < 0, rank or 0, told))
-    kernels = kernels.later(spans.later(rank, unix_ns))
+    whose = int(kernels.rank[0]) if rank is None and len(kernels.rank) else rank
+    kernels = kernels_on_run(spans, whose, unix_ns, kernels)
     filled, count = _fill(kernels, spans)
     return filled, [*remarks, *([f"{count} launches count to the run's spans"] if count else [])]
+
+
+def _fill_by_wall_clock(spans: Spans, kernels: Kernels) -> Kernels:
+    """Do the same for kernels of one capture that lie on the axis of the run by wall clock."""
+    rank = int(kernels.rank[0]) if len(kernels.rank) else None
+    filled, _ = _fill(kernels_on_run(spans, rank, spans.unix_ns, kernels), spans)
+    return replace(kernels, stage=filled.stage, step=filled.step)
 
 
 def _fill(kernels: Kernels, spans: Spans) -> tuple[Kernels, int]:

@@ -1,12 +1,13 @@
 """The stage and the step that each launch of device work belongs to."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.enclosing import innermost
+from lightning_rlprof.loaders.enclosing import Enclosing
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s
 
@@ -38,6 +39,17 @@ class Stages:
     start_ns: Int64s
     end_ns: Int64s
 
+    @cached_property
+    def around(self) -> Enclosing:
+        """All of them."""
+        return Enclosing(self.thread, self.start_ns, self.end_ns)
+
+    @cached_property
+    def inside(self) -> tuple[Int64s, Enclosing]:
+        """Which of them are stages, and these."""
+        rows = np.flatnonzero(self.kind == _STAGE)
+        return rows, Enclosing(self.thread[rows], self.start_ns[rows], self.end_ns[rows])
+
 
 class Found(NamedTuple):
     """What `stages_at` found, per launch.
@@ -65,12 +77,10 @@ def stages_at(stages: Stages, launches: Launches) -> Found:
     silent = ~np.isin(thread, stages.thread)
     for process in np.unique(launches.process[silent]).tolist():
         thread[silent & (launches.process == process)] = _training_thread(stages, process)
-    around = innermost(stages.thread, stages.start_ns, stages.end_ns, thread, launches.time_ns)
-    of_stage = np.flatnonzero(stages.kind == _STAGE)
-    columns = (stages.thread[of_stage], stages.start_ns[of_stage], stages.end_ns[of_stage])
-    inside = innermost(*columns, thread, launches.time_ns)
+    around = stages.around.at(thread, launches.time_ns)
+    of_stage, inside = stages.inside
     return Found(
-        np.append(stages.name[of_stage], -1)[inside],
+        np.append(stages.name[of_stage], -1)[inside.at(thread, launches.time_ns)],
         np.append(stages.step, 0)[around],
         thread,
         silent & (around >= 0),

@@ -3,15 +3,16 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.clock import Clock, Knot, from_exchange, solve
 from lightning_rlprof.model import Header
 from lightning_rlprof.spans import Int64s, Problem
-from lightning_rlprof.table import Cell, Column, Table
+from lightning_rlprof.table import Column, Table
 
-__all__ = ["Meetings", "OnAxis", "clock_table", "on_axis", "uncalibrated"]
+__all__ = ["ClockRow", "Meetings", "OnAxis", "clock_table", "on_axis", "table_of", "wall_clocks"]
 
 # Ranks of one host read one monotonic clock, so their anchors differ only by the time between the
 # two readings and by what NTP slewed between their starts. More than this is another machine.
@@ -23,6 +24,7 @@ Meetings = Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]]
 _COLUMNS = (
     Column("rank", "count"),
     Column("host", "text"),
+    Column("clock", "count"),
     Column("reference", "count"),
     Column("method", "text"),
     Column("exchanges", "count"),
@@ -32,6 +34,42 @@ _COLUMNS = (
     Column("drift uncertainty", "number", "ppm"),
     Column("jumps", "count"),
 )
+
+
+class ClockRow(NamedTuple):
+    """What is known of one rank's clock, in the order of the table's columns.
+
+    Attributes:
+        rank: Whose it is.
+        host: Its host, "" where nothing tells it.
+        clock: The lowest rank that reads the same clock.
+        reference: The rank on whose clock it stands, None for one that stands alone.
+        method: ``reference``, ``ping-pong``, ``collectives`` or ``wall clock``.
+        exchanges: How many exchanges or collectives were used.
+        off_ns: How far its host's wall clock was ahead when the rank started.
+        uncertainty_ns: How far its times may be off, None where that is not known.
+        drift: In ppm.
+        drift_uncertainty: In ppm.
+        jumps: How often it was set.
+    """
+
+    rank: int
+    host: str
+    clock: int
+    reference: int | None = None
+    method: str = "wall clock"
+    exchanges: int = 0
+    off_ns: int | None = None
+    uncertainty_ns: int | None = None
+    drift: float | None = None
+    drift_uncertainty: float | None = None
+    jumps: int | None = None
+
+    def is_reference(self, rank: int) -> "ClockRow":
+        """Return the same clock as the one that others stand on."""
+        return self._replace(
+            reference=rank, method="reference", exchanges=0, off_ns=0, uncertainty_ns=0
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,53 +122,76 @@ def on_axis(
     groups, problems = _groups(headers)
     anchors = {rank: anchor for anchor, ranks in groups for rank in ranks}
     found: dict[int, OnAxis] = {}
-    alone = 0
     for anchor, ranks in groups:
         there, clock = _solved(ranks, meetings or {})
         own = OnAxis(anchor, None, anchor)
-        if clock is None or there in ranks or there not in anchors:
-            alone += 1
-        else:
+        if clock is not None and there not in ranks and there in anchors:
             own = OnAxis(anchor, there, anchors[there], clock)
             problems += _doubts(headers[ranks[0]].host, clock)
         found |= dict.fromkeys(ranks, own)
-    return dict(sorted(found.items())), [*problems, *uncalibrated(alone)]
+    return dict(sorted(found.items())), problems
 
 
-def uncalibrated(clocks: int) -> list[Problem]:
-    """Say that times of several clocks can be compared only roughly; nothing of one clock."""
-    text = f"clocks of {clocks} hosts are not calibrated: between hosts, times may be off by ms"
-    return [Problem(None, text)] if clocks > 1 else []
-
-
-def clock_table(headers: Mapping[int, Header], ranks: Mapping[int, OnAxis]) -> Table:
-    """Return what is known of each rank's clock: a row per rank, by rank.
+def clock_table(
+    headers: Mapping[int, Header],
+    ranks: Mapping[int, OnAxis],
+    lives: Mapping[int, Sequence[int]] | None = None,
+) -> Table | None:
+    """Return what is known of each rank's clock: a row per rank, by rank; None for one clock.
 
     ``wall clock off`` is how far its host's wall clock was ahead of the reference's when the rank
-    started, ``uncertainty`` the largest one from the first exchange to the last. Both, and what
-    follows, are not known without a comparison; ranks of one clock need none.
+    started, ``uncertainty`` the largest one from the first exchange to the last, and at the times
+    of ``lives`` on the rank's own clock. Both, and what follows, are not known without a
+    comparison; ranks of one clock need none.
     """
-    rows = [_row(rank, headers[rank], ranks) for rank in ranks]
+    lowest: dict[OnAxis, int] = {}
+    for rank, own in ranks.items():
+        lowest.setdefault(own, rank)
+    rows = [
+        _row(ClockRow(rank, headers[rank].host, lowest[own]), headers[rank], ranks, times)
+        for rank, own in ranks.items()
+        for times in [(lives or {}).get(rank, [])]
+    ]
+    return table_of(rows) if len(lowest) > 1 else None
+
+
+def table_of(rows: Sequence[ClockRow]) -> Table:
+    """Return the table ``clocks``."""
     return Table("clocks", _COLUMNS, rows)
 
 
-def _row(rank: int, header: Header, ranks: Mapping[int, OnAxis]) -> tuple[Cell, ...]:
-    own, clock = ranks[rank], ranks[rank].clock
+def wall_clocks(headers: Mapping[int, Header]) -> list[ClockRow]:
+    """Return the clocks of what device tools recorded: each host's wall clock, nothing compared.
+
+    A rank whose host is not told, or that does not say when it was recorded, has its own.
+    """
+    lowest: dict[object, int] = {}
+    return [
+        ClockRow(
+            rank,
+            header.host,
+            lowest.setdefault(header.host if header.host and header.unix_ns else rank, rank),
+        )
+        for rank, header in sorted(headers.items())
+    ]
+
+
+def _row(
+    row: ClockRow, header: Header, ranks: Mapping[int, OnAxis], times: Sequence[int]
+) -> ClockRow:
+    own, clock = ranks[row.rank], ranks[row.rank].clock
     if clock is None:
         told = [each.reference for each in ranks.values() if each.clock and own.is_base(each)]
-        same = (told[0], "reference", 0, 0, 0) if told else (None, "wall clock", 0, None, None)
-        return (rank, header.host, *same, None, None, None)
-    return (
-        rank,
-        header.host,
-        own.reference,
-        "ping-pong",
-        len(clock.time_ns),
-        own.off(header.unix_ns),
-        clock.largest_ns,
-        clock.drift * 1e6,
-        clock.drift_uncertainty * 1e6,
-        len(clock.jumps),
+        return row.is_reference(told[0]) if told and told[0] is not None else row
+    return row._replace(
+        reference=own.reference,
+        method="ping-pong",
+        exchanges=len(clock.time_ns),
+        off_ns=own.off(header.unix_ns),
+        uncertainty_ns=max([clock.largest_ns, *clock.uncertainty(times).tolist()]),
+        drift=clock.drift * 1e6,
+        drift_uncertainty=clock.drift_uncertainty * 1e6,
+        jumps=len(clock.jumps),
     )
 
 

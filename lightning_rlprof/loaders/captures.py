@@ -10,9 +10,10 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.frames import columns_of
 from lightning_rlprof.loaders.attribution import NOWHERE, Launches, Stages, stages_at
+from lightning_rlprof.loaders.dated import cells_on_run
 from lightning_rlprof.loaders.kernels import distinct, known
 from lightning_rlprof.loaders.nsys import GUESSED, read_nsys
-from lightning_rlprof.loaders.tables import Piece, join_tables
+from lightning_rlprof.loaders.tables import Piece, is_moment, join_tables
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import ColumnRows, Table
@@ -79,34 +80,42 @@ def _piece(
         return Piece(ranks, 0, partial(_fail, error))
     if name not in part.tables:
         return Piece(ranks, 0, None)
-    later = spans.later(rank, part.unix_ns)
-    return Piece(ranks or part.ranks, later, partial(_own, part, name, rank, spans, later))
+    return Piece(ranks or part.ranks, 0, partial(_own, part, name, rank, spans))
 
 
 def _fail(error: TraceError) -> Table:
     raise error
 
 
-def _own(part: Spans, name: str, rank: int | None, spans: Spans, later_ns: int) -> Table:
-    """Read a table with the rank of its folder, and the run's stages where it has none."""
+def _own(part: Spans, name: str, rank: int | None, spans: Spans) -> Table:
+    """Read a table on the run's axis, with the rank of its folder, and stages where it has none.
+
+    A file of several ranks is of one host, so any of them tells its clock.
+    """
     table = part.table(name)
     if table.abstained is not None:
         return table
     heads = [column.name for column in table.columns]
-    cells = dict(zip(heads, columns_of(table), strict=True))
+    whose = min(part.ranks, default=None) if rank is None else rank
+    cells = {
+        column.name: cells_on_run(spans, whose, part.unix_ns, each)
+        if is_moment(column, each)
+        else each
+        for column, each in zip(table.columns, columns_of(table), strict=True)
+    }
     if rank is not None and "rank" in cells and len(part.ranks) == 1:
         cells["rank"] = np.full(len(table.rows), rank, np.int64)
     if "stage" in cells and not np.isin(part.kind, _TELLING).any():
-        cells |= _filled(cells, spans, later_ns)
+        cells |= _filled(cells, spans)
     return Table(name, table.columns, ColumnRows([cells[head] for head in heads]), note=table.note)
 
 
-def _filled(cells: Mapping[str, Any], spans: Spans, later_ns: int) -> dict[str, Any]:
+def _filled(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
     """Return stage and step of the run's own spans at each launch, of which none is told."""
     times, rank = cells.get("launch", cells["start"]), np.ma.getdata(cells["rank"])
     if isinstance(times, tuple):  # no launch is known
         times = np.ma.masked_array(rank, np.ones(len(rank), bool))
-    told, when = ~np.ma.getmaskarray(times), np.ma.getdata(times) + later_ns
+    told, when = ~np.ma.getmaskarray(times), np.ma.getdata(times)
     rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
     anywhere = np.full(len(rank), NOWHERE)
     launches = Launches(np.where(told, rank, NOWHERE), anywhere, when)

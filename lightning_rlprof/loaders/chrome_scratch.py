@@ -3,16 +3,19 @@
 import mmap
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HELD", "Grown", "Scratch", "Settled"]
+__all__ = ["HELD", "Grown", "Scratch"]
 
-HELD = 1 << 23
-"""Bytes of columns that stay in memory; of all columns of a trace together, or of a table."""
+HELD = 1 << 22
+"""Bytes of columns that stay in memory, of all columns of a trace together."""
+
+
+_OWN = HELD // 4
 
 
 class Scratch:
@@ -41,11 +44,17 @@ class Scratch:
         at, self._end = self._end, self._end + len(data) + -len(data) % 8
         return at
 
-    def view(self) -> mmap.mmap:
-        """Return all that was put aside; its pages are in memory only while somebody reads them."""
+    def read(self, kind: type[np.generic], rows: int, at: int) -> npt.NDArray[Any]:
+        """Return what lies there, in memory of its own: what stays mapped would count as ours."""
         if self._file is None:
             raise ValueError("nothing was put aside")
-        return mmap.mmap(self._file.fileno(), self._end, access=mmap.ACCESS_READ)
+        if not rows:
+            return np.empty(0, kind)
+        skip = at % mmap.ALLOCATIONGRANULARITY
+        size = skip + rows * np.dtype(kind).itemsize
+        number = self._file.fileno()
+        with mmap.mmap(number, size, access=mmap.ACCESS_READ, offset=at - skip) as view:
+            return np.frombuffer(view, kind, rows, skip).copy()
 
 
 class Grown:
@@ -53,11 +62,15 @@ class Grown:
 
     Args:
         types: Type of the numbers of each column; also an attribute.
-        scratch: Where parts are put aside.
+        scratch: Where `put_aside` writes. Without one they have one of their own, and are put aside
+            as soon as they take some megabytes.
     """
 
-    def __init__(self, types: Mapping[str, type[np.generic]], scratch: Scratch) -> None:
-        self.types, self._scratch = types, scratch
+    def __init__(
+        self, types: Mapping[str, type[np.generic]], scratch: Scratch | None = None
+    ) -> None:
+        self.types, self._scratch = types, scratch or Scratch()
+        self._held, self._most = 0, _OWN if scratch is None else None
         self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in types}
         # Per column: rows and where in the file they lie; they come before the parts.
         self._aside: dict[str, list[tuple[int, int]]] = {name: [] for name in types}
@@ -70,11 +83,16 @@ class Grown:
     def add(self, columns: Mapping[str, npt.NDArray[Any]]) -> int:
         """Add rows, given as all columns; returns how many bytes of memory they take."""
         for name, part in columns.items():
-            self._parts[name].append(part)
-        return sum(part.nbytes for part in columns.values())
+            self._parts[name].append(np.asarray(part, self.types[name]))
+        added = sum(parts[-1].nbytes for parts in self._parts.values())
+        self._held += added
+        if self._most is not None and self._held > self._most:
+            self.put_aside()
+        return added
 
     def put_aside(self) -> None:
         """Write what is in memory to the file, where that is possible."""
+        self._held = 0
         for name, parts in self._parts.items():
             joined = np.concatenate(parts) if parts else np.empty(0)
             if len(joined) and (at := self._scratch.put(joined)) >= 0:
@@ -83,57 +101,27 @@ class Grown:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return one column in memory of its own."""
-        column = np.empty(len(self), self.types[name])
-        self.fill(name, column)
+        return self.part(name, 0, len(self))
+
+    def part(self, name: str, low: int, high: int) -> npt.NDArray[Any]:
+        """Return some rows of one column, in memory of their own."""
+        column = np.empty(high - low, kind := self.types[name])
+        first = 0
+        for rows, at in self._aside[name]:
+            start, end = max(low, first), min(high, first + rows)
+            if start < end:
+                place = at + (start - first) * column.itemsize
+                column[start - low : end - low] = self._scratch.read(kind, end - start, place)
+            first += rows
+        for part in self._parts[name]:
+            start, end = max(low, first), min(high, first + len(part))
+            if start < end:
+                column[start - low : end - low] = part[start - first : end - first]
+            first += len(part)
         return column
 
-    def fill(self, name: str, column: npt.NDArray[Any]) -> None:
-        """Write one column into an array of its length and type."""
-        low = 0
-        if self._aside[name]:
-            with self._scratch.view() as view:
-                for rows, at in self._aside[name]:
-                    column[low : low + rows] = np.frombuffer(view, column.dtype, rows, at)
-                    low += rows
-        for part in self._parts[name]:
-            column[low : low + len(part)] = part
-            low += len(part)
-
-
-class Settled:
-    """Columns of a table that are ready: small ones in memory, large ones mapped from a file."""
-
-    def __init__(self) -> None:
-        self._scratch = Scratch()
-        self._columns: list[npt.NDArray[Any] | tuple[np.dtype[Any], int, int]] = []
-        self._masks: list[npt.NDArray[np.bool_] | None] = []
-        self._held = 0
-
-    def add(self, column: npt.NDArray[Any], nothing: int | None = None) -> None:
-        """Take a column, which the caller need not keep.
-
-        Args:
-            column: The numbers.
-            nothing: The number that stands for what is not known, and will be masked.
-        """
-        mask = None if nothing is None else column == nothing
-        self._masks.append(mask if mask is not None and mask.any() else None)
-        if self._held + column.nbytes <= HELD:
-            self._held += column.nbytes
-        elif (at := self._scratch.put(np.ascontiguousarray(column))) >= 0:
-            self._columns.append((column.dtype, len(column), at))
-            return
-        self._columns.append(column)
-
-    def columns(self) -> list[npt.NDArray[Any]]:
-        """Return the columns in the order in which they came, those of the file not writable."""
-        aside = any(isinstance(each, tuple) for each in self._columns)
-        view = self._scratch.view() if aside else b""
-        found = [
-            np.frombuffer(view, *each) if isinstance(each, tuple) else each
-            for each in self._columns
-        ]
-        return [
-            column if mask is None else np.ma.masked_array(column, mask)
-            for column, mask in zip(found, self._masks, strict=True)
-        ]
+    def parts(self, rows: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield all columns, so many rows at a time."""
+        for low in range(0, len(self), rows):
+            high = min(low + rows, len(self))
+            yield {name: self.part(name, low, high) for name in self.types}

@@ -4,25 +4,54 @@ import numpy as np
 
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["innermost", "parents"]
+__all__ = ["Enclosing", "innermost", "parents"]
 
 _NONE = -1
 
 
-def innermost(
-    lane: Int64s, start: Int64s, end: Int64s, point_lane: Int64s, point: Int64s
-) -> Int64s:
-    """Return for each point the range of its lane that began last and contains it, -1 where none.
+class Enclosing:
+    """Ranges that nest and overlap, made ready to be asked for the one around a moment.
 
-    A range contains its start and not its end. Ranges of one lane may overlap without nesting.
-    Takes O((n + m) log n) time and a pass of Python over the ranges.
+    Making them ready takes O(n log n) time and a pass of Python over the ranges.
 
     Args:
         lane: Lane of each range, e.g. a code of its thread; shape (ranges,).
         start: Start of each range in nanoseconds; shape (ranges,).
         end: End of each range; shape (ranges,).
-        point_lane: Lane of each point; shape (points,), as that of what is returned.
-        point: Times of the points.
+    """
+
+    def __init__(self, lane: Int64s, start: Int64s, end: Int64s) -> None:
+        # Of two that begin at once the shorter one is inside.
+        order = np.lexsort((-end, start, lane))
+        edges = np.flatnonzero(np.diff(lane[order])) + 1
+        self._lanes: dict[int, tuple[Int64s, Int64s, Int64s, Int64s]] = {
+            int(lane[rows[0]]): (rows, start[rows], end[rows], _before(end[rows], end[rows] + 1))
+            for rows in np.split(order, edges)
+            if len(rows)
+        }
+
+    def at(self, lane: Int64s, point: Int64s) -> Int64s:
+        """Return for each point the range of its lane that began last and contains it, else -1.
+
+        A range contains its start and not its end. Ranges of one lane may overlap without nesting.
+        Takes O(m log n) time.
+
+        Args:
+            lane: Lane of each point; shape (points,), as that of what is returned.
+            point: Times of the points.
+        """
+        found = np.full(len(point), _NONE, dtype=np.int64)
+        for each in np.unique(lane).tolist():
+            if each in self._lanes:
+                points = np.flatnonzero(lane == each)
+                found[points] = _of_lane(*self._lanes[each], point[points])
+        return found
+
+
+def innermost(
+    lane: Int64s, start: Int64s, end: Int64s, point_lane: Int64s, point: Int64s
+) -> Int64s:
+    """Return for each point the range around it; see `Enclosing`, which can be asked again.
 
     Example::
 
@@ -30,19 +59,10 @@ def innermost(
         >>> innermost(lane, np.array([0, 2]), np.array([9, 4]), lanes, np.array([3, 5, 9]))
         array([ 1,  0, -1])
     """
-    found = np.full(len(point), _NONE, dtype=np.int64)
-    for each in np.unique(point_lane).tolist():
-        ranges = np.flatnonzero(lane == each)
-        # Of two that begin at once the shorter one is inside.
-        ranges = ranges[np.lexsort((-end[ranges], start[ranges]))]
-        points = np.flatnonzero(point_lane == each)
-        if len(ranges):
-            found[points] = _of_lane(ranges, start[ranges], end[ranges], point[points])
-    return found
+    return Enclosing(lane, start, end).at(point_lane, point)
 
 
-def _of_lane(ranges: Int64s, start: Int64s, end: Int64s, point: Int64s) -> Int64s:
-    before = _before(end, end + 1)
+def _of_lane(ranges: Int64s, start: Int64s, end: Int64s, before: Int64s, point: Int64s) -> Int64s:
     at = np.searchsorted(start, point, side="right") - 1
     while True:
         over = (at >= 0) & (end[at] <= point)

@@ -17,6 +17,7 @@ __all__ = [
     "distinct",
     "end_to_end",
     "join",
+    "kernel_columns",
     "kernel_table",
     "known",
     "numbered_on",
@@ -172,7 +173,12 @@ def kernel_table(kernels: Kernels, note: str = "") -> Table:
         kernels: The columns.
         note: What the reader must know, e.g. that some launches were not recorded.
     """
-    columns: list[Any] = [
+    return Table("kernels", COLUMNS, ColumnRows(kernel_columns(kernels)), note=note)
+
+
+def kernel_columns(kernels: Kernels) -> list[Any]:
+    """Return the columns of that table, for `ColumnRows`."""
+    return [
         kernels.rank,
         known(kernels.device),
         known(kernels.stream),
@@ -187,4 +193,3 @@ def kernel_table(kernels: Kernels, note: str = "") -> Table:
             for column in (getattr(kernels, name) for name in _LAUNCHES)
         ),
     ]
-    return Table("kernels", COLUMNS, ColumnRows(columns), note=note)

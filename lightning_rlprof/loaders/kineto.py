@@ -25,10 +25,10 @@ from lightning_rlprof.loaders.chrome_kinds import (
 )
 from lightning_rlprof.loaders.chrome_stream import ChromeStream
 from lightning_rlprof.loaders.enclosing import parents
-from lightning_rlprof.loaders.kernels import Kernels, kernel_table
+from lightning_rlprof.loaders.kernels import Kernels
 from lightning_rlprof.loaders.kineto_calls import call_table
 from lightning_rlprof.loaders.kineto_device import collective_table, copy_table
-from lightning_rlprof.loaders.kineto_kernels import kernels_of
+from lightning_rlprof.loaders.kineto_kernels import kernels_of, kernels_table
 from lightning_rlprof.loaders.kineto_samples import counter_table, memory_table
 from lightning_rlprof.loaders.kineto_trace import (
     STAGE,
@@ -149,7 +149,7 @@ def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
 
 def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, int], Table]]]:
     """Yield the tables that the trace has anything for; kernels always, to say what lacks."""
-    yield "kernels", _kernel_table
+    yield "kernels", kernels_table
     for name, read, kinds in (
         ("memcpy", copy_table, (COPY,)),
         ("collectives", collective_table, (COLLECTIVE,)),
@@ -159,11 +159,6 @@ def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, i
     ):
         if any(trace.counts.get(kind) for kind in kinds):
             yield name, read
-
-
-def _kernel_table(trace: KinetoTrace, rank: int) -> Table:
-    kernels, remarks = kernels_of(trace, rank)
-    return kernel_table(kernels, "; ".join(remarks))
 
 
 def _header(trace: KinetoTrace) -> Header:

@@ -1,6 +1,7 @@
 """What the host called, of a torch.profiler trace: operators, modules, Python, the driver."""
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,14 +9,16 @@ import numpy.typing as npt
 
 from lightning_rlprof.loaders.attribution import Launches, stages_at
 from lightning_rlprof.loaders.chrome_columns import MOST_LANES
+from lightning_rlprof.loaders.chrome_events import MISSING
 from lightning_rlprof.loaders.chrome_kinds import LAUNCH, OPERATOR, PYTHON
-from lightning_rlprof.loaders.chrome_scratch import Settled
-from lightning_rlprof.loaders.kineto_launches import blocks
+from lightning_rlprof.loaders.chrome_scratch import Grown
+from lightning_rlprof.loaders.chrome_sort import ROWS, Columns, beside, heads, in_order
+from lightning_rlprof.loaders.kernels import known
 from lightning_rlprof.loaders.kineto_trace import STAGE, STEP, KinetoTrace
 from lightning_rlprof.spans import Int64s
-from lightning_rlprof.table import Column, ColumnRows, Table
+from lightning_rlprof.table import Column, ColumnRows, PartRows, Table
 
-__all__ = ["SLACK_NS", "call_table", "parents"]
+__all__ = ["SLACK_NS", "Nesting", "call_table"]
 
 SLACK_NS = 1_000
 """A call may end that much later than the call around it: older traces count microseconds, and
@@ -39,6 +42,16 @@ _PYTHON, _RUNTIME, _MODULE = (_KINDS.index(kind) for kind in ("python", "runtime
 # In the order of `_KINDS`: of two calls that begin and end at once the outer one comes first.
 _SOURCES = (PYTHON, OPERATOR, LAUNCH)
 _MODULES = "nn.Module: "
+_PLACED: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("lane", "name", "stage"), np.int32),
+    "kind": np.int8,
+    **dict.fromkeys(("start_ns", "length_ns", "parent", "step"), np.int64),
+}
+_NUMBERED: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("sequence", "start_ns", "row"), np.int64),
+    **dict.fromkeys(("lane", "process"), np.int32),
+    "backward": np.int8,
+}
 
 
 def call_table(trace: KinetoTrace, rank: int) -> Table:
@@ -47,76 +60,113 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
     A module's name stands without torch's ``nn.Module: ``. Stage and step are those around the
     start of the call, of the training thread for threads that mark nothing.
     """
-    settled, order = Settled(), _order(trace)
+    placed, numbered = _placed(trace)
+    rows = Grown({**_PLACED, "forward": np.int64})
+    for part in beside(placed, in_order(_forwards(numbered), "row"), {"forward": 0}):
+        rows.add(part)
     names = list(trace.columns.names)
-    lane, start, end = (_sorted(trace, name, order) for name in ("lane", "start_ns", "end_ns"))
-    code, kind = _sorted(trace, "name", order), _kinds(trace, order)
-    modules = np.array([name.startswith(_MODULES) for name in names] or [False])
-    kind[(kind == _PYTHON) & modules[code]] = _MODULE
-    settled.add(trace.idents[lane])
-    settled.add(code)
-    settled.add(kind)
-    settled.add(start - trace.zero_ns)
-    settled.add(end - start)
-    settled.add(parents(lane, start, end, kind == _RUNTIME), nothing=0)
-    del code, end
-    stage, step = _marks(trace, lane, start)
-    settled.add(stage)
-    settled.add(step, nothing=0)
-    del stage, step
-    settled.add(_forwards(trace, order, lane, start), nothing=0)
-    settled.add(np.arange(1, len(order) + 1))
-    del order, lane, start, kind
-    return _table(trace, rank, names, settled)
+    texts, idents = [name.removeprefix(_MODULES) for name in names], trace.idents
+
+    def read(low: int, high: int) -> ColumnRows:
+        part = {name: rows.part(name, low, high) for name in rows.types}
+        cells: list[Any] = [
+            np.broadcast_to(np.int64(rank), high - low),
+            idents[part["lane"]],
+            (part["name"], texts),
+            (part["kind"], _KINDS),
+            part["start_ns"],
+            part["length_ns"],
+            np.arange(low + 1, high + 1),
+            known(part["parent"], nothing=0),
+            (part["stage"], names),
+            known(part["step"], nothing=0),
+            known(part["forward"], nothing=0),
+        ]
+        return ColumnRows(cells)
+
+    note = "; ".join(trace.losses(*_SOURCES))
+    return Table("calls", _COLUMNS, PartRows(len(rows), read), note)
 
 
-def _table(trace: KinetoTrace, rank: int, names: list[str], settled: Settled) -> Table:
-    thread, name, kind, start, length, parent, stage, step, forward, number = settled.columns()
-    cells: list[Any] = [
-        np.broadcast_to(np.int64(rank), len(thread)),
-        thread,
-        (name, [name.removeprefix(_MODULES) for name in names]),
-        (kind, _KINDS),
-        start,
-        length,
-        number,
-        parent,
-        (stage, names),
-        step,
-        forward,
-    ]
-    return Table("calls", _COLUMNS, ColumnRows(cells), "; ".join(trace.losses(*_SOURCES)))
+def _placed(trace: KinetoTrace) -> tuple[Grown, Grown]:
+    """Return the calls in order, with what is around them, and those that autograd numbers."""
+    rows, numbered = Grown(_PLACED), Grown(_NUMBERED)
+    trace.count(OPERATOR)  # before the names: they may be read with it
+    nesting, stages, processes = Nesting(), trace.ranges.stages(STAGE, STEP), trace.processes
+    modules = np.array([name.startswith(_MODULES) for name in trace.columns.names] or [False])
+    for block in in_order(_calls(trace), "thread", "start_ns", "last"):
+        lane, start, end = block["lane"].astype(np.int64), block["start_ns"], -block["last"]
+        block["kind"][(block["kind"] == _PYTHON) & modules[block["name"]]] = _MODULE
+        found = stages_at(stages, Launches(processes[lane], lane, start))
+        own = np.flatnonzero(block["sequence"] >= 0)
+        told = {name: block[name][own] for name in ("sequence", "start_ns", "lane")}
+        process, backward = processes[lane[own]], block["forward"][own] > 0
+        numbered.add({**told, "row": own + len(rows), "process": process, "backward": backward})
+        rows.add(
+            {
+                **{name: block[name] for name in ("lane", "name", "kind")},
+                "start_ns": start - trace.zero_ns,
+                "length_ns": end - start,
+                "parent": nesting.parents(lane, start, end, block["kind"] == _RUNTIME),
+                "stage": found.stage,
+                "step": np.where(found.step > 0, found.step, trace.file_step),
+            }
+        )
+    return rows, numbered
 
 
-def parents(
-    lane: npt.NDArray[Any], start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
-) -> Int64s:
-    """Return the number, from 1, of the innermost call around each one, 0 without.
+def _calls(trace: KinetoTrace) -> Iterator[Columns]:
+    """Yield the calls of all sources."""
+    for kind, source in enumerate(_SOURCES):
+        for part in trace.parts(source):
+            nothing = np.full(len(part["lane"]), MISSING)
+            yield {
+                **{name: part[name] for name in ("lane", "name", "start_ns")},
+                "thread": trace.idents[part["lane"]],
+                "last": -part["end_ns"],
+                "kind": np.full(len(nothing), kind, np.int8),
+                "sequence": part.get("sequence", nothing),
+                "forward": part.get("forward", nothing),
+            }
 
-    A call may end `SLACK_NS` later than the one around it, and begins before that has ended.
 
-    Args:
-        lane: Of each call; those of one lane follow one another by start, outer calls first.
-        start: Start of each call.
-        end: End of each call.
-        alone: Calls that never are around others.
+class Nesting:
+    """Finds the innermost call around each one, of calls that come some at a time."""
 
-    Example::
+    def __init__(self) -> None:
+        self._around, self._rows = _NOBODY, 0
+        self._lane: int | None = None
 
-        >>> start, end = np.array([0, 10, 20, 95_000]), np.array([90_000, 50, 30, 99_000])
-        >>> parents(np.zeros(4, np.int64), start, end, np.zeros(4, bool)).tolist()
-        [0, 1, 2, 0]
-    """
-    found = np.zeros(len(lane), np.int64)
-    around, last = _NOBODY, None
-    for rows in blocks(len(lane)):
-        cuts = np.flatnonzero(np.diff(lane[rows])) + 1 + rows.start
-        edges = [rows.start, *cuts.tolist(), rows.stop]
-        for first, over in itertools.pairwise(edges):
-            part = slice(first, over)
-            around, last = (around if lane[first] == last else _NOBODY), lane[first]
-            found[part], around = _within(around, first, start[part], end[part], alone[part])
-    return found
+    def parents(
+        self, lane: Int64s, start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
+    ) -> Int64s:
+        """Return the number, from 1, of the innermost call around each of those that follow.
+
+        0 without one. A call may end `SLACK_NS` later than the one around it, and begins before
+        that has ended.
+
+        Args:
+            lane: Of each call; those of one lane follow one another by start, outer calls first.
+            start: Start of each call.
+            end: End of each call.
+            alone: Calls that never are around others.
+
+        Example::
+
+            >>> start, end = np.array([0, 10, 20, 95_000]), np.array([90_000, 50, 30, 99_000])
+            >>> Nesting().parents(np.zeros(4, np.int64), start, end, np.zeros(4, bool)).tolist()
+            [0, 1, 2, 0]
+        """
+        found = np.zeros(len(lane), np.int64)
+        edges = [0, *(np.flatnonzero(np.diff(lane)) + 1).tolist(), len(lane)]
+        for first, over in itertools.pairwise(edges) if len(lane) else ():
+            part, own = slice(first, over), int(lane[first])
+            around = self._around if own == self._lane else _NOBODY
+            rows = (start[part], end[part], alone[part])
+            found[part], self._around = _within(around, self._rows + first, *rows)
+            self._lane = own
+        self._rows += len(lane)
+        return found
 
 
 class _Around(NamedTuple):
@@ -164,74 +214,20 @@ def _climb(at: Int64s, start: Int64s, end: Int64s, over: Int64s, above: Int64s) 
         todo = todo[at[todo] >= 0]
 
 
-def _order(trace: KinetoTrace) -> npt.NDArray[np.int32]:
-    """Return the order of the calls of all sources, put end to end."""
-    lane = trace.column("lane", *_SOURCES)  # before the threads: they may be read with it
-    by_ident = np.empty(len(trace.idents), np.int32)
-    by_ident[np.argsort(trace.idents, kind="stable")] = np.arange(len(by_ident))
-    thread = by_ident[lane]
-    del lane
-    start, last = (trace.column(name, *_SOURCES) for name in ("start_ns", "end_ns"))
-    np.negative(last, out=last)
-    # Of those that begin and end at once the source decides, by the stability of the sort.
-    return np.lexsort((last, start, thread)).astype(np.int32)
-
-
-def _sorted(trace: KinetoTrace, name: str, order: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-    return trace.column(name, *_SOURCES)[order]
-
-
-def _kinds(trace: KinetoTrace, order: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
-    lengths = [trace.count(source) for source in _SOURCES]
-    return np.repeat(np.arange(len(_SOURCES), dtype=np.int8), lengths)[order]
-
-
-def _marks(
-    trace: KinetoTrace, lane: npt.NDArray[Any], start: Int64s
-) -> tuple[npt.NDArray[np.int32], Int64s]:
-    """Return the stage and the step around the start of each call."""
-    stages, processes = trace.ranges.stages(STAGE, STEP), trace.processes
-    stage, step = np.empty(len(lane), np.int32), np.empty(len(lane), np.int64)
-    for rows in blocks(len(lane), len(trace.ranges.name)):
-        own = lane[rows].astype(np.int64)
-        found = stages_at(stages, Launches(processes[own], own, start[rows]))
-        stage[rows] = found.stage
-        step[rows] = np.where(found.step > 0, found.step, trace.file_step)
-    return stage, step
-
-
-def _forwards(
-    trace: KinetoTrace, order: npt.NDArray[np.int32], lane: npt.NDArray[Any], start: Int64s
-) -> Int64s:
-    """Return the number of the forward operator of each backward one, 0 without.
+def _forwards(numbered: Grown) -> Iterator[Columns]:
+    """Yield the number of the forward operator of each backward one that has one, with its row.
 
     Both have autograd's sequence number, the backward one tells a forward thread, too. Of several
     forward operators with one number, which lie in each other, the last one before it made the
     node; torch's own arrows say the same. Threads count alike: a number that several of a process
     use is not told apart.
     """
-    sequence = trace.column("sequence", OPERATOR)
-    numbered = np.flatnonzero(sequence >= 0)
-    sequence, backward = sequence[numbered], trace.column("forward", OPERATOR)[numbered] > 0
-    place = np.empty(len(order), np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    rows = place[trace.count(PYTHON) + numbered]
-    found = np.zeros(len(order), np.int64)
-    if len(rows):
-        process = trace.processes[lane[rows]]
-        by_number = np.lexsort((rows, backward, start[rows], sequence, process))
-        rows, backward = rows[by_number], backward[by_number]
-        heads = _heads(process[by_number], sequence[by_number])
-        forward = _before(heads, backward, lane[rows])
+    keys = ("process", "sequence", "start_ns", "backward", "row")
+    for block in in_order(numbered.parts(ROWS), *keys):
+        row, backward = block["row"], block["backward"] > 0
+        forward = _before(heads(block["process"], block["sequence"]), backward, block["lane"])
         told = backward & (forward >= 0)
-        found[rows[told]] = rows[forward[told]] + 1
-    return found
-
-
-def _heads(*columns: Int64s) -> Int64s:
-    """Return where one of some sorted columns changes."""
-    changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return np.flatnonzero(np.append(True, changes))
+        yield {"row": row[told], "forward": row[forward[told]] + 1}
 
 
 def _before(heads: Int64s, backward: npt.NDArray[np.bool_], lane: npt.NDArray[Any]) -> Int64s:

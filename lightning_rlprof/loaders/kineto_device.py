@@ -110,13 +110,13 @@ def operation_of(text: str) -> str:
 
 def copy_table(trace: KinetoTrace, rank: int) -> Table:
     """Return one row per copy between memories, and per setting of one, by start."""
-    (rows,) = trace.rows(COPY)
-    rows, place = _by_start(trace, rows)
+    place = placed(trace, trace.parts(COPY), trace.types(COPY))
+    rows = {name: place.rows.column(name) for name in place.rows.types}
     middle = [
         _renamed(rows["name"], list(trace.columns.names), copy_kind),
         known(rows["bytes"], nothing=MISSING),
     ]
-    cells = [*_before(rows, rank), *middle, *_after(trace, rows, place), known(place.call_ns)]
+    cells = [*_before(rows, rank), *middle, *_after(trace, rows), known(rows["call_ns"])]
     return Table("memcpy", _COPIES, ColumnRows(cells), _note(trace, place, "copies", COPY))
 
 
@@ -128,28 +128,23 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
     launch (``nccl:all_reduce``), else that in the kernel's name, and no more is known.
     """
     rows, parameters = trace.rows(COLLECTIVE, PARAMETERS)
-    rows, place = _by_start(trace, {**rows, **_told(rows, parameters)})
+    rows = {**rows, **_told(rows, parameters)}
+    types = {name: column.dtype.type for name, column in rows.items()}
+    place = placed(trace, [rows], types)
+    rows = {name: place.rows.column(name) for name in place.rows.types}
     names = list(trace.columns.names)
     size, number = (known(rows[name], nothing=MISSING) for name in ("size", "number"))
     middle = [
-        _operations(rows, place.range, names),
+        _operations(rows, rows["range"], names),
         distinct(rows["group"], names),
         size,
         number,
         known(_bytes(rows, names)),
         distinct(rows["type"], names),
     ]
-    cells = [*_before(rows, rank), *middle, *_after(trace, rows, place)]
+    cells = [*_before(rows, rank), *middle, *_after(trace, rows)]
     note = _note(trace, place, "collectives", COLLECTIVE, PARAMETERS)
     return Table("collectives", _COLLECTIVES, ColumnRows(cells), note)
-
-
-def _by_start(
-    trace: KinetoTrace, rows: dict[str, npt.NDArray[Any]]
-) -> tuple[dict[str, npt.NDArray[Any]], Placed]:
-    order = np.argsort(rows["start_ns"], kind="stable")
-    rows = {name: column[order] for name, column in rows.items()}
-    return rows, placed(trace, rows)
 
 
 def _before(rows: _Rows, rank: int) -> list[Any]:
@@ -157,13 +152,13 @@ def _before(rows: _Rows, rank: int) -> list[Any]:
     return [np.broadcast_to(np.int64(rank), len(rows["name"])), device, stream]
 
 
-def _after(trace: KinetoTrace, rows: _Rows, place: Placed) -> list[Any]:
+def _after(trace: KinetoTrace, rows: _Rows) -> list[Any]:
     return [
         rows["start_ns"] - trace.zero_ns,
         rows["end_ns"] - rows["start_ns"],
-        distinct(place.stage, list(trace.columns.names)),
-        known(np.maximum(place.step, 0), nothing=0),
-        known(place.launch_ns),
+        distinct(rows["stage"], list(trace.columns.names)),
+        known(np.maximum(rows["step"], 0), nothing=0),
+        known(rows["launch_ns"]),
     ]
 
 

@@ -3,62 +3,51 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.loaders.chrome_events import MISSING
 from lightning_rlprof.loaders.chrome_kinds import KERNEL
-from lightning_rlprof.loaders.chrome_scratch import Settled
-from lightning_rlprof.loaders.kernels import UNKNOWN, Kernels
+from lightning_rlprof.loaders.chrome_scratch import Grown
+from lightning_rlprof.loaders.kernels import COLUMNS, UNKNOWN, Kernels, kernel_columns
 from lightning_rlprof.loaders.kineto_launches import placed
 from lightning_rlprof.loaders.kineto_trace import KinetoTrace
+from lightning_rlprof.table import ColumnRows, PartRows, Table
 
-__all__ = ["kernels_of"]
-
-_PLACED = ("stage", "step", "range", "launch_ns", "call_ns", "thread", "graph")
+__all__ = ["kernels_of", "kernels_table"]
 
 
 def kernels_of(trace: KinetoTrace, rank: int) -> tuple[Kernels, list[str]]:
     """Return the kernels by start, on the axis that begins at ``trace.zero_ns``, and remarks.
 
-    Stage, step and range are as `placed` finds them. Columns of many kernels cannot be written to:
-    they lie in a temporary file.
+    Stage, step and range are as `placed` finds them.
     """
-    order = np.argsort(trace.column("start_ns", KERNEL), kind="stable").astype(np.int32)
+    rows, remarks = _placed(trace)
+    return _kernels(trace, rank, rows, 0, len(rows)), remarks
 
-    def sorted_(name: str) -> npt.NDArray[Any]:
-        return trace.column(name, KERNEL)[order]
 
-    settled = Settled()
-    place = placed(trace, {name: sorted_(name) for name in ("start_ns", "lane", "launch")})
-    for name in _PLACED:
-        settled.add(getattr(place, name))
-    remarks = [remark.format("kernels") for remark in place.remarks]
-    del place
+def kernels_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return the same as a table, of which a part is in memory when it is asked for."""
+    rows, remarks = _placed(trace)
+
+    def read(low: int, high: int) -> ColumnRows:
+        return ColumnRows(kernel_columns(_kernels(trace, rank, rows, low, high)))
+
+    return Table("kernels", COLUMNS, PartRows(len(rows), read), "; ".join(remarks))
+
+
+def _placed(trace: KinetoTrace) -> tuple[Grown, list[str]]:
+    rows, remarks = placed(trace, trace.parts(KERNEL), trace.types(KERNEL))
+    if not len(rows):
+        return rows, ["no kernels in it: no device was profiled"]
+    return rows, [remark.format("kernels") for remark in remarks]
+
+
+def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
+    names = list(trace.columns.names)
+    part = {name: rows.part(name, low, high) for name in rows.types}
     for name in ("device", "stream"):
-        column = sorted_(name)
-        settled.add(np.where(column == MISSING, UNKNOWN, column))
-    settled.add(sorted_("name"))
-    for name in ("start_ns", "end_ns"):
-        settled.add(sorted_(name) - trace.zero_ns)
-    kernels = _kernels(settled, list(trace.columns.names), rank)
-    return kernels, remarks if len(order) else ["no kernels in it: no device was profiled"]
-
-
-def _kernels(settled: Settled, names: list[str], rank: int) -> Kernels:
-    stage, step, inside, launch, call, thread, graph, *rest = settled.columns()
-    device, stream, name, start, end = rest
-    return Kernels(
-        rank=np.broadcast_to(np.int64(rank), len(start)),
-        device=device,
-        stream=stream,
-        name=(name, names),
-        start_ns=start,
-        end_ns=end,
-        stage=(stage, names),
-        step=step,
-        range=(inside, names),
-        launch_ns=launch,
-        call_ns=call,
-        thread=thread,
-        graph=graph,
-    )
+        part[name][part[name] == MISSING] = UNKNOWN
+    plain = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
+    own: dict[str, Any] = {name: part[name] for name in plain}
+    own |= {name: (part[name], names) for name in ("name", "stage", "range")}
+    own |= {name: part[name] - trace.zero_ns for name in ("start_ns", "end_ns")}
+    return Kernels(rank=np.broadcast_to(np.int64(rank), high - low), **own)

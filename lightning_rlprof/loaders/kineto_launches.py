@@ -1,88 +1,50 @@
 """What a torch.profiler trace knows of device work: its call on the host, and what that lay in."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.attribution import NOWHERE, Found, Launches, stages_at
+from lightning_rlprof.loaders.attribution import NOWHERE, Launches, stages_at
 from lightning_rlprof.loaders.chrome_events import MISSING
 from lightning_rlprof.loaders.chrome_kinds import LAUNCH
+from lightning_rlprof.loaders.chrome_scratch import Grown
+from lightning_rlprof.loaders.chrome_sort import ROWS, Columns, beside, heads, in_order
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.loaders.kineto_trace import REGION, STAGE, STEP, KinetoTrace
-from lightning_rlprof.spans import Int64s
 
-__all__ = ["Placed", "blocks", "placed"]
-
-_BLOCK = 1 << 16  # rows; twenty arrays of that length are 10 MB
+__all__ = ["Placed", "placed"]
 
 _GRAPH = "GraphLaunch"  # cudaGraphLaunch, cuGraphLaunch, hipGraphLaunch
-_WIDE = ("step", "launch_ns", "call_ns", "thread", "graph")
-_NARROW = ("stage", "range")
+_PLACED: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("stage", "range"), np.int32),
+    **dict.fromkeys(("step", "launch_ns", "call_ns", "thread", "graph"), np.int64),
+}
+_CALL = {"launch_ns": UNKNOWN, "call_ns": UNKNOWN, "caller": NOWHERE, "replay": 0}
 
 
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """What is known of device work beside itself, per row, and remarks in the end.
+class Placed(NamedTuple):
+    """Device work by start, with what is known of it beside itself, and remarks in the end.
 
     Attributes:
-        stage: Code of the stage's name, -1 without.
-        range: Code of the innermost range's name, -1 without.
-        step: The step, 0 without; a file that tells no steps may have one in its name.
-        launch_ns: When the call began, on the axis from `KinetoTrace.zero_ns`, else `UNKNOWN`.
-        call_ns: How long it took, else `UNKNOWN`.
-        thread: Identity of the calling thread, else `UNKNOWN`.
-        graph: Number of the replay of a graph that it ran in, from 1 by time, else `UNKNOWN`.
-        remarks: For how many of the rows little is known.
+        rows: The columns that were given, and: stage, range (codes of the names of the stage and of
+            the innermost range, -1 without), step (0 without; a file that tells no steps may have
+            one in its name), launch_ns (when the call began, on the axis from
+            `KinetoTrace.zero_ns`), call_ns (how long it took), thread (identity of the calling
+            one), graph (number of the replay of a graph that it ran in, from 1 by time); `UNKNOWN`
+            where that is not known.
+        remarks: For how many of the rows little is known; "{}" is what they are.
     """
 
-    stage: npt.NDArray[Any]
-    range: npt.NDArray[Any]
-    step: Int64s
-    launch_ns: Int64s
-    call_ns: Int64s
-    thread: Int64s
-    graph: Int64s
+    rows: Grown
     remarks: list[str]
 
 
-class _Calls:
-    """The calls of the driver, to be found by the number that their device work has, too.
-
-    Traces of several processes may be merged in one file, and use a number twice; then it is the
-    last call before the work.
-    """
-
-    def __init__(self, trace: KinetoTrace) -> None:
-        number, start = trace.column("launch", LAUNCH), trace.column("start_ns", LAUNCH)
-        order = np.lexsort((start, number))
-        order = order[number[order] != MISSING]
-        self._number = number[order]
-        self.start_ns = np.append(start[order], UNKNOWN)
-        self.length_ns = np.append(trace.column("end_ns", LAUNCH)[order], UNKNOWN)
-        self.length_ns[:-1] -= self.start_ns[:-1]
-        self.lane = np.append(trace.column("lane", LAUNCH)[order], np.int32(NOWHERE))
-        names = list(trace.columns.names)
-        codes = trace.column("name", LAUNCH)[order]
-        graphs = [code for code in np.unique(codes).tolist() if _GRAPH in names[code]]
-        self.replay = np.zeros(len(order) + 1, np.int32)
-        replays = np.flatnonzero(np.isin(codes, graphs))
-        by_time = replays[np.argsort(self.start_ns[replays], kind="stable")]
-        self.replay[by_time] = np.arange(1, len(by_time) + 1)
-
-    def of(self, number: Int64s, start_ns: Int64s) -> Int64s:
-        """Return the place in the columns of the call of each number, -1 without one."""
-        first = np.searchsorted(self._number, number, "left")
-        last = np.searchsorted(self._number, number, "right")
-        for row in np.flatnonzero(last - first > 1).tolist():
-            own = self.start_ns[first[row] : last[row]]
-            first[row] += max(int(np.searchsorted(own, start_ns[row], "right")) - 1, 0)
-        return np.where((last > first) & (number != MISSING), first, -1)
-
-
-def placed(trace: KinetoTrace, work: Mapping[str, npt.NDArray[Any]]) -> Placed:
+def placed(
+    trace: KinetoTrace, parts: Iterable[Columns], types: Mapping[str, type[np.generic]]
+) -> Placed:
     """Find the call of each piece of device work, and the stage, step and range of that.
 
     These are those around the call: on its thread, or, where that marks nothing, on the one that
@@ -90,68 +52,122 @@ def placed(trace: KinetoTrace, work: Mapping[str, npt.NDArray[Any]]) -> Placed:
 
     Args:
         trace: The trace.
-        work: Columns start_ns, lane, launch.
+        parts: Some rows of work at a time, in any order; start_ns, lane and launch are among the
+            columns.
+        types: Of the columns.
     """
-    calls = _Calls(trace)
-    length, missing, lent = len(work["start_ns"]), 0, 0
-    columns: dict[str, Any] = {name: np.empty(length, np.int64) for name in _WIDE}
-    columns |= {name: np.empty(length, np.int32) for name in _NARROW}
-    for rows in blocks(length, len(trace.ranges.name)):
-        part = {name: work[name][rows] for name in ("start_ns", "lane", "launch")}
-        call = calls.of(part["launch"], part["start_ns"])
-        found, places = _places(trace, part, call, calls)
-        began = calls.start_ns[call] - trace.zero_ns
-        columns["launch_ns"][rows] = np.where(call < 0, UNKNOWN, began)
-        columns["call_ns"][rows] = calls.length_ns[call]
-        columns["thread"][rows] = np.append(trace.idents, UNKNOWN)[calls.lane[call]]
-        columns["graph"][rows] = np.where((no := calls.replay[call]) > 0, no, np.int64(UNKNOWN))
-        for name, codes in places.items():
-            columns[name][rows] = codes
-        missing += int(np.sum(call < 0))
-        lent += int(np.sum(found.lent))
-    if trace.file_step:
-        columns["step"] = np.where(columns["step"] > 0, columns["step"], trace.file_step)
-    return Placed(**columns, remarks=_remarks(missing, lent, columns["graph"]))
+    work = Grown(types)
+    asked = Grown(dict.fromkeys(("launch", "start_ns", "row"), np.int64))
+    for block in in_order(parts, "start_ns"):
+        told = np.flatnonzero(block["launch"] != MISSING)
+        own = {name: block[name][told] for name in ("launch", "start_ns")}
+        asked.add({**own, "row": told + len(work)})
+        work.add(block)
+    calls = in_order(_calls_of(trace, asked), "row")
+    rows, missing, lent, inside = Grown({**types, **_PLACED}), 0, 0, 0
+    replays: set[int] = set()
+    marks = _Marks(trace)
+    for part in beside(work, calls, _CALL):
+        missing += int(np.count_nonzero(part["caller"] == NOWHERE))
+        lent += marks.place(part)
+        replayed = part["graph"][part["graph"] != UNKNOWN]
+        inside += len(replayed)
+        replays.update(np.unique(replayed).tolist())
+        rows.add({name: part[name] for name in rows.types})
+    return Placed(rows, _remarks(missing, lent, inside, len(replays)))
 
 
-def blocks(length: int, ranges: int = 0) -> Iterator[slice]:
-    """Return which rows to join at once.
+def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
+    """Yield the calls of the driver beside the rows of the work that has their number, too.
 
-    Args:
-        length: Number of rows.
-        ranges: Number of what each block is joined to anew: more make larger blocks.
+    Traces of several processes may be merged in one file, and use a number twice; then it is the
+    last call before the work.
     """
-    size = max(_BLOCK, 4 * ranges)
-    return (slice(low, low + size) for low in range(0, length, size))
+    nothing = {"call_ns": 0, "caller": 0, "replay": 0}
+    work = (
+        {**part, **{name: np.full(len(part["row"]), each) for name, each in nothing.items()}}
+        for part in asked.parts(ROWS)
+    )
+    calls = _calls(trace)
+    if len(asked) <= ROWS:
+        known = np.unique(asked.column("launch"))
+        calls = (_only(part, np.isin(part["launch"], known)) for part in calls)
+    for block in in_order(chain(calls, work), "launch", "start_ns", "row", whole=1):
+        called, at = block["row"] < 0, np.arange(len(block["row"]))
+        first = heads(block["launch"])
+        lengths = np.diff(np.append(first, len(at)))
+        last = np.maximum.accumulate(np.where(called, at, -1))
+        early = np.minimum.reduceat(np.where(called, at, len(at)), first)
+        call = np.where(last >= np.repeat(first, lengths), last, np.repeat(early, lengths))
+        own = np.flatnonzero(~called & (call < len(at)))
+        call = call[own]
+        told = {name: block[name][call] for name in nothing}
+        began = block["start_ns"][call] - trace.zero_ns
+        yield {"row": block["row"][own], "launch_ns": began, **told}
 
 
-def _places(
-    trace: KinetoTrace, work: Mapping[str, npt.NDArray[Any]], call: Int64s, calls: _Calls
-) -> tuple[Found, dict[str, Int64s]]:
-    """Return what each call lay in, and whether another thread told."""
-    ranges, shadows, lane = trace.ranges, trace.shadows, calls.lane[call]
-    launches = Launches(np.append(trace.processes, NOWHERE)[lane], lane, calls.start_ns[call])
-    found = stages_at(ranges.stages(STAGE, STEP), launches)
-    inner = ranges.around((STAGE, REGION), launches.thread, launches.time_ns)
-    lent = ranges.around((STAGE, REGION), found.thread, launches.time_ns)
-    inner = np.where(inner < 0, lent, inner)
-    lost = launches.thread == NOWHERE
-    own = np.where(lost, work["lane"], NOWHERE)
-    shadow = [
-        shadows.around(kinds, own, work["start_ns"])
-        for kinds in ((STAGE,), (STEP,), (STAGE, REGION))
-    ]
-    inside = np.append(ranges.name, -1)[inner]
-    return found, {
-        "stage": np.where(lost, np.append(shadows.name, -1)[shadow[0]], found.stage),
-        "step": np.where(lost, np.append(shadows.step, 0)[shadow[1]], found.step),
-        "range": np.where(lost, np.append(shadows.name, -1)[shadow[2]], inside),
-    }
+def _calls(trace: KinetoTrace) -> Iterator[Columns]:
+    """Yield the calls of the driver that have a number; row is -1."""
+    trace.count(LAUNCH)  # before the names: they may be read with it
+    names = list(trace.columns.names)
+    graphs = np.array([_GRAPH in name for name in names] or [False])
+    starts = [part["start_ns"][graphs[part["name"]]] for part in trace.parts(LAUNCH)]
+    by_time = np.argsort(np.concatenate([*starts, np.empty(0, np.int64)]), kind="stable")
+    replay = np.empty(len(by_time), np.int64)
+    replay[by_time] = np.arange(1, len(by_time) + 1)
+    for part in trace.parts(LAUNCH):
+        own = graphs[part["name"]]
+        number = np.zeros(len(own), np.int64)
+        number[own], replay = replay[: (count := np.count_nonzero(own))], replay[count:]
+        columns = {
+            "launch": part["launch"],
+            "start_ns": part["start_ns"],
+            "row": np.full(len(own), -1),
+            "call_ns": part["end_ns"] - part["start_ns"],
+            "caller": part["lane"].astype(np.int64),
+            "replay": number,
+        }
+        yield _only(columns, part["launch"] != MISSING)
 
 
-def _remarks(missing: int, lent: int, graph: Int64s) -> list[str]:
-    """Say for how many little is known; "{}" is what they are."""
-    replayed = graph[graph != UNKNOWN]
+def _only(rows: Columns, own: npt.NDArray[np.bool_]) -> Columns:
+    return {name: column[own] for name, column in rows.items()}
+
+
+class _Marks:
+    """What a trace marks, made ready to be asked."""
+
+    def __init__(self, trace: KinetoTrace) -> None:
+        self._trace = trace
+        self._stages = trace.ranges.stages(STAGE, STEP)
+        self._inner = trace.ranges.of(STAGE, REGION)
+        self._shadows = [trace.shadows.of(*kinds) for kinds in ((STAGE,), (STEP,), (STAGE, REGION))]
+
+    def place(self, work: dict[str, npt.NDArray[Any]]) -> int:
+        """Add what each call lay in; returns for how many another thread told it."""
+        trace, lane = self._trace, work["caller"]
+        ranges, shadows = trace.ranges, trace.shadows
+        lost = lane == NOWHERE
+        began = np.where(lost, UNKNOWN, work["launch_ns"] + trace.zero_ns)
+        launches = Launches(np.append(trace.processes, NOWHERE)[lane], lane, began)
+        found = stages_at(self._stages, launches)
+        inner = self._inner.at(lane, began)
+        inner = np.where(inner < 0, self._inner.at(found.thread, began), inner)
+        own = np.where(lost, work["lane"], NOWHERE)
+        shadow = [each.at(own, work["start_ns"]) for each in self._shadows]
+        inside = np.append(ranges.name, -1)[inner]
+        step = np.where(lost, np.append(shadows.step, 0)[shadow[1]], found.step)
+        work |= {
+            "stage": np.where(lost, np.append(shadows.name, -1)[shadow[0]], found.stage),
+            "range": np.where(lost, np.append(shadows.name, -1)[shadow[2]], inside),
+            "step": np.where(step > 0, step, trace.file_step),
+            "thread": np.append(trace.idents, UNKNOWN)[lane],
+            "graph": np.where(work["replay"] > 0, work["replay"], UNKNOWN),
+        }
+        return int(np.count_nonzero(found.lent))
+
+
+def _remarks(missing: int, lent: int, inside: int, replays: int) -> list[str]:
     texts: list[tuple[int, str]] = [
         (missing, "their launch was not recorded, and little is known of their stage"),
         (
@@ -160,8 +176,8 @@ def _remarks(missing: int, lent: int, graph: Int64s) -> list[str]:
             "training thread was in",
         ),
         (
-            len(replayed),
-            f"ran in {len(np.unique(replayed))} replays of graphs: whether the device idled inside "
+            inside,
+            f"ran in {replays} replays of graphs: whether the device idled inside "
             "of one is not known",
         ),
     ]

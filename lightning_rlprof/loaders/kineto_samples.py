@@ -7,10 +7,11 @@ import numpy as np
 
 from lightning_rlprof.loaders.chrome_events import MISSING
 from lightning_rlprof.loaders.chrome_kinds import COUNTER, MEMORY
-from lightning_rlprof.loaders.chrome_scratch import Settled
+from lightning_rlprof.loaders.chrome_scratch import Grown
+from lightning_rlprof.loaders.chrome_sort import ROWS, in_order
 from lightning_rlprof.loaders.kernels import UNKNOWN, distinct, known
 from lightning_rlprof.loaders.kineto_trace import KinetoTrace
-from lightning_rlprof.table import Column, ColumnRows, Table
+from lightning_rlprof.table import Column, ColumnRows, PartRows, Table
 
 __all__ = ["counter_table", "memory_table"]
 
@@ -40,22 +41,34 @@ _GPU = re.compile(r"GPU (\d{1,6})")
 
 def memory_table(trace: KinetoTrace, rank: int) -> Table:
     """Return what torch's allocators held after each change, by time; the CPU has no number."""
-    order = np.argsort(trace.column("start_ns", MEMORY), kind="stable").astype(np.int32)
-    kind, device, time, allocated, reserved = (
-        trace.column(name, MEMORY)[order]
-        for name in ("kind", "device", "start_ns", "allocated", "reserved")
-    )
-    there, code = np.unique(kind, return_inverse=True)
-    texts = [_DEVICES.get(each, f"device type {each}") for each in there.tolist()]
-    settled = Settled()
-    settled.add(np.where(kind == 0, MISSING, device), nothing=MISSING)
-    settled.add(np.where(kind == MISSING, -1, code).astype(np.int32))
-    settled.add(time - trace.zero_ns)
-    settled.add(allocated, nothing=MISSING)
-    settled.add(reserved, nothing=MISSING)
-    device, code, *rest = settled.columns()
-    cells: list[Any] = [np.broadcast_to(np.int64(rank), len(order)), device, (code, texts), *rest]
-    return Table("memory", _MEMORY, ColumnRows(cells), "; ".join(trace.losses(MEMORY)))
+    rows = Grown(trace.types(MEMORY))
+    for block in in_order(trace.parts(MEMORY), "start_ns"):
+        rows.add(block)
+    codes: dict[int, int] = {}
+    for part in rows.parts(ROWS):
+        for kind in np.unique(part["kind"]).tolist():
+            codes.setdefault(kind, len(codes))
+    texts = [_DEVICES.get(each, f"device type {each}") for each in codes]
+    kinds = np.sort(np.array([*codes], np.int64))
+    order = np.array([codes[kind] for kind in kinds.tolist()], np.int64)
+
+    def read(low: int, high: int) -> ColumnRows:
+        kind, device, time, allocated, reserved = (
+            rows.part(name, low, high)
+            for name in ("kind", "device", "start_ns", "allocated", "reserved")
+        )
+        code = order[np.searchsorted(kinds, kind)] if len(kind) else kind
+        cells: list[Any] = [
+            np.broadcast_to(np.int64(rank), len(kind)),
+            known(np.where(kind == 0, MISSING, device), nothing=MISSING),
+            (np.where(kind == MISSING, -1, code), texts),
+            time - trace.zero_ns,
+            known(allocated, nothing=MISSING),
+            known(reserved, nothing=MISSING),
+        ]
+        return ColumnRows(cells)
+
+    return Table("memory", _MEMORY, PartRows(len(rows), read), "; ".join(trace.losses(MEMORY)))
 
 
 def counter_table(trace: KinetoTrace, rank: int) -> Table:

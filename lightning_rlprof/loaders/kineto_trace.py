@@ -2,10 +2,10 @@
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,12 +23,23 @@ from lightning_rlprof.loaders.chrome_kinds import (
     KERNEL,
     LAUNCH,
 )
+from lightning_rlprof.loaders.chrome_sort import ROWS
 from lightning_rlprof.loaders.chrome_stream import SIZE, ChromeStream
-from lightning_rlprof.loaders.enclosing import innermost
+from lightning_rlprof.loaders.enclosing import Enclosing
 from lightning_rlprof.model import KINDS, STAGES
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["REGION", "STAGE", "STEP", "KinetoTrace", "Ranges", "ident", "read_trace", "told"]
+__all__ = [
+    "REGION",
+    "STAGE",
+    "STEP",
+    "Around",
+    "KinetoTrace",
+    "Ranges",
+    "ident",
+    "read_trace",
+    "told",
+]
 
 T = TypeVar("T")
 
@@ -74,11 +85,22 @@ class Ranges:
         columns = (self.process, self.lane, self.kind, self.name, self.step)
         return Stages(*(each[rows] for each in (*columns, self.start_ns, self.end_ns)))
 
-    def around(self, kinds: tuple[int, ...], lane: Int64s, time_ns: Int64s) -> Int64s:
-        """Return the innermost of some kinds around each moment on a lane, -1 where none is."""
+    def of(self, *kinds: int) -> "Around":
+        """Return those of some kinds, to be asked for the innermost around a moment."""
         rows = np.flatnonzero(np.isin(self.kind, kinds))
-        columns = (self.lane[rows], self.start_ns[rows], self.end_ns[rows])
-        return np.append(rows, -1)[innermost(*columns, lane, time_ns)]
+        own = Enclosing(self.lane[rows], self.start_ns[rows], self.end_ns[rows])
+        return Around(np.append(rows, -1), own)
+
+
+class Around(NamedTuple):
+    """Some of the ranges, made ready to be asked."""
+
+    rows: Int64s
+    own: Enclosing
+
+    def at(self, lane: Int64s, time_ns: Int64s) -> Int64s:
+        """Return the innermost range around each moment on a lane, -1 where none is."""
+        return self.rows[self.own.at(lane, time_ns)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,15 +142,20 @@ class KinetoTrace:
         self._keep(kinds)
         return [self._of(kind).rows(kind) for kind in kinds]
 
-    def column(self, name: str, *kinds: int) -> npt.NDArray[Any]:
-        """Return one column of some kinds, put end to end; raises as `rows` does."""
-        self._keep(kinds)
-        grown = [self._of(kind).grown(kind) for kind in kinds]
-        ends = np.cumsum([len(each) for each in grown]).tolist()
-        column = np.empty(ends[-1], grown[0].types[name])
-        for each, end in zip(grown, ends, strict=True):
-            each.fill(name, column[end - len(each) : end])
-        return column
+    def column(self, name: str, kind: int) -> npt.NDArray[Any]:
+        """Return one column of one kind; raises as `rows` does."""
+        self._keep((kind,))
+        return self._of(kind).grown(kind).column(name)
+
+    def parts(self, kind: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield the columns of one kind, some rows at a time; raises as `rows` does."""
+        self._keep((kind,))
+        return self._of(kind).grown(kind).parts(ROWS)
+
+    def types(self, kind: int) -> Mapping[str, type[np.generic]]:
+        """Return the types of the columns of one kind; raises as `rows` does."""
+        self._keep((kind,))
+        return self._of(kind).grown(kind).types
 
     def count(self, kind: int) -> int:
         """Return the number of rows of one kind; raises as `rows` does."""
@@ -207,7 +234,7 @@ def ident(tid: Any, lane: int) -> int:
 def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
     """Read a trace of torch.profiler: plain, .gz or .zst, complete or cut off.
 
-    Takes 2 to 3 ms per MB, twice that with ``every``; columns beyond 8 MB lie in a temporary file.
+    Takes 2 to 3 ms per MB, twice that with ``every``; columns beyond 4 MB lie in a temporary file.
 
     Args:
         path: The file.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lightning_rlprof.address import RemotePath, place
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.aligned import aligned
 from lightning_rlprof.loaders.artefacts import device_files, with_kernels
 from lightning_rlprof.loaders.ascend import is_ascend, read_ascend
 from lightning_rlprof.loaders.native import read_run
@@ -64,7 +65,7 @@ def _read_newest(
 
 
 def _read_run(run: Path, progress: Callable[[int, int], None] | None) -> Spans:
-    return with_kernels(read_run(run, rank_files(run), progress), run)
+    return aligned(with_kernels(read_run(run, rank_files(run), progress), run))
 
 
 def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
@@ -72,7 +73,7 @@ def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans
     if path.suffix == ".jsonl":
         return with_kernels(read_run(path, [path], progress), path.parent)
     if is_ascend(path):
-        read: Callable[[Path], Spans] = read_ascend
+        read: Callable[[Path], Spans] = _read_captures
     elif path.suffix in _NSYS or is_sqlite(path):
         read = read_nsys
     else:
@@ -85,6 +86,10 @@ def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans
     if progress is not None:
         progress(1, 1)
     return spans
+
+
+def _read_captures(path: Path) -> Spans:
+    return aligned(read_ascend(path))
 
 
 def _read_traces(

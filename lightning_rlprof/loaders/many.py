@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.axis import uncalibrated
 from lightning_rlprof.loaders.counters import merge
 from lightning_rlprof.loaders.ranks import as_ranges, missing
 from lightning_rlprof.loaders.tables import Piece, join_tables
@@ -75,7 +74,6 @@ def _joined(parts: Sequence[Spans], lost: Sequence[Problem]) -> Spans:
             *lost,
             *missing(world, [*headers, *(each.rank for each in lost)]),
             *_undated(parts),
-            *uncalibrated(len({header.host for header in headers.values()})),
             *(problem for part in parts for problem in _problems(part)),
         ),
         unix_ns=zero,

@@ -217,7 +217,7 @@ def _assemble(
     """Put all ranks on one axis that starts with the first event."""
     headers = {number: rank.header for number, rank in ranks.items()}
     clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
-    zero = _first_event(ranks, clocks)
+    zero, lives = _first_event(ranks, clocks), {n: _life(rank) for n, rank in ranks.items()}
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
@@ -238,16 +238,25 @@ def _assemble(
         notes=tuple(_notes(ranks, clocks, zero)),
         problems=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
         unix_ns=zero,
-        **_known(headers, clocks),
+        **_known(headers, clocks, lives),
     )
 
 
-def _known(headers: Mapping[int, Header], clocks: Mapping[int, OnAxis]) -> dict[str, Any]:
-    """Return what is to be told of clocks where any were compared."""
-    compared = {number: own.off for number, own in clocks.items() if own.clock is not None}
-    if not compared:
+def _life(rank: _Rank) -> list[int]:
+    """Return when a rank began and ended on its own clock, nothing where it has no spans."""
+    start, end = rank.columns["start_ns"], rank.columns["end_ns"]
+    return [int(start[0]), int(end.max())] if len(start) else []
+
+
+def _known(
+    headers: Mapping[int, Header], clocks: Mapping[int, OnAxis], lives: Mapping[int, list[int]]
+) -> dict[str, Any]:
+    """Return what is to be told of clocks where there are several."""
+    table = clock_table(headers, clocks, lives)
+    if table is None:
         return {}
-    return {"wall_off": compared, "tables": {"clocks": lambda: clock_table(headers, clocks)}}
+    compared = {number: own.off for number, own in clocks.items() if own.clock is not None}
+    return {"wall_off": compared, "tables": {"clocks": lambda: table}}
 
 
 def _first_event(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.aligned import aligned
 from lightning_rlprof.loaders.chrome_bytes import Source
 from lightning_rlprof.loaders.chrome_events import Event
 from lightning_rlprof.loaders.chrome_stream import ChromeStream
@@ -65,6 +66,7 @@ def read_ranks(
     """Read traces that are of different ranks as one run; None where they are not known to be.
 
     One that cannot be read is a problem of its rank. Raises the first reason where all are such.
+    Clocks are compared as `aligned` does it.
 
     Args:
         files: The traces, all of one tool.
@@ -84,6 +86,5 @@ def read_ranks(
             progress(count, len(files))
     if not parts:
         raise broken[files[0]]
-    return join(
-        parts, [Problem(rank, str(why)) for at, why in broken.items() for rank in ranks[at]]
-    )
+    lost = [Problem(rank, str(why)) for at, why in broken.items() for rank in ranks[at]]
+    return aligned(join(parts, lost))

@@ -1,6 +1,6 @@
 """Tables of several ranks put end to end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,9 +9,10 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.frames import columns_of
 from lightning_rlprof.loaders.kernels import Coded, end_to_end
 from lightning_rlprof.loaders.ranks import as_ranges
+from lightning_rlprof.spans import Int64s
 from lightning_rlprof.table import Column, ColumnRows, Table
 
-__all__ = ["Piece", "join_tables"]
+__all__ = ["Piece", "changed", "is_moment", "join_tables"]
 
 # Columns of nanoseconds that count from the beginning of the axis; all others are lengths.
 _MOMENTS = {"start", "end", "time", "launch", "allocated at", "released at"}
@@ -109,10 +110,31 @@ def _columns(piece: Piece, table: Table, heads: dict[str, Column]) -> dict[str, 
         found[_RANK.name] = np.full(len(table.rows), piece.ranks[0], np.int64)
         heads.setdefault(_RANK.name, _RANK)
     for column, cells in zip(table.columns, columns_of(table), strict=True):
-        own = column.name.removesuffix("_ns").replace("_", " ")
-        is_moment = own in _MOMENTS and column.kind == "duration"
-        found[column.name] = cells + piece.later_ns if is_moment and _whole(cells) else cells
+        found[column.name] = cells + piece.later_ns if is_moment(column, cells) else cells
         heads.setdefault(column.name, column)
+    return found
+
+
+def is_moment(column: Column, cells: Any) -> bool:
+    """Tell whether a column, as `columns_of` gives its cells, is of times on the run's axis."""
+    own = column.name.removesuffix("_ns").replace("_", " ")
+    return own in _MOMENTS and column.kind == "duration" and _whole(cells)
+
+
+def changed(cells: Any, rank: Int64s, changes: Mapping[int, Callable[[Any], Any]]) -> Any:
+    """Return a column of which the cells of some ranks are changed.
+
+    Args:
+        cells: An array, perhaps masked.
+        rank: Of each cell.
+        changes: By rank, what makes new cells of its own.
+    """
+    found, order = cells.copy(), np.argsort(rank, kind="stable")
+    ranks, heads = np.unique(rank[order], return_index=True)
+    parts = np.split(order, heads[1:])  # of nothing it makes one part
+    for each, mine in zip(ranks.tolist(), parts, strict=False):
+        if each in changes:
+            found[mine] = changes[each](cells[mine])
     return found
 
 

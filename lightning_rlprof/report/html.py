@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from lightning_rlprof.report.cards import cards
 from lightning_rlprof.report.page_colors import UNTRACED, Paint, paints
 from lightning_rlprof.report.page_facts import configuration, facts, missing, remarks, versions
 from lightning_rlprof.report.page_shares import shares
@@ -44,8 +45,7 @@ _SECTIONS = {
     ),
     "findings": (
         "What to act on",
-        "The most costly first. “low” and “high” bound the effect with 95 % confidence; a rule "
-        "that is not sure says nothing.",
+        "The most costly first, with the 95 % interval of the price. What is not sure is not said.",
     ),
     "ledger": (
         "Where the GPU-seconds went",
@@ -158,6 +158,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     stages = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
     colors = paints((stages | set(bars["stages"])) - {UNTRACED})
     grids = _grids(tables, colors, alone=len(spans.ranks) < 2)
+    linked = _with_cards(grids, tables, {step["number"] for step in lanes["steps"]})
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
     data = {"paints": colors, "untraced": UNTRACED, "shares": bars, "timeline": lanes}
     return {
@@ -172,6 +173,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "tables": list(grids.values()),
         "shares_lead": _shares_lead(bars, tables.get("coverage")),
         "timeline_lead": _timeline_lead(lanes),
+        "linked": linked,
         "policy": _policy(script),
         "style": Markup(_asset("style.css")),
         "script": Markup(script),
@@ -202,6 +204,17 @@ def _grids(
         elif table.rows or table.abstained:
             found[name] = grid(table, anchor, title, lead, colors)
     return found
+
+
+def _with_cards(
+    grids: dict[str, GridView], tables: Mapping[str, Table], shown: set[int]
+) -> list[int]:
+    """Give findings cards in the place of rows; return the steps that these point at."""
+    if "findings" not in grids or not tables["findings"].rows:
+        return []
+    found = cards(tables["findings"], shown=shown)
+    grids["findings"] = replace(grids["findings"], cards=found)
+    return sorted({card.step for card in found if card.step is not None})
 
 
 def _whole(table: Table) -> Table:

@@ -6,6 +6,7 @@ from statistics import median_low
 
 import numpy as np
 
+from lightning_rlprof.report.cards import CardView
 from lightning_rlprof.report.page_colors import UNTRACED, Paint
 from lightning_rlprof.report.text import duration, size
 from lightning_rlprof.table import Cell, Column, Table
@@ -43,7 +44,7 @@ class Head:
 
 @dataclass(frozen=True)
 class GridView:
-    """A table with title and lead, ready for the template."""
+    """A table with title and lead, ready for the template; with cards in the place of rows."""
 
     anchor: str
     title: str
@@ -52,6 +53,7 @@ class GridView:
     rows: Sequence[Sequence[CellView]]
     note: str = ""
     abstained: str | None = None
+    cards: Sequence[CardView] = ()
 
 
 def grid(table: Table, anchor: str, title: str, lead: str, paints: Mapping[str, Paint]) -> GridView:

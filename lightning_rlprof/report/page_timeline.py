@@ -99,7 +99,8 @@ def _steps(spans: Spans) -> list[_Step]:
 def _aligned(spans: Spans, steps: list[_Step]) -> str:
     """Return why ranks should be drawn from their step's start: ``hosts``, ``drift`` or nothing."""
     several = len({header.host for header in spans.headers.values()}) > 1
-    if several and "clocks" not in spans.tables:
+    told = spans.table("clocks").column("uncertainty") if "clocks" in spans.tables else [None]
+    if None in told and (several or "clocks" in spans.tables):
         return "hosts"
     spreads = [_spread(step) for step in steps if step.number]
     return "drift" if spreads and median(spreads) > 1.5 else ""

@@ -4,6 +4,8 @@ The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6
 Times are written as text with three decimals of a microsecond: a float would lose nanoseconds.
 Slices of one track must nest, else Perfetto drops them: spans that overlap, as asyncio tasks do, go
 to further tracks ("lanes") of their thread, each with the spans that were opened inside it.
+Beside a rank's host stands by how much its clock may be off. Where that is not known, a watermark
+above all ranks says so.
 """
 
 import gzip
@@ -23,30 +25,35 @@ from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["write_trace"]
 
+_UNCALIBRATED = "UNCALIBRATED"
 _STEP, _EPOCH, _MARK = KINDS.index("step"), KINDS.index("epoch"), KINDS.index("mark")
 
 
 def write_trace(
-    spans: Spans, path: Path, *, progress: Callable[[int, int], None] | None = None
+    spans: Spans,
+    path: Path,
+    *,
+    watermark: str = "",
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write the trace at once or not at all; a name that ends in ``.gz`` is compressed.
 
     Args:
         spans: The run.
         path: The file; one that exists is replaced.
+        watermark: Why times of ranks cannot be compared: in the metadata and above all tracks.
         progress: Called after each rank with (ranks written, ranks in all).
 
-    Raises:
-        OSError: The file cannot be written.
+    Raises OSError where the file cannot be written.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("wb") as raw:
             if path.suffix == ".gz":
                 with gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed:
-                    _write(spans, packed, progress)
+                    _write(spans, packed, watermark, progress)
             else:
-                _write(spans, raw, progress)
+                _write(spans, raw, watermark, progress)
         partial.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -54,13 +61,19 @@ def write_trace(
         raise
 
 
-def _write(spans: Spans, file: Any, progress: Callable[[int, int], None] | None) -> None:
+def _write(
+    spans: Spans, file: Any, watermark: str, progress: Callable[[int, int], None] | None
+) -> None:
     other = {"unix_ns": str(spans.unix_ns), "path": spans.path.name}
+    other |= {"clocks": f"{_UNCALIBRATED}: {watermark}"} if watermark else {}
     file.write(f'{{"displayTimeUnit":"ms","otherData":{_text(other)},"traceEvents":[\n'.encode())
     names = [_text(name) for name in spans.names]
+    clocks = dict.fromkeys(spans.ranks, _UNCALIBRATED) if watermark else _unsure(spans)
+    if watermark:
+        file.write(",\n".join([*_watermark(spans, watermark), ""]).encode())
     comma = b""  # a trailing comma, or an empty event to avoid it, is an error to Perfetto
     for done, rank in enumerate(spans.ranks, start=1):
-        events = ",\n".join(_rank_events(spans, rank, names))
+        events = ",\n".join(_rank_events(spans, rank, names, clocks.get(rank, "")))
         file.write(comma + events.encode("utf-8", "backslashreplace"))
         comma = b",\n"
         if progress is not None:
@@ -68,9 +81,35 @@ def _write(spans: Spans, file: Any, progress: Callable[[int, int], None] | None)
     file.write(b"\n]}\n")
 
 
-def _rank_events(spans: Spans, rank: int, names: list[str]) -> Iterator[str]:
+def _watermark(spans: Spans, text: str) -> Iterator[str]:
+    """Yield a track above all ranks, with one slice as long as the run."""
+    pid = max(spans.ranks, default=0) + 2
+    yield _about(pid, 0, "process_name", name=f"{_UNCALIBRATED}: {text}")
+    yield _about(pid, 0, "process_sort_index", sort_index=-1)
+    yield _about(pid, 1, "thread_name", name="do not compare times of ranks")
+    start = int(spans.start_ns.min(initial=0))
+    length = int(spans.end_ns.max(initial=0)) - start
+    what = f'"pid":{pid},"tid":1,"ts":{_micro(start)},"dur":{_micro(length)}'
+    yield f'{{"ph":"X",{what},"cat":"clocks","name":{_text(f"{_UNCALIBRATED}: {text}")}}}'
+
+
+def _unsure(spans: Spans) -> dict[int, str]:
+    """Return by rank what stands beside its host, for those that may be off."""
+    if "clocks" not in spans.tables:
+        return {}
+    table = spans.table("clocks")
+    told = zip(table.column("rank"), table.column("uncertainty"), strict=True)
+    return {
+        rank: f"±{unsure / 1e6:.3f} ms"
+        for rank, unsure in told
+        if isinstance(rank, int) and isinstance(unsure, int) and unsure
+    }
+
+
+def _rank_events(spans: Spans, rank: int, names: list[str], clock: str) -> Iterator[str]:
     pid, rows = rank + 1, spans.rows(rank=rank)  # pid 0 would be the kernel's idle process
-    yield _about(pid, 0, "process_name", name=f"rank {rank} ({spans.headers[rank].host})")
+    who = ", ".join(filter(None, (spans.headers[rank].host, clock)))
+    yield _about(pid, 0, "process_name", name=f"rank {rank} ({who})")
     yield _about(pid, 0, "process_sort_index", sort_index=rank)
     arguments = _arguments(spans, rows)
     on_steps = np.isin(spans.kind[rows], [_STEP, _EPOCH])

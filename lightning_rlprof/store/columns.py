@@ -1,6 +1,6 @@
 """Tables given to DuckDB as they lie in memory: numbers uncopied, each text once."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,19 @@ from lightning_rlprof.table import Column, Table
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["HIDDEN", "VISIBLE", "attach", "code_name", "quoted", "sql_name", "texts_used"]
+__all__ = [
+    "HIDDEN",
+    "VISIBLE",
+    "Texts",
+    "attach",
+    "code_name",
+    "numbers_of",
+    "occurring",
+    "quoted",
+    "sql_name",
+    "texts_in",
+    "view",
+]
 
 VISIBLE = "COLUMNS('^[^ ]+$')"
 """Selects what a table's file shows: the columns of codes have a space in their name, no other."""
@@ -42,20 +54,22 @@ def code_name(at: int) -> str:
     return f"{HIDDEN} {at}"
 
 
-def texts_used(codes: Any, texts: Sequence[Any]) -> tuple[Any, Any]:
-    """Return codes of the texts that occur alone, below 0 as before, and which these are.
+def occurring(codes: Any, texts: Sequence[Any]) -> Any:
+    """Tell of each text whether its code occurs.
 
     Example::
 
-        >>> texts_used(np.array([2, -1, 0]), ["gemm", "never", "copy"])
-        (array([ 1, -1,  0], dtype=int32), array([0, 2]))
+        >>> occurring(np.array([2, -1, 0]), ["gemm", "never", "copy"])
+        array([ True, False,  True])
     """
-    occurs = np.bincount(codes[codes >= 0], minlength=len(texts)) > 0
-    place = np.append(np.cumsum(occurs) - 1, -1).astype(np.int32)
-    return place[np.maximum(codes, -1)], np.flatnonzero(occurs)
+    return np.bincount(codes[codes >= 0], minlength=len(texts)) > 0
 
 
-def attach(connection: "DuckDBPyConnection", table: Table, *, codes: bool = False) -> None:
+Texts = Mapping[int, tuple[Sequence[Any], Any]]
+"""Of each column of texts, by its place: the texts, and which of them occur."""
+
+
+def attach(connection: "DuckDBPyConnection", table: Table) -> None:
     """Make a table a view of its name; the connection keeps the arrays alive.
 
     Columns of text are joined from the texts that differ; what is not known is NULL.
@@ -63,41 +77,84 @@ def attach(connection: "DuckDBPyConnection", table: Table, *, codes: bool = Fals
     Args:
         connection: To a database in memory.
         table: With columns.
-        codes: Add the codes of each column of texts, as `texts_used` numbers them.
     """
-    numbers: dict[str, Any] = {}
-    picks, joins, hidden = [], [], []
-    for at, (column, cells) in enumerate(zip(table.columns, columns_of(table), strict=True)):
-        if isinstance(cells, tuple):
-            numbers[f"c{at}"], used = texts_used(*cells)
-            texts = f"{table.name} texts {at}"
-            _register(connection, texts, [cells[1][text] for text in used])
-            joins.append(f"LEFT JOIN {quoted(texts)} t{at} ON d.c{at} = t{at}.code")
-            hidden += [f"d.c{at} AS {quoted(code_name(at))}"] if codes else []
-            source = f"t{at}.text"
-        else:
-            source = _numbers(numbers, at, cells)
-        picks.append(f"CAST({source} AS {_type(column, cells)}) AS {quoted(sql_name(column))}")
+    columns = columns_of(table)
+    numbers = numbers_of(columns)
     data = f"{table.name} numbers"
     connection.register(data, numbers)
+    view(connection, table, columns, texts_in(columns), quoted(data), numbers)
+
+
+def numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
+    """Return columns as numbers alone: ``c0`` or its codes, and ``m0`` where some are not known."""
+    numbers: dict[str, Any] = {}
+    for at, cells in enumerate(columns):
+        if isinstance(cells, tuple):
+            numbers[f"c{at}"] = cells[0]
+        else:
+            numbers[f"c{at}"] = np.ma.getdata(cells)
+            if np.ma.is_masked(cells):
+                numbers[f"m{at}"] = np.ma.getmaskarray(cells)  # DuckDB before 2.0 overlooks a mask
+    return numbers
+
+
+def texts_in(columns: Sequence[Any], before: Texts | None = None) -> Texts:
+    """Return the texts of columns, those that occurred before in the same columns among them."""
+    found = {}
+    for at, cells in enumerate(columns):
+        if isinstance(cells, tuple):
+            there = occurring(*cells)
+            found[at] = cells[1], there | before[at][1] if before else there
+    return found
+
+
+def view(
+    connection: "DuckDBPyConnection",
+    table: Table,
+    columns: Sequence[Any],
+    texts: Texts,
+    source: str,
+    names: Collection[str],
+    *,
+    codes: bool = False,
+) -> None:
+    """Make what `numbers_of` returned a view of a table's name; see `attach`.
+
+    Args:
+        connection: To a database in memory.
+        table: For its columns' names.
+        columns: Of the table, or of a part of it.
+        texts: What they stand for.
+        source: Where the numbers lie, as SQL spells it.
+        names: Those that they have.
+        codes: Add the codes of each column of texts, those that occur numbered from 0.
+    """
+    picks, joins, hidden = [], [], []
+    for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True)):
+        own = f"d.c{at}"
+        if at in texts:
+            room = f"{table.name} texts {at}"
+            _register(connection, room, *texts[at])
+            joins.append(f"LEFT JOIN {quoted(room)} t{at} ON {own} = t{at}.code")
+            hidden.append(f"COALESCE(t{at}.place, -1) AS {quoted(code_name(at))}")
+            own = f"t{at}.text"
+        elif f"m{at}" in names:
+            own = f"CASE WHEN d.m{at} THEN NULL ELSE {own} END"
+        picks.append(f"CAST({own} AS {_type(column, cells)}) AS {quoted(sql_name(column))}")
     connection.execute(
         f"CREATE TEMP VIEW {quoted(table.name)} AS "
-        f"SELECT {', '.join([*picks, *hidden])} FROM {quoted(data)} d {' '.join(joins)}"
+        f"SELECT {', '.join([*picks, *(hidden if codes else [])])} "
+        f"FROM {source} d {' '.join(joins)}"
     )
 
 
-def _numbers(numbers: dict[str, Any], at: int, cells: Any) -> str:
-    """Add a column of numbers to those that are registered; return how SQL reads it."""
-    numbers[f"c{at}"] = np.ma.getdata(cells)
-    if not np.ma.is_masked(cells):
-        return f"d.c{at}"
-    numbers[f"m{at}"] = np.ma.getmaskarray(cells)  # DuckDB before 2.0 overlooks a mask
-    return f"CASE WHEN d.m{at} THEN NULL ELSE d.c{at} END"
-
-
-def _register(connection: "DuckDBPyConnection", name: str, texts: Sequence[Any]) -> None:
-    values = np.array([*map(_clean, texts)], dtype=object)
-    connection.register(name, {"code": np.arange(len(values), dtype=np.int32), "text": values})
+def _register(
+    connection: "DuckDBPyConnection", name: str, texts: Sequence[Any], there: Any
+) -> None:
+    code = np.flatnonzero(there)
+    values = np.array([_clean(texts[at]) for at in code.tolist()], dtype=object)
+    place = np.arange(len(code), dtype=np.int32)
+    connection.register(name, {"code": code, "place": place, "text": values})
 
 
 def _type(column: Column, cells: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_rlprof.store.columns import texts_used
+from lightning_rlprof.store.columns import occurring
 from lightning_rlprof.store.rows import counter_columns
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ def facts_of(spans: "Spans", path: Path) -> bytes:
         "path": os.path.relpath(spans.path, path),
         "names": spans.names,
         "threads": spans.threads,
-        "used_names": texts_used(spans.name, spans.names)[1].tolist(),
-        "used_threads": texts_used(spans.thread, spans.threads)[1].tolist(),
+        "used_names": np.flatnonzero(occurring(spans.name, spans.names)).tolist(),
+        "used_threads": np.flatnonzero(occurring(spans.thread, spans.threads)).tolist(),
         "unix_ns": spans.unix_ns,
+        "moved": sorted(spans.wall_off),
         "headers": [
             [rank, {each.name: getattr(header, each.name) for each in dataclasses.fields(header)}]
             for rank, header in spans.headers.items()

@@ -2,18 +2,31 @@
 
 import json
 import os
-from dataclasses import replace
+from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.frames import columns_of
-from lightning_rlprof.store.columns import attach, quoted, texts_used
+from lightning_rlprof.store.columns import Texts, numbers_of, quoted, texts_in, view
 from lightning_rlprof.store.duck import reader, writer
 from lightning_rlprof.store.query import text_literal
-from lightning_rlprof.table import ColumnRows, Table
+from lightning_rlprof.table import PartRows, Table
 
-__all__ = ["STAMP_NS", "About", "is_whole", "read_about", "reads", "row_count", "write_table"]
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = [
+    "AT_ONCE",
+    "STAMP_NS",
+    "About",
+    "is_whole",
+    "read_about",
+    "reads",
+    "row_count",
+    "write_table",
+]
 
 STAMP_NS = 946_684_800 * 10**9
 """Time of change of every file of ours, the year 2000: whoever changes one changes this."""
@@ -23,11 +36,20 @@ About = dict[str, Any]
 ``name``, ``kind``, ``unit``, ``type`` (of an array) and ``texts`` (that its codes stand for)."""
 
 _MAGIC = b"PAR1"
-_ROWS = 8_192  # a group; DuckDB's own 122,880 hold 40 MB more while they are written
+AT_ONCE = 1 << 18
+"""Rows of a table that are written in one go, all in memory; of larger `PartRows` some at a time,
+which takes twice as long."""
+
+_PART = 1 << 15
+
+# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written.
+_FORM = "FORMAT parquet, ROW_GROUP_SIZE 8192, USE_TMP_FILE false"
 
 
 def write_table(table: Table, name: str, path: Path) -> None:
     """Write a table, its bytes on the disk when this returns; the same table is the same bytes.
+
+    Of `PartRows` one part at a time is in memory; their numbers are files beside it meanwhile.
 
     Raises:
         OSError: The disk does not take it.
@@ -35,17 +57,22 @@ def write_table(table: Table, name: str, path: Path) -> None:
     """
     import duckdb
 
-    table = replace(table, rows=ColumnRows(columns_of(table)))
-    about = json.dumps(_about(table))
-    form = f"FORMAT parquet, COMPRESSION snappy, ROW_GROUP_SIZE {_ROWS}, USE_TMP_FILE false"
-    meta = f"KV_METADATA {{rlprof: {text_literal(about)}}}"
+    pieces: list[Path] = []
     try:
         with writer() as connection:
-            attach(connection, table, codes=True)
-            connection.execute(
-                f"COPY (SELECT * FROM {quoted(table.name)}) "
-                f"TO {text_literal(path)} ({form}, {meta})"
-            )
+            if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
+                columns, texts, names = _put_pieces(connection, table.rows, path, pieces)
+                listed = ", ".join(map(text_literal, pieces))
+                source = f"read_parquet([{listed}], union_by_name = true)"
+            else:
+                columns, source = columns_of(table), "numbers"
+                texts, numbers = texts_in(columns), numbers_of(columns)
+                connection.register(source, numbers)
+                names = set(numbers)
+            view(connection, table, columns, texts, source, names, codes=True)
+            about = text_literal(json.dumps(_about(table, columns, texts)))
+            form = f"COMPRESSION snappy, {_FORM}, KV_METADATA {{rlprof: {about}}}"
+            _copy(connection, quoted(table.name), path, form)
         with path.open("rb") as file:
             os.fsync(file.fileno())
         os.utime(path, ns=(STAMP_NS, STAMP_NS))
@@ -54,20 +81,40 @@ def write_table(table: Table, name: str, path: Path) -> None:
     except duckdb.Error as error:
         text = " ".join(str(error).split())
         raise TraceError(f"table {name} cannot be brought into columns ({text})") from error
+    finally:
+        for piece in pieces:
+            piece.unlink(missing_ok=True)
 
 
-def _about(table: Table) -> About:
-    columns = []
-    for column, cells in zip(table.columns, columns_of(table), strict=True):
-        texts = kind = None
-        if isinstance(cells, tuple):
-            texts = [str(cells[1][text]) for text in texts_used(*cells)[1]]
-        else:
-            kind = cells.dtype.str
-        columns.append(
-            {"name": column.name, "kind": column.kind, "unit": column.unit}
-            | {"type": kind, "texts": texts}
-        )
+def _put_pieces(
+    connection: "DuckDBPyConnection", rows: PartRows, path: Path, pieces: list[Path]
+) -> tuple[list[Any], Texts, set[str]]:
+    """Write the numbers of each part to a file of its own; returns what `view` asks for."""
+    columns: list[Any] = []
+    texts: Texts | None = None
+    names: set[str] = set()
+    for at, part in enumerate(rows.parts(_PART)):
+        columns, texts = list(part.columns), texts_in(part.columns, texts)
+        numbers = numbers_of(columns)
+        names |= set(numbers)
+        pieces.append(path.with_name(f"{path.name}-{at}"))
+        connection.register("numbers", numbers)
+        _copy(connection, "numbers", pieces[-1], f"COMPRESSION uncompressed, {_FORM}")
+        connection.unregister("numbers")
+    return columns, texts or {}, names
+
+
+def _copy(connection: "DuckDBPyConnection", source: str, path: Path, form: str) -> None:
+    connection.execute(f"COPY (SELECT * FROM {source}) TO {text_literal(path)} ({form})")
+
+
+def _about(table: Table, cells: Sequence[Any], texts: Texts) -> About:
+    columns = [
+        {"name": column.name, "kind": column.kind, "unit": column.unit}
+        | {"type": None if at in texts else own.dtype.str}
+        | {"texts": [*map(str, compress(*texts[at]))] if at in texts else None}
+        for at, (column, own) in enumerate(zip(table.columns, cells, strict=True))
+    ]
     return {"note": table.note, "abstained": table.abstained, "columns": columns}
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Store", "ask", "parts_of"]
 
+# Tables of the whole run; others are asked in the traces that it was put together from.
+_WHOLE = (*CORE, "clocks")
+
 Facts = Mapping[str, Any]
 _Answer = TypeVar("_Answer")
 
@@ -113,7 +116,7 @@ class Store:
         tables = _Told({}, {})
         asked = named(query, self.tables)
         for name in self.tables:
-            joined = self._parts and name not in CORE
+            joined = self._parts and name not in _WHOLE
             if name in asked:
                 found = joined_table(name, self._parts) if joined else self._single(name)
                 if isinstance(found, str):

@@ -9,7 +9,8 @@ import numpy as np
 
 from lightning_rlprof.model import KINDS, Header
 from lightning_rlprof.spans import NO_PARENT, Counter, Spans, Thread
-from lightning_rlprof.table import Column, ColumnRows, Table
+from lightning_rlprof.table import Table
+from tests.analysis.parts import Parts, table_of
 from tests.runs import header
 
 # Nanoseconds that a stage takes at average work, and how much of it goes with tokens and squares.
@@ -43,6 +44,11 @@ class Script:
         noise: Spread of the logarithm of every time.
         hiccups: How often a stage takes half as long again.
         listed: Whether the run has a table of its collectives.
+        parallel: Sizes of tensor, expert and pipeline parallelism, as in the configuration.
+        told: Whether the configuration says so.
+        layers: How much work each pipeline stage has.
+        experts: How much work each expert-parallel rank has.
+        drift: Spread of ranks' pace, and how much of it is left in the next step.
     """
 
     ranks: int = 8
@@ -60,6 +66,11 @@ class Script:
     noise: float = 0.02
     hiccups: float = 0.01
     listed: bool = False
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    told: bool = True
+    layers: tuple[float, ...] = (1.0,)
+    experts: tuple[float, ...] = (1.0,)
+    drift: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,32 +93,33 @@ class Scripted:
 def play(script: Script, seed: int) -> Scripted:
     """Let a run happen."""
     random = np.random.default_rng(seed)
-    tokens, squares = _tokens(script, random)
-    took = _took(script, random, tokens, squares)
-    shape = (script.ranks, script.steps, len(STAGES))
-    start, end, collective = np.zeros(shape), np.zeros(shape), np.zeros((2, *shape))
-    now = np.zeros(script.ranks)
-    for step in range(script.steps):
-        for at, stage in enumerate(STAGES):
-            now = now + random.uniform(1.1e5, 2e5, script.ranks)
-            start[:, step, at] = now
-            own = took[:, step, at]
-            if stage in script.meets:
-                came = now + own * (1 - AFTER)
-                went = came.max() + TRANSFER_NS + random.uniform(0, 1e5, script.ranks)
-                collective[:, :, step, at] = came, went - came
-                now = went + own * AFTER
-            else:
-                now = now + own
-            end[:, step, at] = now
+    parts = Parts(script.ranks, script.parallel)
+    tokens, squares = (parts.share(each) for each in _tokens(script, random))
+    took = _took(script, random, tokens, squares) * _part_of(script, parts) * _pace(script, seed)
+    start, end, inside = np.zeros((3, *took.shape))
+    met, now = np.zeros((2, *took.shape)), np.zeros(script.ranks)
+    for step, at in np.ndindex(took.shape[1:]):
+        now = now + random.uniform(1.1e5, 2e5, script.ranks)
+        start[:, step, at], own = now, took[:, step, at]
+        inside[:, step, at] = came = now + own * (1 - AFTER)
+        went = parts.piped(parts.held_up(came), own)
+        if STAGES[at] in script.meets:
+            came = went
+            went = parts.met(came) + TRANSFER_NS + random.uniform(0, 1e5, script.ranks)
+            met[:, :, step, at] = came, went - came
+            went = went.max() + TRANSFER_NS if parts.several else went
+        now = went + own * AFTER
+        end[:, step, at] = now
     clock = np.array([script.offsets_ms.get(rank, 0.0) for rank in range(script.ranks)]) * 1e6
-    start, end = (times + clock[:, None, None] + 1e9 for times in (start, end))
-    collective[0] += clock[:, None, None] + 1e9
+    for here in (start, end, met[0], inside):
+        here[...] += clock[:, None, None] + 1e9
     spans = _spans(script, start, end, tokens, squares, _device_ns(script, took))
     if script.listed:
-        spans = replace(spans, tables={"communication": lambda: _listed(script, collective)})
-    last = max((STAGES.index(stage) for stage in script.meets), default=0)
-    return Scripted(spans, collective[0, :, :, last], collective[1, :, :, last], end - start)
+        spans = replace(
+            spans, tables={"communication": lambda: _listed(script, parts, met, inside)}
+        )
+    came, waited = met[..., max((STAGES.index(stage) for stage in script.meets), default=0)]
+    return Scripted(spans, came, waited, end - start)
 
 
 def _tokens(script: Script, random: np.random.Generator) -> tuple[Any, Any]:
@@ -142,6 +154,24 @@ def _took(script: Script, random: np.random.Generator, tokens: Any, squares: Any
     noise *= random.lognormal(0.0, 0.003, (script.ranks, 1, 1))  # no two machines are the same
     noise *= np.where(random.random(shape) < script.hiccups, 1.5, 1.0)
     return np.stack(parts, axis=2) * noise * _slowness(script)
+
+
+def _part_of(script: Script, parts: Parts) -> Any:
+    """Return how much of the work each rank has, as its part of the model is larger or smaller."""
+    layers = np.array(script.layers)[parts.stage % len(script.layers)]
+    return (layers * np.array(script.experts)[parts.expert % len(script.experts)])[:, None, None]
+
+
+def _pace(script: Script, seed: int) -> Any:
+    """Return the pace of ranks that drift, by rank and step; apart from all other chance."""
+    spread, left = script.drift
+    random = np.random.default_rng((seed, 1))
+    pace = np.zeros((script.ranks, script.steps, 1))
+    now = random.normal(0, spread, script.ranks)
+    for step in range(script.steps):
+        pace[:, step, 0] = now
+        now = left * now + random.normal(0, spread * np.sqrt(1 - left**2), script.ranks)
+    return np.exp(pace)
 
 
 def _device_ns(script: Script, took: Any) -> Any:
@@ -194,34 +224,19 @@ def _counters(
 def _headers(script: Script, device: str) -> dict[int, Header]:
     apart = script.hosts or bool(script.offsets_ms)
     hosts = [f"node-{rank}" if apart else "node-a" for rank in range(script.ranks)]
+    config = {"parallel": dict(script.parallel)} if script.told else {}
     return {
-        rank: header(rank, script.ranks, host=host, device=device)
+        rank: header(rank, script.ranks, host=host, device=device, config=config)
         for rank, host in enumerate(hosts)
     }
 
 
-def _listed(script: Script, collective: Any) -> Table:
+def _listed(script: Script, parts: Parts, met: Any, inside: Any) -> Table:
     """Return collectives as the loaders list them."""
     slots = [STAGES.index(stage) for stage in script.meets]
-    came, took = (np.rint(each[:, :, slots]).astype(np.int64) for each in collective)
-    rank, step, slot = (each.ravel() for each in np.indices(came.shape))
-    columns = (
-        Column("rank", "count"),
-        Column("step", "count"),
-        Column("operator", "text"),
-        Column("group", "text"),
-        Column("start", "duration", "ns"),
-        Column("duration", "duration", "ns"),
-    )
-    cells = [
-        rank,
-        step + 1,
-        (slot, [f"allreduce_{at}" for at in slots]),
-        (np.zeros_like(rank), ["data_parallel"]),
-        came.ravel(),
-        took.ravel(),
-    ]
-    return Table("communication", columns, ColumnRows(cells))
+    if not parts.several:
+        return table_of(met[:, :, :, slots], {"data_parallel": np.zeros_like(parts.line)})
+    return table_of(met[:, :, :, slots], parts.groups(), inside)
 
 
 def without(spans: Spans, share: float, seed: int) -> Spans:

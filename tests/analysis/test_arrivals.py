@@ -2,15 +2,34 @@
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.arrivals import came_last, last_of_steps
-from lightning_rlprof.table import Table
+from lightning_rlprof.analysis.arrivals import (
+    Arrivals,
+    Listed,
+    between_replicas,
+    came_last,
+    last_of,
+    listed,
+    within_replicas,
+)
+from lightning_rlprof.analysis.replicas import Replicas, replicas
+from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Column, Table
 from tests.analysis.scripted import Script, play
+
+
+def last_of_steps(spans: Spans, ranks: Iterable[int], every: int = 1) -> Arrivals | None:
+    who = replicas(spans, list(ranks))
+    found = listed(spans, who)
+    return None if found is None else last_of(between_replicas(found, who), every)
+
 
 rows = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 6)),
@@ -80,3 +99,55 @@ def test_a_table_that_lists_nothing_or_abstains_is_no_evidence() -> None:
     kineto = replace(spans, tables={"collectives": lambda: replace(whole, columns=named)})
     assert str(last_of_steps(kineto, range(8))) == str(last_of_steps(spans, range(8)))
     assert last_of_steps(spans, [0, 1]) is None, "groups with other ranks are left out"
+
+
+def of_groups(*groups: tuple[int, ...]) -> Listed:
+    """One collective per group, the n-th rank of it n-th to come."""
+    rows = [
+        (at, at, 1, rank, 9 - nth) for at, own in enumerate(groups) for nth, rank in enumerate(own)
+    ]
+    return Listed(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
+
+
+def groups_of(found: Listed) -> list[int]:
+    return sorted(set(found.one.tolist()))
+
+
+def test_only_ranks_of_equal_work_are_asked_who_was_last() -> None:
+    pipeline = Replicas(np.arange(4), *np.array([[0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 1, 1]]))
+    found = of_groups((0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3))
+    assert groups_of(between_replicas(found, pipeline)) == [0, 1]
+    assert groups_of(within_replicas(found, pipeline)) == []
+
+    tensor = Replicas(np.arange(4), *np.array([[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]]))
+    assert groups_of(within_replicas(found, tensor)) == [0, 1]
+    across = between_replicas(found, tensor)
+    assert groups_of(across) == [2, 3, 4]
+    assert across.rank[across.one == 4].tolist() == [0, 1], "a replica comes with its last rank"
+    assert across.took[across.one == 4].tolist() == [8, 6]
+
+
+def test_a_group_in_which_copies_have_different_numbers_of_ranks_is_not_asked() -> None:
+    tensor = Replicas(np.arange(4), *np.array([[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]]))
+    assert groups_of(between_replicas(of_groups((0, 1, 2)), tensor)) == []
+
+
+@pytest.mark.parametrize(("operator", "asked"), [("hcom_receive_1", False), ("allreduce", True)])
+def test_sends_and_receives_are_no_collectives(operator: str, asked: bool) -> None:
+    names = ("rank", "step", "operator", "group", "start", "duration")
+    columns = tuple(Column(name, "count") for name in names)
+    rows = [(rank, 1, operator, "pipeline", 5, 3 + rank) for rank in (0, 1)]
+    spans = play(Script(ranks=2, steps=2), 3).spans
+    told = replace(spans, tables={"communication": lambda: Table("communication", columns, rows)})
+    assert (listed(told, replicas(spans, [0, 1])) is not None) == asked
+
+
+def test_groups_of_one_name_that_are_several_are_not_asked() -> None:
+    spans = play(Script(ranks=4, steps=2), 3).spans
+    names = ("rank", "step", "operation", "group", "start", "duration", "group size")
+    columns = tuple(Column(name, "count") for name in names)
+    for size, asked in ((2, False), (4, True), (None, True)):
+        rows = [(rank, 1, "all_reduce", "tp", 5, 3 + rank, size) for rank in range(4)]
+        table = Table("collectives", columns, rows)
+        told = replace(spans, tables={"collectives": lambda table=table: table})
+        assert (listed(told, replicas(spans, range(4))) is not None) == asked

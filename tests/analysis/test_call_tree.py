@@ -6,7 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.call_tree import (
     NONE,
@@ -14,9 +13,9 @@ from lightning_rlprof.analysis.call_tree import (
     CallTree,
     call_tree,
     drivers,
-    enclosing,
     launched,
 )
+from lightning_rlprof.analysis.nested import enclosing
 from tests.analysis.calls import Call, Copy, Kernel, run, traces
 
 
@@ -152,19 +151,6 @@ def test_each_lies_in_the_last_before_it_that_holds_it(trace) -> None:
         assert tree.around[at] == max(holds, default=NONE)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=14))
-@settings(max_examples=150, deadline=None)
-def test_overlapping_calls_have_an_answer_too(pairs) -> None:
-    """Of damaged traces; in units in which a step is more than the slack."""
-    calls = sorted({(min(pair) * 5_000, -max(pair) * 5_000) for pair in pairs})
-    start = np.array([begin for begin, _ in calls], np.int64)
-    end = np.array([-last for _, last in calls], np.int64)
-    found = enclosing(np.zeros(len(calls), np.int64), start, end).tolist()
-    for at, around in enumerate(found):
-        holds = [o for o in range(at) if start[at] < end[o] and end[at] <= end[o]]
-        assert around == max(holds, default=NONE)
-
-
 @given(traces())
 @settings(max_examples=100, deadline=None)
 def test_paths_are_the_distinct_stacks(trace) -> None:
@@ -211,6 +197,26 @@ def test_a_copy_has_the_thread_of_the_call_that_launched_it() -> None:
     assert found is not None
     assert found.thread.tolist() == [7, 33, UNKNOWN]
     assert found.duration_ns.tolist() == [1, 7, 1]
+
+
+def test_of_drivers_calls_that_began_at_once_each_launch_has_its_own() -> None:
+    """As on several ranks, or in a trace whose clock stood still; of twins it is the last."""
+    shapes = [(0, 4), (1, 4), (0, 4), (1, 6), (0, 4)]
+    calls = [
+        Call("launch", 5, 5 + took, kind="runtime", rank=rank, thread=at)
+        for at, (rank, took) in enumerate(shapes)
+    ]
+    table = run([*calls, Call("launch", 7, 9, kind="runtime")]).table("calls")
+    found = drivers(table, ints(0, 1, 1, 1, 0), ints(5, 5, 5, 5, 7), ints(4, 4, 6, 5, 2)).tolist()
+    own = [*zip(*(table.column(each) for each in ("rank", "start", "duration")), strict=True)]
+    assert [at if at == NONE else own[at] for at in found] == [
+        (0, 5, 4),
+        (1, 5, 4),
+        (1, 5, 6),
+        NONE,
+        (0, 7, 2),
+    ]
+    assert found[0] == max(at for at, each in enumerate(own) if each == (0, 5, 4))
 
 
 @pytest.mark.slow

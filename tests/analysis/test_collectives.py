@@ -21,6 +21,16 @@ def test_a_clock_that_is_off_changes_no_duration() -> None:
     assert matched((0, 5, 55), (1, 40, 50), (0, 65, 75), (1, 60, 72)) == right
 
 
+def test_clocks_that_are_unsure_by_more_do_not_part_a_collective() -> None:
+    zeros, rank = np.zeros(2, dtype=np.int64), np.array([0, 1])
+    start, end = np.array([0, 13]), np.array([10, 20])  # 3 ns apart
+    found = [
+        transfers(rank, zeros, zeros, start, end, unsure_ns=unsure).tolist()
+        for unsure in (0, 2, 3, None)
+    ]
+    assert found == [[UNMATCHED] * 2, [UNMATCHED] * 2, [7, 7], [7, 7]]
+
+
 def test_collectives_that_cannot_be_one_are_not_matched() -> None:
     nothing = [UNMATCHED] * 3
     assert matched((0, 0, 10), (1, 0, 10), (1, 20, 30)) == nothing  # not as many

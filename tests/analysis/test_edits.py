@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.dag import Dag, dag
-from lightning_rlprof.analysis.edits import balanced, scaled, unslowed
-from lightning_rlprof.analysis.longest import OWN
+from lightning_rlprof.analysis.edits import balanced, overlapped, scaled, unslowed
+from lightning_rlprof.analysis.longest import OWN, replay
 from lightning_rlprof.analysis.workload import workload
 from lightning_rlprof.spans import Spans
 from tests.analysis.scripted import Script, play
+from tests.runs import Row, loaded
 
 
 def graph(spans: Spans) -> Dag:
@@ -60,3 +61,25 @@ def test_without_tokens_there_is_no_work_to_balance() -> None:
     spans = play(Script(listed=True, counters=False), 1).spans
     own = graph(spans)
     assert balanced(own, workload(spans, own)) is None
+
+
+def test_a_hidden_stage_costs_nothing_until_it_takes_longer_than_all_the_rest() -> None:
+    def rank(sync: int, late: int) -> list[Row]:
+        rows = []
+        for step in range(1, 5):
+            at = 200 * step
+            rows += [
+                Row("step", "step", step, at, at + 200),
+                Row("weight_sync", "stage", step, at, at + sync),
+                Row("barrier", "region", step, at + sync + late, at + 200),
+            ]
+        return rows
+
+    # The last to come stays 10 in the barrier. 190 = 150 of weight sync and 40; 40 without it.
+    long = graph(loaded(rank(150, 40), rank(20, 60)))
+    short = graph(loaded(rank(30, 160), rank(20, 60)))
+    for own, took in ((long, 150), (short, 170)):
+        edit = overlapped(own, own.names.index("weight_sync"))
+        assert edit.least_ns is not None
+        played = replay(own.plan, edit.own_ns, edit.transfer_ns, own.offset_ns).lap
+        assert np.maximum(played, edit.least_ns).tolist() == [took] * 3

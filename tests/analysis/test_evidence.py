@@ -53,6 +53,23 @@ def test_where_steps_count_together_the_same_values_prove_less() -> None:
     assert proven(np.tile(effect, (1, 4, 1)), LEVEL, lasting=4)[3, 0].last == 95
 
 
+def test_ranks_that_are_all_apart_have_no_slow_one_among_them() -> None:
+    apart = noise(8, 24) + np.linspace(-0.08, 0.08, 8)[:, None, None]
+    assert proven(apart, LEVEL) == {}
+    assert proven(apart, LEVEL, beyond=0.0)
+    apart[3] += 0.5
+    assert (3, 0) in proven(apart, LEVEL)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_another_slow_rank_is_no_excuse(ranks: int) -> None:
+    effect = noise(ranks, 24)
+    effect[-1] += 0.1
+    effect[0] += 0.1 if ranks > 3 else 0.0
+    found = {rank for rank, _ in proven(effect, LEVEL)}
+    assert found == ({0, ranks - 1} if ranks > 3 else {ranks - 1})
+
+
 def test_a_series_of_which_nothing_is_known_costs_the_others_nothing() -> None:
     effect = np.concatenate([noise(8, 12), np.full((8, 12, 9), np.nan)], axis=2)
     effect[3, :, 0] += 0.1

@@ -1,5 +1,6 @@
 """Every rule fires where it must, is silent where it must, and abstains where it cannot know."""
 
+import importlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_rlprof.analysis.book import Book
 from lightning_rlprof.analysis.findings import findings
 from lightning_rlprof.analysis.labels import Label
+from lightning_rlprof.analysis.ledger import ledger
 from lightning_rlprof.analysis.rules import RULES, Rule
 from lightning_rlprof.model import KINDS
-from lightning_rlprof.spans import NO_PARENT, Spans, Thread
+from lightning_rlprof.spans import NO_PARENT, Counter, Spans, Thread
 from lightning_rlprof.table import Table
+from tests.analysis.device_trace import Feed, feed, traced
 from tests.analysis.scripted import Script, play, without
 from tests.runs import header
 
@@ -92,6 +96,25 @@ def test_a_rule_fires_above_its_threshold_with_price_and_evidence(rule: Rule) ->
     assert str(row["reproduce"]).startswith("rlprof ledger RUN")
     if NAMES[rule.label]:
         assert str(row["evidence"]).startswith("longest spans (rank/id): 0/")
+    else:
+        assert row["evidence"] == "12 steps, most of it in step 1"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
+def test_the_link_of_a_rule_returns_its_evidence_and_its_place_is_the_first_of_it(
+    rule: Rule,
+) -> None:
+    spans = job(NAMES[rule.label], [min(rule.above * 1.5, 0.95)] * STEPS)
+    row = cells(findings(spans), rule.claim)
+    found = spans.sql(str(row["query"]))
+    assert set(found.column("name")) == {NAMES[rule.label] or "step"}
+    named = [f"{rank}/{one}" for rank, one in zip(*map(found.column, ("rank", "id")), strict=True)]
+    assert str(row["evidence"]).endswith((", ".join(named), "most of it in step 1"))
+    assert found.rows[0][:6] == (
+        NAMES[rule.label] or "step",
+        "region" if NAMES[rule.label] else "step",
+        *(row["rank"], row["step"], row["from"], row["to"]),
+    )
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
@@ -124,10 +147,13 @@ def test_every_label_but_compute_and_other_stages_has_one_rule() -> None:
 
 
 def test_a_slow_rank_is_a_finding_and_a_healthy_one_is_not() -> None:
-    slow = findings(play(Script(slow={3: 0.2}), 5).spans)
-    row = cells(slow, "rank 3 makes the others wait: slow host")
+    spans = play(Script(slow={3: 0.2}), 5).spans
+    row = cells(findings(spans), "rank 3 makes the others wait: slow host")
     assert row["low"] < row["effect"] < row["high"]
     assert row["reproduce"] == "rlprof stragglers RUN --json"
+    found = spans.sql(str(row["query"]))
+    assert set(found.column("rank")) == {3} == {row["rank"]}
+    assert (found.column("start_ns")[0], found.column("step")[0]) == (row["from"], row["step"])
     assert not any("rank " in claim for claim in claims(findings(play(Script(), 5).spans)))
 
 
@@ -146,3 +172,42 @@ def test_the_most_costly_comes_first_and_without_steps_nothing_is_told() -> None
     empty = job("", [0.0])
     none = replace(empty, kind=np.full(len(empty), KINDS.index("stage"), dtype=np.int64))
     assert findings(none).abstained == "no step was recorded to its end"
+
+
+def test_what_devices_tell_stands_for_the_ledgers_rule_and_needs_no_five_steps() -> None:
+    kernels, calls = feed(Feed())
+    table = findings(traced(kernels, calls))
+    assert claims(table) == ["devices wait for the launches of short work"]
+    row = cells(table, claims(table)[0])
+    assert row["share"] == pytest.approx(row["effect"] / (kernels[-1]["start"] + 6_000), rel=0.01)
+    host = next(rule for rule in RULES if rule.label == Label.HOST)
+    assert not undecided(table, host)
+    assert "devices that wait for the host" in findings(traced(kernels[:199])).note
+
+
+def test_what_has_no_price_comes_last() -> None:
+    spans = job("weight_sync", [0.3] * 24)
+    steps = spans.rows(kind="step")
+    held = Counter(steps, np.arange(24) * 2**28 + 2**32)
+    table = findings(replace(spans, counters={"device_allocated_bytes": held}))
+    assert claims(table)[-1] == "memory grows from step to step: torch on rank 0"
+    assert table.column("effect")[-1] is None
+    assert table.column("effect")[-2] is not None
+
+
+def test_a_report_balances_a_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = job("weight_sync", [0.3] * STEPS)
+    alone = ledger(job("weight_sync", [0.3] * STEPS))
+    asked: list[Spans] = []
+    module = importlib.import_module("lightning_rlprof.analysis.ledger")
+    whole = module.balance
+
+    def balance(spans: Spans, *, per_step: bool = False) -> Book:
+        asked.append(spans)
+        return whole(spans, per_step=per_step)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(module, "balance", balance)
+    findings(spans)
+    again = ledger(spans)
+    assert len(asked) == 1
+    assert again == alone

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.integrity import integrity
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Counter, Problem, RankNote, Spans
 from lightning_rlprof.table import Column, ColumnRows, Table
+from tests.analysis.device_trace import Feed, feed, traced
 from tests.analysis.scripted import Script, play
+from tests.runs import Row, loaded
 
 
 def sheet(spans: Spans) -> dict[str, tuple[str, str]]:
@@ -32,6 +35,7 @@ def test_a_healthy_run_has_no_doubts(spans: Spans) -> None:
         "ends": ("ok", "every file goes to its end"),
         "steps": ("ok", "all 4"),
         "events": ("ok", "nothing is known to be lost"),
+        "kernels": ("unknown", "no tool recorded launches and kernels, to compare them"),
         "clocks": ("ok", "one host, one clock"),
         "graph replay": ("unknown", "no device tool recorded kernels"),
         "MFU": ("unknown", "no FLOPs are stated, or the device is not known"),
@@ -87,6 +91,16 @@ def test_replays_of_graphs_are_a_doubt(spans: Spans, table: Table, state: str, t
     assert text in found[1]
 
 
+def test_a_table_that_cannot_be_read_is_a_doubt_and_not_a_run_without_kernels(
+    spans: Spans,
+) -> None:
+    def broken() -> Table:
+        raise TraceError("the file is cut off")
+
+    found = sheet(replace(spans, tables={"kernels": broken}))["graph replay"]
+    assert found == ("doubt", "The table kernels could not be read: the file is cut off.")
+
+
 @pytest.mark.parametrize(("flops", "state"), [(1e15, "ok"), (1e21, "doubt")])
 def test_an_mfu_beyond_the_hardware_is_a_doubt(spans: Spans, flops: float, state: str) -> None:
     heads = {
@@ -104,3 +118,26 @@ def test_captures_that_take_more_than_a_hundredth_are_a_doubt(spans: Spans) -> N
     kind[first], name[first] = KINDS.index("region"), len(spans.names)
     dear = replace(spans, kind=kind, name=name, names=(*spans.names, "rlprof open capture"))
     assert sheet(dear)["own cost"][0] == "doubt"
+
+
+def test_launches_that_lack_their_kernels_are_a_doubt() -> None:
+    kernels, calls = feed(Feed(pieces=300))
+    assert sheet(traced(kernels, calls))["kernels"] == ("ok", "300 of 300 launches")
+    state, text = sheet(traced(kernels[9:], calls))["kernels"]
+    assert state == "doubt"
+    assert text.startswith("9 of 300 launches have no kernel: events were dropped")
+    assert sheet(traced(kernels[3:], calls))["kernels"][0] == "ok", "the last of a capture"
+
+
+@pytest.mark.parametrize(("took", "state"), [(1_000, "ok"), (1_200, "doubt")])
+def test_captures_that_slow_their_steps_down_are_a_doubt(took: int, state: str) -> None:
+    rows, now = [], 0
+    for number in range(1, 13):
+        captured = number > 8
+        length = took if captured else 1_000
+        counters = {"capture": 1} if captured else None
+        rows.append(Row("step", "step", number, now, now + length, counters=counters))
+        now += length
+    found = sheet(loaded(rows))["own cost"]
+    assert found[0] == state
+    assert found[1].endswith(f"captured steps take {(took - 1_000) / 1_000:.1%} longer")

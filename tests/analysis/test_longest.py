@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.longest import OWN, longest, plan, replay
+from lightning_rlprof.analysis.longest import longest, replay
+from lightning_rlprof.analysis.plan import OWN, plan
 
 Draw = Any
 
@@ -21,10 +22,11 @@ class Job(NamedTuple):
     transfer: Any
     offset: Any
     laps: int
+    hands: Any
 
     @property
     def measured(self) -> tuple[Any, ...]:
-        its = plan(self.run, self.join, len(self.offset), self.laps)
+        its = plan(self.run, self.join, len(self.offset), self.laps, self.hands)
         return its, self.own, self.transfer, self.offset
 
 
@@ -39,13 +41,15 @@ def jobs(draw: Draw) -> Job:
             some = draw(st.sets(st.integers(0, chains - 1), min_size=1))
             if len(some) > 1:
                 transfer.append(draw(times))
+            waits = draw(st.sampled_from(sorted(some)))  # of the others each may only hand over
             for chain in some:
                 joint = len(transfer) - 1 if len(some) > 1 else OWN
-                pieces[chain * laps + lap].append((joint, draw(times)))
+                hands = joint != OWN and chain != waits and draw(st.booleans())
+                pieces[chain * laps + lap].append((joint, draw(times), hands))
     flat = [(run, *piece) for run in sorted(pieces) for piece in pieces[run]]
-    run, join, own = np.array(flat, dtype=np.int64).reshape(-1, 3).T
+    run, join, own, hands = np.array(flat, dtype=np.int64).reshape(-1, 4).T
     offset = np.array([draw(times) for _ in pieces], dtype=np.int64)
-    return Job(run, join, own, np.array(transfer, dtype=np.int64), offset, laps)
+    return Job(run, join, own, np.array(transfer, dtype=np.int64), offset, laps, hands > 0)
 
 
 def counted_out(job: Job, lap: int) -> int:
@@ -55,8 +59,9 @@ def counted_out(job: Job, lap: int) -> int:
         if piece < 0 or job.run[piece] != run:
             return [int(job.offset[run])]
         group = job.join[piece]
-        if group == OWN:
-            return [length + int(job.own[piece]) for length in until(piece - 1, run)]
+        if group == OWN or job.hands[piece]:
+            own = 0 if job.hands[piece] else int(job.own[piece])
+            return [length + own for length in until(piece - 1, run)]
         ways = [until(at - 1, int(job.run[at])) for at in np.flatnonzero(job.join == group)]
         return [length + int(job.transfer[group]) for way in ways for length in way]
 
@@ -127,6 +132,23 @@ def test_of_two_ranks_the_late_one_is_on_the_path_and_the_early_one_has_slack() 
     assert found.on.tolist() == [False, False, False, True, True, True]
     assert found.slack.tolist() == [2, 0, 3, 0, 0, 0]
     assert found.weight.tolist() == [3, 2, 1, 5, 2, 4]
+
+
+def test_who_hands_over_goes_on_and_two_may_hand_to_each_other() -> None:
+    # Rank 0: 3 of its own, hands over to join 0, waits in join 1, 1. Rank 1: 5, hands, waits, 4.
+    run, join = np.array([0] * 4 + [1] * 4), np.array([OWN, 0, 1, OWN, OWN, 1, 0, OWN])
+    own, hands = np.array([3, 0, 9, 1, 5, 0, 9, 4]), np.array([False, True, False, False] * 2)
+    its = plan(run, join, 2, 1, hands)
+    measured = (its, own, np.array([7, 2]), np.zeros(2, dtype=np.int64))
+
+    found = longest(*measured)
+
+    assert not its.stuck.any()
+    assert replay(*measured).end.tolist() == [5 + 2 + 1, 5 + 7 + 4]
+    # Rank 1 came last to the join in which it waits: what it was handed had been there for long.
+    assert found.on.tolist() == [False] * 4 + [True, False, True, True]
+    assert found.slack.tolist()[:2] == [2, 0]
+    assert (found.weight[found.on]).tolist() == [5, 7, 4]
 
 
 @pytest.mark.parametrize(

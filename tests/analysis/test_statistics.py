@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.statistics import Summary, mean, summarize
+from lightning_rlprof.analysis.statistics import (
+    Summary,
+    Totals,
+    mean,
+    summarize,
+    summarize_runs,
+    totals,
+)
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**61)), max_size=40)
 
@@ -44,6 +51,29 @@ def test_large_groups_are_summarized_as_small_ones_are(monkeypatch: pytest.Monke
     found.append(vars(summarize(groups, values)))
     for name in Summary.__annotations__:
         assert found[0][name].tolist() == found[1][name].tolist()
+
+
+@pytest.mark.parametrize("size", [7, 500])
+def test_groups_in_a_row_are_summarized_as_others_are(size: int) -> None:
+    random = np.random.default_rng(0)
+    group, count = np.array([3, 4, 70_000]), np.array([size, 1, 2 * size])
+    groups, values = np.repeat(group, count), random.integers(0, 10**9, 3 * size + 1)
+    expected = vars(summarize(groups, values))
+    found = vars(summarize_runs(group, count, values.copy()))
+    for name in Summary.__annotations__:
+        assert found[name].tolist() == expected[name].tolist()
+
+
+@given(PAIRS, st.integers(1, 2**70), st.integers(1, 2**61))
+def test_totals_are_summaries_without_quantiles(
+    pairs: list[tuple[int, int]], wide: int, small: int
+) -> None:
+    """Also where names of groups are far apart."""
+    groups = np.array([group * wide % 2**40 for group, _ in pairs], dtype=np.int64)
+    values = np.array([value % small // 64 for _, value in pairs], dtype=np.int64)
+    found, expected = totals(groups, values), summarize(groups, values)
+    for name in Totals.__annotations__:
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
 
 
 def test_means_are_rounded_to_the_nearest_integer() -> None:

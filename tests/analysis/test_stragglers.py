@@ -1,14 +1,13 @@
 """Who makes the others wait: the matrix, what may never be said, and what the table tells."""
 
+import gc
+import weakref
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.stragglers import stragglers
 from lightning_rlprof.analysis.verdicts import INSUFFICIENT, NOBODY, SLOW_OR_UNEVEN
-from tests.analysis import scripted
 from tests.analysis.scripted import STAGES, Script, play, without
 from tests.peers.harness import CASES, OURS, TOO_SHORT, accused, scores
 
@@ -82,16 +81,14 @@ def test_arrivals_alone_accuse_where_stages_hide_a_slow_rank() -> None:
     assert "A slow rank may be hidden in actor_update" in f"{hidden.note}{hidden.abstained}"
 
 
-def test_drifting_pace_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    still = scripted._slowness
-
-    def drift(script: Script) -> Any:
-        pace = np.random.default_rng(1).normal(0, 0.01, (script.ranks, script.steps))
-        return still(script) * np.exp(np.cumsum(pace, axis=1))[:, :, None]
-
-    monkeypatch.setattr(scripted, "_slowness", drift)
-    table = stragglers(play(Script(steps=60), 5).spans)
+def test_drifting_pace_is_said() -> None:
+    table = stragglers(play(Script(steps=60, drift=(0.03, 0.9)), 5).spans)
     assert "steps count as one" in f"{table.note}{table.abstained}"
+
+
+def test_ranks_that_keep_a_pace_of_their_own_are_seldom_accused() -> None:
+    script = Script(drift=(0.03, 0.95))
+    assert sum(bool(accused(play(script, seed))) for seed in SEEDS) <= 1
 
 
 def test_a_run_with_nothing_to_compare_abstains() -> None:
@@ -105,3 +102,13 @@ def test_a_run_with_nothing_to_compare_abstains() -> None:
         f"{INSUFFICIENT}: actor: one rank has nobody to be compared with"
     )
     assert stragglers(spans).abstained == f"{INSUFFICIENT}: {few}"
+
+
+def test_a_run_is_compared_once_and_forgotten_with_it() -> None:
+    spans = play(Script(), 5).spans
+    assert stragglers(spans) is stragglers(spans)
+    assert stragglers(replace(spans)) is not stragglers(spans)
+    kept = weakref.ref(spans)
+    del spans
+    gc.collect()
+    assert kept() is None

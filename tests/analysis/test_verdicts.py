@@ -54,6 +54,12 @@ def test_a_slow_stage_is_named_and_all_of_them_are_the_whole() -> None:
     assert [names[code] for code in one.stages] == ["compute_reward"]
 
 
+def test_several_places_share_the_chance_of_a_false_word() -> None:
+    few = paced(Script(steps=12, slow={1: 0.3}, noise=0.01, hiccups=0.0))
+    assert [each.verdict for each in judge(few, host_only=True)] == [SLOW_HOST]
+    assert [each.verdict for each in judge(few, host_only=True, places=2)] == [INSUFFICIENT]
+
+
 def test_what_proves_nothing_is_insufficient() -> None:
     assert set(words(Script(steps=8, slow={1: 0.3}, noise=0.01)).values()) == {INSUFFICIENT}
 

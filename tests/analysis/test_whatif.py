@@ -142,3 +142,9 @@ def test_a_later_run_scores_what_was_predicted() -> None:
 @given(runs(overlapping_steps=True))
 def test_odd_runs_do_no_harm(rows: list[list[Row]]) -> None:
     whatif(loaded(*rows))
+
+
+def test_a_stage_may_be_hidden_by_name() -> None:
+    assert "actor_update hidden" in whatif(
+        play(Script(listed=True), 1).spans, hidden=["actor_update"]
+    ).column("change")

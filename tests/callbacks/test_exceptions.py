@@ -117,14 +117,16 @@ def test_an_exception_in_another_callback(
     assert len(cut_steps(trace)) <= 1
 
 
-def test_a_callback_before_ours_that_fails_at_batch_start_leaves_finished_steps(
-    callback: ProfilerCallback,
+@pytest.mark.parametrize("before_ours", [True, False])
+def test_a_callback_that_fails_at_batch_start_leaves_finished_steps(
+    before_ours: bool, callback: ProfilerCallback
 ) -> None:
     error = BoomError()
     other = Breaks("on_train_batch_start", error, nth=3)
-    trace = fit_and_fail(callback, error, other, callback)
+    order = (other, callback) if before_ours else (callback, other)
+    trace = fit_and_fail(callback, error, *order)
     assert steps_of(trace) == [1, 2]
-    assert cut_steps(trace) == []  # we never heard of a third batch
+    assert cut_steps(trace) == []  # the third batch was never run
 
 
 def test_an_exception_in_a_setup_before_ours_leaves_no_run(callback: ProfilerCallback) -> None:

@@ -1,6 +1,7 @@
 """`rlprof findings`: trust first, then what to act on, with a command that can be typed."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def test_trust_comes_first_and_each_finding_with_price_and_next_step(
     assert lines[at + 1].startswith("1. ")
     assert any(line.endswith("rank 2 makes the others wait: slow host") for line in lines[at:])
     assert f"   rlprof stragglers '{tmp_path}/a run' --json" in lines
+    assert any(line.startswith("   look at rank 2, step ") for line in lines)
     assert lines[-1].startswith("Next: rlprof report ")
 
 
@@ -37,3 +39,14 @@ def test_a_run_of_which_nothing_can_be_said_says_so(rlprof: Run, tmp_path: Path)
     assert "doubt   ranks: 1 of 2 are missing: 1" in out
     assert "Not decided, of 1 steps: " in out
     assert "nothing: no rule has found anything" in out
+
+
+def test_every_command_that_it_prints_can_be_typed(rlprof: Run, tmp_path: Path) -> None:
+    _, out, _ = rlprof("findings", recorded(tmp_path / "a run", steps=20, slow={2: 0.15}))
+    commands = [line for line in out.splitlines() if line.startswith("   rlprof ")]
+    assert len(commands) >= 2
+    for command in commands:
+        status, answer, err = rlprof(*shlex.split(command)[1:])
+        assert (status, err) == (0, ""), command
+        if " sql " in command:
+            assert "actor" in answer

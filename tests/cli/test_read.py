@@ -124,6 +124,27 @@ def test_trace_is_packed_unless_the_name_says_otherwise(rlprof: Run, tmp_path: P
     assert rlprof("trace", run, "--force")[0] == 0
 
 
+def test_hosts_that_never_compared_clocks_are_merged_by_force_alone_and_marked(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    for rank, host in enumerate("ab"):
+        write_rank(tmp_path, header(rank, 2, host=host), grpo_rows(3))
+
+    status, out, err = rlprof("trace", tmp_path)
+    assert (status, out) == (1, "")
+    assert "clocks of hosts a, b were never compared" in err
+    assert "--force writes it, marked" in err
+    assert not (tmp_path / "trace.json.gz").exists()
+
+    status, out, _ = rlprof("trace", tmp_path, "--force")
+    assert status == 0
+    assert "! UNCALIBRATED: clocks of hosts a, b were never compared" in out
+    found = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert found["otherData"]["clocks"].startswith("UNCALIBRATED: clocks of hosts a, b")
+    alone = rlprof("trace", tmp_path / "rank-00000.jsonl")
+    assert alone[0] == 0
+
+
 def test_outputs_of_a_single_file_and_of_a_save_path_are_derived(
     rlprof: Run, tmp_path: Path
 ) -> None:

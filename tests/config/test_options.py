@@ -20,7 +20,7 @@ def said(**keys: Any) -> str:
 
 
 def test_defaults() -> None:
-    blocks = {"integrated", "nsight", "torch_profiler", "npu", "memory", "on_finish"}
+    blocks = {"integrated", "nsight", "torch_profiler", "npu", "memory", "on_finish", "parallel"}
     assert Options().model_dump(exclude=blocks) == {
         "steps": None,
         "ranks": None,

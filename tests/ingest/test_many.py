@@ -46,7 +46,8 @@ def test_sql_sees_all_ranks_on_one_axis_as_the_joined_run_does(folder: Path) -> 
     (spread,) = store.sql("select max(start_ns) - min(start_ns) from kernels").rows
     assert spread[0] > 2 * 10**9
     own = {name for name in cached_files(folder) if name.startswith("run/")}
-    assert own == {f"run/{name}.parquet" for name in ("spans", "headers", "notes", "problems")}
+    whole = ("clocks", "spans", "headers", "notes", "problems")
+    assert own == {f"run/{name}.parquet" for name in whole}
 
 
 def test_without_the_caches_of_all_it_is_one_run_too(folder: Path) -> None:

@@ -37,6 +37,6 @@ def test_two_real_ranks_are_one_run_in_sql(tmp_path: Path) -> None:
         shutil.copy(path, tmp_path)
     assert ingest([tmp_path], jobs=1).column("state") == ["made", "made"]
     spans, store = load(tmp_path), open_store(tmp_path)
-    for name in spans.tables:
+    for name in spans.tables.keys() - {"clocks"}:  # which has no start
         query = f"select rank, count(*) as n, min(start_ns) from {name} group by 1 order by 1"
         assert list(store.sql(query).rows) == list(spans.sql(query).rows)

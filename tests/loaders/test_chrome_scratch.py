@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.loaders import chrome_scratch
-from lightning_rlprof.loaders.chrome_scratch import Grown, Scratch, Settled
+from lightning_rlprof.loaders.chrome_scratch import Grown, Scratch
 
 TYPES: dict[str, Any] = {"code": np.int32, "time": np.int64}
 
@@ -79,20 +79,31 @@ def test_no_directory_for_temporary_files_is_no_reason_to_fail(
     assert columns.column("time").tolist() == expected["time"]
 
 
-@pytest.mark.parametrize("held", [0, 100, 1 << 20])
-def test_settled_columns_come_back_in_order(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_scratch, "HELD", held)
-    columns = [np.arange(size, dtype=kind) for size in (0, 3, 7) for kind in ("i1", "i4", "i8")]
-    settled = Settled()
-    for column in columns:
-        settled.add(column[::1])
+@pytest.mark.parametrize("aside", [set(), {0}, {2, 3}])
+def test_some_rows_come_back_from_wherever_they_lie(aside: set[int]) -> None:
+    columns, expected = grown(4, aside)
 
-    found = settled.columns()
+    for low in range(11):
+        for high in range(low, 11):
+            for name in TYPES:
+                assert columns.part(name, low, high).tolist() == expected[name][low:high]
+    parts = list(columns.parts(3))
+    assert [len(part["time"]) for part in parts] == [3, 3, 3, 1]
+    assert [each for part in parts for each in part["time"].tolist()] == expected["time"]
 
-    assert [each.tolist() for each in found] == [each.tolist() for each in columns]
-    assert [each.dtype for each in found] == [each.dtype for each in columns]
+
+def test_columns_without_a_place_of_their_own_are_put_aside_when_they_are_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chrome_scratch, "_OWN", 100)
+    columns = Grown(TYPES)
+    for _ in range(5):
+        columns.add({name: np.arange(4, dtype=kind) for name, kind in TYPES.items()})
+
+    assert sum(map(len, columns._parts["time"])) == 8  # 12 rows of 12 bytes are beyond it
+    assert columns.column("time").tolist() == [*range(4)] * 5
 
 
-def test_nothing_put_aside_is_nothing_to_view() -> None:
+def test_nothing_put_aside_is_nothing_to_read() -> None:
     with pytest.raises(ValueError, match="nothing was put aside"):
-        Scratch().view()
+        Scratch().read(np.int64, 1, 0)

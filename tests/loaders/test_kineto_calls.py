@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rlprof.loaders.kineto import read_kineto
-from lightning_rlprof.loaders.kineto_calls import SLACK_NS, parents
+from lightning_rlprof.loaders.kineto_calls import SLACK_NS, Nesting
 from lightning_rlprof.table import Table
 from tests.loaders.chrome import PID, ChromeTrace
 
@@ -225,6 +225,10 @@ def test_parents_agree_with_brute_force(rows: list[Call]) -> None:
     columns = [np.array([row[at] for row in rows], np.int64) for at in range(4)]
     lane, start, length, alone = columns
 
-    found = parents(lane, start, start + length, alone.astype(bool)).tolist()
+    for size in (1, 3, 12):
+        nesting, found = Nesting(), []
+        for low in range(0, len(rows), size):
+            part = (each[low : low + size] for each in (lane, start, start + length))
+            found += nesting.parents(*part, alone[low : low + size].astype(bool)).tolist()
 
-    assert found == brute(rows)
+        assert found == brute(rows)

@@ -154,14 +154,6 @@ def test_ranks_of_the_world_without_a_part_are_named_but_not_those_that_were_los
     )
 
 
-def test_hosts_whose_clocks_nobody_compared_are_a_problem() -> None:
-    far = spans_of([], {1})
-    far = type(far)(**{**vars(far), "headers": {1: header(1, 2, host="node-b")}})
-
-    assert "clocks of 2 hosts are not calibrated" in str(join([spans_of([], {0}), far]).problems)
-    assert "calibrated" not in str(join([spans_of([], {0}), spans_of([], {1})]).problems)
-
-
 def test_tables_are_read_when_asked_and_on_the_axis_of_the_run() -> None:
     asked = []
 

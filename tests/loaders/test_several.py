@@ -17,7 +17,8 @@ DATA = Path(__file__).parents[3] / "shared" / "data" / "kineto" / "two_ranks"
 def chrome(path: Path, rank: int | None = None, late: int = 0, world: int = 0) -> Path:
     """Write a trace with a stage of 10 ns and a kernel; ``rank`` stands in its text."""
     job = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": world}}
-    made = ChromeTrace({"schemaVersion": 1, **job}, {**AFTER, "baseTimeNanoseconds": BASE + late})
+    head = {"schemaVersion": 1, "host_name": "node-a", **job}
+    made = ChromeTrace(head, {**AFTER, "baseTimeNanoseconds": BASE + late})
     made.mark("actor_update", 0, 100)
     made.launched(1, 20)
     return made.write(path)

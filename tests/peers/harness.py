@@ -1,7 +1,7 @@
 """Who is right: seeded windows with a known culprit, asked of every formula and of ours."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_rlprof.analysis.stragglers import stragglers
 from lightning_rlprof.analysis.verdicts import INSUFFICIENT, UNEVEN
@@ -13,6 +13,9 @@ __all__ = ["CASES", "OURS", "TOO_SHORT", "Score", "accused", "scores"]
 OURS = "lightning_rlprof"
 
 _CLOCKS = {2: 5.0, 5: -5.0}
+_TENSOR = Script(parallel={"tp": 2}, uneven=0.3, listed=True)
+_PIPELINE = Script(parallel={"pp": 2}, layers=(1.0, 1.3), uneven=0.3, listed=True)
+_EXPERTS = Script(parallel={"ep": 2}, experts=(1.4, 1.0), uneven=0.3, listed=True)
 CASES: Mapping[str, Script] = {
     "healthy, even work": Script(),
     "healthy, uneven work": Script(uneven=0.6),
@@ -22,6 +25,12 @@ CASES: Mapping[str, Script] = {
     "10 % slow for 8 of 24 steps": Script(slow={1: 0.1}, when=(7, 14), uneven=0.3),
     "healthy, clocks off by 5 ms": Script(uneven=0.3, offsets_ms=_CLOCKS),
     "one 10 % slow, clocks off by 5 ms": Script(slow={1: 0.1}, uneven=0.3, offsets_ms=_CLOCKS),
+    "TP 2 x DP 4, healthy": _TENSOR,
+    "TP 2 x DP 4, one 10 % slow": replace(_TENSOR, slow={3: 0.1}),
+    "PP 2 x DP 4, uneven layers, healthy": _PIPELINE,
+    "PP 2 x DP 4, uneven layers, one 10 % slow": replace(_PIPELINE, slow={5: 0.1}),
+    "EP 2 x DP 4, uneven experts, healthy": _EXPERTS,
+    "EP 2 x DP 4, uneven experts, one 10 % slow": replace(_EXPERTS, slow={3: 0.1}),
 }
 """The matrix, with 8 ranks."""
 

@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.perfetto import write_trace
 from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Column, Table
 from tests.runs import MAIN, Row, grpo_run, header, loaded, write_rank
 
 
@@ -159,3 +161,37 @@ def test_a_failure_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
 def test_an_unwritable_directory_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_trace(loaded([]), tmp_path / "nowhere" / "t.json")
+
+
+def two_hosts(run: Path, *, unsure: int | None) -> Spans:
+    for rank, host in enumerate("ab"):
+        write_rank(run, header(rank, 2, host=host), [Row("a", "stage", 1, 5, 9)])
+    spans = load(run)
+    cells = [(0, 0), (1, unsure)]
+    columns = (Column("rank", "count"), Column("uncertainty", "duration", "ns"))
+    return replace(spans, tables={"clocks": lambda: Table("clocks", columns, cells)})
+
+
+def test_a_rank_whose_clock_may_be_off_says_by_how_much(tmp_path: Path) -> None:
+    events = _events(two_hosts(tmp_path / "run", unsure=80_000), tmp_path / "t.json")
+    names = [name for (_, tid), name in _names(events).items() if tid == 0]
+    assert names == ["rank 0 (a)", "rank 1 (b, ±0.080 ms)"]
+
+
+def test_a_watermark_is_in_the_metadata_on_every_rank_and_on_a_track_of_its_own(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "t.json"
+    write_trace(two_hosts(tmp_path / "run", unsure=None), path, watermark="nobody compared a, b")
+    found = json.loads(path.read_text(), parse_float=str)
+    assert found["otherData"]["clocks"] == "UNCALIBRATED: nobody compared a, b"
+    names = [name for (_, tid), name in _names(found["traceEvents"]).items() if tid == 0]
+    assert names == [
+        "UNCALIBRATED: nobody compared a, b",
+        "rank 0 (a, UNCALIBRATED)",
+        "rank 1 (b, UNCALIBRATED)",
+    ]
+    slices = [e for e in found["traceEvents"] if e["ph"] == "X" and e["cat"] == "clocks"]
+    assert [(e["pid"], e["name"]) for e in slices] == [(3, names[0])]
+    end = max(_ns(e["ts"]) + _ns(e["dur"]) for e in found["traceEvents"] if e["ph"] == "X")
+    assert _ns(slices[0]["ts"]) + _ns(slices[0]["dur"]) == end

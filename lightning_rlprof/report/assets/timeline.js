@@ -295,6 +295,14 @@ const timeline = (() => {
     listen();
     width = host.clientWidth;
     select(at);
+    addEventListener("hashchange", follow);
+    follow();
+  }
+
+  // What a finding links to: "#step-12", whether the page was opened with it or it was clicked.
+  function follow() {
+    const found = /^#step-(\d+)$/.exec(location.hash);
+    if (found) open(Number(found[1]), Number(found[1]));
   }
 
   return { start, draw, open, has, number, isEmpty: !steps.length };

@@ -1,0 +1,186 @@
+"""The rule on devices that wait: for launches of short work, or for a host that is elsewhere."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.cells import read
+from lightning_rlprof.analysis.claims import HIGH, MEDIUM, Claim, Undecided, bounds, place_at
+from lightning_rlprof.analysis.device_runs import NEVER, DeviceRuns, Lane, grid_of
+from lightning_rlprof.analysis.exact import Floats
+from lightning_rlprof.analysis.idle import LATENCY_NS
+from lightning_rlprof.analysis.slowdown import slowdown
+from lightning_rlprof.analysis.unpaired import Unpaired
+from lightning_rlprof.spans import Int64s, Spans
+
+__all__ = ["FEWEST", "LATE", "SHORT_NS", "device_claims"]
+
+LATE = 0.2
+"""Share of a device's observed time from which on waiting for the host is a finding.
+
+A fifth: a trace that lost a fifth of its events, out of a device that never rested, shows no more.
+"""
+
+SHORT_NS = 100_000
+"""Up to here a gap is the price of launching, beyond it the host did something else."""
+
+FEWEST = 200
+"""Pieces of device work below which nothing is said."""
+
+_PIECES = 20  # stretches with as many pieces of work each, of which the bootstrap draws
+_HOST = "devices that wait for the host"
+_TIMES = ("start", "duration", "launch")
+_GAPS = """
+with work as ({work}), free as (
+  select *, max(start_ns + duration_ns) over (partition by rank, device
+    order by start_ns, launch_ns nulls last
+    rows between unbounded preceding and 1 preceding) as idle_ns from work where duration_ns > 0)
+select rank, device, count(*) as gaps, sum(start_ns - idle_ns) as gap_ns from free
+where start_ns > idle_ns and start_ns - idle_ns <= {short} and launch_ns > idle_ns
+and graph is null group by rank, device order by rank, device"""
+
+
+class _Waits(NamedTuple):
+    """Idle time of one device: by stretch; its short gaps; the longest, (ns, rank, from, to)."""
+
+    late: Floats
+    unknown: Floats
+    whole: Floats
+    short: int
+    gaps: int
+    longest: tuple[int, int, int, int]
+
+
+def device_claims(
+    spans: Spans, devices: DeviceRuns, pairs: Unpaired | None
+) -> Iterator[Claim | Undecided]:
+    """Yield what the work of devices tells; nothing where nobody looked at any."""
+    lanes = [lane for lane in devices.lanes if len(lane.known[0])]
+    if not lanes:
+        return
+    pieces = min(len(lane.runs.start_ns) for lane in lanes)
+    if pieces < FEWEST:
+        yield Undecided(_HOST, f"of {pieces} pieces of device work")
+        return
+    waits = [_waits(lane) for lane in lanes]
+    late, unknown, whole = (
+        np.sum([getattr(each, name) for each in waits], axis=0)
+        for name in ("late", "unknown", "whole")
+    )
+    slow = slowdown(spans)
+    low, high = bounds(late, whole, late + unknown)
+    low = max(0.0, low - (slow / (1 + slow) if slow is not None and slow > 0 else 0.0))
+    if high < LATE:
+        return
+    if low <= LATE:
+        yield Undecided(_HOST, f"{low:.0%} to {high:.0%} of the time where {LATE:.0%} counts")
+        return
+    if pairs is not None and pairs.lossy:
+        yield Undecided(_HOST, "as kernels were lost: see the integrity sheet")
+        return
+    sure = HIGH if slow is not None and low > 2 * LATE else MEDIUM
+    yield _late(spans, waits, (low, high), sure)
+
+
+def _late(spans: Spans, waits: list[_Waits], share: tuple[float, float], sure: str) -> Claim:
+    """Return the claim: many short gaps are launches, a few long ones are something else."""
+    effect, whole = (int(sum(getattr(w, n).sum() for w in waits)) for n in ("late", "whole"))
+    ends = (int(share[0] * whole), int(share[1] * whole))
+    seen = f"{effect / whole:.0%} of the time seen"
+    short, gaps = sum(each.short for each in waits), sum(each.gaps for each in waits)
+    longest, rank, first, last = max(each.longest for each in waits)
+    place = place_at(spans, rank, first, last)
+    refuted = "the same steps without a profiler are shorter by as much: it slows the host"
+    if 2 * short > effect:
+        return Claim(
+            "devices wait for the launches of short work",
+            *(effect, *ends, sure),
+            "CUDA graphs, torch.compile or fused kernels: fewer launches; or a larger micro-batch",
+            f"{refuted}, or the share stays with a micro-batch of twice the size",
+            f"{seen}; {gaps:,} gaps up to {SHORT_NS // 1000} µs before work that came too late",
+            _gaps_query(spans),
+            place,
+            "rlprof show RUN idle",
+        )
+    return Claim(
+        "devices run empty until the host launches again",
+        *(effect, *ends, sure),
+        "look at what the host does in the longest gaps: .item(), copies that block, Python",
+        f"{refuted}, or the host waits there for something outside of it",
+        f"{seen}; the longest gap takes {longest / 1e6:.3g} ms",
+        _gap_query(spans, rank, first, last),
+        place,
+        "rlprof show RUN idle",
+    )
+
+
+def _waits(lane: Lane) -> _Waits:
+    """Return when a device waited for its host, as `idle` tells it, and when nobody knows why."""
+    runs, grid = lane.runs, grid_of(lane)
+    edges = np.diff((~grid.busy & grid.seen).astype(np.int8), prepend=0, append=0)
+    start, end = grid.times[np.flatnonzero(edges > 0)], grid.times[np.flatnonzero(edges < 0)]
+    at = np.searchsorted(runs.start_ns, end)
+    begins = np.append(runs.start_ns, NEVER)[at] == end
+    launch = np.where(begins, np.append(runs.launch_ns, NEVER)[at], NEVER)
+    known, after = launch <= end, launch > start
+    until = np.where(end - launch.clip(start, end) <= LATENCY_NS, end, launch.clip(start, end))
+    late = np.where(known & after, until - start, 0)
+    cuts = runs.start_ns[np.arange(1, _PIECES) * len(runs.start_ns) // _PIECES]
+    longest = int(np.argmax(late)) if len(late) else 0
+    times = (int(start[longest]), int(end[longest])) if len(late) else (0, 0)
+    gaps = _short(runs.start_ns, runs.end_ns, runs.launch_ns, runs.graph)
+    return _Waits(
+        _by_piece(cuts, start, late),
+        _by_piece(cuts, start, np.where(known, 0, end - start)),
+        _by_piece(cuts, grid.times[:-1], np.diff(grid.times) * grid.seen),
+        *(int(gaps.sum()), len(gaps)),
+        (int(late.max(initial=0)), lane.rank, *times),
+    )
+
+
+def _by_piece(cuts: Int64s, times: Int64s, ns: Int64s) -> Floats:
+    found = np.zeros(_PIECES)
+    np.add.at(found, np.searchsorted(cuts, times, "right"), ns)
+    return found
+
+
+def _short(start: Int64s, end: Int64s, launch: Int64s, graph: Int64s) -> Int64s:
+    """Return the short gaps before work that was launched into them; see `_GAPS`."""
+    free = np.maximum.accumulate(end)[:-1]
+    gap, launch, graph = start[1:] - free, launch[1:], graph[1:]
+    keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER) & (graph < 0)
+    found: Int64s = gap[keep]
+    return found
+
+
+def _gaps_query(spans: Spans) -> str:
+    """Return the SELECT of `_short` on each device."""
+    every = _every(spans, ("rank", "device", "start", "duration", "launch", "graph"))
+    return " ".join(_GAPS.format(work=every, short=SHORT_NS).split())
+
+
+def _gap_query(spans: Spans, rank: int, from_ns: int, to_ns: int) -> str:
+    """Return the SELECT of what ended as a gap began, and began as it ended."""
+    every = _every(spans, ("rank", "device", "stream", "kernel", "start", "duration", "launch"))
+    where = f"rank = {rank} and (start_ns + duration_ns = {from_ns} or start_ns = {to_ns})"
+    return f"select * from ({every}) where {where} order by start_ns"
+
+
+def _every(spans: Spans, names: Sequence[str]) -> str:
+    """Return the SELECT of kernels and copies, with null for columns that one of them lacks."""
+    parts = []
+    for name in ("kernels", "memcpy"):
+        if (table := read(spans, name, [])) is not None:
+            there = {column.name for column in table.columns}
+            columns = ", ".join(_selected(each, there) for each in names)
+            parts.append(f"select {columns} from {name}")
+    return " union all ".join(parts)
+
+
+def _selected(name: str, there: Collection[str]) -> str:
+    """Return a column as SQL calls it: times have their unit, a copy's kind is its name."""
+    if name == "kernel" and name not in there:
+        return "kind as kernel"
+    called = f"{name}_ns" if name in _TIMES else name
+    return called if name in there else f"null as {called}"

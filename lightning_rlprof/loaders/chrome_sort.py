@@ -1,0 +1,129 @@
+"""Rows of any number in order, in bounded memory: sorted parts aside, merged a block at a time."""
+
+import bisect
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.loaders.chrome_scratch import Grown, Scratch
+from lightning_rlprof.spans import Int64s
+
+__all__ = ["ROWS", "Columns", "beside", "heads", "in_order"]
+
+ROWS = 1 << 15
+"""Rows of a block; twenty arrays of that length are 5 MB."""
+
+Columns = Mapping[str, npt.NDArray[Any]]
+"""Some rows of a table: arrays of one length, by name."""
+
+_STEP = 1 << 10  # rows from one sample of a part's keys to the next
+_Keys = tuple[int, int]
+
+
+class _Part:
+    """One sorted part: its rows lie in a scratch file, samples of its first keys here."""
+
+    def __init__(
+        self, rows: Columns, keys: Sequence[str], limits: Sequence[str], scratch: Scratch
+    ) -> None:
+        order = _order(rows, keys)
+        self._grown = Grown({name: column.dtype.type for name, column in rows.items()}, scratch)
+        self._grown.add({name: column[order] for name, column in rows.items()})
+        self._limits = limits
+        picked = (rows[key][order[::_STEP]].tolist() for key in limits)
+        self.samples: list[_Keys] = list(zip(*picked, strict=True))
+        self._grown.put_aside()
+
+    def __len__(self) -> int:
+        return len(self._grown)
+
+    def before(self, limit: _Keys) -> int:
+        """Return the number of rows whose first keys come before some keys."""
+        low = max(bisect.bisect_left(self.samples, limit) - 1, 0) * _STEP
+        high = min(low + _STEP + 1, len(self))
+        first, second = (self._grown.part(name, low, high) for name in self._limits)
+        start, end = (np.searchsorted(first, limit[0], side) for side in ("left", "right"))
+        return low + int(start + np.searchsorted(second[start:end], limit[1]))
+
+    def rows(self, low: int, high: int) -> Columns:
+        return {name: self._grown.part(name, low, high) for name in self._grown.types}
+
+
+def in_order(
+    parts: Iterable[Columns], *keys: str, whole: int = 2, rows: int = ROWS
+) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """Yield all rows by some of their columns, a block at a time.
+
+    Rows that are alike in all keys stay in the order of the parts. Takes memory for a block and a
+    part, and a sample of two keys for each thousand rows.
+
+    Args:
+        parts: Columns of the same names and types; each part is in memory by itself.
+        keys: Columns of integers, the one that decides first.
+        whole: Rows that are alike in that many of the first keys, 1 or 2, are in one block, however
+            many they are.
+        rows: About how many rows a block has.
+
+    Example::
+
+        >>> parts = [{"a": np.array([3, 1])}, {"a": np.array([2])}]
+        >>> [block["a"].tolist() for block in in_order(parts, "a")]
+        [[1, 2, 3]]
+    """
+    scratch, limits = Scratch(), (keys[0], keys[:whole][-1])
+    done = [_Part(part, keys, limits, scratch) for part in parts if len(part[keys[0]])]
+    samples = heapq.merge(*(part.samples for part in done))
+    every = max(rows // _STEP, 1)
+    cuts = dict.fromkeys(each for at, each in enumerate(samples) if at and at % every == 0)
+    low = [0] * len(done)
+    for cut in [*cuts, None]:
+        high = [len(part) if cut is None else part.before(cut) for part in done]
+        if high != low:
+            pieces = [part.rows(*ends) for part, *ends in zip(done, low, high, strict=True)]
+            block = {name: np.concatenate([each[name] for each in pieces]) for name in pieces[0]}
+            order = _order(block, keys)
+            yield {name: column[order] for name, column in block.items()}
+        low = high
+
+
+def _order(rows: Columns, keys: Sequence[str]) -> Int64s:
+    return np.lexsort([rows[key] for key in reversed(keys)])
+
+
+def heads(*columns: npt.NDArray[Any]) -> Int64s:
+    """Return where one of some sorted columns changes, its first row among these."""
+    changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return np.flatnonzero(np.append(True, changes))
+
+
+def beside(
+    own: Grown, others: Iterator[Columns], otherwise: Mapping[str, int], rows: int = ROWS
+) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """Yield rows, some at a time, with columns of others beside them.
+
+    Args:
+        own: The rows.
+        others: Columns, and ``row``: which row they stand beside, from 0, in that order.
+        otherwise: The columns of the others, and what stands in them beside all other rows.
+        rows: How many rows at a time.
+    """
+    waiting: list[Columns] = []
+    low = 0
+    for part in own.parts(rows):
+        high = low + len(next(iter(part.values())))
+        while (not waiting or waiting[-1]["row"][-1] < high) and (more := next(others, None)):
+            waiting.append(more)
+        for name, nothing in otherwise.items():
+            part[name] = np.full(high - low, nothing)
+        left: list[Columns] = []
+        for each in waiting:
+            cut = np.searchsorted(each["row"], high)
+            for name in otherwise:
+                part[name][each["row"][:cut] - low] = each[name][:cut]
+            if cut < len(each["row"]):
+                left.append({name: column[cut:] for name, column in each.items()})
+        waiting, low = left, high
+        yield part

@@ -1,0 +1,126 @@
+"""Memory that keeps growing is a finding without a price; set-up, plateaus and noise are none."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.claims import Claim, Undecided
+from lightning_rlprof.analysis.memory_rules import memory_claims
+from lightning_rlprof.spans import Spans
+from tests.analysis.device_trace import Cells, table, thinned
+from tests.runs import Row, loaded
+
+COLUMNS = ("rank", "device", "component", "time", "allocated", "reserved")
+GIB, MIB = 2**30, 2**20
+STEP_NS = 1_000_000
+
+
+def counted(held: list[int], ranks: int = 1) -> Spans:
+    """Return steps that counted what the device held as they ended; of rank 1 half of that."""
+    return loaded(
+        *(
+            [
+                Row(
+                    "step",
+                    "step",
+                    at + 1,
+                    at * STEP_NS,
+                    (at + 1) * STEP_NS,
+                    counters={"device_allocated_bytes": bytes_ // (rank + 1)},
+                )
+                for at, bytes_ in enumerate(held)
+            ]
+            for rank in range(ranks)
+        )
+    )
+
+
+def sampled(held: list[int]) -> list[Cells]:
+    """Return the table of a device tool: three samples a step, the lowest in the middle."""
+    return [
+        {
+            **{"rank": 0, "device": 0, "component": "CUDA", "reserved": 9 * GIB},
+            **{"time": at * STEP_NS + part * 250_000, "allocated": bytes_ + more},
+        }
+        for at, bytes_ in enumerate(held)
+        for part, more in ((1, GIB), (2, 0), (3, GIB // 2))
+    ]
+
+
+def with_table(rows: list[Cells], steps: int) -> Spans:
+    marks = [Row("step", "step", n + 1, n * STEP_NS, (n + 1) * STEP_NS) for n in range(steps)]
+    return replace(loaded(marks), tables={"memory": lambda: table("memory", COLUMNS, rows)})
+
+
+def leaking(steps: int = 24) -> list[int]:
+    return [4 * GIB + 50 * MIB * at for at in range(steps)]
+
+
+def said(spans: Spans) -> list[Claim | Undecided]:
+    return list(memory_claims(spans))
+
+
+def test_it_fires_on_a_leak_that_spans_counted_and_its_link_returns_the_samples() -> None:
+    spans = counted(leaking(), ranks=2)
+    (claim,) = said(spans)
+    assert isinstance(claim, Claim)
+    assert claim.text == "memory grows from step to step: torch on rank 0 and 1 more"
+    assert (claim.effect, claim.low, claim.high) == (None, None, None)
+    assert claim.evidence.startswith("50 MiB a step (50 to 50, 99 %) in steps 13-24")
+    found = spans.sql(claim.query)
+    assert found.column("step") == list(range(13, 25))
+    assert found.column("device_allocated_bytes") == leaking()[12:]
+    assert claim.place is not None
+    assert (claim.place.rank, claim.place.step) == (0, 24)
+
+
+def test_it_fires_on_a_leak_in_a_tools_table_and_its_link_returns_the_samples() -> None:
+    spans = with_table(sampled(leaking()), 24)
+    (claim,) = said(spans)
+    assert isinstance(claim, Claim)
+    assert "50 MiB a step" in claim.evidence
+    assert len(spans.sql(claim.query).rows) == 3 * 12
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [4 * GIB] * 24,
+        [4 * GIB + at * 1_000 for at in range(24)],
+        [4 * GIB - at * 50 * MIB for at in range(24)],
+    ],
+)
+def test_it_is_silent_where_nothing_grows_that_matters(held: list[int]) -> None:
+    assert said(counted(held)) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        (leaking(15), "of 15 steps with memory"),
+        ([GIB + 200 * MIB * min(at, 14) for at in range(24)], "as it stopped"),
+        (
+            [4 * GIB + int(e) for e in np.random.default_rng(1).normal(0, 2e9, 24)],
+            "as steps differ too much",
+        ),
+    ],
+)
+def test_it_abstains_where_steps_are_few_or_it_stopped_or_is_noise(
+    held: list[int], why: str
+) -> None:
+    (found,) = said(counted(held))
+    assert isinstance(found, Undecided)
+    assert why in found.why
+
+
+def test_where_no_memory_was_recorded_it_says_nothing() -> None:
+    assert said(loaded([Row("step", "step", 1, 0, 9)])) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_is_never_a_leak_also_where_a_fifth_of_it_is_lost(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    held = [4 * GIB + int(each) for each in random.normal(0, GIB, 40)]
+    rows = thinned(sampled(held), 0.2, seed)
+    assert not [each for each in said(with_table(rows, 40)) if isinstance(each, Claim)]
