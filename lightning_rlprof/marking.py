@@ -243,14 +243,12 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
     def enter(self, get=opened.get, put=opened.set, ident=get_ident, ids=numbers, clock=sink.clock):  # type: ignore[no-untyped-def]
         above, parent = get(), None
         while above is not None:
-            line = above[0]
-            if line[5] is None:
-                parent = line[7]
+            if above[0][5] is None:
+                parent = above[0][7]
                 break
             above = above[1]
-        step, more = sink.step, self.counters
-        thread, number = ident(), next(ids)
-        line = ["span", self.name, self.kind, step, clock(), None, thread, number, parent, more]
+        thread, new, more = ident(), next(ids), self.counters
+        line = ["span", self.name, self.kind, sink.step, clock(), None, thread, new, parent, more]
         put((line, above, self, None))
 
     def leave(self: Marker, kind, error, trace, get=opened.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.certainty import never_compared, remark
 from lightning_rlprof.analysis.counted import counted
-from lightning_rlprof.analysis.handed import handed, is_fed
+from lightning_rlprof.analysis.handed import Handed, handed, is_fed
 from lightning_rlprof.analysis.joins import Joins, joins
 from lightning_rlprof.analysis.laps import Laps, laps
 from lightning_rlprof.analysis.last_steps import last_steps
@@ -84,11 +84,9 @@ def dag(spans: Spans) -> Dag | str:
     fed = is_fed(spans)
     met = joins(spans, threads, fed=fed)
     its = laps(spans, cut, threads, choice.mask, met, fed=fed)
-    if len(threads) > 1 and not its.joined and (text := never_compared(spans)):
-        return f"no join has all ranks, by which steps could be cut, and {text}"
     got = handed(spans, threads, met, its) if fed else None
-    if len(threads) > 1 and not len(met.step) and (got is None or not len(got.to)):
-        return f"nothing shows where ranks wait for one another: {_NOTHING}"
+    if len(threads) > 1 and (why := _apart(spans, met, its, got)):
+        return why
     own = pieces(spans, cut, threads, met, got, its)
     order = own.plan(its)
     bad = np.unique(order.run[order.piece][order.stuck[order.group]] % max(order.laps, 1))
@@ -98,11 +96,18 @@ def dag(spans: Spans) -> Dag | str:
         order = own.plan(its)
     if not len(its.steps):
         return "no step is complete on all ranks with its joins in one order"
-    crosses = len(threads) > 1 and (not its.joined or bool(own.given.any()))
-    sure = remark(spans, "Where steps begin and end, and what is handed over") if crosses else ""
-    told = [fewer, choice.note, _told(met, own, its), sure, _lost(len(bad))]
+    told = (fewer, choice.note, _told(spans, met, own, its), _lost(len(bad)))
     note = " ".join(filter(None, told))
     return _dag(spans, (*met.names, BETWEEN), _who(spans, threads), its, own, order, note)
+
+
+def _apart(spans: Spans, met: Joins, its: Laps, got: Handed | None) -> str:
+    """Say why ranks cannot be seen together, nothing where they can."""
+    if not its.joined and (text := never_compared(spans)):
+        return f"no join has all ranks, by which steps could be cut, and {text}"
+    if not len(met.step) and (got is None or not len(got.to)):
+        return f"nothing shows where ranks wait for one another: {_NOTHING}"
+    return ""
 
 
 def _who(spans: Spans, threads: Int64s) -> tuple[Int64s, tuple[str, ...]]:
@@ -110,12 +115,14 @@ def _who(spans: Spans, threads: Int64s) -> tuple[Int64s, tuple[str, ...]]:
     return np.array(ranks), tuple(spans.headers[rank].role for rank in ranks)
 
 
-def _told(met: Joins, own: Pieces, its: Laps) -> str:
+def _told(spans: Spans, met: Joins, own: Pieces, its: Laps) -> str:
     if len(its.begin_ns) == 1:
         return "One thread: the path is all that it did."
+    crosses = not its.joined or bool(own.given.any())
+    sure = remark(spans, "Where steps begin and end, and what is handed over") if crosses else ""
     by = [met.source] if met.source else []
     by += ["samples and weight versions"] if own.given.any() else []
-    return f"Joins told by {' and '.join(by)}. Steps are cut {its.told}."
+    return f"Joins told by {' and '.join(by)}. Steps are cut {its.told}. {sure}".rstrip()
 
 
 def _lost(laps: int) -> str:

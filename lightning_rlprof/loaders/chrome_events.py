@@ -132,11 +132,14 @@ def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
         >>> nanoseconds([4398046511104.001]).tolist()
         [4398046511104001]
     """
-    if times and isinstance(times[0], float):
-        floats = np.array(times, np.float64)
-        sound = (floats > _ABSENT) & (floats < _DOUBLES)
-        return np.where(sound, _of_doubles(np.where(sound, floats, 0)), NO_TIME)
-    texts = cast("Sequence[msgspec.Raw]", times)
+    if not times or not isinstance(times[0], float):
+        return _of_texts(cast("Sequence[msgspec.Raw]", times))
+    floats = np.array(times, np.float64)
+    sound = (floats > _ABSENT) & (floats < _DOUBLES)
+    return np.where(sound, _of_doubles(np.where(sound, floats, 0)), NO_TIME)
+
+
+def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
     joined = b"[" + b",".join(texts) + b"]"
     try:
         floats = np.array(_FLOATS.decode(joined), np.float64)

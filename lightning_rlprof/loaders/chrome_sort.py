@@ -75,18 +75,26 @@ def in_order(
     """
     scratch, limits = Scratch(), (keys[0], keys[:whole][-1])
     done = [_Part(part, keys, limits, scratch) for part in parts if len(part[keys[0]])]
-    samples = heapq.merge(*(part.samples for part in done))
-    every = max(rows // _STEP, 1)
-    cuts = dict.fromkeys(each for at, each in enumerate(samples) if at and at % every == 0)
     low = [0] * len(done)
-    for cut in [*cuts, None]:
+    for cut in [*_cuts(done, rows), None]:
         high = [len(part) if cut is None else part.before(cut) for part in done]
         if high != low:
             pieces = [part.rows(*ends) for part, *ends in zip(done, low, high, strict=True)]
-            block = {name: np.concatenate([each[name] for each in pieces]) for name in pieces[0]}
-            order = _order(block, keys)
-            yield {name: column[order] for name, column in block.items()}
+            yield _merged(pieces, keys)
         low = high
+
+
+def _cuts(parts: Sequence[_Part], rows: int) -> Iterable[_Keys]:
+    """Return keys between which there are about as many rows of all parts together."""
+    samples = heapq.merge(*(part.samples for part in parts))
+    every = max(rows // _STEP, 1)
+    return dict.fromkeys(each for at, each in enumerate(samples) if at and at % every == 0)
+
+
+def _merged(pieces: Sequence[Columns], keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    block = {name: np.concatenate([each[name] for each in pieces]) for name in pieces[0]}
+    order = _order(block, keys)
+    return {name: column[order] for name, column in block.items()}
 
 
 def _order(rows: Columns, keys: Sequence[str]) -> Int64s:

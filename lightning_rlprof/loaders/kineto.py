@@ -29,10 +29,9 @@ from lightning_rlprof.loaders.kernels import Kernels
 from lightning_rlprof.loaders.kineto_calls import call_table
 from lightning_rlprof.loaders.kineto_device import collective_table, copy_table
 from lightning_rlprof.loaders.kineto_kernels import kernels_of, kernels_table
+from lightning_rlprof.loaders.kineto_ranges import STAGE, STEP
 from lightning_rlprof.loaders.kineto_samples import counter_table, memory_table
 from lightning_rlprof.loaders.kineto_trace import (
-    STAGE,
-    STEP,
     KinetoTrace,
     ident,
     read_trace,

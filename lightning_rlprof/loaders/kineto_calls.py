@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ from lightning_rlprof.loaders.chrome_kinds import LAUNCH, OPERATOR, PYTHON
 from lightning_rlprof.loaders.chrome_scratch import Grown
 from lightning_rlprof.loaders.chrome_sort import ROWS, Columns, beside, heads, in_order
 from lightning_rlprof.loaders.kernels import known
-from lightning_rlprof.loaders.kineto_trace import STAGE, STEP, KinetoTrace
+from lightning_rlprof.loaders.kineto_ranges import STAGE, STEP
+from lightning_rlprof.loaders.kineto_trace import KinetoTrace
 from lightning_rlprof.spans import Int64s
 from lightning_rlprof.table import Column, ColumnRows, PartRows, Table
 
@@ -65,27 +67,31 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
     for part in beside(placed, in_order(_forwards(numbered), "row"), {"forward": 0}):
         rows.add(part)
     names = list(trace.columns.names)
-    texts, idents = [name.removeprefix(_MODULES) for name in names], trace.idents
-
-    def read(low: int, high: int) -> ColumnRows:
-        part = {name: rows.part(name, low, high) for name in rows.types}
-        cells: list[Any] = [
-            np.broadcast_to(np.int64(rank), high - low),
-            idents[part["lane"]],
-            (part["name"], texts),
-            (part["kind"], _KINDS),
-            part["start_ns"],
-            part["length_ns"],
-            np.arange(low + 1, high + 1),
-            known(part["parent"], nothing=0),
-            (part["stage"], names),
-            known(part["step"], nothing=0),
-            known(part["forward"], nothing=0),
-        ]
-        return ColumnRows(cells)
-
+    texts = [name.removeprefix(_MODULES) for name in names]
+    read = partial(_cells, rows, rank, trace.idents, names, texts)
     note = "; ".join(trace.losses(*_SOURCES))
     return Table("calls", _COLUMNS, PartRows(len(rows), read), note)
+
+
+def _cells(
+    rows: Grown, rank: int, idents: Int64s, names: list[str], texts: list[str], low: int, high: int
+) -> ColumnRows:
+    """Return some rows of the table."""
+    part = {name: rows.part(name, low, high) for name in rows.types}
+    cells: list[Any] = [
+        np.broadcast_to(np.int64(rank), high - low),
+        idents[part["lane"]],
+        (part["name"], texts),
+        (part["kind"], _KINDS),
+        part["start_ns"],
+        part["length_ns"],
+        np.arange(low + 1, high + 1),
+        known(part["parent"], nothing=0),
+        (part["stage"], names),
+        known(part["step"], nothing=0),
+        known(part["forward"], nothing=0),
+    ]
+    return ColumnRows(cells)
 
 
 def _placed(trace: KinetoTrace) -> tuple[Grown, Grown]:

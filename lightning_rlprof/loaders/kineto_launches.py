@@ -13,7 +13,8 @@ from lightning_rlprof.loaders.chrome_kinds import LAUNCH
 from lightning_rlprof.loaders.chrome_scratch import Grown
 from lightning_rlprof.loaders.chrome_sort import ROWS, Columns, beside, heads, in_order
 from lightning_rlprof.loaders.kernels import UNKNOWN
-from lightning_rlprof.loaders.kineto_trace import REGION, STAGE, STEP, KinetoTrace
+from lightning_rlprof.loaders.kineto_ranges import REGION, STAGE, STEP
+from lightning_rlprof.loaders.kineto_trace import KinetoTrace
 
 __all__ = ["Placed", "placed"]
 
@@ -56,13 +57,7 @@ def placed(
             columns.
         types: Of the columns.
     """
-    work = Grown(types)
-    asked = Grown(dict.fromkeys(("launch", "start_ns", "row"), np.int64))
-    for block in in_order(parts, "start_ns"):
-        told = np.flatnonzero(block["launch"] != MISSING)
-        own = {name: block[name][told] for name in ("launch", "start_ns")}
-        asked.add({**own, "row": told + len(work)})
-        work.add(block)
+    work, asked = _work(parts, types)
     calls = in_order(_calls_of(trace, asked), "row")
     rows, missing, lent, inside = Grown({**types, **_PLACED}), 0, 0, 0
     replays: set[int] = set()
@@ -75,6 +70,18 @@ def placed(
         replays.update(np.unique(replayed).tolist())
         rows.add({name: part[name] for name in rows.types})
     return Placed(rows, _remarks(missing, lent, inside, len(replays)))
+
+
+def _work(parts: Iterable[Columns], types: Mapping[str, type[np.generic]]) -> tuple[Grown, Grown]:
+    """Return the work by start, and the numbers of the calls that launched it."""
+    work = Grown(types)
+    asked = Grown(dict.fromkeys(("launch", "start_ns", "row"), np.int64))
+    for block in in_order(parts, "start_ns"):
+        told = np.flatnonzero(block["launch"] != MISSING)
+        own = {name: block[name][told] for name in ("launch", "start_ns")}
+        asked.add({**own, "row": told + len(work)})
+        work.add(block)
+    return work, asked
 
 
 def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:

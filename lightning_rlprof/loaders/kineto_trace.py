@@ -3,16 +3,15 @@
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.attribution import Launches, Stages, stages_at
 from lightning_rlprof.loaders.chrome_bytes import Source
 from lightning_rlprof.loaders.chrome_columns import MOST_LANES, ChromeColumns
 from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, Event, EventDecoder
@@ -25,82 +24,22 @@ from lightning_rlprof.loaders.chrome_kinds import (
 )
 from lightning_rlprof.loaders.chrome_sort import ROWS
 from lightning_rlprof.loaders.chrome_stream import SIZE, ChromeStream
-from lightning_rlprof.loaders.enclosing import Enclosing
-from lightning_rlprof.model import KINDS, STAGES
+from lightning_rlprof.loaders.kineto_ranges import STEP, Ranges, ranges_of
 from lightning_rlprof.spans import Int64s
 
-__all__ = [
-    "REGION",
-    "STAGE",
-    "STEP",
-    "Around",
-    "KinetoTrace",
-    "Ranges",
-    "ident",
-    "read_trace",
-    "told",
-]
+__all__ = ["KinetoTrace", "ident", "read_trace", "told"]
 
 T = TypeVar("T")
-
-STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
 
 _UNREAD = "events are left out: they cannot be read"
 _UNTRUE = "events are left out: their times cannot be true"
 _UNPAIRED = "events are left out: begin and end stand apart"
 _OTHERS = "the names of {} events are taken as one: there are too many"
 _FIRST = frozenset({KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION})
-_STEP_NAME = re.compile(r"ProfilerStep#(\d{1,15})")
 _STEP_FILE = re.compile(r"step-(\d{1,15})")
 # Before torch 2.3 times were since 1970, now they are since a quarter of a year began, which has
 # 8 * 10**15 nanoseconds. 10**18 was in 2001.
 _SINCE_1970 = range(10**18, LARGEST_TIME)
-
-
-@dataclass(frozen=True, eq=False)
-class Ranges:
-    """Annotations as columns, by start and of two that begin at once the longer one first.
-
-    Attributes:
-        lane: Code of the thread (the stream, on the device).
-        process: Code of the process (the device).
-        name: Code of the name.
-        kind: Index into `lightning_rlprof.model.KINDS`: step, stage or region.
-        step: Step that it is or lies in, 0 where none is known.
-        start_ns: In the trace's own time.
-        end_ns: In the trace's own time.
-    """
-
-    lane: Int64s
-    process: Int64s
-    name: Int64s
-    kind: Int64s
-    step: Int64s
-    start_ns: Int64s
-    end_ns: Int64s
-
-    def stages(self, *kinds: int) -> Stages:
-        """Return those of some kinds for `stages_at`."""
-        rows = np.isin(self.kind, kinds)
-        columns = (self.process, self.lane, self.kind, self.name, self.step)
-        return Stages(*(each[rows] for each in (*columns, self.start_ns, self.end_ns)))
-
-    def of(self, *kinds: int) -> "Around":
-        """Return those of some kinds, to be asked for the innermost around a moment."""
-        rows = np.flatnonzero(np.isin(self.kind, kinds))
-        own = Enclosing(self.lane[rows], self.start_ns[rows], self.end_ns[rows])
-        return Around(np.append(rows, -1), own)
-
-
-class Around(NamedTuple):
-    """Some of the ranges, made ready to be asked."""
-
-    rows: Int64s
-    own: Enclosing
-
-    def at(self, lane: Int64s, time_ns: Int64s) -> Int64s:
-        """Return the innermost range around each moment on a lane, -1 where none is."""
-        return self.rows[self.own.at(lane, time_ns)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,8 +192,8 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
         stream.top,
         columns,
         dict(columns.counts),
-        _ranges(columns, ANNOTATION, processes),
-        _ranges(columns, DEVICE_ANNOTATION, processes),
+        ranges_of(columns, ANNOTATION, processes),
+        ranges_of(columns, DEVICE_ANNOTATION, processes),
         list(stream.problems),
         stream.complete,
         version,
@@ -300,21 +239,3 @@ def _losses(broken: int, trace: KinetoTrace) -> list[str]:
 
 def _counted(*texts: tuple[int, str]) -> list[str]:
     return [f"{count} {text}" for count, text in texts if count]
-
-
-def _ranges(columns: ChromeColumns, kind: int, processes: Int64s) -> Ranges:
-    rows = columns.rows(kind)
-    order = np.lexsort((-rows["end_ns"], rows["start_ns"]))
-    lane, name, start, end = (
-        rows[column][order] for column in ("lane", "name", "start_ns", "end_ns")
-    )
-    names = list(columns.names)
-    kinds, steps = np.full(len(names), REGION), np.zeros(len(names), np.int64)
-    for code in np.unique(name).tolist():
-        if names[code] in STAGES:
-            kinds[code] = STAGE
-        elif found := _STEP_NAME.fullmatch(names[code]):
-            kinds[code], steps[code] = STEP, int(found[1])
-    alone = Ranges(lane, processes[lane], name, kinds[name], steps[name], start, end)
-    around = stages_at(alone.stages(STEP), Launches(alone.process, lane, start)).step
-    return replace(alone, step=np.where(alone.kind == STEP, alone.step, around))

@@ -118,33 +118,24 @@ def view(
     *,
     codes: bool = False,
 ) -> None:
-    """Make what `numbers_of` returned a view of a table's name; see `attach`.
+    """Make numbers in a ``source`` of SQL, with these ``names``, a view of a table's name.
 
-    Args:
-        connection: To a database in memory.
-        table: For its columns' names.
-        columns: Of the table, or of a part of it.
-        texts: What they stand for.
-        source: Where the numbers lie, as SQL spells it.
-        names: Those that they have.
-        codes: Add the codes of each column of texts, those that occur numbered from 0.
+    ``columns`` are those of the table or of a part of it. ``codes`` adds the code of each text,
+    those that occur numbered from 0.
     """
-    picks, joins, hidden = [], [], []
+    picks, joins = [], []
     for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True)):
-        own = f"d.c{at}"
+        own = f"CASE WHEN d.m{at} THEN NULL ELSE d.c{at} END" if f"m{at}" in names else f"d.c{at}"
         if at in texts:
-            room = f"{table.name} texts {at}"
+            room, own = f"{table.name} texts {at}", f"t{at}.text"
             _register(connection, room, *texts[at])
-            joins.append(f"LEFT JOIN {quoted(room)} t{at} ON {own} = t{at}.code")
-            hidden.append(f"COALESCE(t{at}.place, -1) AS {quoted(code_name(at))}")
-            own = f"t{at}.text"
-        elif f"m{at}" in names:
-            own = f"CASE WHEN d.m{at} THEN NULL ELSE {own} END"
+            joins.append(f"LEFT JOIN {quoted(room)} t{at} ON d.c{at} = t{at}.code")
         picks.append(f"CAST({own} AS {_type(column, cells)}) AS {quoted(sql_name(column))}")
+    if codes:
+        picks += [f"COALESCE(t{at}.place, -1) AS {quoted(code_name(at))}" for at in texts]
     connection.execute(
         f"CREATE TEMP VIEW {quoted(table.name)} AS "
-        f"SELECT {', '.join([*picks, *(hidden if codes else [])])} "
-        f"FROM {source} d {' '.join(joins)}"
+        f"SELECT {', '.join(picks)} FROM {source} d {' '.join(joins)}"
     )
 
 

@@ -57,22 +57,9 @@ def write_table(table: Table, name: str, path: Path) -> None:
     """
     import duckdb
 
-    pieces: list[Path] = []
     try:
         with writer() as connection:
-            if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
-                columns, texts, names = _put_pieces(connection, table.rows, path, pieces)
-                listed = ", ".join(map(text_literal, pieces))
-                source = f"read_parquet([{listed}], union_by_name = true)"
-            else:
-                columns, source = columns_of(table), "numbers"
-                texts, numbers = texts_in(columns), numbers_of(columns)
-                connection.register(source, numbers)
-                names = set(numbers)
-            view(connection, table, columns, texts, source, names, codes=True)
-            about = text_literal(json.dumps(_about(table, columns, texts)))
-            form = f"COMPRESSION snappy, {_FORM}, KV_METADATA {{rlprof: {about}}}"
-            _copy(connection, quoted(table.name), path, form)
+            _write(connection, table, path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
         os.utime(path, ns=(STAMP_NS, STAMP_NS))
@@ -81,6 +68,24 @@ def write_table(table: Table, name: str, path: Path) -> None:
     except duckdb.Error as error:
         text = " ".join(str(error).split())
         raise TraceError(f"table {name} cannot be brought into columns ({text})") from error
+
+
+def _write(connection: "DuckDBPyConnection", table: Table, path: Path) -> None:
+    pieces: list[Path] = []
+    try:
+        if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
+            columns, texts, names = _put_pieces(connection, table.rows, path, pieces)
+            listed = ", ".join(map(text_literal, pieces))
+            source = f"read_parquet([{listed}], union_by_name = true)"
+        else:
+            columns, source = columns_of(table), "numbers"
+            texts, numbers = texts_in(columns), numbers_of(columns)
+            connection.register(source, numbers)
+            names = set(numbers)
+        view(connection, table, columns, texts, source, names, codes=True)
+        about = text_literal(json.dumps(_about(table, columns, texts)))
+        form = f"COMPRESSION snappy, {_FORM}, KV_METADATA {{rlprof: {about}}}"
+        _copy(connection, quoted(table.name), path, form)
     finally:
         for piece in pieces:
             piece.unlink(missing_ok=True)
