@@ -17,9 +17,9 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from lightning_rlprof.report import page_facts
 from lightning_rlprof.report.cards import cards
 from lightning_rlprof.report.page_colors import UNTRACED, Paint, paints
-from lightning_rlprof.report.page_facts import configuration, facts, missing, remarks, versions
 from lightning_rlprof.report.page_shares import shares
 from lightning_rlprof.report.page_tables import GridView, grid, ranks_grid
 from lightning_rlprof.report.page_timeline import timeline
@@ -32,9 +32,7 @@ __all__ = ["render_report", "write_report"]
 _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
 # Not missed where the run has nothing for them.
-_OPTIONAL = {
-    *("breakdown", "communication", "device", "idle", "memory", "overlap", "path", "whatif"),
-}
+_OPTIONAL = {"breakdown", "communication", "device", "idle", "memory", "overlap", "path", "whatif"}
 # These stand before the charts.
 _LEADS = ("integrity", "findings", "ledger", "stragglers", "path", "whatif", "stages")
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
@@ -164,11 +162,12 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     return {
         "run": spans.path.resolve().name,
         "headline": headline,
-        "facts": facts(spans),
-        "missing": missing(spans),
-        "remarks": remarks(spans),
-        "config": configuration(spans),
-        "versions": versions(spans),
+        "facts": page_facts.facts(spans),
+        "missing": page_facts.missing(spans),
+        "whole": page_facts.is_whole(spans),
+        "remarks": page_facts.remarks(spans),
+        "config": page_facts.configuration(spans),
+        "versions": page_facts.versions(spans),
         "leads": [grids.pop(name) for name in _LEADS if name in grids],
         "tables": list(grids.values()),
         "shares_lead": _shares_lead(bars, tables.get("coverage")),

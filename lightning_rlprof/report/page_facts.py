@@ -10,7 +10,7 @@ import numpy as np
 from lightning_rlprof.report.text import duration
 from lightning_rlprof.spans import Spans
 
-__all__ = ["Fact", "Remark", "configuration", "facts", "missing", "remarks", "versions"]
+__all__ = ["Fact", "Remark", "configuration", "facts", "is_whole", "missing", "remarks", "versions"]
 
 
 class Fact(NamedTuple):
@@ -46,6 +46,12 @@ def facts(spans: Spans) -> list[Fact]:
         Fact("spans", f"{len(spans):,}"),
     ]
     return [fact for fact in found if fact.value]
+
+
+def is_whole(spans: Spans) -> bool:
+    """Tell whether nothing is known to be missing: no rank, and nothing of what they wrote."""
+    world = max((header.world_size for header in spans.headers.values()), default=0)
+    return len(spans.ranks) >= world and not missing(spans)
 
 
 def missing(spans: Spans) -> list[Remark]:
