@@ -36,14 +36,17 @@ About = dict[str, Any]
 ``name``, ``kind``, ``unit``, ``type`` (of an array) and ``texts`` (that its codes stand for)."""
 
 _MAGIC = b"PAR1"
-AT_ONCE = 1 << 18
+
+AT_ONCE = 160_000
 """Rows of a table that are written in one go, all in memory; of larger `PartRows` some at a time,
 which takes twice as long."""
 
 _PART = 1 << 15
 
-# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written.
-_FORM = "FORMAT parquet, ROW_GROUP_SIZE 8192, USE_TMP_FILE false"
+# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written. Those of
+# large tables are smaller still, as what is beside them then takes more.
+_FORM = "FORMAT parquet, USE_TMP_FILE false, ROW_GROUP_SIZE"
+_GROUP, _GROUP_IN_PARTS = 8_192, 4_096
 
 
 def write_table(table: Table, name: str, path: Path) -> None:
@@ -74,17 +77,18 @@ def _write(connection: "DuckDBPyConnection", table: Table, path: Path) -> None:
     pieces: list[Path] = []
     try:
         if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
+            group = _GROUP_IN_PARTS
             columns, texts, names = _put_pieces(connection, table.rows, path, pieces)
             listed = ", ".join(map(text_literal, pieces))
             source = f"read_parquet([{listed}], union_by_name = true)"
         else:
-            columns, source = columns_of(table), "numbers"
+            columns, source, group = columns_of(table), "numbers", _GROUP
             texts, numbers = texts_in(columns), numbers_of(columns)
             connection.register(source, numbers)
             names = set(numbers)
         view(connection, table, columns, texts, source, names, codes=True)
         about = text_literal(json.dumps(_about(table, columns, texts)))
-        form = f"COMPRESSION snappy, {_FORM}, KV_METADATA {{rlprof: {about}}}"
+        form = f"COMPRESSION snappy, {_FORM} {group}, KV_METADATA {{rlprof: {about}}}"
         _copy(connection, quoted(table.name), path, form)
     finally:
         for piece in pieces:
@@ -104,7 +108,12 @@ def _put_pieces(
         names |= set(numbers)
         pieces.append(path.with_name(f"{path.name}-{at}"))
         connection.register("numbers", numbers)
-        _copy(connection, "numbers", pieces[-1], f"COMPRESSION uncompressed, {_FORM}")
+        _copy(
+            connection,
+            "numbers",
+            pieces[-1],
+            f"COMPRESSION uncompressed, {_FORM} {_GROUP_IN_PARTS}",
+        )
         connection.unregister("numbers")
     return columns, texts or {}, names
 
