@@ -24,7 +24,7 @@ ROWS = 1_000
 
 def columns(low: int, high: int) -> list[Any]:
     at = np.arange(low, high)
-    parent = np.ma.masked_array(at // 2, (at < 300) | (at % 7 == 0))
+    parent = np.ma.masked_array(at // 2, (at >= 200) & (at < 300))
     code = np.where(at % 5 == 0, -1, np.where(at < 500, 0, np.where(at % 2, 2, 3)))
     return [
         np.broadcast_to(np.int64(7), high - low),
