@@ -14,6 +14,7 @@ from rich.text import Text
 
 from lightning_rlprof.address import RemotePath
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.tracefile import rank_files
 
 __all__ = ["bar", "destination", "next_command", "put_json", "say", "show", "writing", "wrote"]
 
@@ -41,10 +42,17 @@ def put_json(data: Any) -> None:
 def destination(given: Path | None, source: Path, name: str, *, force: bool) -> Path:
     """Return where to write: what was given, or a name derived from the input.
 
+    In a run's directory, and beside all else: in a folder of traces it would be one more of them.
+
     Raises:
         RlprofError: The file exists and was not to be replaced, or its directory does not.
     """
-    derived = source / name if source.is_dir() else source.with_name(f"{source.stem}-{name}")
+    if source.is_dir() and rank_files(source):
+        derived = source / name
+    else:
+        beside = source if source.name else source.absolute()
+        own = beside.name if beside.is_dir() else beside.stem
+        derived = beside.with_name(f"{own}-{name}")
     derived = Path(derived.name) if isinstance(source, RemotePath) else derived
     path = given or derived
     if path.is_dir():

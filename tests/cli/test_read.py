@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof import analysis
+from tests.loaders.chrome import ChromeTrace
 from tests.runs import Row, grpo_rows, grpo_run, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
@@ -151,6 +152,26 @@ def test_outputs_of_a_single_file_and_of_a_save_path_are_derived(
     file = write_rank(tmp_path / "save" / "run", header(), grpo_rows(3))
     assert f"Wrote {file.parent}/rank-00000-report.html\n" in rlprof("report", file)[1]
     assert f"Wrote {file.parent}/report.html\n" in rlprof("report", tmp_path / "save")[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("report", "report.html"), ("trace", "trace.json.gz")]
+)
+def test_outputs_of_a_folder_of_traces_lie_beside_it(
+    rlprof: Run, tmp_path: Path, command: str, name: str
+) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(2):
+        trace = ChromeTrace()
+        trace.mark("ProfilerStep#1", 0, 1_000_000)
+        trace.write(folder / f"rank-{rank}.json")
+
+    status, out, err = rlprof(command, folder, "--force")
+
+    assert (status, err) == (0, "")
+    assert f"Wrote {tmp_path}/traces-{name}\n" in out
+    assert sorted(path.name for path in folder.glob("*.*")) == ["rank-0.json", "rank-1.json"]
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
