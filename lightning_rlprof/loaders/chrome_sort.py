@@ -29,11 +29,11 @@ class _Part:
     def __init__(
         self, rows: Columns, keys: Sequence[str], limits: Sequence[str], scratch: Scratch
     ) -> None:
-        order = _order(rows, keys)
+        rows = _sorted(rows, keys)
         self._grown = Grown({name: column.dtype.type for name, column in rows.items()}, scratch)
-        self._grown.add({name: column[order] for name, column in rows.items()})
+        self._grown.add(rows)
         self._limits = limits
-        picked = (rows[key][order[::_STEP]].tolist() for key in limits)
+        picked = (rows[key][::_STEP].tolist() for key in limits)
         self.samples: list[_Keys] = list(zip(*picked, strict=True))
         self._grown.put_aside()
 
@@ -54,7 +54,7 @@ class _Part:
 
 def in_order(
     parts: Iterable[Columns], *keys: str, whole: int = 2, rows: int = ROWS
-) -> Iterator[dict[str, npt.NDArray[Any]]]:
+) -> Iterator[Columns]:
     """Yield all rows by some of their columns, a block at a time.
 
     Rows that are alike in all keys stay in the order of the parts. Takes memory for a block and a
@@ -91,14 +91,16 @@ def _cuts(parts: Sequence[_Part], rows: int) -> Iterable[_Keys]:
     return dict.fromkeys(each for at, each in enumerate(samples) if at and at % every == 0)
 
 
-def _merged(pieces: Sequence[Columns], keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def _merged(pieces: Sequence[Columns], keys: Sequence[str]) -> Columns:
     block = {name: np.concatenate([each[name] for each in pieces]) for name in pieces[0]}
-    order = _order(block, keys)
-    return {name: column[order] for name, column in block.items()}
+    return _sorted(block, keys)
 
 
-def _order(rows: Columns, keys: Sequence[str]) -> Int64s:
-    return np.lexsort([rows[key] for key in reversed(keys)])
+def _sorted(rows: Columns, keys: Sequence[str]) -> Columns:
+    order = np.lexsort([rows[key] for key in reversed(keys)])
+    if (order[1:] > order[:-1]).all():  # most are, as events are written in time
+        return rows
+    return {name: column[order] for name, column in rows.items()}
 
 
 def heads(*columns: npt.NDArray[Any]) -> Int64s:
