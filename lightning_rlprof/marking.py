@@ -125,7 +125,7 @@ _sink: Sink | None = None
 def stage(name: str, /, **counters: Number) -> Marker: ...
 @overload
 def stage(name: str, /, *, into: MutableMapping[str, float], **counters: Number) -> Timed: ...
-def stage(name: str, /, **counters: Any) -> Any:
+def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
     """Mark a stage of the RL step, in a ``with`` statement or as a decorator.
 
     Not recording, this costs 0.1 µs. Recording, a span is kept in memory until the step ends.
@@ -146,10 +146,10 @@ def stage(name: str, /, **counters: Any) -> Any:
         ... def reward(text: str) -> float:
         ...     return 3.0
     """
+    if into is not None:
+        return Timed(Marker(name, "stage", counters or None), into)
     if counters:
-        into = counters.pop("into", None)
-        marker = Marker(name, "stage", counters or None)
-        return marker if into is None else Timed(marker, into)
+        return Marker(name, "stage", counters)
     try:
         return _stages[name]
     except KeyError:
