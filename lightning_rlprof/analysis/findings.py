@@ -1,6 +1,8 @@
 """What is worth acting on: its price, its evidence, where to see it, and what refutes it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 
 from lightning_rlprof.analysis.book import Book
 from lightning_rlprof.analysis.claims import Claim, Undecided
@@ -68,14 +70,15 @@ def findings(spans: Spans) -> Table:
 
 
 def _said(spans: Spans, book: Book) -> Iterator[Claim | Undecided]:
-    """Yield what all rules say; what devices ran is read once."""
-    devices, pairs = device_runs(spans), unpaired(spans)
+    """Yield what all rules say; tables of device tools are read once."""
+    held = replace(spans, tables={name: cache(read) for name, read in spans.tables.items()})
+    devices, pairs = device_runs(held), unpaired(held)
     known = [lane.known for lane in devices.lanes]
     seen_ns = sum(int((last - first).sum()) for first, last in known)
-    yield from device_claims(spans, devices, pairs)
-    yield from kernel_claims(spans, seen_ns)
-    yield from transfer_claims(spans, seen_ns)
-    yield from memory_claims(spans)
+    yield from device_claims(held, devices, pairs)
+    yield from kernel_claims(held, seen_ns)
+    yield from transfer_claims(held, seen_ns)
+    yield from memory_claims(held)
     yield from speed_claims(spans)
     yield from ledger_claims(spans, book, pairs)
     if len(spans.rows(kind="step")):

@@ -134,6 +134,7 @@ def test_an_exception_on_rank_1_of_two_scripts_leaves_both_files(tmp_path: Path)
 
 def fit_and_signal(folder: Path, number: int, package: Any) -> None:
     module = module_of(package)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored behind nohup
     module.on_batch = lambda batch_idx: os.kill(os.getpid(), number) if batch_idx == 2 else None
     callback = ProfilerCallback(profile_save_path=str(folder))
     make_trainer(callback, package=package).fit(module, loader())

@@ -166,7 +166,8 @@ kineto.Source = Deadly
 
 def test_ctrl_c_leaves_what_is_made_and_nothing_half_made(folder: Path) -> None:
     code = (
-        "import sys\nfrom lightning_rlprof.ingest.ingest import ingest\n"
+        "import signal, sys\nfrom lightning_rlprof.ingest.ingest import ingest\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "if __name__ == '__main__':\n"
         f"    ingest([{str(folder)!r}], jobs=1, progress=lambda done, _: (\n"
         "        print(done, flush=True), sys.stdin.readline()))"
@@ -177,9 +178,12 @@ def test_ctrl_c_leaves_what_is_made_and_nothing_half_made(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script)]
     with subprocess.Popen(command, **pipes, text=True, env=environment) as running:  # type: ignore[call-overload]
-        assert running.stdout.readline() == "1\n"
-        running.send_signal(signal.SIGINT)
-        assert running.wait(timeout=60) != 0
+        try:
+            assert running.stdout.readline() == "1\n"
+            running.send_signal(signal.SIGINT)
+            assert running.wait(timeout=60) != 0
+        finally:
+            running.kill()
     assert states(ingest([folder], jobs=1))[0] == "ready"
     assert [each.name for each in (folder / ".rlprof-cache").glob(".*")] == []
 

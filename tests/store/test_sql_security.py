@@ -179,6 +179,8 @@ def test_what_needs_all_memory_is_an_error_and_no_crash(query: str) -> None:
 
 
 _ENDLESS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored behind nohup
 from lightning_rlprof.store.query import answer
 query = "with recursive t as (select 1 as x union all select 1 - x from t) select sum(x) from t"
 print("asked", flush=True)
@@ -189,7 +191,10 @@ answer(query, lambda connection: None)
 def test_a_query_without_an_end_ends_when_the_user_says_so() -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     asked = subprocess.Popen([sys.executable, "-c", _ENDLESS], **pipes)  # type: ignore[call-overload]
-    assert asked.stdout.readline() == "asked\n"
-    asked.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in asked.communicate(timeout=60)[1]
-    assert asked.returncode != 0
+    try:
+        assert asked.stdout.readline() == "asked\n"
+        asked.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in asked.communicate(timeout=60)[1]
+        assert asked.returncode != 0
+    finally:
+        asked.kill()
