@@ -73,8 +73,9 @@ def sides(a: Spans, b: Spans) -> tuple[Side, Side]:
     runs = [recent(spans) for spans in (a, b)]
     names = [_stage_names(spans) for spans, _ in runs]
     called = paired(names[0], names[1]), paired(names[1], names[0])
-    first, second = (_side(*run, own) for run, own in zip(runs, called, strict=True))
-    return first, second
+    # One after the other: what the first one was cut into goes with it.
+    first = _side(*runs.pop(0), called[0])
+    return first, _side(*runs.pop(), called[1])
 
 
 def _stage_names(spans: Spans) -> list[str]:
