@@ -18,10 +18,7 @@ from lightning_rlprof.analysis.worked import expected
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
 
-__all__ = ["ALONE", "Joins", "joins"]
-
-ALONE = -1
-"""Stands for "no join"."""
+__all__ = ["Joins", "joins"]
 
 Mask = npt.NDArray[np.bool_]
 

@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.spans import Counter, Int64s, Spans
 
-__all__ = ["MOST_SPANS", "last_steps"]
+__all__ = ["MOST_SPANS", "cut_before", "last_steps"]
+
+Mask = npt.NDArray[np.bool_]
 
 MOST_SPANS = 1_300_000
 """Spans of a run that is looked at whole: 64 ranks x 1,000 steps x 20."""
@@ -29,17 +32,32 @@ def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _KEPT) -> tuple
     """
     if len(spans) <= most:
         return spans, ""
+    spans, left, steps = cut_before(spans, kept)
+    return spans, f"Looked at are the last {left} of {steps} steps."
+
+
+def cut_before(spans: Spans, kept: int, among: Mask | None = None) -> tuple[Spans, int, int]:
+    """Return the last steps with so many spans at most, how many they are, and of how many.
+
+    Args:
+        spans: The run.
+        kept: Spans that are kept; at least the last step is.
+        among: Which spans count, and may stay; unset, all of them.
+    """
     count = np.zeros(int(spans.step.max(initial=0)) + 1, dtype=np.int64)
     for at in range(0, len(spans), _CHUNK):  # a copy of all steps would be the largest array here
-        count += np.bincount(spans.step[at : at + _CHUNK], minlength=len(count))
+        part = slice(at, at + _CHUNK)
+        step = spans.step[part] if among is None else spans.step[part][among[part]]
+        count += np.bincount(step, minlength=len(count))
     steps = np.flatnonzero(count)
     behind = np.cumsum(count[steps][::-1])[::-1]
-    first = int(np.append(steps[behind <= kept], steps[-1])[0])
-    keep = np.flatnonzero(spans.step >= first)
+    first = int(np.append(steps[behind <= kept], steps[-1])[0]) if len(steps) else 0
+    there = spans.step >= first
+    keep = np.flatnonzero(there if among is None else there & among)
     columns = {name: getattr(spans, name)[keep] for name in _COLUMNS}
     counters = {name: _kept(counter, keep) for name, counter in spans.counters.items()}
-    note = f"Looked at are the last {int((steps >= first).sum())} of {len(steps)} steps."
-    return replace(spans, **columns, counters=counters), note
+    left = int(np.count_nonzero(steps >= first))
+    return replace(spans, **columns, counters=counters), left, len(steps)
 
 
 def _kept(counter: Counter, keep: Int64s) -> Counter:

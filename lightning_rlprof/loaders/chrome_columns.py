@@ -114,7 +114,7 @@ class ChromeColumns:
         belong together, `MISSING` if unknown), and what `chrome_args` makes of the arguments. Of
         `COUNTER`: start_ns, lane, name, value.
         """
-        return {column: self.grown(kind).column(column) for column in KEPT[kind]}
+        return self.grown(kind).rows()
 
     def grown(self, kind: int) -> Grown:
         """Return the columns of one kind."""

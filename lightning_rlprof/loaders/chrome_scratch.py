@@ -120,8 +120,12 @@ class Grown:
             first += len(part)
         return column
 
+    def rows(self, low: int = 0, high: int | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Return some rows of all columns, or all of them, in memory of their own."""
+        high = len(self) if high is None else high
+        return {name: self.part(name, low, high) for name in self.types}
+
     def parts(self, rows: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Yield all columns, so many rows at a time."""
         for low in range(0, len(self), rows):
-            high = min(low + rows, len(self))
-            yield {name: self.part(name, low, high) for name in self.types}
+            yield self.rows(low, min(low + rows, len(self)))

@@ -49,7 +49,7 @@ class _Part:
         return low + int(start + np.searchsorted(second[start:end], limit[1]))
 
     def rows(self, low: int, high: int) -> Columns:
-        return {name: self._grown.part(name, low, high) for name in self._grown.types}
+        return self._grown.rows(low, high)
 
 
 def in_order(

@@ -77,7 +77,7 @@ def _cells(
     rows: Grown, rank: int, idents: Int64s, names: list[str], texts: list[str], low: int, high: int
 ) -> ColumnRows:
     """Return some rows of the table."""
-    part = {name: rows.part(name, low, high) for name in rows.types}
+    part = rows.rows(low, high)
     cells: list[Any] = [
         np.broadcast_to(np.int64(rank), high - low),
         idents[part["lane"]],

@@ -111,7 +111,7 @@ def operation_of(text: str) -> str:
 def copy_table(trace: KinetoTrace, rank: int) -> Table:
     """Return one row per copy between memories, and per setting of one, by start."""
     place = placed(trace, trace.parts(COPY), trace.types(COPY))
-    rows = {name: place.rows.column(name) for name in place.rows.types}
+    rows = place.rows.rows()
     middle = [
         _renamed(rows["name"], list(trace.columns.names), copy_kind),
         known(rows["bytes"], nothing=MISSING),
@@ -131,7 +131,7 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
     rows = {**rows, **_told(rows, parameters)}
     types = {name: column.dtype.type for name, column in rows.items()}
     place = placed(trace, [rows], types)
-    rows = {name: place.rows.column(name) for name in place.rows.types}
+    rows = place.rows.rows()
     names = list(trace.columns.names)
     size, number = (known(rows[name], nothing=MISSING) for name in ("size", "number"))
     middle = [

@@ -43,7 +43,7 @@ def _placed(trace: KinetoTrace) -> tuple[Grown, list[str]]:
 
 def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
     names = list(trace.columns.names)
-    part = {name: rows.part(name, low, high) for name in rows.types}
+    part = rows.rows(low, high)
     for name in ("device", "stream"):
         part[name][part[name] == MISSING] = UNKNOWN
     plain = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")

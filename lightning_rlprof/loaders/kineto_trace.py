@@ -81,11 +81,6 @@ class KinetoTrace:
         self._keep(kinds)
         return [self._of(kind).rows(kind) for kind in kinds]
 
-    def column(self, name: str, kind: int) -> npt.NDArray[Any]:
-        """Return one column of one kind; raises as `rows` does."""
-        self._keep((kind,))
-        return self._of(kind).grown(kind).column(name)
-
     def parts(self, kind: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Yield the columns of one kind, some rows at a time; raises as `rows` does."""
         self._keep((kind,))

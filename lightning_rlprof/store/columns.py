@@ -69,7 +69,9 @@ Texts = Mapping[int, tuple[Sequence[Any], Any]]
 """Of each column of texts, by its place: the texts, and which of them occur."""
 
 
-def attach(connection: "DuckDBPyConnection", table: Table) -> None:
+def attach(
+    connection: "DuckDBPyConnection", table: Table, *, codes: bool = False
+) -> tuple[list[Any], Texts]:
     """Make a table a view of its name; the connection keeps the arrays alive.
 
     Columns of text are joined from the texts that differ; what is not known is NULL.
@@ -77,12 +79,17 @@ def attach(connection: "DuckDBPyConnection", table: Table) -> None:
     Args:
         connection: To a database in memory.
         table: With columns.
+        codes: Add the codes of each column of texts; see `view`.
+
+    Returns:
+        The columns, and their texts.
     """
     columns = columns_of(table)
-    numbers = numbers_of(columns)
+    texts, numbers = texts_in(columns), numbers_of(columns)
     data = f"{table.name} numbers"
     connection.register(data, numbers)
-    view(connection, table, columns, texts_in(columns), quoted(data), numbers)
+    view(connection, table, columns, texts, quoted(data), numbers, codes=codes)
+    return columns, texts
 
 
 def numbers_of(columns: Sequence[Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.frames import columns_of
-from lightning_rlprof.store.columns import Texts, numbers_of, quoted, texts_in, view
+from lightning_rlprof.store.columns import Texts, attach, numbers_of, quoted, texts_in, view
 from lightning_rlprof.store.duck import reader, writer
 from lightning_rlprof.store.query import text_literal
 from lightning_rlprof.table import PartRows, Table
@@ -81,12 +80,10 @@ def _write(connection: "DuckDBPyConnection", table: Table, path: Path) -> None:
             columns, texts, names = _put_pieces(connection, table.rows, path, pieces)
             listed = ", ".join(map(text_literal, pieces))
             source = f"read_parquet([{listed}], union_by_name = true)"
+            view(connection, table, columns, texts, source, names, codes=True)
         else:
-            columns, source, group = columns_of(table), "numbers", _GROUP
-            texts, numbers = texts_in(columns), numbers_of(columns)
-            connection.register(source, numbers)
-            names = set(numbers)
-        view(connection, table, columns, texts, source, names, codes=True)
+            columns, texts = attach(connection, table, codes=True)
+            group = _GROUP
         about = text_literal(json.dumps(_about(table, columns, texts)))
         form = f"COMPRESSION snappy, {_FORM} {group}, KV_METADATA {{rlprof: {about}}}"
         _copy(connection, quoted(table.name), path, form)
