@@ -4,7 +4,7 @@ import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +12,22 @@ from statistics import median
 from typing import Any
 
 from _job import synthetic_job
-from _measure import CORE, Bound, quiet_enough
+from _measure import CORE, Bound, Report, quiet_enough
 
 from lightning_rlprof.spans import Spans
 
-__all__ = ["BAND", "LIMITS", "STEPS", "Cost", "alone", "bounds", "control", "large", "measure"]
+__all__ = [
+    "BAND",
+    "LIMITS",
+    "STEPS",
+    "Cost",
+    "alone",
+    "bounds",
+    "control",
+    "large",
+    "measure",
+    "reported",
+]
 
 LIMITS = {64: (2.0, 500), 1_024: (60.0, 2_000)}
 """Seconds and megabytes by ranks, of a job of 1,000 steps."""
@@ -94,6 +105,26 @@ def bounds(costs: list[Cost]) -> list[Bound]:
         found.append(Bound(f"{cost.ranks:,} ranks", median(cost.seconds), seconds, "s"))
         found.append(Bound(f"{cost.ranks:,} ranks", cost.megabytes, megabytes, "MB"))
     return found
+
+
+def reported(
+    name: str, costs: Mapping[str, list[Cost]], facts: list[str], more: Sequence[Bound] = ()
+) -> Report:
+    """Return what a benchmark found of several analyses, with more bounds behind theirs."""
+    promised = [
+        Bound(f"{one}, {bound.text}", bound.value, bound.limit, bound.unit)
+        for one, each in costs.items()
+        for bound in bounds(each)
+    ]
+    rows = [
+        [f"{one}, {cost.ranks:,} ranks", cost.spans, median(cost.seconds), round(cost.megabytes)]
+        for one, each in costs.items()
+        for cost in each
+    ]
+    told = "; ".join(f"{one}: {control(each)}" for one, each in costs.items())
+    quiet = all(cost.quiet for each in costs.values() for cost in each)
+    heads = ["verdict", "spans", "seconds", "peak, MB"]
+    return Report(name, heads, rows, [*promised, *more], told, quiet, facts)
 
 
 def control(costs: list[Cost]) -> str:

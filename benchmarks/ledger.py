@@ -1,7 +1,7 @@
-"""What the ledger of a large job takes: ``python benchmarks/ledger.py``.
+"""What the ledger and the findings of a large job take: ``python benchmarks/ledger.py``.
 
 Jobs are made in memory, each in a process of its own: ranks x 1,000 steps x 20 spans, nested, with
-collectives that match. Timed is the analysis alone, from `Spans` to the table; memory is the peak
+collectives that match. Timed is each analysis alone, from `Spans` to the table; memory is the peak
 of the whole process, the spans and the interpreter included.
 
 The control is the same analysis timed twice in turns, and the process must have had most of a core.
@@ -9,16 +9,23 @@ The control is the same analysis timed twice in turns, and the process must have
 
 import argparse
 import sys
-from statistics import median
+from dataclasses import replace
 
-from _cost import STEPS, bounds, control, large
+from _cost import STEPS, large, reported
 from _job import SPANS_PER_STEP
-from _measure import Report, options, verdict
+from _measure import options, verdict
 
+from lightning_rlprof.analysis.findings import findings
 from lightning_rlprof.analysis.ledger import ledger
 from lightning_rlprof.spans import Spans
 
-__all__ = ["balanced", "main"]
+__all__ = ["balanced", "found", "main"]
+
+
+def found(spans: Spans) -> None:
+    """Look for all findings, and keep no answer for the next time."""
+    if findings(replace(spans)).abstained:
+        raise AssertionError("findings abstain")
 
 
 def balanced(spans: Spans) -> None:
@@ -29,16 +36,15 @@ def balanced(spans: Spans) -> None:
         raise AssertionError(f"{ranks} ranks: the labels do not add up to {whole} ns")
 
 
+ASKED = {"ledger": (balanced, (10, 2)), "findings": (found, (10, 2))}
+
+
 def main(chosen: argparse.Namespace) -> int:
     """Measure, print, and return the exit status."""
     steps = 20 if chosen.quick else STEPS
-    costs = large(balanced, (10, 2), quick=chosen.quick)
-    rows = [[f"{c.ranks:,}", c.spans, median(c.seconds), round(c.megabytes)] for c in costs]
+    costs = {name: large(one, times, quick=chosen.quick) for name, (one, times) in ASKED.items()}
     facts = [f"A step has {SPANS_PER_STEP} spans on each rank, a job {steps:,} steps."]
-    quiet = all(cost.quiet for cost in costs)
-    headings = ["ranks", "spans", "seconds", "peak, MB"]
-    report = Report("ledger", headings, rows, bounds(costs), control(costs), quiet, facts)
-    return verdict(report, chosen)
+    return verdict(reported("ledger", costs, facts), chosen)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from _cost import STEPS, Cost, control, large
-from _cost import bounds as limits
-from _measure import Bound, Report, options, verdict
+from _cost import STEPS, large, reported
+from _measure import Bound, options, verdict
 
 from lightning_rlprof.analysis.compare import compare
 from lightning_rlprof.analysis.dag import Dag, dag
@@ -109,15 +108,9 @@ def right(seeds: range) -> Right:
     return Right(max(off), min(same), median(errors))
 
 
-def bounds(costs: Mapping[str, list[Cost]], found: Right) -> list[Bound]:
-    """Return what we promise."""
-    promised = [
-        Bound(f"{name}, {bound.text}", bound.value, bound.limit, bound.unit)
-        for name, each in costs.items()
-        for bound in limits(each)
-    ]
+def bounds(found: Right) -> list[Bound]:
+    """Return what we promise of being right."""
     return [
-        *promised,
         Bound("unchanged, the worst run", found.off, MOST_OFF, "% off"),
         Bound("pieces that moved a step as they should", found.moved, 100.0, "%", at_least=True),
         Bound("without its straggler, the median run", found.error, MOST_ERROR, "% off"),
@@ -129,11 +122,6 @@ def main(chosen: argparse.Namespace) -> int:
     seeds = range(FIRST_SEED, FIRST_SEED + (2 if chosen.quick else SEEDS))
     found = right(seeds)
     costs = {name: large(one, times, quick=chosen.quick) for name, (one, times) in VERDICTS.items()}
-    rows = [
-        [f"{name}, {c.ranks:,} ranks", c.spans, median(c.seconds), round(c.megabytes)]
-        for name, each in costs.items()
-        for c in each
-    ]
     steps = 20 if chosen.quick else STEPS
     largest = max(cost.spans for each in costs.values() for cost in each)
     facts = [
@@ -141,13 +129,7 @@ def main(chosen: argparse.Namespace) -> int:
         f"Of the peak of the largest one {largest * BYTES / 1e6:,.0f} MB are its columns.",
         f"Accuracy: {len(seeds)} seeds from {FIRST_SEED:,}, {PIECES} pieces each.",
     ]
-    every = [cost for each in costs.values() for cost in each]
-    told = "; ".join(f"{name}: {control(each)}" for name, each in costs.items())
-    quiet = all(cost.quiet for cost in every)
-    heads = ["verdict", "spans", "seconds", "peak, MB"]
-    return verdict(
-        Report("pipeline", heads, rows, bounds(costs, found), told, quiet, facts), chosen
-    )
+    return verdict(reported("pipeline", costs, facts, bounds(found)), chosen)
 
 
 if __name__ == "__main__":

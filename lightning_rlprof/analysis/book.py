@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,14 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.activity import activity
 from lightning_rlprof.analysis.certainty import remark, uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
-from lightning_rlprof.analysis.entries import Entries, calendar_of, days_of, enter
+from lightning_rlprof.analysis.entries import (
+    Calendar,
+    Entries,
+    calendar_of,
+    days_of,
+    enter,
+    merged,
+)
 from lightning_rlprof.analysis.labels import NOTHING, Label, labels_of
 from lightning_rlprof.analysis.occupancy import Work, occupancy
 from lightning_rlprof.model import KINDS
@@ -23,13 +30,14 @@ SILENT = -1
 
 _MOST_RANKS = 2**20  # as many as a run is read of
 _FEW = 5
+_AT_ONCE = 64  # ranks whose entries are held one by one
 _STEP = KINDS.index("step")
 _SPANS = (KINDS.index("stage"), KINDS.index("region"))
 
 
 @dataclass(frozen=True, eq=False)
 class Book:
-    """Where the time of a job went. The entries of each rank add up to ``wall_ns``, exactly.
+    """Where the time of a job went: ``wall_ns`` of each rank, and its entries add up to it exactly.
 
     Attributes:
         ranks: Ranks of which something was recorded.
@@ -37,7 +45,8 @@ class Book:
         start_ns: When the first rank began, on the run's axis.
         end_ns: When the last rank ended.
         steps: Numbers of the steps, ascending; None where steps are not told apart.
-        rank: Rank per entry, or `SILENT`; ascending.
+        by_rank: Whether ranks are told apart; if not, an entry may hold the time of several.
+        rank: Rank per entry, the first one of several, or `SILENT`; ascending.
         entries: The time.
         told: Labels for which there is evidence in this run, if only that they have no time, and
             of what it is: ``spans``, ``kernels`` or ``both``.
@@ -49,6 +58,7 @@ class Book:
     start_ns: int
     end_ns: int
     steps: Int64s | None
+    by_rank: bool
     rank: npt.NDArray[np.int32]
     entries: Entries
     told: Mapping[Label, str]
@@ -60,12 +70,37 @@ class Book:
         return self.end_ns - self.start_ns
 
 
-def balance(spans: Spans, *, per_step: bool = False) -> Book:
+class _Job(NamedTuple):
+    """What the life of a rank is cut by.
+
+    Attributes:
+        spans: The run.
+        labels: Label per name.
+        joined: Collectives of which it is known when their transfer began, see `_joined`.
+        calendar: The steps of the job.
+        per_step: Whether they are told apart.
+        work: What devices did, by rank.
+        start_ns: When the first rank began.
+        end_ns: When the last one ended.
+    """
+
+    spans: Spans
+    labels: Int64s
+    joined: Int64s
+    calendar: Calendar
+    per_step: bool
+    work: Mapping[int, Work]
+    start_ns: int
+    end_ns: int
+
+
+def balance(spans: Spans, *, per_step: bool = False, per_rank: bool = False) -> Book:
     """Give every instant of every rank of the job one label, and one step.
 
     A rank lives from the job's start to its end, whenever its file begins and stops, and also where
     it wrote none: what is not known of it is untraced. Steps are told apart ``per_step``, or else
-    told from what lies outside of them; see `days_of` for steps that a rank lacks.
+    told from what lies outside of them; see `days_of` for steps that a rank lacks. Ranks are told
+    apart ``per_rank``: that is a thousand times as much to hold for a thousand of them.
     """
     devices, labels, calendar = occupancy(spans), labels_of(spans.names), calendar_of(spans)
     joined, remarks = _joined(spans, labels)
@@ -73,23 +108,40 @@ def balance(spans: Spans, *, per_step: bool = False) -> Book:
     silent = tuple(sorted(missing - {*devices.work}))
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _life(spans, devices.work)
+    job = _Job(spans, labels, joined, calendar, per_step, devices.work, start, end)
     told, parts = {Label.UNTRACED}, []
-    for rank in ([SILENT] if silent else []) + [*ranks]:
-        rows = slice(*np.searchsorted(spans.rank, [rank, rank + 1]).tolist())
-        own = activity(spans, rows, labels, _in_rank(joined, rows))
-        days = days_of(spans, rows, calendar)
-        days = days if per_step else days._replace(number=np.zeros_like(days.number))
-        entries, has_tails = enter(own, days, devices.work.get(rank), start, end)
-        told |= {Label(each) for each in np.unique(own.label).tolist()}
-        told |= {Label.TAIL} if has_tails else set()
-        parts.append((np.full(len(entries.ns), rank, np.int32), *entries))
+    for group in _groups(silent, ranks, 1 if per_rank else _AT_ONCE, end - start):
+        pages = [_page(job, rank) for rank in group]
+        told |= set[Label]().union(*(page[1] for page in pages))
+        entries = merged([page[0] for page in pages])
+        parts.append((np.full(len(entries.ns), group[0], np.int32), *entries))
     rank_of, *columns = _joint(parts)
     clocks = remark(spans, "Wall clock, and untraced time where a rank begins and ends")
     remarks = [*_gaps(spans, silent, end), *remarks, *devices.remarks, *_odd(spans, labels)]
     remarks += [clocks] if clocks else []
     known = (_told(told, devices.told), tuple(remarks))
-    numbers = calendar.number if per_step else None
-    return Book(ranks, silent, start, end, numbers, rank_of, Entries(*columns), *known)
+    steps = calendar.number if per_step else None
+    return Book(ranks, silent, start, end, steps, per_rank, rank_of, Entries(*columns), *known)
+
+
+def _groups(
+    silent: Sequence[int], ranks: Sequence[int], size: int, wall_ns: int
+) -> list[Sequence[int]]:
+    """Return the ranks that are entered together: what they add up to fits into 64 bits."""
+    size = max(1, min(size, 2**62 // max(1, wall_ns)))
+    groups = [ranks[at : at + size] for at in range(0, len(ranks), size)]
+    return ([[SILENT]] if silent else []) + groups
+
+
+def _page(job: _Job, rank: int) -> tuple[Entries, set[Label]]:
+    """Return the entries of a rank, and the labels for which it has evidence."""
+    rows = slice(*np.searchsorted(job.spans.rank, [rank, rank + 1]).tolist())
+    own = activity(job.spans, rows, job.labels, _in_rank(job.joined, rows))
+    days = days_of(job.spans, rows, job.calendar)
+    days = days if job.per_step else days._replace(number=np.zeros_like(days.number))
+    entries, has_tails = enter(own, days, job.work.get(rank), job.start_ns, job.end_ns)
+    told = {Label(each) for each in np.unique(own.label).tolist()}
+    return entries, told | ({Label.TAIL} if has_tails else set())
 
 
 def _joint(parts: list[tuple[Any, ...]]) -> list[Any]:

@@ -1,6 +1,7 @@
-"""One rank's life cut into cells, each with one step and one label, and summed."""
+"""A rank's life cut into cells, each with one step and one label, and summed."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from lightning_rlprof.analysis.sweep import open_count
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
 
-__all__ = ["OUTSIDE", "Calendar", "Entries", "calendar_of", "days_of", "enter"]
+__all__ = ["OUTSIDE", "Calendar", "Entries", "calendar_of", "days_of", "enter", "merged"]
 
 OUTSIDE = -1
 """Stands for the time outside of steps."""
@@ -91,11 +92,36 @@ def enter(
     tail = rollout_tail(own, times)
     if tail is not None:
         label[tail & (label == Label.ROLLOUT)] = Label.TAIL
-    sums = np.zeros((int(days.number.max(initial=OUTSIDE)) + 2) * _KEYS, dtype=np.int64)
-    np.add.at(sums, (step + 1) * _KEYS + 2 * label + by_kernels, np.diff(times))
+    sums = _zeros(int(days.number.max(initial=OUTSIDE)))
+    np.add.at(sums, _keys(step, label, by_kernels), np.diff(times))
+    return _entries(sums), tail is not None
+
+
+def merged(ranks: Sequence[Entries]) -> Entries:
+    """Return the entries of several ranks as one rank's; their sums must fit into 64 bits."""
+    if len(ranks) == 1:
+        return ranks[0]
+    sums = _zeros(max(int(own.step.max(initial=OUTSIDE)) for own in ranks))
+    for own in ranks:
+        sums[_keys(own.step.astype(np.int64), own.label, own.by_kernels)] += own.ns
+    return _entries(sums)
+
+
+def _zeros(last: int) -> Int64s:
+    """Return a sum for each key of the steps up to the last one, and of what lies outside."""
+    return np.zeros((last + 2) * _KEYS, dtype=np.int64)
+
+
+def _keys(step: Int64s, label: npt.NDArray[Any], by_kernels: npt.NDArray[Any]) -> Int64s:
+    keys: Int64s = (step + 1) * _KEYS + 2 * label + by_kernels
+    return keys
+
+
+def _entries(sums: Int64s) -> Entries:
+    """Return what is not zero of sums by key."""
     keys = np.flatnonzero(sums)
     step, kind = (keys // _KEYS - 1).astype(np.int32), (keys % _KEYS).astype(np.int8)
-    return Entries(step, kind // 2, kind % 2, sums[keys]), tail is not None
+    return Entries(step, kind // 2, kind % 2, sums[keys])
 
 
 def _look(label: Int64s, work: Work, times: Int64s) -> Int64s:

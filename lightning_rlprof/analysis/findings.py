@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from lightning_rlprof.analysis.book import Book
 from lightning_rlprof.analysis.claims import Claim, Undecided
 from lightning_rlprof.analysis.device_rules import device_claims
 from lightning_rlprof.analysis.device_runs import device_runs
@@ -54,10 +53,10 @@ def findings(spans: Spans) -> Table:
 
     Abstains where no step was recorded to its end, and no device.
     """
-    book = balanced(spans)
-    found = [*_said(spans, book)]
+    found = [*_said(spans)]
     if not found and not len(spans.rows(kind="step")):
         return Table("findings", _COLUMNS, abstained=_NOTHING)
+    book = balanced(spans)
     whole = book.wall_ns * (len(book.ranks) + len(book.silent))
     rows = [_row(each, whole) for each in found if isinstance(each, Claim)]
     rows.sort(key=lambda row: -int(row[2] or 0))
@@ -69,8 +68,10 @@ def findings(spans: Spans) -> Table:
     return Table("findings", _COLUMNS, rows, " ".join(notes))
 
 
-def _said(spans: Spans, book: Book) -> Iterator[Claim | Undecided]:
+def _said(spans: Spans) -> Iterator[Claim | Undecided]:
     """Yield what all rules say; tables of device tools are read once."""
+    if len(spans.rows(kind="step")):  # what takes most memory comes before all that is kept
+        yield from slow_claims(spans)
     held = replace(spans, tables={name: cache(read) for name, read in spans.tables.items()})
     devices, pairs = device_runs(held), unpaired(held)
     known = [lane.known for lane in devices.lanes]
@@ -80,9 +81,7 @@ def _said(spans: Spans, book: Book) -> Iterator[Claim | Undecided]:
     yield from transfer_claims(held, seen_ns)
     yield from memory_claims(held)
     yield from speed_claims(spans)
-    yield from ledger_claims(spans, book, pairs)
-    if len(spans.rows(kind="step")):
-        yield from slow_claims(spans)
+    yield from ledger_claims(spans, balanced(spans), pairs)
 
 
 def _row(claim: Claim, whole: int) -> tuple[Cell, ...]:

@@ -88,13 +88,13 @@ def _whole(book: Book) -> int:
     return book.wall_ns * (len(book.ranks) + len(book.silent))
 
 
-def breakdown(book: Book, *, per_rank: bool) -> Table:
-    """Return the labels as columns: a row per rank, per step where the book tells steps, or both.
+def breakdown(book: Book) -> Table:
+    """Return the labels as columns: a row per rank, per step, or both, as the book tells them.
 
     Each row adds up to its ``wall``, and the walls of all rows add up to those of `totals`. The
     step of a row is None for the time outside of steps. Labels without time have no column.
     """
-    per_step = book.steps is not None
+    per_rank, per_step = book.by_rank, book.steps is not None
     name = "ledger by " + " and ".join(["rank"] * per_rank + ["step"] * per_step)
     shown = [label for label, total, *_ in _by_label(book) if total or label == Label.UNTRACED]
     columns = (
@@ -106,7 +106,7 @@ def breakdown(book: Book, *, per_rank: bool) -> Table:
     if not book.wall_ns:
         return Table(name, columns, abstained=_NOTHING)
     rows: list[tuple[Cell, ...]] = []
-    for rank, step, times in _groups(book, per_rank=per_rank):
+    for rank, step, times in _groups(book):
         place = (*([rank] if per_rank else []), *([step] if per_step else []))
         rows.append((*place, sum(times), *(times[label] for label in shown)))
     return Table(name, columns, rows)
@@ -124,19 +124,19 @@ def _by_label(book: Book) -> list[tuple[Label, int, int, int]]:
     return sorted(rows, key=lambda row: (row[0] == Label.UNTRACED, -row[1], row[0]))
 
 
-def _groups(book: Book, *, per_rank: bool) -> Iterator[tuple[int, int | None, list[int]]]:
+def _groups(book: Book) -> Iterator[tuple[int, int | None, list[int]]]:
     """Yield (rank, step, time of each label) by rank, then step, the time outside of steps last."""
     entries, width = book.entries, len(Label)
     numbers = [None] if book.steps is None else [*book.steps.tolist(), None]
     size, zeros = len(numbers), np.zeros(len(book.rank), dtype=np.int64)
-    rank = book.rank.astype(np.int64) - SILENT if per_rank else zeros
+    rank = book.rank.astype(np.int64) - SILENT if book.by_rank else zeros
     step = zeros if book.steps is None else np.where(entries.step < 0, size - 1, entries.step)
     keys, place = np.unique(rank * size + step, return_inverse=True)
-    sums = _sums(book, place * width + entries.label, len(keys) * width, each=per_rank)
+    sums = _sums(book, place * width + entries.label, len(keys) * width, each=book.by_rank)
     of_rank: dict[int, list[int]] = {}
     for at, each in enumerate((keys // size + SILENT).tolist()):
         of_rank.setdefault(each, []).append(at)
-    for each in sorted((*book.ranks, *book.silent)) if per_rank else [SILENT]:
+    for each in sorted((*book.ranks, *book.silent)) if book.by_rank else [SILENT]:
         for at in of_rank[each if each in of_rank else SILENT]:
             yield each, numbers[keys[at] % size], sums[at * width : (at + 1) * width]
 

@@ -74,7 +74,7 @@ def ledger_claims(spans: Spans, book: Book, pairs: Unpaired | None) -> Iterator[
 
 
 def _job(spans: Spans, book: Book, pairs: Unpaired | None) -> _Job:
-    by_step = breakdown(book, per_rank=False)
+    by_step = breakdown(book)
     names = {label.text: label for label in Label}
     steps: list[Any] = [row for row in by_step.rows if row[0] is not None]
     columns = [column.name for column in by_step.columns]
@@ -119,9 +119,9 @@ def _alone(job: _Job) -> bool:
     if len(job.book.ranks) + len(job.book.silent) < 2:
         return False
     rows = np.flatnonzero((labels_of(spans.names) == Label.TRANSFER)[spans.name])
-    meeting = spans.step[rows] * len(spans.names) + spans.name[rows]
-    pairs = np.unique(np.stack([meeting, spans.rank[rows]]), axis=1)
-    met, ranks = np.unique(pairs[0], return_counts=True)
+    width = int(spans.rank.max(initial=0)) + 1
+    met = (spans.step[rows] * len(spans.names) + spans.name[rows]) * width + spans.rank[rows]
+    met, ranks = np.unique(np.unique(met) // width, return_counts=True)
     most = np.zeros(len(spans.names), np.int64)
     np.maximum.at(most, met % len(spans.names), ranks)
     fewer = np.count_nonzero(ranks < most[met % len(spans.names)])
@@ -149,7 +149,7 @@ def _seen(job: _Job, label: Label, step: int) -> tuple[Int64s, str]:
     """Return the label's longest spans; without any, the step that has most of it, on each rank."""
     spans = job.spans
     rows = np.flatnonzero((labels_of(spans.names) == label)[spans.name])
-    rows = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:_SHOWN]
+    rows = rows[np.argsort(spans.start_ns[rows] - spans.end_ns[rows], kind="stable")][:_SHOWN]
     named = (f"{spans.rank[row]}/{spans.id[row]}" for row in rows.tolist())
     if len(rows):
         return rows, f"longest spans (rank/id): {', '.join(named)}"

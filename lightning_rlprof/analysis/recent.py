@@ -1,13 +1,10 @@
 """The last steps of a run that is too large to be compared whole."""
 
-from lightning_rlprof.analysis.last_steps import cut_before
+from lightning_rlprof.analysis.last_steps import MOST_SPANS, cut_before
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Spans
 
-__all__ = ["MOST_SPANS", "recent"]
-
-MOST_SPANS = 1_500_000
-"""Steps and stages that are compared: 64 ranks x 1,000 steps x 20, of 1,024 the last 73 steps."""
+__all__ = ["recent"]
 
 
 def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:

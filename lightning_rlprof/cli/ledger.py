@@ -39,9 +39,9 @@ def ledger(
     from lightning_rlprof.analysis.ledger import breakdown, totals
 
     spans = opened(run)
-    book = balance(spans, per_step=per_step)
+    book = balance(spans, per_step=per_step, per_rank=per_rank)
     tables = [totals(book, price=price)]
-    tables += [breakdown(book, per_rank=per_rank)] if per_rank or per_step else []
+    tables += [breakdown(book)] if per_rank or per_step else []
     if as_json:
         put_json(_facts(spans, book) | {"tables": [table.to_dict() for table in tables]})
         return

@@ -39,7 +39,7 @@ def told_of(spans: Spans) -> dict[str, int]:
 
 
 def by(spans: Spans, per_rank: bool = False, per_step: bool = False) -> Sequence[Any]:
-    table = breakdown(balance(spans, per_step=per_step), per_rank=per_rank)
+    table = breakdown(balance(spans, per_step=per_step, per_rank=per_rank))
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
@@ -235,7 +235,7 @@ def test_a_job_of_which_nothing_was_recorded_abstains() -> None:
     spans = loaded([])
     assert ledger(spans).abstained == "no span was recorded"
     for per_rank, per_step in ((True, False), (False, True)):
-        table = breakdown(balance(spans, per_step=per_step), per_rank=per_rank)
+        table = breakdown(balance(spans, per_step=per_step, per_rank=per_rank))
         assert table.abstained == "no span was recorded"
 
 

@@ -33,6 +33,19 @@ def test_a_small_job_is_measured_and_adds_up(bench: ModuleType) -> None:
     assert cost.megabytes > 10
 
 
+def test_findings_are_measured_anew_each_time_and_do_not_abstain(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, right, job = [], bench.findings, cost_of(bench).synthetic_job
+    monkeypatch.setattr(bench, "findings", lambda spans: (asked.append(spans), right(spans))[1])
+    cost_of(bench).measure(bench.found, 3, 4, 2)
+    assert len({*map(id, asked)}) == len(asked) == 3
+
+    monkeypatch.setattr(bench, "findings", lambda _: right(job(1, 0)))
+    with pytest.raises(AssertionError, match="findings abstain"):
+        bench.found(job(2, 3))
+
+
 def test_a_sum_that_is_wrong_is_no_result(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +62,7 @@ def test_each_bound_can_break(
     bench: ModuleType, seconds: float, megabytes: float, broken: int
 ) -> None:
     cost = cost_of(bench).Cost(64, 1, [seconds] * 2, megabytes, 1.0)
-    assert sum(not bound.holds for bound in bench.bounds([cost])) == broken
+    assert sum(not bound.holds for bound in cost_of(bench).bounds([cost])) == broken
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def table_of(name: str, kernels: list[Kernel]) -> Table:
 
 
 def ledger_of(spans: Spans) -> Counter[tuple[int, int | None, Label]]:
-    table = breakdown(balance(spans, per_step=True), per_rank=True)
+    table = breakdown(balance(spans, per_step=True, per_rank=True))
     labels = {label.text: label for label in Label}
     found = Counter[tuple[int, int | None, Label]]()
     for rank, step, wall, *times in table.rows:
