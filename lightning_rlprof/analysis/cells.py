@@ -44,6 +44,8 @@ def texts(table: Table, name: str) -> tuple[Int64s, Sequence[str]]:
     codes, values = _column(table, name)
     places: dict[str, int] = {}
     own = [places.setdefault(str(value), len(places)) for value in values]
+    if len(places) == len(own) and codes.dtype == np.int64:  # each text once: as they are
+        return codes, list(places)
     return np.array([*own, -1], dtype=np.int64)[codes], list(places)
 
 

@@ -78,10 +78,10 @@ def _said(spans: Spans) -> Iterator[Claim | Undecided]:
     seen_ns = sum(int((last - first).sum()) for first, last in known)
     yield from device_claims(held, devices, pairs)
     yield from kernel_claims(held, seen_ns)
-    yield from transfer_claims(held, seen_ns)
+    yield from transfer_claims(held, devices, seen_ns)
     yield from memory_claims(held)
     yield from speed_claims(spans)
-    yield from ledger_claims(spans, balanced(spans), pairs)
+    yield from ledger_claims(spans, balanced(spans, held), pairs)
 
 
 def _row(claim: Claim, whole: int) -> tuple[Cell, ...]:

@@ -97,7 +97,6 @@ def _by_piece(start: Int64s, duration: Int64s, mine: Int64s) -> tuple[Floats, Fl
     """Return the time of some kernels, and of all, in stretches with as many kernels each."""
     piece = np.empty(len(start), np.int64)
     piece[np.argsort(start, kind="stable")] = np.arange(len(start)) * _PIECES // len(start)
-    own, whole = np.zeros((2, _PIECES))
-    np.add.at(own, piece[mine], duration[mine])
-    np.add.at(whole, piece, duration)
+    own: Floats = np.bincount(piece[mine], duration[mine], _PIECES).astype(np.float64)
+    whole: Floats = np.bincount(piece, duration, _PIECES).astype(np.float64)
     return own, whole

@@ -37,11 +37,16 @@ def ledger(spans: Spans) -> Table:
     return totals(_LAST.get(spans) or balance(spans))
 
 
-def balanced(spans: Spans) -> Book:
-    """Balance a run per step; the last answer about it is kept as long as the run is."""
+def balanced(spans: Spans, held: Spans | None = None) -> Book:
+    """Balance a run per step; the last answer about it is kept as long as the run is.
+
+    Args:
+        spans: The run.
+        held: The same with tables that are read only once, for whoever reads them, too.
+    """
     found = _LAST.get(spans)
     if found is None:
-        found = _LAST[spans] = balance(spans, per_step=True)
+        found = _LAST[spans] = balance(spans if held is None else held, per_step=True)
     return found
 
 

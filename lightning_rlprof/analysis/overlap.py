@@ -6,12 +6,18 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
-from lightning_rlprof.analysis.device_runs import COMMUNICATION, COMPUTE, Lane, device_runs
+from lightning_rlprof.analysis.device_runs import (
+    COMMUNICATION,
+    COMPUTE,
+    DeviceRuns,
+    Lane,
+    device_runs,
+)
 from lightning_rlprof.analysis.sweep import unions
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["overlap"]
+__all__ = ["overlap", "overlapped"]
 
 _COLUMNS = (
     Column("rank", "count"),
@@ -44,7 +50,11 @@ def overlap(spans: Spans) -> Table:
 
     Abstains without communication. A rank without has no row.
     """
-    runs = device_runs(spans)
+    return overlapped(spans, device_runs(spans))
+
+
+def overlapped(spans: Spans, runs: DeviceRuns) -> Table:
+    """Return `overlap` of a run of which the devices are read already."""
     lanes = [lane for lane in runs.lanes if (lane.runs.kind == COMMUNICATION).any()]
     if not lanes:
         return Table("overlap", _COLUMNS, abstained=" ".join([_NOTHING, *runs.remarks]))
@@ -56,10 +66,19 @@ def overlap(spans: Spans) -> Table:
         own = lane.runs.kind == COMMUNICATION
         owner = np.zeros(np.count_nonzero(own), np.int64)
         columns = (owner, lane.runs.start_ns[own], lane.runs.end_ns[own])
-        rows += [(*place, *row) for row in _rows(lane, columns, [(_ALL, None)])]
-        rows += [(*place, *row) for row in _told_rows(lane, told)]
+        busy = _busy(lane)
+        rows += [(*place, *row) for row in _rows(lane, busy, columns, [(_ALL, None)])]
+        rows += [(*place, *row) for row in _told_rows(lane, busy, told)]
     more = len(rows) > len(lanes)
     return Table("overlap", _COLUMNS, rows, " ".join([*remarks, *[_NOTE] * more]))
+
+
+class _Busy(NamedTuple):
+    """When a device computed: disjoint intervals, and how long before each. Times of its lane."""
+
+    first: Int64s
+    last: Int64s
+    before: Int64s
 
 
 class _Told(NamedTuple):
@@ -90,25 +109,27 @@ def _collectives(spans: Spans, remarks: list[str]) -> _Told | None:
     return _Told(numbers(table, "rank"), numbers(table, "device", _NONE), start, end, key, names)
 
 
-def _told_rows(lane: Lane, told: _Told | None) -> Iterator[tuple[Cell, ...]]:
+def _told_rows(lane: Lane, busy: _Busy, told: _Told | None) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per operation and group on one device."""
     if told is None:
         return
     device = _NONE if lane.device is None else lane.device
     own = np.flatnonzero((told.rank == lane.rank) & (told.device == device))
     columns = (told.key[own], told.start_ns[own], told.end_ns[own])
-    yield from _rows(lane, columns, told.names)
+    yield from _rows(lane, busy, columns, told.names)
 
 
 def _rows(
     lane: Lane,
+    busy: _Busy,
     columns: tuple[Int64s, Int64s, Int64s],
     names: Sequence[tuple[str | None, str | None]],
 ) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per key of intervals (key, start and end), most exposed first."""
     zero = int(min(lane.start_ns, columns[1].min(initial=lane.start_ns)))
     key, start, end = unions(columns[0], columns[1] - zero, columns[2] - zero)
-    hidden = _computed(lane, end + zero) - _computed(lane, start + zero)
+    shift = zero - lane.start_ns
+    hidden = _computed(busy, end + shift) - _computed(busy, start + shift)
     some = columns[2] > columns[1]
     count = np.bincount(columns[0][some], minlength=len(names)).tolist()
     sums = np.zeros((2, len(names)), np.int64)
@@ -121,13 +142,16 @@ def _rows(
         yield *names[each], whole[each], overlapped[each], exposed, share, count[each]
 
 
-def _computed(lane: Lane, times: Int64s) -> Int64s:
-    """Return for how long the device had computed before each of some times."""
+def _busy(lane: Lane) -> _Busy:
     own = lane.runs.kind == COMPUTE
     starts, ends = lane.runs.start_ns[own] - lane.start_ns, lane.runs.end_ns[own] - lane.start_ns
     _, first, last = unions(np.zeros(len(starts), np.int64), starts, ends)
-    before = np.append(0, np.cumsum(last - first))
-    at = np.searchsorted(first, times - lane.start_ns, "right")
-    over = np.append(0, last)[at] - (times - lane.start_ns)
-    found: Int64s = before[at] - np.maximum(over, 0) * (at > 0)
+    return _Busy(first, last, np.append(0, np.cumsum(last - first)))
+
+
+def _computed(busy: _Busy, times: Int64s) -> Int64s:
+    """Return for how long the device had computed before each of some times."""
+    at = np.searchsorted(busy.first, times, "right")
+    over = np.append(0, busy.last)[at] - times
+    found: Int64s = busy.before[at] - np.maximum(over, 0) * (at > 0)
     return found

@@ -9,7 +9,8 @@ import numpy as np
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.claims import MEDIUM, Claim, Place, Undecided, place_at, quoted
 from lightning_rlprof.analysis.communication import communication
-from lightning_rlprof.analysis.overlap import overlap
+from lightning_rlprof.analysis.device_runs import DeviceRuns
+from lightning_rlprof.analysis.overlap import overlapped
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
 
@@ -35,11 +36,12 @@ _KEYS = ("operation", "group", "stage")
 _Row = dict[str, Any]
 
 
-def transfer_claims(spans: Spans, seen_ns: int) -> Iterator[Claim | Undecided]:
+def transfer_claims(spans: Spans, devices: DeviceRuns, seen_ns: int) -> Iterator[Claim | Undecided]:
     """Yield what small messages cost; nothing where no collective tells its group and size.
 
     Args:
         spans: The run.
+        devices: What its devices ran.
         seen_ns: How long somebody looked at its devices.
     """
     if "collectives" not in spans.tables:
@@ -48,7 +50,7 @@ def transfer_claims(spans: Spans, seen_ns: int) -> Iterator[Claim | Undecided]:
     if not met or not seen_ns:
         return
     exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
-    for row in _rows(overlap(spans)):
+    for row in _rows(overlapped(spans, devices)):
         sums = exposed[row["operation"], row["group"]]
         sums[0], sums[1] = sums[0] + row["exposed"], sums[1] + row["communication"]
     for row in met:

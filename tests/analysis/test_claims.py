@@ -25,6 +25,15 @@ def test_bounds_miss_the_truth_as_seldom_as_they_say() -> None:
     assert missed <= 300 * 0.09
 
 
+def test_very_many_pieces_are_drawn_with_their_neighbours_and_none_is_left_out() -> None:
+    random = np.random.default_rng(5)
+    own, whole = random.gamma(2.0, 1.0, 100_003), np.full(100_003, 8.0)
+    low, high = bounds(own, whole)
+    wide = 2 * 1.96 * own.std() / 8 / np.sqrt(len(own))
+    assert low < own.sum() / whole.sum() < high
+    assert high - low == pytest.approx(wide, rel=0.15)
+
+
 def test_a_place_knows_the_step_of_its_own_rank() -> None:
     first = [Row("step", "step", 1, 0, 10), Row("step", "step", 2, 10, 20)]
     spans = loaded(first, [Row("step", "step", 7, 5, 15)])

@@ -1,10 +1,12 @@
 """Small messages are a finding where the same group shows that it can move more, and only there."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from lightning_rlprof.analysis.claims import Claim, Undecided
+from lightning_rlprof.analysis.device_runs import device_runs
 from lightning_rlprof.analysis.transfer_rules import transfer_claims
 from lightning_rlprof.spans import Spans
 from tests.analysis.device_trace import KERNELS, Cells, table, thinned
@@ -50,14 +52,18 @@ def traced(rows: list[Cells], *, hidden: bool = False) -> Spans:
     return replace(spans, tables=tables)
 
 
+def claims_of(spans: Spans, seen_ns: int) -> Iterator[Claim | Undecided]:
+    return transfer_claims(spans, device_runs(spans), seen_ns)
+
+
 def said(rows: list[Cells], seen_ns: int = 30_000_000) -> list[Claim | Undecided]:
-    return list(transfer_claims(traced(rows), seen_ns))
+    return list(claims_of(traced(rows), seen_ns))
 
 
 def test_it_fires_with_what_they_cost_and_the_link_returns_the_calls() -> None:
     mixed = [{**row, "stage": "small" if row["bytes"] == SMALL else "large"} for row in calls()]
     spans = traced(mixed)
-    (claim,) = transfer_claims(spans, 30_000_000)
+    (claim,) = claims_of(spans, 30_000_000)
     assert isinstance(claim, Claim)
     assert claim.text.startswith("small messages, exposed: all_reduce of group dp in small: 1/")
     assert (claim.low, claim.effect, claim.high) == (16_000_000,) * 3
@@ -75,8 +81,8 @@ def staged(rows: list[Cells]) -> list[Cells]:
 def test_it_is_silent_where_they_are_few_or_hidden_or_none_are_recorded() -> None:
     assert said(staged(calls(took=1_000))) == []
     assert said(staged(calls()), seen_ns=10**10) == []
-    assert list(transfer_claims(traced(staged(calls()), hidden=True), 30_000_000)) == []
-    assert list(transfer_claims(loaded([Row("step", "step", 1, 0, 9)]), 10**9)) == []
+    assert list(claims_of(traced(staged(calls()), hidden=True), 30_000_000)) == []
+    assert list(claims_of(loaded([Row("step", "step", 1, 0, 9)]), 10**9)) == []
 
 
 def test_it_is_silent_where_they_use_as_much_of_the_link_as_larger_ones() -> None:
@@ -112,7 +118,7 @@ def test_it_abstains_where_all_that_is_exposed_may_be_waiting() -> None:
     kernels = [{**row, "kernel": "ncclDevKernel_AllReduce"} for row in rows]
     kernels += [{**row, "kernel": "gemm", "stream": 7, "duration": 40_000} for row in rows]
     told = {**spans.tables, "kernels": lambda: table("kernels", KERNELS, kernels)}
-    (found,) = transfer_claims(replace(spans, tables=told), 30_000_000)
+    (found,) = claims_of(replace(spans, tables=told), 30_000_000)
     assert isinstance(found, Undecided)
     assert "may wait for peers" in found.why
 
