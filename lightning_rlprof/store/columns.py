@@ -17,6 +17,7 @@ __all__ = [
     "Texts",
     "attach",
     "code_name",
+    "merged_masks",
     "numbers_of",
     "occurring",
     "quoted",
@@ -103,6 +104,18 @@ def numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
             if np.ma.is_masked(cells):
                 numbers[f"m{at}"] = np.ma.getmaskarray(cells)  # DuckDB before 2.0 overlooks a mask
     return numbers
+
+
+def merged_masks(numbers: Mapping[str, Any]) -> str:
+    """Return the SELECT list that makes what `numbers_of` returns one column each, with NULLs."""
+    picks = []
+    for name, cells in numbers.items():
+        if name.startswith("c"):
+            mask = f"m{name[1:]}"
+            own = f"CASE WHEN {mask} THEN NULL ELSE {name} END" if mask in numbers else name
+            kind = "DOUBLE" if cells.dtype.kind == "f" else "BIGINT"
+            picks.append(f"CAST({own} AS {kind}) AS {name}")
+    return ", ".join(picks)
 
 
 def texts_in(columns: Sequence[Any], before: Texts | None = None) -> Texts:

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.columns import Texts, attach, numbers_of, quoted, texts_in, view
+from lightning_rlprof.store.columns import (
+    Texts,
+    attach,
+    merged_masks,
+    numbers_of,
+    quoted,
+    texts_in,
+    view,
+)
 from lightning_rlprof.store.duck import reader, writer
 from lightning_rlprof.store.query import text_literal
 from lightning_rlprof.table import PartRows, Table
@@ -40,12 +48,14 @@ AT_ONCE = 160_000
 """Rows of a table that are written in one go, all in memory; of larger `PartRows` some at a time,
 which takes twice as long."""
 
-_PART = 1 << 15
+_PART = 1 << 14
 
 # Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written. Those of
-# large tables are smaller still, as what is beside them then takes more.
+# large tables are smaller still, as what is beside them then takes more; but not where they would
+# be so many that what is known of each takes more.
 _FORM = "FORMAT parquet, USE_TMP_FILE false, ROW_GROUP_SIZE"
 _GROUP, _GROUP_IN_PARTS = 8_192, 4_096
+_MANY = 1_000_000
 
 
 def write_table(table: Table, name: str, path: Path) -> None:
@@ -76,11 +86,12 @@ def _write(connection: "DuckDBPyConnection", table: Table, path: Path) -> None:
     pieces: list[Path] = []
     try:
         if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
-            group = _GROUP_IN_PARTS
-            columns, texts, names = _put_pieces(connection, table.rows, path, pieces)
+            group = _GROUP_IN_PARTS if len(table.rows) <= _MANY else _GROUP
+            columns, texts, alike = _put_pieces(connection, table.rows, path, pieces)
             listed = ", ".join(map(text_literal, pieces))
-            source = f"read_parquet([{listed}], union_by_name = true)"
-            view(connection, table, columns, texts, source, names, codes=True)
+            # To find one type for all, DuckDB opens every piece at once.
+            source = f"read_parquet([{listed}], union_by_name = {not alike})"
+            view(connection, table, columns, texts, source, (), codes=True)
         else:
             columns, texts = attach(connection, table, codes=True)
             group = _GROUP
@@ -94,25 +105,30 @@ def _write(connection: "DuckDBPyConnection", table: Table, path: Path) -> None:
 
 def _put_pieces(
     connection: "DuckDBPyConnection", rows: PartRows, path: Path, pieces: list[Path]
-) -> tuple[list[Any], Texts, set[str]]:
-    """Write the numbers of each part to a file of its own; returns what `view` asks for."""
+) -> tuple[list[Any], Texts, bool]:
+    """Write the numbers of each part to a file of its own.
+
+    Returns:
+        The last columns and all texts, for `view`, and whether all files have the same types.
+    """
     columns: list[Any] = []
     texts: Texts | None = None
-    names: set[str] = set()
+    types: set[str] = set()
     for at, part in enumerate(rows.parts(_PART)):
         columns, texts = list(part.columns), texts_in(part.columns, texts)
         numbers = numbers_of(columns)
-        names |= set(numbers)
+        picks = merged_masks(numbers)
+        types.add("".join(numbers[name].dtype.kind for name in sorted(numbers) if name[0] == "c"))
         pieces.append(path.with_name(f"{path.name}-{at}"))
         connection.register("numbers", numbers)
         _copy(
             connection,
-            "numbers",
+            f"(SELECT {picks} FROM numbers)",
             pieces[-1],
             f"COMPRESSION uncompressed, {_FORM} {_GROUP_IN_PARTS}",
         )
         connection.unregister("numbers")
-    return columns, texts or {}, names
+    return columns, texts or {}, len(types) == 1
 
 
 def _copy(connection: "DuckDBPyConnection", source: str, path: Path, form: str) -> None:
