@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.labels import Label, kernel_labels
-from lightning_rlprof.analysis.sweep import open_count
+from lightning_rlprof.analysis.sweep import edges, open_count
 from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
@@ -165,8 +165,8 @@ def device_runs(spans: Spans) -> DeviceRuns:
     return found
 
 
-def grid_of(lane: Lane, *edges: Int64s) -> Grid:
-    """Cut a lane's time at all that begins or ends, and at other edges.
+def grid_of(lane: Lane, *others: Int64s) -> Grid:
+    """Cut a lane's time at all that begins or ends, and at others' edges.
 
     Inside of a replay of a graph nothing running is not known to be idle: from its first kernel to
     its last nobody is told what waits for what.
@@ -174,9 +174,8 @@ def grid_of(lane: Lane, *edges: Int64s) -> Grid:
     runs = lane.runs
     replays = _replays(runs)
     ends = np.array([lane.start_ns, lane.end_ns])
-    parts = [runs.start_ns, runs.end_ns, *lane.known, *edges, *replays, ends]
-    times = np.sort(np.concatenate(parts).clip(lane.start_ns, lane.end_ns))
-    times = times[np.append(True, times[1:] > times[:-1])]
+    parts = [runs.start_ns, runs.end_ns, *lane.known, *others, *replays, ends]
+    times = edges(*(part.clip(*ends) for part in parts))
     count = len(times) - 1
     first, last = _cells(times, runs.start_ns, runs.end_ns)
     known, replayed = (

@@ -8,11 +8,13 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.counted import Counted, counted
 from lightning_rlprof.analysis.partition import UNTRACED, Flat, Partition, Segments, partition
-from lightning_rlprof.analysis.statistics import totals
+from lightning_rlprof.analysis.statistics import Totals, mean, totals
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
 __all__ = ["Stretches", "gaps", "stretches"]
+
+Mask = npt.NDArray[np.bool_]
 
 _COLUMNS = (
     Column("after", "text"),
@@ -33,12 +35,9 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if not len(cut.steps):
         return Table("gaps", _COLUMNS, abstained="no step was recorded to its end")
     choice = counted(spans, cut.steps)
-    found = stretches(cut, spans)
-    found = found.where(choice.mask[found.step])
     names = (*spans.names, "step boundary")
-    keys = found.after * len(names) + found.before
-    sums = totals(keys, found.ns)
-    worst = cut.steps[found.step[_last_longest(keys, found.ns, sums.group, sums.max)]]
+    sums, steps = _summed(cut, spans, choice.mask)
+    worst = cut.steps[steps]
     whole = _whole(cut, spans, choice)
     numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
     rows: list[tuple[Cell, ...]] = []
@@ -64,9 +63,43 @@ class Stretches(NamedTuple):
     after: Int64s
     before: Int64s
 
-    def where(self, keep: npt.NDArray[np.bool_]) -> "Stretches":
+    def where(self, keep: Mask) -> "Stretches":
         """Return some of them."""
         return self if keep.all() else Stretches(*(column[keep] for column in self))
+
+
+def _summed(cut: Partition, spans: Spans, mask: Mask) -> tuple[Totals, Int64s]:
+    """Return the gaps of some steps by names, and of each the step of the last one of the longest.
+
+    A group is the name before the gap times one more than there are names, plus that behind it.
+    """
+    own, edge = cut.divided, len(spans.names)
+    if isinstance(own, Flat) and own.each:
+        return _by_place(own, mask, edge)
+    found = stretches(cut, spans)
+    found = found.where(mask[found.step])
+    keys = found.after * (edge + 1) + found.before
+    sums = totals(keys, found.ns)
+    return sums, found.step[_last_longest(keys, found.ns, sums.group, sums.max)]
+
+
+def _by_place(own: Flat, mask: Mask, edge: int) -> tuple[Totals, Int64s]:
+    """Return the same where all steps have the same stages: a gap's place tells its names."""
+    ns = np.empty((len(mask), own.each + 1), dtype=np.int64)
+    ns[:, :-1], ns[:, -1] = own.start_ns.reshape(-1, own.each), own.end
+    ns[:, 1:] -= own.end_ns.reshape(-1, own.each)
+    ns[:, 0] -= own.begin
+    ns = ns if mask.all() else ns[mask]
+    names = own.name[: own.each]
+    group = np.append(edge, names) * (edge + 1) + np.append(names, edge)
+    count, total, longest = np.count_nonzero(ns, axis=0), ns.sum(axis=0), ns.max(axis=0)
+    worst = np.zeros_like(group)
+    row, place = np.nonzero(ns == longest)
+    np.maximum.at(worst, place, np.flatnonzero(mask)[row])
+    some = np.argsort(group)
+    some = some[count[some] > 0]
+    count, total = count[some], total[some]
+    return Totals(group[some], count, total, mean(total, count), longest[some]), worst[some]
 
 
 def _whole(cut: Partition, spans: Spans, choice: Counted) -> int:
@@ -96,10 +129,6 @@ def _between(own: Flat, edge: int) -> Stretches:
 
 def _put(own: Flat, values: Int64s, more: Int64s, *, behind: bool) -> Int64s:
     """Put one more value before or behind those of each step's stages."""
-    each = len(values) // max(len(more), 1)
-    if (own.size == each).all():
-        table, column = values.reshape(len(more), each), more[:, None]
-        return np.hstack([table, column] if behind else [column, table]).ravel()
     return np.insert(values, own.first + own.size * behind, more)
 
 

@@ -15,6 +15,7 @@ from lightning_rlprof.analysis.device_runs import (
 )
 from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics import summarize
+from lightning_rlprof.analysis.sweep import edges
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
@@ -123,9 +124,7 @@ def _by_stage(lane: Lane, pieces: _Pieces) -> tuple[Int64s, Int64s, Int64s]:
     Of a piece, what lies in one stage is one part, also where another stage lies in between.
     """
     host = lane.host
-    edges = (pieces.start_ns, pieces.end_ns, host.start_ns, host.end_ns)
-    times = np.sort(np.concatenate(edges))
-    times = times[np.append(True, times[1:] > times[:-1])[: len(times)]]
+    times = edges(pieces.start_ns, pieces.end_ns, host.start_ns, host.end_ns)
     count = max(len(times) - 1, 0)
     inside, stage = (
         paint(np.searchsorted(times, start), np.searchsorted(times, end), count)

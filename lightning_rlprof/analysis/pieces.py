@@ -10,6 +10,7 @@ from lightning_rlprof.analysis.joins import Joins
 from lightning_rlprof.analysis.laps import Laps
 from lightning_rlprof.analysis.partition import UNTRACED, Flat, Partition
 from lightning_rlprof.analysis.plan import OWN, Plan, plan
+from lightning_rlprof.analysis.sweep import edges
 from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["Pieces", "pieces"]
@@ -137,16 +138,14 @@ def _cells(kinds: list[Kind]) -> tuple[Int64s, list[Int32s]]:
     width = max(int(kind[2].max(initial=low)) for kind in kinds) - low + 1
     starts = [chain * width + (start - low) for chain, start, _ in kinds]
     ends = [chain * width + (end - low) for chain, _, end in kinds]
-    edges = np.concatenate(starts + ends[:3])
-    edges.sort()
-    edges = edges[np.append(True, edges[1:] != edges[:-1])]  # numpy.unique would hash them
+    times = edges(*starts, *ends[:3])
     found = []
     for start, end in zip(starts[:3], ends, strict=False):
-        first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
-        found.append(_inside(first, last, len(edges)))
-    edges %= width
-    edges += low
-    return edges, found
+        first, last = np.searchsorted(times, start), np.searchsorted(times, end)
+        found.append(_inside(first, last, len(times)))
+    times %= width
+    times += low
+    return times, found
 
 
 def _inside(first: Int64s, last: Int64s, cells: int) -> Int32s:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["differs", "open_count", "unions"]
+__all__ = ["differs", "edges", "open_count", "unions"]
 
 
 def differs(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -23,6 +23,22 @@ def differs(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     for column in columns:
         changed[1:] |= column[1:] != column[:-1]
     return changed
+
+
+def edges(*columns: Int64s) -> Int64s:
+    """Return all values of some columns ascending, each once; quick where columns are in order.
+
+    ``np.sort`` of several runs that ascend takes eight times as long where it does not merge them,
+    and ``np.unique`` hashes.
+
+    Example::
+
+        >>> edges(np.array([1, 5, 5]), np.array([2, 5])).tolist()
+        [1, 2, 5]
+    """
+    values: Int64s = np.concatenate(columns)
+    values.sort(kind="stable")
+    return values[differs(values)]
 
 
 def open_count(first: Int64s, last: Int64s, cells: int) -> Int64s:
