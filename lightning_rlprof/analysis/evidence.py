@@ -19,6 +19,7 @@ BEYOND = 6.0
 
 _FEWEST = 5  # steps that a stretch has, and that are left beside it
 _SUSPECT = 0.05
+_NEARLY = 0.9  # of the steps: who is slow in so many of them is slow, whatever the first ones were
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def proven(
 
     Two tests, each at the level given, corrected by Holm's method. Always slow: more steps above
     zero than the sign test allows, and a median above `EFFECT`. Slow for a stretch: `stretches`,
-    with such a median inside and none beside it. Where both hold, the stretch says more.
+    with such a median inside and none beside it. Where both hold, the stretch says more, unless it
+    is nearly all of the steps: the first ones of a run are like no others.
 
     Args:
         effect: Relative excess over the others; shape (ranks, steps, series), NaN: says nothing.
@@ -78,9 +80,12 @@ def _told(
 ) -> Evidence | None:
     """Return what two chances say, of being always slow and of being so in a stretch of steps."""
     known = np.flatnonzero(~np.isnan(values))
-    if chances[1] <= level and _apart(values, *steps):
+    inside = np.count_nonzero((known >= steps[0]) & (known <= steps[1]))
+    always = chances[0] <= level and np.nanmedian(values) > EFFECT
+    stretch = chances[1] <= level and _apart(values, *steps)
+    if stretch and not (always and inside >= _NEARLY * len(known)):
         return _evidence(values, *steps, bool(steps[1] < known[-1]), chances[1], lasting)
-    if chances[0] <= level and np.nanmedian(values) > EFFECT:
+    if always:
         return _evidence(values, int(known[0]), int(known[-1]), False, chances[0], lasting)
     return None
 

@@ -45,6 +45,17 @@ def test_a_stretch_is_found_where_it_was(first: int, last: int, ended: bool) -> 
     assert found.effect == pytest.approx(0.12, abs=0.02)
 
 
+@pytest.mark.parametrize(("steps", "first"), [(300, 0), (50, 6)])
+def test_who_is_slow_but_for_the_first_of_very_many_steps_is_slow(steps: int, first: int) -> None:
+    effect = noise(2, steps)
+    effect[1, 6:] += 0.15
+
+    found = proven(effect, LEVEL)[1, 0]
+
+    assert (found.first, found.last, found.ended) == (first, steps - 1, False)
+    assert found.effect == pytest.approx(0.15, abs=0.02)
+
+
 def test_where_steps_count_together_the_same_values_prove_less() -> None:
     effect = noise(8, 24)
     effect[3] += 0.1
