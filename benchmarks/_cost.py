@@ -123,7 +123,7 @@ def reported(
     ]
     told = "; ".join(f"{one}: {control(each)}" for one, each in costs.items())
     quiet = all(cost.quiet for each in costs.values() for cost in each)
-    heads = ["verdict", "spans", "seconds", "peak, MB"]
+    heads = ["analysis", "spans", "seconds", "peak, MB"]
     return Report(name, heads, rows, [*promised, *more], told, quiet, facts)
 
 

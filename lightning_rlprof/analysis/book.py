@@ -1,4 +1,4 @@
-"""The time of a whole job, entered once: by rank, step and label, with what is not known of it."""
+"""The time of a whole job, entered once: by label, and where asked by step and rank."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -40,7 +40,10 @@ def numbers(table: Table, name: str, nothing: int = 0) -> Int64s:
 
 
 def texts(table: Table, name: str) -> tuple[Int64s, Sequence[str]]:
-    """Return a column of texts as codes and distinct texts, the code -1 where one is not known."""
+    """Return a column of texts as codes and distinct texts, the code -1 where one is not known.
+
+    The codes may be the table's own: they are to be read.
+    """
     codes, values = _column(table, name)
     places: dict[str, int] = {}
     own = [places.setdefault(str(value), len(places)) for value in values]

@@ -101,7 +101,7 @@ def _joined(pieces: Floats) -> Floats:
     return found
 
 
-@lru_cache(maxsize=2)  # the rules of one run ask for the same ones
+@lru_cache(maxsize=1)  # the rules of one run ask for the same ones
 def _drawn(pieces: int) -> Floats:
     """Return how often each piece is drawn, shape (draws, pieces)."""
     drawn = np.random.default_rng(0).integers(0, pieces, (_DRAWS, pieces))

@@ -140,7 +140,7 @@ def _waits(lane: Lane) -> _Waits:
 
 
 def _by_piece(cuts: Int64s, times: Int64s, ns: Int64s) -> Floats:
-    """Return the sum of some times in each piece; all are ascending."""
+    """Return the sum of lengths in each piece; cuts and times are ascending."""
     edges = np.concatenate([[0], np.searchsorted(times, cuts), [len(times)]])
     found: Floats = np.diff(np.append(0, np.cumsum(ns))[edges]).astype(np.float64)
     return found

@@ -8,6 +8,7 @@ from lightning_rlprof.analysis.changes import stretches
 from lightning_rlprof.analysis.drift import joined
 from lightning_rlprof.analysis.exact import Floats, holm, median_bounds, sign_test
 from lightning_rlprof.analysis.others import middle
+from lightning_rlprof.spans import Int64s
 
 __all__ = ["BEYOND", "EFFECT", "Evidence", "proven", "suspected"]
 
@@ -19,7 +20,7 @@ BEYOND = 6.0
 
 _FEWEST = 5  # steps that a stretch has, and that are left beside it
 _SUSPECT = 0.05
-_NEARLY = 0.9  # of the steps: who is slow in so many of them is slow, whatever the first ones were
+_NEARLY, _FIRST = 0.9, 10  # of all steps; and how many first ones are like no others
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def proven(
     Two tests, each at the level given, corrected by Holm's method. Always slow: more steps above
     zero than the sign test allows, and a median above `EFFECT`. Slow for a stretch: `stretches`,
     with such a median inside and none beside it. Where both hold, the stretch says more, unless it
-    is nearly all of the steps: the first ones of a run are like no others.
+    lacks hardly more than the first steps of a run, which are like no others.
 
     Args:
         effect: Relative excess over the others; shape (ranks, steps, series), NaN: says nothing.
@@ -80,14 +81,20 @@ def _told(
 ) -> Evidence | None:
     """Return what two chances say, of being always slow and of being so in a stretch of steps."""
     known = np.flatnonzero(~np.isnan(values))
-    inside = np.count_nonzero((known >= steps[0]) & (known <= steps[1]))
     always = chances[0] <= level and np.nanmedian(values) > EFFECT
     stretch = chances[1] <= level and _apart(values, *steps)
-    if stretch and not (always and inside >= _NEARLY * len(known)):
+    if stretch and not (always and _is_nearly_all(known, *steps)):
         return _evidence(values, *steps, bool(steps[1] < known[-1]), chances[1], lasting)
     if always:
         return _evidence(values, int(known[0]), int(known[-1]), False, chances[0], lasting)
     return None
+
+
+def _is_nearly_all(known: Int64s, first: int, last: int) -> bool:
+    """Tell whether steps are all but a few of the first ones, and hardly any of the last."""
+    before, behind = np.count_nonzero(known < first), np.count_nonzero(known > last)
+    left = before + behind
+    return bool(before <= _FIRST and behind < _FEWEST and left <= (1 - _NEARLY) * len(known))
 
 
 def _spread(effect: Floats, rank: int, told: Evidence) -> float:

@@ -69,7 +69,7 @@ def findings(spans: Spans) -> Table:
 
 
 def _said(spans: Spans) -> Iterator[Claim | Undecided]:
-    """Yield what all rules say; tables of device tools are read once."""
+    """Yield what all rules say; what most of them ask of device tools is read once."""
     if len(spans.rows(kind="step")):  # what takes most memory comes before all that is kept
         yield from slow_claims(spans)
     held = replace(spans, tables={name: cache(read) for name, read in spans.tables.items()})

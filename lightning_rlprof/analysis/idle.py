@@ -94,8 +94,8 @@ def _rows(lane: Lane, names: list[str]) -> Iterator[tuple[Cell, ...]]:
 def _gaps(lane: Lane) -> tuple[Int64s, Int64s]:
     """Return from where to where the device idled."""
     grid = grid_of(lane)
-    edges = np.diff((~grid.busy & grid.seen).astype(np.int8), prepend=0, append=0)
-    return grid.times[np.flatnonzero(edges > 0)], grid.times[np.flatnonzero(edges < 0)]
+    turns = np.diff((~grid.busy & grid.seen).astype(np.int8), prepend=0, append=0)
+    return grid.times[np.flatnonzero(turns > 0)], grid.times[np.flatnonzero(turns < 0)]
 
 
 def _pieces(lane: Lane, start: Int64s, end: Int64s) -> _Pieces:

@@ -59,7 +59,7 @@ def ledger_claims(spans: Spans, book: Book, pairs: Unpaired | None) -> Iterator[
 
     Args:
         spans: The run.
-        book: Its time, balanced per step.
+        book: Its time, balanced per step, ranks together.
         pairs: Its launches and kernels.
     """
     job = _job(spans, book, pairs)

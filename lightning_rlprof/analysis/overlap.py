@@ -135,11 +135,11 @@ def _rows(
     sums = np.zeros((2, len(names)), np.int64)
     np.add.at(sums[0], key, end - start)
     np.add.at(sums[1], key, hidden)
-    whole, overlapped = sums.tolist()
-    for each in sorted(set(key.tolist()), key=lambda at: (overlapped[at] - whole[at], at)):
-        exposed = whole[each] - overlapped[each]
-        share = overlapped[each] / whole[each]
-        yield *names[each], whole[each], overlapped[each], exposed, share, count[each]
+    whole, beside = sums.tolist()
+    for each in sorted(set(key.tolist()), key=lambda at: (beside[at] - whole[at], at)):
+        exposed = whole[each] - beside[each]
+        share = beside[each] / whole[each]
+        yield *names[each], whole[each], beside[each], exposed, share, count[each]
 
 
 def _busy(lane: Lane) -> _Busy:

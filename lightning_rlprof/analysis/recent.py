@@ -8,7 +8,7 @@ __all__ = ["recent"]
 
 
 def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:
-    """Return the last steps of a run, with no more than so many spans, and what to say of it.
+    """Return the last steps of a run, up to so many steps and stages, and what to say of it.
 
     Steps go or stay as a whole, on all ranks. A run that is small enough comes back as it is.
     """

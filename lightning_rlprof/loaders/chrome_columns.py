@@ -77,7 +77,7 @@ class ChromeColumns:
         self.lost: Counter[int] = Counter()
         self.unread: Counter[int] = Counter()
         self.unpaired: Counter[int] = Counter()
-        self._held = 0
+        self._held, self._is_large = 0, False
         self.first_ns: dict[int, int] = {}
         self._shapes = Shapes()
         self._signs = np.empty(0, np.int8)
@@ -103,9 +103,12 @@ class ChromeColumns:
         if taken.any():
             self._take_all([*compress(events, taken.tobytes())], code[taken])
         if self._held > HELD:
-            self._held = 0
-            for grown in self._grown.values():
-                grown.put_aside()
+            self._put_aside()
+
+    def end(self) -> None:
+        """Put the last rows aside, too, where others are: tables are made in that memory."""
+        if self._is_large:
+            self._put_aside()
 
     def rows(self, kind: int) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of one kind, in the order of the file, in memory of their own.
@@ -119,6 +122,11 @@ class ChromeColumns:
     def grown(self, kind: int) -> Grown:
         """Return the columns of one kind."""
         return self._grown[kind]
+
+    def _put_aside(self) -> None:
+        self._held, self._is_large = 0, True
+        for grown in self._grown.values():
+            grown.put_aside()
 
     def _count(self, code: npt.NDArray[np.uint8]) -> set[int]:
         """Count the events of each kind; returns which codes there are."""

@@ -14,7 +14,7 @@ from lightning_rlprof.spans import Int64s
 __all__ = ["ROWS", "Columns", "beside", "heads", "in_order"]
 
 ROWS = 1 << 14
-"""Rows of a block; twenty arrays of that length are 5 MB."""
+"""Rows of a block; twenty arrays of that length are 2.6 MB."""
 
 Columns = Mapping[str, npt.NDArray[Any]]
 """Some rows of a table: arrays of one length, by name."""

@@ -214,6 +214,7 @@ def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
             raise TraceError(f'{path}: is no Chrome trace: it has no array "traceEvents"{why}')
         for batch in stream:
             columns.add(batch)
+    columns.end()
     return stream
 
 

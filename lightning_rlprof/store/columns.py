@@ -107,7 +107,10 @@ def numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
 
 
 def merged_masks(numbers: Mapping[str, Any]) -> str:
-    """Return the SELECT list that makes what `numbers_of` returns one column each, with NULLs."""
+    """Return the SELECT list that makes what `numbers_of` returns one column each, with NULLs.
+
+    Whole numbers must fit into 64 bits with a sign.
+    """
     picks = []
     for name, cells in numbers.items():
         if name.startswith("c"):
@@ -138,7 +141,7 @@ def view(
     *,
     codes: bool = False,
 ) -> None:
-    """Make numbers in a ``source`` of SQL, with these ``names``, a view of a table's name.
+    """Make numbers in a ``source`` of SQL, masks by these ``names``, a view of a table's name.
 
     ``columns`` are those of the table or of a part of it. ``codes`` adds the code of each text,
     those that occur numbered from 0.

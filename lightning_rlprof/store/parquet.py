@@ -113,12 +113,12 @@ def _put_pieces(
     """
     columns: list[Any] = []
     texts: Texts | None = None
-    types: set[str] = set()
+    types: set[tuple[bool, ...]] = set()
     for at, part in enumerate(rows.parts(_PART)):
         columns, texts = list(part.columns), texts_in(part.columns, texts)
         numbers = numbers_of(columns)
         picks = merged_masks(numbers)
-        types.add("".join(numbers[name].dtype.kind for name in sorted(numbers) if name[0] == "c"))
+        types.add(tuple(numbers[f"c{at}"].dtype.kind == "f" for at in range(len(columns))))
         pieces.append(path.with_name(f"{path.name}-{at}"))
         connection.register("numbers", numbers)
         _copy(

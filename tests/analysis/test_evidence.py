@@ -56,6 +56,16 @@ def test_who_is_slow_but_for_the_first_of_very_many_steps_is_slow(steps: int, fi
     assert found.effect == pytest.approx(0.15, abs=0.02)
 
 
+@pytest.mark.parametrize(("first", "last"), [(0, 974), (20, 999)])
+def test_who_recovers_or_begins_in_a_long_run_is_slow_for_a_stretch(first: int, last: int) -> None:
+    effect = noise(8, 1_000)
+    effect[1, first : last + 1] += 0.15
+
+    found = proven(effect, LEVEL)[1, 0]
+
+    assert (found.first, found.last, found.ended) == (first, last, last < 999)
+
+
 def test_where_steps_count_together_the_same_values_prove_less() -> None:
     effect = noise(8, 24)
     effect[3] += 0.1

@@ -1,11 +1,13 @@
 """The ledger against a rasteriser, on runs that are small and as odd as can be."""
 
+import importlib
 import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,13 +66,24 @@ def table_of(name: str, kernels: list[Kernel]) -> Table:
 
 
 def ledger_of(spans: Spans) -> Counter[tuple[int, int | None, Label]]:
-    table = breakdown(balance(spans, per_step=True, per_rank=True))
+    return cells_of(breakdown(balance(spans, per_step=True, per_rank=True)), 2)
+
+
+def together(spans: Spans, ranks: int) -> Counter[tuple[int | None, Label]]:
+    """Return the same of all ranks as one, entered so many at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.import_module(balance.__module__), "_AT_ONCE", ranks)
+        return cells_of(breakdown(balance(spans, per_step=True)), 1)
+
+
+def cells_of(table: Table, keys: int) -> Counter[Any]:
     labels = {label.text: label for label in Label}
-    found = Counter[tuple[int, int | None, Label]]()
-    for rank, step, wall, *times in table.rows:
-        assert wall == sum(times)
-        for column, ns in zip(table.columns[3:], times, strict=True):
-            found[rank, step, labels[column.name]] += ns
+    found = Counter[Any]()
+    for row in table.rows:
+        key, (wall, *times) = row[:keys], row[keys:]
+        assert wall == sum(map(int, filter(None, times)))
+        for column, ns in zip(table.columns[keys + 1 :], times, strict=True):
+            found[(*key, labels[column.name])] += int(ns or 0)
     return +found
 
 
@@ -162,6 +175,11 @@ def test_every_nanosecond_has_the_label_and_step_that_a_rasteriser_gives_it(job:
         spans = spans_of(Path(folder) / "run", job)
     expected = raster(spans, range(job.world), job.kernels, job.copies if job.kernels else ())
     assert ledger_of(spans) == expected
+    summed = Counter[Any]()
+    for (_, step, label), ns in expected.items():
+        summed[step, label] += ns
+    for ranks in (1, 2, 64):
+        assert together(spans, ranks) == summed
 
 
 @settings(max_examples=150, deadline=None)
