@@ -118,11 +118,8 @@ def _late(spans: Spans, waits: list[_Waits], share: tuple[float, float], sure: s
 def _waits(lane: Lane) -> _Waits:
     """Return when a device waited for its host, as `idle` tells it, and when nobody knows why."""
     runs, grid = lane.runs, grid_of(lane)
-    edges = np.diff((~grid.busy & grid.seen).astype(np.int8), prepend=0, append=0)
-    start, end = grid.times[np.flatnonzero(edges > 0)], grid.times[np.flatnonzero(edges < 0)]
-    at = np.searchsorted(runs.start_ns, end)
-    begins = np.append(runs.start_ns, NEVER)[at] == end
-    launch = np.where(begins, np.append(runs.launch_ns, NEVER)[at], NEVER)
+    start, end = grid.idle()
+    launch = runs.begun(end)[1]
     known, after = launch <= end, launch > start
     until = np.where(end - launch.clip(start, end) <= LATENCY_NS, end, launch.clip(start, end))
     late = np.where(known & after, until - start, 0)

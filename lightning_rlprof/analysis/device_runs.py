@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.labels import Label, kernel_labels
-from lightning_rlprof.analysis.sweep import edges, open_count
+from lightning_rlprof.analysis.sweep import differs, edges, open_count
 from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
@@ -66,6 +66,12 @@ class Runs(NamedTuple):
     stage: Int64s
     launch_ns: Int64s
     graph: Int64s
+
+    def begun(self, times: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the first launched piece that begins at each time, and its launch, or `NEVER`."""
+        at = np.searchsorted(self.start_ns, times)
+        begins = np.append(self.start_ns, NEVER)[at] == times
+        return at, np.where(begins, np.append(self.launch_ns, NEVER)[at], NEVER)
 
 
 class HostStages(NamedTuple):
@@ -137,6 +143,11 @@ class Grid(NamedTuple):
         """Return the cells in which intervals begin and those before which they end."""
         return _cells(self.times, start_ns, end_ns)
 
+    def idle(self) -> tuple[Int64s, Int64s]:
+        """Return from where to where the device idled."""
+        turns = np.diff((~self.busy & self.seen).astype(np.int8), prepend=0, append=0)
+        return self.times[np.flatnonzero(turns > 0)], self.times[np.flatnonzero(turns < 0)]
+
 
 def device_runs(spans: Spans) -> DeviceRuns:
     """Read the tables ``kernels`` and ``memcpy`` once, as a lane per rank and device.
@@ -200,10 +211,7 @@ def _replays(runs: Runs) -> tuple[Int64s, Int64s]:
     graph, launch = runs.graph[at], runs.launch_ns[at]
     order = np.lexsort((launch, graph))
     at, graph, launch = at[order], graph[order], launch[order]
-    if not len(at):
-        return _EMPTY, _EMPTY
-    changes = (graph[1:] != graph[:-1]) | (launch[1:] != launch[:-1])
-    heads = np.flatnonzero(np.append(True, changes))
+    heads = np.flatnonzero(differs(graph, launch))
     return (
         np.minimum.reduceat(runs.start_ns[at], heads),
         np.maximum.reduceat(runs.end_ns[at], heads),

@@ -7,7 +7,6 @@ import numpy as np
 
 from lightning_rlprof.analysis.device_runs import (
     COMMUNICATION,
-    NEVER,
     NO_STAGE,
     Lane,
     device_runs,
@@ -79,7 +78,7 @@ def idle(spans: Spans) -> Table:
 
 def _rows(lane: Lane, names: list[str]) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per kind and stage of one device, most time first."""
-    kind, stage, ns = _by_stage(lane, _pieces(lane, *_gaps(lane)))
+    kind, stage, ns = _by_stage(lane, _pieces(lane, *grid_of(lane).idle()))
     whole = int(ns.sum())
     keys = kind * (len(names) + 1) + stage - NO_STAGE
     found = summarize(keys, ns)
@@ -91,19 +90,10 @@ def _rows(lane: Lane, names: list[str]) -> Iterator[tuple[Cell, ...]]:
         yield _KINDS[each], name, total / whole, total, *rest
 
 
-def _gaps(lane: Lane) -> tuple[Int64s, Int64s]:
-    """Return from where to where the device idled."""
-    grid = grid_of(lane)
-    turns = np.diff((~grid.busy & grid.seen).astype(np.int8), prepend=0, append=0)
-    return grid.times[np.flatnonzero(turns > 0)], grid.times[np.flatnonzero(turns < 0)]
-
-
 def _pieces(lane: Lane, start: Int64s, end: Int64s) -> _Pieces:
     """Divide gaps by kind."""
     runs = lane.runs
-    at = np.searchsorted(runs.start_ns, end)  # the first that begins then, by launch
-    begins = np.append(runs.start_ns, NEVER)[at] == end
-    launch = np.where(begins, np.append(runs.launch_ns, NEVER)[at], NEVER)
+    at, launch = runs.begun(end)
     known, late = launch <= end, launch > start  # a launch after the work itself is no launch
     ready = np.where(known, launch, end).clip(start, end)
     short = end - ready <= LATENCY_NS

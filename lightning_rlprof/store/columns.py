@@ -1,6 +1,6 @@
 """Tables given to DuckDB as they lie in memory: numbers uncopied, each text once."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,13 +17,13 @@ __all__ = [
     "Texts",
     "attach",
     "code_name",
-    "merged_masks",
     "numbers_of",
     "occurring",
     "quoted",
     "sql_name",
     "texts_in",
     "view",
+    "with_nulls",
 ]
 
 VISIBLE = "COLUMNS('^[^ ]+$')"
@@ -89,7 +89,7 @@ def attach(
     texts, numbers = texts_in(columns), numbers_of(columns)
     data = f"{table.name} numbers"
     connection.register(data, numbers)
-    view(connection, table, columns, texts, quoted(data), numbers, codes=codes)
+    view(connection, table, columns, texts, with_nulls(numbers, data), codes=codes)
     return columns, texts
 
 
@@ -106,19 +106,16 @@ def numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
     return numbers
 
 
-def merged_masks(numbers: Mapping[str, Any]) -> str:
-    """Return the SELECT list that makes what `numbers_of` returns one column each, with NULLs.
-
-    Whole numbers must fit into 64 bits with a sign.
-    """
-    picks = []
-    for name, cells in numbers.items():
-        if name.startswith("c"):
-            mask = f"m{name[1:]}"
-            own = f"CASE WHEN {mask} THEN NULL ELSE {name} END" if mask in numbers else name
-            kind = "DOUBLE" if cells.dtype.kind == "f" else "BIGINT"
-            picks.append(f"CAST({own} AS {kind}) AS {name}")
-    return ", ".join(picks)
+def with_nulls(numbers: Mapping[str, Any], source: str) -> str:
+    """Return what `numbers_of` returns, under a name of SQL, as one column each, with NULLs."""
+    picks = [
+        f"CASE WHEN m{name[1:]} THEN NULL ELSE {name} END AS {name}"
+        if f"m{name[1:]}" in numbers
+        else name
+        for name in numbers
+        if name[0] == "c"
+    ]
+    return f"(SELECT {', '.join(picks)} FROM {quoted(source)})"
 
 
 def texts_in(columns: Sequence[Any], before: Texts | None = None) -> Texts:
@@ -137,18 +134,17 @@ def view(
     columns: Sequence[Any],
     texts: Texts,
     source: str,
-    names: Collection[str],
     *,
     codes: bool = False,
 ) -> None:
-    """Make numbers in a ``source`` of SQL, masks by these ``names``, a view of a table's name.
+    """Make numbers in a ``source`` of SQL, as of `with_nulls`, a view of a table's name.
 
     ``columns`` are those of the table or of a part of it. ``codes`` adds the code of each text,
     those that occur numbered from 0.
     """
     picks, joins = [], []
     for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True)):
-        own = f"CASE WHEN d.m{at} THEN NULL ELSE d.c{at} END" if f"m{at}" in names else f"d.c{at}"
+        own = f"d.c{at}"
         if at in texts:
             room, own = f"{table.name} texts {at}", f"t{at}.text"
             _register(connection, room, *texts[at])

@@ -11,11 +11,11 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.columns import (
     Texts,
     attach,
-    merged_masks,
     numbers_of,
     quoted,
     texts_in,
     view,
+    with_nulls,
 )
 from lightning_rlprof.store.duck import reader, writer
 from lightning_rlprof.store.query import text_literal
@@ -91,7 +91,7 @@ def _write(connection: "DuckDBPyConnection", table: Table, path: Path) -> None:
             listed = ", ".join(map(text_literal, pieces))
             # To find one type for all, DuckDB opens every piece at once.
             source = f"read_parquet([{listed}], union_by_name = {not alike})"
-            view(connection, table, columns, texts, source, (), codes=True)
+            view(connection, table, columns, texts, source, codes=True)
         else:
             columns, texts = attach(connection, table, codes=True)
             group = _GROUP
@@ -113,17 +113,16 @@ def _put_pieces(
     """
     columns: list[Any] = []
     texts: Texts | None = None
-    types: set[tuple[bool, ...]] = set()
+    types: set[tuple[str, ...]] = set()
     for at, part in enumerate(rows.parts(_PART)):
         columns, texts = list(part.columns), texts_in(part.columns, texts)
         numbers = numbers_of(columns)
-        picks = merged_masks(numbers)
-        types.add(tuple(numbers[f"c{at}"].dtype.kind == "f" for at in range(len(columns))))
+        types.add(tuple(numbers[f"c{at}"].dtype.str for at in range(len(columns))))
         pieces.append(path.with_name(f"{path.name}-{at}"))
         connection.register("numbers", numbers)
         _copy(
             connection,
-            f"(SELECT {picks} FROM numbers)",
+            with_nulls(numbers, "numbers"),
             pieces[-1],
             f"COMPRESSION uncompressed, {_FORM} {_GROUP_IN_PARTS}",
         )

@@ -69,6 +69,22 @@ def test_parts_and_one_go_say_the_same(
     assert parts["columns"][1]["texts"] == ["gemm", "copy 'n' paste", "aten::mm"]
 
 
+def read_halves(low: int, high: int) -> ColumnRows:
+    at = np.arange(low, high)
+    return ColumnRows([at if low < 500 else at / 2])
+
+
+def test_a_column_may_be_whole_in_one_part_and_broken_in_another(
+    table: Table, tmp_path: Path
+) -> None:
+    halves = Table("calls", COLUMNS[-1:], PartRows(ROWS, read_halves))
+
+    write_table(halves, "calls", tmp_path / "calls")
+
+    found = kept_table(tmp_path / "calls", "calls").column("value")
+    assert list(found) == [at if at < 512 else at / 2 for at in range(ROWS)]
+
+
 def test_what_cannot_be_written_leaves_no_parts(table: Table, tmp_path: Path) -> None:
     (tmp_path / "calls").mkdir()
 
