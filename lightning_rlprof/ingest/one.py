@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from lightning_rlprof.spans import Spans
 from lightning_rlprof.store.cache import Cache, Sources, find, place, sources
 from lightning_rlprof.store.parquet import row_count
 from lightning_rlprof.store.store import parts_of
+from lightning_rlprof.table import Table
 
 __all__ = ["Kept", "Outcome", "ingest_one", "keep", "kept_whole", "lost"]
 
@@ -76,7 +77,9 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
         shutil.rmtree(cache.folder, ignore_errors=True)
         cache = None
     cache = cache or place(path, made_of, parts_of(spans, path))
-    return Kept(cache, True, _add_tables(cache, spans))
+    tables = spans.tables
+    del spans  # a trace's tables do not need it, and they need the memory
+    return Kept(cache, True, _add_tables(cache, tables))
 
 
 def _read(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
@@ -120,12 +123,12 @@ def lost(path: str, why: str, seconds: float | None = None) -> Outcome:
     return Outcome(path, ranks, "failed", " ".join(why.split()), None, None, None, seconds)
 
 
-def _add_tables(cache: Cache, spans: Spans) -> list[str]:
+def _add_tables(cache: Cache, tables: Mapping[str, Callable[[], Table]]) -> list[str]:
     untold = []
-    for name in spans.tables:
+    for name, read in tables.items():
         if name in cache.tables and not cache.has(name):
             try:
-                cache.add(spans.table(name), name)
+                cache.add(read(), name)
             except TraceError as error:
                 untold.append(f"table {name}: {error}")
     return untold

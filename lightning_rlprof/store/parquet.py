@@ -17,7 +17,7 @@ from lightning_rlprof.store.columns import (
     view,
     with_nulls,
 )
-from lightning_rlprof.store.duck import reader, writer
+from lightning_rlprof.store.duck import reader, writer, writer_alone
 from lightning_rlprof.store.query import text_literal
 from lightning_rlprof.table import PartRows, Table
 
@@ -50,12 +50,9 @@ which takes twice as long."""
 
 _PART = 1 << 14
 
-# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written. Those of
-# large tables are smaller still, as what is beside them then takes more; but not where they would
-# be so many that what is known of each takes more.
+# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written.
 _FORM = "FORMAT parquet, USE_TMP_FILE false, ROW_GROUP_SIZE"
-_GROUP, _GROUP_IN_PARTS = 8_192, 4_096
-_MANY = 1_000_000
+_GROUP, _GROUP_OF_PARTS = 8_192, 4_096
 
 
 def write_table(table: Table, name: str, path: Path) -> None:
@@ -70,8 +67,7 @@ def write_table(table: Table, name: str, path: Path) -> None:
     import duckdb
 
     try:
-        with writer() as connection:
-            _write(connection, table, path)
+        _write(table, path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
         os.utime(path, ns=(STAMP_NS, STAMP_NS))
@@ -82,25 +78,57 @@ def write_table(table: Table, name: str, path: Path) -> None:
         raise TraceError(f"table {name} cannot be brought into columns ({text})") from error
 
 
-def _write(connection: "DuckDBPyConnection", table: Table, path: Path) -> None:
+def _write(table: Table, path: Path) -> None:
+    if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
+        _write_in_parts(table, table.rows, path)
+        return
+    with writer() as connection:
+        columns, texts = attach(connection, table, codes=True)
+        _put(connection, table, columns, texts, _GROUP, path)
+
+
+def _write_in_parts(table: Table, rows: PartRows, path: Path) -> None:
     pieces: list[Path] = []
     try:
-        if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
-            group = _GROUP_IN_PARTS if len(table.rows) <= _MANY else _GROUP
-            columns, texts, alike = _put_pieces(connection, table.rows, path, pieces)
-            listed = ", ".join(map(text_literal, pieces))
-            # To find one type for all, DuckDB opens every piece at once.
-            source = f"read_parquet([{listed}], union_by_name = {not alike})"
+        with writer_alone() as connection:
+            columns, texts, alike = _put_pieces(connection, rows, path, pieces)
+        listed = ", ".join(map(text_literal, pieces))
+        # To find one type for all, DuckDB opens every piece at once.
+        source = f"read_parquet([{listed}], union_by_name = {not alike})"
+        with writer_alone() as connection:
             view(connection, table, columns, texts, source, codes=True)
-        else:
-            columns, texts = attach(connection, table, codes=True)
-            group = _GROUP
-        about = text_literal(json.dumps(_about(table, columns, texts)))
-        form = f"COMPRESSION snappy, {_FORM} {group}, KV_METADATA {{rlprof: {about}}}"
-        _copy(connection, quoted(table.name), path, form)
+            _put(connection, table, columns, texts, _group_of(len(rows)), path)
     finally:
         for piece in pieces:
             piece.unlink(missing_ok=True)
+
+
+def _group_of(rows: int) -> int:
+    """Return how many rows a group of a large table has, so that both take little memory.
+
+    What is written at a time takes about 50 bytes a value, what is known of each column of each
+    group about 1 kB until all are written: together least where the groups grow with the square
+    root of the rows.
+
+    Example::
+
+        >>> [_group_of(rows) for rows in (10**6, 4 * 10**6, 16 * 10**6)]
+        [4096, 8192, 16384]
+    """
+    return max(1 << (rows.bit_length() + 4) // 2, _GROUP_OF_PARTS)
+
+
+def _put(
+    connection: "DuckDBPyConnection",
+    table: Table,
+    columns: Sequence[Any],
+    texts: Texts,
+    group: int,
+    path: Path,
+) -> None:
+    about = text_literal(json.dumps(_about(table, columns, texts)))
+    form = f"COMPRESSION snappy, {_FORM} {group}, KV_METADATA {{rlprof: {about}}}"
+    _copy(connection, quoted(table.name), path, form)
 
 
 def _put_pieces(
@@ -124,7 +152,7 @@ def _put_pieces(
             connection,
             with_nulls(numbers, "numbers"),
             pieces[-1],
-            f"COMPRESSION uncompressed, {_FORM} {_GROUP_IN_PARTS}",
+            f"COMPRESSION uncompressed, {_FORM} {_GROUP_OF_PARTS}",
         )
         connection.unregister("numbers")
     return columns, texts or {}, len(types) == 1
