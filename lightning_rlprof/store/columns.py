@@ -17,12 +17,13 @@ __all__ = [
     "Texts",
     "attach",
     "code_name",
+    "given",
     "numbers_of",
     "occurring",
     "quoted",
+    "selected",
     "sql_name",
     "texts_in",
-    "view",
     "with_nulls",
 ]
 
@@ -70,27 +71,33 @@ Texts = Mapping[int, tuple[Sequence[Any], Any]]
 """Of each column of texts, by its place: the texts, and which of them occur."""
 
 
-def attach(
+def attach(connection: "DuckDBPyConnection", table: Table) -> None:
+    """Make a table a view of its name; the connection keeps the arrays alive."""
+    select, _, _ = given(connection, table)
+    connection.execute(f"CREATE TEMP VIEW {quoted(table.name)} AS {select}")
+
+
+def given(
     connection: "DuckDBPyConnection", table: Table, *, codes: bool = False
-) -> tuple[list[Any], Texts]:
-    """Make a table a view of its name; the connection keeps the arrays alive.
+) -> tuple[str, list[Any], Texts]:
+    """Give a table to DuckDB; the connection keeps the arrays alive.
 
     Columns of text are joined from the texts that differ; what is not known is NULL.
 
     Args:
         connection: To a database in memory.
         table: With columns.
-        codes: Add the codes of each column of texts; see `view`.
+        codes: Add the codes of each column of texts; see `selected`.
 
     Returns:
-        The columns, and their texts.
+        What selects the table, its columns, and their texts.
     """
     columns = columns_of(table)
     texts, numbers = texts_in(columns), numbers_of(columns)
     data = f"{table.name} numbers"
     connection.register(data, numbers)
-    view(connection, table, columns, texts, with_nulls(numbers, data), codes=codes)
-    return columns, texts
+    source = with_nulls(numbers, data)
+    return selected(connection, table, columns, texts, source, codes=codes), columns, texts
 
 
 def numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
@@ -128,7 +135,7 @@ def texts_in(columns: Sequence[Any], before: Texts | None = None) -> Texts:
     return found
 
 
-def view(
+def selected(
     connection: "DuckDBPyConnection",
     table: Table,
     columns: Sequence[Any],
@@ -136,8 +143,8 @@ def view(
     source: str,
     *,
     codes: bool = False,
-) -> None:
-    """Make numbers in a ``source`` of SQL, as of `with_nulls`, a view of a table's name.
+) -> str:
+    """Return what selects a table whose numbers are in a ``source`` of SQL, as of `with_nulls`.
 
     ``columns`` are those of the table or of a part of it. ``codes`` adds the code of each text,
     those that occur numbered from 0.
@@ -152,10 +159,7 @@ def view(
         picks.append(f"CAST({own} AS {_type(column, cells)}) AS {quoted(sql_name(column))}")
     if codes:
         picks += [f"COALESCE(t{at}.place, -1) AS {quoted(code_name(at))}" for at in texts]
-    connection.execute(
-        f"CREATE TEMP VIEW {quoted(table.name)} AS "
-        f"SELECT {', '.join(picks)} FROM {source} d {' '.join(joins)}"
-    )
+    return f"SELECT {', '.join(picks)} FROM {source} d {' '.join(joins)}"
 
 
 def _register(

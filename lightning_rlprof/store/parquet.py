@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.columns import (
     Texts,
-    attach,
+    given,
     numbers_of,
-    quoted,
+    selected,
     texts_in,
-    view,
     with_nulls,
 )
 from lightning_rlprof.store.duck import reader, writer, writer_alone
@@ -83,8 +82,8 @@ def _write(table: Table, path: Path) -> None:
         _write_in_parts(table, table.rows, path)
         return
     with writer() as connection:
-        columns, texts = attach(connection, table, codes=True)
-        _put(connection, table, columns, texts, _GROUP, path)
+        select, columns, texts = given(connection, table, codes=True)
+        _copy(connection, select, path, _form(_GROUP, _about(table, columns, texts)))
 
 
 def _write_in_parts(table: Table, rows: PartRows, path: Path) -> None:
@@ -96,8 +95,9 @@ def _write_in_parts(table: Table, rows: PartRows, path: Path) -> None:
         # To find one type for all, DuckDB opens every piece at once.
         source = f"read_parquet([{listed}], union_by_name = {not alike})"
         with writer_alone() as connection:
-            view(connection, table, columns, texts, source, codes=True)
-            _put(connection, table, columns, texts, _group_of(len(rows)), path)
+            select = selected(connection, table, columns, texts, source, codes=True)
+            form = _form(_group_of(len(rows)), _about(table, columns, texts))
+            _copy(connection, select, path, form)
     finally:
         for piece in pieces:
             piece.unlink(missing_ok=True)
@@ -118,17 +118,9 @@ def _group_of(rows: int) -> int:
     return max(1 << (rows.bit_length() + 4) // 2, _GROUP_OF_PARTS)
 
 
-def _put(
-    connection: "DuckDBPyConnection",
-    table: Table,
-    columns: Sequence[Any],
-    texts: Texts,
-    group: int,
-    path: Path,
-) -> None:
-    about = text_literal(json.dumps(_about(table, columns, texts)))
-    form = f"COMPRESSION snappy, {_FORM} {group}, KV_METADATA {{rlprof: {about}}}"
-    _copy(connection, quoted(table.name), path, form)
+def _form(group: int, about: About) -> str:
+    told = text_literal(json.dumps(about))
+    return f"COMPRESSION snappy, {_FORM} {group}, KV_METADATA {{rlprof: {told}}}"
 
 
 def _put_pieces(
@@ -150,7 +142,7 @@ def _put_pieces(
         connection.register("numbers", numbers)
         _copy(
             connection,
-            with_nulls(numbers, "numbers"),
+            f"FROM {with_nulls(numbers, 'numbers')}",
             pieces[-1],
             f"COMPRESSION uncompressed, {_FORM} {_GROUP_OF_PARTS}",
         )
@@ -158,8 +150,8 @@ def _put_pieces(
     return columns, texts or {}, len(types) == 1
 
 
-def _copy(connection: "DuckDBPyConnection", source: str, path: Path, form: str) -> None:
-    connection.execute(f"COPY (SELECT * FROM {source}) TO {text_literal(path)} ({form})")
+def _copy(connection: "DuckDBPyConnection", select: str, path: Path, form: str) -> None:
+    connection.execute(f"COPY ({select}) TO {text_literal(path)} ({form})")
 
 
 def _about(table: Table, cells: Sequence[Any], texts: Texts) -> About:
