@@ -35,6 +35,7 @@ class _Part:
         self._limits = limits
         picked = (rows[key][::_STEP].tolist() for key in limits)
         self.samples: list[_Keys] = list(zip(*picked, strict=True))
+        self._last = tuple(int(rows[key][-1]) for key in limits)
         self._grown.put_aside()
 
     def __len__(self) -> int:
@@ -42,6 +43,8 @@ class _Part:
 
     def before(self, limit: _Keys) -> int:
         """Return the number of rows whose first keys come before some keys."""
+        if not self.samples[0] < limit <= self._last:  # so for most: parts follow in time
+            return len(self) if limit > self._last else 0
         low = max(bisect.bisect_left(self.samples, limit) - 1, 0) * _STEP
         high = min(low + _STEP + 1, len(self))
         first, second = (self._grown.part(name, low, high) for name in self._limits)
@@ -78,8 +81,8 @@ def in_order(
     low = [0] * len(done)
     for cut in [*_cuts(done, rows), None]:
         high = [len(part) if cut is None else part.before(cut) for part in done]
-        if high != low:
-            pieces = [part.rows(*ends) for part, *ends in zip(done, low, high, strict=True)]
+        ends = zip(done, low, high, strict=True)
+        if pieces := [part.rows(start, end) for part, start, end in ends if start < end]:
             yield _merged(pieces, keys)
         low = high
 
