@@ -129,7 +129,7 @@ def _put_pieces(
     """Write the numbers of each part to a file of its own.
 
     Returns:
-        The last columns and all texts, for `view`, and whether all files have the same types.
+        The last columns and all texts, for `selected`, and whether all files have the same types.
     """
     columns: list[Any] = []
     texts: Texts | None = None

@@ -60,5 +60,22 @@ def test_what_belongs_beside_a_row_stands_there(told: list[bool], size: int, cut
     assert found == [(row, 2 * row if told[row] else -1) for row in range(len(told))]
 
 
+def test_parts_that_follow_in_time_are_looked_into_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, size, looks = 64, 8, []
+    part = Grown.part
+
+    def counted(self: Grown, *of: Any) -> Any:
+        looks.append(of)
+        return part(self, *of)
+
+    monkeypatch.setattr(Grown, "part", counted)
+    rows = [{"a": np.arange(at * size, (at + 1) * size)} for at in range(parts)]
+
+    blocks = [block["a"] for block in in_order(rows, "a", rows=size)]
+
+    assert np.concatenate(blocks).tolist() == list(range(parts * size))
+    assert len(looks) < 12 * parts  # not 64 times 64
+
+
 def test_heads_are_the_first_of_those_that_are_alike() -> None:
     assert heads(np.array([1, 1, 2, 2]), np.array([0, 0, 0, 5])).tolist() == [0, 2, 3]

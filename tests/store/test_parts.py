@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_rlprof.store import parquet
+from lightning_rlprof.store import duck, parquet
 from lightning_rlprof.store.kept import kept_table
 from lightning_rlprof.store.parquet import write_table
 from lightning_rlprof.table import Column, ColumnRows, PartRows, Table
@@ -83,6 +83,14 @@ def test_a_column_may_be_whole_in_one_part_and_broken_in_another(
 
     found = kept_table(tmp_path / "calls", "calls").column("value")
     assert list(found) == [at if at < 512 else at / 2 for at in range(ROWS)]
+
+
+def test_a_large_table_leaves_no_database_open(table: Table, tmp_path: Path) -> None:
+    duck.writer().close()
+
+    write_table(table, "calls", tmp_path / "calls")
+
+    assert duck._database.cache_info().currsize == 0
 
 
 def test_what_cannot_be_written_leaves_no_parts(table: Table, tmp_path: Path) -> None:
