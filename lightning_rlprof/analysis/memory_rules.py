@@ -67,7 +67,7 @@ def _worst(spans: Spans, row: dict[str, Any], ranks: int) -> Iterator[Claim | Un
         f"memory grows from step to step: {row['component']} on {where}",
         *(None, None, None, HIGH if low > slope / 2 else MEDIUM),
         "rlprof show RUN memory_timeline tells the stage; then a memory snapshot of two steps far "
-        "apart (memory.snapshot), and see what only the later one holds",
+        "apart (memory.level: snapshot), and see what only the later one holds",
         "it stops later: run twice as many steps; or batches become longer",
         f"{slope / _MIB:.3g} MiB a step ({low / _MIB:.3g} to {high / _MIB:.3g}, 99 %) "
         f"in steps {first}-{last}; no time, so no price",

@@ -156,7 +156,9 @@ def _rollouts(graph: Dag, asked: Rollout) -> Iterator[tuple[str, Edit]]:
     _check(asked)
     found = requests(graph.spans, np.unique(graph.row[(graph.row >= 0) & ~graph.plan.hands]))
     if found is None:
-        raise TraceError("no rollout of these steps has spans of its requests: annotate each one")
+        raise TraceError(
+            "no rollout of these steps has spans of its requests (four or more): annotate each one"
+        )
     if asked.cut is not None:
         yield f"rollout cut at {asked.cut:.0%}", shortened(graph, found.row, cut(found, asked.cut))
     if asked.cap is not None:
