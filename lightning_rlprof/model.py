@@ -5,10 +5,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["FORMAT", "KINDS", "STAGES", "Header", "Kind", "Note", "Number", "Span", "as_number"]
+__all__ = [
+    "EXPORT",
+    "FORMAT",
+    "KINDS",
+    "STAGES",
+    "Header",
+    "Kind",
+    "Note",
+    "Number",
+    "Span",
+    "as_number",
+]
 
 FORMAT = 1
 """Version of the trace format that this package writes; it reads this one and older ones."""
+
+EXPORT: Mapping[str, str] = {"written_by": "lightning_rlprof"}
+"""What an exported trace says of itself beside its events."""
 
 Number = int | float
 """What a counter may hold."""

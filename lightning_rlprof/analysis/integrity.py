@@ -110,6 +110,9 @@ def _graphs(spans: Spans) -> Iterator[_Row]:
         what = " ".join(remarks) or "no device tool recorded kernels"
         yield "graph replay", _DOUBT if remarks else _UNKNOWN, what
         return
+    if not len(table.rows):
+        yield "graph replay", _UNKNOWN, "no kernel was recorded"
+        return
     replayed = int(np.count_nonzero(numbers(table, "graph", -1) >= 0))
     if _HIDDEN in table.note:
         yield "graph replay", _DOUBT, "replays hide their kernels: idle is not known"

@@ -6,8 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
+from lightning_rlprof.analysis.certainty import uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
 from lightning_rlprof.analysis.labels import Label, kernel_labels, labels_of
+from lightning_rlprof.analysis.matched import collectives, matched
 from lightning_rlprof.analysis.sweep import unions
 from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.spans import Int64s, Spans
@@ -20,6 +22,7 @@ __all__ = ["Occupancy", "Work", "occupancy"]
 _STAGES = (Label.ROLLOUT, Label.TAIL, Label.SYNC, Label.REWARD, Label.SLEEP, Label.EVALUATION)
 _HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
 _SAME = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
+_ROUNDED = (0, -1, 1)  # ns that the two tables of an Ascend output may be apart
 _BETWEEN_TWO = ("send", "recv", "p2p")  # no collectives of a whole group: they cannot be matched
 
 
@@ -93,46 +96,66 @@ def occupancy(spans: Spans) -> Occupancy:
     return found
 
 
-def _groups(spans: Spans, kernels: Table, at: Int64s) -> Int64s:
-    """Return the process group of some kernels by the table ``collectives``; 0 where none tells.
-
-    A late peer is a peer of the same group: kernels of one name but of two groups never met.
-    """
-    listed = read(spans, "collectives", [])
-    if listed is None or not len(listed.rows):
-        return np.zeros(len(at), dtype=np.int64)
-    told = texts(listed, "group")[0]
-    pairs = [np.append(numbers(listed, key, -1), numbers(kernels, key, -1)[at]) for key in _SAME]
-    place = np.unique(np.stack(pairs), axis=1, return_inverse=True)[1].ravel()
-    group = np.full(int(place.max()) + 1, -1)
-    group[place[: len(told)]] = told
-    found: Int64s = group[place[len(told) :]] + 1
-    return found
-
-
 def _kernels(spans: Spans, table: Table, found: Occupancy) -> _Runs:
     """Return the kernels by label, collectives divided where that is possible."""
     codes, names = texts(table, "kernel")
     labels = np.append(kernel_labels(names), Label.COMPUTE)  # a name that is not known reads this
     runs = _runs(table, labels[codes])
-    pairwise = np.array(
-        [any(word in name.lower() for word in _BETWEEN_TWO) for name in names], bool
-    )
-    at = np.flatnonzero((runs.label == Label.TRANSFER) & ~np.append(pairwise, True)[codes])
-    start, end = runs.start_ns, runs.end_ns
-    step = numbers(table, "step")
-    group = _groups(spans, table, at)
-    what = codes[at] * (int(group.max(initial=0)) + 1) + group
-    took = transfers(runs.rank[at], step[at], what, start[at], end[at])
-    at, took = at[took != UNMATCHED], took[took != UNMATCHED]
-    alone = int(np.count_nonzero(runs.label == Label.TRANSFER)) - len(at)
+    at = np.flatnonzero(runs.label == Label.TRANSFER)
+    took = _listed(spans, table, at)
+    if took is None:
+        took = _named(spans, table, runs, at)
+    alone = int(np.count_nonzero(took == UNMATCHED))
     if alone:
         text = f"{alone} kernels of collectives have no counterpart on other ranks: their transfer"
         found.remarks.append(f"{text} includes the wait for peers.")
-    came, start = start[at], start.copy()
-    start[at] = end[at] - took
+    at, took = at[took != UNMATCHED], took[took != UNMATCHED]
+    came, start = runs.start_ns[at], runs.start_ns.copy()
+    start[at] = np.maximum(runs.end_ns[at] - took, came)
     waiting = _Runs(runs.rank[at], came, start[at], np.full(len(at), int(Label.WAITING)))
     return _Runs(*map(np.append, runs._replace(start_ns=start), waiting))
+
+
+def _listed(spans: Spans, kernels: Table, at: Int64s) -> Int64s | None:
+    """Return the transfer of some kernels by the table ``collectives``; None where it is not there.
+
+    As `matched` finds it: a late peer is a peer of the same group in the same operation.
+    """
+    listed = read(spans, "collectives", [])
+    calls = collectives(spans, []) if listed is not None and len(listed.rows) else None
+    if listed is None or calls is None:
+        return None
+    met, _ = matched(calls)
+    meeting = np.append(met.meeting, UNMATCHED)[_collective_of(listed, kernels, at)]
+    took: Int64s = np.append(met.transfer_ns, UNMATCHED)[meeting]
+    return took
+
+
+def _named(spans: Spans, kernels: Table, runs: _Runs, at: Int64s) -> Int64s:
+    """Return the same by the names of kernels alone."""
+    codes, names = texts(kernels, "kernel")
+    paired = [any(word in name.lower() for word in _BETWEEN_TWO) for name in names]
+    took, own = np.full(len(at), UNMATCHED), ~np.array([*paired, True])[codes[at]]
+    at = at[own]
+    step = numbers(kernels, "step")[at]
+    times = (runs.start_ns[at], runs.end_ns[at])
+    took[own] = transfers(runs.rank[at], step, codes[at], *times, uncertainty_ns(spans))
+    return took
+
+
+def _collective_of(listed: Table, kernels: Table, at: Int64s) -> Int64s:
+    """Return the row of the collective that each of some kernels is, -1 without one."""
+    found = np.full(len(at), -1)
+    theirs = np.stack([numbers(listed, key, -1) for key in _SAME])
+    own = np.stack([numbers(kernels, key, -1)[at] for key in _SAME])
+    for later in _ROUNDED:
+        left = np.flatnonzero(found < 0)
+        there = own[:, left] + np.array([[0], [0], [0], [later]])
+        place = np.unique(np.hstack([theirs, there]), axis=1, return_inverse=True)[1].ravel()
+        row = np.full(len(place), -1)
+        row[place[: theirs.shape[1]]] = np.arange(theirs.shape[1])
+        found[left] = row[place[theirs.shape[1] :]]
+    return found
 
 
 def _runs(table: Table, label: Int64s) -> _Runs:

@@ -45,7 +45,8 @@ def destination(given: Path | None, source: Path, name: str, *, force: bool) -> 
     In a run's directory, and beside all else: in a folder of traces it would be one more of them.
 
     Raises:
-        RlprofError: The file exists and was not to be replaced, or its directory does not.
+        RlprofError: The file exists and was not to be replaced, or is one of those that are read,
+            or its directory does not exist.
     """
     if source.is_dir() and rank_files(source):
         derived = source / name
@@ -61,7 +62,18 @@ def destination(given: Path | None, source: Path, name: str, *, force: bool) -> 
         raise RlprofError(f"{path}: exists already; --force replaces it, -o names another file")
     if not path.parent.is_dir():
         raise RlprofError(f"{path}: there is no directory {path.parent}")
+    if path.exists() and path != derived and _is_read(path, source):
+        raise RlprofError(f"{path}: is part of what is read; -o names another file")
     return path
+
+
+def _is_read(path: Path, source: Path) -> bool:
+    """Tell whether a file is what is read or, as far as its place tells, a part of it."""
+    own = path.resolve()
+    if isinstance(source, RemotePath) or not source.is_dir():
+        same = not isinstance(source, RemotePath) and source.exists() and path.samefile(source)
+        return same or own in map(Path.resolve, rank_files(own.parent))
+    return own.suffix != ".html" and own.is_relative_to(source.resolve())
 
 
 @contextmanager

@@ -46,6 +46,8 @@ def sql(
 
     Example: rlprof sql RUN "select name, sum(duration_ns) from spans group by name"
     """
+    if as_json and output is not None:
+        raise typer.BadParameter("--json prints the rows and -o writes them: choose one")
     path = None if output is None else destination(output, run, "", force=force)
     with local(run) as here:
         store = _store(here)
@@ -95,7 +97,7 @@ def _print(store: "Store", run: Path, query: str, rows: int | None, *, as_json: 
             }
         )
         return
-    show(render(table), "")
+    show(render(table, every=True), "")
     for rank, text in problems[:_FEW]:
         say(f"! {text}" if rank is None else f"! rank {rank}: {text}", "yellow")
     if len(problems) > _FEW:

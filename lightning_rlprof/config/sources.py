@@ -19,6 +19,7 @@ PREFIX = "RLPROF__"
 """Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""
 
 _WRAPPER = "profiler_config"
+_MOST = 10_000  # a training's whole file has some hundreds of values
 _HOMES = ("global_profiler", _WRAPPER)
 
 
@@ -35,7 +36,7 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
             f"a configuration is a mapping or the path of a YAML file, not {source!r}"
         )
     try:
-        data = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
+        data = yaml.load(Path(source).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration {str(source)!r} cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -43,7 +44,38 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
         raise ConfigError(f"configuration {str(source)!r} is no YAML: {said}") from error
     if not isinstance(data or {}, Mapping):
         raise ConfigError(f"configuration {str(source)!r} holds {type(data).__name__}, no mapping")
+    if not _is_small(data):
+        raise ConfigError(
+            f"configuration {str(source)!r} holds more than {_MOST:,} values, or holds itself: "
+            "look at its aliases (*name)"
+        )
     return data or {}
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML would drop the first silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for at, key in enumerate(keys):
+            if key in keys[:at] and key != "<<":
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key} is given twice", problem_mark=node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _is_small(value: Any) -> bool:
+    """Tell whether a value holds at most `_MOST` others, each counted wherever it stands."""
+    left, count = [value], 0
+    while left and count <= _MOST:
+        count += 1
+        each = left.pop()
+        if isinstance(each, Mapping):
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return not left
 
 
 def canonical(

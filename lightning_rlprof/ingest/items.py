@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend import is_ascend
-from lightning_rlprof.loaders.kineto import is_chrome_trace
+from lightning_rlprof.loaders.kineto import is_chrome_trace, is_export
 from lightning_rlprof.store.cache import FOLDER
 from lightning_rlprof.tracefile import rank_files
 
@@ -57,7 +57,8 @@ def _below(folder: Path) -> list[Path]:
     for entry in entries:
         if entry.is_dir(follow_symlinks=False) and entry.name != FOLDER:
             found += _below(Path(entry.path))
-    return [*_traces(Path(entry.path) for entry in entries if entry.is_file()), *found]
+    files = (path for path in (Path(entry.path) for entry in entries) if path.is_file())
+    return [*_traces(files), *found]
 
 
 def _traces(files: Iterable[Path]) -> list[Path]:
@@ -69,7 +70,7 @@ def _traces(files: Iterable[Path]) -> list[Path]:
                 if path.name.endswith(ending):
                     key = (path.name.removesuffix(ending), tool)
                     forms[key] = min(forms.get(key, (order, path)), (order, path))
-    paths = sorted(path for _, path in forms.values())
+    paths = sorted(path for _, path in forms.values() if not is_export(path))
     sure = {path for path in paths if path.name.endswith(_SURE) or is_chrome_trace(path)}
     alike = {_pattern(path) for path in sure}
     return [path for path in paths if path in sure or _pattern(path) in alike]

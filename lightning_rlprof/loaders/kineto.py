@@ -37,11 +37,11 @@ from lightning_rlprof.loaders.kineto_trace import (
     read_trace,
     told,
 )
-from lightning_rlprof.model import FORMAT, Header
+from lightning_rlprof.model import EXPORT, FORMAT, Header
 from lightning_rlprof.spans import NO_PARENT, Problem, Spans, Thread
 from lightning_rlprof.table import Table
 
-__all__ = ["is_chrome_trace", "read_kernels", "read_kineto"]
+__all__ = ["is_chrome_trace", "is_export", "read_kernels", "read_kineto"]
 
 # What stands before the events grows with the process groups: 17 kB for 300 ranks.
 _NEAR = 1 << 23
@@ -73,6 +73,19 @@ def is_chrome_trace(path: Path) -> bool:
             return stream.open()
     except TraceError:
         return path.name.endswith(".json.zst")
+
+
+def is_export(path: Path) -> bool:
+    """Tell whether ``rlprof trace`` wrote a file: in a folder of traces it is none of them."""
+    if not path.is_file():
+        return False
+    try:
+        with Source(path) as source:
+            stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), 1 << 16, _NEAR)
+            stream.open()
+    except TraceError:
+        return False
+    return told(stream.top, "otherData", dict[str, Any], {}).items() >= EXPORT.items()
 
 
 def read_kineto(path: Path, *, every: bool = False) -> Spans:
@@ -177,11 +190,16 @@ def _header(trace: KinetoTrace) -> Header:
         role=role[1] if role else "",
         host=told(top, "host_name", str, ""),
         pid=next((pid for pid in pids if isinstance(pid, int)), 0),
-        device=next(filter(None, devices), "unknown" if trace.counts.get(KERNEL) else "cpu"),
+        device=next(filter(None, devices), _no_device(trace)),
         unix_ns=trace.unix_ns,
         clock_ns=0,
         versions={key: _text(top[key]) for key in top if key.endswith("_version")},
     )
+
+
+def _no_device(trace: KinetoTrace) -> str:
+    """Return what stands for a device that is not told: that comes last in a trace."""
+    return "unknown" if trace.counts.get(KERNEL) or not trace.complete else "cpu"
 
 
 def _place(job: _Distributed, name: str) -> tuple[int, int]:

@@ -135,10 +135,10 @@ def _chrome_traces(path: Path, names: list[str]) -> list[Path]:
 
     Where there are some, a file that is none and yet has the name of another rank is a broken one.
     """
-    from lightning_rlprof.loaders.kineto import is_chrome_trace
+    from lightning_rlprof.loaders.kineto import is_chrome_trace, is_export
 
     likely = [path / name for name in names if name.endswith(_CHROME)]
-    likely = [file for file in likely if file.is_file()]
+    likely = [file for file in likely if file.is_file() and not is_export(file)]
     traces = [file for file in likely if is_chrome_trace(file)]
     told = {rank for file in traces for rank in told_ranks(file)}
     broken = [file for file in likely if file not in traces]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.model import KINDS, Number
+from lightning_rlprof.model import EXPORT, KINDS, Number
 from lightning_rlprof.report.lanes import lanes
 from lightning_rlprof.spans import Int64s, Spans
 
@@ -64,7 +64,7 @@ def write_trace(
 def _write(
     spans: Spans, file: Any, watermark: str, progress: Callable[[int, int], None] | None
 ) -> None:
-    other = {"unix_ns": str(spans.unix_ns), "path": spans.path.name}
+    other = {**EXPORT, "unix_ns": str(spans.unix_ns), "path": spans.path.name}
     other |= {"clocks": f"{_UNCALIBRATED}: {watermark}"} if watermark else {}
     file.write(f'{{"displayTimeUnit":"ms","otherData":{_text(other)},"traceEvents":[\n'.encode())
     names = [_text(name) for name in spans.names]

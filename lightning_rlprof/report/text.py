@@ -64,12 +64,13 @@ def size(number: int) -> str:
     return f"{value:.{digits}f} {name}"
 
 
-def render(table: Table, *, rows: int | None = None) -> RenderableType:
+def render(table: Table, *, rows: int | None = None, every: bool = False) -> RenderableType:
     """Return a table for rich to print: it fits the terminal by leaving out its last columns.
 
     Args:
         table: What to show; an abstained table is one line with its reason.
         rows: Show so many and count the rest; None for all.
+        every: Show columns that say nothing in any row, too: somebody asked for them.
     """
     title = Text(plain(table.name), style="bold")
     if table.abstained is not None:
@@ -78,7 +79,8 @@ def render(table: Table, *, rows: int | None = None) -> RenderableType:
         return Text.assemble(title, ": none recorded")
     shown = table.rows[:rows]
     rest = len(table.rows) - len(shown)
-    parts: list[RenderableType] = [title, _Fitting(*_known(table.columns, shown))]
+    told = (table.columns, shown) if every else _known(table.columns, shown)
+    parts: list[RenderableType] = [title, _Fitting(*told)]
     if rest:
         parts.append(Text(f"and {rest} more rows", style="dim"))
     if table.note:

@@ -81,6 +81,7 @@ def test_remarks_and_hosts_are_doubts(spans: Spans) -> None:
     ("table", "state", "text"),
     [
         (kernels([None, None]), "ok", "no kernel ran in one"),
+        (kernels([]), "unknown", "no kernel was recorded"),
         (kernels([None, 0, 0]), "doubt", "2 kernels ran in replays"),
         (kernels([None], "5 replays of CUDA graphs hide their kernels"), "doubt", "hide"),
     ],

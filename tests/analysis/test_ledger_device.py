@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from lightning_rlprof.analysis.ledger import ledger
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.kernels import COLUMNS, Kernels, distinct, kernel_table
 from lightning_rlprof.spans import Spans
-from lightning_rlprof.table import Table
+from lightning_rlprof.table import Column, Table
 from tests.analysis.raster import Kernel
 from tests.runs import Row, loaded
 
@@ -198,3 +199,45 @@ def test_kernels_of_collectives_are_divided_alike_but_those_between_two_ranks() 
 
 def test_a_barrier_transfers_nothing() -> None:
     assert told(loaded([Row("barrier", "region", 1, 0, 70)])) == {"waiting for a late peer": 70}
+
+
+def listed(*rows: tuple[int, int, int, int, str]) -> Table:
+    """Return the table ``collectives``: rank, stream, start, duration and operation of each."""
+    names = ("rank", "stream", "start", "duration", "operation")
+    rest: dict[str, Any] = {
+        "device": 0,
+        "group": "all",
+        "group size": 2,
+        "number": None,
+        "bytes": None,
+    }
+    rest |= {"stage": "actor_update", "step": 1}
+    columns = tuple(
+        Column(name, "text" if name in ("operation", "group", "stage") else "count")
+        for name in (*names, *rest)
+    )
+    return Table("collectives", columns, [(*row, *rest.values()) for row in rows])
+
+
+def test_collectives_that_are_listed_meet_as_the_list_says() -> None:
+    spans = loaded([stage("actor_update", 0, 100)], [stage("actor_update", 0, 100)])
+    send = "ncclDevKernel_SendRecv"  # NCCL's all_to_all is called so, too
+    spans = with_kernels(
+        spans,
+        Kernel(0, send, 0, 60, "actor_update", 1),
+        Kernel(1, send, 50, 60, "actor_update", 1),
+        Kernel(0, send, 70, 80, "actor_update", 1),
+        Kernel(1, send, 75, 80, "actor_update", 1),
+    )
+    table = listed(
+        (0, 0, 1, 60, "all_to_all"),  # a nanosecond later than the kernel, as Ascend's
+        (1, 1, 50, 10, "all_to_all"),
+        (0, 2, 70, 10, "send"),
+        (1, 3, 75, 5, "recv"),
+    )
+
+    assert "waiting for a late peer" not in told(spans)
+    spans = replace(spans, tables={**spans.tables, "collectives": lambda: table})
+
+    assert told(spans)["waiting for a late peer"] == 50
+    assert "2 kernels of collectives have no counterpart" in ledger(spans).note

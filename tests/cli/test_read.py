@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof import analysis
+from tests.ingest.traces import write_trace
 from tests.loaders.chrome import ChromeTrace
 from tests.runs import Row, grpo_rows, grpo_run, header, write_rank
 
@@ -199,3 +200,26 @@ def test_a_place_that_cannot_be_written_is_one_line(
         f"rlprof: {tmp_path}/x: cannot be written (No space left on device); "
         "-o names another file\n"
     )
+
+
+def test_force_replaces_nothing_that_is_read(rlprof: Run, tmp_path: Path) -> None:
+    run, trace = tmp_path / "run", write_trace(tmp_path / "rank0.json")
+    grpo_run(run, steps=2)
+    (tmp_path / "link.json").symlink_to(trace)
+    rank = run / "rank-00000.jsonl"
+    before = trace.read_bytes(), rank.read_bytes()
+
+    for command in (
+        ("trace", trace, "-o", trace),
+        ("trace", trace, "-o", tmp_path / "link.json"),
+        ("report", run, "-o", rank),
+        ("trace", rank, "-o", rank),
+        ("sql", run, "select 1", "-o", rank),
+    ):
+        status, _, err = rlprof(*command, "--force")
+        assert (status, "is part of what is read; -o names another file" in err) == (1, True)
+
+    assert (trace.read_bytes(), rank.read_bytes()) == before
+    for _ in range(2):  # what we wrote ourselves is replaced
+        assert rlprof("report", run, "--force")[0] == 0
+        assert rlprof("report", run, "-o", run / "mine.html", "--force")[0] == 0

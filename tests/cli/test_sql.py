@@ -101,3 +101,14 @@ def test_what_is_missing_in_the_run_is_said_with_the_answer(rlprof: Run, tmp_pat
     assert "! rank 0: its file just stops: killed, or still running\n" in out
     data = json.loads(rlprof("sql", tmp_path, "select 1", "--json")[1])
     assert {"rank": None, "text": "of 3 ranks, these wrote no trace: 1-2"} in data["problems"]
+
+
+def test_sql_shows_a_column_that_is_nowhere_known(rlprof: Run, run: Path) -> None:
+    out = rlprof("sql", run, "select null as nothing, 1 as one")[1]
+    assert [line.split() for line in out.splitlines()][1::2] == [["nothing", "one"], ["-", "1"]]
+
+
+def test_sql_writes_a_file_or_prints_json(rlprof: Run, run: Path, tmp_path: Path) -> None:
+    status, out, err = rlprof("sql", run, "select 1", "--json", "-o", tmp_path / "x.csv")
+    assert (status, out) == (2, "")
+    assert "choose one" in err

@@ -4,6 +4,8 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.ingest.items import items
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.report import perfetto
 from tests.ingest.traces import write_trace, write_traces
 from tests.runs import grpo_run
 
@@ -58,3 +60,12 @@ def test_caches_are_no_traces(tmp_path: Path) -> None:
     write_trace(tmp_path / ".rlprof-cache" / "x.pt.trace.json")
     write_trace(tmp_path / "x.pt.trace.json")
     assert names(tmp_path) == ["x.pt.trace.json"]
+
+
+def test_links_in_a_circle_and_what_we_exported_are_no_traces(tmp_path: Path) -> None:
+    (tmp_path / "a.json").symlink_to(tmp_path / "b.json")
+    (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
+    trace = write_trace(tmp_path / "rank0.json")
+    perfetto.write_trace(load(trace), tmp_path / "rank0-trace.json.gz")
+    assert names(tmp_path) == ["rank0.json"]
+    assert load(tmp_path).path == trace

@@ -49,6 +49,7 @@ def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
 
     assert spans.names == ("actor_update",)
     assert spans.statuses == {0: None}
+    assert spans.headers[0].device == "unknown"  # what tells it comes last
     assert "its compressed data is cut off" in {problem.text for problem in spans.problems}
 
 
