@@ -24,10 +24,15 @@ from lightning_rlprof.loaders.ascend_parts import Opened, Part, part_table
 from lightning_rlprof.loaders.ascend_spans import axis_zero, columns_of, headers_of, notes_of
 from lightning_rlprof.loaders.ascend_steps import OVERLAP, STEP_TRACE
 from lightning_rlprof.loaders.kernels import COLUMNS, Kernels, join, kernel_table
+from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Problem, Spans
 from lightning_rlprof.table import Table
 
 __all__ = ["ascend_tables", "is_ascend", "read_ascend", "read_ascend_kernels"]
+
+_DAY_NS = 86_400 * 10**9
+_LONGEST_DAYS = 60  # the longest trainings
+_SELDOM = 100  # a step is not so many times as long as what was captured of it
 
 _PARTS: Mapping[str, Part] = {
     "communication": COMMUNICATION,
@@ -137,7 +142,7 @@ def _recorded(path: Path) -> tuple[list[Recorded], list[Problem]]:
         raise broken[0]
     captures.sort(key=lambda each: (each.opened.rank, max(each.first_ns, 0)))
     problems += [Problem(each.opened.rank, text) for each in captures for text in each.problems]
-    return captures, [*problems, *_strangers(captures)]
+    return captures, [*problems, *_strangers(captures), *_twice(captures), *_apart(captures)]
 
 
 def _strangers(captures: Sequence[Recorded]) -> list[Problem]:
@@ -149,6 +154,36 @@ def _strangers(captures: Sequence[Recorded]) -> list[Problem]:
         found.setdefault(each.opened.rank, set()).add(who)
     text = "captures of {} processes say that they are this rank: they stand side by side"
     return [Problem(rank, text.format(len(own))) for rank, own in found.items() if len(own) > 1]
+
+
+def _twice(captures: Sequence[Recorded]) -> list[Problem]:
+    """Say which ranks have a step in captures far apart, as where two runs lie in one folder.
+
+    Captures of several stages of one step hold it, too, each a part of it.
+    """
+    seen: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for each in captures:
+        ranges, rank = each.ranges, each.opened.rank
+        own = np.flatnonzero((ranges.kind == KINDS.index("step")) & (ranges.step > 0))
+        columns = (ranges.step[own], ranges.start_ns[own], ranges.end_ns[own])
+        for step, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            seen.setdefault((rank, step), []).append((start, end))
+    found = {}
+    for (rank, step), parts in seen.items():
+        between = max(start for start, _ in parts) - min(end for _, end in parts)
+        if between > _SELDOM * sum(end - start for start, end in parts):
+            found[rank] = (
+                f"step {step} is in captures far apart, and added up: are they of one run?"
+            )
+    return [Problem(rank, text) for rank, text in found.items()]
+
+
+def _apart(captures: Sequence[Recorded]) -> list[Problem]:
+    """Say that captures lie further apart than a run is long."""
+    first = [each.first_ns for each in captures if each.first_ns > 0]
+    days = (max(first, default=0) - min(first, default=0)) // _DAY_NS
+    text = f"its captures lie {days} days apart, so its wall clock is no time of work: choose those"
+    return [Problem(None, f"{text} of one run")] if days > _LONGEST_DAYS else []
 
 
 def _tables(captures: Sequence[Recorded], zero_ns: int) -> dict[str, Callable[[], Table]]:

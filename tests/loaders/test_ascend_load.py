@@ -1,12 +1,16 @@
 """Ascend captures behind the one door: by themselves, and in the folders of a run."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend import is_ascend
+from lightning_rlprof.loaders.ascend import _twice, is_ascend
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.model import KINDS
 from lightning_rlprof.tracefile import rank_directory
 from tests.loaders import ascend_output
 from tests.loaders.ascend_output import MAIN, DatabaseRows, TraceEvents, capture_folder
@@ -139,3 +143,24 @@ def test_a_capture_that_nobody_analysed_leaves_the_run_and_says_what_to_do(tmp_p
 
     assert "is not analysed yet: run `rlprof analyse" in (spans.table("kernels").abstained or "")
     assert sorted(spans.tables) == ["kernels"]
+
+
+def recorded(start: int, end: int, rank: int = 0, step: int = 3) -> Any:
+    """Return a capture that holds so much of a step, with what `_twice` looks at."""
+    columns = {"step": step, "start_ns": start, "end_ns": end, "kind": KINDS.index("step")}
+    ranges = SimpleNamespace(**{name: np.array([value]) for name, value in columns.items()})
+    return SimpleNamespace(ranges=ranges, opened=SimpleNamespace(rank=rank))
+
+
+@pytest.mark.parametrize(
+    ("captures", "doubts"),
+    [
+        ([recorded(0, 10), recorded(900, 910)], 0),  # two stages of one step
+        ([recorded(0, 10), recorded(9_000, 9_010)], 1),
+        ([recorded(0, 10), recorded(9_000, 9_010, rank=1)], 0),
+        ([recorded(0, 10), recorded(9_000, 9_010, step=4)], 0),
+        ([recorded(0, 10, step=0), recorded(9_000, 9_010, step=0)], 0),  # not known
+    ],
+)
+def test_a_step_in_captures_far_apart_is_a_doubt(captures: list[Any], doubts: int) -> None:
+    assert len(_twice(captures)) == doubts

@@ -109,7 +109,6 @@ def test_ranks_of_several_captures_share_an_axis() -> None:
     assert run.ranks == (0, 1)
     starts = {span.rank: span.start_ns + run.unix_ns for span in run if span.step == 50}
     assert starts[1] == 1_736_408_883_688_868_080
-    assert [problem.text for problem in run.problems] == []
 
 
 def test_reading_changes_nothing_and_writes_nothing_beside() -> None:
@@ -143,3 +142,12 @@ def test_what_verl_recorded_says_who_it_was_and_what_overlapped() -> None:
     assert sum(lengths) == ns("1.66") + ns("1.8") + ns("23.86") * 2 + ns("96.782") + (
         ns("961.259") + ns("145.623") + ns("12782.896") * 2 + ns("749.015")
     )
+
+
+def test_captures_of_several_runs_in_one_folder_are_a_doubt() -> None:
+    texts = {(problem.rank, problem.text) for problem in read_ascend(DATA).problems}
+    assert (0, "step 50 is in captures far apart, and added up: are they of one run?") in texts
+    (apart,) = (text for rank, text in texts if rank is None)
+    assert apart.startswith("its captures lie 426 days apart")
+    alone = read_ascend(DATA / "text_level1_rank0").problems
+    assert not [problem for problem in alone if "apart" in problem.text]
