@@ -35,7 +35,7 @@ def sql(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON")] = False,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Print so many rows; unset, {_SHOWN}, as JSON all"),
+        typer.Option(min=1, max=2**40, help=f"Print so many rows; unset, {_SHOWN}, as JSON all"),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write all rows to a .csv or .parquet")

@@ -24,10 +24,8 @@ def throughput(
     run: Run, as_json: Json = False, parameters: Parameters = None, peak_tflops: Peak = None
 ) -> None:
     """Show tokens and samples per second of each stage, and MFU where FLOPs are stated."""
-    given = {"--parameters": parameters, "--peak-tflops": peak_tflops}
-    for option, value in given.items():
-        if value is not None and not 0 < value < 1e18:
-            raise RlprofError(f"{option} {value}: takes a number above 0, for instance 7.6e9")
+    _check("--parameters", parameters, "7.6e9")
+    _check("--peak-tflops", peak_tflops, "989")
     from lightning_rlprof import analysis
     from lightning_rlprof.report.text import render
 
@@ -40,3 +38,9 @@ def throughput(
     show("", render(table), "")
     count_doubts(spans)
     next_command("rlprof", "report", run)
+
+
+def _check(option: str, value: float | None, instance: str) -> None:
+    if value is not None and not 0 < value < 1e18:
+        text = f"{option} {value}: takes a number above 0 and below 1e18, for instance {instance}"
+        raise RlprofError(text)

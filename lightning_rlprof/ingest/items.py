@@ -70,10 +70,14 @@ def _traces(files: Iterable[Path]) -> list[Path]:
                 if path.name.endswith(ending):
                     key = (path.name.removesuffix(ending), tool)
                     forms[key] = min(forms.get(key, (order, path)), (order, path))
-    paths = sorted(path for _, path in forms.values() if not is_export(path))
-    sure = {path for path in paths if path.name.endswith(_SURE) or is_chrome_trace(path)}
+    paths = sorted(path for _, path in forms.values())
+    sure = {path for path in paths if path.name.endswith(_SURE) or _is_trace(path)}
     alike = {_pattern(path) for path in sure}
     return [path for path in paths if path in sure or _pattern(path) in alike]
+
+
+def _is_trace(path: Path) -> bool:
+    return is_chrome_trace(path) and not is_export(path)
 
 
 def _pattern(path: Path) -> str:

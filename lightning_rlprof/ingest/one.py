@@ -105,8 +105,12 @@ def ingest_one(path: str) -> Outcome:
         rows = row_count([file for file in files if file.is_file()])
         written = sum(file.stat().st_size for file in kept.cache.folder.iterdir())
         ranks, read = _ranks(kept.cache), _size(Path(path))
-    except (TraceError, OSError) as error:
+    except TraceError as error:
         return lost(path, str(error), time.perf_counter() - start)
+    except OSError as error:
+        why = f"{error.filename}: its cache cannot be written ({error.strerror})"
+        why += "; without one, rlprof sql, show and summary read it"
+        return lost(path, why, time.perf_counter() - start)
     except Exception as error:  # a mistake of ours costs this file and is told, others go on
         why = f"{type(error).__name__}: {error}"
         return lost(path, why, time.perf_counter() - start)

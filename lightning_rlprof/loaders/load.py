@@ -79,9 +79,9 @@ def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans
     else:
         from lightning_rlprof.loaders.kineto import is_chrome_trace, read_kineto
 
-        if not is_chrome_trace(path):
+        if not is_chrome_trace(path) and not path.name.endswith(_CHROME):
             return read_run(path, [path], progress)
-        read = read_kineto
+        read = read_kineto  # which says what a .json lacks
     spans = read(path)
     if progress is not None:
         progress(1, 1)

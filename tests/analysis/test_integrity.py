@@ -72,9 +72,11 @@ def test_remarks_and_hosts_are_doubts(spans: Spans) -> None:
     assert sheet(apart)["clocks"][0] == "doubt"
     assert sheet(apart)["clocks"][1].startswith("clocks of hosts node-0, node-1 were never")
     heads = (Column("rank", "count"), Column("uncertainty", "duration", "ns"))
-    clocks = Table("clocks", heads, [(0, 0), (1, 30_000)])
-    compared = replace(apart, tables={"clocks": lambda: clocks})
-    assert sheet(compared)["clocks"] == ("ok", "2 hosts were compared: within 0.030 ms")
+    for unsure, state in ((30_000, "ok"), (12_000_000, "doubt")):
+        clocks = Table("clocks", heads, [(0, 0), (1, unsure)])
+        compared = replace(apart, tables={"clocks": lambda clocks=clocks: clocks})
+        text = f"those of ranks were compared: within {unsure / 1e6:.3f} ms"
+        assert sheet(compared)["clocks"] == (state, text)
 
 
 @pytest.mark.parametrize(
