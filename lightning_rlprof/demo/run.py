@@ -28,6 +28,8 @@ Progress = Callable[[int, int, float], None]
 
 Report = Callable[[int, float], None]
 
+_MOST_RANKS = 64
+
 
 @dataclass(frozen=True)
 class DemoOptions:
@@ -45,7 +47,7 @@ class DemoOptions:
         slow_by: How much longer it takes for its own stages, those without waiting for others.
 
     Raises:
-        ConfigError: A number is too small, or there is no such rank.
+        ConfigError: A number is too small or too large, or there is no such rank.
     """
 
     task: str = "spell_backward"
@@ -64,6 +66,9 @@ class DemoOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value} is too small; give a number from {least} up")
+        if self.ranks > _MOST_RANKS:
+            text = f"ranks={self.ranks} is too large: each is a process here"
+            raise ConfigError(f"{text}; give a number up to {_MOST_RANKS}")
         if self.slow_rank is not None and not 0 <= self.slow_rank < self.ranks:
             have = f"0 to {self.ranks - 1}"
             raise ConfigError(f"slow_rank={self.slow_rank} is not trained here; ranks are {have}")
