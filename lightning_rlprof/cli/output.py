@@ -20,6 +20,9 @@ __all__ = ["bar", "destination", "next_command", "put_json", "say", "show", "wri
 
 Step = Callable[[int, int], None]
 
+# What tools record into; our own exports are told by content, and our .csv is none of CANN's.
+_RECORDED = (".jsonl", ".json", ".json.gz", ".json.zst", ".db", ".sqlite", ".nsys-rep", ".pickle")
+
 
 def show(*parts: RenderableType) -> None:
     """Print rich renderables; colours only on a terminal."""
@@ -68,12 +71,18 @@ def destination(given: Path | None, source: Path, name: str, *, force: bool) -> 
 
 
 def _is_read(path: Path, source: Path) -> bool:
-    """Tell whether a file is what is read or, as far as its place tells, a part of it."""
+    """Tell whether a file is what is read or, as far as its place and name tell, a part of it."""
+    from lightning_rlprof.loaders.kineto import is_export
+
     own = path.resolve()
-    if isinstance(source, RemotePath) or not source.is_dir():
-        same = not isinstance(source, RemotePath) and source.exists() and path.samefile(source)
-        return same or own in map(Path.resolve, rank_files(own.parent))
-    return own.suffix != ".html" and own.is_relative_to(source.resolve())
+    if own in map(Path.resolve, rank_files(own.parent)):
+        return True
+    if isinstance(source, RemotePath) or not source.exists():
+        return False
+    if not source.is_dir():
+        return own.samefile(source)
+    inside = own.is_relative_to(source.resolve())
+    return inside and own.name.endswith(_RECORDED) and not is_export(own)
 
 
 @contextmanager

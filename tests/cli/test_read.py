@@ -203,7 +203,8 @@ def test_a_place_that_cannot_be_written_is_one_line(
 
 
 def test_force_replaces_nothing_that_is_read(rlprof: Run, tmp_path: Path) -> None:
-    run, trace = tmp_path / "run", write_trace(tmp_path / "rank0.json")
+    (tmp_path / "traces").mkdir()
+    run, trace = tmp_path / "run", write_trace(tmp_path / "traces" / "rank0.json")
     grpo_run(run, steps=2)
     (tmp_path / "link.json").symlink_to(trace)
     rank = run / "rank-00000.jsonl"
@@ -215,6 +216,7 @@ def test_force_replaces_nothing_that_is_read(rlprof: Run, tmp_path: Path) -> Non
         ("report", run, "-o", rank),
         ("trace", rank, "-o", rank),
         ("sql", run, "select 1", "-o", rank),
+        ("report", trace.parent, "-o", trace),
     ):
         status, _, err = rlprof(*command, "--force")
         assert (status, "is part of what is read; -o names another file" in err) == (1, True)
@@ -222,4 +224,6 @@ def test_force_replaces_nothing_that_is_read(rlprof: Run, tmp_path: Path) -> Non
     assert (trace.read_bytes(), rank.read_bytes()) == before
     for _ in range(2):  # what we wrote ourselves is replaced
         assert rlprof("report", run, "--force")[0] == 0
-        assert rlprof("report", run, "-o", run / "mine.html", "--force")[0] == 0
+        for mine in (("report", "x.html"), ("trace", "x.json.gz"), ("sql", "x.csv", "select 1")):
+            words = (mine[0], run, *mine[2:], "-o", run / mine[1], "--force")
+            assert rlprof(*words)[0] == 0
