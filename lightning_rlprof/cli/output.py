@@ -61,6 +61,8 @@ def destination(given: Path | None, source: Path, name: str, *, force: bool) -> 
     path = given or derived
     if path.is_dir():
         raise RlprofError(f"{path}: is a directory; -o takes the name of a file")
+    if path.exists() and not path.is_file():  # such as /dev/null, which root could replace
+        raise RlprofError(f"{path}: is no regular file; -o names another file")
     if path.exists() and not force:
         raise RlprofError(f"{path}: exists already; --force replaces it, -o names another file")
     if not path.parent.is_dir():

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,6 +201,15 @@ def test_a_place_that_cannot_be_written_is_one_line(
         f"rlprof: {tmp_path}/x: cannot be written (No space left on device); "
         "-o names another file\n"
     )
+
+
+def test_force_replaces_no_device(rlprof: Run, tmp_path: Path) -> None:
+    grpo_run(tmp_path / "run", steps=1)
+    os.mkfifo(pipe := tmp_path / "x.json")
+    for command in ("trace", "report"):
+        status, _, err = rlprof(command, tmp_path / "run", "-o", pipe, "--force")
+        assert (status, "is no regular file; -o names another file" in err) == (1, True)
+    assert pipe.is_fifo()
 
 
 def test_force_replaces_nothing_that_is_read(rlprof: Run, tmp_path: Path) -> None:

@@ -84,4 +84,6 @@ def _soname(name: str) -> str:
 
 
 def _run(command: list[str | Path]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed with {done.returncode}: {done.stderr}")
