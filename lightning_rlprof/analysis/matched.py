@@ -27,6 +27,7 @@ __all__ = [
     "UNMATCHED",
     "Calls",
     "Meetings",
+    "calls_of",
     "collectives",
     "matched",
     "meet",
@@ -144,15 +145,20 @@ def collectives(spans: Spans, remarks: list[str]) -> Calls | None:
     """
     table = read(spans, "collectives", remarks)
     if table is not None and len(table.rows):
-        return replace(
-            _frame(table, texts(table, "operation")),
-            number=numbers(table, "number", NO_NUMBER),
-            bytes=numbers(table, "bytes", UNKNOWN),
-            members=numbers(table, "group size", UNKNOWN),
-            group=texts(table, "group"),
-        )
+        return calls_of(table)
     table = read(spans, "kernels", remarks)
     return None if table is None else _of_kernels(table)
+
+
+def calls_of(table: Table) -> Calls:
+    """Return the rows of a table ``collectives`` as calls, in their order."""
+    return replace(
+        _frame(table, texts(table, "operation")),
+        number=numbers(table, "number", NO_NUMBER),
+        bytes=numbers(table, "bytes", UNKNOWN),
+        members=numbers(table, "group size", UNKNOWN),
+        group=texts(table, "group"),
+    )
 
 
 def _of_kernels(table: Table) -> Calls | None:

@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.certainty import uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
 from lightning_rlprof.analysis.labels import Label, kernel_labels, labels_of
-from lightning_rlprof.analysis.matched import collectives, matched
+from lightning_rlprof.analysis.matched import calls_of, matched
 from lightning_rlprof.analysis.sweep import unions
 from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.spans import Int64s, Spans
@@ -122,10 +122,9 @@ def _listed(spans: Spans, kernels: Table, at: Int64s) -> Int64s | None:
     As `matched` finds it: a late peer is a peer of the same group in the same operation.
     """
     listed = read(spans, "collectives", [])
-    calls = collectives(spans, []) if listed is not None and len(listed.rows) else None
-    if listed is None or calls is None:
+    if listed is None or not len(listed.rows):
         return None
-    met, _ = matched(calls)
+    met, _ = matched(calls_of(listed))
     meeting = np.append(met.meeting, UNMATCHED)[_collective_of(listed, kernels, at)]
     took: Int64s = np.append(met.transfer_ns, UNMATCHED)[meeting]
     return took

@@ -68,9 +68,7 @@ def is_chrome_trace(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with Source(path) as source:
-            stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), 1 << 16, _NEAR)
-            return stream.open()
+        return _opened(path).events
     except TraceError:
         return path.name.endswith(".json.zst")
 
@@ -80,12 +78,18 @@ def is_export(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with Source(path) as source:
-            stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), 1 << 16, _NEAR)
-            stream.open()
+        top = _opened(path).top
     except TraceError:
         return False
-    return told(stream.top, "otherData", dict[str, Any], {}).items() >= EXPORT.items()
+    return told(top, "otherData", dict[str, Any], {}).items() >= EXPORT.items()
+
+
+def _opened(path: Path) -> ChromeStream[Event]:
+    """Read what stands before the events of a Chrome trace; raises as `Source` does."""
+    with Source(path) as source:
+        stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), 1 << 16, _NEAR)
+        stream.open()
+    return stream
 
 
 def read_kineto(path: Path, *, every: bool = False) -> Spans:

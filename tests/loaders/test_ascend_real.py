@@ -109,6 +109,11 @@ def test_ranks_of_several_captures_share_an_axis() -> None:
     assert run.ranks == (0, 1)
     starts = {span.rank: span.start_ns + run.unix_ns for span in run if span.step == 50}
     assert starts[1] == 1_736_408_883_688_868_080
+    assert [problem.text for problem in run.problems] == [
+        "step 50 is in captures far apart, and added up: are they of one run?",
+        "its captures lie 426 days apart, so its wall clock is no time of work: choose those of "
+        "one run",
+    ]
 
 
 def test_reading_changes_nothing_and_writes_nothing_beside() -> None:
