@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.chrome_bytes import Source
-from lightning_rlprof.loaders.chrome_events import Event
+from lightning_rlprof.loaders.chrome_head import read_head
 from lightning_rlprof.loaders.chrome_kinds import (
     COLLECTIVE,
     COPY,
@@ -23,7 +22,6 @@ from lightning_rlprof.loaders.chrome_kinds import (
     OPERATOR,
     PYTHON,
 )
-from lightning_rlprof.loaders.chrome_stream import ChromeStream
 from lightning_rlprof.loaders.enclosing import parents
 from lightning_rlprof.loaders.kernels import Kernels
 from lightning_rlprof.loaders.kineto_calls import call_table
@@ -43,8 +41,6 @@ from lightning_rlprof.table import Table
 
 __all__ = ["is_chrome_trace", "is_export", "read_kernels", "read_kineto"]
 
-# What stands before the events grows with the process groups: 17 kB for 300 ranks.
-_NEAR = 1 << 23
 _MOST_RANKS = 2**20
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
@@ -68,7 +64,7 @@ def is_chrome_trace(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        return _opened(path).events
+        return read_head(path).events
     except TraceError:
         return path.name.endswith(".json.zst")
 
@@ -78,18 +74,10 @@ def is_export(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        top = _opened(path).top
+        top = read_head(path).top
     except TraceError:
         return False
     return told(top, "otherData", dict[str, Any], {}).items() >= EXPORT.items()
-
-
-def _opened(path: Path) -> ChromeStream[Event]:
-    """Read what stands before the events of a Chrome trace; raises as `Source` does."""
-    with Source(path) as source:
-        stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), 1 << 16, _NEAR)
-        stream.open()
-    return stream
 
 
 def read_kineto(path: Path, *, every: bool = False) -> Spans:

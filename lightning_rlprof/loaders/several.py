@@ -7,9 +7,7 @@ import msgspec
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.aligned import aligned
-from lightning_rlprof.loaders.chrome_bytes import Source
-from lightning_rlprof.loaders.chrome_events import Event
-from lightning_rlprof.loaders.chrome_stream import ChromeStream
+from lightning_rlprof.loaders.chrome_head import read_head
 from lightning_rlprof.loaders.many import join
 from lightning_rlprof.loaders.nsys_export import Export, is_sqlite
 from lightning_rlprof.loaders.nsys_ranges import read_ranges
@@ -18,8 +16,6 @@ from lightning_rlprof.spans import Problem, Spans
 
 __all__ = ["read_ranks", "told_ranks"]
 
-_NEAR = 1 << 23  # as far as what stands before the events may reach: 17 kB for 300 ranks
-_CHUNK = 1 << 16
 _MOST_RANKS = 2**20
 
 
@@ -48,11 +44,9 @@ def _exported(path: Path) -> set[int]:
 
 
 def _distributed(path: Path) -> set[int]:
-    with Source(path) as source:
-        stream = ChromeStream(source, msgspec.json.Decoder(list[Event]), _CHUNK, _NEAR)
-        stream.open()
+    top = read_head(path).top
     try:
-        told = msgspec.json.decode(stream.top["distributedInfo"], type=_Distributed)
+        told = msgspec.json.decode(top["distributedInfo"], type=_Distributed)
     except (KeyError, ValueError):
         return set()
     return {told.rank} if 0 <= told.rank < _MOST_RANKS else set()

@@ -37,8 +37,8 @@ if os.environ.get("RLPROF_TEST_MARKER"):
             if "rank2" in str(path):
                 os.kill(os.getpid(), signal.SIGKILL)
             super().__init__(path, *rest)
-    import lightning_rlprof.loaders.kineto as kineto
-    kineto.Source = Deadly
+    import lightning_rlprof.loaders.chrome_head as head
+    head.Source = Deadly
 """
 
 
