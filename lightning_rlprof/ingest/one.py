@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -77,7 +77,7 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
         shutil.rmtree(cache.folder, ignore_errors=True)
         cache = None
     cache = cache or place(path, made_of, parts_of(spans, path))
-    tables = spans.tables
+    tables = dict(spans.tables)
     del spans  # a trace's tables do not need it, and they need the memory
     return Kept(cache, True, _add_tables(cache, tables))
 
@@ -127,12 +127,16 @@ def lost(path: str, why: str, seconds: float | None = None) -> Outcome:
     return Outcome(path, ranks, "failed", " ".join(why.split()), None, None, None, seconds)
 
 
-def _add_tables(cache: Cache, tables: Mapping[str, Callable[[], Table]]) -> list[str]:
+def _add_tables(cache: Cache, tables: dict[str, Callable[[], Table]]) -> list[str]:
+    """Add the tables that lack, and let go of each: the last one is written without the trace."""
     untold = []
-    for name, read in tables.items():
+    for name in [*tables]:
+        read = tables.pop(name)
         if name in cache.tables and not cache.has(name):
             try:
-                cache.add(read(), name)
+                table = read()
+                del read
+                cache.add(table, name)
             except TraceError as error:
                 untold.append(f"table {name}: {error}")
     return untold

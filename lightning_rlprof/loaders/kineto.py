@@ -157,9 +157,10 @@ def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, i
     for name, read, kinds in (
         ("memcpy", copy_table, (COPY,)),
         ("collectives", collective_table, (COLLECTIVE,)),
-        ("calls", call_table, (OPERATOR, PYTHON, LAUNCH)),
         ("memory", memory_table, (MEMORY,)),
         ("counters", counter_table, (COUNTER,)),
+        # The largest table comes last: who writes one after the other needs the trace no more then.
+        ("calls", call_table, (OPERATOR, PYTHON, LAUNCH)),
     ):
         if any(trace.counts.get(kind) for kind in kinds):
             yield name, read
