@@ -51,9 +51,9 @@ def _ends(spans: Spans) -> Iterator[_Row]:
     cut = [rank for rank, status in spans.statuses.items() if status is None]
     broken = [rank for rank, status in spans.statuses.items() if status not in (None, "finished")]
     if cut:
-        yield "ends", _DOUBT, f"the files of {len(cut)} ranks just stop: {_few(cut)}"
+        yield "ends", _DOUBT, f"the file just stops of rank {_few(cut)}"
     if broken:
-        yield "ends", _DOUBT, f"{len(broken)} ranks ended early: {_few(broken)}"
+        yield "ends", _DOUBT, f"ended early: rank {_few(broken)}"
     if not cut and not broken:
         yield "ends", _OK, "every file goes to its end"
 
@@ -68,7 +68,7 @@ def _steps(spans: Spans) -> Iterator[_Row]:
     own = {rank: int(np.count_nonzero(pairs[0] == rank)) for rank in spans.ranks}
     lack = [rank for rank, count in own.items() if count < every]
     note = counted(spans, rows).note
-    text = f"{len(lack)} ranks lack some of {every}: {_few(lack)}" if lack else f"all {every}"
+    text = f"some of {every} are missing on rank {_few(lack)}" if lack else f"all {every}"
     yield "steps", _DOUBT if lack else _OK, f"{text}. {note}".rstrip(". ")
 
 
@@ -76,7 +76,8 @@ def _events(spans: Spans) -> Iterator[_Row]:
     warnings = [note for note in spans.notes if note.level != "info"]
     texts = [*(each.text for each in spans.problems), *(note.text for note in warnings)]
     if texts:
-        yield "events", _DOUBT, f"{len(texts)} remarks, the first: {texts[0]}"
+        first = f"{len(texts)} remarks, the first: " if len(texts) > 1 else ""
+        yield "events", _DOUBT, f"{first}{texts[0]}"
     else:
         yield "events", _OK, "nothing is known to be lost"
 

@@ -35,21 +35,29 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
         raise ConfigError(
             f"a configuration is a mapping or the path of a YAML file, not {source!r}"
         )
+    what = f"configuration {str(source)!r}"
     try:
-        data = yaml.load(Path(source).read_text(encoding="utf-8"), _Loader)
+        text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {str(source)!r} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"configuration {str(source)!r} is no YAML: {said}") from error
+        raise ConfigError(f"{what} cannot be read: {error}") from error
+    data = _loaded(text, what)
     if not isinstance(data or {}, Mapping):
-        raise ConfigError(f"configuration {str(source)!r} holds {type(data).__name__}, no mapping")
+        raise ConfigError(f"{what} holds {type(data).__name__}, no mapping")
+    return data or {}
+
+
+def _loaded(text: str, what: str) -> Any:
+    """Return the value of some YAML; ``what`` begins the message where it is none."""
+    try:
+        data = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
+        raise ConfigError(f"{what} is no YAML: {said}") from error
     if not _is_small(data):
         raise ConfigError(
-            f"configuration {str(source)!r} holds more than {_MOST:,} values, or holds itself: "
-            "look at its aliases (*name)"
+            f"{what} holds more than {_MOST:,} values, or holds itself: look at its aliases (*name)"
         )
-    return data or {}
+    return data
 
 
 class _Loader(yaml.SafeLoader):
@@ -131,7 +139,7 @@ def from_environment(
         text = environment[variable]
         origins[".".join(path)] = variable
         is_text = path[0] == "nsight" and len(path) > 2
-        nested: Any = text if is_text else _yaml(variable, text)
+        nested: Any = text if is_text else _loaded(text, f"{variable}={text!r}")
         for key in reversed(path):
             nested = {key: nested}
         values = merge(values, nested)
@@ -207,10 +215,3 @@ def _near_variable(key: str, fields: Collection[str]) -> str:
     if not close:
         return f"; write {PREFIX} and a key, such as {PREFIX}INTEGRATED__STAGE"
     return f"; did you mean '{PREFIX}{names[close].upper()}'?"
-
-
-def _yaml(variable: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{variable}={text!r} is no YAML value") from error

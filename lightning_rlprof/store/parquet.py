@@ -47,8 +47,8 @@ AT_ONCE = 160_000
 """Rows of a table that are written in one go, all in memory; of larger `PartRows` some at a time,
 which takes twice as long."""
 
-# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written. Dictionaries
-# are, too: it begins one for every column, a fifth of a group long, and drops most of them.
+# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written. So are
+# dictionaries: it begins one for every column, up to a fifth of a group, and drops most of them.
 _FORM = "FORMAT parquet, USE_TMP_FILE false, DICTIONARY_SIZE_LIMIT 256, ROW_GROUP_SIZE"
 _GROUP, _PART = 1 << 13, 1 << 14
 

@@ -48,15 +48,15 @@ def test_missing_ranks_and_cut_files_are_doubts(spans: Spans) -> None:
     lame = replace(spans, headers=headers, statuses={0: "finished", 1: None, 2: "killed"})
     rows = integrity(lame).rows
     assert rows[0][1:] == ("doubt", "17 of 20 are missing: 3, 4, 5, 6, 7, 8, 9, 10 and 9 more")
-    assert rows[1][1:] == ("doubt", "the files of 1 ranks just stop: 1")
-    assert rows[2][1:] == ("doubt", "1 ranks ended early: 2")
+    assert rows[1][1:] == ("doubt", "the file just stops of rank 1")
+    assert rows[2][1:] == ("doubt", "ended early: rank 2")
 
 
 def test_steps_that_ranks_lack_are_a_doubt(spans: Spans) -> None:
     keep = ~((spans.rank == 2) & (spans.step == 4))
     names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
     cut = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
-    assert sheet(cut)["steps"] == ("doubt", "1 ranks lack some of 4: 2")
+    assert sheet(cut)["steps"] == ("doubt", "some of 4 are missing on rank 2")
     none = replace(spans, kind=np.full(len(spans), KINDS.index("stage")))
     assert sheet(none)["steps"] == ("unknown", "none goes to its end")
 
