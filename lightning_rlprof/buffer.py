@@ -18,6 +18,7 @@ __all__ = ["Buffer", "Totals", "open_writer"]
 log = logging.getLogger(__name__)
 
 _TOTALLED = ("stage", "step")
+_MOST = 1 << 16  # lines of a step, or of a session without steps, that are kept for its totals
 _thread_of = itemgetter(6)
 
 Totals = dict[str, tuple[int, dict[str, Number]]]
@@ -53,12 +54,15 @@ class Buffer:
         self._spans: list[Line] = []
         self.append = self._spans.append
         self._others: list[tuple[Any, ...]] = []
-        self._lock = threading.Lock()
+        # A signal's handler may mark something while its thread writes, and must not wait for it.
+        self._lock = threading.RLock()
+        self._writes = False
         self._threads: set[int] = set()
         self._knows = self._threads.issuperset
         self._lost = 0
         self._flushed: list[Line] = []  # of the step that goes on
-        self._last: list[Line] = []
+        self._summed: dict[int, Totals] = {}  # of that step, too: more lines than are kept
+        self._last: tuple[list[Line], dict[int, Totals]] = ([], {})
         self._late: list[tuple[Line, Late]] = []
 
     def end_step(self) -> None:
@@ -66,22 +70,35 @@ class Buffer:
         if self._late:
             self._ask_late()
         self.flush()
-        self._last, self._flushed = self._flushed, []
+        self._last = self._flushed, self._summed
+        self._flushed, self._summed = [], {}
 
     def flush(self) -> None:
         """Append everything to the file."""
         with self._lock:
-            spans = self._spans[:]
-            del self._spans[: len(spans)]
-            self._flushed += spans
-            # No loop of ours: this runs once per step, when the caches have forgotten all of it.
-            if self._others or self._lost or not self._knows(map(_thread_of, spans)):
-                self._write_with_news(spans)
-            elif spans:
-                try:
-                    self._writer.write(spans)
-                except OSError as error:
-                    self._lose(len(spans), error)
+            if self._writes:
+                return
+            self._writes = True
+            try:
+                self._flush()
+            finally:
+                self._writes = False
+
+    def _flush(self) -> None:
+        spans = self._spans[:]
+        del self._spans[: len(spans)]
+        self._flushed += spans
+        # No loop of ours: this runs once per step, when the caches have forgotten all of it.
+        if self._others or self._lost or not self._knows(map(_thread_of, spans)):
+            self._write_with_news(spans)
+        elif spans:
+            try:
+                self._writer.write(spans)
+            except Exception as error:  # a full disk, or what no file can hold
+                self._lose(len(spans), error)
+        if len(self._flushed) > _MOST:
+            _sum_up(self._flushed, self._summed)
+            self._flushed.clear()
 
     def add(self, line: tuple[Any, ...]) -> None:
         """Add a line that is no span."""
@@ -96,19 +113,18 @@ class Buffer:
         try:
             self._ask_late()
             self.flush()
+            if self._lost:
+                text = "%s lacks %d lines, which could not be written"
+                log.warning(text, self._writer.path, self._lost)
         finally:
             self._writer.close()
 
     def totals(self, thread: int) -> Totals:
         """Return the last step's stages on one thread: nanoseconds (inclusive) and counters."""
-        totals: Totals = {}
-        for _, name, kind, _, start, end, ident, _, _, counters in self._last:
-            if kind in _TOTALLED and ident == thread:
-                total, numbers = totals.get(name, (0, {}))
-                for key, value in (counters or {}).items():
-                    numbers[key] = numbers.get(key, 0) + (as_number(value) or 0)
-                totals[name] = (total + end - start, numbers)
-        return totals
+        lines, before = self._last
+        summed = {thread: dict(before.get(thread, {}))}
+        _sum_up([line for line in lines if line[6] == thread], summed)
+        return summed[thread]
 
     def _ask_late(self) -> None:
         asked, self._late = self._late, []
@@ -123,7 +139,7 @@ class Buffer:
             elif numbers:
                 self.add(("count", span[7], dict(numbers)))
 
-    def _lose(self, count: int, error: OSError) -> None:
+    def _lose(self, count: int, error: Exception) -> None:
         if not self._lost:
             log.warning("%s cannot be written, spans are lost: %s", self._writer.path, error)
         self._lost += count
@@ -140,8 +156,20 @@ class Buffer:
             lines.append(("note", self._clock(), "error", text))
         try:
             self._writer.write([*lines, *spans, *others])
-        except OSError as error:
+        except Exception as error:
             self._lose(len(spans) + len(others), error)
         else:
             self._lost = 0
             self._threads |= new
+
+
+def _sum_up(lines: Iterable[Line], by_thread: dict[int, Totals]) -> None:
+    """Add what `Buffer.totals` tells of some lines; what was there is replaced, never changed."""
+    for _, name, kind, _, start, end, thread, _, _, counters in lines:
+        if kind in _TOTALLED:
+            totals = by_thread.setdefault(thread, {})
+            total, before = totals.get(name, (0, {}))
+            numbers = dict(before)
+            for key, value in (counters or {}).items():
+                numbers[key] = numbers.get(key, 0) + (as_number(value) or 0)
+            totals[name] = (total + end - start, numbers)

@@ -24,6 +24,10 @@ def within(around: Around, function: F) -> F:
         >>> within(nullcontext(), abs)(-3)
         3
     """
+    if isinstance(function, staticmethod | classmethod):
+        return type(function)(within(around, function.__func__))
+    if isinstance(function, property):
+        raise TypeError("a property cannot be marked; put the mark below it, on its function")
     if inspect.isasyncgenfunction(function):
         wrapper: Callable[..., Any] = _async_generator(around, function)
     elif inspect.iscoroutinefunction(function):

@@ -8,15 +8,16 @@ it runs no Python code at all; `listen` swaps the two methods in when a session 
 from _thread import get_ident
 from collections.abc import Callable, MutableMapping
 from contextvars import ContextVar
-from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
+from lightning_rlprof import nodes
 from lightning_rlprof.calls import within
 from lightning_rlprof.model import Kind, Number
 from lightning_rlprof.nodes import Line, Open, innermost, made, numbers, opened
+from lightning_rlprof.timed import Timed
 
-__all__ = ["Marker", "Sink", "Timed", "annotate", "count", "listen", "mark", "stage"]
+__all__ = ["Marker", "Sink", "annotate", "count", "listen", "mark", "stage"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +47,9 @@ class Sink(Protocol):
 
     def flush(self) -> None:
         """Bring completed spans to the disk."""
+
+    def note(self, level: str, text: str) -> None:
+        """Say something in the log and in the run."""
 
 
 class Marker:
@@ -81,40 +85,6 @@ class Marker:
     def __call__(self, function: F) -> F:
         """Return the function with every call of it, or every item of a generator, marked."""
         return within(self, function)
-
-
-_timed: ContextVar[Any] = ContextVar("rlprof_timed", default=None)
-
-
-class Timed:
-    """A marker that also adds up seconds; made by ``stage(name, into=timings)``."""
-
-    __slots__ = ("_into", "_marker")
-
-    def __init__(self, marker: Marker, into: MutableMapping[str, float]) -> None:
-        self._marker, self._into = marker, into
-
-    def __enter__(self) -> None:
-        self._marker.__enter__()
-        _timed.set((self, perf_counter(), _timed.get()))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Add the seconds, also of a stage that raised."""
-        now, entry = perf_counter(), _timed.get()
-        while entry is not None and entry[0] is not self:
-            entry = entry[2]
-        if entry is not None:
-            _timed.set(entry[2])
-            name = self._marker.name
-            self._into[name] = self._into.get(name, 0.0) + now - entry[1]
-        self._marker.__exit__(kind, error, trace)
-
-    __call__ = Marker.__call__
 
 
 _stages: dict[str, Marker] = {}
@@ -190,10 +160,10 @@ def mark(name: str, /, **counters: Number) -> None:
 
         >>> mark("weights published", version=3)
     """
-    sink = _sink
+    marker, sink = Marker(name, "mark"), _sink
     if sink is not None:
         now = sink.clock()
-        sink.append(made(Marker(name, "mark"), sink.step, now, now, counters or None))
+        sink.append(made(marker, sink.step, now, now, counters or None))
         sink.mark(name)
 
 
@@ -211,7 +181,10 @@ def count(**numbers: Number) -> None:
         line = span[0]
         total = dict(line[9] or {})  # a copy: the marker's own are those of every span of it
         for name, number in numbers.items():
-            total[name] = total.get(name, 0) + number
+            try:
+                total[name] = total.get(name, 0) + number
+            except Exception:  # no numbers, or tensors that do not fit: the training goes on
+                total[name] = number
         line[9] = total
 
 
@@ -225,6 +198,7 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     global _sink
     if _sink is None:
         opened.set(None)  # what an earlier session left open is not around the spans of this one
+        nodes.forget_left()
     _sink = sink
     # Builtins that accept these calls and return None: no Python frame while nobody records.
     enter: Any = ContextVar("rlprof_off", default=None).get
@@ -282,19 +256,42 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
 
 
 def _end_around(sink: Sink, marker: Marker, now: int) -> None:
-    """End a span of any sort, also around others that were never ended; ignore one never begun."""
-    span = innermost()
-    while span is not None and span[2] is not marker:
+    """End a span of any sort, also around others that are still open; ignore one never begun."""
+    span, inside = innermost(), []
+    while span is not None and (span[2] is not marker or span[0][5] is not None):
+        if span[0][5] is None:
+            inside.append(span)
         span = span[1]
-    if span is None:
-        return
+    if span is not None:
+        opened.set(span)
+        for one in inside:
+            _leave_open(sink, one)
+    else:
+        span = nodes.left_open(marker)
+        if span is None:
+            return
     span[0][5] = now
-    opened.set(span)
     if span[3] is not None:
         sink.exit(span)
     sink.append(span[0])
     if span[1] is None and now > sink.flush_at_ns:
         sink.flush()
 
+
+_STILL_OPEN = (
+    "{!r} was open when what lay around it ended, as `with` around a `yield` is: it counts what "
+    "runs until it is left; put @stage or @annotate on the generator instead"
+)
+
+
+def _leave_open(sink: Sink, span: Open) -> None:
+    if span[3] is not None:
+        sink.exit(span)  # tools know only what nests
+    if nodes.leave_open(span):
+        sink.note("warning", _STILL_OPEN.format(span[2]))
+
+
+# torch.compile is not to look into them: it takes markers made there for its own, and fails.
+stage._torchdynamo_disable = annotate._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 listen(None)

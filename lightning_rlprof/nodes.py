@@ -8,7 +8,18 @@ from typing import Any, Protocol
 
 from lightning_rlprof.model import Kind, Number
 
-__all__ = ["Line", "Named", "Open", "innermost", "made", "numbers", "opened"]
+__all__ = [
+    "Line",
+    "Named",
+    "Open",
+    "forget_left",
+    "innermost",
+    "leave_open",
+    "left_open",
+    "made",
+    "numbers",
+    "opened",
+]
 
 # A span is the list that the file will hold, so that nothing of ours runs per span when it is
 # written: ["span", name, kind, step, start_ns, end_ns, thread, id, parent, counters]. Its end is
@@ -26,6 +37,13 @@ there costs less than to change the variable again."""
 numbers = itertools.count(1)
 """Numbers of spans, by ``next``. Never restarted: a parent that an earlier session left open is
 unknown in a later run, not wrong."""
+
+
+# Spans whose surroundings have ended first, as a generator's that is suspended inside of one: they
+# are around nothing that follows, and end when they are left.
+_left: list[Open] = []
+_names: set[str] = set()
+_MOST_LEFT = 1_000
 
 
 class Named(Protocol):
@@ -62,3 +80,27 @@ def made(
     parent = None if around is None else around[0][7]
     name, kind, number = marker.name, marker.kind, next(numbers)
     return ["span", name, kind, step, start_ns, end_ns, get_ident(), number, parent, counters]
+
+
+def leave_open(span: Open) -> bool:
+    """Keep an open span that no longer is around anything; return whether its name is a new one."""
+    line, around, marker, _ = span
+    _left.append((line, around, marker, None))
+    del _left[:-_MOST_LEFT]
+    new = len(_names) < _MOST_LEFT and marker.name not in _names
+    _names.add(marker.name)
+    return new
+
+
+def left_open(marker: Named) -> Open | None:
+    """Take back the last span of a marker that this thread left open; None without one."""
+    for at in reversed(range(len(_left))):
+        if _left[at][2] is marker and _left[at][0][6] == get_ident():
+            return _left.pop(at)
+    return None
+
+
+def forget_left() -> None:
+    """Forget all of them: another session begins."""
+    _left.clear()
+    _names.clear()

@@ -79,11 +79,10 @@ class Session:
         self.append, self.add = buffer.append, buffer.add
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: Totals | None = None
-        self.waiting = False
+        self.waiting = self._closed = False
         self._step_start: int | None = None
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
-        self._closed = False
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
         self._mode = ""
@@ -107,6 +106,7 @@ class Session:
 
     def begin_step(self, step: int) -> None:
         """Know that a step has begun; it counts from where the one before it ended."""
+        step = int(step)  # of NumPy, too
         if step != self.step or self._step_start is None:
             self._open_step(step)
         self.waiting = False

@@ -150,6 +150,9 @@ class TraceWriter:
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
+            for line in lines:
+                if isinstance(line, list):
+                    line[:] = map(_plain, line)  # a counter's tensor is not held any longer
             data = self._encode([[_plain(item) for item in line] for line in lines])
         if self._torn:  # a failure may have left half a line, which must not swallow the next one
             data = b"\n" + data
@@ -172,7 +175,9 @@ def _plain(item: Any) -> Any:
     if isinstance(item, dict):
         numbers = {_plain(str(name)): as_number(value) for name, value in item.items()}
         return {name: number for name, number in numbers.items() if number is not None} or None
-    return item
+    if item is None or isinstance(item, list | tuple):
+        return item
+    return as_number(item)
 
 
 def append_note(path: Path, note: Note) -> None:
@@ -184,9 +189,7 @@ def append_note(path: Path, note: Note) -> None:
     line = _NoteLine(note.clock_ns, note.level, _plain(note.text))
     file = os.open(path, os.O_RDWR | os.O_APPEND)
     try:
-        torn = (
-            os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
-        )  # half a line must not swallow this one
+        torn = os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"  # which swallows what follows
         os.write(file, b"\n" * torn + msgspec.json.encode(line) + b"\n")
     finally:
         os.close(file)

@@ -54,12 +54,21 @@ class Wraps:
 
     def _install(self, root: object, rule: WrapRule) -> None:
         owner, name = _find(root, rule.target)
-        mine = _method(getattr(owner, name), rule)
+        method = getattr(owner, name)
+        mine = _method(method, rule)
+        holders = [each for each in (owner, getattr(owner, "_orig_mod", None)) if each is not None]
         try:
-            before = vars(owner).get(name, _ABSENT)
+            had = [vars(each).get(name, _ABSENT) for each in holders]
             setattr(owner, name, mine)
         except (AttributeError, TypeError) as error:  # slots, or a property without a setter
             raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({error})") from error
+        # A compiled module puts most of what it is given on the module inside of it.
+        found = [at for at, each in enumerate(holders) if vars(each).get(name) is mine]
+        if not found:
+            setattr(owner, name, method)
+            text = f"{type(owner).__name__} keeps it elsewhere: name the object that has the method"
+            raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({text})")
+        owner, before = holders[found[0]], had[found[0]]
         self._installed.append((owner, name, mine, before))
         if before is _ABSENT and mine.__self__ is owner:
             mine.__func__.__name__ = name  # by which pickle will look for it
@@ -80,6 +89,9 @@ def _find(root: object, target: str) -> tuple[object, str]:
         raise ConfigError(
             f"wrap: {target!r} is an object of {type(method).__name__}, name a method that it calls"
         )
+    if name.startswith("__") or isinstance(owner, type):
+        kind = "a method of a class" if isinstance(owner, type) else "looked up in the class"
+        raise ConfigError(f"wrap: {target!r} is {kind}: name a method of an object, as 'x.forward'")
     return owner, name
 
 

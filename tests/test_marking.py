@@ -38,6 +38,9 @@ class Sink:
     def flush(self):
         self.flushed += 1
 
+    def note(self, level, text):
+        self.calls.append((level, text))
+
     def spans(self):
         return {row[1]: row for row in self.rows}
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from lightning_rlprof import marking
+from lightning_rlprof import timed
 from lightning_rlprof.marking import stage
 from tests.recording import spans
 
@@ -14,7 +14,7 @@ from tests.recording import spans
 def ticks(monkeypatch):
     """Let every reading of the clock be one second later."""
     seconds = iter(range(1_000))
-    monkeypatch.setattr(marking, "perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr(timed, "perf_counter", lambda: float(next(seconds)))
 
 
 def test_seconds_add_up_per_name_while_nobody_records(ticks):

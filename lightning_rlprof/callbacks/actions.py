@@ -35,6 +35,10 @@ class _Nothing:
     __enter__: Any = ContextVar("rlprof_nothing", default=None).get
     __exit__: Any = memoryview(b"").__exit__
 
+    def __call__(self, function: Any) -> Any:
+        """Return a function that it decorates, as Lightning's own actions may, as it is."""
+        return function
+
 
 class _IfSlow:
     """Record an action only when it took a millisecond or more."""

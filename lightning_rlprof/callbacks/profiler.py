@@ -28,6 +28,12 @@ __all__ = ["ProfilerCallback"]
 
 log = logging.getLogger(__name__)
 
+# A batch is an action of the profiler, too, and as such costs no dispatch: see `Batches`.
+_UNUSED = (
+    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
+    *("on_before_backward", "on_after_backward"),
+)
+
 
 class ProfilerCallback(Callback):
     """Record where each RL step of a Lightning training goes; put it first in ``callbacks=[…]``.
@@ -61,11 +67,13 @@ class ProfilerCallback(Callback):
         **options: Any,
     ) -> None:
         super().__init__()
+        self._pass_over(*_UNUSED)
         self.config = ProfilerConfig.build(config, **options)
         self.recorders, self.on_finish = recorders, on_finish
         self.by_environment = False
         self.run: Path | None = None
         self._session: Session | None = None
+        self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
         self._undo: list[Any] = []
         self._starts: dict[str, int] = {}
 
@@ -73,7 +81,7 @@ class ProfilerCallback(Callback):
         """Leave the run behind in copies and other processes: it belongs to who records it."""
         # Lightning hangs two methods of the module on every callback, and with them the weights.
         kept = {key: value for key, value in vars(self).items() if key not in ("log", "log_dict")}
-        return {**kept, "_session": None, "_undo": [], "_starts": {}}
+        return {**kept, "_session": None, "_trainer": None, "_undo": [], "_starts": {}}
 
     # ---- the life of a run
 
@@ -83,6 +91,8 @@ class ProfilerCallback(Callback):
             return
         if not self._is_the_one(trainer.callbacks):
             return
+        if self._trainer is trainer or (self._trainer and not _trains(self._trainer)):
+            self._finish("interrupted by an error of which no callback behind it heard")
         if running := current():
             log.warning("%s is being recorded in this process: this fit is not", running.run)
             return
@@ -112,7 +122,7 @@ class ProfilerCallback(Callback):
             recorders=self.recorders,
             on_finish=self.on_finish,
         )
-        self.run = session.run
+        self.run, self._trainer = session.run, trainer
         self._starts = {}
         vars(self).pop("on_before_optimizer_step", None)
         with suppress(ConfigError):  # the module may make it in its own setup, which comes later
@@ -135,11 +145,20 @@ class ProfilerCallback(Callback):
 
         self._undo += [Cover(strategy, "backward", backward), Cover(loop, "run", begin_and_run)]
         if not pl_module.automatic_optimization:  # there is no closure to cut off
-            self.on_before_optimizer_step = None  # type: ignore[assignment, method-assign]
+            self._pass_over("on_before_optimizer_step")
+
+    def _pass_over(self, *hooks: str) -> None:
+        """Have Lightning pass over hooks, as it does with what is no function: no dispatch of them.
+
+        Those of a class derived from this one are called, and may call ``super()``'s.
+        """
+        for hook in hooks:
+            if getattr(type(self), hook) is getattr(ProfilerCallback, hook):
+                setattr(self, hook, None)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Mark the methods of what did not exist at `setup`; what is missing now raises."""
-        if self._session is None or any(isinstance(part, Wraps) for part in self._undo):
+        if self._trainer is not trainer or any(isinstance(part, Wraps) for part in self._undo):
             return
         try:
             self._undo += [Wraps(pl_module, self.config.wrap)]
@@ -149,12 +168,13 @@ class ProfilerCallback(Callback):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run of a fit that went through."""
-        if stage == "fit":
+        if stage == "fit" and self._trainer is trainer:
             self._finish("finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run as far as it got; the exception goes on its way."""
-        self._finish(f"interrupted by {type(exception).__name__}")
+        if self._trainer is trainer:
+            self._finish(f"interrupted by {type(exception).__name__}")
 
     def give_up(self, error: Exception) -> None:
         """Stop recording after a failure of our own; training goes on without us."""
@@ -162,7 +182,7 @@ class ProfilerCallback(Callback):
         self._finish(f"stopped by rlprof's own {type(error).__name__}")
 
     def _finish(self, status: str) -> None:
-        session, self._session = self._session, None
+        session, self._session, self._trainer = self._session, None, None
         undo, self._undo = self._undo, []
         try:
             for part in undo:
@@ -180,7 +200,7 @@ class ProfilerCallback(Callback):
         """Begin the first step, so that a rollout in the data loader belongs to it."""
         session = self._session
         # Tuners run the loop without its callbacks, and their batches are no steps.
-        if session is not None and self in trainer.callbacks:
+        if session is not None and self._trainer is trainer and self in trainer.callbacks:
             # Of the batch before this one, counted from 0; right after a resume, too.
             step = trainer.fit_loop.epoch_loop.total_batch_idx + 2
             if session.step != step:
@@ -189,7 +209,7 @@ class ProfilerCallback(Callback):
     @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the step that no batch came for."""
-        if self._session is not None:
+        if self._session is not None and self._trainer is trainer:
             self._session.abandon_step(interrupted=False)
 
     @guarded
@@ -199,41 +219,40 @@ class ProfilerCallback(Callback):
             if isinstance(part, OptimizerSteps):
                 part.closure_done()
 
-    # Lightning passes over what is no function: that saves the dispatch of hooks without a use.
-    # A batch is an action of the profiler, too, and as such costs no dispatch: see `Batches`.
-    on_train_batch_start = on_train_batch_end = None  # type: ignore[assignment]
-    on_before_zero_grad = on_before_backward = on_after_backward = None  # type: ignore[assignment]
-
     # ---- what lies around steps; hooks that come without their partner leave nothing
 
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the epoch; a run that resumes inside one never comes here."""
-        self._begin("epoch")
+        self._begin("epoch", trainer)
 
     @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End the epoch."""
-        self._end("epoch", "epoch")
+        self._end("epoch", trainer, "epoch")
 
     @guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a validation, in the middle of an epoch or after it, or before training."""
-        self._begin("sanity_check" if trainer.sanity_checking else "validation")
+        self._begin("sanity_check" if trainer.sanity_checking else "validation", trainer)
 
     @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End the validation."""
-        self._end("sanity_check" if trainer.sanity_checking else "validation")
+        self._end("sanity_check" if trainer.sanity_checking else "validation", trainer)
 
-    def _begin(self, name: str) -> None:
-        if self._session is not None:
+    def _begin(self, name: str, trainer: Any) -> None:
+        if self._session is not None and self._trainer is trainer:
             self._starts[name] = self._session.clock()
 
-    def _end(self, name: str, kind: Kind = "region") -> None:
-        start = self._starts.pop(name, None)
+    def _end(self, name: str, trainer: Any, kind: Kind = "region") -> None:
+        start = self._starts.pop(name, None) if self._trainer is trainer else None
         if self._session is not None and start is not None:
             self._session.record(Marker(name, kind), start, self._session.clock())
+
+
+def _trains(trainer: Any) -> bool:
+    return trainer.state.status.value in ("initializing", "running")
 
 
 def _device(trainer: Any) -> str:
