@@ -117,9 +117,9 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
         ...     return 3.0
     """
     if into is not None:
-        return Timed(Marker(name, "stage", counters or None), into)
+        return Timed(Marker(name, "stage", nodes.counters_of(counters) or None), into)
     if counters:
-        return Marker(name, "stage", counters)
+        return Marker(name, "stage", nodes.counters_of(counters))
     try:
         return _stages[name]
     except KeyError:
@@ -163,7 +163,7 @@ def mark(name: str, /, **counters: Number) -> None:
     marker, sink = Marker(name, "mark"), _sink
     if sink is not None:
         now = sink.clock()
-        sink.append(made(marker, sink.step, now, now, counters or None))
+        sink.append(made(marker, sink.step, now, now, nodes.counters_of(counters) or None))
         sink.mark(name)
 
 
@@ -180,10 +180,10 @@ def count(**numbers: Number) -> None:
     if span is not None:
         line = span[0]
         total = dict(line[9] or {})  # a copy: the marker's own are those of every span of it
-        for name, number in numbers.items():
+        for name, number in nodes.counters_of(numbers).items():
             try:
                 total[name] = total.get(name, 0) + number
-            except Exception:  # no numbers, or tensors that do not fit: the training goes on
+            except Exception:  # tensors that do not fit: the training goes on
                 total[name] = number
         line[9] = total
 

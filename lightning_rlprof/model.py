@@ -133,6 +133,7 @@ def as_number(value: object) -> Number | None:
     except TypeError:
         pass
     try:
+        value = value.detach() if hasattr(value, "detach") else value  # torch warns where it learns
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None

@@ -12,6 +12,7 @@ __all__ = [
     "Line",
     "Named",
     "Open",
+    "counters_of",
     "forget_left",
     "innermost",
     "leave_open",
@@ -104,3 +105,8 @@ def forget_left() -> None:
     """Forget all of them: another session begins."""
     _left.clear()
     _names.clear()
+
+
+def counters_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may be numbers; a line with what JSON takes for something else cannot be read."""
+    return {k: v for k, v in given.items() if not isinstance(v, str | list | tuple | dict)}

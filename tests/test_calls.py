@@ -154,3 +154,24 @@ def test_a_context_manager_made_of_a_marked_generator_still_works(around):
     assert within(around, abs)(-3) == 3
     with within(around, scope)() as value:
         assert value == 3
+
+
+def test_static_and_class_methods_stay_what_they_are(around):
+    class Worker:
+        @staticmethod
+        def add(a, b):
+            return a + b, around.open
+
+        @classmethod
+        def name(cls):
+            return cls.__name__, around.open
+
+        add, name = within(around, add), within(around, name)
+
+    assert Worker.add(1, b=2) == Worker().add(1, 2) == (3, 1)
+    assert Worker.name() == Worker().name() == ("Worker", 1)
+
+
+def test_a_property_cannot_be_marked(around):
+    with pytest.raises(TypeError, match="put the mark below it"):
+        within(around, property(len))

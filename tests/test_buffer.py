@@ -1,0 +1,99 @@
+"""Lines on their way to the file: handlers of signals, sessions without steps, wrong counters."""
+
+import logging
+
+import pytest
+import torch
+
+from lightning_rlprof import buffer
+from lightning_rlprof.marking import count, mark, stage
+from tests.recording import read, spans
+
+
+def test_a_signal_s_handler_may_flush_while_its_thread_writes(start, monkeypatch):
+    session = start()
+    real = session._buffer._writer.write
+
+    def interrupted(lines):
+        with stage("save_on_preempt"):
+            pass
+        session.flush()  # as a long stage does: it must neither wait nor write between
+        real(lines)
+
+    monkeypatch.setattr(session._buffer._writer, "write", interrupted)
+    with stage("actor_update"):
+        pass
+    session.flush()
+    assert [span.name for span in read(session).spans] == ["actor_update"]
+    monkeypatch.undo()
+    session.flush()
+    assert [span.name for span in read(session).spans] == ["actor_update", "save_on_preempt"]
+
+
+def test_many_lines_without_a_step_are_summed_up(start, clock, monkeypatch):
+    monkeypatch.setattr(buffer, "_MOST", 3)
+    session = start()
+    session.begin_step(1)
+    for number in range(10):
+        with stage("compute_reward", samples=2):
+            clock.advance(4)
+        session.flush()
+        assert len(session._buffer._flushed) <= 3, number
+    session.end_step()
+    assert session.step_totals["compute_reward"] == (40, {"samples": 20})
+    session.end_step()
+    assert "compute_reward" not in session.step_totals
+
+
+def test_a_step_of_numpy_is_a_step(start):
+    numpy = pytest.importorskip("numpy")
+    session = start()
+    session.begin_step(numpy.int64(3))
+    with stage("actor_update"):
+        pass
+    session.end_step()
+    assert [span.step for span in read(session).spans] == [3, 3]
+
+
+def test_what_no_file_can_hold_is_lost_and_raises_nothing(start, monkeypatch, caplog):
+    session = start()
+
+    def refuse(lines):
+        raise TypeError("cannot be encoded")
+
+    with stage("actor_update"):
+        pass
+    monkeypatch.setattr(session._buffer._writer, "write", refuse)
+    session.flush()
+    assert "spans are lost: cannot be encoded" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        session.close()
+    assert "lines, which could not be written" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["5", [1], (2,), {"a": 1}, object()])
+def test_a_counter_that_is_no_number_is_left_out(wrong, start):
+    session = start()
+    with stage("actor_update", tokens=wrong):
+        count(tokens=wrong, samples=3)
+    session.flush()
+    assert spans(session, "actor_update")[0].counters == {"samples": 3}
+
+
+def test_a_mark_without_a_name_is_refused_whether_or_not_anybody_records(start):
+    with pytest.raises(TypeError, match="a name is needed"):
+        mark(5)
+    start()
+    with pytest.raises(TypeError, match="a name is needed"):
+        mark(5)
+
+
+def test_a_tensor_that_is_a_counter_is_not_held_once_it_is_written(start):
+    session = start()
+    session.begin_step(1)
+    with stage("actor_update", loss=torch.tensor(0.5, requires_grad=True)):
+        pass
+    session.end_step()
+    (line,) = [each for each in session._buffer._last[0] if each[1] == "actor_update"]
+    assert line[9] == {"loss": 0.5}
+    assert spans(session, "actor_update")[0].counters == {"loss": 0.5}
