@@ -34,9 +34,11 @@ class StageMetrics(Callback):
     _failed = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse an order of callbacks that would log each step's numbers one step late."""
+        """Refuse a Trainer without a ProfilerCallback, and one in the other order."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
-        if stage == "fit" and not any(isinstance(one, ProfilerCallback) for one in before):
+        ours = [one for one in trainer.callbacks if isinstance(one, ProfilerCallback)]
+        # Lightning puts that of RLPROF=1 behind all others, where it serves as well.
+        if stage == "fit" and not any(one in before or one.by_environment for one in ours):
             raise ConfigError(
                 "StageMetrics finds no ProfilerCallback before it; "
                 "use callbacks=[ProfilerCallback(…), StageMetrics(), …]"

@@ -174,3 +174,18 @@ def test_metrics_and_captures_go_together(tmp_path: Path) -> None:
     events = Logged(tmp_path / "logs")
     assert len(events.of("rlprof/step_s")) == 4
     assert events.names() == {*UPDATE, *ALWAYS}
+
+
+def test_the_callback_of_the_environment_may_stand_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPROF", "1")
+    monkeypatch.setenv("RLPROF__INTEGRATED__PROFILE_SAVE_PATH", str(tmp_path / "runs"))
+    logger = TensorBoardLogger(tmp_path / "logs", name="", version="")
+    trainer = make_trainer(StageMetrics(), logger=logger)
+    assert isinstance(trainer.callbacks[-1], ProfilerCallback)
+    trainer.fit(Tiny(), loader())
+    stages = of(trace_of(trainer.callbacks[-1]), "actor_update")
+    seconds = [(stage.end_ns - stage.start_ns) / 1e9 for stage in stages]
+    logged = Logged(tmp_path / "logs").of("rlprof/actor_update_s")
+    assert [value for _, value in logged] == pytest.approx(seconds)
