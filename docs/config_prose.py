@@ -57,9 +57,9 @@ SPELLED = """\
 
 Old and new spellings are read as they are. `<role>` is any place in the table of roles. `null`
 means "inherit" or "default" everywhere. Options of a tool that is not selected, and blocks of a
-role that is off, count for nothing, as in verl; an unknown key inside a profiler block is an
-error. Keys whose feature does not exist here are accepted with the values that change nothing and
-refused with any other. Our own keys beside verl's win over them. verl profiles nothing without
+role that is off, count for nothing, as in verl; any other unknown key inside a profiler block is
+an error. Keys whose feature does not exist here are accepted with the values that change nothing
+and refused with any other. Our own keys beside verl's win over them. verl profiles nothing without
 `steps` or with `tool: null`, and so do we. Roles may differ in ranks, `discrete` (in processes of
 their own) and ranks of the finish hook, which are united; what else they say has to agree.
 """

@@ -123,6 +123,7 @@ def _memory(place: str) -> tuple[Spelling, ...]:
         Spelling(f"{place}.name", accepts=ANYTHING),
         Spelling(f"{place}.trace_alloc_max_entries", "memory.max_entries", tool=tool),
         Spelling(f"{place}.stack_depth", "memory.stack_depth", tool=tool),
+        Spelling(f"{place}.memory_snapshot_num_steps", tool=tool, accepts=(1,)),
         Spelling(f"{place}.context", tool=tool, accepts=("all",)),
         Spelling(f"{place}.stacks", tool=tool, accepts=("all",)),
         Spelling(f"{place}.kw_args", tool=tool, accepts=({},)),

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_rlprof.config.section import near
 from lightning_rlprof.config.spellings import ANYTHING, LATER, ROLE, SCHEDULE, TOOLS
-from lightning_rlprof.config.verl_keys import Found, by_role, find
+from lightning_rlprof.config.verl_keys import Found, by_role, find, refuse_unknown
 from lightning_rlprof.errors import ConfigError
 
 __all__ = ["Translation", "translate"]
@@ -49,13 +49,15 @@ def translate(data: Mapping[str, Any]) -> Translation | None:
         ConfigError: An unknown key or tool, a feature that is not supported yet, two spellings that
             disagree.
     """
-    found = find(data)
-    if not found:
+    every = find(data)
+    if not every:
         return None
+    found = [item for item in every if not item.wrong]
     common = [item for item in found if item.place is None]
     roles = by_role(found)
     enabled = [name for name, items in roles.items() if _enabled(items)]
     tool = _selected_tool(common, [roles[name] for name in enabled] if roles else [common])
+    refuse_unknown(every, tool)
     shared, own = Translation(), Translation()
     for item in common:
         _apply(item, tool, shared)

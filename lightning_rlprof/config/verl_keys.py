@@ -1,27 +1,33 @@
 """Find the profiling keys in a mapping of verl, with their place and their row of the table."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_rlprof.config.omega import plain
-from lightning_rlprof.config.section import near
+from lightning_rlprof.config.section import near, near_match
 from lightning_rlprof.config.spellings import BLOCKS, ROLE, ROLES, SPELLINGS, Spelling, lookup
 from lightning_rlprof.errors import ConfigError
 
-__all__ = ["Found", "by_role", "find"]
+__all__ = ["Found", "by_role", "find", "refuse_unknown"]
 
+_TOOL = re.compile(r"tool_config\.([^.]+)")
 _HELD = ("profiler", "profile")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A profiling key of verl as written, its row and, below a role, the place of that role."""
+    """A profiling key of verl as written, its row and, below a role, the place of that role.
+
+    Below the block of a tool it may be unknown; ``wrong`` then says so, for where the tool counts.
+    """
 
     key: str
     row: Spelling
     value: Any
     place: str | None
+    wrong: str = ""
 
 
 def find(data: Mapping[str, Any]) -> list[Found]:
@@ -30,9 +36,21 @@ def find(data: Mapping[str, Any]) -> list[Found]:
     Only ``profiler`` blocks, ``global_profiler`` and ``trainer.*profile*|*nsight*`` are looked at.
 
     Raises:
-        ConfigError: An unknown key, or a value where a block of keys belongs.
+        ConfigError: An unknown key, or a value where a block of keys belongs, outside of the blocks
+            of single tools; `refuse_unknown` is for these.
     """
     return [*_trainer(data), *_global(data), *_roles(data)]
+
+
+def refuse_unknown(found: Sequence[Found], tool: str | None) -> None:
+    """Refuse what is unknown in the block of the selected tool, or in one that is nearly its name.
+
+    Raises:
+        ConfigError: There is such a key.
+    """
+    for item in found:
+        if item.wrong and near_match(item.row.tool or "", [tool or ""], 0.8):
+            raise ConfigError(item.wrong)
 
 
 def by_role(found: Sequence[Found]) -> dict[str, list[Found]]:
@@ -81,13 +99,16 @@ def _leaves(key: str, pattern: str, value: Any, place: str | None) -> Iterator[F
         for name, below in value.items():
             yield from _leaves(f"{key}.{name}", f"{pattern}.{name}", below, place)
     elif pattern not in BLOCKS or value is not None:
-        _refuse_key(key, pattern)
+        wrong, tool = _unknown(key, pattern), _TOOL.search(pattern)
+        if not tool:
+            raise ConfigError(wrong)
+        yield Found(key, Spelling(pattern, tool=tool[1]), value, place, wrong)
 
 
-def _refuse_key(key: str, pattern: str) -> None:
+def _unknown(key: str, pattern: str) -> str:
     here, _, word = pattern.rpartition(".")
     if pattern in BLOCKS:
-        raise ConfigError(f"{key} is a block of keys, not a value")
+        return f"{key} is a block of keys, not a value"
     below = [row.theirs[len(here) + 1 :] for row in SPELLINGS if row.theirs.startswith(f"{here}.")]
     names = list(dict.fromkeys(name.partition(".")[0] for name in below))
-    raise ConfigError(f"{key} is not a key{near(word, names)} (allowed: {', '.join(names)})")
+    return f"{key} is not a key{near(word, names)} (allowed: {', '.join(names)})"

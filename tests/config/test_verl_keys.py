@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.config.verl_keys import by_role, find
+from lightning_rlprof.config.verl_keys import by_role, find, refuse_unknown
 from lightning_rlprof.errors import ConfigError
 
 
@@ -35,7 +35,9 @@ def test_an_unknown_key_is_refused_with_what_is_allowed_beside_it() -> None:
 
 def test_a_block_is_no_value() -> None:
     with pytest.raises(ConfigError, match=r"tool_config.torch.schedule is a block of keys, not a"):
-        find({"critic": {"profiler": {"tool_config": {"torch": {"schedule": 2}}}}})
+        refuse_unknown(
+            find({"critic": {"profiler": {"tool_config": {"torch": {"schedule": 2}}}}}), "torch"
+        )
 
 
 def test_a_roles_own_block_wins_over_a_shared_one() -> None:

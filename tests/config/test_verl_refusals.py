@@ -69,7 +69,10 @@ def test_values_that_change_nothing_are_accepted() -> None:
             {"trainer": {"worker_nsight_option": {}}},
             "trainer.worker_nsight_option is not a key; did you mean 'worker_nsight_options'?",
         ),
-        (new(global_tool_config={"nsis": {"x": 1}}), "global_profiler.global_tool_config.nsis is"),
+        (
+            new({"tool_config": {"torch": {"schedule": 2}}}),
+            f"{ACTOR}.tool_config.torch.schedule is a block of keys, not a value",
+        ),
         (new(stps=[1]), "global_profiler.stps is not a key; did you mean 'steps'?"),
         (new({"rank": [1]}), f"{ACTOR}.rank is not a key; did you mean 'ranks'?"),
         (
@@ -85,6 +88,26 @@ def test_an_unknown_key_inside_a_profiler_block_is_refused(
     data: dict[str, Any], expected: str
 ) -> None:
     assert said(data).startswith(expected)
+
+
+def test_an_unknown_key_of_a_tool_counts_only_where_the_tool_is_selected() -> None:
+    blocks = {"torch_memory": {"memory_snapshot_step": 1}, "later_tool": {"tool": "x", "level": 3}}
+    actor = {"enable": True, "tool_config": {"nsys": {"deep": True}, "other": 2}}
+    expected = {"steps", "tools", "roles.actor.enable"}
+    assert set(values(new(actor, global_tool_config=blocks))) == expected
+    text = said(new(actor, tool="torch_memory", global_tool_config=blocks))
+    key = "global_profiler.global_tool_config.torch_memory.memory_snapshot_step"
+    assert text.startswith(f"{key} is not a key; did you mean 'memory_snapshot_num_steps'? (allow")
+
+
+def test_snapshots_of_several_steps_are_refused_where_memory_is_watched() -> None:
+    def data(tool: str, number: int) -> dict[str, Any]:
+        memory = {"torch_memory": {"memory_snapshot_num_steps": number}}
+        return new({"enable": True, "tool_config": memory}, tool=tool, global_tool_config=memory)
+
+    assert "memory.level" in values(data("torch_memory", 1))
+    assert values(data("torch", 2))["tools"] == ["torch_profiler"]
+    assert "memory_snapshot_num_steps=2 is not supported yet" in said(data("torch_memory", 2))
 
 
 def test_spellings_that_disagree_are_refused() -> None:
