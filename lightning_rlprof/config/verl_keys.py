@@ -33,7 +33,9 @@ class Found:
 def find(data: Mapping[str, Any]) -> list[Found]:
     """Find every profiling key, unchanged and unchecked but for its name.
 
-    Only ``profiler`` blocks, ``global_profiler`` and ``trainer.*profile*|*nsight*`` are looked at.
+    Only ``profiler`` blocks, ``global_profiler`` and the trainer's ``profile_*``, ``*nsight*`` and
+    ``npu_profile*`` are looked at: ``trainer.profiler`` is Lightning's, and a ``profiler`` block at
+    the top whose ``_target_`` is not of verl is somebody else's.
 
     Raises:
         ConfigError: An unknown key, or a value where a block of keys belongs, outside of the blocks
@@ -65,7 +67,7 @@ def by_role(found: Sequence[Found]) -> dict[str, list[Found]]:
 def _trainer(data: Mapping[str, Any]) -> Iterator[Found]:
     trainer = _block(data, "trainer")
     for key in map(str, trainer):
-        if "profile" in key or "nsight" in key:
+        if key.startswith(("profile_", "npu_profile")) or "nsight" in key:
             yield from _leaves(f"trainer.{key}", f"trainer.{key}", plain(trainer[key]), None)
 
 
@@ -80,10 +82,14 @@ def _roles(data: Mapping[str, Any]) -> Iterator[Found]:
         for part in filter(None, place.split(".")):
             node = _block(node, part)
         for block in _HELD:
-            # At the top, `profile: true` is one of our own keys in the wrong place.
-            if block in node and (place or isinstance(node[block], Mapping)):
+            if block in node and (place or _is_verls(node[block])):
                 key = f"{place}.{block}".removeprefix(".")
                 yield from _leaves(key, f"{ROLE}.{block}", plain(node[block]), place)
+
+
+def _is_verls(block: Any) -> bool:
+    """Tell whether a block at the top is; `profile: true` is our own key in the wrong place."""
+    return isinstance(block, Mapping) and str(block.get("_target_", "verl.")).startswith("verl.")
 
 
 def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.config.verl_keys import by_role, find, refuse_unknown
 from lightning_rlprof.errors import ConfigError
 
@@ -22,6 +23,16 @@ def test_only_profiling_keys_are_found_as_they_are_written() -> None:
 
 def test_a_mapping_without_them_has_none() -> None:
     assert find({"trainer": None, "critic": 3, "data": {}}) == []
+
+
+def test_keys_of_lightning_and_of_other_profilers_are_not_verls() -> None:
+    other = {"_target_": "pytorch_lightning.profilers.SimpleProfiler", "dirpath": "."}
+    for profiler in (None, "simple", other):
+        data = {"trainer": {"profiler": profiler}, "profiler": other}
+        assert find(data) == []
+        assert ProfilerConfig.build({**data, "profiler_config": {"steps": [2]}}).steps == [2]
+    verls = {"_target_": "verl.utils.profiler.ProfilerConfig", "ranks": [1]}
+    assert [item.value for item in find({"profiler": verls})][1:] == [[1]]
 
 
 def test_an_unknown_key_is_refused_with_what_is_allowed_beside_it() -> None:
