@@ -62,6 +62,10 @@ an error. Keys whose feature does not exist here are accepted with the values th
 and refused with any other. Our own keys beside verl's win over them. verl profiles nothing without
 `steps` or with `tool: null`, and so do we. Roles may differ in ranks, `discrete` (in processes of
 their own) and ranks of the finish hook, which are united; what else they say has to agree.
+
+Files of verl up to 0.5 name no tool. There `trainer.device` chooses: `npu` an Ascend capture with
+markers and the options of `trainer.npu_profile`, any other device Nsight Systems. Where the file
+does not say the device, it is Nsight Systems if its options are there, else Ascend if its are.
 """
 
 EXAMPLES = """\

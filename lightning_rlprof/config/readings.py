@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["contents", "either", "interval", "npu_contents", "stages", "union"]
+__all__ = ["contents", "either", "interval", "npu_contents", "npu_device", "stages", "union"]
 
 _STAGES = {
     "rollout_generate": "actor_generate",
@@ -45,6 +45,12 @@ def npu_contents(value: Any) -> Mapping[str, Any]:
     if keys.get("integrated.profile_with_npu") is False:
         keys["integrated.mstx"] = False
     return keys
+
+
+def npu_device(value: Any) -> Mapping[str, Any]:
+    """Read whether the device is recorded, in verl's old options; without it, no markers."""
+    markers = {"integrated.mstx": False} if value is False else {}
+    return {"integrated.profile_with_npu": value, **markers}
 
 
 def _watched(value: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from lightning_rlprof.config.readings import (
     either,
     interval,
     npu_contents,
+    npu_device,
     stages,
     union,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "ANYTHING",
     "BLOCKS",
     "LATER",
+    "OLD_TOOLS",
     "ROLE",
     "ROLES",
     "SCHEDULE",
@@ -59,6 +61,12 @@ TOOLS: dict[str, dict[str, Any]] = {
     "npu": {"integrated.mstx": True, "integrated.profile_export_type": "db"},
 }
 """verl's ``tool`` and what it says in our keys."""
+
+OLD_TOOLS: dict[str, dict[str, Any]] = {
+    "nsys": TOOLS["nsys"],
+    "npu": {"integrated.mstx": True},  # its reports were text still
+}
+"""What a tool says in our keys where verl's file names none: in verl up to 0.5."""
 
 LATER = ("precision_debugger",)
 """Tools of verl that are refused by name."""
@@ -150,16 +158,16 @@ _OLD = (
     Spelling("trainer.profile_continuous_steps", "profile_continuous_steps"),
     *_nsys("trainer"),
     Spelling("trainer.profile_interval", "integrated.profile_step_*", interval),
-    Spelling(f"{_OPTIONS}.save_path", "integrated.profile_save_path"),
-    Spelling(f"{_OPTIONS}.roles", "integrated.stage", stages),
-    Spelling(f"{_OPTIONS}.level", "integrated.profile_level"),
-    Spelling(f"{_OPTIONS}.with_memory", "integrated.profile_with_memory"),
-    Spelling(f"{_OPTIONS}.record_shapes", "integrated.profile_record_shapes"),
-    Spelling(f"{_OPTIONS}.with_npu", "integrated.profile_with_npu"),
-    Spelling(f"{_OPTIONS}.with_cpu", "integrated.profile_with_cpu"),
-    Spelling(f"{_OPTIONS}.with_module", "integrated.profile_with_module"),
-    Spelling(f"{_OPTIONS}.with_stack", "npu.with_stack"),
-    Spelling(f"{_OPTIONS}.analysis", "integrated.profile_analysis"),
+    Spelling(f"{_OPTIONS}.save_path", "integrated.profile_save_path", tool="npu"),
+    Spelling(f"{_OPTIONS}.roles", "integrated.stage", stages, tool="npu"),
+    Spelling(f"{_OPTIONS}.level", "integrated.profile_level", tool="npu"),
+    Spelling(f"{_OPTIONS}.with_memory", "integrated.profile_with_memory", tool="npu"),
+    Spelling(f"{_OPTIONS}.record_shapes", "integrated.profile_record_shapes", tool="npu"),
+    Spelling(f"{_OPTIONS}.with_npu", "integrated.profile_with_npu", npu_device, tool="npu"),
+    Spelling(f"{_OPTIONS}.with_cpu", "integrated.profile_with_cpu", tool="npu"),
+    Spelling(f"{_OPTIONS}.with_module", "integrated.profile_with_module", tool="npu"),
+    Spelling(f"{_OPTIONS}.with_stack", "npu.with_stack", tool="npu"),
+    Spelling(f"{_OPTIONS}.analysis", "integrated.profile_analysis", tool="npu"),
     Spelling(f"{_ROLE}.discrete", f"roles.{ROLE}.discrete"),
     Spelling(f"{ROLE}.profile.use_profile", accepts=(False,)),
     Spelling(f"{ROLE}.profile.*", accepts=ANYTHING),

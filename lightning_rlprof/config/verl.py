@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_rlprof.config.section import near
-from lightning_rlprof.config.spellings import ANYTHING, LATER, ROLE, SCHEDULE, TOOLS
-from lightning_rlprof.config.verl_keys import Found, by_role, find, refuse_unknown
+from lightning_rlprof.config.spellings import ANYTHING, LATER, OLD_TOOLS, ROLE, SCHEDULE, TOOLS
+from lightning_rlprof.config.verl_keys import Found, by_role, device, find, refuse_unknown
 from lightning_rlprof.errors import ConfigError
 
 __all__ = ["Translation", "translate"]
 
-_OLD_TOOL = ("trainer.controller_nsight_options", "trainer.worker_nsight_options")
+_OLD_NSIGHT = ("trainer.controller_nsight_options", "trainer.worker_nsight_options")
 
 
 @dataclass
@@ -55,15 +55,15 @@ def translate(data: Mapping[str, Any]) -> Translation | None:
     found = [item for item in every if not item.wrong]
     common = [item for item in found if item.place is None]
     roles = by_role(found)
-    enabled = [name for name, items in roles.items() if _enabled(items)]
-    tool = _selected_tool(common, [roles[name] for name in enabled] if roles else [common])
+    blocks = [items for items in roles.values() if _enabled(items)] if roles else [common]
+    tool = _selected_tool(common, blocks) if _named(found) else _old_tool(found, device(data))
     refuse_unknown(every, tool)
     shared, own = Translation(), Translation()
     for item in common:
         _apply(item, tool, shared)
     for name, items in roles.items():
         _apply_role(name, items, tool, own)
-        if name in enabled:
+        if _enabled(items):
             _apply_block(items, common, tool, own)
     out = Translation(shared.values | own.values, shared.origins | own.origins)
     _choose_tool(found, tool, out)
@@ -81,6 +81,10 @@ def _enabled(items: Sequence[Found]) -> bool:
     enable = _value(items, "enable")
     chosen = _value(items, "all_ranks") or _value(items, "ranks")
     return bool(chosen if enable is None else enable)
+
+
+def _named(found: Sequence[Found]) -> list[str]:
+    return [item.key for item in found if item.row.theirs.endswith(".tool")]
 
 
 def _selected_tool(common: Sequence[Found], blocks: Sequence[Sequence[Found]]) -> str | None:
@@ -180,16 +184,28 @@ def _apply_role(name: str, items: Sequence[Found], tool: str | None, out: Transl
 
 
 def _choose_tool(found: Sequence[Found], tool: str | None, out: Translation) -> None:
-    named = [item.key for item in found if item.row.theirs.endswith(".tool")]
-    for ours, value in TOOLS[tool].items() if tool else ():
-        out.values.setdefault(ours, value)
-        out.origins.setdefault(ours, named[0])
+    named = _named(found)
     if named and not tool:  # verl: tool: null profiles nothing
         out.put("tools", [], named[0])
-    old = [item.key for item in found if item.row.theirs in _OLD_TOOL and item.value is not None]
+    theirs = named or [item.key for item in found if item.key.startswith("trainer.")]
+    says = TOOLS if named else OLD_TOOLS
+    for ours, value in says[tool].items() if tool else ():
+        out.values.setdefault(ours, value)
+        out.origins.setdefault(ours, theirs[0])
+
+
+def _old_tool(found: Sequence[Found], runs_on: str) -> str | None:
+    """The tool in a file of verl up to 0.5, which names none: that of the trainer's device.
+
+    Mere presence says little, for verl's own file has the options for Ascend and for Nsight Systems
+    side by side. They choose only where the file does not say the device: those for Nsight Systems
+    first, since without it verl runs on GPUs.
+    """
+    nsight = any(item.row.theirs in _OLD_NSIGHT and item.value is not None for item in found)
     ascend = any(item.row.theirs.startswith("trainer.npu_profile.") for item in found)
-    if old and not named and not ascend:  # old verl knew Nsight Systems alone, but for Ascend
-        out.put("tools", ["nsight"], old[0])
+    if not (nsight or ascend):
+        return None
+    return "npu" if (runs_on == "npu" if runs_on else not nsight) else "nsys"
 
 
 def _complete(found: Sequence[Found], out: Translation) -> None:

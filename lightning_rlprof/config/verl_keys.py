@@ -10,7 +10,7 @@ from lightning_rlprof.config.section import near, near_match
 from lightning_rlprof.config.spellings import BLOCKS, ROLE, ROLES, SPELLINGS, Spelling, lookup
 from lightning_rlprof.errors import ConfigError
 
-__all__ = ["Found", "by_role", "find", "refuse_unknown"]
+__all__ = ["Found", "by_role", "device", "find", "refuse_unknown"]
 
 _TOOL = re.compile(r"tool_config\.([^.]+)")
 _HELD = ("profiler", "profile")
@@ -42,6 +42,11 @@ def find(data: Mapping[str, Any]) -> list[Found]:
             of single tools; `refuse_unknown` is for these.
     """
     return [*_trainer(data), *_global(data), *_roles(data)]
+
+
+def device(data: Mapping[str, Any]) -> str:
+    """The device that verl's trainer runs on, as the file says it; empty where it does not."""
+    return str(_block(data, "trainer").get("device") or "")
 
 
 def refuse_unknown(found: Sequence[Found], tool: str | None) -> None:
