@@ -60,8 +60,10 @@ means "inherit" or "default" everywhere. Options of a tool that is not selected,
 role that is off, count for nothing, as in verl; any other unknown key inside a profiler block is
 an error. Keys whose feature does not exist here are accepted with the values that change nothing
 and refused with any other. Our own keys beside verl's win over them. verl profiles nothing without
-`steps` or with `tool: null`, and so do we. Roles may differ in ranks, `discrete` (in processes of
-their own) and ranks of the finish hook, which are united; what else they say has to agree.
+`steps` or with `tool: null`, and so do we; our own `steps`, or `integrated.profile_step_start` and
+`…_end`, are steps too, beside verl's keys or as keywords. Roles may differ in ranks, `discrete` (in
+processes of their own) and ranks of the finish hook, which are united; what else they say has to
+agree.
 
 Files of verl up to 0.5 name no tool. There `trainer.device` chooses: `npu` an Ascend capture with
 markers and the options of `trainer.npu_profile`, any other device Nsight Systems. Where the file

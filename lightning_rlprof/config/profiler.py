@@ -11,8 +11,10 @@ from lightning_rlprof.config.options import Options
 from lightning_rlprof.config.section import explain, near
 from lightning_rlprof.config.sources import (
     canonical,
+    forget,
     from_environment,
     from_overrides,
+    lay,
     merge,
     read,
 )
@@ -51,18 +53,20 @@ class ProfilerConfig(Options):
         """
         fields = tuple(cls.model_fields)
         variables, origins = from_environment(os.environ, fields)
-        if isinstance(source, ProfilerConfig) and not (variables or overrides):
+        keywords = from_overrides(overrides, fields)
+        if isinstance(source, ProfilerConfig) and not (variables or keywords):
             return source
+        translated: dict[str, str] = {}
         if isinstance(source, ProfilerConfig):
             base = source.model_dump(exclude_unset=True)
         else:
-            translated: dict[str, str] = {}
             base = canonical(read({} if source is None else source), fields, translated)
-            origins = translated | origins
+        data = lay(base, translated, merge(variables, keywords))
+        forget(origins, keywords)
         try:
-            return cls.model_validate(merge(base, variables, from_overrides(overrides, fields)))
+            return cls.model_validate(data)
         except ValidationError as error:
-            raise ConfigError(explain(error, origins)) from error
+            raise ConfigError(explain(error, translated | origins)) from error
 
     @model_validator(mode="before")
     @classmethod

@@ -13,13 +13,24 @@ from lightning_rlprof.config.section import near, near_match
 from lightning_rlprof.config.verl import Translation, translate
 from lightning_rlprof.errors import ConfigError
 
-__all__ = ["PREFIX", "canonical", "from_environment", "from_overrides", "merge", "read"]
+__all__ = [
+    "PREFIX",
+    "canonical",
+    "forget",
+    "from_environment",
+    "from_overrides",
+    "lay",
+    "merge",
+    "read",
+]
 
 PREFIX = "RLPROF__"
 """Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""
 
 _WRAPPER = "profiler_config"
 _MOST = 10_000  # a training's whole file has some hundreds of values
+_WINDOW = ("profile_step_start", "profile_step_end")
+_ABSENT = object()
 _HOMES = ("global_profiler", _WRAPPER)
 
 
@@ -113,9 +124,55 @@ def canonical(
     if not isinstance(block or {}, Mapping):
         raise ConfigError(f"{_WRAPPER}={block!r} is no mapping of keys such as integrated")
     translation = translation or Translation()
-    if origins is not None:
-        origins.update(translation.origins)
-    return merge(_nested(translation.values), block or {}, own)
+    origins = {} if origins is None else origins
+    origins.update(translation.origins)
+    return lay(_nested(translation.values), origins, merge(block or {}, own))
+
+
+def lay(
+    verls: Mapping[str, Any], origins: dict[str, str], ours: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Keys of ours laid over those that verl's were translated to.
+
+    Where ours say the first or last step, verl's steps go, which would win over these.
+
+    Args:
+        verls: The translated keys, and others.
+        origins: What each translated key came from; loses the keys that are no longer verl's.
+        ours: Keys of ours.
+    """
+    block = ours.get("integrated")
+    names = {_name(key) for key in block} if isinstance(block, Mapping) else set()
+    if "steps" in origins and not names.isdisjoint(_WINDOW):
+        verls = {key: value for key, value in verls.items() if key != "steps"}
+        del origins["steps"]
+    forget(origins, ours)
+    return merge(verls, ours)
+
+
+def forget(origins: dict[str, str], over: Mapping[str, Any]) -> None:
+    """Take out the dotted keys that a mapping laid over them sets, alone or with all around them.
+
+    Example::
+
+        >>> origins = {"steps": "RLPROF__STEPS", "integrated.stage": "RLPROF__INTEGRATED__STAGE"}
+        >>> forget(origins, {"steps": [1]})
+        >>> origins
+        {'integrated.stage': 'RLPROF__INTEGRATED__STAGE'}
+    """
+    for dotted in list(origins):
+        value: Any = over
+        for part in dotted.split("."):
+            below = value if isinstance(value, Mapping) else {part: None}
+            value = {_name(key): each for key, each in below.items()}.get(part, _ABSENT)
+            if value is _ABSENT:
+                break
+        else:
+            del origins[dotted]
+
+
+def _name(key: Any) -> str:
+    return str(key).replace("-", "_")
 
 
 def from_environment(

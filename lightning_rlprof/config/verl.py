@@ -209,9 +209,9 @@ def _old_tool(found: Sequence[Found], runs_on: str) -> str | None:
 
 
 def _complete(found: Sequence[Found], out: Translation) -> None:
-    steps = [item.key for item in found if item.row.ours == "steps" or "global_" in item.row.theirs]
-    if steps and not {"steps", "integrated.profile_step_start"} & out.values.keys():
-        out.put("steps", [], steps[0])  # verl: no steps, no profiling
+    if found and not {"steps", "integrated.profile_step_start"} & out.values.keys():
+        steps = (item.key for item in found if item.row.ours == "steps")
+        out.put("steps", [], next(steps, found[0].key))  # verl: no steps, no profiling
     # verl: all_ranks wins, and an empty list means the captured ranks
     if out.values.get("on_finish.all_ranks") or out.values.get("on_finish.ranks") == []:
         out.values.pop("on_finish.ranks", None)

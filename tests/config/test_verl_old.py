@@ -81,6 +81,7 @@ def test_the_old_options_for_ascend() -> None:
         "analysis": True,
     }
     assert values({"trainer": {"npu_profile": {"options": options}}}) == {
+        "steps": [],
         "integrated.mstx": True,
         "integrated.profile_save_path": "./p",
         "integrated.stage": ["actor_generate", "actor_update"],
