@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["check", "schema"]
 
 _DEVICES = ("cpu", "cuda", "npu")
-_RANKS_ASKED = 1024
 
 File = Annotated[Path, typer.Argument(help="A YAML file: ours, MindSpeed-RL's or verl's keys")]
 
@@ -94,8 +93,5 @@ def _steps(config: "ProfilerConfig") -> str:
 
 
 def _ranks(config: "ProfilerConfig") -> str:
-    """Ask about each rank: how ranks were chosen is the configuration's business."""
-    wanted = [rank for rank in range(_RANKS_ASKED) if config.wants_rank(rank)]
-    if len(wanted) == _RANKS_ASKED:
-        return "all"
-    return ", ".join(map(str, wanted)) or "none"
+    wanted = config.wanted_ranks
+    return wanted if isinstance(wanted, str) else ", ".join(map(str, sorted(wanted))) or "none"

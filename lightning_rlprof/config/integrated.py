@@ -1,6 +1,7 @@
 """The block ``integrated`` exactly as MindSpeed-RL users write it: every key, every default."""
 
 from os import PathLike, fspath
+from os.path import expanduser
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -17,7 +18,12 @@ SAVE_PATH = "./profiler_data"
 
 def _path(value: Any) -> Any:
     # MindSpeed-RL's code defaults to "" where its documents say ./profiler_data
-    return (fspath(value) if isinstance(value, PathLike) else value) or SAVE_PATH
+    if value is None or value == "":
+        return SAVE_PATH
+    if value == "???":
+        raise refused("is OmegaConf's word for a value that is missing: give a directory", value)
+    path = fspath(value) if isinstance(value, PathLike) else value
+    return expanduser(path) if isinstance(path, str) else path
 
 
 class IntegratedConfig(Section):
@@ -42,7 +48,8 @@ class IntegratedConfig(Section):
         description="Stages to capture: all (one capture per step), one stage, or a list.",
     )
     profile_save_path: Annotated[str, BeforeValidator(_path)] = Field(
-        default=SAVE_PATH, description="Directory in which each training makes its run directory."
+        default=SAVE_PATH,
+        description="Directory in which each training makes its run directory; `~` is your home.",
     )
     profile_export_type: Literal["text", "db"] = Field(
         default="text", description="Format of an Ascend capture; db takes about 70 % less disk."

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
@@ -111,15 +111,22 @@ class ProfilerConfig(Options):
             return self.integrated.profile_step_end - 1
         return None if self.steps == "all" else max(self.steps)
 
+    @property
+    def wanted_ranks(self) -> Literal["all"] | list[int]:
+        """The ranks of this process's role that are captured; none while captures are off."""
+        role = self._shared_role()
+        if not self.captures:
+            return []
+        if role is not None:
+            return "all" if role.all_ranks else role.ranks or [0]
+        if self.ranks is not None or self.all_ranks is not None:
+            return "all" if self.all_ranks else self.ranks or [0]
+        return self.integrated.profile_ranks
+
     def wants_rank(self, rank: int) -> bool:
         """Whether a global rank of this process's role is captured."""
-        role = self._shared_role()
-        if role is not None:
-            return self.captures and role.wants_rank(rank)
-        if self.ranks is not None or self.all_ranks is not None:
-            return self.captures and (bool(self.all_ranks) or rank in (self.ranks or [0]))
-        ranks = self.integrated.profile_ranks
-        return self.captures and (ranks == "all" or rank in ranks)
+        ranks = self.wanted_ranks
+        return ranks == "all" or rank in ranks
 
     def wants_finish(self, rank: int) -> bool:
         """Whether ``on_finish`` runs on a rank.

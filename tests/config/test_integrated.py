@@ -4,7 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from lightning_rlprof.config.integrated import IntegratedConfig
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.config.section import explain
+from lightning_rlprof.errors import ConfigError
 
 DEFAULTS = {
     "profile": None,
@@ -88,8 +90,23 @@ def test_an_empty_path_is_the_default() -> None:
     assert IntegratedConfig(profile_save_path="").profile_save_path == "./profiler_data"
 
 
-def test_a_path_is_text() -> None:
-    assert said(profile_save_path=3) == "profile_save_path=3 should be a valid string"
+@pytest.mark.parametrize("value", [3, False, 0, [], {}])
+def test_a_path_is_text(value: object) -> None:
+    assert said(profile_save_path=value) == f"profile_save_path={value} should be a valid string"
+
+
+def test_a_path_that_omegaconf_calls_missing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("integrated:\n  profile_save_path: ???", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"profile_save_path='\?\?\?' is OmegaConf's word for a"):
+        ProfilerConfig.build(path)
+
+
+def test_a_path_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/some")
+    block = IntegratedConfig(profile_save_path="~/runs")
+    assert block.profile_save_path == "/some/runs"
+    assert IntegratedConfig(profile_save_path="a~b").profile_save_path == "a~b"
 
 
 @pytest.mark.parametrize(
