@@ -1,5 +1,7 @@
 """Which ranks of a role are captured, and how: verl's block per role and its union."""
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from lightning_rlprof.config.numbers import RankList
@@ -20,6 +22,11 @@ class RoleConfig(Section):
     discrete: bool | None = Field(
         default=None, description="One capture per stage; unset means the top-level `discrete`."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_empty(cls, data: Any) -> Any:
+        return {} if data is None else data
 
     @model_validator(mode="after")
     def _agrees(self) -> "RoleConfig":

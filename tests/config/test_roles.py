@@ -1,6 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.config.section import explain
 from lightning_rlprof.errors import ConfigError
@@ -17,6 +18,11 @@ from lightning_rlprof.errors import ConfigError
 )
 def test_wanted_ranks(role: RoleConfig, wanted: list[int]) -> None:
     assert [rank for rank in range(4) if role.wants_rank(rank)] == wanted
+
+
+def test_an_empty_block_means_its_defaults() -> None:
+    config = ProfilerConfig.build({"steps": [1], "roles": {"actor": None}})
+    assert config.roles == {"actor": RoleConfig()}
 
 
 def test_all_ranks_and_ranks_contradict() -> None:
