@@ -23,6 +23,10 @@ class RlprofError(Exception):
 class ConfigError(RlprofError, ValueError):
     """A configuration is wrong; the text names the dotted key, what is allowed and a near match."""
 
+    def __init__(self, text: str) -> None:
+        # A key may hold a line break.
+        super().__init__(text.replace("\n", "\\n").replace("\r", "\\r"))
+
 
 class TraceError(RlprofError):
     """A run directory or trace file cannot be read; the text names the path and the reason."""

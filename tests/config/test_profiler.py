@@ -109,6 +109,11 @@ def test_an_unknown_key_at_the_top_is_refused() -> None:
     assert said({"trainer": {"max_epochs": 1}}).startswith("trainer is not a key here (allowed:")
 
 
+def test_a_key_with_a_line_break_is_told_in_one_line() -> None:
+    assert said({"ste\nps": [1]}).startswith("ste\\nps is not a key here; did you mean 'steps'?")
+    assert said({"global_profiler": {"a\r\nb": 1}}).startswith("global_profiler.a\\r\\nb is not")
+
+
 def test_verls_defaults_profile_nothing() -> None:
     profiler = {"enable": False, "all_ranks": False, "ranks": [], "tool": None}
     data = {
