@@ -64,6 +64,8 @@ def _loaded(text: str, what: str) -> Any:
     except yaml.YAMLError as error:
         said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
         raise ConfigError(f"{what} is no YAML: {said}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{what} holds brackets or blocks nested too deep to read") from error
     if not _is_small(data):
         raise ConfigError(
             f"{what} holds more than {_MOST:,} values, or holds itself: look at its aliases (*name)"
@@ -181,7 +183,7 @@ def from_environment(
     """The keys that variables set, and for each dotted key its variable.
 
     ``__`` goes one level down, values are YAML: ``RLPROF__STEPS=[1, 3]``. Those of single options
-    of nsys, where every value is text, are taken as they are:
+    of nsys, where every value is text, are taken as they are, but for ``null``:
     ``RLPROF__NSIGHT__WORKER__TRACE=cuda,nvtx``.
 
     Raises:
@@ -196,7 +198,7 @@ def from_environment(
         text = environment[variable]
         origins[".".join(path)] = variable
         is_text = path[0] == "nsight" and len(path) > 2
-        nested: Any = text if is_text else _loaded(text, f"{variable}={text!r}")
+        nested: Any = text if is_text and text != "null" else _loaded(text, f"{variable}={text!r}")
         for key in reversed(path):
             nested = {key: nested}
         values = merge(values, nested)

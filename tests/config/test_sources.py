@@ -54,6 +54,13 @@ def test_a_file_without_a_mapping_is_refused(content: bytes, part: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_null_leaves_an_option_of_nsys_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPROF__NSIGHT__WORKER__KILL", "null")
+    monkeypatch.setenv("RLPROF__NSIGHT__WORKER__TRACE", "none")
+    worker = ProfilerConfig.build(None).nsight.worker
+    assert (worker["kill"], worker["trace"]) == (None, "none")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'.*gone.yaml' cannot be read: .*No such file"):
         read(tmp_path / "gone.yaml")

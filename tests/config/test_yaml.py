@@ -24,6 +24,17 @@ def test_what_holds_itself_is_refused(text: str, tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize("depth", [100, 3000])
+@pytest.mark.parametrize("bracket", ["[", "{a: "])
+def test_what_is_nested_without_end_is_one_line(bracket: str, depth: int, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    close = "]" if bracket == "[" else "}"
+    path.write_text(f"steps: {bracket * depth}{close * depth}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="nested too deep" if depth > 100 else "steps=") as caught:
+        ProfilerConfig.build(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_aliases_that_multiply_are_refused_and_merged_keys_are_not(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     lines = [
