@@ -38,7 +38,8 @@ Every mistake raises `ConfigError` when the configuration is built, never in the
 integrated.stage='actor_updat' is not a stage; did you mean 'actor_update'? Allowed: …
 ```
 
-`-` in a key is read as `_`. References (`${…}`) are resolved when OmegaConf is installed.
+`-` in a key is read as `_`. References (`${…}`) are resolved when OmegaConf is installed;
+`\\${…}` is the text `${…}` itself.
 
 ## When captures are on
 

@@ -1,6 +1,7 @@
 """OmegaConf's mappings, and references ``${…}`` in plain ones, as plain values."""
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from pydantic import BaseModel
 
 from lightning_rlprof.errors import ConfigError
 
-__all__ = ["plain", "resolvable", "resolving"]
+__all__ = ["escaped", "plain", "resolvable", "resolving"]
 
 _MARK = "${"
 
@@ -26,6 +27,21 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | range):
         return [plain(item) for item in value]
     return value
+
+
+def escaped(value: Any) -> Any:
+    r"""A resolved value with each ``${`` in its texts escaped: resolving it again gives it back.
+
+    Example::
+
+        >>> print(escaped(["echo ${HOME}"])[0])
+        echo \${HOME}
+    """
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, Mapping):
+        return {key: escaped(each) for key, each in value.items()}
+    return [escaped(each) for each in value] if isinstance(value, list) else value
 
 
 def resolvable(data: Mapping[str, Any]) -> Mapping[str, Any]:

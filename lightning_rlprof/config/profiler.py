@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
+from lightning_rlprof.config.omega import escaped
 from lightning_rlprof.config.options import Options
 from lightning_rlprof.config.section import explain, near
 from lightning_rlprof.config.sources import (
@@ -61,7 +62,7 @@ class ProfilerConfig(Options):
             base = source.model_dump(exclude_unset=True)
         else:
             base = canonical(read({} if source is None else source), fields, translated)
-        data = lay(base, translated, merge(variables, keywords))
+        data = lay(escaped(base), translated, merge(variables, keywords))
         forget(origins, keywords)
         try:
             return cls.model_validate(data)
@@ -180,8 +181,9 @@ class ProfilerConfig(Options):
         return {"ranks": self.ranks or [], "integrated.profile_ranks": listed}
 
     def dump(self) -> dict[str, Any]:
-        """Every key as JSON holds it; `build` makes an equal configuration of it."""
-        return self.model_dump(mode="json")
+        """Every key as JSON holds it, ``${`` escaped; `build` makes an equal one of it."""
+        dumped: dict[str, Any] = escaped(self.model_dump(mode="json"))
+        return dumped
 
 
 def _listed(names: str | list[str]) -> list[str]:

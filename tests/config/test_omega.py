@@ -1,10 +1,13 @@
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
-from lightning_rlprof.config.omega import plain, resolvable, resolving
+from lightning_rlprof.config.omega import escaped, plain, resolvable, resolving
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.config.roles import RoleConfig
 from lightning_rlprof.errors import ConfigError
 
@@ -36,6 +39,28 @@ def test_a_mapping_without_references_is_itself() -> None:
     assert resolvable(data) is data
     omega: Any = OmegaConf.create({"a": "${b}", "b": 1})
     assert resolvable(omega) is omega
+
+
+COMMAND = ["sh", "-c", r"echo \${HOME} ${role}"]
+
+
+@pytest.mark.parametrize("text", [r"\${a}", r"b\\\${a}", r"\${a} \${b}"])
+def test_what_is_escaped_is_text_once_and_again(text: str) -> None:
+    once = plain(OmegaConf.create({"x": [{"y": text}], "z": 1}))
+    assert "${a}" in once["x"][0]["y"]
+    assert plain(OmegaConf.create(escaped(once))) == once
+
+
+def test_an_escaped_reference_in_any_source_is_text(tmp_path: Path) -> None:
+    data = {"role": "actor", "on_finish": {"command": COMMAND}}
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    config = ProfilerConfig.build(path)
+    assert config.on_finish.command == ["sh", "-c", "echo ${HOME} actor"]
+    assert ProfilerConfig.build(None, **data) == config
+    assert ProfilerConfig.build(OmegaConf.create(data)) == config  # type: ignore[arg-type]
+    assert ProfilerConfig.build(config.dump()) == config
+    assert ProfilerConfig.build(config, role="critic").on_finish == config.on_finish
 
 
 def test_without_omegaconf_references_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
