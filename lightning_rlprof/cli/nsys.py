@@ -44,6 +44,8 @@ _WHY_NONE_BY = {
     "none": "",
 }
 _OWN = {"capture-range": "--capture-range", "force-overwrite": "--force", "output": "-o"}
+# Variables that say which steps are captured.
+_STEPS = ("RLPROF__STEPS", "RLPROF__INTEGRATED__PROFILE_STEP")
 # What goes on to nsys, which hands INT and TERM to the training. It drops the reports when one of
 # them comes twice (measured with 2022.4 and 2023.4).
 _PASSED_ON = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
@@ -155,6 +157,10 @@ def _settings(file: str | None, options: list[str]) -> tuple["ProfilerConfig", "
         worker[key] = value
     added: dict[str, Any] = {"nsight": {"worker": worker}} if worker else {}
     given = ProfilerConfig.build(file, **added)
+    told = file is not None or any(name.startswith(_STEPS) for name in os.environ)
+    if not told and given.nsight.worker.get("capture-range-end") is None:
+        # The training's own code may say which steps are captured, and so how many.
+        added = {"nsight": {"worker": {**worker, "capture-range-end": "repeat"}}}
     return given, ProfilerConfig.build(file, tools=tools(given), **added)
 
 

@@ -35,8 +35,8 @@ def test_it_prints_the_command_runs_it_and_says_what_appeared_and_what_to_type(
     assert argv[-4:] == ["--output=my run", *TRAIN[1:]]
     assert warning.startswith("! a report holds the whole environment of the training and of other")
     assert "`rlprof nsys scrub`" in warning
-    assert wrote == "Wrote my run.nsys-rep"
-    assert following == "Next: rlprof summary 'my run.nsys-rep'"
+    assert wrote == "Wrote my run.1.nsys-rep"
+    assert following == "Next: rlprof summary 'my run.1.nsys-rep'"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_status_of_the_training_is_passed_through(
 ) -> None:
     done, out, _ = rlprof("nsys", "-o", "x", "--", sys.executable, "-c", code)
     assert done == status
-    assert "Wrote x.nsys-rep\n" in out
+    assert "Wrote x.1.nsys-rep\n" in out
 
 
 def test_reports_go_under_the_save_path_with_a_name_of_their_own(
@@ -127,11 +127,11 @@ def test_an_existing_report_is_refused_before_the_training(rlprof: Run, fake: Fa
 
 
 def test_force_replaces_a_report(rlprof: Run, fake: FakeNsys) -> None:
-    Path("x.nsys-rep").write_text("mine")
+    Path("x.1.nsys-rep").write_text("mine")
     _, out, _ = rlprof("nsys", "-o", "x", "--force", *TRAIN)
     assert options(fake)["force-overwrite"] == "true"
-    assert "Wrote x.nsys-rep\n" in out
-    assert Path("x.nsys-rep").read_text() != "mine"
+    assert "Wrote x.1.nsys-rep\n" in out
+    assert Path("x.1.nsys-rep").read_text() != "mine"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_empty_report_is_said_and_not_offered(rlprof: Run, fake: FakeNsys) ->
     fake.tell(report="empty")
     status, out, _ = rlprof("nsys", "-o", "x", *TRAIN)
     assert status == 0
-    assert out.endswith("! x.nsys-rep is empty: nsys was stopped while it wrote\n")
+    assert out.endswith("! x.1.nsys-rep is empty: nsys was stopped while it wrote\n")
 
 
 @pytest.mark.parametrize("opens", ["cudaProfilerApi", "nvtx", "none"])

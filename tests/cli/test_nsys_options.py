@@ -48,6 +48,19 @@ def test_what_opens_captures_follows_from_whether_there_is_a_gpu(
     assert f"--capture-range={other} " in out
 
 
+def test_without_a_file_only_the_code_may_know_how_many_captures_there_are(
+    rlprof: Run, fake: FakeNsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("nsys", "--dry-run")
+    assert "--capture-range-end=repeat " in rlprof(*words, *TRAIN)[1]
+    given = ("--option", "capture-range-end=stop")
+    assert "--capture-range-end=stop " in rlprof(*words, *given, *TRAIN)[1]
+    config = file("steps: [3]")
+    assert "--capture-range-end=stop " in rlprof(*words, "--config", config, *TRAIN)[1]
+    monkeypatch.setenv("RLPROF__STEPS", "[3, 5]")
+    assert "--capture-range-end=repeat:2 " in rlprof(*words, *TRAIN)[1]
+
+
 def test_options_of_nsys_are_laid_over_the_configurations(rlprof: Run, fake: FakeNsys) -> None:
     config = file("nsight: {worker: {trace: 'nvtx,osrt', stats: 'false'}}")
     words = ("--option", "trace=nvtx", "--option", "sample=process-tree")
@@ -83,7 +96,7 @@ def test_what_an_old_nsys_does_not_know_is_left_out_and_said(rlprof: Run, fake: 
     fake.tell(version="2022.4.2.1-df9881f")
     _, out, _ = rlprof("nsys", "-o", "x", "--option", "python-sampling=true", *TRAIN)
     assert "note: left out --python-sampling: nsys 2022.4 does not know it\n" in out
-    assert "Wrote x.nsys-rep\n" in out
+    assert "Wrote x.1.nsys-rep\n" in out
 
 
 def test_a_dry_run_only_prints_and_needs_no_nsys(

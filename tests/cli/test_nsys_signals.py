@@ -56,7 +56,7 @@ def test_a_signal_to_rlprof_alone_reaches_the_training(number: signal.Signals) -
         rest = output.read()
     assert started.wait() == 9
     assert rest.startswith(f"got {number.value}\n")
-    assert "Wrote x.nsys-rep\n" in rest
+    assert "Wrote x.1.nsys-rep\n" in rest
 
 
 def _read(terminal: int, until: bytes = b"") -> bytes:
@@ -90,7 +90,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_training_and_the_report_is_kept() -> N
         seen = _read(terminal)
         assert started.wait() == 9
     assert b"got 2\r\n" in seen
-    assert b"Wrote x.nsys-rep" in seen
+    assert b"Wrote x.1.nsys-rep" in seen
 
 
 def test_what_a_terminal_sends_is_not_passed_on(fake: FakeNsys) -> None:
