@@ -55,6 +55,8 @@ def schema(
     from lightning_rlprof.config.profiler import ProfilerConfig
 
     data = ProfilerConfig.model_json_schema()
+    about = "MindSpeed-RL's name around the same keys."
+    data["properties"]["profiler_config"] = {"$ref": "#", "description": about}
     if output is None:
         put_json(data)
         return

@@ -55,7 +55,8 @@ def _only_a_shell(part: str, given: object) -> PydanticCustomError:
     )
 
 
-_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_LIST = {"type": "array", "items": {"type": "string"}}
+_SCHEMA = {"anyOf": [{"type": "string"}, _LIST, {"type": "null"}]}
 
 Command = Annotated[list[str] | None, BeforeValidator(_words), WithJsonSchema(_SCHEMA)]
 """Words of a program that is started without a shell, from a list or from one line."""

@@ -57,16 +57,22 @@ def _steps(value: Any) -> Any:
     return _listed(value, "steps", 1)
 
 
-RankList = Annotated[list[int], BeforeValidator(_ranks)]
+# What the validators say first, the schema says to editors.
+_UNIQUE: dict[str, Any] = {"uniqueItems": True}
+_Rank = Annotated[int, Field(ge=0)]
+_Step = Annotated[int, Field(ge=1)]
+_Some = Annotated[list[_Rank], Field(min_length=1, json_schema_extra=_UNIQUE)]
+
+RankList = Annotated[list[_Rank], Field(json_schema_extra=_UNIQUE), BeforeValidator(_ranks)]
 """Ranks from 0, none twice; may be empty."""
 
-AllOrRanks = Annotated[Literal["all"] | list[int], BeforeValidator(_all_or_ranks)]
+AllOrRanks = Annotated[Literal["all"] | _Some, BeforeValidator(_all_or_ranks)]
 """``all``, or a list of ranks that is not empty."""
 
-StepNumber = Annotated[int, BeforeValidator(_step), Field(ge=1)]
+StepNumber = Annotated[_Step, BeforeValidator(_step)]
 """A step, counted from 1."""
 
-Steps = Annotated[list[int] | Literal["all"] | None, BeforeValidator(_steps)]
+Steps = Annotated[list[_Step] | Literal["all"] | None, BeforeValidator(_steps)]
 """``all``, or a list of steps from 1; empty means none."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

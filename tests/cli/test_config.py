@@ -97,6 +97,7 @@ def test_a_mistake_is_one_line_with_a_near_match(rlprof: Run, tmp_path: Path) ->
 def test_the_schema_is_json_and_goes_to_a_file(rlprof: Run, tmp_path: Path) -> None:
     printed = json.loads(rlprof("config", "schema")[1])
     assert "integrated" in printed["properties"]
+    assert printed["properties"]["profiler_config"]["$ref"] == "#"
 
     path = tmp_path / "schema.json"
     status, out, _ = rlprof("config", "schema", "-o", path)

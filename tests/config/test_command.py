@@ -89,6 +89,6 @@ def test_what_is_no_command_is_refused(value: Any, part: str) -> None:
     assert part.removeprefix("=") in said(value)
 
 
-def test_editors_are_told_of_both_ways() -> None:
+def test_editors_are_told_of_both_ways_and_of_none() -> None:
     kinds = [choice["type"] for choice in COMMAND.json_schema()["anyOf"]]
-    assert kinds == ["string", "array"]
+    assert kinds == ["string", "array", "null"]

@@ -2,6 +2,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from lightning_rlprof.config.numbers import AllOrRanks, RankList, Steps
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.config.section import explain
 
 RANKS: TypeAdapter[list[int]] = TypeAdapter(RankList)
@@ -76,3 +77,13 @@ def test_steps(value: object) -> None:
 )
 def test_what_is_no_choice_of_steps_is_refused(value: object, part: str) -> None:
     assert said(STEPS, value) == part
+
+
+def test_editors_are_told_the_same_limits() -> None:
+    schema = ProfilerConfig.model_json_schema()
+    steps, ranks = (schema["properties"][name]["anyOf"][0] for name in ("steps", "ranks"))
+    assert (steps["items"]["minimum"], ranks["items"]["minimum"]) == (1, 0)
+    block = schema["$defs"]["IntegratedConfig"]["properties"]
+    assert block["profile_step_start"]["minimum"] == block["profile_step_end"]["minimum"] == 1
+    listed = next(each for each in block["profile_ranks"]["anyOf"] if each.get("type") == "array")
+    assert (listed["minItems"], listed["uniqueItems"]) == (1, True)

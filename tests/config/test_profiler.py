@@ -188,7 +188,7 @@ def test_the_schema_for_editors_holds_the_blocks_of_single_tools() -> None:
     levels = blocks["MemoryConfig"]["properties"]["level"]["anyOf"][0]["enum"]
     assert levels == ["counters", "timeline", "snapshot"]
     command = blocks["FinishConfig"]["properties"]["command"]["anyOf"]
-    assert [choice["type"] for choice in command] == ["string", "array"]
+    assert [choice["type"] for choice in command] == ["string", "array", "null"]
     assert blocks["TorchProfilerConfig"]["additionalProperties"] is False
 
 
