@@ -2,8 +2,9 @@
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from typing import Any
 
 from pydantic import BaseModel
@@ -44,13 +45,17 @@ def escaped(value: Any) -> Any:
     return [escaped(each) for each in value] if isinstance(value, list) else value
 
 
-def resolvable(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def resolvable(data: Mapping[str, Any], looked_at: Collection[str]) -> Mapping[str, Any]:
     """The mapping itself, or one of OmegaConf where it holds ``${…}`` as text.
+
+    Args:
+        data: The mapping.
+        looked_at: Its keys that matter; references below others do not.
 
     Raises:
         ConfigError: OmegaConf is needed and not installed.
     """
-    if _is_omega(data) or _MARK not in repr(data):
+    if _is_omega(data) or _MARK not in repr({k: data[k] for k in data if k in looked_at}):
         return data
     try:
         omega = importlib.import_module("omegaconf")
@@ -58,8 +63,17 @@ def resolvable(data: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError(
             "the configuration refers to other keys by ${…}: pip install omegaconf, or write values"
         ) from error
-    created: Mapping[str, Any] = omega.OmegaConf.create(plain(data))
+    created: Mapping[str, Any] = omega.OmegaConf.create(_supported(plain(data)))
     return created
+
+
+def _supported(value: Any) -> Any:
+    """The same with dates as texts, as OmegaConf itself reads them from YAML."""
+    if isinstance(value, dict):
+        return {key: _supported(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_supported(each) for each in value]
+    return str(value) if isinstance(value, date) else value
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import yaml
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.omega import plain, resolvable, resolving
 from lightning_rlprof.config.section import near, near_match
+from lightning_rlprof.config.spellings import ROLES
 from lightning_rlprof.config.verl import Translation, translate
 from lightning_rlprof.errors import ConfigError
 
@@ -32,6 +33,9 @@ _MOST = 10_000  # a training's whole file has some hundreds of values
 _WINDOW = ("profile_step_start", "profile_step_end")
 _ABSENT = object()
 _HOMES = ("global_profiler", _WRAPPER)
+# In the file of a whole training, and what makes it one.
+_LOOKED_AT = {*_HOMES, "trainer", "profiler", *(place.partition(".")[0] for place in ROLES)}
+_WHOLE = _LOOKED_AT - {""}
 
 
 def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
@@ -116,7 +120,7 @@ def canonical(
         ConfigError: A misspelled or unsupported key, a reference that cannot be resolved.
     """
     with resolving():
-        data = resolvable(data)
+        data = resolvable(data, {*fields, *_LOOKED_AT} if _WHOLE & {*data} else data)
         translation = translate(data)
         if translation is None and _WRAPPER not in data:
             return {str(key): plain(data[key]) for key in data}

@@ -30,15 +30,33 @@ def test_other_values_stay(value: object) -> None:
 
 
 def test_references_in_a_plain_mapping_are_resolved() -> None:
-    data = resolvable({"a": {"b": "${oc.select:c,7}"}, "c": 3})
+    data = resolvable({"a": {"b": "${oc.select:c,7}"}, "c": 3}, {"a"})
     assert plain(data["a"]) == {"b": 3}
 
 
 def test_a_mapping_without_references_is_itself() -> None:
     data = {"a": 1}
-    assert resolvable(data) is data
+    assert resolvable(data, data) is data
     omega: Any = OmegaConf.create({"a": "${b}", "b": 1})
-    assert resolvable(omega) is omega
+    assert resolvable(omega, omega) is omega
+
+
+@pytest.mark.parametrize("text", ["a ${ b", "${root}/x", "${missing:1}"])
+def test_references_where_nothing_is_looked_at_are_left_alone(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib, "import_module", None)  # nor is OmegaConf needed for them
+    for block in ({"profiler_config": {"steps": [2]}}, {"trainer": {"profile_steps": [2]}}):
+        assert ProfilerConfig.build({"data": {"template": text}, **block}).steps == [2]
+
+
+def test_a_date_beside_a_reference_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "trainer: {name: 2025-01-01, dir: runs, more: [2025-01-02 03:04:05]}\n"
+        "profiler_config: {integrated: {profile_save_path: '${trainer.dir}/${trainer.name}'}}\n"
+    )
+    assert ProfilerConfig.build(path).integrated.profile_save_path == "runs/2025-01-01"
 
 
 COMMAND = ["sh", "-c", r"echo \${HOME} ${role}"]
@@ -69,7 +87,7 @@ def test_without_omegaconf_references_are_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(ConfigError, match=r"refers to other keys by .* pip install omegaconf"):
-        resolvable({"a": "${b}"})
+        resolvable({"a": "${b}"}, {"a"})
 
 
 @pytest.mark.parametrize("value", ["${nowhere}", "???"])
