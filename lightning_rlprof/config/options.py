@@ -254,8 +254,11 @@ class Options(Section):
         return ""
 
     def _shared_role(self) -> RoleConfig | None:
-        """The role block that holds in this process; None where roles are not told apart."""
-        if not self.roles:
+        """The role block that holds in this process; None where roles are not told apart.
+
+        Nor are they where captures are off: roles that could not share one then need not.
+        """
+        if not self.roles or self.integrated.profile is False or self._nothing():
             return None
         own = {
             name: role

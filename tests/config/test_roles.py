@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -65,3 +67,15 @@ def test_a_role_that_is_off_has_no_say_about_discrete() -> None:
     off = RoleConfig(enable=False, discrete=True)
     assert off.union(RoleConfig(discrete=False)).discrete is False
     assert RoleConfig(discrete=False).union(off).discrete is False
+
+
+@pytest.mark.parametrize(
+    "off", [{"integrated": {"profile": False}}, {"steps": []}, {"steps": [1], "tools": []}]
+)
+def test_roles_that_cannot_share_a_capture_may_be_off(off: dict[str, Any]) -> None:
+    roles = {"actor": {"discrete": False}, "rollout": {"discrete": True}}
+    config = ProfilerConfig.build({"roles": roles, **off})
+    assert not config.captures
+    assert not config.wants_rank(0)
+    with pytest.raises(ConfigError, match="discrete=False and discrete=True share"):
+        ProfilerConfig.build({"roles": roles, "steps": [1]})
