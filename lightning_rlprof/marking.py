@@ -117,7 +117,7 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
         ...     return 3.0
     """
     if into is not None:
-        return Timed(Marker(name, "stage", nodes.counters_of(counters) or None), into)
+        return Timed(Marker(name, "stage", nodes.counters_of(counters) or None), name, into)
     if counters:
         return Marker(name, "stage", nodes.counters_of(counters))
     try:

@@ -1,33 +1,17 @@
 """A marker that also adds up the seconds that its caller wants to have, recording or not."""
 
 from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lightning_rlprof.calls import within
 
-__all__ = ["Marks", "Timed"]
+__all__ = ["Timed"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Marks(Protocol):
-    """What a marker offers here."""
-
-    name: str
-
-    def __enter__(self) -> None:
-        """Begin the span."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the span."""
 
 
 _timed: ContextVar[Any] = ContextVar("rlprof_timed", default=None)
@@ -36,10 +20,12 @@ _timed: ContextVar[Any] = ContextVar("rlprof_timed", default=None)
 class Timed:
     """A marker that also adds up seconds; made by ``stage(name, into=timings)``."""
 
-    __slots__ = ("_into", "_marker")
+    __slots__ = ("_into", "_marker", "_name")
 
-    def __init__(self, marker: Marks, into: MutableMapping[str, float]) -> None:
-        self._marker, self._into = marker, into
+    def __init__(
+        self, marker: AbstractContextManager[None], name: str, into: MutableMapping[str, float]
+    ) -> None:
+        self._marker, self._name, self._into = marker, name, into
 
     def __enter__(self) -> None:
         self._marker.__enter__()
@@ -57,8 +43,7 @@ class Timed:
             entry = entry[2]
         if entry is not None:
             _timed.set(entry[2])
-            name = self._marker.name
-            self._into[name] = self._into.get(name, 0.0) + now - entry[1]
+            self._into[self._name] = self._into.get(self._name, 0.0) + now - entry[1]
         self._marker.__exit__(kind, error, trace)
 
     def __call__(self, function: F) -> F:

@@ -139,8 +139,7 @@ class TraceWriter:
         run.mkdir(parents=True, exist_ok=True)
         self.path = run / f"rank-{header.rank:05d}{_SUFFIX}"
         # O_EXCL: two jobs that were given one directory must fail here, not mix their lines.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._file = os.open(self.path, flags, 0o644)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         self._torn = False
         self._encode = msgspec.json.Encoder().encode_lines
         self.write([msgspec.Raw(msgspec.json.encode(header))])
@@ -150,10 +149,11 @@ class TraceWriter:
         try:
             data = self._encode(lines)
         except (TypeError, ValueError, OverflowError):
-            for line in lines:
+            plain = [[_plain(item) for item in line] for line in lines]
+            for line, own in zip(lines, plain, strict=True):
                 if isinstance(line, list):
-                    line[:] = map(_plain, line)  # a counter's tensor is not held any longer
-            data = self._encode([[_plain(item) for item in line] for line in lines])
+                    line[:] = own  # a counter's tensor is not held any longer
+            data = self._encode(plain)
         if self._torn:  # a failure may have left half a line, which must not swallow the next one
             data = b"\n" + data
         self._torn = True

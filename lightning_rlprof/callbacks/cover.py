@@ -24,10 +24,9 @@ class Cover:
     def __init__(self, owner: Any, name: str, mine: Callable[..., Any]) -> None:
         self._own, self._name = vars(owner), name
         self._before = self._own.get(name, _ABSENT)
-        self._mine = self._own[name] = _Covering(mine)
-        # By its name it is found in the class: a copy has nothing of its own yet when it is asked.
-        ours = self._before is _ABSENT
-        self._mine.stands_for = (getattr, (owner, name)) if ours else (_same, (self._before,))
+        self._mine = _Covering(mine)
+        self._mine.covers = getattr(owner, name)
+        self._own[name] = self._mine
 
     def remove(self) -> None:
         """Uncover the method, unless somebody has covered it since."""
@@ -40,13 +39,13 @@ class Cover:
 
 
 class _Covering(partial[Any]):
-    """Calls ours without a Python frame, and is what it stands for wherever it is copied."""
+    """Calls ours without a Python frame; its copy is one of the method that it covers."""
 
-    stands_for: tuple[Callable[..., Any], tuple[Any, ...]]
+    covers: Callable[..., Any]
 
     def __reduce__(self) -> Any:
-        return self.stands_for
+        return _itself, (self.covers,)
 
 
-def _same(before: Any) -> Any:
-    return before
+def _itself(copied: Any) -> Any:
+    return copied

@@ -198,9 +198,9 @@ class ProfilerCallback(Callback):
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the first step, so that a rollout in the data loader belongs to it."""
-        session = self._session
+        session = self._recording(trainer)
         # Tuners run the loop without its callbacks, and their batches are no steps.
-        if session is not None and self._trainer is trainer and self in trainer.callbacks:
+        if session is not None and self in trainer.callbacks:
             # Of the batch before this one, counted from 0; right after a resume, too.
             step = trainer.fit_loop.epoch_loop.total_batch_idx + 2
             if session.step != step:
@@ -209,8 +209,8 @@ class ProfilerCallback(Callback):
     @guarded
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave the step that no batch came for."""
-        if self._session is not None and self._trainer is trainer:
-            self._session.abandon_step(interrupted=False)
+        if (session := self._recording(trainer)) is not None:
+            session.abandon_step(interrupted=False)
 
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -242,13 +242,17 @@ class ProfilerCallback(Callback):
         self._end("sanity_check" if trainer.sanity_checking else "validation", trainer)
 
     def _begin(self, name: str, trainer: Any) -> None:
-        if self._session is not None and self._trainer is trainer:
-            self._starts[name] = self._session.clock()
+        if (session := self._recording(trainer)) is not None:
+            self._starts[name] = session.clock()
 
     def _end(self, name: str, trainer: Any, kind: Kind = "region") -> None:
-        start = self._starts.pop(name, None) if self._trainer is trainer else None
-        if self._session is not None and start is not None:
-            self._session.record(Marker(name, kind), start, self._session.clock())
+        session = self._recording(trainer)
+        if session is not None and (start := self._starts.pop(name, None)) is not None:
+            session.record(Marker(name, kind), start, session.clock())
+
+    def _recording(self, trainer: Any) -> Session | None:
+        """Return the session of this Trainer's fit, not that of a fit around it."""
+        return self._session if self._trainer is trainer else None
 
 
 def _trains(trainer: Any) -> bool:

@@ -34,8 +34,8 @@ _WINDOW = ("profile_step_start", "profile_step_end")
 _ABSENT = object()
 _HOMES = ("global_profiler", _WRAPPER)
 # In the file of a whole training, and what makes it one.
-_LOOKED_AT = {*_HOMES, "trainer", "profiler", *(place.partition(".")[0] for place in ROLES)}
-_WHOLE = _LOOKED_AT - {""}
+_LOOKED_AT = {*_HOMES, "trainer", "profiler"}
+_LOOKED_AT |= {place.partition(".")[0] for place in ROLES if place}
 
 
 def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
@@ -120,7 +120,7 @@ def canonical(
         ConfigError: A misspelled or unsupported key, a reference that cannot be resolved.
     """
     with resolving():
-        data = resolvable(data, {*fields, *_LOOKED_AT} if _WHOLE & {*data} else data)
+        data = resolvable(data, {*fields, *_LOOKED_AT} if _LOOKED_AT & {*data} else data)
         translation = translate(data)
         if translation is None and _WRAPPER not in data:
             return {str(key): plain(data[key]) for key in data}

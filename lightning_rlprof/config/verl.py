@@ -49,13 +49,13 @@ def translate(data: Mapping[str, Any]) -> Translation | None:
         ConfigError: An unknown key or tool, a feature that is not supported yet, two spellings that
             disagree.
     """
-    every = find(data)
-    if not every:
+    if not (every := find(data)):
         return None
     found = [item for item in every if not item.wrong]
     common = [item for item in found if item.place is None]
     roles = by_role(found)
-    blocks = [items for items in roles.values() if _enabled(items)] if roles else [common]
+    enabled = [name for name, items in roles.items() if _enabled(items)]
+    blocks = [roles[name] for name in enabled] if roles else [common]
     tool = _selected_tool(common, blocks) if _named(found) else _old_tool(found, device(data))
     refuse_unknown(every, tool)
     shared, own = Translation(), Translation()
@@ -63,7 +63,7 @@ def translate(data: Mapping[str, Any]) -> Translation | None:
         _apply(item, tool, shared)
     for name, items in roles.items():
         _apply_role(name, items, tool, own)
-        if _enabled(items):
+        if name in enabled:
             _apply_block(items, common, tool, own)
     out = Translation(shared.values | own.values, shared.origins | own.origins)
     _choose_tool(found, tool, out)
