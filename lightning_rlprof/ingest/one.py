@@ -102,8 +102,9 @@ def ingest_one(path: str) -> Outcome:
     try:
         kept = keep(Path(path))
         files = [kept.cache.file(name) for name in kept.cache.tables]
-        rows = row_count([file for file in files if file.is_file()])
-        written = sum(file.stat().st_size for file in kept.cache.folder.iterdir())
+        rows = row_count(file for file in files if file.exists())
+        made = filter(Path.is_file, kept.cache.folder.rglob("*"))
+        written = sum(file.stat().st_size for file in made)
         ranks, read = _ranks(kept.cache), _size(Path(path))
     except TraceError as error:
         return lost(path, str(error), time.perf_counter() - start)

@@ -68,11 +68,11 @@ class Cache:
     tables: tuple[str, ...]
 
     def file(self, name: str) -> Path:
-        """Return where a table lies, or would lie."""
+        """Return where a table lies, or would lie: a file, or a folder of files."""
         return self.folder / f"{name}.parquet"
 
     def has(self, name: str) -> bool:
-        """Tell whether a table's file is there and whole."""
+        """Tell whether a table is there and whole."""
         return is_whole(self.file(name))
 
     def facts(self) -> dict[str, Any] | None:
@@ -94,9 +94,26 @@ class Cache:
         part = self.folder / f".{name}-{uuid.uuid4().hex}.part"
         try:
             write_table(table, name, part)
-            part.replace(self.file(name))
+            _put(part, self.file(name))
         finally:
-            part.unlink(missing_ok=True)
+            _remove(part)
+
+
+def _put(new: Path, place: Path) -> None:
+    """Give a new table its name, in place of a broken one, unless another process was first."""
+    try:
+        new.replace(place)
+    except OSError:  # a folder never takes the place of another one
+        if not is_whole(place):
+            _remove(place)
+            new.replace(place)
+
+
+def _remove(table: Path) -> None:
+    if table.is_dir() and not table.is_symlink():
+        shutil.rmtree(table, ignore_errors=True)
+    else:
+        table.unlink(missing_ok=True)
 
 
 def sources(path: Path) -> Sources:

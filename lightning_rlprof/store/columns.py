@@ -1,7 +1,7 @@
 """Tables given to DuckDB as they lie in memory: numbers uncopied, each text once."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,16 +15,14 @@ __all__ = [
     "HIDDEN",
     "VISIBLE",
     "Texts",
+    "Told",
     "attach",
     "code_name",
     "given",
-    "numbers_of",
     "occurring",
     "quoted",
-    "selected",
     "sql_name",
-    "texts_in",
-    "with_nulls",
+    "sql_type",
 ]
 
 VISIBLE = "COLUMNS('^[^ ]+$')"
@@ -67,8 +65,22 @@ def occurring(codes: Any, texts: Sequence[Any]) -> Any:
     return np.bincount(codes[codes >= 0], minlength=len(texts)) > 0
 
 
-Texts = Mapping[int, tuple[Sequence[Any], Any]]
-"""Of each column of texts, by its place: the texts, and which of them occur."""
+class Told(NamedTuple):
+    """The texts of a column.
+
+    Attributes:
+        texts: By their code.
+        there: Whether each occurs.
+        number: Of each that occurs, or did in rows before these, from 0; -1 of others.
+    """
+
+    texts: Sequence[Any]
+    there: Any
+    number: Any
+
+
+Texts = Mapping[int, Told]
+"""Of each column of texts, by its place."""
 
 
 def attach(connection: "DuckDBPyConnection", table: Table) -> None:
@@ -78,7 +90,11 @@ def attach(connection: "DuckDBPyConnection", table: Table) -> None:
 
 
 def given(
-    connection: "DuckDBPyConnection", table: Table, *, codes: bool = False
+    connection: "DuckDBPyConnection",
+    table: Table,
+    *,
+    codes: bool = False,
+    before: Texts | None = None,
 ) -> tuple[str, list[Any], Texts]:
     """Give a table to DuckDB; the connection keeps the arrays alive.
 
@@ -87,20 +103,21 @@ def given(
     Args:
         connection: To a database in memory.
         table: With columns.
-        codes: Add the codes of each column of texts; see `selected`.
+        codes: Add the number of each text, from 0 in each column; -1 where there is none.
+        before: Texts of earlier rows of the same table, whose numbers stay.
 
     Returns:
         What selects the table, its columns, and their texts.
     """
     columns = columns_of(table)
-    texts, numbers = texts_in(columns), numbers_of(columns)
+    texts, numbers = _texts_in(columns, before), _numbers_of(columns)
     data = f"{table.name} numbers"
     connection.register(data, numbers)
-    source = with_nulls(numbers, data)
-    return selected(connection, table, columns, texts, source, codes=codes), columns, texts
+    source = _with_nulls(numbers, data)
+    return _selected(connection, table, columns, texts, source, codes=codes), columns, texts
 
 
-def numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
+def _numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
     """Return columns as numbers alone: ``c0`` or its codes, and ``m0`` where some are not known."""
     numbers: dict[str, Any] = {}
     for at, cells in enumerate(columns):
@@ -113,8 +130,8 @@ def numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
     return numbers
 
 
-def with_nulls(numbers: Mapping[str, Any], source: str) -> str:
-    """Return what `numbers_of` returns, under a name of SQL, as one column each, with NULLs."""
+def _with_nulls(numbers: Mapping[str, Any], source: str) -> str:
+    """Return what `_numbers_of` returns, under a name of SQL, as one column each, with NULLs."""
     picks = [
         f"CASE WHEN m{name[1:]} THEN NULL ELSE {name} END AS {name}"
         if f"m{name[1:]}" in numbers
@@ -125,53 +142,49 @@ def with_nulls(numbers: Mapping[str, Any], source: str) -> str:
     return f"(SELECT {', '.join(picks)} FROM {quoted(source)})"
 
 
-def texts_in(columns: Sequence[Any], before: Texts | None = None) -> Texts:
-    """Return the texts of columns, those that occurred before in the same columns among them."""
+def _texts_in(columns: Sequence[Any], before: Texts | None) -> Texts:
     found = {}
     for at, cells in enumerate(columns):
         if isinstance(cells, tuple):
             there = occurring(*cells)
-            found[at] = cells[1], there | before[at][1] if before else there
+            number = before[at].number if before else np.full(len(there), -1, np.int32)
+            new = np.flatnonzero(there & (number < 0))
+            number[new] = np.arange(len(new)) + number.max(initial=-1) + 1
+            found[at] = Told(cells[1], there, number)
     return found
 
 
-def selected(
+def _selected(
     connection: "DuckDBPyConnection",
     table: Table,
     columns: Sequence[Any],
     texts: Texts,
     source: str,
     *,
-    codes: bool = False,
+    codes: bool,
 ) -> str:
-    """Return what selects a table whose numbers are in a ``source`` of SQL, as of `with_nulls`.
-
-    ``columns`` are those of the table or of a part of it. ``codes`` adds the code of each text,
-    those that occur numbered from 0.
-    """
+    """Return what selects a table whose numbers are in a ``source`` of SQL."""
     picks, joins = [], []
     for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True)):
         own = f"d.c{at}"
         if at in texts:
             room, own = f"{table.name} texts {at}", f"t{at}.text"
-            _register(connection, room, *texts[at])
+            _register(connection, room, texts[at])
             joins.append(f"LEFT JOIN {quoted(room)} t{at} ON d.c{at} = t{at}.code")
-        picks.append(f"CAST({own} AS {_type(column, cells)}) AS {quoted(sql_name(column))}")
+        picks.append(f"CAST({own} AS {sql_type(column, cells)}) AS {quoted(sql_name(column))}")
     if codes:
-        picks += [f"COALESCE(t{at}.place, -1) AS {quoted(code_name(at))}" for at in texts]
+        picks += [f"COALESCE(t{at}.number, -1) AS {quoted(code_name(at))}" for at in texts]
     return f"SELECT {', '.join(picks)} FROM {source} d {' '.join(joins)}"
 
 
-def _register(
-    connection: "DuckDBPyConnection", name: str, texts: Sequence[Any], there: Any
-) -> None:
-    code = np.flatnonzero(there)
-    values = np.array([_clean(texts[at]) for at in code.tolist()], dtype=object)
-    place = np.arange(len(code), dtype=np.int32)
-    connection.register(name, {"code": code, "place": place, "text": values})
+def _register(connection: "DuckDBPyConnection", name: str, told: Told) -> None:
+    code = np.flatnonzero(told.there)
+    values = np.array([_clean(told.texts[at]) for at in code.tolist()], dtype=object)
+    connection.register(name, {"code": code, "number": told.number[code], "text": values})
 
 
-def _type(column: Column, cells: Any) -> str:
+def sql_type(column: Column, cells: Any) -> str:
+    """Return the type in SQL of a column that holds such cells."""
     if isinstance(cells, tuple) or column.kind == "text":
         return "VARCHAR"
     if column.kind in ("share", "ratio", "number") or (len(cells) and cells.dtype.kind == "f"):

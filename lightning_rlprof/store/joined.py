@@ -11,7 +11,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.cache import Cache
 from lightning_rlprof.store.columns import quoted, sql_name
 from lightning_rlprof.store.duck import reader
-from lightning_rlprof.store.parquet import About
+from lightning_rlprof.store.parquet import About, files_of, source_of
 from lightning_rlprof.store.query import text_literal
 from lightning_rlprof.table import Column
 
@@ -66,11 +66,10 @@ class JoinedTable(NamedTuple):
         }
         parts = f"{self.name} parts"
         connection.register(parts, about)
-        listed = ", ".join(map(text_literal, self.files))
         options = f"union_by_name = true, filename = {text_literal(_FILE)}"
         connection.execute(
             f"CREATE TEMP VIEW {quoted(self.name)} AS SELECT {', '.join(self._picks())} "
-            f"FROM read_parquet([{listed}], {options}) d "
+            f"FROM read_parquet({source_of(self.files)}, {options}) d "
             f"JOIN {quoted(parts)} p ON d.{quoted(_FILE)} = p.file"
         )
 
@@ -92,12 +91,12 @@ def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
     Raises:
         TraceError: A file cannot be read.
     """
-    there = {str(part.cache.file(name)): part for part in parts if part.cache.has(name)}
-    abouts = _abouts([*map(Path, there)]) if there else {}
-    told = {file: about for file, about in abouts.items() if about["abstained"] is None}
+    there = {part.cache.file(name): part for part in parts if part.cache.has(name)}
+    abouts = _abouts([*there]) if there else {}
+    told = {path: about for path, about in abouts.items() if about["abstained"] is None}
     remarks: dict[str, None] = {}
-    for file, about in abouts.items():
-        text, rank = about["abstained"] or about["note"], there[file].rank
+    for path, about in abouts.items():
+        text, rank = about["abstained"] or about["note"], there[path].rank
         if text:
             remarks[text if rank is None else f"rank {rank}: {text}"] = None
     note = "; ".join([*remarks][:_FEW])
@@ -109,19 +108,21 @@ def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
         for about in told.values()
         for each in about["columns"]
     )
-    return JoinedTable(name, [*map(Path, told)], [*columns], [there[file] for file in told], note)
+    files = {file: there[path] for path in told for file in files_of(path)}
+    return JoinedTable(name, [*files], [*columns], [*files.values()], note)
 
 
-def _abouts(files: Sequence[Path]) -> dict[str, About]:
-    """Return what each file tells beside its rows, in the order given."""
+def _abouts(paths: Sequence[Path]) -> dict[Path, About]:
+    """Return what each table tells beside its rows, in the order given."""
     import duckdb
 
-    listed = ", ".join(map(text_literal, files))
-    query = f"SELECT file_name, value FROM parquet_kv_metadata([{listed}]) WHERE key = 'rlprof'"
+    last = {path: files_of(path)[-1] for path in paths}
+    source = source_of(last.values())
+    query = f"SELECT file_name, value FROM parquet_kv_metadata({source}) WHERE key = 'rlprof'"
     try:
         with reader() as connection:
             found: dict[str, Any] = dict(connection.execute(query).fetchall())
-        return {str(file): json.loads(found[str(file)]) for file in files}
+        return {path: json.loads(found[str(file)]) for path, file in last.items()}
     except (duckdb.Error, ValueError, KeyError) as error:
         text = " ".join(str(error).split())
         raise TraceError(f"a table cannot be read ({text}); ingest makes it anew") from error

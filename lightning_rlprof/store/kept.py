@@ -1,4 +1,4 @@
-"""A table's file as the table that was written; a column is read when it is asked for."""
+"""A table's files as the table that was written; a column is read when it is asked for."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,8 +9,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.columns import code_name, quoted, sql_name
 from lightning_rlprof.store.duck import reader
-from lightning_rlprof.store.parquet import About, read_about
-from lightning_rlprof.store.query import text_literal
+from lightning_rlprof.store.parquet import About, read_about, source_of
 from lightning_rlprof.table import Cell, Column, ColumnRows, Table
 
 __all__ = ["KeptRows", "kept_table"]
@@ -25,7 +24,7 @@ def kept_table(path: Path, name: str) -> Table:
     as not known. Texts are codes, as in the tables of loaders.
 
     Raises:
-        TraceError: The file cannot be read; deleting it is safe.
+        TraceError: It cannot be read; deleting it is safe.
     """
     about = read_about(path)
     if about is None:
@@ -36,7 +35,7 @@ def kept_table(path: Path, name: str) -> Table:
 
 
 class KeptRows(ColumnRows):
-    """Rows of a file; a column is read when it is asked for, and then kept."""
+    """Rows of a table's files; a column is read when it is asked for, and then kept."""
 
     columns: "_File"  # type: ignore[assignment]
 
@@ -52,10 +51,10 @@ class KeptRows(ColumnRows):
 
 
 class _File(Sequence[Any]):
-    """Columns of one file as `ColumnRows` takes them: arrays, and codes with their texts."""
+    """Columns of a table's files as `ColumnRows` takes them: arrays, and codes with their texts."""
 
     def __init__(self, path: Path, about: About, columns: Sequence[Column]) -> None:
-        self._path = path
+        self._path, self._source = path, source_of([path])
         self._about = about["columns"]
         self._names = [
             sql_name(column) if about["texts"] is None else code_name(at)
@@ -105,12 +104,12 @@ class _File(Sequence[Any]):
 
     def _fetch(self, columns: Sequence[int], limit: str) -> dict[int, Any]:
         picks = ", ".join(f"{quoted(self._names[at])} AS c{at}" for at in columns)
-        found = self._ask(f"SELECT {picks} FROM read_parquet({text_literal(self._path)}){limit}")
+        found = self._ask(f"SELECT {picks} FROM read_parquet({self._source}){limit}")
         return {at: found[f"c{at}"] for at in columns}
 
     def _rows(self) -> int:
-        source = f"parquet_file_metadata({text_literal(self._path)})"
-        return int(self._ask(f"SELECT num_rows AS n FROM {source}")["n"][0])
+        source = f"parquet_file_metadata({self._source})"
+        return int(self._ask(f"SELECT sum(num_rows)::BIGINT AS n FROM {source}")["n"][0])
 
     def _ask(self, query: str) -> dict[str, Any]:
         import duckdb

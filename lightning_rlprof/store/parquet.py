@@ -1,36 +1,31 @@
-"""One table as one Parquet file, which also holds what SQL does not need to be the same table."""
+"""One table as Parquet, a file or a folder of files, and what it says beside its rows."""
 
 import json
 import os
-from collections.abc import Sequence
-from itertools import compress
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.columns import (
-    Texts,
-    given,
-    numbers_of,
-    selected,
-    texts_in,
-    with_nulls,
-)
+from lightning_rlprof.store.columns import Texts, given, sql_type
 from lightning_rlprof.store.duck import reader, writer, writer_alone
 from lightning_rlprof.store.query import text_literal
 from lightning_rlprof.table import PartRows, Table
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
 
 __all__ = [
     "AT_ONCE",
     "STAMP_NS",
     "About",
+    "files_of",
     "is_whole",
     "read_about",
     "reads",
     "row_count",
+    "source_of",
     "write_table",
 ]
 
@@ -41,22 +36,25 @@ About = dict[str, Any]
 """What a file tells beside its rows: ``note``, ``abstained``, and of each of the ``columns``
 ``name``, ``kind``, ``unit``, ``type`` (of an array) and ``texts`` (that its codes stand for)."""
 
+AT_ONCE = 65_536
+"""Rows of `PartRows` that are in memory at a time; a table of more is a folder of files."""
+
 _MAGIC = b"PAR1"
 
-AT_ONCE = 160_000
-"""Rows of a table that are written in one go, all in memory; of larger `PartRows` some at a time,
-which takes twice as long."""
-
-# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written. So are
-# dictionaries: it begins one for every column, up to a fifth of a group, and drops most of them.
-_FORM = "FORMAT parquet, USE_TMP_FILE false, DICTIONARY_SIZE_LIMIT 256, ROW_GROUP_SIZE"
-_GROUP, _PART = 1 << 13, 1 << 14
+# Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written, and it
+# keeps 1 kB and more of each column of each group until the file ends. Dictionaries are small, too:
+# it begins one for every column, up to a fifth of a group, and drops most of them.
+_FORM = (
+    "FORMAT parquet, COMPRESSION snappy, USE_TMP_FILE false, DICTIONARY_SIZE_LIMIT 256, "
+    "ROW_GROUP_SIZE 8192"
+)
 
 
 def write_table(table: Table, name: str, path: Path) -> None:
     """Write a table, its bytes on the disk when this returns; the same table is the same bytes.
 
-    Of `PartRows` one part at a time is in memory; their numbers are files beside it meanwhile.
+    Of `PartRows` a part at a time is in memory. More than `AT_ONCE` of them become a folder of
+    files: memory is the same for any number of rows.
 
     Raises:
         OSError: The disk does not take it.
@@ -65,10 +63,10 @@ def write_table(table: Table, name: str, path: Path) -> None:
     import duckdb
 
     try:
-        _write(table, path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        os.utime(path, ns=(STAMP_NS, STAMP_NS))
+        if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
+            _write_parts(table, table.rows, path)
+        else:
+            _write(table, path)
     except duckdb.IOException as error:
         raise OSError(None, " ".join(str(error).split()), str(path)) from error
     except duckdb.Error as error:
@@ -76,128 +74,110 @@ def write_table(table: Table, name: str, path: Path) -> None:
         raise TraceError(f"table {name} cannot be brought into columns ({text})") from error
 
 
-def _write(table: Table, path: Path) -> None:
-    if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
-        _write_in_parts(table, table.rows, path)
-        return
-    with writer() as connection:
-        select, columns, texts = given(connection, table, codes=True)
-        _copy(connection, select, path, _form(_GROUP, _about(table, columns, texts)))
-
-
-def _write_in_parts(table: Table, rows: PartRows, path: Path) -> None:
-    pieces: list[Path] = []
-    try:
-        with writer_alone() as connection:
-            columns, texts, alike = _put_pieces(connection, rows, path, pieces)
-        listed = ", ".join(map(text_literal, pieces))
-        # To find one type for all, DuckDB opens every piece at once.
-        source = f"read_parquet([{listed}], union_by_name = {not alike})"
-        with writer_alone() as connection:
-            select = selected(connection, table, columns, texts, source, codes=True)
-            form = _form(_group_of(len(rows)), _about(table, columns, texts))
-            _copy(connection, select, path, form)
-    finally:
-        for piece in pieces:
-            piece.unlink(missing_ok=True)
-
-
-def _group_of(rows: int) -> int:
-    """Return how many rows a group of a large table has, so that both take little memory.
-
-    What is written at a time takes about 20 bytes a value, what is known of each column of each
-    group about 1 kB until all are written: together least where the groups grow with the square
-    root of the rows.
-
-    Example::
-
-        >>> [_group_of(rows) for rows in (10**6, 4 * 10**6, 16 * 10**6)]
-        [16384, 16384, 32768]
-    """
-    return max(1 << (rows.bit_length() + 6) // 2, _PART)
-
-
-def _form(group: int, about: About) -> str:
-    told = text_literal(json.dumps(about))
-    return f"COMPRESSION snappy, {_FORM} {group}, KV_METADATA {{rlprof: {told}}}"
-
-
-def _put_pieces(
-    connection: "DuckDBPyConnection", rows: PartRows, path: Path, pieces: list[Path]
-) -> tuple[list[Any], Texts, bool]:
-    """Write the numbers of each part to a file of its own.
-
-    Returns:
-        The last columns and all texts, for `selected`, and whether all files have the same types.
-    """
-    columns: list[Any] = []
+def _write_parts(table: Table, rows: PartRows, path: Path) -> None:
+    path.mkdir()
+    files = [path / name for name in _names(-(-len(rows) // AT_ONCE))]
     texts: Texts | None = None
-    types: set[tuple[str, ...]] = set()
-    group = _group_of(len(rows))
-    for at, part in enumerate(rows.parts(group)):
-        columns, texts = list(part.columns), texts_in(part.columns, texts)
-        numbers = numbers_of(columns)
-        types.add(tuple(numbers[f"c{at}"].dtype.str for at in range(len(columns))))
-        pieces.append(path.with_name(f"{path.name}-{at}"))
-        connection.register("numbers", numbers)
-        _copy(
-            connection,
-            f"FROM {with_nulls(numbers, 'numbers')}",
-            pieces[-1],
-            f"COMPRESSION uncompressed, {_FORM} {group}",
-        )
-        connection.unregister("numbers")
-    return columns, texts or {}, len(types) == 1
+    types: list[str] | None = None
+    try:
+        with writer_alone():
+            for file, part in zip(files, rows.parts(AT_ONCE), strict=True):
+                one = replace(table, rows=part)
+                texts, own = _write(one, file, texts, is_last=file == files[-1])
+                if own != (types := types or own):
+                    raise TraceError(f"table {table.name}: its parts differ in type")
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
-def _copy(connection: "DuckDBPyConnection", select: str, path: Path, form: str) -> None:
-    connection.execute(f"COPY ({select}) TO {text_literal(path)} ({form})")
+def _names(count: int) -> list[str]:
+    """Return what the files of a folder are called, in order; they tell whether one lacks."""
+    return [f"{at:05d}-of-{count:05d}.parquet" for at in range(1, count + 1)]
+
+
+def _write(
+    table: Table, path: Path, before: Texts | None = None, *, is_last: bool = True
+) -> tuple[Texts, list[str]]:
+    """Write a file; return the texts up to here, and the types of its columns."""
+    with writer() as connection:
+        select, columns, texts = given(connection, table, codes=True, before=before)
+        form = _FORM
+        if is_last:  # what is known of the whole table
+            about = text_literal(json.dumps(_about(table, columns, texts)))
+            form += f", KV_METADATA {{rlprof: {about}}}"
+        connection.execute(f"COPY ({select}) TO {text_literal(path)} ({form})")
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    os.utime(path, ns=(STAMP_NS, STAMP_NS))
+    return texts, [*map(sql_type, table.columns, columns)]
 
 
 def _about(table: Table, cells: Sequence[Any], texts: Texts) -> About:
     columns = [
         {"name": column.name, "kind": column.kind, "unit": column.unit}
         | {"type": None if at in texts else own.dtype.str}
-        | {"texts": [*map(str, compress(*texts[at]))] if at in texts else None}
+        | {"texts": _in_order(*texts[at]) if at in texts else None}
         for at, (column, own) in enumerate(zip(table.columns, cells, strict=True))
     ]
     return {"note": table.note, "abstained": table.abstained, "columns": columns}
 
 
+def _in_order(texts: Sequence[Any], _: Any, number: Any) -> list[str]:
+    """Return the texts that have a number, by that."""
+    codes = np.argsort(number, kind="stable")[np.count_nonzero(number < 0) :]
+    return [str(texts[code]) for code in codes.tolist()]
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a table in the order of its rows: one, or those of its folder."""
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def source_of(paths: Iterable[Path]) -> str:
+    """Return some tables' files, one after the other, as SQL lists them."""
+    return f"[{', '.join(text_literal(file) for path in paths for file in files_of(path))}]"
+
+
 def is_whole(path: Path) -> bool:
-    """Tell whether a file is as `write_table` left it: neither cut nor changed; opens no DuckDB."""
+    """Tell whether a table is as `write_table` left it, not cut, not changed; opens no DuckDB."""
     try:
-        with path.open("rb") as file:
-            head = file.read(len(_MAGIC))
-            file.seek(-len(_MAGIC), os.SEEK_END)
-            same = os.fstat(file.fileno()).st_mtime_ns == STAMP_NS
-            return same and head == file.read() == _MAGIC and not path.is_symlink()
+        files = files_of(path)
+        there = files == [path] or [file.name for file in files] == _names(len(files))
+        return there and not path.is_symlink() and all(map(_is_whole, files))
     except OSError:
         return False
 
 
+def _is_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(len(_MAGIC))
+        file.seek(-len(_MAGIC), os.SEEK_END)
+        same = os.fstat(file.fileno()).st_mtime_ns == STAMP_NS
+        return same and head == file.read() == _MAGIC and not path.is_symlink()
+
+
 def read_about(path: Path) -> About | None:
-    """Return what a table's file tells beside its rows, None where it cannot be read."""
+    """Return what a table tells beside its rows, None where it cannot be read."""
     import duckdb
 
     try:
-        source = text_literal(path)
+        source = text_literal(files_of(path)[-1])
         query = f"SELECT value FROM parquet_kv_metadata({source}) WHERE key = 'rlprof'"
         with reader() as connection:
             about = json.loads(connection.execute(query).fetchall()[0][0])
         return about if {"note", "abstained", "columns"} <= set(about) else None
-    except (duckdb.Error, ValueError, IndexError, TypeError):
+    except (duckdb.Error, OSError, ValueError, IndexError, TypeError):
         return None
 
 
-def row_count(paths: list[Path]) -> int:
-    """Return how many rows files hold together; raises TraceError where one cannot be read."""
+def row_count(paths: Iterable[Path]) -> int:
+    """Return how many rows tables hold together; raises TraceError where one cannot be read."""
     import duckdb
 
-    listed = ", ".join(map(text_literal, paths))
     try:
         with writer() as connection:
-            query = f"SELECT sum(num_rows) FROM parquet_file_metadata([{listed}])"
+            query = f"SELECT sum(num_rows) FROM parquet_file_metadata({source_of(paths)})"
             return int(connection.execute(query).fetchall()[0][0])
     except duckdb.Error as error:
         raise TraceError(" ".join(str(error).split())) from error

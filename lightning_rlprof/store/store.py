@@ -12,8 +12,8 @@ from lightning_rlprof.store.cache import Cache, Parts, find, make, sources
 from lightning_rlprof.store.columns import VISIBLE, attach, quoted
 from lightning_rlprof.store.facts import facts_of
 from lightning_rlprof.store.joined import JoinedTable, Part, joined_table
-from lightning_rlprof.store.parquet import read_about, reads
-from lightning_rlprof.store.query import answer, is_users, named, text_literal, write_answer
+from lightning_rlprof.store.parquet import files_of, read_about, reads, source_of
+from lightning_rlprof.store.query import answer, is_users, named, write_answer
 from lightning_rlprof.store.rows import CORE, core_tables
 from lightning_rlprof.table import Table
 
@@ -123,8 +123,8 @@ class Store:
                     tables.untold[name] = found
                 else:
                     tables.told[name] = found
-            elif not joined and self._cache.file(name).is_file():
-                tables.told[name] = _Single(name, [self._cache.file(name)], "")
+            elif not joined and self._cache.file(name).exists():
+                tables.told[name] = _Single(name, self._cache.file(name), "")
         return tables
 
     def _single(self, name: str) -> "_Single | str":
@@ -133,7 +133,7 @@ class Store:
         about = read_about(self._cache.file(name)) or {"note": "", "abstained": None}
         if about["abstained"] is not None:
             return str(about["abstained"])
-        return _Single(name, [self._cache.file(name)], about["note"])
+        return _Single(name, self._cache.file(name), about["note"])
 
     def _add(self, name: str) -> None:
         table = self._table(name)
@@ -191,15 +191,20 @@ def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
 
 
 class _Single(NamedTuple):
-    """A table in one file, and what it says beside its rows."""
+    """A table of the run's own cache, and what it says beside its rows."""
 
     name: str
-    files: list[Path]
+    path: Path
     note: str
+
+    @property
+    def files(self) -> list[Path]:
+        """Where its rows lie."""
+        return files_of(self.path)
 
     def attach(self, connection: "DuckDBPyConnection") -> None:
         """Make it a view of its name."""
-        select = f"SELECT {VISIBLE} FROM read_parquet({text_literal(self.files[0])})"
+        select = f"SELECT {VISIBLE} FROM read_parquet({source_of([self.path])})"
         connection.execute(f"CREATE VIEW {quoted(self.name)} AS {select}")
 
 

@@ -37,8 +37,7 @@ def columns(low: int, high: int) -> list[Any]:
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
-    monkeypatch.setattr(parquet, "AT_ONCE", 999)
-    monkeypatch.setattr(parquet, "_PART", 64)
+    monkeypatch.setattr(parquet, "AT_ONCE", 64)
     rows = PartRows(ROWS, lambda low, high: ColumnRows(columns(low, high)))
     return Table("calls", COLUMNS, rows, "a note")
 
