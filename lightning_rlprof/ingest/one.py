@@ -13,6 +13,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.ranks import as_ranges, rank_in_name
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.store.cache import Cache, Sources, find, place, sources
+from lightning_rlprof.store.duck import close
 from lightning_rlprof.store.parquet import row_count
 from lightning_rlprof.store.store import parts_of
 from lightning_rlprof.table import Table
@@ -20,6 +21,7 @@ from lightning_rlprof.table import Table
 __all__ = ["Kept", "Outcome", "ingest_one", "keep", "kept_whole", "lost"]
 
 _FEW = 8
+_LARGE = 1 << 26  # bytes from which on memory counts more than the time to start DuckDB again
 _CHROME = (".json", ".json.gz", ".json.zst")
 _State = Literal["made", "ready", "failed"]
 
@@ -79,7 +81,7 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
     cache = cache or place(path, made_of, parts_of(spans, path))
     tables = dict(spans.tables)
     del spans  # a trace's tables do not need it, and they need the memory
-    return Kept(cache, True, _add_tables(cache, tables))
+    return Kept(cache, True, _add_tables(cache, tables, is_large=_size(path) > _LARGE))
 
 
 def _read(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
@@ -128,16 +130,21 @@ def lost(path: str, why: str, seconds: float | None = None) -> Outcome:
     return Outcome(path, ranks, "failed", " ".join(why.split()), None, None, None, seconds)
 
 
-def _add_tables(cache: Cache, tables: dict[str, Callable[[], Table]]) -> list[str]:
+def _add_tables(
+    cache: Cache, tables: dict[str, Callable[[], Table]], *, is_large: bool
+) -> list[str]:
     """Add the tables that lack, and let go of each: the last one is written without the trace."""
     untold = []
     for name in [*tables]:
         read = tables.pop(name)
+        if is_large:
+            close()
         if name in cache.tables and not cache.has(name):
             try:
                 table = read()
                 del read
                 cache.add(table, name)
+                del table
             except TraceError as error:
                 untold.append(f"table {name}: {error}")
     return untold

@@ -127,10 +127,7 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
     that its External id names. Without either the operation is that of the annotation around the
     launch (``nccl:all_reduce``), else that in the kernel's name, and no more is known.
     """
-    rows, parameters = trace.rows(COLLECTIVE, PARAMETERS)
-    rows = {**rows, **_told(rows, parameters)}
-    types = {name: column.dtype.type for name, column in rows.items()}
-    place = placed(trace, [rows], types)
+    place = _placed(trace)
     rows = place.rows.rows()
     names = list(trace.columns.names)
     size, number = (known(rows[name], nothing=MISSING) for name in ("size", "number"))
@@ -145,6 +142,13 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
     cells = [*_before(rows, rank), *middle, *_after(trace, rows)]
     note = _note(trace, place, "collectives", COLLECTIVE, PARAMETERS)
     return Table("collectives", _COLLECTIVES, ColumnRows(cells), note)
+
+
+def _placed(trace: KinetoTrace) -> Placed:
+    rows, parameters = trace.rows(COLLECTIVE, PARAMETERS)
+    rows = {**rows, **_told(rows, parameters)}
+    types = {name: column.dtype.type for name, column in rows.items()}
+    return placed(trace, [rows], types)
 
 
 def _before(rows: _Rows, rank: int) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.heap import give_back
 from lightning_rlprof.loaders.chrome_bytes import Source
 from lightning_rlprof.loaders.chrome_columns import MOST_LANES, ChromeColumns
 from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, Event, EventDecoder
@@ -215,6 +216,7 @@ def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
         for batch in stream:
             columns.add(batch)
     columns.end()
+    give_back()
     return stream
 
 

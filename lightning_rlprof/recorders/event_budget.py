@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lightning_rlprof.heap import give_back
+
 __all__ = ["Budget", "HostMemory", "available_bytes", "event_bytes"]
 
 _MEMINFO = Path("/proc/meminfo")
@@ -83,8 +85,7 @@ class HostMemory:
         the second part glibc would keep nearly all of its memory.
         """
         held.clear()
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-            trim(0)
+        give_back()
 
 
 def _glibc() -> Callable[[], int] | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.columns import Texts, given, sql_type
-from lightning_rlprof.store.duck import reader, writer, writer_alone
+from lightning_rlprof.store.duck import close, reader, writer
 from lightning_rlprof.store.query import text_literal
 from lightning_rlprof.table import PartRows, Table
 
@@ -39,6 +39,7 @@ About = dict[str, Any]
 AT_ONCE = 65_536
 """Rows of `PartRows` that are in memory at a time; a table of more is a folder of files."""
 
+_FEW = 4  # files, which are not worth to start DuckDB once more for the memory it holds
 _MAGIC = b"PAR1"
 
 # Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written, and it
@@ -75,20 +76,24 @@ def write_table(table: Table, name: str, path: Path) -> None:
 
 
 def _write_parts(table: Table, rows: PartRows, path: Path) -> None:
-    path.mkdir()
     files = [path / name for name in _names(-(-len(rows) // AT_ONCE))]
+    if is_large := len(files) > _FEW:
+        close()
+    path.mkdir()
     texts: Texts | None = None
     types: list[str] | None = None
     try:
-        with writer_alone():
-            for file, part in zip(files, rows.parts(AT_ONCE), strict=True):
-                one = replace(table, rows=part)
-                texts, own = _write(one, file, texts, is_last=file == files[-1])
-                if own != (types := types or own):
-                    raise TraceError(f"table {table.name}: its parts differ in type")
+        for file, part in zip(files, rows.parts(AT_ONCE), strict=True):
+            one = replace(table, rows=part)
+            texts, own = _write(one, file, texts, is_last=file == files[-1])
+            if own != (types := types or own):
+                raise TraceError(f"table {table.name}: its parts differ in type")
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
+    finally:
+        if is_large:
+            close()
 
 
 def _names(count: int) -> list[str]:
@@ -143,8 +148,8 @@ def is_whole(path: Path) -> bool:
     """Tell whether a table is as `write_table` left it, not cut, not changed; opens no DuckDB."""
     try:
         files = files_of(path)
-        there = files == [path] or [file.name for file in files] == _names(len(files))
-        return there and not path.is_symlink() and all(map(_is_whole, files))
+        named = files == [path] or [file.name for file in files] == _names(len(files) or 1)
+        return named and not path.is_symlink() and all(map(_is_whole, files))
     except OSError:
         return False
 

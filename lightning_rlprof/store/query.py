@@ -1,5 +1,6 @@
 """SQL that can only read: one SELECT, in a DuckDB that may open nothing but the run's tables."""
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ _SETTINGS = (
     "enable_external_access = false",
     "lock_configuration = true",
 )
+_OPEN = 256  # files that are open for other reasons
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
 _FORMATS = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd"}
 
@@ -98,6 +100,8 @@ def closed(attach: Attach, paths: Iterable[Path] = ()) -> "DuckDBPyConnection":
     """Return a DuckDB in memory with some tables, which opens no file but these from now on."""
     import duckdb
 
+    paths = [*paths]
+    _allow_open(len(paths))
     listed = ", ".join(text_literal(path) for path in paths)
     connection = duckdb.connect(":memory:")
     try:
@@ -108,6 +112,21 @@ def closed(attach: Attach, paths: Iterable[Path] = ()) -> "DuckDBPyConnection":
         connection.close()
         raise TraceError(_line(error)) from error
     return connection
+
+
+def _allow_open(files: int) -> None:
+    """Let this process open so many files as far as the system does.
+
+    DuckDB opens some thirty ahead on each core, and usual limits are 1,024: a job has more ranks.
+    """
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = 2 * files + _OPEN
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def is_users(error: TraceError) -> bool:

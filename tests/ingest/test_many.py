@@ -1,6 +1,8 @@
 """A directory with one trace per rank, asked in SQL from the caches of its traces."""
 
 import os
+import resource
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -10,8 +12,9 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.ingest.ingest import ingest
 from lightning_rlprof.ingest.opening import open_store
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.store.cache import place, sources
+from lightning_rlprof.store.cache import Cache, place, sources
 from lightning_rlprof.store.joined import JoinedTable, Part, joined_table
+from lightning_rlprof.store.query import answer
 from lightning_rlprof.store.store import parts_of
 from lightning_rlprof.table import Column, Table
 from tests.ingest.test_warm import small
@@ -100,6 +103,24 @@ def test_a_column_that_some_lack_is_not_known_there_and_the_rank_is_the_parts(
     assert rows == [(0, 5, 7, None), (1, 106, None, "x")]
     assert joined_table("t", parts[2:]) == "rank 2: nothing was traced"
     assert joined_table("u", parts) == "no trace has it"
+
+
+def test_more_files_are_asked_than_a_process_may_open_by_itself(tmp_path: Path) -> None:
+    """That is 1,024 in most places, and DuckDB opens dozens ahead on each core."""
+    one = part(tmp_path / "0", 0, 0, Table("t", (Column("n", "count"),), [(7,)]))
+    parts = []
+    for rank in range(300):
+        shutil.copytree(one.cache.folder, copy := tmp_path / f"copy-{rank}")
+        parts.append(one._replace(cache=Cache(copy, one.cache.tables), rank=rank))
+    table = joined_table("t", parts)
+    assert isinstance(table, JoinedTable)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        found = answer("select sum(n) as n, max(rank) as last from t", table.attach, table.files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [*found.rows] == [(2_100, 299)]
 
 
 def test_a_cache_that_goes_while_it_is_asked_is_an_error(tmp_path: Path) -> None:
