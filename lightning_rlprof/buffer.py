@@ -116,6 +116,8 @@ class Buffer:
             if self._lost:
                 text = "%s lacks %d lines, which could not be written"
                 log.warning(text, self._writer.path, self._lost)
+            if not self._writer.path.exists():
+                log.warning("%s is gone: deleted or moved during the training", self._writer.path)
         finally:
             self._writer.close()
 

@@ -1,6 +1,7 @@
 """Lines on their way to the file: handlers of signals, sessions without steps, wrong counters."""
 
 import logging
+import shutil
 
 import pytest
 import torch
@@ -78,6 +79,18 @@ def test_a_counter_that_is_no_number_is_left_out(wrong, start):
         count(tokens=wrong, samples=3)
     session.flush()
     assert spans(session, "actor_update")[0].counters == {"samples": 3}
+
+
+def test_a_run_that_was_deleted_while_it_was_written_is_said(start, caplog):
+    session = start()
+    session.begin_step(1)
+    session.end_step()
+    shutil.rmtree(session.run)
+    with caplog.at_level(logging.WARNING):
+        session.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{session.run / 'rank-00000.jsonl'} is gone: deleted or moved during the training"
+    ]
 
 
 def test_a_mark_without_a_name_is_refused_whether_or_not_anybody_records(start):
