@@ -102,11 +102,8 @@ def ingest_one(path: str) -> Outcome:
     """Return what came of `keep`; nothing is raised but what ends the process."""
     start = time.perf_counter()
     try:
-        kept = keep(Path(path))
-        files = [kept.cache.file(name) for name in kept.cache.tables]
-        rows = row_count(file for file in files if file.exists())
-        made = filter(Path.is_file, kept.cache.folder.rglob("*"))
-        written = sum(file.stat().st_size for file in made)
+        kept, rows = _counted(Path(path))
+        written = kept.cache.size
         ranks, read = _ranks(kept.cache), _size(Path(path))
     except TraceError as error:
         return lost(path, str(error), time.perf_counter() - start)
@@ -121,6 +118,19 @@ def ingest_one(path: str) -> Outcome:
     state: _State = "failed" if kept.untold else "made" if kept.new else "ready"
     doubts = _few([*kept.untold, *_problems(kept.cache)])
     return Outcome(path, ranks, state, doubts, rows, read, written, seconds)
+
+
+def _counted(path: Path) -> tuple[Kept, int]:
+    """Keep a run or trace, and count its rows; a cache that cannot be read is made anew."""
+    kept = keep(path)
+    files = [kept.cache.file(name) for name in kept.cache.tables if kept.cache.has(name)]
+    try:
+        return kept, row_count(files)
+    except TraceError:
+        if kept.new:
+            raise
+        shutil.rmtree(kept.cache.folder, ignore_errors=True)
+        return _counted(path)
 
 
 def lost(path: str, why: str, seconds: float | None = None) -> Outcome:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.parquet import STAMP_NS, is_whole, write_table
+from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
 from lightning_rlprof.table import Table
 
 __all__ = ["FOLDER", "SCHEMA", "Cache", "Parts", "find", "make", "place", "sources"]
@@ -75,6 +75,13 @@ class Cache:
         """Tell whether a table is there and whole."""
         return is_whole(self.file(name))
 
+    @property
+    def size(self) -> int:
+        """Bytes on the disk, without what another process is adding."""
+        tables = [self.file(name) for name in self.tables if self.has(name)]
+        own = [self.folder / _INDEX, self.folder / _FACTS]
+        return sum(file.stat().st_size for path in [*own, *tables] for file in files_of(path))
+
     def facts(self) -> dict[str, Any] | None:
         """Return what `lightning_rlprof.store.facts.facts_of` wrote, None where it is damaged."""
         path = self.folder / _FACTS
@@ -91,6 +98,9 @@ class Cache:
         Raises:
             OSError: The disk does not take it.
         """
+        for left in self.folder.glob(f".{name}-*.part"):  # by a process that was killed
+            if _is_old(left):
+                _remove(left)
         part = self.folder / f".{name}-{uuid.uuid4().hex}.part"
         try:
             write_table(table, name, part)
@@ -144,17 +154,20 @@ def sources(path: Path) -> Sources:
 
 def find(path: Path, made_of: Sources) -> Cache | None:
     """Return the cache that was made of exactly these files by this version, if it is whole."""
-    folder = _home(path, made_of)
+    return _opened(_home(path, made_of))
+
+
+def _opened(folder: Path) -> Cache | None:
     try:
         index = json.loads((folder / _INDEX).read_bytes())
-        schema, tables = index["schema"], index["tables"]
+        schema, tables, core = index["schema"], index["tables"], set(index["core"])
         known = all(isinstance(name, str) and _NAME.fullmatch(name) for name in tables)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if folder.is_symlink() or folder.parent.is_symlink() or schema != SCHEMA or not known:
         return None
     cache = Cache(folder, tuple(tables))
-    return cache if all(cache.has(name) for name in index.get("core", [""])) else None
+    return cache if core and core.issubset(tables) and all(map(cache.has, core)) else None
 
 
 def place(path: Path, made_of: Sources, parts: Parts) -> Cache:
@@ -238,10 +251,12 @@ def _fill(folder: Path, parts: Parts) -> Cache:
     cache = Cache(folder, tuple(names))
     for name, table in parts.core.items():
         cache.add(table(), name)
-    (folder / _FACTS).write_bytes(parts.facts)
-    os.utime(folder / _FACTS, ns=(STAMP_NS, STAMP_NS))
     index = {"schema": SCHEMA, "tables": names, "core": list(parts.core)}
-    (folder / _INDEX).write_text(json.dumps(index))
+    for name, data in ((_FACTS, parts.facts), (_INDEX, json.dumps(index).encode())):
+        with (folder / name).open("wb") as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        os.utime(folder / name, ns=(STAMP_NS, STAMP_NS))
     return cache
 
 
@@ -252,10 +267,8 @@ def _move(cache: Cache, home: Path) -> Cache:
     except OSError:
         if home.is_symlink() or not home.is_dir():
             raise
-        theirs = Cache(home, cache.tables)
-        if (home / _INDEX).is_file() and all(
-            theirs.has(name) for name in cache.tables if cache.file(name).exists()
-        ):
+        theirs = _opened(home)
+        if theirs and all(map(theirs.has, filter(cache.has, cache.tables))):
             return theirs
         broken = cache.folder.with_name(f"{cache.folder.name}-broken")
         home.rename(broken)
@@ -266,6 +279,12 @@ def _move(cache: Cache, home: Path) -> Cache:
     return Cache(home, cache.tables)
 
 
+def _is_old(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime > _DAY_S
+    return False
+
+
 def _sweep(home: Path) -> None:
     """Remove what earlier states of the same files left, and what a killed process did."""
     prefix = home.name.rpartition("-")[0]
@@ -273,6 +292,6 @@ def _sweep(home: Path) -> None:
         own, _, key = other.name.rpartition("-")
         stale = own == prefix and _KEY.fullmatch(key) and other.name != home.name
         with contextlib.suppress(OSError):
-            left = other.name.startswith(".new-") and time.time() - other.stat().st_mtime > _DAY_S
+            left = other.name.startswith(".new-") and _is_old(other)
             if (stale or left) and not other.is_symlink():
                 shutil.rmtree(other, ignore_errors=True)

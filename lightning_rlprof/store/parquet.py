@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,8 @@ def write_table(table: Table, name: str, path: Path) -> None:
     """
     import duckdb
 
+    if os.fsencode(path).decode(errors="replace") != str(path):
+        raise OSError(None, "its name is no text, and DuckDB opens no such file", str(path))
     try:
         if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
             _write_parts(table, table.rows, path)
@@ -155,11 +158,13 @@ def is_whole(path: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_mtime_ns != STAMP_NS:
+        return False
     with path.open("rb") as file:
         head = file.read(len(_MAGIC))
         file.seek(-len(_MAGIC), os.SEEK_END)
-        same = os.fstat(file.fileno()).st_mtime_ns == STAMP_NS
-        return same and head == file.read() == _MAGIC and not path.is_symlink()
+        return head == file.read() == _MAGIC
 
 
 def read_about(path: Path) -> About | None:

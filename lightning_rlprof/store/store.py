@@ -1,5 +1,6 @@
 """The door to a run's tables: made once, kept as Parquet, asked in SQL that can only read."""
 
+import contextlib
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from lightning_rlprof.store.cache import Cache, Parts, find, make, sources
 from lightning_rlprof.store.columns import VISIBLE, attach, quoted
 from lightning_rlprof.store.facts import facts_of
 from lightning_rlprof.store.joined import JoinedTable, Part, joined_table
-from lightning_rlprof.store.parquet import files_of, read_about, reads, source_of
+from lightning_rlprof.store.parquet import files_of, is_whole, read_about, reads, source_of
 from lightning_rlprof.store.query import answer, is_users, named, write_answer
 from lightning_rlprof.store.rows import CORE, core_tables
 from lightning_rlprof.table import Table
@@ -62,7 +63,8 @@ class Store:
         self._spans: Spans | None = None
         self._made_of = sources(self.path)
         self._cache = find(self.path, self._made_of) or self._made()
-        self._parts = parts(self._cache.facts() or {}) if parts else ()
+        self._joins = parts
+        self._parts = self._joined()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -95,26 +97,43 @@ class Store:
             query, lambda tables: write_answer(query, tables.attach, tables.files, output)
         )
 
+    def _joined(self) -> "Sequence[Part]":
+        return self._joins(self._cache.facts() or {}) if self._joins else ()
+
     def _asked(self, query: str, ask: "Callable[[_Told], _Answer]") -> _Answer:
         """Ask, and once more from a new cache where a file of it turns out to be damaged."""
+        try:
+            return self._ask(query, ask)
+        except TraceError as error:
+            if is_users(error) or not self._heal():
+                raise
+        return self._ask(query, ask)
+
+    def _ask(self, query: str, ask: "Callable[[_Told], _Answer]") -> _Answer:
         tables = self._ready(query)
         try:
-            try:
-                return ask(tables)
-            except TraceError as error:
-                if is_users(error) or self._parts or all(map(reads, tables.files)):
-                    raise
-            shutil.rmtree(self._cache.folder, ignore_errors=True)
-            self._cache = self._made()
-            tables = self._ready(query)
             return ask(tables)
         except TraceError as error:
-            raise _explained(error, self.tables, tables.untold) from error
+            raise _explained(error, self.tables, tables.untold) from error.__cause__
+
+    def _heal(self) -> bool:
+        """Remove the caches that cannot be read, and tell whether there was one."""
+        caches = [*(part.cache for part in self._parts), self._cache]
+        broken = [cache for cache in caches if not _is_sound(cache)]
+        for cache in broken:
+            shutil.rmtree(cache.folder, ignore_errors=True)
+        if self._cache in broken:
+            self._cache = self._made()
+        if broken:
+            self._parts = self._joined()
+        return bool(broken)
 
     def _ready(self, query: str) -> "_Told":
         """Make the tables that a query names; keep why some of them abstained."""
         tables = _Told({}, {})
         asked = named(query, self.tables)
+        if any(_lacks(part.cache, name) for part in self._parts for name in asked):
+            self._parts = self._joined()  # a part was deleted: it may be there again, or is read
         for name in self.tables:
             joined = self._parts and name not in _WHOLE
             if name in asked:
@@ -123,7 +142,7 @@ class Store:
                     tables.untold[name] = found
                 else:
                     tables.told[name] = found
-            elif not joined and self._cache.file(name).exists():
+            elif not joined and self._cache.has(name):
                 tables.told[name] = _Single(name, self._cache.file(name), "")
         return tables
 
@@ -136,12 +155,12 @@ class Store:
         return _Single(name, self._cache.file(name), about["note"])
 
     def _add(self, name: str) -> None:
-        table = self._table(name)
-        if sources(self.path) != self._made_of:  # the run is still growing: ours alone
-            self._cache = self._made(shared=False)
-            table = self._table(name)
+        if sources(self.path) == self._made_of:
+            with contextlib.suppress(OSError):  # a place that only others may write
+                return self._cache.add(self._table(name), name)
+        self._cache = self._made(shared=False)  # ours alone, also where the run is still growing
         try:
-            self._cache.add(table, name)
+            self._cache.add(self._table(name), name)
         except OSError as error:
             text = f"{self._cache.folder}: has no room for table {name} ({error.strerror})"
             raise TraceError(text) from error
@@ -188,6 +207,16 @@ def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
         return _noted(answer(query, view), [table.note for table in told])
     except TraceError as error:
         raise _explained(error, names, untold) from error
+
+
+def _lacks(cache: Cache, name: str) -> bool:
+    return name in cache.tables and not cache.has(name)
+
+
+def _is_sound(cache: Cache) -> bool:
+    """Tell whether every table that is there can be read; takes as long as reading it."""
+    there = [path for name in cache.tables if (path := cache.file(name)).exists()]
+    return all(is_whole(path) and all(map(reads, files_of(path))) for path in there)
 
 
 class _Single(NamedTuple):
