@@ -1,5 +1,6 @@
 """The command line itself: what ``rlprof`` offers, and how it ends when something is wrong."""
 
+import io
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
@@ -99,6 +100,8 @@ def main() -> None:
 
     Anything else is a bug of ours and keeps its traceback.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that its encoding lacks is spelled out
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except RlprofError as error:

@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.cells import cell_len
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    Group,
+    JustifyMethod,
+    RenderableType,
+    RenderResult,
+)
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -107,22 +115,19 @@ class _Fitting:
             [_cell(cell, column, options) for cell, column in zip(row, self.columns, strict=True)]
             for row in self.rows
         ]
-        widths = [
-            max(*(line[at].cell_len for line in lines), *map(len, column.name.split()))
-            for at, column in enumerate(self.columns)
-        ]
+        cells = [max(line[at].cell_len for line in lines) for at in range(len(self.columns))]
+        heads = [Text(plain(column.name)) for column in self.columns]
+        words = [max(map(cell_len, head.plain.split()), default=1) for head in heads]
+        widths = [*map(max, cells, words)]
         gap, count = _fit(widths, options.max_width)
+        widths = _grown(widths[:count], [head.cell_len for head in heads], gap, options.max_width)
         # The box puts one space between columns by itself.
         padding = (0, gap - 1, 0, 0)
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-        for column, width in zip(self.columns[:count], widths, strict=False):
+        for column, head, width in zip(self.columns, heads, widths, strict=False):
             left = column.kind in ("text", "share")  # a share is padded, its bar follows
-            grid.add_column(
-                Text(plain(column.name)),
-                justify="left" if left else "right",
-                min_width=min(width, options.max_width),
-                overflow="ellipsis",
-            )
+            side: JustifyMethod = "left" if left else "right"
+            grid.add_column(head, justify=side, width=width, overflow="ellipsis")
         for line in lines:
             grid.add_row(*line[:count])
         yield grid
@@ -138,6 +143,22 @@ def _fit(widths: Sequence[int], room: int) -> tuple[int, int]:
             if sum(widths[:count]) + gap * (count - 1) <= room:
                 return gap, count
     return 1, 1
+
+
+def _grown(widths: Sequence[int], heads: Sequence[int], gap: int, room: int) -> list[int]:
+    """Give what is left of the room to headings that would be broken into lines, the first first.
+
+    Rich would take what a heading wants from the last column, cells and all.
+    """
+    left = room - sum(widths) - gap * (len(widths) - 1)
+    grown = []
+    for width, head in zip(widths, heads, strict=False):
+        more = max(head - width, 0)
+        if more > left:
+            more = 0
+        left -= more
+        grown.append(min(width + more, room))
+    return grown
 
 
 def _cell(cell: Cell, column: Column, options: ConsoleOptions) -> Text:

@@ -6,6 +6,8 @@ import pytest
 
 from lightning_rlprof.cli import app
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.testing import make_header
+from lightning_rlprof.tracefile import TraceWriter
 
 
 def _run(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -22,6 +24,19 @@ def test_an_error_is_one_line_on_stderr_and_exit_status_1(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr == f"rlprof: {tmp_path}/nowhere: no such file or directory\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_name_that_the_encoding_of_the_terminal_lacks_is_spelled_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    stage = ["span", "\u751f\u6210", "stage", 1, 0, 5, 1, 1, None, None]
+    step = ["span", "step", "step", 1, 0, 9, 1, 2, None, None]
+    TraceWriter(tmp_path / "run", make_header()).write([stage, step])
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    done = _run("summary", str(tmp_path / "run"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\u751f\u6210" in done.stdout
 
 
 def test_wrong_usage_is_exit_status_2() -> None:

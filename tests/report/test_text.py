@@ -95,6 +95,29 @@ def test_no_line_is_longer_than_the_terminal_and_left_out_columns_are_named(widt
             assert (column.name in head) != (column.name in text.partition("also shows:")[2])
 
 
+@pytest.mark.parametrize("width", range(30, 110, 5))
+def test_a_cell_is_shown_whole_or_its_column_is_named(width: int) -> None:
+    columns = (
+        Column("stage", "text"),
+        Column("total", "duration", "ns"),
+        Column("number of calls", "count"),
+        Column("worst rank", "count"),
+        Column("worst step", "count"),
+    )
+    printed = _text(
+        Table("t", columns, [("actor_generate", 123_000_000, 77, 1234, 567_890)]), width
+    )
+
+    assert max(map(len, printed.splitlines())) <= width
+    shown, _, named = printed.partition("a wider terminal")
+    for column, cell in zip(
+        columns, ("actor_generate", "123 ms", "77", "1,234", "567,890"), strict=True
+    ):
+        assert (cell in shown) != (column.name in " ".join(named.split()))
+    if width >= 80:
+        assert "number of calls  worst rank  worst step" in shown
+
+
 def test_long_names_and_long_tables_are_cut_visibly() -> None:
     rows = [("x" * 300, 0.1, 1, 1.0, n, 1) for n in range(12)]
     printed = _text(Table("t", COLUMNS, rows), 120, rows=5)

@@ -37,6 +37,11 @@ function duration(ns) {
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 const percent = (part) => `${(100 * part).toFixed(1)} %`;
 
+function cut(text, room) { // between characters: half of an emoji is no text
+  const whole = [...text];
+  return whole.length > room ? `${whole.slice(0, room - 1).join("")}…` : text;
+}
+
 function counter(name, value) {
   if (typeof value !== "number") return String(value);
   if (!name.endsWith("_bytes")) return value.toLocaleString("en", { maximumFractionDigits: 4 });
@@ -104,6 +109,7 @@ function drawLegend(list, names) {
   list.replaceChildren(...names.map((name) => {
     const button = element("button");
     button.type = "button";
+    button.title = name;
     button.setAttribute("aria-pressed", String(picked === name));
     button.append(chip(name), element("bdi", name));
     button.addEventListener("click", () => {

@@ -142,7 +142,7 @@ const timeline = (() => {
     const seen = [Math.max(left, LEFT), Math.min(right, width - RIGHT)];
     const room = Math.floor((seen[1] - seen[0] - 8) / 5.7);
     if (height < 11 || room < 3) return;
-    const text = name.length > room ? `${name.slice(0, room - 1)}…` : name;
+    const text = cut(name, room);
     const label = svg("text", { x: seen[0] + 4, y: y + height / 2 + 3.7, class: `label ${kind}-label${fade}` }, text);
     if (kind !== "region") label.style.fill = paint(name)[1];
     clip.append(label);
@@ -153,7 +153,7 @@ const timeline = (() => {
     for (const [rank, [top]] of ranks) found.push(svg("text", { x: 6, y: top + Math.min(13, height), class: "label" }, `rank ${rank}`));
     step().lanes.forEach(([rank, thread], lane) => {
       if (tops[lane] === ranks.get(rank)[0] || height < 11) return;
-      found.push(svg("text", { x: 6, y: tops[lane] + 13, class: "label" }, thread.length > 12 ? `${thread.slice(0, 11)}…` : thread));
+      found.push(svg("text", { x: 6, y: tops[lane] + 13, class: "label" }, cut(thread, 12)));
     });
     return found;
   }
