@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -242,6 +242,8 @@ def _reports(options: DemoOptions, progress: Progress | None) -> Iterator[Report
     try:
         yield _Sender(sender)
     finally:
+        for rank in active_children():  # after Ctrl-C one may wait for another that never started
+            rank.kill()
         done.set()
         reader.join()
         receiver.close()

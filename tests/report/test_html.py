@@ -198,20 +198,6 @@ def counting_server() -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-def test_a_name_is_never_cut_within_a_character(tmp_path: Path, browse: Browse) -> None:
-    names = ["a" * length + "\U0001f600" * 60 for length in range(8)]
-    rows = [
-        Row(name, "stage", 1, at * 10**6, (at + 1) * 10**6, MAIN, id=at + 1)
-        for at, name in enumerate(names)
-    ]
-    rows.append(Row("step", "step", 1, 0, 8 * 10**6, MAIN, id=100))
-    write_rank(tmp_path / "run", header(), rows)
-    ask = "document.body.dataset.whole = document.documentElement.outerHTML"
-    page = browse(poked(source_of(load(tmp_path / "run")), f"{ask}.isWellFormed()"))
-    assert page.body["data-whole"] == "true"
-    assert "\U0001f600…" in page.text()
-
-
 def test_the_policy_forbids_every_request_and_every_other_script(
     tmp_path: Path, browse: Browse
 ) -> None:
