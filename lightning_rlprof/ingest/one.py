@@ -129,7 +129,7 @@ def _counted(path: Path) -> tuple[Kept, int]:
     except TraceError:
         if kept.new:
             raise
-        shutil.rmtree(kept.cache.folder, ignore_errors=True)
+        shutil.rmtree(kept.cache.folder)
         return _counted(path)
 
 

@@ -56,6 +56,19 @@ def test_ingest_makes_a_cache_anew_whose_footer_is_rotten(folder: Path) -> None:
     assert (made.state, made.why) == ("made", None)
 
 
+def test_a_rotten_cache_that_cannot_be_removed_fails_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    rot(kernels(folder, 1), slice(-60, -8))
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    made = ingest_one(str(folder / "rank1.pt.trace.json"))
+    assert made.state == "failed"
+    assert "cannot be written (Permission denied)" in str(made.why)
+
+
 def test_a_cache_that_goes_while_its_store_is_open_is_no_silent_hole(folder: Path) -> None:
     store = open_store(folder)
     assert list(store.sql(QUERY).rows) == ALL
