@@ -235,6 +235,7 @@ def _reports(options: DemoOptions, progress: Progress | None) -> Iterator[Report
     if options.ranks == 1:
         yield report
         return
+    others = {*active_children()}
     receiver, sender = get_context("spawn").Pipe(duplex=False)
     done = threading.Event()
     reader = threading.Thread(target=_relay, args=(receiver, report, done), daemon=True)
@@ -242,7 +243,7 @@ def _reports(options: DemoOptions, progress: Progress | None) -> Iterator[Report
     try:
         yield _Sender(sender)
     finally:
-        for rank in active_children():  # after Ctrl-C one may wait for another that never started
+        for rank in {*active_children()} - others:  # after Ctrl-C: they may wait for one another
             rank.kill()
         done.set()
         reader.join()

@@ -123,9 +123,9 @@ def ingest_one(path: str) -> Outcome:
 def _counted(path: Path) -> tuple[Kept, int]:
     """Keep a run or trace, and count its rows; a cache that cannot be read is made anew."""
     kept = keep(path)
-    files = [kept.cache.file(name) for name in kept.cache.tables if kept.cache.has(name)]
+    tables = map(kept.cache.file, kept.cache.tables)
     try:
-        return kept, row_count(files)
+        return kept, row_count(filter(Path.exists, tables))
     except TraceError:
         if kept.new:
             raise

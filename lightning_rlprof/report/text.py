@@ -153,9 +153,7 @@ def _grown(widths: Sequence[int], heads: Sequence[int], gap: int, room: int) -> 
     left = room - sum(widths) - gap * (len(widths) - 1)
     grown = []
     for width, head in zip(widths, heads, strict=False):
-        more = max(head - width, 0)
-        if more > left:
-            more = 0
+        more = head - width if width < head <= width + left else 0
         left -= more
         grown.append(min(width + more, room))
     return grown

@@ -78,9 +78,9 @@ class Cache:
     @property
     def size(self) -> int:
         """Bytes on the disk, without what another process is adding."""
-        tables = [self.file(name) for name in self.tables if self.has(name)]
-        own = [self.folder / _INDEX, self.folder / _FACTS]
-        return sum(file.stat().st_size for path in [*own, *tables] for file in files_of(path))
+        paths = [self.folder / _INDEX, self.folder / _FACTS, *map(self.file, self.tables)]
+        there = [file for path in paths if path.exists() for file in files_of(path)]
+        return sum(file.stat().st_size for file in there)
 
     def facts(self) -> dict[str, Any] | None:
         """Return what `lightning_rlprof.store.facts.facts_of` wrote, None where it is damaged."""

@@ -88,10 +88,14 @@ class JoinedTable(NamedTuple):
 def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
     """Return the table of all parts that have it, or why none can tell it.
 
+    Args:
+        name: Of the table.
+        parts: All tables that they have are whole.
+
     Raises:
         TraceError: A file cannot be read.
     """
-    there = {part.cache.file(name): part for part in parts if part.cache.has(name)}
+    there = {part.cache.file(name): part for part in parts if name in part.cache.tables}
     abouts = _abouts([*there]) if there else {}
     told = {path: about for path, about in abouts.items() if about["abstained"] is None}
     remarks: dict[str, None] = {}

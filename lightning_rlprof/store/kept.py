@@ -9,7 +9,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.columns import code_name, quoted, sql_name
 from lightning_rlprof.store.duck import reader
-from lightning_rlprof.store.parquet import About, read_about, source_of
+from lightning_rlprof.store.parquet import About, files_of, read_about, source_of
 from lightning_rlprof.table import Cell, Column, ColumnRows, Table
 
 __all__ = ["KeptRows", "kept_table"]
@@ -54,7 +54,7 @@ class _File(Sequence[Any]):
     """Columns of a table's files as `ColumnRows` takes them: arrays, and codes with their texts."""
 
     def __init__(self, path: Path, about: About, columns: Sequence[Column]) -> None:
-        self._path, self._source = path, source_of([path])
+        self._path, self._source = path, source_of(files_of(path))
         self._about = about["columns"]
         self._names = [
             sql_name(column) if about["texts"] is None else code_name(at)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.columns import Texts, given, sql_type
+from lightning_rlprof.store.columns import Texts, Told, given, sql_type
 from lightning_rlprof.store.duck import close, reader, writer
 from lightning_rlprof.store.query import text_literal
 from lightning_rlprof.table import PartRows, Table
@@ -125,16 +125,16 @@ def _about(table: Table, cells: Sequence[Any], texts: Texts) -> About:
     columns = [
         {"name": column.name, "kind": column.kind, "unit": column.unit}
         | {"type": None if at in texts else own.dtype.str}
-        | {"texts": _in_order(*texts[at]) if at in texts else None}
+        | {"texts": _in_order(texts[at]) if at in texts else None}
         for at, (column, own) in enumerate(zip(table.columns, cells, strict=True))
     ]
     return {"note": table.note, "abstained": table.abstained, "columns": columns}
 
 
-def _in_order(texts: Sequence[Any], _: Any, number: Any) -> list[str]:
+def _in_order(told: Told) -> list[str]:
     """Return the texts that have a number, by that."""
-    codes = np.argsort(number, kind="stable")[np.count_nonzero(number < 0) :]
-    return [str(texts[code]) for code in codes.tolist()]
+    codes = np.argsort(told.number, kind="stable")[np.count_nonzero(told.number < 0) :]
+    return [str(told.texts[code]) for code in codes.tolist()]
 
 
 def files_of(path: Path) -> list[Path]:
@@ -142,9 +142,9 @@ def files_of(path: Path) -> list[Path]:
     return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
-def source_of(paths: Iterable[Path]) -> str:
-    """Return some tables' files, one after the other, as SQL lists them."""
-    return f"[{', '.join(text_literal(file) for path in paths for file in files_of(path))}]"
+def source_of(files: Iterable[Path]) -> str:
+    """Return files as SQL lists them."""
+    return f"[{', '.join(map(text_literal, files))}]"
 
 
 def is_whole(path: Path) -> bool:
@@ -186,8 +186,9 @@ def row_count(paths: Iterable[Path]) -> int:
     import duckdb
 
     try:
+        source = source_of(file for path in paths for file in files_of(path))
         with writer() as connection:
-            query = f"SELECT sum(num_rows) FROM parquet_file_metadata({source_of(paths)})"
+            query = f"SELECT sum(num_rows) FROM parquet_file_metadata({source})"
             return int(connection.execute(query).fetchall()[0][0])
     except duckdb.Error as error:
         raise TraceError(" ".join(str(error).split())) from error

@@ -132,7 +132,8 @@ class Store:
         """Make the tables that a query names; keep why some of them abstained."""
         tables = _Told({}, {})
         asked = named(query, self.tables)
-        if any(_lacks(part.cache, name) for part in self._parts for name in asked):
+        wanted = [(part.cache, name) for part in self._parts for name in {*asked} - {*_WHOLE}]
+        if not all(cache.has(name) for cache, name in wanted if name in cache.tables):
             self._parts = self._joined()  # a part was deleted: it may be there again, or is read
         for name in self.tables:
             joined = self._parts and name not in _WHOLE
@@ -143,7 +144,7 @@ class Store:
                 else:
                     tables.told[name] = found
             elif not joined and self._cache.has(name):
-                tables.told[name] = _Single(name, self._cache.file(name), "")
+                tables.told[name] = _Single(name, files_of(self._cache.file(name)), "")
         return tables
 
     def _single(self, name: str) -> "_Single | str":
@@ -152,12 +153,13 @@ class Store:
         about = read_about(self._cache.file(name)) or {"note": "", "abstained": None}
         if about["abstained"] is not None:
             return str(about["abstained"])
-        return _Single(name, self._cache.file(name), about["note"])
+        return _Single(name, files_of(self._cache.file(name)), about["note"])
 
     def _add(self, name: str) -> None:
+        table = self._table(name)
         if sources(self.path) == self._made_of:
             with contextlib.suppress(OSError):  # a place that only others may write
-                return self._cache.add(self._table(name), name)
+                return self._cache.add(table, name)
         self._cache = self._made(shared=False)  # ours alone, also where the run is still growing
         try:
             self._cache.add(self._table(name), name)
@@ -209,10 +211,6 @@ def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
         raise _explained(error, names, untold) from error
 
 
-def _lacks(cache: Cache, name: str) -> bool:
-    return name in cache.tables and not cache.has(name)
-
-
 def _is_sound(cache: Cache) -> bool:
     """Tell whether every table that is there can be read; takes as long as reading it."""
     there = [path for name in cache.tables if (path := cache.file(name)).exists()]
@@ -223,17 +221,12 @@ class _Single(NamedTuple):
     """A table of the run's own cache, and what it says beside its rows."""
 
     name: str
-    path: Path
+    files: list[Path]
     note: str
-
-    @property
-    def files(self) -> list[Path]:
-        """Where its rows lie."""
-        return files_of(self.path)
 
     def attach(self, connection: "DuckDBPyConnection") -> None:
         """Make it a view of its name."""
-        select = f"SELECT {VISIBLE} FROM read_parquet({source_of([self.path])})"
+        select = f"SELECT {VISIBLE} FROM read_parquet({source_of(self.files)})"
         connection.execute(f"CREATE VIEW {quoted(self.name)} AS {select}")
 
 

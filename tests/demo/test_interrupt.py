@@ -9,9 +9,13 @@ from lightning_rlprof.demo.run import DemoOptions, _reports
 
 
 def test_no_rank_is_left_to_wait_for_another_that_never_started() -> None:
-    rank = get_context("spawn").Process(target=time.sleep, args=(600,))
+    other, rank = (get_context("spawn").Process(target=time.sleep, args=(600,)) for _ in range(2))
+    other.start()
     with pytest.raises(KeyboardInterrupt), _reports(DemoOptions(ranks=2), None):
         rank.start()
         raise KeyboardInterrupt
     rank.join(60)
     assert rank.exitcode == -9
+    assert other.is_alive()  # of whoever runs the demo in a process of his own
+    other.kill()
+    other.join(60)
