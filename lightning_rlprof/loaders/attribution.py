@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ class Stages:
 
     process: Int64s
     thread: Int64s
-    kind: Int64s
+    kind: npt.NDArray[np.integer[Any]]
     name: Int64s
     step: Int64s
     start_ns: Int64s

@@ -81,9 +81,8 @@ def in_order(
     low = [0] * len(done)
     for cut in [*_cuts(done, rows), None]:
         high = [len(part) if cut is None else part.before(cut) for part in done]
-        ends = zip(done, low, high, strict=True)
-        if pieces := [part.rows(start, end) for part, start, end in ends if start < end]:
-            yield _merged(pieces, keys)
+        if low != high:
+            yield _merged(zip(done, low, high, strict=True), keys)
         low = high
 
 
@@ -94,7 +93,9 @@ def _cuts(parts: Sequence[_Part], rows: int) -> Iterable[_Keys]:
     return dict.fromkeys(each for at, each in enumerate(samples) if at and at % every == 0)
 
 
-def _merged(pieces: Sequence[Columns], keys: Sequence[str]) -> Columns:
+def _merged(ends: Iterable[tuple[_Part, int, int]], keys: Sequence[str]) -> Columns:
+    """Return the rows of some parts, from one number to another, in order."""
+    pieces = [part.rows(low, high) for part, low, high in ends if low < high]
     block = {name: np.concatenate([each[name] for each in pieces]) for name in pieces[0]}
     return _sorted(block, keys)
 

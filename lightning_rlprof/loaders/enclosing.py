@@ -1,10 +1,13 @@
 """Find the innermost range around a moment or a range, among those that nest and overlap."""
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.spans import Int64s
 
 __all__ = ["Enclosing", "innermost", "parents"]
+
+_Rows = npt.NDArray[np.int32]
 
 _NONE = -1
 _ROWS = 4_096
@@ -23,10 +26,11 @@ class Enclosing:
 
     def __init__(self, lane: Int64s, start: Int64s, end: Int64s) -> None:
         # Of two that begin at once the shorter one is inside.
-        order = np.lexsort((-end, start, lane))
+        order = np.lexsort((-end, start, lane)).astype(np.int32)
         edges = np.flatnonzero(np.diff(lane[order])) + 1
-        self._lanes: dict[int, tuple[Int64s, Int64s, Int64s, Int64s]] = {
-            int(lane[rows[0]]): (rows, start[rows], end[rows], _before(end[rows], end[rows] + 1))
+        self._end = end
+        self._lanes: dict[int, tuple[_Rows, Int64s, _Rows]] = {
+            int(lane[rows[0]]): (rows, start[rows], _before(end[rows], end[rows] + 1))
             for rows in np.split(order, edges)
             if len(rows)
         }
@@ -45,7 +49,7 @@ class Enclosing:
         for each in np.unique(lane).tolist():
             if each in self._lanes:
                 points = np.flatnonzero(lane == each)
-                found[points] = _of_lane(*self._lanes[each], point[points])
+                found[points] = _of_lane(*self._lanes[each], self._end, point[points])
         return found
 
 
@@ -63,10 +67,10 @@ def innermost(
     return Enclosing(lane, start, end).at(point_lane, point)
 
 
-def _of_lane(ranges: Int64s, start: Int64s, end: Int64s, before: Int64s, point: Int64s) -> Int64s:
+def _of_lane(ranges: _Rows, start: Int64s, before: _Rows, end: Int64s, point: Int64s) -> Int64s:
     at = np.searchsorted(start, point, side="right") - 1
     while True:
-        over = (at >= 0) & (end[at] <= point)
+        over = (at >= 0) & (end[ranges[at]] <= point)
         if not over.any():
             break
         at[over] = before[at[over]]
@@ -102,12 +106,12 @@ def parents(lane: Int64s, start: Int64s, end: Int64s, *, closed: bool = True) ->
     return found
 
 
-def _before(reach: Int64s, until: Int64s) -> Int64s:
+def _before(reach: Int64s, until: Int64s) -> _Rows:
     """Return for each range the nearest one before it that reaches as far as it asks for.
 
     Whatever lies between the two is over when this one is, so a search may leap over it.
     """
-    before = np.full(len(reach), _NONE, dtype=np.int64)
+    before = np.full(len(reach), _NONE, dtype=np.int32)
     stack: list[tuple[int, int]] = []  # of those that may still hold another: end and row
     for low in range(0, len(reach), _ROWS):  # as Python's numbers they take five times the memory
         part = slice(low, low + _ROWS)

@@ -14,6 +14,8 @@ from lightning_rlprof.table import ColumnRows, PartRows, Table
 
 __all__ = ["kernels_of", "kernels_table"]
 
+_PLAIN = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
+
 
 def kernels_of(trace: KinetoTrace, rank: int) -> tuple[Kernels, list[str]]:
     """Return the kernels by start, on the axis that begins at ``trace.zero_ns``, and remarks.
@@ -43,11 +45,9 @@ def _placed(trace: KinetoTrace) -> tuple[Grown, list[str]]:
 
 def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
     names = list(trace.columns.names)
-    part = rows.rows(low, high)
+    own: dict[str, Any] = {name: rows.part(name, low, high) for name in _PLAIN}
     for name in ("device", "stream"):
-        part[name][part[name] == MISSING] = UNKNOWN
-    plain = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
-    own: dict[str, Any] = {name: part[name] for name in plain}
-    own |= {name: (part[name], names) for name in ("name", "stage", "range")}
-    own |= {name: part[name] - trace.zero_ns for name in ("start_ns", "end_ns")}
+        own[name][own[name] == MISSING] = UNKNOWN
+    own |= {name: (rows.part(name, low, high), names) for name in ("name", "stage", "range")}
+    own |= {name: rows.part(name, low, high) - trace.zero_ns for name in ("start_ns", "end_ns")}
     return Kernels(rank=np.broadcast_to(np.int64(rank), high - low), **own)

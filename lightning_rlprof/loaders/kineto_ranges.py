@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.loaders.attribution import Launches, Stages, stages_at
 from lightning_rlprof.loaders.chrome_columns import ChromeColumns
@@ -36,16 +37,24 @@ class Ranges:
     lane: Int64s
     process: Int64s
     name: Int64s
-    kind: Int64s
+    kind: npt.NDArray[np.int8]
     step: Int64s
     start_ns: Int64s
     end_ns: Int64s
 
     def stages(self, *kinds: int) -> Stages:
         """Return those of some kinds for `stages_at`."""
-        rows = np.isin(self.kind, kinds)
-        columns = (self.process, self.lane, self.kind, self.name, self.step)
-        return Stages(*(each[rows] for each in (*columns, self.start_ns, self.end_ns)))
+        told = np.isin(self.kind, kinds)
+        rows = slice(None) if told.all() else told  # a copy only where some are left out
+        return Stages(
+            self.process[rows],
+            self.lane[rows],
+            self.kind[rows],
+            self.name[rows],
+            self.step[rows],
+            self.start_ns[rows],
+            self.end_ns[rows],
+        )
 
     def of(self, *kinds: int) -> "Around":
         """Return those of some kinds, to be asked for the innermost around a moment."""
@@ -73,7 +82,7 @@ def ranges_of(columns: ChromeColumns, kind: int, processes: Int64s) -> Ranges:
         rows[column][order] for column in ("lane", "name", "start_ns", "end_ns")
     )
     names = list(columns.names)
-    kinds, steps = np.full(len(names), REGION), np.zeros(len(names), np.int64)
+    kinds, steps = np.full(len(names), REGION, np.int8), np.zeros(len(names), np.int64)
     for code in np.unique(name).tolist():
         if names[code] in STAGES:
             kinds[code] = STAGE

@@ -1,13 +1,13 @@
 """What a run holds in memory, as the tables that SQL asks for."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lightning_rlprof.model import KINDS
-from lightning_rlprof.table import Column, ColumnRows, Table
+from lightning_rlprof.table import Column, ColumnRows, PartRows, Table
 
 if TYPE_CHECKING:
     from lightning_rlprof.spans import Counter, Spans
@@ -67,27 +67,32 @@ def core_tables(spans: "Spans") -> Mapping[str, Callable[[], Table]]:
 
 
 def _spans(spans: "Spans") -> Table:
-    threads = spans.threads
-    idents = np.array([thread.ident for thread in threads] or [0], dtype=object)
-    columns: list[Any] = [
-        (spans.name, spans.names),
-        (spans.kind, KINDS),
-        spans.rank,
-        spans.step,
-        spans.start_ns,
-        spans.end_ns,
-        spans.duration_ns,
-        _identities(idents)[spans.thread],
-        (spans.thread, [thread.name for thread in threads]),
-        spans.id,
-        np.ma.masked_less(spans.parent, 0),
-    ]
     counters, note = _counters(spans)
     heads = (*_SPANS, *(column for column, _ in counters))
-    return Table("spans", heads, ColumnRows([*columns, *(each for _, each in counters)]), note=note)
+    identities = _identities([thread.ident for thread in spans.threads] or [0])
+    names = [thread.name for thread in spans.threads]
+
+    def read(low: int, high: int) -> ColumnRows:
+        part = slice(low, high)
+        columns: list[Any] = [
+            (spans.name[part], spans.names),
+            (spans.kind[part], KINDS),
+            spans.rank[part],
+            spans.step[part],
+            spans.start_ns[part],
+            spans.end_ns[part],
+            spans.end_ns[part] - spans.start_ns[part],
+            identities[spans.thread[part]],
+            (spans.thread[part], names),
+            spans.id[part],
+            np.ma.masked_less(spans.parent[part], 0),
+        ]
+        return ColumnRows([*columns, *(each[part] for _, each in counters)])
+
+    return Table("spans", heads, PartRows(len(spans), read), note=note)
 
 
-def _identities(idents: Any) -> Any:
+def _identities(idents: Iterable[int]) -> Any:
     """Return identities of threads as 64 bits, those of another tool wrapped where larger."""
     return np.array([(each + 2**63) % 2**64 - 2**63 for each in idents], dtype=np.int64)
 
