@@ -14,7 +14,7 @@ PIP_NPU := -m pip install --quiet --retries 1
 # What must be tested to the last line: cellar, ground, and the session with its parts.
 COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py tracefile.py \
 	nodes.py marking.py timed.py timings.py buffer.py window.py capture.py finish.py \
-	session.py)
+	session.py step_totals.py)
 
 # One thread each: two threads on a busy machine make the same step up to eight times longer.
 export OMP_NUM_THREADS ?= 1

@@ -7,21 +7,20 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.model import Header, Number, as_number
+from lightning_rlprof.errors import ConfigError, described
+from lightning_rlprof.model import Header
 from lightning_rlprof.nodes import Line
-from lightning_rlprof.recorders.base import Late
+from lightning_rlprof.recorders.base import Late, numbers_of
+from lightning_rlprof.step_totals import StepTotals, Tally
 from lightning_rlprof.tracefile import TraceWriter
 
-__all__ = ["Buffer", "Totals", "open_writer"]
+__all__ = ["Buffer", "open_writer"]
 
 log = logging.getLogger(__name__)
 
-_TOTALLED = ("stage", "step")
 _MOST = 1 << 16  # lines of a step, or of a session without steps, that are kept for its totals
+_MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
 _thread_of = itemgetter(6)
-
-Totals = dict[str, tuple[int, dict[str, Number]]]
 
 
 def open_writer(run: Path, header: Header) -> TraceWriter:
@@ -61,17 +60,19 @@ class Buffer:
         self._knows = self._threads.issuperset
         self._lost = 0
         self._flushed: list[Line] = []  # of the step that goes on
-        self._summed: dict[int, Totals] = {}  # of that step, too: more lines than are kept
-        self._last: tuple[list[Line], dict[int, Totals]] = ([], {})
+        self._thread = threading.get_ident()
+        self._tally = Tally(self._thread)  # of that step, too: more lines than are kept
+        self._last: tuple[list[Line], Tally] = ([], self._tally)
         self._late: list[tuple[Line, Late]] = []
+        self._numbers_lost = False
 
     def end_step(self) -> None:
         """Write everything, and close the account of a step."""
         if self._late:
             self._ask_late()
         self.flush()
-        self._last = self._flushed, self._summed
-        self._flushed, self._summed = [], {}
+        self._last = self._flushed, self._tally
+        self._flushed, self._tally = [], Tally(self._thread)
 
     def flush(self) -> None:
         """Append everything to the file."""
@@ -97,7 +98,7 @@ class Buffer:
             except Exception as error:  # a full disk, or what no file can hold
                 self._lose(len(spans), error)
         if len(self._flushed) > _MOST:
-            _sum_up(self._flushed, self._summed)
+            self._tally.add(self._flushed)
             self._flushed.clear()
 
     def add(self, line: tuple[Any, ...]) -> None:
@@ -121,25 +122,35 @@ class Buffer:
         finally:
             self._writer.close()
 
-    def totals(self, thread: int) -> Totals:
-        """Return the last step's stages on one thread: nanoseconds (inclusive) and counters."""
-        lines, before = self._last
-        summed = {thread: dict(before.get(thread, {}))}
-        _sum_up([line for line in lines if line[6] == thread], summed)
-        return summed[thread]
+    def totals(self) -> StepTotals:
+        """Return what the last step spent on the stages of the thread that made this."""
+        lines, tally = self._last
+        self._last = [], tally
+        tally.add(lines)
+        return tally.totals()
 
     def _ask_late(self) -> None:
         asked, self._late = self._late, []
         for span, ask in asked:
             try:
                 numbers = ask()
+                if numbers is None:
+                    self._late.append((span, ask))
+                elif told := numbers_of(numbers):
+                    self.add(("count", span[7], told))
             except Exception as error:
-                log.warning("numbers of <%s %s> are lost: %s", span[2], span[1], error)
-                continue
-            if numbers is None:
-                self._late.append((span, ask))
-            elif numbers:
-                self.add(("count", span[7], dict(numbers)))
+                self._lose_numbers(f"of <{span[2]} {span[1]}> ({described(error)})")
+        if len(self._late) > _MOST_LATE:
+            self._lose_numbers(f"of more than {_MOST_LATE} spans, as they are never told")
+            del self._late[:-_MOST_LATE]
+
+    def _lose_numbers(self, which: str) -> None:
+        """Say it once, as it may come with every span."""
+        if not self._numbers_lost:
+            text = f"numbers that a recorder owes are lost: {which}"
+            log.warning("%s", text)
+            self.add(("note", self._clock(), "error", text))
+        self._numbers_lost = True
 
     def _lose(self, count: int, error: Exception) -> None:
         if not self._lost:
@@ -163,15 +174,3 @@ class Buffer:
         else:
             self._lost = 0
             self._threads |= new
-
-
-def _sum_up(lines: Iterable[Line], by_thread: dict[int, Totals]) -> None:
-    """Add what `Buffer.totals` tells of some lines; what was there is replaced, never changed."""
-    for _, name, kind, _, start, end, thread, _, _, counters in lines:
-        if kind in _TOTALLED:
-            totals = by_thread.setdefault(thread, {})
-            total, before = totals.get(name, (0, {}))
-            numbers = dict(before)
-            for key, value in (counters or {}).items():
-                numbers[key] = numbers.get(key, 0) + (as_number(value) or 0)
-            totals[name] = (total + end - start, numbers)

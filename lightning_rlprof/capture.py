@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.errors import described
 from lightning_rlprof.marking import Marker
 from lightning_rlprof.model import Kind, Number
-from lightning_rlprof.recorders.base import Late, Recorder
+from lightning_rlprof.recorders.base import Counters, Late, Recorder, numbers_of
 from lightning_rlprof.window import window_name
 
 __all__ = ["Capture", "Ended", "Run"]
@@ -189,11 +190,11 @@ class Capture:
         token.parts = [part for part in token.parts if windowed and part[0].always]
         for recorder, part in reversed(ending):
             if recorder in self._recorders:
-                found = self._call(recorder, recorder.exit, part)
+                found = self._call(recorder, _told, recorder.exit, part)
                 if callable(found):
                     token.ended.late.append(found)
-                else:
-                    token.ended.counters.update(found or {})
+                elif found is not None:
+                    token.ended.counters.update(found)
 
     def _call(self, recorder: Recorder, action: Callable[..., T], *arguments: object) -> T | None:
         try:
@@ -209,8 +210,15 @@ class Capture:
         self._recorders = tuple(kept for kept in self._recorders if kept is not recorder)
         self._listening = self._now_listening()
         log.debug("a recorder failed", exc_info=error)
-        what = f"{type(error).__name__}: {error}"
-        self._run.note("error", f"{type(recorder).__name__} failed and was dropped ({what})")
+        name = type(recorder).__name__
+        self._run.note("error", f"{name} failed and was dropped ({described(error)})")
+
+
+def _told(
+    end: Callable[[object], Counters | Late | None], token: object
+) -> Late | dict[str, Number]:
+    found = end(token)
+    return found if callable(found) else numbers_of(found)
 
 
 def _steps_text(config: ProfilerConfig) -> str:

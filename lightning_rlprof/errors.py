@@ -6,7 +6,7 @@ RlprofError
 └── RecorderError  a recorder that cannot start on this machine, found before training
 """
 
-__all__ = ["ConfigError", "RecorderError", "RlprofError", "TraceError"]
+__all__ = ["ConfigError", "RecorderError", "RlprofError", "TraceError", "described"]
 
 
 class RlprofError(Exception):
@@ -34,3 +34,17 @@ class TraceError(RlprofError):
 
 class RecorderError(RlprofError):
     """A recorder cannot work on this machine; the text says what is missing and how to get it."""
+
+
+def described(error: BaseException) -> str:
+    """Return the name and the text of an exception, also of one that fails to tell its text.
+
+    Example::
+
+        >>> described(KeyError("tokens"))
+        "KeyError: 'tokens'"
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

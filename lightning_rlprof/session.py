@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from lightning_rlprof import marking, window
-from lightning_rlprof.buffer import Buffer, Totals, open_writer
+from lightning_rlprof.buffer import Buffer, open_writer
 from lightning_rlprof.capture import Capture
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
@@ -16,6 +16,7 @@ from lightning_rlprof.exchange import Exchange
 from lightning_rlprof.model import Header, Kind, Number
 from lightning_rlprof.nodes import Open, made
 from lightning_rlprof.recorders.base import Late, Recorder
+from lightning_rlprof.step_totals import StepTotals
 from lightning_rlprof.token_window import GENERATION, TokenWindow
 from lightning_rlprof.tracefile import rank_directory
 
@@ -78,7 +79,7 @@ class Session:
         self._buffer = buffer = Buffer(open_writer(run, header), clock)
         self.append, self.add = buffer.append, buffer.add
         self.flush_at_ns = clock() + _STAGE_NS
-        self._totals: Totals | None = None
+        self._totals: StepTotals | None = None
         self.waiting = self._closed = False
         self._step_start: int | None = None
         self._edge: int | None = None
@@ -98,8 +99,6 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None:
-            self.abandon_step(interrupted=True)
         self.close("finished" if kind is None else f"interrupted by {kind.__name__}")
 
     # ---- steps
@@ -181,16 +180,11 @@ class Session:
             self._tune()
 
     @property
-    def step_totals(self) -> Totals:
-        """The last step's stages: nanoseconds (inclusive) and counters, on the training thread."""
+    def step_totals(self) -> StepTotals:
+        """What the last step that ended spent on its stages, on the training thread."""
         if self._totals is None:
-            self._totals = self._buffer.totals(self._trainer_thread)
+            self._totals = self._buffer.totals()
         return self._totals
-
-    @property
-    def captured_last_step(self) -> bool:
-        """Tell whether a capture was open in the step that `step_totals` describes."""
-        return bool(self.step_totals.get("step", (0, {}))[1].get("capture"))
 
     def record(
         self,
@@ -226,7 +220,7 @@ class Session:
         line, _, _, token = span
         known = self._capture.exit(token)
         if known.counters:
-            line[9] = {**(line[9] or {}), **known.counters}
+            line[9] = {**known.counters, **(line[9] or {})}
         self._buffer.later(line, known.late)
 
     def mark(self, name: str) -> None:
@@ -257,7 +251,7 @@ class Session:
         if self._closed:
             return
         try:
-            self.abandon_step(interrupted=False)
+            self.abandon_step(interrupted=status != "finished")
             if self.exchange is not None and status == "finished":
                 self.exchange.meet(self._ended)
             self._capture.finish()

@@ -41,9 +41,9 @@ def test_many_lines_without_a_step_are_summed_up(start, clock, monkeypatch):
         session.flush()
         assert len(session._buffer._flushed) <= 3, number
     session.end_step()
-    assert session.step_totals["compute_reward"] == (40, {"samples": 20})
+    assert session.step_totals.stages["compute_reward"] == (40, {"samples": 20}, {"samples": 40})
     session.end_step()
-    assert "compute_reward" not in session.step_totals
+    assert "compute_reward" not in session.step_totals.stages
 
 
 def test_a_step_of_numpy_is_a_step(start):

@@ -37,7 +37,7 @@ def test_a_window_on_a_stage_opens_and_closes_with_it(start, clock):
         with stage(name):
             pass
     session.end_step()
-    assert session.captured_last_step
+    assert session.step_totals.captured
     session.close()
     assert recorder.calls == [
         *["open step-000002-actor_update", "enter actor_update", "exit actor_update", "close"],
@@ -275,7 +275,7 @@ def test_numbers_that_never_come_or_raise_are_absent(start, clock, caplog):
     session.close()
     loaded = load(session.run)
     assert loaded.counters == {}
-    assert "numbers of <stage actor_update> are lost: the device is gone" in caplog.text
+    assert "lost: of <stage actor_update> (RuntimeError: the device is gone)" in caplog.text
 
 
 def test_regions_open_no_capture_of_their_own(start):

@@ -59,7 +59,6 @@ def test_an_interrupted_step_stays_and_says_so(start, clock):
     session = start()
     session.begin_step(1)
     clock.advance(4)
-    session.abandon_step(interrupted=True)
     session.close("interrupted by ValueError")
     (step,) = spans(session, "step")
     assert (step.end_ns, step.counters) == (4, {"interrupted": 1})
@@ -155,11 +154,8 @@ def test_totals_of_a_step_are_there_when_it_ended(start, clock):
     thread.join()
     session.record(Marker("backward", "region"), 0, 5)
     session.end_step()
-    assert session.step_totals == {
-        "actor_generate": (20, {"tokens": 7}),
-        "step": (20, {}),
-    }
-    assert not session.captured_last_step
+    stages = {"actor_generate": (20, {"tokens": 7}, {"tokens": 20})}
+    assert session.step_totals == (20, False, stages)
 
 
 def test_notes_are_logged_by_rank_zero_and_warnings_by_all(start, caplog):

@@ -188,7 +188,6 @@ class ProfilerCallback(Callback):
             for part in undo:
                 part.remove()
             if session is not None:
-                session.abandon_step(interrupted=status != "finished")
                 session.close(status)
         except Exception as error:
             log.error("the run could not be finished: %s", error, exc_info=error)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_rlprof.model import Kind, Number
+from lightning_rlprof.model import Kind, Number, as_number
 
-__all__ = ["Counters", "Late", "Recorder"]
+__all__ = ["Counters", "Late", "Recorder", "numbers_of"]
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +16,19 @@ Counters = Mapping[str, Number]
 
 Late = Callable[[], Counters | None]
 """Tells a span's numbers once they are known, and None until then."""
+
+
+def numbers_of(found: Any) -> dict[str, Number]:
+    """Return what a recorder tells of a span as plain numbers; None among them is left out.
+
+    Raises:
+        TypeError: It is no mapping of numbers, and could not be read in the run.
+    """
+    given = found if isinstance(found, Mapping) else {} if found is None else {"": found}
+    numbers = {name: as_number(value) for name, value in given.items() if value is not None}
+    if None in numbers.values() or not all(name and isinstance(name, str) for name in numbers):
+        raise TypeError(f"{type(found).__name__} is told of a span, which is no mapping of numbers")
+    return numbers  # type: ignore[return-value]
 
 
 def _log(level: str, text: str) -> None:

@@ -229,4 +229,8 @@ class TorchProfilerRecorder(Recorder):
                 "full; take fewer steps, one stage or torch_profiler.schedule",
             )
         held, cycle.profiler = [cycle.profiler], None
+        if cycle.taken:
+            self.note("error", f"{name} is lost: another torch profiler ran in that capture")
+            self._memory.release(held)
+            return
         self._exporter.write(held, self._out / name, kernels=options.on_device)

@@ -165,6 +165,42 @@ def test_log_every_n_steps_is_respected(tmp_path: Path) -> None:
     assert [x for x, _ in events.of("rlprof/step_s")] == [1, 3]
 
 
+def test_a_row_is_of_all_batches_since_the_one_before(tmp_path: Path) -> None:
+    class EverySecond(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            if batch_idx % 2 == 0:
+                return super().training_step(batch, batch_idx)
+            return self.layer(batch).pow(2).mean()
+
+    callback, events = logged(tmp_path, EverySecond(), log_every_n_steps=2)
+    trace = trace_of(callback)
+    whole = [step.end_ns - step.start_ns for step in of(trace, "step")]
+    own = [stage.end_ns - stage.start_ns for stage in of(trace, "actor_update")]
+    for name, expected in {
+        "rlprof/step_s": [(whole[at] + whole[at + 1]) / 2e9 for at in (0, 2)],
+        "rlprof/actor_update_s": [each / 2e9 for each in own],
+        "rlprof/actor_update_share": [
+            each / (whole[at] + whole[at + 1]) for each, at in zip(own, (0, 2), strict=True)
+        ],
+        "rlprof/actor_update_tokens_per_s": [8 / (each / 1e9) for each in own],
+    }.items():
+        assert events.of(name) == [
+            (x, pytest.approx(value, rel=1e-5)) for x, value in zip((1, 3), expected, strict=True)
+        ], name
+
+
+def test_a_logger_that_fails_silences_no_other(tmp_path: Path) -> None:
+    class Broken(TensorBoardLogger):
+        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+            raise ConnectionError("no network")
+
+    broken = Broken(tmp_path / "broken", name="", version="")
+    logger = TensorBoardLogger(tmp_path / "logs", name="", version="")
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"))
+    make_trainer(callback, StageMetrics(), logger=[broken, logger]).fit(Tiny(), loader())
+    assert len(Logged(tmp_path / "logs").of("rlprof/step_s")) == 4
+
+
 def test_metrics_and_captures_go_together(tmp_path: Path) -> None:
     callback = ProfilerCallback(
         profile_save_path=str(tmp_path / "runs"), steps=[2], recorders=[FakeRecorder()]

@@ -1,6 +1,8 @@
 """torch.profiler in a session: windows, rows, failures; each file is read back."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +192,27 @@ def test_each_role_builds_its_recorder_from_verls_configuration(role: str) -> No
 def test_without_a_profiler_block_nothing_is_built() -> None:
     assert build_recorders(ProfilerConfig.build(None), make_header()) == []
     assert build_recorders(ProfilerConfig.build(profile=False), make_header()) == []
+
+
+def test_a_profiler_of_the_training_inside_of_a_capture_costs_its_trace_not_the_process(
+    tmp_path: Path,
+) -> None:
+    code = """
+import sys
+import torch
+from lightning_rlprof import ProfilerConfig, load, stage, start_session
+
+config = ProfilerConfig.build(profile_save_path=sys.argv[1], steps=[1], tools=["torch_profiler"])
+with start_session(config, name="run", rank=0, world_size=1) as session:
+    session.begin_step(1)
+    with stage("actor_update"), torch.profiler.profile() as own:
+        torch.ones(4).sum()
+    own.export_chrome_trace(sys.argv[1] + "/own.json")
+    session.end_step()
+print([note.text for note in load(sys.argv[1] + "/run").notes])
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "is lost: another torch profiler ran in that capture" in done.stdout
+    assert "aten::ones" in (tmp_path / "own.json").read_text()
