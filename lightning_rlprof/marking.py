@@ -150,7 +150,8 @@ def annotate(target: Any, /) -> Any:
     """
     if isinstance(target, str):
         return Marker(target, "region")
-    return Marker(target.__qualname__, "region")(target)
+    name = getattr(target, "__qualname__", None) or type(target).__qualname__  # of a partial
+    return Marker(name, "region")(target)
 
 
 def mark(name: str, /, **counters: Number) -> None:

@@ -9,11 +9,16 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, ColumnRows, Table
 
-__all__ = ["numbers", "read", "texts"]
+__all__ = ["losses", "numbers", "read", "texts"]
+
+_LOST = "left out"  # in every note of a loader that could not read some rows
 
 
 def read(spans: Spans, name: str, remarks: list[str]) -> Table | None:
-    """Return a table, None where the run has none; why it cannot be told becomes a remark."""
+    """Return a table, None where the run has none.
+
+    Why it cannot be told becomes a remark, and so do rows that its loader had to leave out.
+    """
     if name not in spans.tables:
         return None
     try:
@@ -24,7 +29,13 @@ def read(spans: Spans, name: str, remarks: list[str]) -> Table | None:
     if table.abstained is not None:
         remarks.append(f"The table {name} is missing: {table.abstained}.")
         return None
+    remarks += [f"The table {name} is not whole: {text}." for text in losses(table)]
     return table
+
+
+def losses(table: Table) -> list[str]:
+    """Return what the note of a table says of rows that are lost."""
+    return [text for text in table.note.split("; ") if _LOST in text]
 
 
 def numbers(table: Table, name: str, nothing: int = 0) -> Int64s:

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.cells import numbers, read
+from lightning_rlprof.analysis.cells import losses, numbers, read
 from lightning_rlprof.analysis.certainty import never_compared, uncertainty_ns
 from lightning_rlprof.analysis.counted import counted
 from lightning_rlprof.analysis.slowdown import slowdown
 from lightning_rlprof.analysis.throughput import throughput
 from lightning_rlprof.analysis.unpaired import unpaired
 from lightning_rlprof.analysis.windows import CLOSED, OPENED
-from lightning_rlprof.spans import Spans
+from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Column, Table
 
 __all__ = ["integrity"]
@@ -24,6 +24,7 @@ _REFUSED = "above 100 %"
 _LONGER = 0.05  # than others: what captured steps may be before it is a doubt
 _LOST = 0.01  # of the launches: how many may lack their kernel, as the last of a capture do
 _FEW = 8
+_MOST = 10_000  # steps of a gap that are counted
 _ROUGH_NS = 1_000_000  # what times of two ranks may be off before it is a doubt
 
 _Row = tuple[str, str, str]
@@ -70,11 +71,25 @@ def _steps(spans: Spans) -> Iterator[_Row]:
     note = counted(spans, rows).note
     text = f"some of {every} are missing on rank {_few(lack)}" if lack else f"all {every}"
     yield "steps", _DOUBT if lack else _OK, f"{text}. {note}".rstrip(". ")
+    if between := _between(spans, np.unique(spans.step[rows])):
+        yield "steps", _DOUBT, f"{len(between)} between others are in no file: {_few(between)}"
+
+
+def _between(spans: Spans, steps: Int64s) -> list[int]:
+    """Return steps that lie between others and were lost, where all steps were to be recorded."""
+    if not all(header.config.get("spans") for header in spans.headers.values()):
+        return []
+    edges = np.flatnonzero(np.diff(steps) > 1)[:_FEW]
+    gaps = ((int(steps[at]) + 1, int(steps[at + 1])) for at in edges.tolist())
+    return [step for low, high in gaps for step in range(low, min(high, low + _MOST))]
 
 
 def _events(spans: Spans) -> Iterator[_Row]:
     warnings = [note for note in spans.notes if note.level != "info"]
     texts = [*(each.text for each in spans.problems), *(note.text for note in warnings)]
+    for name in ("kernels", "memcpy", "collectives"):
+        table = read(spans, name, [])
+        texts += [f"{name}: {text}" for text in losses(table)] if table else []
     if texts:
         first = f"{len(texts)} remarks, the first: " if len(texts) > 1 else ""
         yield "events", _DOUBT, f"{first}{texts[0]}"
@@ -85,7 +100,11 @@ def _events(spans: Spans) -> Iterator[_Row]:
 def _kernels(spans: Spans) -> Iterator[_Row]:
     found = unpaired(spans)
     if found is None:
-        yield "kernels", _UNKNOWN, "no tool recorded launches and kernels, to compare them"
+        yield (
+            "kernels",
+            _UNKNOWN,
+            "no torch.profiler recorded launches and kernels, to compare them",
+        )
     elif found.alone > _LOST * found.launches:
         text = f"{found.alone:,} of {found.launches:,} launches have no kernel: events were dropped"
         yield "kernels", _DOUBT, f"{text}, or a graph captured them"

@@ -10,6 +10,7 @@ from lightning_rlprof.analysis.counted import counted
 from lightning_rlprof.analysis.flops import attention_flops, kind_of, peak_of, token_flops
 from lightning_rlprof.analysis.partition import home
 from lightning_rlprof.analysis.sweep import unions
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
@@ -75,9 +76,8 @@ def throughput(
 ) -> Table:
     """Return tokens and samples per second of each stage, per rank and of the job, and its MFU.
 
-    From the counters ``tokens``, ``samples`` and ``flops`` of spans, in steps that no capture
-    slowed down. FLOPs are those stated per token, else the counter, else by formula. MFU above
-    100 % is refused. Abstains where no stage counted anything.
+    From the counters ``tokens``, ``samples`` and ``flops`` of spans, in steps without a capture.
+    FLOPs: those stated per token, else the counter, else by formula. MFU above 100 % is refused.
 
     Args:
         spans: The run.
@@ -85,15 +85,34 @@ def throughput(
         parameters: Of the model, one number or by stage, see `token_flops`.
         shape: Adds attention to what ``parameters`` give.
         peak_tflops: Of each device; None looks up what the rank's header names.
+
+    Raises:
+        RlprofError: A number is not above 0 and below 1e18, or a stage is not in the run.
     """
-    peaks = {rank: peak_tflops or peak_of(head.device) for rank, head in spans.headers.items()}
-    known = _Known(flops_per_token or {}, parameters, shape, peaks)
+    _check(spans, flops_per_token=flops_per_token, parameters=parameters, peak_tflops=peak_tflops)
+    known = _Known(flops_per_token or {}, parameters, shape, _peaks(spans, peak_tflops))
     stages, note = _stages(spans)
     work = {name: _work(spans, name, stages) for name in _COUNTERS}
     if not any(work.values()):
         return Table("throughput", _COLUMNS, abstained=_NOTHING)
     rows, doubts = _judged(spans, _rows(spans, work, known), known)
     return Table("throughput", _COLUMNS, rows, " ".join(filter(None, [note, *doubts, _NOTE])))
+
+
+def _peaks(spans: Spans, told: float | None) -> dict[int, float | None]:
+    return {rank: told or peak_of(header.device) for rank, header in spans.headers.items()}
+
+
+def _check(spans: Spans, **given: float | PerStage | None) -> None:
+    stages = {spans.names[code] for code in np.unique(spans.name[spans.rows(kind="stage")])}
+    for option, told in given.items():
+        named = told if isinstance(told, Mapping) else {"": told}
+        for stage, value in named.items():
+            if stage and stage not in stages:
+                there = ", ".join(sorted(stages))
+                raise RlprofError(f"{option}: {stage!r} is no stage of this run, which has {there}")
+            if value is not None and not 0 < value < 1e18:
+                raise RlprofError(f"{option} {value}: takes a number above 0 and below 1e18")
 
 
 def _stages(spans: Spans) -> tuple[Int64s, str]:

@@ -81,6 +81,10 @@ def _told(function: "Callable[..., Table]", spans: "Spans", rank: int | None) ->
     """Return the answer of an analysis, of one rank where that was asked for."""
     if rank is None:
         return function(spans)
+    from lightning_rlprof.loaders.ranks import as_ranges
+
+    if rank not in spans.ranks:
+        raise RlprofError(f"--rank {rank}: is not in this run, which has {as_ranges(spans.ranks)}")
     if "ranks" in signature(function).parameters:
         return function(spans, ranks=[rank])
     table = function(spans)

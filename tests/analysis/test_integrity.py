@@ -35,7 +35,7 @@ def test_a_healthy_run_has_no_doubts(spans: Spans) -> None:
         "ends": ("ok", "every file goes to its end"),
         "steps": ("ok", "all 4"),
         "events": ("ok", "nothing is known to be lost"),
-        "kernels": ("unknown", "no tool recorded launches and kernels, to compare them"),
+        "kernels": ("unknown", "no torch.profiler recorded launches and kernels, to compare them"),
         "clocks": ("ok", "one host, one clock"),
         "graph replay": ("unknown", "no device tool recorded kernels"),
         "MFU": ("unknown", "no FLOPs are stated, or the device is not known"),
@@ -59,6 +59,25 @@ def test_steps_that_ranks_lack_are_a_doubt(spans: Spans) -> None:
     assert sheet(cut)["steps"] == ("doubt", "some of 4 are missing on rank 2")
     none = replace(spans, kind=np.full(len(spans), KINDS.index("stage")))
     assert sheet(none)["steps"] == ("unknown", "none goes to its end")
+
+
+def test_steps_that_no_rank_has_are_a_doubt_where_all_were_to_be_recorded(spans: Spans) -> None:
+    keep = ~np.isin(spans.step, (2, 3))
+    names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
+    holed = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
+    assert [row[1] for row in integrity(holed).rows if row[0] == "steps"] == ["ok"]
+    config = {"spans": True}
+    headers = {rank: replace(head, config=config) for rank, head in spans.headers.items()}
+    rows = integrity(replace(holed, headers=headers)).rows
+    assert ("steps", "doubt", "2 between others are in no file: 2, 3") in list(rows)
+
+
+@pytest.mark.parametrize("name", ["kernels", "memcpy", "collectives"])
+def test_rows_that_a_tool_lost_are_a_doubt(name: str, spans: Spans) -> None:
+    note = "3 are fine; 1721 rows are left out: their times are wrong"
+    table = replace(kernels([None], note), name=name)
+    found = sheet(replace(spans, tables={name: lambda: table}))["events"]
+    assert found == ("doubt", f"{name}: 1721 rows are left out: their times are wrong")
 
 
 def test_remarks_and_hosts_are_doubts(spans: Spans) -> None:

@@ -1,5 +1,6 @@
 """Tokens per second and MFU of stages, against sums over every nanosecond."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.throughput import Shape, throughput
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Cell
 from tests.runs import Row, loaded
@@ -103,6 +105,24 @@ def test_mfu_above_100_per_cent_is_refused() -> None:
     assert (row["MFU"], row["TFLOP/s"], row["peak TFLOP/s"]) == (None, 130.0, 125.0)
     assert "MFU of actor_update is above 100 %: FLOPs, tokens or peak" in throughput(spans).note
     assert found(spans, peak_tflops=130.0)["actor_update", 0]["MFU"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("parameters", -1, "parameters -1: takes a number above 0"),
+        ("parameters", float("nan"), "parameters nan: takes a number above 0"),
+        ("parameters", {"actor_update": 0}, "parameters 0: takes a number above 0"),
+        ("peak_tflops", -5, "peak_tflops -5: takes a number above 0"),
+        ("peak_tflops", float("inf"), "peak_tflops inf: takes a number above 0"),
+        ("peak_tflops", 0, "peak_tflops 0: takes a number above 0"),
+        ("flops_per_token", {"actor": 1}, "'actor' is no stage of this run, which has actor_upd"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(option: str, value: Any, text: str) -> None:
+    spans = loaded([stage("actor_update", 0, 10, tokens=5)])
+    with pytest.raises(RlprofError, match=re.escape(text)):
+        throughput(spans, **{option: value})
 
 
 def test_unknown_hardware_says_unknown() -> None:

@@ -22,9 +22,14 @@ def accused(**options: object) -> set[object]:
     return {rank for rank, verdict in pairs if rank is not None and verdict not in innocent}
 
 
-# Twice as slow, as a test must hold on machines that are busy otherwise; 15 % takes a quiet one.
+# Twice as slow, as a test must hold on machines that are busy otherwise; 15 % takes a quiet one. On
+# a very busy one nobody may be accused, which is right, and the next training is looked at.
 def test_the_slow_rank_is_found_and_without_one_nobody_is(tmp_path: Path) -> None:
-    assert accused(save_path=tmp_path / "slow", slow_rank=1, slow_by=1.0) == {1}
+    trainings = (
+        accused(save_path=tmp_path / f"slow-{number}", slow_rank=1, slow_by=1.0)
+        for number in range(3)
+    )
+    assert next(filter(None, trainings), set()) == {1}
     assert accused(save_path=tmp_path / "healthy") == set()
 
 
