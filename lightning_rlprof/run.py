@@ -11,8 +11,10 @@ from datetime import datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.exchange import Exchange, default_store, leaders
 from lightning_rlprof.finish import OnFinish, run_finish
 from lightning_rlprof.model import FORMAT, Header
@@ -66,7 +68,14 @@ def start_session(
     return session
 
 
-def _names(recorders: Sequence[Recorder]) -> tuple[str, ...]:
+def _names(recorders: Any) -> tuple[str, ...]:
+    """Return what recorders of the user's own are called; raises ConfigError where one is none."""
+    for one in recorders if isinstance(recorders, list | tuple) else [recorders]:
+        if not isinstance(one, Recorder):
+            what = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
+            raise ConfigError(f"recorders: {what:.80} is no recorder; make it one, [MyRecorder()]")
+    if isinstance(recorders, Recorder):
+        raise ConfigError(f"recorders: takes a list, such as [{type(recorders).__name__}()]")
     return tuple(type(recorder).__name__ for recorder in recorders)
 
 

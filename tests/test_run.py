@@ -54,6 +54,22 @@ def test_own_recorders_replace_the_chosen_ones(tmp_path):
     assert recorder.calls == ["open step-000001", "enter step", "exit step", "close", "finish"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (FakeRecorder(), "recorders: takes a list, such as [FakeRecorder()]"),
+        ([FakeRecorder], "recorders: the class FakeRecorder is no recorder; make it one"),
+        ([None], "recorders: None is no recorder"),
+        ("memory", "recorders: 'memory' is no recorder"),
+    ],
+)
+def test_what_is_no_list_of_recorders_is_refused(wrong, text, tmp_path):
+    config = ProfilerConfig.build(profile_save_path=str(tmp_path))
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        start_session(config, recorders=wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_lightweight_mode_on_a_cpu_says_that_spans_are_all_there_is(tmp_path):
     config = ProfilerConfig.build(
         None,

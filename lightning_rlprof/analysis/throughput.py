@@ -89,8 +89,7 @@ def throughput(
     Raises:
         RlprofError: A number is not above 0 and below 1e18, or a stage is not in the run.
     """
-    _check(spans, flops_per_token=flops_per_token, parameters=parameters, peak_tflops=peak_tflops)
-    known = _Known(flops_per_token or {}, parameters, shape, _peaks(spans, peak_tflops))
+    known = _known(spans, flops_per_token, parameters, shape, peak_tflops)
     stages, note = _stages(spans)
     work = {name: _work(spans, name, stages) for name in _COUNTERS}
     if not any(work.values()):
@@ -99,8 +98,16 @@ def throughput(
     return Table("throughput", _COLUMNS, rows, " ".join(filter(None, [note, *doubts, _NOTE])))
 
 
-def _peaks(spans: Spans, told: float | None) -> dict[int, float | None]:
-    return {rank: told or peak_of(header.device) for rank, header in spans.headers.items()}
+def _known(
+    spans: Spans,
+    per_token: PerStage | None,
+    parameters: float | PerStage | None,
+    shape: Shape | None,
+    peak: float | None,
+) -> _Known:
+    _check(spans, flops_per_token=per_token, parameters=parameters, peak_tflops=peak)
+    peaks = {rank: peak or peak_of(header.device) for rank, header in spans.headers.items()}
+    return _Known(per_token or {}, parameters, shape, peaks)
 
 
 def _check(spans: Spans, **given: float | PerStage | None) -> None:
