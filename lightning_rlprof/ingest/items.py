@@ -3,10 +3,13 @@
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend import is_ascend
+from lightning_rlprof.loaders.ascend_folder import OUTPUT
 from lightning_rlprof.loaders.kineto import is_chrome_trace, is_export
 from lightning_rlprof.store.cache import FOLDER
 from lightning_rlprof.tracefile import rank_files
@@ -15,25 +18,39 @@ __all__ = ["is_run", "items", "traces"]
 
 # What one trace may lie there as, the form that is read where there are several first.
 _FORMS = ((".json", ".json.gz", ".json.zst"), (".sqlite", ".nsys-rep"))
+# A directory of a capture by its name, the file of one, and how far down captures are looked for.
+_CAPTURE, _VIEW, _DEEPEST = "_ascend_pt", "trace_view.json", 4
 _SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", ".sqlite", ".nsys-rep")
+
+
+class _Item(NamedTuple):
+    """A run or trace, and for captures of torch_npu how many folders down the deepest one lies."""
+
+    path: Path
+    deep: int | None = None
 
 
 def items(path: Path) -> list[Path]:
     """Return the runs and traces that a path stands for, sorted: itself, or what lies below it.
 
-    A directory with rank files is one run, one of torch_npu's captures one trace; below any other,
-    every such directory and every file that is a trace by its name or content. Also files that are
-    none by content, where traces beside them have the same name but for digits. Links to
-    directories are not followed.
+    A directory with rank files is one run, one that holds nothing but torch_npu's captures one
+    trace; below any other, every such directory and every file that is a trace by its name or
+    content. Also files that are none by content, where traces beside them have the same name but
+    for digits, and what must not be looked at: to read it tells why. Links to directories are not
+    followed.
 
     Raises:
         TraceError: There is no such path, or nothing to read below it.
     """
-    if not path.exists():
-        raise TraceError(f"{path}: no such file or directory")
-    if not path.is_dir():
+    try:
+        there, is_folder = path.exists(), path.is_dir()
+    except PermissionError:
         return [path]
-    found = _below(path)
+    if not there:
+        raise TraceError(f"{path}: no such file or directory")
+    if not is_folder:
+        return [path]
+    found = [item.path for item in _below(path)]
     if not found:
         raise TraceError(f"{path}: holds no run and no trace")
     return found
@@ -41,24 +58,48 @@ def items(path: Path) -> list[Path]:
 
 def traces(folder: Path) -> list[Path]:
     """Return the traces that are files of one folder, by name and each in one form; see `items`."""
-    return _traces(path for path in folder.iterdir() if path.is_file())
+    return _traces(Path(entry.path) for entry in os.scandir(folder) if _is_file(entry))
 
 
 def is_run(path: Path) -> bool:
     """Tell whether a path is a run that we recorded, or a part of one."""
-    return path.suffix == ".jsonl" or (path.is_dir() and bool(rank_files(path)))
+    return path.suffix == ".jsonl" or (os.path.isdir(path) and bool(rank_files(path)))
 
 
-def _below(folder: Path) -> list[Path]:
-    if rank_files(folder) or is_ascend(folder):
-        return [folder]
-    found = []
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and entry.name != FOLDER:
-            found += _below(Path(entry.path))
-    files = (path for path in (Path(entry.path) for entry in entries) if path.is_file())
-    return [*_traces(files), *found]
+def _below(folder: Path) -> list[_Item]:
+    """Return what lies at and below a folder; the folder itself where there are only captures."""
+    try:
+        if rank_files(folder):
+            return [_Item(folder)]
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        if folder.name.endswith(_CAPTURE) or OUTPUT in (folder.name, *(e.name for e in entries)):
+            return [_Item(folder, 0)]
+        found = [_Item(path) for path in _traces(Path(e.path) for e in entries if _is_file(e))]
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and entry.name != FOLDER:
+                found += _below(Path(entry.path))
+        return [_Item(folder)] if _is_output(folder, found) else _joined(folder, found)
+    except OSError:
+        return [_Item(folder)]
+
+
+def _is_output(folder: Path, found: list[_Item]) -> bool:
+    """Tell whether a folder holds the files of one capture themselves, and nothing else."""
+    return {item.path for item in found} <= {folder / _VIEW} and is_ascend(folder)
+
+
+def _joined(folder: Path, found: list[_Item]) -> list[_Item]:
+    depths = [item.deep for item in found if item.deep is not None]
+    if depths and len(depths) == len(found) and max(depths) < _DEEPEST:
+        return [_Item(folder, max(depths) + 1)]
+    return found
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    """Tell whether an entry is a file, or a link to one, which may be gone."""
+    if not entry.is_symlink():
+        return entry.is_file()
+    return os.path.isfile(entry.path) or not os.path.exists(entry.path)
 
 
 def _traces(files: Iterable[Path]) -> list[Path]:
@@ -77,7 +118,9 @@ def _traces(files: Iterable[Path]) -> list[Path]:
 
 
 def _is_trace(path: Path) -> bool:
-    return is_chrome_trace(path) and not is_export(path)
+    with suppress(PermissionError):
+        return is_chrome_trace(path) and not is_export(path)
+    return False
 
 
 def _pattern(path: Path) -> str:

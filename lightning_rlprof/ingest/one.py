@@ -1,5 +1,6 @@
 """One run or trace turned into a cache with all of its tables, and what came of it as a row."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -86,7 +87,8 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
 
 def _read(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
     """Read it with all that its tables need: a Chrome trace in one pass instead of two."""
-    if path.name.endswith(_CHROME) and not is_ascend(path) and is_chrome_trace(path):
+    chrome = path.name.endswith(_CHROME) and os.path.isfile(path) and not is_ascend(path)
+    if chrome and is_chrome_trace(path):
         return read_kineto(path, every=True)
     return load(path, progress=progress)
 

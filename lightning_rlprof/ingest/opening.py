@@ -1,5 +1,6 @@
 """The door to a run for who asks again and again: out of a good cache, else out of its files."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -90,7 +91,7 @@ def _parts(path: Path, facts: Mapping[str, Any]) -> Sequence[Part]:
 
 def _is_folder_of_traces(path: Path) -> bool:
     """Tell whether `load` looks for traces there: not where runs are, nor inside of one."""
-    if not path.is_dir() or any(map(rank_files, (path, path.absolute().parent))):
+    if not os.path.isdir(path) or any(map(rank_files, (path, path.absolute().parent))):
         return False
     return not is_ascend(path) and not any(map(rank_files, path.iterdir()))
 

@@ -1,6 +1,7 @@
 """The one door to a recorded run: `load(path)` finds the files and returns `Spans`."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
         from lightning_rlprof.remote import read_remote
 
         return read_remote(path, lambda here: load(here, progress=progress))
-    if path.is_file():
+    if os.path.isfile(path):
         return _read_file(path, progress)
     names = _entries(path)
     if rank_files(path):

@@ -137,12 +137,12 @@ def sources(path: Path) -> Sources:
         whole = path.parent
     elif path.parent.name == "ASCEND_PROFILER_OUTPUT":
         whole = path.parent.parent
-    if whole.is_dir():
+    if os.path.isdir(whole):
         found = list(_below(whole))
     else:
         stem = path.name.split(".")[0]
         found = [path, *path.parent.glob(f"{escape(stem)}.*")]
-        found = [each for each in dict.fromkeys(found) if each.is_file()]
+        found = [each for each in dict.fromkeys(found) if os.path.isfile(each)]
     facts = []
     for file in found:
         with contextlib.suppress(OSError):  # gone meanwhile
@@ -238,10 +238,10 @@ def _home(path: Path, made_of: Sources) -> Path:
         package = version("lightning-rlprof")
     except PackageNotFoundError:  # run from a source tree that was never installed
         package = ""
-    about = json.dumps([SCHEMA, package, path.name if path.is_file() else "", made_of])
+    about = json.dumps([SCHEMA, package, path.name if os.path.isfile(path) else "", made_of])
     key = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     path = path.absolute()
-    if path.is_dir():
+    if os.path.isdir(path):
         return path / FOLDER / f"run-{key}"
     return path.parent / FOLDER / f"{path.name}-{key}"
 

@@ -1,3 +1,7 @@
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +11,10 @@ from lightning_rlprof.ingest.items import items
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report import perfetto
 from tests.ingest.traces import write_trace, write_traces
+from tests.loaders.ascend_output import capture_folder
 from tests.runs import grpo_run
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def names(folder: Path) -> list[str]:
@@ -69,3 +76,79 @@ def test_links_in_a_circle_and_what_we_exported_are_no_traces(tmp_path: Path) ->
     perfetto.write_trace(load(trace), tmp_path / "rank0-trace.json.gz")
     assert names(tmp_path) == ["rank0.json"]
     assert load(tmp_path).path == trace
+
+
+def test_captures_hide_nothing_that_lies_beside_or_above_them(tmp_path: Path) -> None:
+    for run in (tmp_path / "data" / "run-1", tmp_path / "data" / "run-2"):
+        grpo_run(run, steps=1)
+        capture_folder(run / "rank-00000" / "step-000003-actor_update")
+    assert names(tmp_path) == ["data/run-1", "data/run-2"]
+    capture_folder(tmp_path / "a" / "step-1" / "actor")
+    capture_folder(tmp_path / "a" / "step-2" / "actor")
+    write_trace(tmp_path / "b" / "rank0.json")
+    assert names(tmp_path) == ["a", "b/rank0.json", "data/run-1", "data/run-2"]
+
+
+def test_captures_alone_are_one_trace_as_far_down_as_they_are_read(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b" / "c"
+    capture = capture_folder(deep).parent
+    assert names(tmp_path) == ["."]
+    assert items(capture) == [capture]
+    capture_folder(deep.parent / "x" / "y")
+    assert names(tmp_path) == ["a"]
+
+
+def test_the_files_of_a_capture_are_one_trace_under_any_name_of_their_folder(
+    tmp_path: Path,
+) -> None:
+    write_trace(tmp_path / "out" / "trace_view.json")
+    (tmp_path / "out" / "ascend_pytorch_profiler_0.db").touch()
+    write_trace(tmp_path / "rank0.json")
+    assert names(tmp_path) == ["rank0.json", "out"]
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real traces in shared/data are not here")
+def test_every_real_trace_is_found() -> None:
+    found = names(DATA)
+    assert (found[0], len(found)) == ("ascend", 20)
+    assert names(DATA / "ascend") == ["."]
+
+
+def test_a_link_to_a_trace_that_is_gone_is_not_overlooked(tmp_path: Path) -> None:
+    (tmp_path / "rank0.pt.trace.json").symlink_to(tmp_path / "gone")
+    write_trace(tmp_path / "rank1.pt.trace.json")
+    assert names(tmp_path) == ["rank0.pt.trace.json", "rank1.pt.trace.json"]
+
+
+def test_what_must_not_be_looked_at_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
+    write_trace(tmp_path / "a" / "rank0.pt.trace.json")
+    write_trace(tmp_path / "closed" / "rank1.json")
+    write_trace(tmp_path / "listed" / "rank2.pt.trace.json")
+    (tmp_path / "closed").chmod(0)
+    (tmp_path / "listed").chmod(0o444)
+    paths = [str(tmp_path), str(tmp_path / "closed" / "rank1.json")]
+    code = "import sys; from lightning_rlprof.ingest.ingest import ingest\n"
+    code += "for row in ingest(sys.argv[1:], jobs=1).rows: print(*row[:4], sep='|')"
+    command = [*_as_a_user(), sys.executable, "-c", code, *paths]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    a, closed, listed = (f"{tmp_path}/{name}" for name in ("a", "closed", "listed"))
+    assert (done.stderr, done.stdout.splitlines()) == (
+        "",
+        [
+            f"{a}/rank0.pt.trace.json|0|made|None",
+            f"{closed}|None|failed|{closed}: cannot be read (Permission denied)",
+            f"{listed}/rank2.pt.trace.json|2|failed|"
+            f"{listed}/rank2.pt.trace.json: cannot be read (Permission denied)",
+            f"{paths[1]}|1|failed|{paths[1]}: cannot be read (Permission denied)",
+        ],
+    )
+
+
+def _as_a_user() -> list[str]:
+    """Return what to put before a command so that permissions hold for it, which root ignores."""
+    if os.geteuid():
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("permissions do not hold for root, and there is no setpriv")
+    less = "-dac_override,-dac_read_search"
+    return ["setpriv", f"--bounding-set={less}", f"--inh-caps={less}"]

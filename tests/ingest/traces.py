@@ -6,11 +6,11 @@ from tests.loaders.chrome import ChromeTrace
 
 
 def write_traces(folder: Path, ranks: int) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
     return [write_trace(folder / f"rank{rank}.pt.trace.json", rank, ranks) for rank in range(ranks)]
 
 
 def write_trace(path: Path, rank: int = 0, ranks: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     told = {"rank": rank, "world_size": ranks}
     trace = ChromeTrace(before={"schemaVersion": 1, "distributedInfo": told})
     trace.mark("ProfilerStep#1", 0, 900)
