@@ -3,10 +3,10 @@
 import contextlib
 import multiprocessing
 import signal
+import subprocess
 import sys
 from collections.abc import Generator, Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
 from lightning_rlprof.ingest.one import Outcome, ingest_one, lost
@@ -14,12 +14,21 @@ from lightning_rlprof.ingest.one import Outcome, ingest_one, lost
 __all__ = ["in_processes"]
 
 _PATIENCE_S = 5
+# Not by multiprocessing: its processes run the program that called us once more. Ctrl-C is for the
+# process that reads the other end of the pipe.
+_START = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+pipe, *sys.path = sys.argv[1:]
+from lightning_rlprof.ingest.processes import _work
+_work(int(pipe))
+"""
 
 
 class _Worker(NamedTuple):
     """A process, the end of its pipe that is ours, and which path it is at."""
 
-    process: SpawnProcess
+    process: "subprocess.Popen[bytes]"
     pipe: "Connection[Any, Any]"
     at: int
 
@@ -57,11 +66,13 @@ def in_processes(paths: Sequence[str], jobs: int) -> Generator[tuple[int, Outcom
 
 
 def _started() -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()  # theirs alone: so its end is the end of the pipe
+    ours, theirs = multiprocessing.Pipe()
+    with theirs:  # theirs alone: so its end is the end of the pipe
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
     return _Worker(process, ours, -1)
 
 
@@ -76,13 +87,12 @@ def _answer(worker: _Worker, path: str) -> tuple[Outcome, bool]:
     try:
         return worker.pipe.recv(), True
     except (EOFError, OSError):
-        worker.process.join()
         worker.pipe.close()
-        return lost(path, f"its process ended: {_end(worker.process.exitcode)}"), False
+        return lost(path, f"its process ended: {_end(worker.process.wait())}"), False
 
 
-def _end(code: int | None) -> str:
-    if code is None or code >= 0:
+def _end(code: int) -> str:
+    if code >= 0:
         return f"exit status {code}"
     memory = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
     return f"killed by {signal.Signals(-code).name}{memory}"
@@ -91,26 +101,23 @@ def _end(code: int | None) -> str:
 def _dismiss(worker: _Worker) -> None:
     """Let an idle process end: it does at the end of its pipe."""
     worker.pipe.close()
-    worker.process.join()
+    worker.process.wait()
 
 
 def _stop(worker: _Worker) -> None:
     worker.pipe.close()
-    if worker.process.is_alive():
-        worker.process.terminate()
-    worker.process.join(_PATIENCE_S)
-    if worker.process.is_alive():
+    worker.process.terminate()
+    try:
+        worker.process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
         worker.process.kill()
-        worker.process.join()
+        worker.process.wait()
 
 
-def _work(pipe: "Connection[Any, Any]") -> None:
-    """Take paths until the pipe ends; Ctrl-C is for the process that reads the other end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _work(handle: int) -> None:
+    """Take paths until the pipe ends, also where the process at its other end was killed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # cleans up what is half made
-    while True:
-        try:
-            path = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(ingest_one(path))
+    pipe: Connection[Any, Any] = Connection(handle)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pipe.send(ingest_one(pipe.recv()))

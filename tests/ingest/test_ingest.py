@@ -168,9 +168,8 @@ def test_ctrl_c_leaves_what_is_made_and_nothing_half_made(folder: Path) -> None:
     code = (
         "import signal, sys\nfrom lightning_rlprof.ingest.ingest import ingest\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "if __name__ == '__main__':\n"
-        f"    ingest([{str(folder)!r}], jobs=1, progress=lambda done, _: (\n"
-        "        print(done, flush=True), sys.stdin.readline()))"
+        f"ingest([{str(folder)!r}], jobs=1, progress=lambda done, _: (\n"
+        "    print(done, flush=True), sys.stdin.readline()))"
     )
     script = folder.parent / "script.py"
     script.write_text(code)
