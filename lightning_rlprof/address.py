@@ -8,16 +8,18 @@ from pathlib import Path, PosixPath
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["RemotePath", "place", "scrubbed", "secrets_of"]
+from lightning_rlprof.errors import TraceError
+
+__all__ = ["RemotePath", "bare", "here", "place", "scrubbed", "secrets_of"]
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]+"
 _URL = re.compile(rf"(?:{_SCHEME}::)*{_SCHEME}://")
-_IN_TEXT = re.compile(rf"{_SCHEME}://[^\s'\"<>]+")
+_IN_TEXT = re.compile(rf"{_SCHEME}://?[^\s'\"<>]*[^\s'\"<>:]")  # as a path, a URL has lost a slash
 # Of a password with a slash, as the keys of AWS have it, the first @ is the end; behind a port is
 # a path.
 _LOGIN = r"([^/?#:]*):([^/?#]*)|([^/?#:]+)|([^/?#:]*):(?!:|\d*/)([^?#@]*)"
 _USER = re.compile(rf"(?<=://)(?:{_LOGIN})@")
-_USER_IN_TEXT = re.compile(rf"(?<=://)(?:{_LOGIN})@".replace("[^", r"[^\s"))
+_USER_IN_TEXT = re.compile(rf"(?:(?<=://)|(?<=:/)(?!/))(?:{_LOGIN})@".replace("[^", r"[^\s"))
 _CONTAINER = re.compile(r"(?:abfss?|wasbs?)://[^\s/?#@:]+@", re.I)  # Azure's bucket ends in @
 _QUERY = re.compile(r"\?.*", re.S)
 _SECRET = "key|token|secret|signature|passw|credential|auth"
@@ -74,6 +76,23 @@ def place(text: str | Path) -> Path:
     return path
 
 
+def here(text: str | Path) -> Path:
+    """Return what a user named as a path on this machine.
+
+    Raises:
+        TraceError: It is a URL.
+    """
+    path = place(text)
+    if isinstance(path, RemotePath):
+        raise TraceError(f"{path}: is a URL, and only what lies here can be taken; copy it first")
+    return path
+
+
+def bare(text: str) -> str:
+    """Return a text with its URLs, or paths made of some, without users, passwords and queries."""
+    return _IN_TEXT.sub(lambda found: _bare(found[0], _USER_IN_TEXT), text)
+
+
 def scrubbed(text: str, url: str = "") -> str:
     """Return a text as one line without users, passwords, queries and keys.
 
@@ -83,8 +102,7 @@ def scrubbed(text: str, url: str = "") -> str:
     """
     for secret in sorted(secrets_of(url) | _configured(), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
-    text = _IN_TEXT.sub(lambda found: _bare(found[0], _USER_IN_TEXT), text)
-    return " ".join(_ASSIGNED.sub(rf"\1{_HIDDEN}", text).split())
+    return " ".join(_ASSIGNED.sub(rf"\1{_HIDDEN}", bare(text)).split())
 
 
 def secrets_of(url: str) -> set[str]:

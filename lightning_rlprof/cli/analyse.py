@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lightning_rlprof.address import here
 from lightning_rlprof.cli.output import bar, next_command, put_json, say, show
 from lightning_rlprof.errors import RlprofError
 
@@ -30,7 +31,11 @@ class _Format(str, Enum):
 
 Paths = Annotated[
     list[Path],
-    typer.Argument(help="Runs, folders of captures, or *_ascend_pt directories themselves"),
+    typer.Argument(
+        parser=here,
+        metavar="PATHS...",
+        help="Runs, folders of captures, or *_ascend_pt directories themselves",
+    ),
 ]
 Jobs = Annotated[
     int | None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from lightning_rlprof.address import bare
 from lightning_rlprof.cli import (
     analyse,
     compare,
@@ -32,6 +33,8 @@ from lightning_rlprof.errors import RlprofError
 
 __all__ = ["app", "main"]
 
+_WRONG_WORDS: Any = typer.BadParameter.__base__  # whose module is not the same in all versions
+
 
 class _Words(TyperGroup):
     """Commands of one word and of two: ``nsys -- python train.py``, and ``nsys scrub FILE``."""
@@ -40,6 +43,14 @@ class _Words(TyperGroup):
         """Find a command by two words, else by one."""
         two = " ".join(args[:2])
         return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what is wrong with its words is said without credentials."""
+        try:
+            return super().invoke(ctx)
+        except _WRONG_WORDS as error:
+            error.message = bare(error.message)
+            raise
 
 
 app = typer.Typer(
@@ -107,5 +118,5 @@ def main() -> None:
     except RlprofError as error:
         from lightning_rlprof.report.text import plain
 
-        sys.stderr.write(f"rlprof: {plain(' '.join(str(error).split()))}\n")
+        sys.stderr.write(f"rlprof: {plain(' '.join(bare(str(error)).split()))}\n")
         sys.exit(1)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lightning_rlprof.address import here
+from lightning_rlprof.cli.opened import Force, Output
 from lightning_rlprof.cli.output import (
     destination,
     next_command,
@@ -22,7 +24,12 @@ __all__ = ["check", "schema"]
 
 _DEVICES = ("cpu", "cuda", "npu")
 
-File = Annotated[Path, typer.Argument(help="A YAML file: ours, MindSpeed-RL's or verl's keys")]
+File = Annotated[
+    Path,
+    typer.Argument(
+        parser=here, metavar="FILE", help="A YAML file: ours, MindSpeed-RL's or verl's keys"
+    ),
+]
 
 
 def check(
@@ -48,8 +55,8 @@ def check(
 
 
 def schema(
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to a file")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists")] = False,
+    output: Output = None,
+    force: Force = False,
 ) -> None:
     """Print the JSON schema of a configuration, which editors check and complete with."""
     from lightning_rlprof.config.profiler import ProfilerConfig

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lightning_rlprof.address import here
 from lightning_rlprof.cli.output import bar, next_command, put_json, say
 from lightning_rlprof.errors import RlprofError
 
@@ -20,7 +21,12 @@ _WIDTH = max(map(len, _STYLES))
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option(help="A YAML file; also say what it needs, and fail without it")
+        Path | None,
+        typer.Option(
+            parser=here,
+            metavar="PATH",
+            help="A YAML file; also say what it needs, and fail without it",
+        ),
     ] = None,
     selftest: Annotated[
         bool, typer.Option("--selftest", help="Record a tiny run and check what is in it")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lightning_rlprof.address import here
 from lightning_rlprof.cli.output import bar, next_command, put_json, say, show
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ def _known(engine: str) -> str:
 
 def ingest(
     runs: Annotated[
-        list[Path], typer.Argument(help="Runs and traces, and directories with them below")
+        list[Path],
+        typer.Argument(
+            parser=here, metavar="RUNS...", help="Runs and traces, and directories with them below"
+        ),
     ],
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="At once; unset, one per core")

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lightning_rlprof.address import here
+from lightning_rlprof.cli.opened import Output
 from lightning_rlprof.cli.output import destination, next_command, say, writing, wrote
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 
@@ -115,8 +117,10 @@ def profile(
 
 
 def scrub(
-    file: Annotated[Path, typer.Argument(help="An SQLite export of nsys")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write to a file")] = None,
+    file: Annotated[
+        Path, typer.Argument(parser=here, metavar="FILE", help="An SQLite export of nsys")
+    ],
+    output: Output = None,
     force: Force = False,
 ) -> None:
     """Copy an SQLite export of nsys without the environment and the output of its processes.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.address import place
+from lightning_rlprof.address import here, place
 from lightning_rlprof.cli.output import bar, next_command, put_json, say, show
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ Run = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file")]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", parser=here, metavar="PATH", help="Write to this file"),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists")]
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lightning_rlprof.address import here
 from lightning_rlprof.cli.output import next_command, say, wrote
 from lightning_rlprof.cli.read import describe
 from lightning_rlprof.errors import RlprofError
@@ -32,7 +33,14 @@ def demo(
         float | None, typer.Option(help="By this share, in stages without waiting  [default: 0.15]")
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Directory in which the run gets its own")
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            parser=here,
+            metavar="PATH",
+            help="Directory in which the run gets its own",
+        ),
     ] = _SAVE_PATH,
 ) -> None:
     """Train a small policy with GRPO on the CPU and show where each step went."""

@@ -5,13 +5,20 @@ from typing import Annotated
 
 import typer
 
+from lightning_rlprof.address import here, place
 from lightning_rlprof.cli.output import next_command, say
 
 __all__ = ["Crashed", "Rank", "Run", "To", "ship"]
 
 
 Run = Annotated[
-    Path, typer.Argument(envvar="RLPROF_RUN", help="A run directory; on_finish tells it")
+    Path,
+    typer.Argument(
+        envvar="RLPROF_RUN",
+        parser=here,
+        metavar="RUN",
+        help="A run directory; on_finish tells it",
+    ),
 ]
 To = Annotated[
     str, typer.Option("--to", metavar="URL", help="Where runs are kept, as s3://bucket/runs")
@@ -30,7 +37,6 @@ def ship(run: Run, to: To, rank: Rank = None, crashed: Crashed = False) -> None:
 
     Example: rlprof ship profiler_data/my-run --to s3://bucket/runs
     """
-    from lightning_rlprof.address import place
     from lightning_rlprof.remote import size_text
     from lightning_rlprof.shipping import ship as ship_run
 

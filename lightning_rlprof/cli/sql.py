@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_rlprof.cli.opened import Run
+from lightning_rlprof.address import here
+from lightning_rlprof.cli.opened import Force, Run
 from lightning_rlprof.cli.output import (
     bar,
     destination,
@@ -38,9 +39,16 @@ def sql(
         typer.Option(min=1, max=2**40, help=f"Print so many rows; unset, {_SHOWN}, as JSON all"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write all rows to a .csv or .parquet")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            parser=here,
+            metavar="PATH",
+            help="Write all rows to a .csv or .parquet",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists")] = False,
+    force: Force = False,
 ) -> None:
     """Ask the tables of a run in SQL, read-only; the first time makes a cache beside the run.
 

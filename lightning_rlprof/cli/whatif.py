@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lightning_rlprof.address import place
 from lightning_rlprof.cli.opened import Json, Run, count_doubts, opened
 from lightning_rlprof.cli.output import next_command, put_json, say, show
 from lightning_rlprof.errors import RlprofError
@@ -37,7 +38,9 @@ Cap = Annotated[int | None, typer.Option(metavar="TOKENS", help="No answer has m
 Replicas = Annotated[int | None, typer.Option(help="So many rollout replicas more")]
 Score = Annotated[
     Path | None,
-    typer.Option(metavar="LATER_RUN", help="Compare what was predicted with a later run"),
+    typer.Option(
+        parser=place, metavar="LATER_RUN", help="Compare what was predicted with a later run"
+    ),
 ]
 Keep = Annotated[
     bool, typer.Option(help=f"Keep the predictions in {_FILE} beside the run, for --score")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from lightning_rlprof.address import here
 from lightning_rlprof.ingest.items import items
 from lightning_rlprof.ingest.one import Outcome
 from lightning_rlprof.table import Cell, Column, Table
@@ -49,7 +50,7 @@ def ingest(
         TraceError: There is nothing to read below an argument; then nothing is made.
         RlprofError: Ray is missing or cannot be reached.
     """
-    found = list(dict.fromkeys(str(each) for path in paths for each in items(Path(path))))
+    found = list(dict.fromkeys(str(each) for path in paths for each in items(here(path))))
     rows: dict[int, tuple[Cell, ...]] = {}
     with contextlib.closing(_engine(found, jobs, engine)) as outcomes:
         for at, outcome in outcomes:
