@@ -12,7 +12,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -129,20 +128,16 @@ def _remove(table: Path) -> None:
 def sources(path: Path) -> Sources:
     """Return name, size, time of change and inode of every file that a path stands for.
 
-    A directory stands for all files below it, a rank's file for its run; another file for itself
-    and those whose name differs only after the first dot. Empty where nothing can be read.
+    A directory stands for all files below it, a rank's file for its run, an analysed file of a
+    capture for that; any other file for itself: nothing beside it is read with it. Empty where
+    nothing can be read.
     """
     path = whole = path.absolute()
     if path.suffix == ".jsonl":
         whole = path.parent
     elif path.parent.name == "ASCEND_PROFILER_OUTPUT":
         whole = path.parent.parent
-    if os.path.isdir(whole):
-        found = list(_below(whole))
-    else:
-        stem = path.name.split(".")[0]
-        found = [path, *path.parent.glob(f"{escape(stem)}.*")]
-        found = [each for each in dict.fromkeys(found) if os.path.isfile(each)]
+    found = _below(whole) if os.path.isdir(whole) else filter(os.path.isfile, [path])
     facts = []
     for file in found:
         with contextlib.suppress(OSError):  # gone meanwhile

@@ -53,6 +53,21 @@ def test_what_has_a_cache_is_ready_and_a_new_one_is_made(folder: Path) -> None:
     assert before.items() <= cached_files(folder).items()
 
 
+def test_a_trace_of_another_process_with_the_same_host_in_its_name_is_another_trace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (folder / f"node1.lan_{pid}.17.pt.trace.json" for pid in (41, 42))
+    write_trace(first)
+
+    def slow(path: Path, progress: object) -> Spans:
+        write_trace(second)
+        return load(path)
+
+    monkeypatch.setattr(one, "_read", slow)
+    assert one.ingest_one(str(first)).state == "made"
+    assert one.ingest_one(str(first)).state == "ready"
+
+
 def test_a_cache_that_lacks_a_table_or_is_cut_or_changed_is_made_whole(folder: Path) -> None:
     ingest([folder], jobs=1)
     whole = cached_files(folder)
