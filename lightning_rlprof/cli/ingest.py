@@ -1,5 +1,7 @@
 """The command that makes the caches of many runs and traces, so that all others answer at once."""
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +48,7 @@ def ingest(
     """
     from lightning_rlprof.ingest.ingest import ingest as made_of
 
-    with bar("Ingesting") as step:
+    with bar("Ingesting") as step, redirect_stdout(sys.stderr):  # on which Ray tells of its errors
         table = made_of(runs, jobs=jobs, engine=engine, progress=step)  # type: ignore[arg-type]
     failed = table.column("state").count("failed")
     if as_json:

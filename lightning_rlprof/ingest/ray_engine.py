@@ -1,6 +1,8 @@
 """The engine of a cluster: Ray gives each file to a worker, and once more where one died."""
 
+import logging
 import os
+import re
 import socket
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -10,7 +12,12 @@ from lightning_rlprof.ingest.one import Outcome, ingest_one, lost
 
 __all__ = ["in_ray"]
 
+log = logging.getLogger(__name__)
+
+_GET = 'pip install "lightning-rlprof[ray]"'
+_PATIENCE_S = 5
 _RETRIES = 3
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WAITING = 1_000  # tasks handed over at once: Ray keeps each in its memory
 
 
@@ -28,11 +35,13 @@ def in_ray(
         jobs: So many tasks at once at most, of one CPU each; unset, as many as Ray has room for.
 
     Raises:
-        RlprofError: Ray is not installed, or cannot be reached.
+        RlprofError: Ray is not installed, cannot be reached, or has no CPU for a task.
     """
     ray = _ray()
     started = _join_cluster(ray)
     try:
+        if ray.cluster_resources().get("CPU", 0) < 1:
+            raise RlprofError("the Ray cluster has no CPU for tasks; add a node that has one")
         yield from _mapped(ray, paths, jobs or _WAITING)
     finally:
         if started:
@@ -45,15 +54,20 @@ def _mapped(
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_seen)
     left = iter(enumerate(paths))
     running: dict[Any, int] = {}
+    is_free = ray.available_resources().get("CPU", 0) >= 1
     try:
         while True:
             while len(running) < most and (following := next(left, None)) is not None:
                 running[task.remote(following[1])] = following[0]
             if not running:
                 return
-            (done,), _ = ray.wait(list(running), num_returns=1)
-            at = running.pop(done)
-            yield at, _outcome(ray, done, paths[at])
+            done, _ = ray.wait(list(running), timeout=None if is_free else _PATIENCE_S)
+            if not done:
+                log.warning("no CPU of the Ray cluster is free: ingest waits for one")
+            is_free = True
+            for each in done:
+                at = running.pop(each)
+                yield at, _outcome(ray, each, paths[at])
     finally:
         for each in running:
             ray.cancel(each, force=True)
@@ -62,6 +76,9 @@ def _mapped(
 def _outcome(ray: Any, done: Any, path: str) -> Outcome:
     try:
         outcome: Outcome = ray.get(done)
+    except ray.exceptions.RayTaskError as error:
+        last = _COLOUR.sub("", str(error)).strip().rpartition("\n")[2]
+        return lost(path, f"its Ray worker cannot run ingest: {last}; on every node: {_GET}")
     except ray.exceptions.RayError as error:
         first = str(error).strip().partition("\n")[0]
         return lost(path, f"its Ray worker ended: {type(error).__name__}: {first}")
@@ -81,11 +98,12 @@ def _join_cluster(ray: Any) -> bool:
     if ray.is_initialized():
         return False
     quiet = {"log_to_driver": False, "configure_logging": False}
+    named = os.environ.get("RAY_ADDRESS")
     try:
         try:
-            ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), **quiet)
+            ray.init(address=named or "auto", **quiet)
         except ConnectionError:
-            if "RAY_ADDRESS" in os.environ:
+            if named:
                 raise
             ray.init(include_dashboard=False, **quiet)
     except Exception as error:  # of many types, none of which a user has to know
@@ -98,6 +116,6 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        text = 'pip install "lightning-rlprof[ray]", or leave out --engine ray'
-        raise RlprofError(f"--engine ray needs Ray: {text}") from error
+        text = f"--engine ray needs Ray: {_GET}, or leave out --engine ray"
+        raise RlprofError(text) from error
     return ray

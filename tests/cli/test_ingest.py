@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_rlprof.ingest.ingest import ingest
+from lightning_rlprof.table import Table
 from tests.ingest.traces import cached_files, write_traces
 
 Run = Callable[..., tuple[int, str, str]]
@@ -49,3 +51,15 @@ def test_what_is_wrong_with_the_words_is_one_line(rlprof: Run, folder: Path) -> 
     status, _, err = rlprof("ingest", folder, "--engine", "spark")
     assert status == 2
     assert "'spark' is none (allowed: local, ray)" in err
+
+
+def test_what_an_engine_prints_does_not_spoil_the_json(
+    rlprof: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prints(*_: object, **__: object) -> Table:
+        print("(raylet) A worker died")
+        return ingest([folder], jobs=1)
+
+    monkeypatch.setattr("lightning_rlprof.ingest.ingest.ingest", prints)
+    status, out, err = rlprof("ingest", folder, "--json", "--engine", "ray")
+    assert (status, json.loads(out)["failed"], err) == (0, 0, "(raylet) A worker died\n")

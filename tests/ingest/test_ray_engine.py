@@ -15,7 +15,7 @@ import pytest
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.ingest import ray_engine
 from lightning_rlprof.ingest.ingest import ingest
-from tests.ingest.traces import cached_files, write_traces
+from tests.ingest.traces import cached_files, write_trace, write_traces
 
 ROOT = Path(__file__).parents[2]
 needs_ray = [
@@ -120,17 +120,28 @@ def test_without_ray_it_says_what_to_install(
 class FakeRay(SimpleNamespace):
     """As much of Ray as it takes to join a cluster, and to run a task when it is waited for."""
 
-    exceptions = SimpleNamespace(RayError=RuntimeError)
+    exceptions = SimpleNamespace(RayError=RuntimeError, RayTaskError=NotImplementedError)
 
-    def __init__(self, *, inside: bool = False, cluster: bool = False) -> None:
+    def __init__(self, *, inside: bool = False, cluster: bool = False, **more: Any) -> None:
+        facts = {"cpus": 2.0, "free": 2.0, "slow": 0}
         super().__init__(inside=inside, cluster=cluster, calls=[], most=0, cancelled=[])
+        vars(self).update(facts | more)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus, "memory": 1e9} if self.cpus else {}
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": self.free}
 
     def remote(self, **_: Any) -> Any:
         return lambda function: SimpleNamespace(remote=lambda path: (function, path))
 
-    def wait(self, running: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+    def wait(self, running: list[Any], timeout: float | None) -> tuple[list[Any], list[Any]]:
         self.most = max(self.most, len(running))
-        return running[-num_returns:], running[:-num_returns]
+        if timeout is not None and self.slow:
+            self.slow -= 1
+            return [], running
+        return running[-1:], running[:-1]
 
     def get(self, task: Any) -> Any:
         return task[0](task[1])
@@ -191,3 +202,51 @@ def test_so_many_tasks_are_handed_over_and_what_is_left_is_cancelled(
     engine.close()
     assert fake.cancelled == paths[:2]
     assert next(ray_engine.in_ray([str(tmp_path / "no")]))[1].state == "failed"
+
+
+def test_a_cluster_without_a_cpu_is_an_error_and_one_without_a_free_one_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(write_trace(tmp_path / "rank0.json"))
+    fake = FakeRay(cluster=True, cpus=0)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with pytest.raises(RlprofError, match="the Ray cluster has no CPU for tasks"):
+        next(ray_engine.in_ray([path]))
+    assert fake.calls[-1] == "shutdown"
+    for free, said in ((2.0, 0), (0.5, 1)):
+        caplog.clear()
+        monkeypatch.setitem(sys.modules, "ray", FakeRay(cluster=True, free=free, slow=2))
+        assert next(ray_engine.in_ray([path]))[1].state != "failed"
+        assert caplog.messages == ["no CPU of the Ray cluster is free: ingest waits for one"] * said
+
+
+def test_an_address_that_is_empty_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    fake = FakeRay()
+    assert ray_engine._join_cluster(fake)
+    assert fake.calls == ["auto", None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (
+            NotImplementedError,
+            "its Ray worker cannot run ingest: ModuleNotFoundError: No module named "
+            "'lightning_rlprof'; on every node: pip install \"lightning-rlprof[ray]\"",
+        ),
+        (RuntimeError, "its Ray worker ended: RuntimeError: \x1b[36mray::seen()\x1b[39m"),
+    ],
+)
+def test_a_task_that_failed_says_why_and_a_worker_that_ended_says_how(
+    kind: type[Exception], why: str
+) -> None:
+    told = "\x1b[36mray::seen()\x1b[39m\n  line\n\x1b[31mModuleNotFoundError: No module named "
+    told += "'lightning_rlprof'\x1b[0m\n\n"
+
+    def get(task: object) -> object:
+        raise kind(told)
+
+    fake = FakeRay()
+    fake.get = get
+    assert ray_engine._outcome(fake, None, "x").why == why
