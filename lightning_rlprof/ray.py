@@ -109,11 +109,16 @@ def collect_reports(run: str | Path) -> list[Path]:
     for path in files:
         try:
             trace = read_trace(path)
+            config = NsightConfig.model_validate(trace.header.config.get("nsight") or {})
+            source = _source(trace, config)
         except TraceError as error:
             log.warning("its reports are not collected: %s", error)
             continue
-        config = NsightConfig.model_validate(trace.header.config.get("nsight") or {})
-        if source := _source(trace, config):
+        except (AttributeError, TypeError, ValueError) as error:  # whatever wrote that header
+            said = " ".join(str(error).split())
+            log.warning("%s: its reports are not collected, its header is odd: %s", path, said)
+            continue
+        if source:
             sources.append(source)
             wait_s = max(wait_s, config.wait_s)
     return fetch(sources, wait_s) if sources else []

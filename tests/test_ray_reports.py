@@ -75,6 +75,16 @@ def test_the_reports_of_every_rank_go_into_its_own_folder(run: Run, pauses: list
     assert list(run.reports.iterdir()) == []
 
 
+@pytest.mark.parametrize("odd", [{"nsight": {"wait_s": "soon"}}, {"nsight": 3}, {"tools": 3}])
+def test_a_rank_with_an_odd_header_costs_no_other_its_reports(
+    run: Run, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    run.put(run.rank(0), 1, 2)
+    run.rank(1, config=odd)
+    assert [name[:10] for name in run.collected()] == ["rank-00000"] * 2
+    assert "rank-00001.jsonl: its reports are not collected, its header is odd: " in caplog.text
+
+
 def test_a_controller_with_a_rank_has_one_report_of_its_whole_life(run: Run) -> None:
     pid = run.rank(role="controller")
     (run.reports / f"worker_process_{pid}.nsys-rep").write_text("report")
