@@ -27,11 +27,16 @@ def open_writer(run: Path, header: Header) -> TraceWriter:
     """Open the file of a rank.
 
     Raises:
-        ConfigError: The run directory cannot be written.
+        ConfigError: The run directory cannot be written, or has this rank already.
     """
     try:
         return TraceWriter(run, header)
     except OSError as error:
+        if isinstance(error, FileExistsError) and run.is_dir():
+            raise ConfigError(
+                f"integrated.profile_save_path: {run} has rank {header.rank} already, of another "
+                "process; give each process a rank of its own, or each training a run name"
+            ) from error
         raise ConfigError(
             f"integrated.profile_save_path: {run} cannot be written ({error.strerror}); "
             "choose a directory that this process may write"

@@ -4,9 +4,10 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from lightning_rlprof.address import here
+from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.ingest.items import items
 from lightning_rlprof.ingest.one import Outcome
 from lightning_rlprof.table import Cell, Column, Table
@@ -48,9 +49,11 @@ def ingest(
 
     Raises:
         TraceError: There is nothing to read below an argument; then nothing is made.
+        ConfigError: An argument is of a wrong kind.
         RlprofError: Ray is missing or cannot be reached.
     """
-    found = list(dict.fromkeys(str(each) for path in paths for each in items(here(path))))
+    _refuse_wrong(paths, jobs, engine)
+    found = _found(paths)
     rows: dict[int, tuple[Cell, ...]] = {}
     with contextlib.closing(_engine(found, jobs, engine)) as outcomes:
         for at, outcome in outcomes:
@@ -58,6 +61,31 @@ def ingest(
             if progress is not None:
                 progress(len(rows), len(found))
     return Table("ingest", _COLUMNS, [rows[at] for at in sorted(rows)])
+
+
+def _refuse_wrong(paths: object, jobs: object, engine: object) -> None:
+    if isinstance(paths, str | Path):
+        raise ConfigError(f"paths: {here(paths)} is one path; ingest takes a list of them")
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
+        raise ConfigError(f"jobs={jobs!r} must be a whole number from 1 on, or None")
+    if engine not in get_args(Engine):
+        raise ConfigError(f"engine={engine!r} is none (allowed: {', '.join(get_args(Engine))})")
+
+
+def _found(paths: Sequence[str | Path]) -> list[str]:
+    """Return all runs and traces once, by their first spelling."""
+    found: dict[str, str] = {}
+    for path in paths:
+        for each in items(here(path)):
+            found.setdefault(_place(each), str(each))
+    return [*found.values()]
+
+
+def _place(path: Path) -> str:
+    """Return where a path really lies; a link to a file has a cache of its own, beside itself."""
+    if os.path.isdir(path):
+        return os.path.realpath(path)
+    return os.path.join(os.path.realpath(path.parent), path.name)
 
 
 def _engine(

@@ -4,10 +4,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lightning_rlprof.errors import TraceError
+from lightning_rlprof.errors import ConfigError, TraceError
 from lightning_rlprof.ingest import one, opening
 from lightning_rlprof.ingest.ingest import ingest
 from lightning_rlprof.ingest.opening import open_run
@@ -44,6 +45,33 @@ def test_every_trace_gets_a_cache_with_all_tables(folder: Path) -> None:
     assert made == {f"{name}.parquet" for name in tables}
     rows = sum(len(spans.table(name).rows) for name in tables)
     assert table.rows[2][4:6] == (rows, (folder / "rank2.pt.trace.json").stat().st_size)
+
+
+def test_a_file_by_two_spellings_is_one_row_by_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder.parent / "link").symlink_to(folder)
+    (folder / "other.pt.trace.json").symlink_to("rank0.pt.trace.json")
+    names = ["rank0.pt.trace.json", "../traces/rank0.pt.trace.json", "other.pt.trace.json"]
+    table = ingest([*names, "../link/rank0.pt.trace.json"], jobs=1)
+    assert table.column("path") == [names[0], names[2]]  # which have a cache each
+    assert states(table) == ["made", "made"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"paths": "two"}, "two is one path; ingest takes a list"),
+        ({"paths": Path("two")}, "two is one path; ingest takes a list"),
+        ({"jobs": -1}, "jobs=-1 must be a whole number from 1 on"),
+        ({"jobs": "2"}, "jobs='2' must be a whole number from 1 on"),
+        ({"engine": "rayy"}, r"engine='rayy' is none \(allowed: local, ray\)"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ingest(**{"paths": [], **wrong})
 
 
 def test_what_has_a_cache_is_ready_and_a_new_one_is_made(folder: Path) -> None:
