@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -62,9 +63,10 @@ def run_finish(
 ) -> threading.Thread | None:
     """Start the hooks of this rank on a thread of their own, which the interpreter waits for.
 
-    What they print is logged, a failure is one warning, and after ``on_finish.timeout_s`` a command
-    is stopped and a callable is left behind. Returns the thread, or None where there is nothing to
-    do on this rank.
+    Ray kills its workers without waiting: in one this returns when the hooks have ended, after
+    ``on_finish.timeout_s`` at the latest. What they print is logged, a failure is one warning, and
+    after that time a command is stopped and a callable is left behind. Returns the thread, or None
+    where there is nothing to do on this rank.
 
     Args:
         config: Says which command, for how long, on which ranks.
@@ -79,7 +81,17 @@ def run_finish(
     finished = Finished(run, ",".join(tools), header.rank, header.pid, header.role)
     thread = threading.Thread(target=_work, args=[hook, finished, action], name="rlprof-finish")
     thread.start()
+    if _is_ray_worker():
+        thread.join(hook.timeout_s)
     return thread
+
+
+def _is_ray_worker() -> bool:
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    worker = getattr(ray.get_runtime_context(), "worker", None)  # a Ray client has none
+    return worker is not None and worker.mode == ray.WORKER_MODE
 
 
 def _work(hook: FinishConfig, finished: Finished, action: OnFinish | None) -> None:

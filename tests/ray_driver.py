@@ -20,6 +20,12 @@ from lightning_rlprof.reports import folder_of
 from lightning_rlprof.run import start_session
 
 # What the fake nsys of each worker does when the worker has ended.
+# What each worker runs at its end, a while after it was told to end.
+LATE = """
+import os, time
+time.sleep(1)
+open(os.path.join(os.environ["RLPROF_RUN"], "late-" + os.environ["RLPROF_RANK"]), "w").close()
+"""
 WORKERS = {"good": "full", "early": "none", "empty": "empty", "killed": "full"}
 
 
@@ -31,6 +37,7 @@ def configured(out: Path) -> ProfilerConfig:
         steps=[1, 3],
         profile_save_path=str(out),
         nsight={"controller": controller, "worker": {"trace": "nvtx,osrt"}, "wait_s": 1},
+        on_finish={"command": [sys.executable, "-c", LATE], "all_ranks": True},
     )
 
 

@@ -5,7 +5,9 @@ import logging
 import os
 import sys
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,6 +113,27 @@ def test_it_runs_on_the_chosen_ranks(config, expected):
     header = make_header(3)
     thread = run_finish(built, header, Path("run"), (), lambda _: None)
     assert (thread is not None) == (3 in expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "waits"), [("worker", True), ("driver", False), ("client", False), (None, False)]
+)
+def test_it_is_waited_for_where_ray_would_kill_it(monkeypatch, mode, waits):
+    context = SimpleNamespace(worker=SimpleNamespace(mode=mode))
+    context = SimpleNamespace() if mode == "client" else context
+    fake = SimpleNamespace(WORKER_MODE="worker", get_runtime_context=lambda: context)
+    fake.is_initialized = lambda: mode is not None
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    config = ProfilerConfig.build({"on_finish": {"timeout_s": 0.2}})
+    forever = threading.Event()
+
+    before = time.monotonic()
+    thread = run_finish(config, make_header(0), Path("run"), (), lambda _: forever.wait(600))
+    waited = time.monotonic() - before
+    forever.set()
+    thread.join()
+
+    assert (waited >= 0.2) == waits
 
 
 def test_nothing_to_do_starts_no_thread():

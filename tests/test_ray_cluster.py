@@ -142,3 +142,11 @@ def test_a_killed_workers_missing_reports_are_lines_in_the_run(training: Trainin
 def test_the_controllers_report_bears_its_pid_and_stays_with_ray(training: Training) -> None:
     name = f"worker_process_{training.facts['pids']['controller']}.nsys-rep"
     assert name in training.facts["left"]
+
+
+def test_what_runs_on_finish_is_not_killed_with_the_worker(training: Training) -> None:
+    assert sorted(path.name for path in training.run.glob("late-*")) == [
+        "late-0",
+        "late-1",
+        "late-2",
+    ]
