@@ -105,23 +105,24 @@ def collect_reports(run: str | Path) -> list[Path]:
     files = rank_files(Path(run))
     if not files:
         raise TraceError(f"{run}: holds no rank-*.jsonl; give the run directory of a training")
-    sources, wait_s = [], 0.0
-    for path in files:
-        try:
-            trace = read_trace(path)
-            config = NsightConfig.model_validate(trace.header.config.get("nsight") or {})
-            source = _source(trace, config)
-        except TraceError as error:
-            log.warning("its reports are not collected: %s", error)
-            continue
-        except (AttributeError, TypeError, ValueError) as error:  # whatever wrote that header
-            said = " ".join(str(error).split())
-            log.warning("%s: its reports are not collected, its header is odd: %s", path, said)
-            continue
-        if source:
-            sources.append(source)
-            wait_s = max(wait_s, config.wait_s)
-    return fetch(sources, wait_s) if sources else []
+    found = [each for each in map(_expected, files) if each is not None]
+    return fetch([source for source, _ in found], max(wait for _, wait in found)) if found else []
+
+
+def _expected(file: Path) -> tuple[Source, float] | None:
+    """Return what there is to fetch for a rank and how long to wait for it, None if nothing."""
+    try:
+        trace = read_trace(file)
+        config = NsightConfig.model_validate(trace.header.config.get("nsight") or {})
+        source = _source(trace, config)
+    except TraceError as error:
+        log.warning("its reports are not collected: %s", error)
+        return None
+    except (AttributeError, TypeError, ValueError) as error:  # whatever wrote that header
+        said = " ".join(str(error).split())
+        log.warning("%s: its reports are not collected, its header is odd: %s", file, said)
+        return None
+    return None if source is None else (source, config.wait_s)
 
 
 def _source(trace: RankTrace, config: NsightConfig) -> Source | None:

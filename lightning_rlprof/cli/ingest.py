@@ -13,7 +13,14 @@ from lightning_rlprof.cli.output import bar, next_command, put_json, say, show
 if TYPE_CHECKING:
     from lightning_rlprof.table import Table
 
-__all__ = ["ingest"]
+__all__ = ["Runs", "ingest"]
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        parser=here, metavar="RUNS...", help="Runs and traces, and directories with them below"
+    ),
+]
 
 _SHOWN = 50
 _ENGINES = ("local", "ray")
@@ -26,12 +33,7 @@ def _known(engine: str) -> str:
 
 
 def ingest(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            parser=here, metavar="RUNS...", help="Runs and traces, and directories with them below"
-        ),
-    ],
+    runs: Runs,
     jobs: Annotated[
         int | None, typer.Option("-j", "--jobs", min=1, help="At once; unset, one per core")
     ] = None,

@@ -18,9 +18,20 @@ if TYPE_CHECKING:
     from lightning_rlprof.demo.run import DemoResult
     from lightning_rlprof.demo.run import Progress as Listener
 
-__all__ = ["demo"]
+__all__ = ["Output", "demo"]
 
 _SAVE_PATH = Path("profiler_data")
+
+Output = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        parser=here,
+        metavar="PATH",
+        help="Directory in which the run gets its own",
+    ),
+]
 
 
 def demo(
@@ -32,16 +43,7 @@ def demo(
     slow_by: Annotated[
         float | None, typer.Option(help="By this share, in stages without waiting  [default: 0.15]")
     ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=here,
-            metavar="PATH",
-            help="Directory in which the run gets its own",
-        ),
-    ] = _SAVE_PATH,
+    output: Output = _SAVE_PATH,
 ) -> None:
     """Train a small policy with GRPO on the CPU and show where each step went."""
     if slow_by is not None and slow_rank is None:

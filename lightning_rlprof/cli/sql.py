@@ -22,10 +22,21 @@ from lightning_rlprof.remote import local
 if TYPE_CHECKING:
     from lightning_rlprof.store.store import Store
 
-__all__ = ["sql"]
+__all__ = ["Output", "sql"]
 
 _FEW = 8
 _SHOWN = 50
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        parser=here,
+        metavar="PATH",
+        help="Write all rows to a .csv or .parquet",
+    ),
+]
 
 
 def sql(
@@ -38,16 +49,7 @@ def sql(
         int | None,
         typer.Option(min=1, max=2**40, help=f"Print so many rows; unset, {_SHOWN}, as JSON all"),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=here,
-            metavar="PATH",
-            help="Write all rows to a .csv or .parquet",
-        ),
-    ] = None,
+    output: Output = None,
     force: Force = False,
 ) -> None:
     """Ask the tables of a run in SQL, read-only; the first time makes a cache beside the run.

@@ -48,12 +48,10 @@ def ingest(
         progress: Called after each with (done, all).
 
     Raises:
-        TraceError: There is nothing to read below an argument; then nothing is made.
-        ConfigError: An argument is of a wrong kind.
-        RlprofError: Ray is missing or cannot be reached.
+        RlprofError: There is nothing to read below a path, an argument is of a wrong kind, or Ray
+            is missing or cannot be reached; then nothing is made.
     """
-    _refuse_wrong(paths, jobs, engine)
-    found = _found(paths)
+    found = _found(paths, jobs, engine)
     rows: dict[int, tuple[Cell, ...]] = {}
     with contextlib.closing(_engine(found, jobs, engine)) as outcomes:
         for at, outcome in outcomes:
@@ -72,8 +70,9 @@ def _refuse_wrong(paths: object, jobs: object, engine: object) -> None:
         raise ConfigError(f"engine={engine!r} is none (allowed: {', '.join(get_args(Engine))})")
 
 
-def _found(paths: Sequence[str | Path]) -> list[str]:
-    """Return all runs and traces once, by their first spelling."""
+def _found(paths: Sequence[str | Path], jobs: object, engine: object) -> list[str]:
+    """Return all runs and traces once, by their first spelling, unless an argument is wrong."""
+    _refuse_wrong(paths, jobs, engine)
     found: dict[str, str] = {}
     for path in paths:
         for each in items(here(path)):
