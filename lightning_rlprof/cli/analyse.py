@@ -33,7 +33,7 @@ Paths = Annotated[
     list[Path],
     typer.Argument(
         parser=here,
-        metavar="PATHS...",
+        metavar="PATHS",
         help="Runs, folders of captures, or *_ascend_pt directories themselves",
     ),
 ]

@@ -18,7 +18,7 @@ __all__ = ["Runs", "ingest"]
 Runs = Annotated[
     list[Path],
     typer.Argument(
-        parser=here, metavar="RUNS...", help="Runs and traces, and directories with them below"
+        parser=here, metavar="RUNS", help="Runs and traces, and directories with them below"
     ),
 ]
 
