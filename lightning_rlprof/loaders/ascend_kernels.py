@@ -41,7 +41,7 @@ def kernels_of(
     Stage, step and range are those around the launch: on its thread, or, where that marks nothing,
     on the thread that trains. Without a launch, they are what the device made of ranges that went
     through a stream, else what the host was in while the kernel ran. Where no range tells the step,
-    it is torch_npu's own count, beginning with the window's first; a window of a stage has one.
+    it is torch_npu's own count, which our recorder sets; a window of a stage has one step.
     """
     place, remarks = _places(tasks, ranges)
     step = np.where(place.step > 0, place.step, _counted(tasks, window))
@@ -68,7 +68,7 @@ def kernels_of(
 def _counted(tasks: Tasks, window: tuple[int, str]) -> Int64s:
     """Return the step of each task by torch_npu's own count, 0 without."""
     counted = (tasks.step >= 0) & (tasks.step < 2**60) & (not window[1])
-    return np.where(counted, tasks.step + window[0], window[0] if window[1] else 0)
+    return np.where(counted, tasks.step, window[0] if window[1] else 0)
 
 
 def _launches(tasks: Tasks) -> Calls:

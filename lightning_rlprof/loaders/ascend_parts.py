@@ -55,9 +55,9 @@ class Opened:
         return _has(self.analysis, table)
 
     def steps(self, told: Int64s) -> Int64s:
-        """Turn steps as torch_npu counts them into RL steps: a window counts from its first."""
-        sound = (told >= 0) & (told < 2**60)
-        return np.where(sound, told + self.capture.window[0], UNKNOWN)
+        """Return steps as torch_npu counts them, `UNKNOWN` without; a window of a stage has one."""
+        first, stage = self.capture.window
+        return np.where((told >= 0) & (told < 2**60), told, first if stage else UNKNOWN)
 
 
 def _has(database: SqliteTables | None, table: str, *names: str) -> bool:

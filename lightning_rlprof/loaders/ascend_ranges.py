@@ -65,9 +65,8 @@ def ranges_of(marks: Marks, window: tuple[int, str]) -> Ranges:
     """Tell kinds and steps of what one capture marked.
 
     In our own domain a stage's name is a stage, and ``step`` a step, counted from the first one of
-    the window. Where no such step is marked, ``ProfilerStep#N`` is one: of a window that we opened
-    on whole steps counted from its first, else N itself. Beside ours it is left out. All others are
-    regions.
+    the window. Where no such step is marked, ``ProfilerStep#N`` is step N, which is how our recorder
+    has torch_npu count. Beside ours it is left out. All others are regions.
 
     Args:
         marks: What the files hold.
@@ -130,7 +129,7 @@ def _numbered(ranges: Ranges, window: tuple[int, str]) -> Ranges:
     first, problems = window[0], list(ranges.problems)
     rows = np.flatnonzero(ranges.kind == _STEP)
     told = [_NUMBER.fullmatch(ranges.names[code]) for code in ranges.name[rows].tolist()]
-    numbers = [first + int(each[1]) if each else UNKNOWN for each in told]
+    numbers = [int(each[1]) if each else UNKNOWN for each in told]
     if UNKNOWN in numbers:
         numbers = list(range(first or 1, (first or 1) + len(rows)))
         if not first:

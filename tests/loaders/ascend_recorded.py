@@ -5,6 +5,7 @@ None of them marks anything with MSTX.
 """
 
 import csv
+import shutil
 import sqlite3
 from contextlib import closing
 from decimal import ROUND_HALF_EVEN, Decimal
@@ -46,3 +47,11 @@ def table_rows(run: Spans, name: str) -> list[dict[str, Any]]:
     table = run.table(name)
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def copied(source: Path, target: Path) -> Path:
+    """Copy a capture to where it may be changed."""
+    shutil.copytree(source, target)
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755)
+    return target

@@ -142,7 +142,7 @@ def test_the_sheet_of_level0_takes_streams_and_launches_from_the_trace(tmp_path:
 def test_the_sheet_alone_still_gives_the_kernels_and_their_step(tmp_path: Path) -> None:
     output = capture_folder(tmp_path, metadata=WINDOW)
     header = "Step Id,Name,Stream ID,Start Time(us),Duration(us)"
-    sheet(output, header, f"0,Mul,2,{us(EPOCH + 5)}\t,1.5", f"1,Mul,N/A,{us(EPOCH + 9)}\t,1.5")
+    sheet(output, header, f"3,Mul,2,{us(EPOCH + 5)}\t,1.5", f"4,Mul,N/A,{us(EPOCH + 9)}\t,1.5")
 
     table = read_ascend(output.parent).table("kernels")
 

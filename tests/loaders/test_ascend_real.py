@@ -1,6 +1,7 @@
 """Real captures of a 910B: spans, kernels, axis; and what of a run verl's authors published."""
 
 import hashlib
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.loaders.ascend_recorded import (
     TEXT,
     ask,
     column,
+    copied,
     ns,
     sheet,
 )
@@ -156,3 +158,16 @@ def test_captures_of_several_runs_in_one_folder_are_a_doubt() -> None:
     assert apart.startswith("its captures lie 426 days apart")
     alone = read_ascend(DATA / "text_level1_rank0").problems
     assert not [problem for problem in alone if "apart" in problem.text]
+
+
+def test_steps_of_our_own_window_are_those_that_torch_npu_counted(tmp_path: Path) -> None:
+    window = tmp_path / "rank-00000" / "step-000050"
+    folder = copied(TEXT[0], window / "host_1_20250109074803340_ascend_pt")
+    about = {"rlprof_window": "step-000050", "rlprof_rank": "0"}
+    (folder / "profiler_metadata.json").write_text(json.dumps(about))
+
+    run = read_ascend(tmp_path)
+
+    assert set(column(run, "kernels", "step")) == {50}
+    assert column(run, "step_trace", "step") == [50]
+    assert set(run.step.tolist()) == {50}

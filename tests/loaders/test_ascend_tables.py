@@ -39,7 +39,7 @@ def test_steps_of_a_window_are_rl_steps_on_every_device(tmp_path: Path) -> None:
     output = capture_folder(tmp_path, metadata=WINDOW)
     (output / "step_trace_time.csv").write_text(
         "Device_id,Step,Computing,Communication(Not Overlapped),Free,Stage\n"
-        "4,0,1.5,2.25,3,6.75\n5,1,1.5,2.25,3,\n4,,1,1,1,3\n"
+        "4,3,1.5,2.25,3,6.75\n5,4,1.5,2.25,3,\n4,,1,1,1,3\n"
     )
 
     found = rows_of(tmp_path, "step_trace")
