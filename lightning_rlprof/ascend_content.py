@@ -52,14 +52,20 @@ def check_content(capture: Capture, exports: Sequence[str] = ()) -> Content:
     if capture.output is None:
         return Content((), "it was never analysed")
     wrote = tuple(sorted(path.name for path in capture.output.glob("*") if path.is_file()))
-    told = capture.option("_export_type") or "text"
-    wanted = exports or ([told] if isinstance(told, str) else told)
+    wanted = exports or _recorded_for(capture)
     promised = _promised(capture)
     lacks = _lacks_text(capture.trace, promised) if "text" in wanted else ""
     if "db" in wanted:
         lacks = "; ".join(filter(None, (lacks, _lacks_db(capture.database, promised))))
     without = _watched_device(capture) and not device_data(capture.path)
     return Content(wrote, lacks, "no data of the device (no PROF_ folder)" if without else "")
+
+
+def _recorded_for(capture: Capture) -> set[str]:
+    """Return the formats that it was recorded for, the text where nothing tells one."""
+    told = capture.option("_export_type")
+    named = {str(each).lower() for each in (told if isinstance(told, list) else [told])}
+    return named & {"text", "db"} or {"text"}
 
 
 def has_raw_data(directory: Path) -> bool:

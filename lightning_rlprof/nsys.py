@@ -255,7 +255,7 @@ def installed_version(program: str) -> Version | None:
     """Ask a program for its version; None when it does not tell one."""
     try:
         done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=60, check=False
+            [program, "--version"], capture_output=True, errors="replace", timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

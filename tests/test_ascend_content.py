@@ -136,6 +136,19 @@ def test_every_format_that_was_recorded_for_is_looked_at(place: Path) -> None:
     assert check(place, "db").lacks == ""
 
 
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [(5, "trace"), (True, "trace"), ("Text", "trace"), ("unknown", "trace"), (["DB", 5], "data")],
+)
+def test_what_it_was_recorded_for_may_be_told_in_any_way(
+    place: Path, told: Any, wanted: str
+) -> None:
+    capture(place, _export_type=told)
+    (place / OUTPUT).mkdir(exist_ok=True)
+    missing = {"trace": "trace_view.json", "data": "the database ascend_pytorch_profiler*.db"}
+    assert check(place).lacks == f"{missing[wanted]} is missing"
+
+
 def test_a_recording_without_data_of_the_device_is_remarked_on(place: Path) -> None:
     trace(capture(place) / OUTPUT, HOST)
     assert check(place) == Content(

@@ -204,6 +204,13 @@ def test_the_installed_version_is_asked_for(
     assert [call["argv"] for call in fake.calls] == [["--version"]]
 
 
+def test_a_program_that_prints_another_encoding_is_understood(tmp_path: Path) -> None:
+    program = tmp_path / "nsys"
+    program.write_bytes(b"#!/bin/sh\nprintf '\\377 version 2023.4'\n")
+    program.chmod(0o755)
+    assert installed_version(str(program)) == MIDDLE
+
+
 def test_a_program_that_cannot_run_has_no_version(tmp_path: Path) -> None:
     assert installed_version(str(tmp_path / "nsys")) is None
 

@@ -18,6 +18,7 @@ _SET_ENV = (
     Path("/usr/local/Ascend/cann/set_env.sh"),
     Path("/usr/local/Ascend/ascend-toolkit/set_env.sh"),
 )
+_HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 _ANSWERS_S = 180.0
 _QUESTION = """
 import torch, torch_npu
@@ -43,7 +44,8 @@ def check_torch_npu() -> Check:
 
 def check_cann() -> Check:
     """Look for CANN where its set_env.sh says, and for its version there."""
-    home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
+    name = next((name for name in _HOMES if os.environ.get(name)), "")
+    home = os.environ.get(name)
     if not home:
         there = next((str(path) for path in _SET_ENV if path.is_file()), None)
         cure = (
@@ -51,7 +53,7 @@ def check_cann() -> Check:
         )
         return Check("CANN", "missing", "ASCEND_HOME_PATH is not set", cure)
     if not Path(home).is_dir():
-        says = f"ASCEND_HOME_PATH={home} is no directory"
+        says = f"{name}={home} is no directory"
         return Check("CANN", "broken", says, "source set_env.sh of the CANN that is installed")
     for pattern in ("*/ascend_toolkit_install.info", "version.info", "*/version.info"):
         for path in sorted(Path(home).glob(pattern)):

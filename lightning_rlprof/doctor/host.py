@@ -71,7 +71,11 @@ def check_lightning() -> Check:
 
 def check_disk(save_path: Path) -> Check:
     """Look at the space where runs go, in the nearest directory that exists by now."""
-    folder = save_path.absolute()
+    try:
+        folder = save_path.absolute()
+    except FileNotFoundError:
+        says = "the working directory is deleted"
+        return Check("disk", "broken", says, "change to a directory that exists")
     while not folder.exists():
         folder = folder.parent
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):

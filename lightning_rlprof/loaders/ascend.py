@@ -147,10 +147,10 @@ def _recorded(path: Path) -> tuple[list[Recorded], list[Problem]]:
 
 def _strangers(captures: Sequence[Recorded]) -> list[Problem]:
     """Say which ranks are those of several programs, as where trainer and rollout count apart."""
-    found: dict[int, set[tuple[str, int, object]]] = {}
+    found: dict[int, set[tuple[str, int, str]]] = {}
     for each in captures:
         capture = each.opened.capture
-        who = (capture.host, capture.pid, capture.metadata.get("role"))
+        who = (capture.host, capture.pid, str(capture.metadata.get("role")))
         found.setdefault(each.opened.rank, set()).add(who)
     text = "captures of {} processes say that they are this rank: they stand side by side"
     return [Problem(rank, text.format(len(own))) for rank, own in found.items() if len(own) > 1]

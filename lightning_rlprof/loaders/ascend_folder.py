@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 
 __all__ = ["OUTPUT", "Capture", "find_captures", "is_ascend"]
@@ -88,9 +89,10 @@ class Capture:
         end, start = self.info.get("end_info"), self.info.get("start_info")
         try:
             ran = end["MonotonicTimeEnd"] - start["start_monotonic"]  # type: ignore[index]
-            return int(end["collectionTimeEnd"] - ran)  # type: ignore[index]
+            began = int(end["collectionTimeEnd"] - ran)  # type: ignore[index]
         except (KeyError, TypeError, ValueError, OverflowError):
             return 0
+        return began if 0 < began < LARGEST_TIME else 0
 
     def option(self, name: str, block: str = "experimental_config") -> Any:
         """Return what the profiler was told, None where the files do not say."""

@@ -19,6 +19,7 @@ from lightning_rlprof.table import Column
 __all__ = ["MODULES", "OPERATORS", "OPERATOR_TYPES"]
 
 _CALLS, _DETAILS, _TYPES = "PYTORCH_API", "operator_details.csv", "op_statistic.csv"
+_TOLD = (_CALLS, "type", "name")  # columns without which nothing tells calls apart
 _COMPUTE = "COMPUTE_TASK_INFO"
 _OPERATOR, _PYTHON = 50_001, 50_003  # types of calls
 _SOME = 65_536
@@ -28,7 +29,7 @@ _MODULE = "nn.Module: "
 def _operators(opened: Opened) -> tuple[Frame, list[str]]:
     """Sum up operators by name: from the database, else torch_npu's own list, else the trace."""
     file = opened.capture.file(_DETAILS)
-    if not opened.has(_CALLS) and file is not None:
+    if not opened.has(*_TOLD) and file is not None:
         return _detailed(file)
     return _called(opened, Kept.OPERATORS, f"type = {_OPERATOR}", "operator")
 
@@ -40,7 +41,7 @@ def _modules(opened: Opened) -> tuple[Frame, list[str]]:
 
 
 def _called(opened: Opened, kept: int, where: str, heading: str) -> tuple[Frame, list[str]]:
-    if opened.has(_CALLS, "type", "name"):
+    if opened.has(*_TOLD):
         database: Any = opened.database
         rows = database.numbers(_CALLS, "startNs", "endNs", "globalTid", "name", where=where)
         names, remarks = coded(database, rows["name"]), []
@@ -157,7 +158,7 @@ _SUMS = (
 
 
 def _has_calls(opened: Opened) -> bool:
-    return opened.has(_CALLS) or opened.capture.trace is not None
+    return opened.has(*_TOLD) or opened.capture.trace is not None
 
 
 OPERATORS = Part(

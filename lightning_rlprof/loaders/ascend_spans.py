@@ -92,7 +92,8 @@ def _world(recorded: Recorded) -> int:
     groups, found = recorded.opened.capture.metadata.get("parallel_group_info"), {0}
     for group in groups.values() if isinstance(groups, dict) else ():
         ranks = group.get("global_ranks") if isinstance(group, dict) else None
-        found.update(rank for rank in ranks or () if isinstance(rank, int) and rank < _MOST_RANKS)
+        ranks = ranks if isinstance(ranks, list) else []
+        found.update(rank for rank in ranks if isinstance(rank, int) and rank < _MOST_RANKS)
     return max(*found, recorded.opened.rank) + 1
 
 

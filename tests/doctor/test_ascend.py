@@ -62,6 +62,15 @@ def test_what_to_source_is_told_where_cann_is_installed(tmp_path: Path) -> None:
     assert (check.state, check.cure) == ("missing", f"source {tmp_path}/set_env.sh")
 
 
+@pytest.mark.parametrize("name", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"])
+def test_the_variable_that_points_nowhere_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    monkeypatch.setenv(name, str(tmp_path / "x"))
+    assert ascend.check_cann().says == f"{name}={tmp_path}/x is no directory"
+
+
 def test_msprof_is_looked_for_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert ascend.check_msprof().state == "missing"

@@ -116,6 +116,16 @@ def test_a_disk_that_is_full_or_closed_is_broken(
     assert (check.state, check.says) == ("broken", f"{tmp_path}/file cannot be written")
 
 
+def test_a_working_directory_that_is_deleted_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    check = host.check_disk(Path("runs"))
+    assert (check.state, check.says) == ("broken", "the working directory is deleted")
+
+
 @pytest.mark.parametrize(
     ("source", "state"),
     [("tsc", "ok"), ("arch_sys_counter", "ok"), ("hpet", "broken"), ("acpi_pm", "broken")],

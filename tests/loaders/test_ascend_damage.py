@@ -2,6 +2,8 @@
 
 import json
 import random
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +219,35 @@ def test_kernels_for_a_run_raise_only_where_nothing_can_be_read(tmp_path: Path) 
         read_ascend_kernels(tmp_path)
     path = full_database(tmp_path / "ascend_pytorch_profiler_0.db")
     assert len(read_ascend_kernels(path)[0].rank) == 300
+
+
+def test_calls_without_a_type_or_a_name_are_none(tmp_path: Path) -> None:
+    rows = DatabaseRows()
+    rows.mark("step", 0, 9)
+    rows.add("PYTORCH_API", startNs=str(EPOCH), endNs=str(EPOCH + 9), globalTid=MAIN, type=50001)
+    path = rows.write(capture_folder(tmp_path) / "ascend_pytorch_profiler_0.db")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("ALTER TABLE PYTORCH_API DROP COLUMN name")
+
+    assert not {"operators", "modules"} & read_ascend(tmp_path).tables.keys()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"role": ["actor", "rollout"]}, {"parallel_group_info": {"a": {"global_ranks": 5}}}],
+)
+def test_what_a_program_added_may_be_of_any_shape(
+    tmp_path: Path, metadata: dict[str, Any]
+) -> None:
+    whole().write(capture_folder(tmp_path, metadata=metadata) / "trace_view.json")
+
+    assert every_table(read_ascend(tmp_path))["kernels"] == 9
+
+
+def test_a_start_beyond_all_times_is_none(tmp_path: Path) -> None:
+    output = capture_folder(tmp_path)
+    info = output.parent / "profiler_info_0.json"
+    info.write_text(info.read_text().replace(str(EPOCH + 9_000), "1e300"))
+    (output / "step_trace_time.csv").write_text("Step,Computing\n3,1.5\n")
+
+    assert read_ascend(tmp_path).unix_ns == 0
