@@ -153,7 +153,7 @@ def analyse(
 def _without(directory: Path, options: Options) -> Outcome | None:
     """Return the outcome of a directory that needs no analysis, or can have none."""
     raw = has_raw_data(directory)
-    (capture,) = find_captures(directory)
+    capture = find_captures(directory)[0]
     if not (options.force and raw):
         before = check_content(capture, options.exports)
         if not before.lacks:
@@ -232,7 +232,7 @@ class _Analysis:
         output = self._process.output().replace(f"{self._directory.resolve()}/", "")
         seconds, words = self._seconds(), _last_words(output)
         self.stop()
-        (capture,) = find_captures(self._directory)
+        capture = find_captures(self._directory)[0]
         content = check_content(capture, self._options.exports)
         told = [content.lacks or content.remark]
         if self._status is None:

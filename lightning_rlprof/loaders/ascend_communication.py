@@ -23,7 +23,7 @@ from lightning_rlprof.loaders.ascend_marks import (
 )
 from lightning_rlprof.loaders.ascend_parts import Cells, Frame, Opened, Part, coded
 from lightning_rlprof.loaders.ascend_tasks import collective_lanes, lane_devices
-from lightning_rlprof.loaders.ascend_times import scaled
+from lightning_rlprof.loaders.ascend_times import LARGEST_TIME, scaled
 from lightning_rlprof.loaders.ascend_trace import TraceView, read_trace_view
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
@@ -214,12 +214,14 @@ def _from_operators(database: SqliteTables) -> Frame:
     types = database.strings(rows["dataType"], "ENUM_HCCL_DATA_TYPE", "name")
     each = np.array([BYTES.get(types.get(t, ""), 0) for t in rows["dataType"].tolist()], np.int64)
     counted = (rows["count"] >= 0) & (rows["count"] < 2**56) & (each > 0)
+    start, end = rows["startNs"], rows["endNs"]
+    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME)
     return {
         "operator": coded(database, rows["opName"]),
         "group": coded(database, rows["groupName"]),
         "device": rows["deviceId"],
-        "start": rows["startNs"],
-        "duration": rows["endNs"] - rows["startNs"],
+        "start": np.where((start > 0) & (start < LARGEST_TIME), start, UNKNOWN),
+        "duration": np.where(sound, end - start, UNKNOWN),
         "size": np.where(counted, rows["count"] * each, UNKNOWN),
     }
 

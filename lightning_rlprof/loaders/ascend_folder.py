@@ -2,8 +2,9 @@
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.tracefile import rank_files
 
 __all__ = ["OUTPUT", "Capture", "find_captures", "is_ascend"]
 
@@ -20,7 +22,7 @@ OUTPUT = "ASCEND_PROFILER_OUTPUT"
 
 _ENDING, _TRACE = "_ascend_pt", "trace_view.json"
 _DATABASE, _ANALYSIS = "ascend_pytorch_profiler*.db", "analysis.db"
-_DEEPEST = 4  # verl writes <save path>/<step>/<role>/..._ascend_pt
+_MOST_EMPTY = 50_000  # folders in a row without a capture: a tree of something else
 _MOST_JSON = 1 << 26  # the files that describe a capture take kilobytes
 _MOST_RANKS = 2**20
 _NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
@@ -59,10 +61,10 @@ class Capture:
 
     def file(self, name: str) -> Path | None:
         """Return one of the analysed files of the text format, None where it is not."""
-        if self.output is None or (self.path.is_file() and self.trace is None):
+        if self.output is None or (os.path.isfile(self.path) and self.trace is None):
             return None
         path = self.output / name
-        return path if path.is_file() else None
+        return path if os.path.isfile(path) else None
 
     @property
     def window(self) -> tuple[int, str]:
@@ -107,9 +109,9 @@ def is_ascend(path: Path) -> bool:
     Known by name are ``*_ascend_pt``, the folder in it, ``trace_view.json`` and
     ``ascend_pytorch_profiler*.db``; another SQLite file by its tables.
     """
-    if path.is_dir():
-        return next(_folders(path), None) is not None
-    if not path.is_file():
+    if os.path.isdir(path):
+        return next(_folders(path, []), None) is not None
+    if not os.path.isfile(path):
         return False
     if path.name == _TRACE or path.match(_DATABASE):
         return True
@@ -122,16 +124,22 @@ def is_ascend(path: Path) -> bool:
         return False
 
 
-def find_captures(path: Path) -> list[Capture]:
+def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]:
     """Return the captures that a path stands for, by name; a file stands for its format alone.
+
+    Args:
+        path: What the user named.
+        remarks: Gets which folders were not looked into.
 
     Raises:
         TraceError: There are none.
     """
-    if path.is_dir():
-        found = [_in_folder(folder) for folder in sorted(_folders(path))]
+    if os.path.isdir(path):
+        remarks = [] if remarks is None else remarks
+        found = [each for folder in sorted(_folders(path, remarks)) for each in _in_folder(folder)]
         if not found:
-            raise TraceError(f"{path}: holds no output of torch_npu.profiler (no *{_ENDING})")
+            text = f"{path}: holds no output of torch_npu.profiler (no *{_ENDING})"
+            raise TraceError("; ".join([text, *remarks]))
         return found
     if not is_ascend(path):
         raise TraceError(
@@ -144,36 +152,78 @@ def find_captures(path: Path) -> list[Capture]:
     return [_described(Capture(path, output, None, path), folder)]
 
 
-def _folders(path: Path, deep: int = 0) -> Iterator[Path]:
-    """Yield the capture directories at and below a path; links are not followed."""
-    one = path.name == OUTPUT or path.name.endswith(_ENDING) or (path / OUTPUT).is_dir()
-    if one or (not deep and _holds_parts(path)):
+def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
+    """Yield the capture directories at and below a path, the near ones first.
+
+    Links are not followed, and captures in a run below are that run's.
+    """
+    whole = path.resolve()
+    path = path if path.name == whole.name else whole  # "." has no name
+    if _is_capture(path) or _holds_parts(path):
         yield path
-    elif deep < _DEEPEST:
-        try:
-            inside = [
-                entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)
-            ]
-        except OSError:
-            return
-        for each in sorted(inside):
-            yield from _folders(Path(each), deep + 1)
+        return
+    waiting, empty = deque([path]), 0
+    while waiting and empty < _MOST_EMPTY:
+        empty += 1
+        for each in _inside(waiting.popleft(), path, remarks):
+            if _is_capture(each):
+                empty = 0
+                yield each
+            else:
+                waiting.append(each)
+    if waiting:
+        text = f"{len(waiting)} folders, as {waiting[0]}, are not looked into"
+        remarks.append(f"{text}: {_MOST_EMPTY:,} in a row hold no capture")
+
+
+def _is_capture(path: Path) -> bool:
+    return path.name == OUTPUT or path.name.endswith(_ENDING) or os.path.isdir(path / OUTPUT)
+
+
+def _inside(folder: Path, top: Path, remarks: list[str]) -> list[Path]:
+    """Return the folders in one, sorted: none of a run below the top."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        remarks.append(f"{folder}: is passed over, it cannot be read ({error.strerror})")
+        return []
+    return sorted(found) if folder == top or not rank_files(folder) else []
 
 
 def _holds_parts(path: Path) -> bool:
-    return (path / _TRACE).is_file() or any(path.glob(_DATABASE))
+    return os.path.isfile(path / _TRACE) or any(path.glob(_DATABASE))
 
 
-def _in_folder(path: Path) -> Capture:
-    """Return the capture of a directory: of ``*_ascend_pt`` or of the output folder in it."""
+def _in_folder(path: Path) -> list[Capture]:
+    """Return the captures of a directory: of ``*_ascend_pt`` or of the output folder in it.
+
+    That is one, and where several ranks wrote their databases into it one for each of them; what
+    else is there belongs to the rank that the files beside it tell, else to the first.
+    """
     inner = path / OUTPUT
-    output = inner if inner.is_dir() else path if _is_output(path) else None
+    output = inner if os.path.isdir(inner) else path if _is_output(path) else None
     if output is None:
-        return _described(Capture(path, None, None, None), path)
+        return [_described(Capture(path, None, None, None), path)]
     trace = output / _TRACE
-    database = next(iter(sorted(output.glob(_DATABASE))), None)
-    capture = Capture(path, output, trace if trace.is_file() else None, database)
-    return _described(capture, output.absolute().parent if path.name == OUTPUT else path)
+    folder = output.absolute().parent if path.name == OUTPUT else path
+    whole = Capture(path, output, trace if os.path.isfile(trace) else None, None)
+    told = _described(whole, folder).rank
+    databases = sorted(sorted(output.glob(_DATABASE)), key=lambda each: _number(each) != told)
+    if len(databases) < 2:
+        return [_described(replace(whole, database=next(iter(databases), None)), folder)]
+    first = replace(whole, database=databases[0])
+    found = [first, *(Capture(each, None, None, each) for each in databases[1:])]
+    return [
+        each if (number := _number(each.database)) is None else replace(each, rank=number)
+        for each in (_described(capture, folder) for capture in found)
+    ]
+
+
+def _number(database: Path | None) -> int | None:
+    """Return the rank in the name of a database."""
+    named = _DATABASE_FILE.fullmatch(database.name) if database else None
+    return _rank(named[1]) if named else None
 
 
 def _is_output(path: Path) -> bool:
@@ -183,16 +233,17 @@ def _is_output(path: Path) -> bool:
 def _described(capture: Capture, folder: Path) -> Capture:
     """Add what the files beside the output say."""
     problems: list[str] = []
-    file = next((each for each in sorted(folder.glob("profiler_info*.json"))), None)
+    number = _number(capture.database)
+    files = sorted(folder.glob("profiler_info*.json"))
+    file = min(files, key=lambda each: each.name != f"profiler_info_{number}.json", default=None)
     info = _json(file, problems) if file else {}
     metadata = _json(folder / "profiler_metadata.json", problems)
     named = _INFO_FILE.fullmatch(file.name) if file else None
-    database = _DATABASE_FILE.fullmatch(capture.database.name) if capture.database else None
     ranks = (
         metadata.get("rlprof_rank"),
         info.get("rank_id"),
         named[1] if named else None,
-        database[1] if database else None,
+        number,
     )
     rank = next((n for each in ranks if (n := _rank(each)) is not None), None)
     parts = (capture.path, capture.output, capture.trace, capture.database)

@@ -14,6 +14,7 @@ from lightning_rlprof.loaders.ascend_csv import (
 )
 from lightning_rlprof.loaders.ascend_marks import STRINGS
 from lightning_rlprof.loaders.ascend_parts import Cells, Frame, Opened, Part, coded
+from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
 from lightning_rlprof.loaders.kernels import UNKNOWN, distinct
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.spans import Int64s
@@ -50,7 +51,9 @@ def _recorded(database: SqliteTables) -> Frame:
     held = database.numbers("NPU_MEM", "deviceId", "type", "timestampNs", "ddr", "hbm")
     types = database.strings(held["type"], STRINGS)
     app = np.isin(held["type"], [number for number, text in types.items() if text == "app"])
-    size = (held["ddr"] + held["hbm"])[app]
+    ddr, hbm = (held[name][app] for name in ("ddr", "hbm"))
+    told = (np.minimum(ddr, hbm) >= 0) & (np.maximum(ddr, hbm) < LARGEST_TIME)
+    size = np.where(told, ddr + hbm, UNKNOWN)
     more: dict[str, Int64s] = {"reserved": size}
     nothing = np.full(len(size), UNKNOWN)
     return {

@@ -1,5 +1,6 @@
 """Captures opened: databases, ranks, and what each of them holds in whichever format."""
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,12 +61,13 @@ class Recorded:
 
 
 def open_captures(path: Path) -> tuple[list[Opened], list[str]]:
-    """Open the captures that a path stands for, and say which ranks are guessed.
+    """Open the captures that a path stands for; say which ranks are guessed, which folders shut.
 
     Raises:
         TraceError: There are none.
     """
-    opened = [_open(capture) for capture in find_captures(path)]
+    remarks: list[str] = []
+    opened = [_open(capture) for capture in find_captures(path, remarks)]
     taken = {each.rank for each in opened if each.rank >= 0}
     free = max(taken, default=-1) + 1
     ranks: dict[tuple[str, int], int] = {}
@@ -76,14 +78,14 @@ def open_captures(path: Path) -> tuple[list[Opened], list[str]]:
             opened[at] = replace(each, rank=rank)
     guessed = len(ranks) > 1 or (ranks and taken)
     problem = f"ranks of {len(ranks)} processes are guessed, counting from {free}"
-    return opened, [f"{problem}: nothing says them"] if guessed else []
+    return opened, [*remarks, *([f"{problem}: nothing says them"] if guessed else [])]
 
 
 def _open(capture: Capture) -> Opened:
     analysis = capture.output / "analysis.db" if capture.output else None
-    if capture.path.is_file() and capture.database is None:
+    if os.path.isfile(capture.path) and capture.database is None:
         analysis = None  # it belongs to the other format
-    analysed, problems = _database(analysis if analysis and analysis.is_file() else None)
+    analysed, problems = _database(analysis if analysis and os.path.isfile(analysis) else None)
     database, more = _database(capture.database)
     capture = replace(capture, problems=(*capture.problems, *problems, *more))
     alone = Opened(capture, -1 if capture.rank is None else capture.rank, None, analysed)

@@ -140,7 +140,7 @@ def _counted(database: SqliteTables) -> Frame:
         "SELECT deviceId, opType, c.taskType, COUNT(*), "
         f"SUM({lasted}), MIN({lasted}), AVG({lasted}), MAX({lasted}) "
         f"FROM TASK t JOIN {_COMPUTE} c ON t.globalTaskId = c.globalTaskId "
-        f"WHERE {lasted} >= 0 GROUP BY 1, 2, 3 ORDER BY 5 DESC"
+        f"WHERE startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME} GROUP BY 1, 2, 3 ORDER BY 5 DESC"
     )
     device, kind, core, *sums = (
         scaled([row[at] for row in rows], 1) for at in range(4 + len(_TIMES))

@@ -65,8 +65,8 @@ def ranges_of(marks: Marks, window: tuple[int, str]) -> Ranges:
     """Tell kinds and steps of what one capture marked.
 
     In our own domain a stage's name is a stage, and ``step`` a step, counted from the first one of
-    the window. Where no such step is marked, ``ProfilerStep#N`` is step N, which is how our recorder
-    has torch_npu count. Beside ours it is left out. All others are regions.
+    the window. Where no such step is marked, ``ProfilerStep#N`` is step N, as our recorder has
+    torch_npu count. Beside ours it is left out. All others are regions.
 
     Args:
         marks: What the files hold.

@@ -236,9 +236,7 @@ def test_calls_without_a_type_or_a_name_are_none(tmp_path: Path) -> None:
     "metadata",
     [{"role": ["actor", "rollout"]}, {"parallel_group_info": {"a": {"global_ranks": 5}}}],
 )
-def test_what_a_program_added_may_be_of_any_shape(
-    tmp_path: Path, metadata: dict[str, Any]
-) -> None:
+def test_what_a_program_added_may_be_of_any_shape(tmp_path: Path, metadata: dict[str, Any]) -> None:
     whole().write(capture_folder(tmp_path, metadata=metadata) / "trace_view.json")
 
     assert every_table(read_ascend(tmp_path))["kernels"] == 9

@@ -59,7 +59,7 @@ def test_a_database_is_loaded_by_name_and_another_one_by_its_tables(tmp_path: Pa
         rows.rows.pop("STRING_IDS")
 
 
-def test_folders_of_steps_and_roles_are_searched_but_links_and_depths_are_not(
+def test_folders_of_steps_and_roles_are_searched_to_any_depth_but_links_are_not(
     tmp_path: Path,
 ) -> None:
     capture(tmp_path / "3" / "actor", rank=0)
@@ -68,7 +68,8 @@ def test_folders_of_steps_and_roles_are_searched_but_links_and_depths_are_not(
     (tmp_path / "3" / "linked_ascend_pt").symlink_to(elsewhere)
     capture(tmp_path / "a" / "b" / "c" / "d" / "e", rank=4)
 
-    assert load(tmp_path).ranks == (0, 1)
+    assert load(tmp_path).ranks == (0, 1, 4)
+    assert load(tmp_path / "a").ranks == (4,)
 
 
 def test_what_is_none_is_left_to_the_other_readers(tmp_path: Path) -> None:
