@@ -1,7 +1,8 @@
 """CSV files of torch_npu's analysis as columns, found by their headings."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +16,7 @@ from lightning_rlprof.spans import Int64s
 __all__ = ["Sheet", "kibibytes", "mebibytes", "microseconds", "read_sheet", "whole"]
 
 _ROWS = 16_384  # at a time as Python objects
+_NOTHING = ("", "N/A")
 Convert = Callable[[list[str]], Int64s]
 
 
@@ -62,7 +64,12 @@ def mebibytes(cells: list[str]) -> Int64s:
     return scaled(cells, 2**20)
 
 
-def read_sheet(path: Path, numbers: Mapping[str, Convert], texts: tuple[str, ...] = ()) -> Sheet:
+def read_sheet(
+    path: Path,
+    numbers: Mapping[str, Convert],
+    texts: tuple[str, ...] = (),
+    needed: Iterable[str] = (),
+) -> Sheet:
     """Read columns of a file, complete or cut off.
 
     Args:
@@ -70,6 +77,7 @@ def read_sheet(path: Path, numbers: Mapping[str, Convert], texts: tuple[str, ...
         numbers: What to make of each column, by its heading in small letters and without blanks
             and underscores: versions differ in those.
         texts: Columns that stay texts, named the same way.
+        needed: Columns that every version writes; one that the file lacks is a problem.
 
     Raises:
         TraceError: The file cannot be read.
@@ -77,26 +85,43 @@ def read_sheet(path: Path, numbers: Mapping[str, Convert], texts: tuple[str, ...
     sheet = Sheet()
     lines = _lines(path, sheet.problems)
     headings = next(lines, [])
+    lacking = [name for name in needed if name not in headings] if headings else []
+    sheet.problems += [f"lacks the column {name}" for name in lacking]
+    _fill(sheet, _batches(lines, len(headings), sheet), headings, (numbers, texts))
+    return sheet
+
+
+def _fill(
+    sheet: Sheet,
+    batches: Iterator[list[list[str]]],
+    headings: list[str],
+    wanted: tuple[Mapping[str, Convert], tuple[str, ...]],
+) -> None:
+    numbers, texts = wanted
     place = {name: at for at, name in enumerate(headings)}  # of two with one name, the last
     codes: dict[str, dict[str, int]] = {name: {} for name in texts if name in place}
     parts: dict[str, list[Int64s]] = {name: [] for name in (*numbers, *texts) if name in place}
-    for rows in _batches(lines, len(headings), sheet):
+    unread: Counter[str] = Counter()
+    for rows in batches:
         for name, own in parts.items():
             cells = [row[place[name]] for row in rows]
             own.append(_coded(cells, codes[name]) if name in codes else numbers[name](cells))
+            unread[name] += 0 if name in codes else _unreadable(cells, own[-1])
+    sheet.problems += [f"{n} cells of {name} cannot be read" for name, n in unread.items() if n]
     for name, own in parts.items():
         joined = np.concatenate([np.empty(0, np.int64), *own])
         if name in codes:
             sheet.texts[name] = (joined, list(codes[name]))
         else:
             sheet.numbers[name] = joined
-    return sheet
 
 
 def _batches(lines: Iterator[list[str]], width: int, sheet: Sheet) -> Iterator[list[list[str]]]:
     lost, rows = 0, []
     for row in lines:
-        if len(row) < width:
+        if not "".join(row).strip() and len(row) < 2:  # a blank line
+            continue
+        if "".join(row[width:]).strip() or len(row) < width:
             lost += 1
             continue
         rows.append(row)
@@ -107,12 +132,18 @@ def _batches(lines: Iterator[list[str]], width: int, sheet: Sheet) -> Iterator[l
     if rows:
         yield rows
     if lost:
-        sheet.problems.append(f"{lost} rows are left out: they are cut off")
+        sheet.problems.append(f"{lost} rows are left out: they are cut off or damaged")
+
+
+def _unreadable(cells: list[str], read: Int64s) -> int:
+    """Count the cells that say something, and no number."""
+    unknown = np.flatnonzero(read == UNKNOWN).tolist()
+    return sum(cells[at].strip() not in _NOTHING for at in unknown)
 
 
 def _coded(cells: list[str], codes: dict[str, int]) -> Int64s:
     texts = (cell.strip() for cell in cells)
-    own = (-1 if text in ("", "N/A") else codes.setdefault(text, len(codes)) for text in texts)
+    own = (-1 if text in _NOTHING else codes.setdefault(text, len(codes)) for text in texts)
     return np.fromiter(own, np.int64, len(cells))
 
 
@@ -124,6 +155,8 @@ def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:
             first: list[str] = next(rows, [])
             if not first:
                 problems.append("empty: it lacks even its headings")
+            while first and not first[-1].strip():  # a comma at the end
+                first.pop()
             yield ["".join(cell.lower().replace("_", " ").split()) for cell in first]
             yield from rows
     except csv.Error as error:

@@ -81,7 +81,8 @@ def _operator_memory(opened: Opened) -> tuple[Frame, list[str]]:
         **dict.fromkeys(times, microseconds),
         **dict.fromkeys(totals, mebibytes),
     }
-    sheet = read_sheet(file, wanted, ("name", "devicetype"))
+    needed = ("name", "size(kb)", *times)
+    sheet = read_sheet(file, wanted, ("name", "devicetype"), needed)
     return {
         "device": _device(sheet, "devicetype"),
         "operator": sheet.text("name"),
@@ -131,7 +132,8 @@ def _module_memory(opened: Opened) -> tuple[Frame, list[str]]:
 def _sheet(opened: Opened, name: str, time: str, sizes: list[str]) -> tuple[Sheet, Path]:
     file: Any = opened.capture.file(name)
     wanted = {time: microseconds, **dict.fromkeys(sizes, mebibytes)}
-    return read_sheet(file, wanted, ("component", "devicetype", "device")), file
+    needed = ("component", time, *(size for size in sizes if "active" not in size))
+    return read_sheet(file, wanted, ("component", "devicetype", "device"), needed), file
 
 
 def _device(sheet: Sheet, heading: str) -> Int64s:

@@ -23,6 +23,7 @@ from lightning_rlprof.loaders.ascend_tasks import (
     sheet_tasks,
     trace_tasks,
 )
+from lightning_rlprof.loaders.ascend_times import plausible
 from lightning_rlprof.loaders.ascend_trace import TraceView, read_trace_view
 from lightning_rlprof.loaders.kernels import UNKNOWN, Kernels
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
@@ -187,17 +188,18 @@ def _first(opened: Opened, view: TraceView | None) -> int:
     """Return when the first thing began, of a capture that marks nothing."""
     if view is not None:
         return view.first_ns
-    found: list[Any] = []
+    starts = [_EMPTY]
     for table in ("TASK", "COMMUNICATION_OP"):
         if opened.database is not None and opened.has(table, "startNs"):
             with suppress(TraceError):  # whoever reads the table will say it
-                found += opened.database.rows(f"SELECT MIN(startNs) FROM {table}")
+                starts.append(opened.database.numbers(table, "startNs")["startNs"])
     file = opened.capture.file(_KERNELS)
-    if not found and file is not None:
+    if len(starts) == 1 and file is not None:
         with suppress(TraceError):
-            times = read_sheet(file, {"starttime(us)": microseconds}).number("starttime(us)")
-            found = [(each,) for each in times[times > 0].tolist()]
-    return min((at for (at,) in found if isinstance(at, int) and at > 0), default=UNKNOWN)
+            times = read_sheet(file, {"starttime(us)": microseconds})
+            starts.append(times.number("starttime(us)"))
+    found = np.concatenate(starts)
+    return int(min(found[plausible(found, np.zeros_like(found))], default=UNKNOWN))
 
 
 def _nothing(capture: Capture) -> str:

@@ -106,7 +106,8 @@ def _detailed(file: Any) -> tuple[Frame, list[str]]:
     headings = [
         f"{of}{what}duration(us)" for of in ("host", "device") for what in ("total", "self")
     ]
-    sheet = read_sheet(file, dict.fromkeys(headings, microseconds), ("name",))
+    wanted = dict.fromkeys(headings, microseconds)
+    sheet = read_sheet(file, wanted, ("name",), needed=("name", *headings))
     columns = [np.maximum(sheet.number(heading), 0) for heading in headings]
     host = _summed(sheet.text("name"), columns[0], columns[1])
     device = _summed(sheet.text("name"), columns[2], columns[3])
@@ -124,7 +125,8 @@ def _types(opened: Opened) -> tuple[Frame, list[str]]:
         return _counted(opened.database), []  # type: ignore[arg-type]
     times = {name: f"{word}time(us)" for name, word in _TIMES.items()}
     wanted = {"count": whole, "deviceid": whole, **dict.fromkeys(times.values(), microseconds)}
-    sheet = read_sheet(file, wanted, ("optype", "coretype"))
+    told = ("optype", "coretype")
+    sheet = read_sheet(file, wanted, told, needed=(*told, "count", *times.values()))
     return {
         "device": sheet.number("deviceid"),
         "type": sheet.text("optype"),
@@ -140,7 +142,8 @@ def _counted(database: SqliteTables) -> Frame:
         "SELECT deviceId, opType, c.taskType, COUNT(*), "
         f"SUM({lasted}), MIN({lasted}), AVG({lasted}), MAX({lasted}) "
         f"FROM TASK t JOIN {_COMPUTE} c ON t.globalTaskId = c.globalTaskId "
-        f"WHERE startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME} GROUP BY 1, 2, 3 ORDER BY 5 DESC"
+        f"WHERE startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME} "
+        "GROUP BY 1, 2, 3 ORDER BY 5 DESC"
     )
     device, kind, core, *sums = (
         scaled([row[at] for row in rows], 1) for at in range(4 + len(_TIMES))

@@ -51,7 +51,7 @@ def _step_trace(opened: Opened) -> tuple[Frame, list[str]]:
         **dict.fromkeys(("deviceid", "step"), whole),
         **dict.fromkeys(headings.values(), microseconds),
     }
-    sheet = read_sheet(file, wanted)
+    sheet = read_sheet(file, wanted, needed=("step", "computing", "free", "stage"))
     frame: dict[str, Cells] = {name: sheet.number(own) for name, own in headings.items()}
     frame |= {"step": opened.steps(sheet.number("step")), "device": sheet.number("deviceid")}
     return frame, [f"{file.name}: {text}" for text in sheet.problems]

@@ -9,7 +9,7 @@ import numpy as np
 from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet, whole
 from lightning_rlprof.loaders.ascend_events import COMMUNICATION, Flow, Kept
 from lightning_rlprof.loaders.ascend_marks import STRINGS
-from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
+from lightning_rlprof.loaders.ascend_times import LARGEST_TIME, plausible
 from lightning_rlprof.loaders.ascend_trace import TraceView
 from lightning_rlprof.loaders.attribution import NOWHERE
 from lightning_rlprof.loaders.kernels import UNKNOWN, Coded, distinct
@@ -86,11 +86,10 @@ def sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
         TraceError: The file cannot be read.
     """
     times = dict.fromkeys(("starttime(us)", "duration(us)"), microseconds)
-    sheet = read_sheet(
-        path, {**times, **dict.fromkeys(("streamid", "stepid", "deviceid"), whole)}, ("name",)
-    )
+    wanted = {**times, **dict.fromkeys(("streamid", "stepid", "deviceid"), whole)}
+    sheet = read_sheet(path, wanted, ("name",), needed=("name", *times))
     start, length = sheet.number("starttime(us)"), sheet.number("duration(us)")
-    sound = (start > 0) & (length >= 0) & (length < LARGEST_TIME)
+    sound = plausible(start, length)
     start, stream = start[sound], sheet.number("streamid")[sound]
     device = sheet.number("deviceid")[sound]
     torch, cann = (Calls(np.full(len(start), UNKNOWN), np.full(len(start), NOWHERE)),) * 2
@@ -200,7 +199,8 @@ def database_tasks(database: SqliteTables) -> Tasks:
     rows["name"] = compute["name"][at[at >= 0]]
     both = _with_collectives(database, rows, tasks)
     start, end = both["startNs"], both["endNs"]
-    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME)
+    ordered = (start > 0) & (end >= start) & (end < LARGEST_TIME)
+    sound = plausible(start, np.where(ordered, end - start, UNKNOWN))
     both = {name: column[sound] for name, column in both.items()}
     strings = database.strings(both["name"], STRINGS)
     codes = {number: code for code, number in enumerate(strings)}

@@ -1,20 +1,24 @@
 """Numbers as Ascend's profilers write them, read exactly: decimals of microseconds and of bytes."""
 
 import decimal
+import re
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["LARGEST_TIME", "scaled", "units"]
+__all__ = ["LARGEST_TIME", "plausible", "scaled", "units"]
 
 LARGEST_TIME = 2**62
 """Numbers beyond it are damage: as nanoseconds the year 2116. Sums of two fit into 64 bits."""
 
 _INTEGERS = msgspec.json.Decoder(list[int])
+_LONGEST_NS = 7 * 86_400 * 10**9  # captures last minutes
+_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _AROUND = ' \t\r\n"'
 _EXACT = decimal.Context(prec=40, traps=[])
 
@@ -44,6 +48,21 @@ def units(texts: Sequence[bytes]) -> Int64s:
     return scaled([text.decode("latin-1") for text in texts], 1000)
 
 
+def plausible(start_ns: Int64s, length_ns: Int64s) -> npt.NDArray[np.bool_]:
+    """Tell which rows can be of one capture: no longer than one lasts, nor as far from the others.
+
+    Example::
+
+        >>> plausible(np.array([10**18, 1_000, 10**18 + 9]), np.array([5, 5, -1])).tolist()
+        [True, False, False]
+    """
+    sound = (start_ns > 0) & (start_ns < LARGEST_TIME) & (length_ns >= 0)
+    sound &= length_ns < _LONGEST_NS
+    starts = np.sort(start_ns[sound])
+    middle = starts[len(starts) // 2] if len(starts) else 0
+    return sound & (np.abs(np.where(sound, start_ns, 0) - middle) < _LONGEST_NS)
+
+
 def scaled(texts: Sequence[str | float | int | None], factor: int) -> Int64s:
     """Turn decimals into the nearest integers of that many times their value.
 
@@ -59,6 +78,8 @@ def scaled(texts: Sequence[str | float | int | None], factor: int) -> Int64s:
 
 def _whole(value: str | float | int | None, factor: int) -> int:
     text = "" if value is None else str(value).strip(_AROUND)
+    if "," in text and _GROUPED.fullmatch(text):
+        text = text.replace(",", "")
     number = _EXACT.multiply(_EXACT.create_decimal(text or "NaN"), factor)
     if not number.is_finite() or abs(number) >= LARGEST_TIME:
         return UNKNOWN

@@ -59,7 +59,13 @@ def test_units_of_memory_are_powers_of_two(tmp_path: Path) -> None:
         ("a,b\n1,2\n3,4", 1, "cut off: its last row is left out"),
         ("a,b\n1,2\n3\n5,6\n", 2, "1 rows are left out: they are cut off"),
         ("b,a,b\n0,1,2\n3,4\n", 1, "1 rows are left out: they are cut off"),
-        ("a,b\n1,2\n\n", 1, "1 rows are left out: they are cut off"),
+        ("a,b\n1,2\n3,4,5\n", 1, "1 rows are left out: they are cut off or damaged"),
+        ('a,b\n1,2\n"3,4\n5,6\n7",8,9\n', 1, "1 rows are left out: they are cut off or damaged"),
+        ("a,b\n1,2\n\n", 1, ""),
+        ("a,b\n1,2,\n", 1, ""),
+        ("a,b,\n1,2,\n3,4\n", 2, ""),
+        ("a,b\n1,x\n3,N/A\n", 2, "1 cells of b cannot be read"),
+        ('a,b\n1,"1,234"\n3,\n', 2, ""),
         ("a,b\n1,2\n" + "x" * 200_000 + ",4\n", 1, "damaged: read up to there"),
     ],
 )
@@ -87,3 +93,12 @@ def test_more_rows_than_are_read_at_once_stay_in_order(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"a\.csv: cannot be read"):
         read_sheet(tmp_path / "a.csv", {})
+
+
+def test_a_column_that_every_version_writes_is_missed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'a\n"1,234.5"\n')
+
+    sheet = read_sheet(path, {"a": microseconds, "b": whole}, needed=("a", "b"))
+
+    assert sheet.number("a").tolist() == [1_234_500]
+    assert sheet.problems == ["lacks the column b"]

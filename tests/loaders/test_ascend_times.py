@@ -2,12 +2,14 @@
 
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.loaders.ascend_times import LARGEST_TIME, scaled, units
+from lightning_rlprof.loaders.ascend_times import LARGEST_TIME, plausible, scaled, units
 from lightning_rlprof.loaders.kernels import UNKNOWN
 
+EPOCH = 1_736_408_883_000_000_000
 SINCE_1970 = st.integers(1_600_000_000_000_000_000, LARGEST_TIME - 1)
 
 
@@ -58,3 +60,11 @@ def test_bytes_survive_being_written_as_kilobytes_or_megabytes(size: int, unit: 
 def test_what_is_no_number_is_unknown() -> None:
     texts = ["", "N/A", "nan", "inf", "1e400", None, "0x10", "12x"]
     assert scaled(texts, 1).tolist() == [UNKNOWN] * len(texts)
+
+
+def test_rows_of_another_time_are_not_of_this_capture() -> None:
+    start = np.array([EPOCH, EPOCH + 3_600 * 10**9, 1_000, EPOCH, EPOCH, UNKNOWN])
+    length = np.array([5, 5, 5, -1, 2**60, 5])
+
+    assert plausible(start, length).tolist() == [True, True, False, False, False, False]
+    assert plausible(start[:0], length[:0]).tolist() == []
