@@ -187,9 +187,9 @@ def _apart(captures: Sequence[Recorded]) -> list[Problem]:
 
 
 def _tables(captures: Sequence[Recorded], zero_ns: int) -> dict[str, Callable[[], Table]]:
-    known = {each.opened: each for each in captures}
-    part = collectives_part(known.__getitem__, lambda _, kernels: kernels)
-    tables = _part_tables(list(known), zero_ns, part)
+    known = {each.opened.capture.path: each for each in captures}
+    part = collectives_part(lambda one: known[one.capture.path], lambda _, kernels: kernels)
+    tables = _part_tables([each.opened for each in captures], zero_ns, part)
     if any(has_kernels(each.opened) for each in captures):
         tables["kernels"] = partial(_kernels, captures, zero_ns)
     return tables

@@ -233,19 +233,35 @@ def read_tasks(opened: Opened) -> tuple[Tasks, list[str]]:
     Raises:
         TraceError: The files cannot be read.
     """
+    problems: list[str] = []
     if opened.has("COMPUTE_TASK_INFO") or opened.has("COMMUNICATION_OP"):
-        return database_tasks(opened.database), []  # type: ignore[arg-type]
-    sheet, trace, remarks = opened.capture.file(_KERNELS), opened.capture.trace, []
-    view = None
+        try:
+            return database_tasks(opened.database), []  # type: ignore[arg-type]
+        except TraceError as error:
+            problems.append(str(error))
+    sheet, trace, view = opened.capture.file(_KERNELS), opened.capture.trace, None
     try:
         view = read_trace_view(trace, *TASKS_WANTED) if trace else None
-        remarks = view.problems if view else ["launches are not known: there is no trace_view.json"]
+        problems += view.problems if view else []
     except TraceError as error:
-        if sheet is None:
-            raise
-        remarks = [str(error)]
+        problems.append(str(error))
+    return _text_tasks(opened, sheet, view, problems)
+
+
+def _text_tasks(
+    opened: Opened, sheet: Path | None, view: TraceView | None, problems: list[str]
+) -> tuple[Tasks, list[str]]:
+    """Return the tasks of the sheet, of the trace where that has none; with what was lost."""
+    tasks = None
     if sheet is not None:
-        return sheet_tasks(sheet, view), remarks
-    if view is None:
-        raise TraceError(f"{opened.capture.path}: holds no kernels")
-    return trace_tasks(view), remarks
+        try:
+            tasks = sheet_tasks(sheet, view)
+        except TraceError as error:
+            problems.append(str(error))
+    if view is not None and (tasks is None or not len(tasks.start_ns)):
+        return trace_tasks(view), [*problems, *(tasks.remarks if tasks else [])]
+    if tasks is None:
+        raise TraceError("; ".join(problems) or f"{opened.capture.path}: holds no kernels")
+    if opened.capture.trace is None:
+        problems.append("launches are not known: there is no trace_view.json")
+    return tasks, problems

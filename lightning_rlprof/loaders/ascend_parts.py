@@ -1,7 +1,7 @@
 """Tables of Ascend captures: rows of several captures under one heading, on one axis."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,14 +98,9 @@ def part_table(name: str, part: Part, captures: Sequence[Opened], zero_ns: int) 
     for opened in captures:
         if not part.has(opened):
             continue
-        try:
-            frame, own = part.read(opened)
-        except TraceError as error:
-            remarks.append(str(error))
-            continue
-        frames.append(_complete(frame, part, opened))
-        name = f"{opened.capture.path.name}: " if len(captures) > 1 else ""
-        remarks += [name + text for text in own]
+        frame, own = _sound(part, opened)
+        frames += [] if frame is None else [_complete(frame, part, opened)]
+        remarks += _named(opened, own) if len(captures) > 1 else own
     if not frames:
         return Table(name, columns, abstained="; ".join(remarks))
     cells = [
@@ -113,6 +108,39 @@ def part_table(name: str, part: Part, captures: Sequence[Opened], zero_ns: int) 
         for column in columns
     ]
     return Table(name, columns, ColumnRows(cells), note="; ".join(dict.fromkeys(remarks)))
+
+
+def _sound(part: Part, opened: Opened) -> tuple[Frame | None, list[str]]:
+    """Read from the best sources that can be read; what is damaged beside them is a remark."""
+    problems: list[str] = []
+    for less in _weaker(opened):
+        if not part.has(less):
+            continue
+        try:
+            frame, remarks = part.read(less)
+        except TraceError as error:
+            problems.append(str(error))
+            continue
+        return frame, [*dict.fromkeys(problems), *remarks]
+    return None, list(dict.fromkeys(problems))
+
+
+def _weaker(opened: Opened) -> Iterator[Opened]:
+    """Yield a capture, then without a database, without the other, and its trace alone."""
+    yield opened
+    if opened.database is not None:
+        yield replace(opened, database=None)
+    if opened.analysis is not None:
+        yield replace(opened, analysis=None)
+        yield replace(opened, database=None, analysis=None)
+    alone = replace(opened.capture, output=None)
+    if opened.capture.trace is not None:
+        yield replace(opened, database=None, analysis=None, capture=alone)
+
+
+def _named(opened: Opened, remarks: list[str]) -> list[str]:
+    name = opened.capture.path.name
+    return [text if str(opened.capture.path) in text else f"{name}: {text}" for text in remarks]
 
 
 def coded(database: SqliteTables, ids: Int64s, table: str = STRINGS, name: str = "value") -> Coded:
