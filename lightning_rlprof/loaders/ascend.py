@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from lightning_rlprof.loaders.ascend_operators import MODULES, OPERATOR_TYPES, O
 from lightning_rlprof.loaders.ascend_parts import Opened, Part, part_table
 from lightning_rlprof.loaders.ascend_spans import axis_zero, columns_of, headers_of, notes_of
 from lightning_rlprof.loaders.ascend_steps import OVERLAP, STEP_TRACE
-from lightning_rlprof.loaders.kernels import COLUMNS, Kernels, join, kernel_table
+from lightning_rlprof.loaders.kernels import COLUMNS, UNKNOWN, Kernels, join, kernel_table
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Problem, Spans
 from lightning_rlprof.table import Table
@@ -141,19 +142,58 @@ def _recorded(path: Path) -> tuple[list[Recorded], list[Problem]]:
     if not captures:
         raise broken[0]
     captures.sort(key=lambda each: (each.opened.rank, max(each.first_ns, 0)))
+    captures, copies = _without_copies(captures)
     problems += [Problem(each.opened.rank, text) for each in captures for text in each.problems]
-    return captures, [*problems, *_strangers(captures), *_twice(captures), *_apart(captures)]
+    doubts = (_strangers, _twice, _apart)
+    return captures, [*problems, *copies, *(one for doubt in doubts for one in doubt(captures))]
+
+
+def _without_copies(captures: Sequence[Recorded]) -> tuple[list[Recorded], list[Problem]]:
+    """Leave out captures that another one is the same as: copies would be added up."""
+    first: dict[object, Recorded] = {}
+    problems = []
+    for each in captures:
+        one = first.setdefault(_print(each), each)
+        if one is not each:
+            path, rank = each.opened.capture.path, each.opened.rank
+            text = f"{path} is left out: it is the same as {one.opened.capture.path}"
+            problems.append(Problem(rank, text))
+    return list(first.values()), problems
+
+
+def _print(recorded: Recorded) -> object:
+    """Return what only copies of a capture share: rank, role, names and times."""
+    capture, ranges = recorded.opened.capture, recorded.ranges
+    if recorded.first_ns == UNKNOWN:
+        return capture.path
+    who = (recorded.opened.rank, str(capture.metadata.get("role")))
+    times = (ranges.start_ns.tobytes(), ranges.end_ns.tobytes())
+    return (who, recorded.first_ns, capture.began_ns, times, tuple(ranges.names))
 
 
 def _strangers(captures: Sequence[Recorded]) -> list[Problem]:
-    """Say which ranks are those of several programs, as where trainer and rollout count apart."""
+    """Say which ranks are those of several programs, as where trainer and rollout count apart.
+
+    Captures of one program come one after the other.
+    """
     found: dict[int, set[tuple[str, int, str]]] = {}
     for each in captures:
         capture = each.opened.capture
         who = (capture.host, capture.pid, str(capture.metadata.get("role")))
         found.setdefault(each.opened.rank, set()).add(who)
     text = "captures of {} processes say that they are this rank: they stand side by side"
-    return [Problem(rank, text.format(len(own))) for rank, own in found.items() if len(own) > 1]
+    several = {rank: text.format(len(own)) for rank, own in found.items() if len(own) > 1}
+    both = "captures of one process overlap in time, and are added up: is one a part of the other?"
+    met = {
+        after.opened.rank: both
+        for before, after in pairwise(captures)
+        if before.opened.rank == after.opened.rank and 0 < after.first_ns < _last_ns(before)
+    }
+    return [Problem(rank, text) for rank, text in {**met, **several}.items()]
+
+
+def _last_ns(recorded: Recorded) -> int:
+    return int(recorded.ranges.end_ns.max(initial=0))
 
 
 def _twice(captures: Sequence[Recorded]) -> list[Problem]:

@@ -60,7 +60,8 @@ def plausible(start_ns: Int64s, length_ns: Int64s) -> npt.NDArray[np.bool_]:
     sound &= length_ns < _LONGEST_NS
     starts = np.sort(start_ns[sound])
     middle = starts[len(starts) // 2] if len(starts) else 0
-    return sound & (np.abs(np.where(sound, start_ns, 0) - middle) < _LONGEST_NS)
+    sound &= np.abs(np.where(sound, start_ns, 0) - middle) < _LONGEST_NS
+    return sound
 
 
 def scaled(texts: Sequence[str | float | int | None], factor: int) -> Int64s:

@@ -54,7 +54,7 @@ class SqliteTables:
         self._uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
         size, whole = self._sizes(path)
         lost = f"is cut off, after {size:,} of {whole:,} bytes" if size < whole else ""
-        self.problems = [lost] if lost else []
+        self.problems = [text for text in (lost, _journal(path)) if text]
         self._most = _FREE + _STEPS * size
         self.columns = self._schema()
 
@@ -175,3 +175,13 @@ class SqliteTables:
         except (sqlite3.Error, OverflowError) as error:
             reason = " ".join(str(error).split())
             raise TraceError(f"{self.source}: cannot be read as SQLite ({reason})") from error
+
+
+def _journal(path: Path) -> str:
+    """Say that rows still stand in a journal beside the file, "" where none do."""
+    journal = Path(f"{path}-wal")
+    try:
+        there = journal.stat().st_size > 0
+    except OSError:
+        return ""
+    return f"is not all there: what {journal.name} beside it holds is not read" if there else ""

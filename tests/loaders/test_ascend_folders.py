@@ -1,6 +1,7 @@
 """Where captures of torch_npu lie: how far they are looked for, and what is passed over aloud."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,37 @@ def test_a_capture_is_known_by_what_its_path_stands_for(
 
     with pytest.raises(TraceError, match=f"is not analysed yet: run `rlprof analyse {folder}`"):
         read_ascend(Path(name))
+
+
+@pytest.mark.parametrize("name", ["host_ascend_pt", "host_1_20250109074803340_ascend_pt.bak"])
+def test_a_copy_of_a_capture_is_left_out_and_not_added_up(tmp_path: Path, name: str) -> None:
+    folder = capture(tmp_path)
+    shutil.copytree(folder, tmp_path / "older" / name)
+
+    run = read_ascend(tmp_path)
+
+    assert len(run) == 1
+    (problem,) = run.problems
+    assert problem.text.endswith(f"is left out: it is the same as {folder}")
+
+
+def test_captures_of_one_process_that_overlap_are_a_doubt(tmp_path: Path) -> None:
+    capture(tmp_path / "a")
+    trace = TraceEvents()
+    trace.mark("actor_update", 400, 500)
+    trace.write(capture_folder(tmp_path / "b") / "trace_view.json")
+
+    (problem,) = read_ascend(tmp_path).problems
+
+    assert "overlap in time, and are added up" in problem.text
+
+
+def test_a_journal_beside_a_database_is_said(tmp_path: Path) -> None:
+    rows = DatabaseRows()
+    rows.mark("actor_generate", 0, 9)
+    path = rows.write(capture_folder(tmp_path) / "ascend_pytorch_profiler_0.db")
+    path.with_name(f"{path.name}-wal").write_bytes(b"rows")
+
+    (problem,) = read_ascend(tmp_path).problems
+
+    assert problem.text.endswith(f"what {path.name}-wal beside it holds is not read")

@@ -86,8 +86,8 @@ def test_what_is_none_is_left_to_the_other_readers(tmp_path: Path) -> None:
 
 def test_ranks_that_nothing_tells_are_counted_by_process_and_that_is_said(tmp_path: Path) -> None:
     for pid in (11, 12):
-        for window in ("a", "b"):
-            folder = capture(tmp_path / str(pid) / window, pid=pid)
+        for stage in ("actor_generate", "actor_update"):
+            folder = capture(tmp_path / str(pid) / stage, pid=pid, stage=stage)
             (folder / "profiler_info_0.json").unlink()
 
     run = load(tmp_path)

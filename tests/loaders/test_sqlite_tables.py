@@ -104,6 +104,9 @@ def test_a_journal_beside_the_file_is_not_applied_and_none_is_made(tmp_path: Pat
         before = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
 
         assert tables.numbers("t", "a")["a"].tolist() == []
+        assert tables.problems == []  # the journal was empty
+        text = "is not all there: what a.db-wal beside it holds is not read"
+        assert SqliteTables(path).problems == [text]
         assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
 
 
