@@ -39,6 +39,7 @@ __all__ = [
 
 _KERNELS = "kernel_details.csv"
 _TEXT = (_KERNELS, "step_trace_time.csv", "memory_record.csv", "operator_details.csv")
+_LARGE = {"TASK", "COMPUTE_TASK_INFO", "COMMUNICATION_OP", "PYTORCH_API", "CANN_API", "OP_MEMORY"}
 _METADATA = ("role", "rlprof_window", "rlprof_rank", "rlprof_run", "parallel_group_info")
 
 
@@ -124,9 +125,16 @@ def _database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
         return None, []
     try:
         tables = SqliteTables(path)
-        return tables, [f"{path.name} {text}" for text in tables.problems]
+        problems = [f"{path.name} {text}" for text in tables.problems]
     except TraceError as error:
         return None, [str(error)]
+    for table in sorted(_LARGE & tables.columns.keys()):
+        try:  # the first row and the last one: all of them would take as long as reading it
+            tables.has(table)
+            tables.rows(f"SELECT 1 FROM {table} ORDER BY rowid DESC LIMIT 1")
+        except TraceError:
+            problems.append(f"{path.name} is damaged in its table {table}")
+    return tables, problems
 
 
 def _json(text: str) -> Any:

@@ -50,10 +50,13 @@ def test_a_damaged_database_hides_no_text_beside_it(
 ) -> None:
     folder = with_broken(copied(TEXT[0], tmp_path / "a_ascend_pt"), broken)
 
-    found, text = read_ascend(folder).table(table), read_ascend(TEXT[0]).table(table)
+    run = read_ascend(folder)
+    found, text = run.table(table), read_ascend(TEXT[0]).table(table)
 
     assert len(found.rows) == len(text.rows) > 0
     assert "cannot be read as SQLite" in found.note
+    damage = f"{MAIN_DATABASE.name} is damaged in its table {broken}"
+    assert damage in [problem.text for problem in run.problems]
 
 
 @pytest.mark.parametrize(
