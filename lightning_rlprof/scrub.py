@@ -9,10 +9,12 @@ the processes printed.
 import mmap
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +26,7 @@ __all__ = ["Removed", "scrub_export"]
 _MAGIC = b"SQLite format 3\0"
 _SIGNS = {"META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV"}
 _CAPTURE, _SYSTEM = ("%ENVIRONMENT_VARIABLE%",), ("DeviceEnvironment",)
-_BYTES = "CAST(COALESCE(value, '') AS BLOB)"
+_BYTES = "CAST(COALESCE(value, '') AS TEXT)"  # in UTF-8, whatever the file keeps
 # Tables of texts that a process printed, or that nsys keeps of it, as numbers of StringIds.
 _TEXTS = {"ProcessStreams": ("contentId", "filenameId"), "ANALYSIS_FILE": ("contentId",)}
 _REFERENCE = re.compile(r'^\s*"?(\w+)"?\s+INTEGER[^\n]*--\s*REFERENCES StringIds\(id\)', re.M)
@@ -33,6 +35,9 @@ _NEXT = re.compile(rb"[\0;](?=[A-Za-z_][\w%().]*=)")
 _VARIABLE = re.compile(rb"(?:^|\0)[A-Za-z_][\w%().]*=")
 _SECRET = re.compile(rb"KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.I)
 _SHORT = 8  # bytes; TOKENIZERS_PARALLELISM=false would be found in every file
+_ENCODINGS = ("utf-8", "utf-16le", "utf-16be")
+_CELL = """CASE WHEN typeof({0}) IN ('text', 'blob') THEN {0} END"""
+_ROWS = 10_000  # searched at once
 
 Environment = dict[bytes, set[bytes]]
 
@@ -45,11 +50,13 @@ class Removed(NamedTuple):
 
 
 def scrub_export(source: Path, target: Path) -> Removed:
-    """Write a copy of an export without its environment, and look for it in the copy's bytes.
+    """Write a copy of an export without its environment, and look for it in the copy.
 
     The copy is rebuilt, so that no freed page keeps anything. It appears under its name only when
     no ``NAME=value`` of the environment is left in it, nor the value of a variable that by its
-    name holds a secret. Rows of kernels, ranges and threads stay as they are.
+    name holds a secret, neither in the file's bytes nor in a value of any table: SQLite may keep a
+    long text in parts, or two bytes for each character. Rows of kernels, ranges and threads stay as
+    they are.
 
     Raises:
         TraceError: No such file, no SQLite export of nsys, or a secret is left, in a range's name
@@ -78,9 +85,13 @@ def scrub_export(source: Path, target: Path) -> Removed:
 
 def _check(source: Path) -> None:
     if source.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
+        output = str(source.with_suffix(".sqlite"))
+        command = shlex.join(
+            ["nsys", "export", "--type", "sqlite", "--output", output, str(source)]
+        )
         raise TraceError(
-            f"{source}: only nsys itself can open its reports; run `nsys export --type sqlite "
-            f"--output {source.with_suffix('.sqlite')} {source}` and scrub what it writes"
+            f"{source}: only nsys itself can open its reports; run `{command}` and scrub what it "
+            "writes"
         )
     try:
         with source.open("rb") as file:
@@ -172,23 +183,64 @@ def _parsed(variables: list[bytes]) -> Environment:
 
 
 def _left(path: Path, environment: Environment) -> set[str]:
-    """Return the names of variables that can still be read in a file's bytes."""
-    left = set()
+    """Return the names of variables that can still be read in a file's bytes or values."""
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            database.text_factory = bytes
+            database.execute("PRAGMA trusted_schema=OFF")
+            ((encoding,),) = database.execute("PRAGMA encoding")
+            left = set[str]()
+            for values in _values(database):
+                left |= set[str]().union(*(_found(values, environment, e) for e in _ENCODINGS))
+    except sqlite3.Error as error:
+        raise TraceError(f"{path}: its copy cannot be searched ({error})") from error
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for name, values in environment.items():
-            wanted = [quote + value for value in values for quote in (b"", b'"') if value]
-            bare = [v for v in values if len(v) >= _SHORT and _SECRET.search(name)]
-            if any(data.find(value) >= 0 for value in bare) or _assigned(data, name, wanted):
-                left.add(name.decode(errors="replace"))
-    return left
+        kept = encoding.decode().lower()
+        return left.union(*(_found(data, environment, e) for e in {"utf-8", kept}))
 
 
-def _assigned(data: mmap.mmap, name: bytes, values: list[bytes]) -> bool:
+def _values(database: sqlite3.Connection) -> Iterator[bytes]:
+    """Yield all texts, in UTF-8, and blobs of a database, and its schema, many at once.
+
+    What a virtual table holds, such as the words of an index, is in plain tables of its own; the
+    module that could read it may not be here.
+    """
+    found = database.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+    )
+    for table in ["sqlite_master", *(name.decode() for (name,) in found.fetchall())]:
+        empty = database.execute(f"SELECT * FROM {_quoted(table)} LIMIT 0")
+        cells = ", ".join(_CELL.format(_quoted(column[0])) for column in empty.description)
+        rows = database.execute(f"SELECT {cells} FROM {_quoted(table)}")
+        while some := rows.fetchmany(_ROWS):
+            yield b"\0\0\0".join(cell for row in some for cell in row if cell is not None)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _found(data: mmap.mmap | bytes, environment: Environment, encoding: str) -> set[str]:
+    """Return the names of variables that stand in some bytes."""
+
+    def coded(text: bytes) -> bytes:
+        return text if encoding == "utf-8" else text.decode(errors="replace").encode(encoding)
+
+    found = set()
+    for name, values in environment.items():
+        wanted = [coded(quote + value) for value in values for quote in (b"", b'"') if value]
+        bare = [coded(v) for v in values if len(v) >= _SHORT and _SECRET.search(name)]
+        if any(data.find(v) >= 0 for v in bare) or _assigned(data, coded(name + b"="), wanted):
+            found.add(name.decode(errors="replace"))
+    return found
+
+
+def _assigned(data: mmap.mmap | bytes, name: bytes, values: list[bytes]) -> bool:
     """Tell whether ``NAME=`` stands somewhere with one of the values behind it."""
-    start = data.find(name + b"=")
+    start = data.find(name)
     while start >= 0:
-        behind = start + len(name) + 1
+        behind = start + len(name)
         if any(data[behind : behind + len(value)] == value for value in values):
             return True
-        start = data.find(name + b"=", behind)
+        start = data.find(name, behind)
     return False

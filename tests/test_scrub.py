@@ -252,3 +252,36 @@ def test_a_scrubbed_export_reads_as_the_real_one(real: Path, tmp_path: Path) -> 
     before, after = load(real), load(tmp_path / "out.sqlite")
     assert (len(after), list(after.name)) == (len(before), list(before.name))
     assert after.start_ns.tolist() == before.start_ns.tolist()
+
+
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz012345"
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le", "UTF-16be"])
+@pytest.mark.parametrize("kind", ["TEXT", "BLOB"])
+@pytest.mark.parametrize("without", ["", " WITHOUT ROWID"])
+def test_a_secret_in_a_value_is_found_wherever_sqlite_puts_its_parts(
+    tmp_path: Path, encoding: str, kind: str, without: str
+) -> None:
+    path = tmp_path / "export.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(f"PRAGMA encoding = '{encoding}'")
+        database.executescript(SCHEMA)
+        row = ("%ENVIRONMENT_VARIABLE%:0", f"HF_TOKEN={TOKEN}")
+        database.execute("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", row)
+        database.execute(f'CREATE TABLE "a""b" (id INTEGER PRIMARY KEY, "c d" {kind}){without}')
+        rows = [(at, ("x" * at + TOKEN).ljust(10_000, "y")) for at in range(1780, 1820, 4)]
+        sql = f'INSERT INTO "a""b" VALUES (?, CAST(? AS {kind}))'
+        database.executemany(sql, rows)
+
+    with pytest.raises(TraceError, match="what HF_TOKEN held stands elsewhere"):
+        scrub_export(path, tmp_path / "out.sqlite")
+    assert [each.name for each in tmp_path.iterdir()] == ["export.sqlite"]
+
+    change(path, 'DROP TABLE "a""b"')
+    assert scrub_export(path, tmp_path / "out.sqlite") == Removed(values=1, texts=0)
+
+
+def test_the_command_for_a_report_can_be_pasted(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"--output 'a b\.sqlite' 'a b\.nsys-rep'`"):
+        scrub_export(Path("a b.nsys-rep"), tmp_path / "out.sqlite")
