@@ -130,7 +130,7 @@ def _groups(
     """Return the ranks that are entered together: what they add up to fits into 64 bits."""
     size = max(1, min(size, 2**62 // max(1, wall_ns)))
     groups = [ranks[at : at + size] for at in range(0, len(ranks), size)]
-    return ([[SILENT]] if silent else []) + groups
+    return ([[SILENT]] if silent or not ranks else []) + groups
 
 
 def _page(job: _Job, rank: int) -> tuple[Entries, set[Label]]:

@@ -1,8 +1,10 @@
 """The ledger of jobs that are told by hand: sums, dead ranks, evidence, prices."""
 
 import itertools
+import sqlite3
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +266,13 @@ def test_of_four_requests_or_more_the_end_of_a_rollout_is_its_tail(requests: int
     found = told_of(loaded(rows))
     # Of four, two are left until 30; the last 10 belong to the stage, in which no request is open.
     assert found == ({"rollout": 40, "rollout tail": 60} if requests == 4 else {"rollout": 100})
+
+
+def test_a_run_without_any_rank_has_an_empty_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
+
+    book = balance(load(path), per_rank=True)
+
+    assert (book.ranks, book.wall_ns, len(book.entries.ns)) == ((), 0, 0)
