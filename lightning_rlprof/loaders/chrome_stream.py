@@ -192,15 +192,15 @@ class ChromeStream(Generic[T]):
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # one character per byte
         pieces: list[bytes] = []
-        at = _past_gap(text, 0)
+        at, gap = _past_gap(text, 0), -1
         while at < len(text) and not self._ended:
             if text[at] == "]":
                 self._ended, end = True, at + 1
             elif (end := _value(text, at)[1]) > 0:
                 pieces.append(window[at:end])
             elif (end := self._behind(text, at, last=last)) > 0:
-                self._broken += 1
-                self.lost += 1
+                self._broken += gap != len(pieces)  # a row of them is one place
+                self.lost, gap = self.lost + 1, len(pieces)
             else:
                 break
             at = end if self._ended else _past_gap(text, end)
@@ -275,12 +275,17 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 
 
 def _next_event(text: str, at: int) -> int:
-    """Return where the first event behind a broken one begins, -1 without any."""
+    """Return where the next event behind a broken one begins, be it broken or not; else -1."""
     for found in itertools.islice(_FOLLOWING.finditer(text, at), _TRIES):
         value, _ = _value(text, found.end())
-        if isinstance(value, dict) and "ph" in value:
+        if "ph" in value if isinstance(value, dict) else _has_phase(text, found.end()):
             return found.end()
     return -1
+
+
+def _has_phase(text: str, at: int) -> bool:
+    following = _FOLLOWING.search(text, at, at + _SHORT)
+    return '"ph"' in text[at : following.start() if following else at + _SHORT]
 
 
 def _rest(text: str, at: int) -> int:

@@ -252,3 +252,17 @@ def test_a_damaged_file_is_an_answer_never_a_crash(seed: int, tmp_path: Path) ->
     events, stream = stream_of(path, noise.choice([64, 500, 1 << 20]))
 
     assert len(events) + stream.lost <= 120
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 20])
+@pytest.mark.parametrize("count", [2, 1_000, 12_000])
+def test_broken_events_in_a_row_count_each(count: int, size: int, tmp_path: Path) -> None:
+    args = b'"args": {"list": [{"name": 1}, {"id": 2}]}'
+    broken = b'{"ph": "X", "name": "op"x"", ' + args + b"}"
+    sound = b'{"ph": "X", "name": "a"}'
+    data = b",\n".join([sound, *[broken] * count, sound])
+
+    events, stream = read_bytes(b'{"traceEvents": [' + data + b"]}", tmp_path, size)
+
+    assert names(events) == ["a", "a"]
+    assert (stream.lost, stream.complete) == (count, True)
