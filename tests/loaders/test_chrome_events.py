@@ -6,7 +6,7 @@ from decimal import Decimal
 import msgspec
 import pytest
 
-from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, NO_TIME, nanoseconds
+from lightning_rlprof.loaders.chrome_events import LARGEST_TIME, NO_TIME, EventDecoder, nanoseconds
 
 
 def raws(texts: list[str]) -> list[msgspec.Raw]:
@@ -85,3 +85,14 @@ def test_times_since_1970_are_exact_whatever_stands_beside_them(odd: str) -> Non
 
 def test_no_times_are_no_times() -> None:
     assert nanoseconds([]).tolist() == []
+
+
+@pytest.mark.parametrize("odd", ['"ts": 0, ', '"ts": 17, ', ""])
+@pytest.mark.parametrize("count", [1, 7, 500])
+def test_times_since_1970_are_exact_behind_an_event_without(odd: str, count: int) -> None:
+    first = f'{{{odd}"ph": "X"}}'
+    rest = ['{"ph": "X", "ts": 1712195495406752.008}'] * 500
+
+    events = EventDecoder().decode(f"[{','.join([first] * count + rest)}]".encode())
+
+    assert nanoseconds([each.ts for each in events])[count:].tolist() == [1712195495406752008] * 500
