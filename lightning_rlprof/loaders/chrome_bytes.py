@@ -1,5 +1,6 @@
 """The bytes of a trace file, decompressed while they are read."""
 
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
@@ -15,7 +16,7 @@ BOMB_BYTES = 1 << 28
 """Up to here a compressed file may expand by any ratio: two seconds of work."""
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_CHUNK = 1 << 17
+_CHUNK, _PIECE = 1 << 17, 1 << 12
 
 
 class _Stream(Protocol):
@@ -105,7 +106,8 @@ class Source:
 class _Gzip:
     """Gzip members, one after the other.
 
-    `isal.igzip` has a file object, too; this one gives everything that comes before a cut.
+    `isal.igzip` has a file object, too; this one gives everything that comes before a cut, and
+    before damage.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -115,17 +117,23 @@ class _Gzip:
         self._error: Any = isal_zlib.error
         self._rest = b""
         self._member: Any = self._new()
+        self._start = self._given = 0  # of this member: where it is in the file, and bytes out
+        self._late: tuple[bytes, _DamagedError] | None = None
 
     def readinto(self, view: memoryview, /) -> int:
+        if self._late is not None:
+            return self._last(view, *self._late)
         while not self._member.eof or self._next():
             data = self._member.unconsumed_tail or self._rest or self._file.read(_CHUNK)
             self._rest = b""
             try:
                 out = self._member.decompress(data, len(view))
             except self._error as error:
-                raise _DamagedError(f"its compressed data is damaged ({error})") from error
+                damage = _DamagedError(f"its compressed data is damaged ({error})")
+                return self._last(view, self._before(), damage)
             if out:
                 view[: len(out)] = out
+                self._given += len(out)
                 return len(out)
             if not data and not self._member.eof:
                 raise _DamagedError("its compressed data is cut off")
@@ -140,10 +148,48 @@ class _Gzip:
             raise _DamagedError("something that is not gzip follows its compressed data")
         self._rest = rest
         self._member = self._new() if rest else self._member
+        self._start, self._given = self._file.tell() - len(rest), 0
         return bool(rest)
+
+    def _last(self, view: memoryview, out: bytes, damage: _DamagedError) -> int:
+        """Give what came before damage, and then the damage."""
+        if not out:
+            raise damage
+        count = min(len(out), len(view))
+        view[:count] = out[:count]
+        self._late = out[count:], damage
+        return count
+
+    def _before(self) -> bytes:
+        """Return what the member holds up to its damage and was not given yet: from its start.
+
+        What was decompressed in the call that met the damage is lost, so that the last piece goes
+        in byte by byte.
+        """
+        self._file.seek(self._start)
+        member, count, last = zlib.decompressobj(31), 0, b""
+        while data := self._file.read(_PIECE):
+            before = member.copy()
+            try:
+                out = member.decompress(data)
+            except zlib.error:
+                return last + _byte_by_byte(before, data)[max(self._given - count, 0) :]
+            last += out[max(self._given - count, 0) :]
+            count += len(out)
+        return last
 
     def _new(self) -> Any:
         return self._isal.decompressobj(31)  # 31: a gzip header, and its check sum at the end
+
+
+def _byte_by_byte(member: Any, data: bytes) -> bytes:
+    out = bytearray()
+    try:
+        for at in range(len(data)):
+            out += member.decompress(data[at : at + 1])
+    except zlib.error:
+        pass
+    return bytes(out)
 
 
 class _Zstd:
@@ -158,11 +204,16 @@ class _Zstd:
             ) from error
         self._error: type[Exception] = zstandard.ZstdError
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        self._any = False
         self._stream = decompressor.stream_reader(file, read_across_frames=True)
 
     def readinto(self, view: memoryview, /) -> int:
         try:
             # The first gives what comes before damage; it may give nothing for a single read.
-            return self._stream.readinto1(view) or self._stream.readinto(view)
+            count: int = self._stream.readinto1(view) or self._stream.readinto(view)
         except self._error as error:
             raise _DamagedError(f"its compressed data is damaged ({error})") from error
+        self._any = self._any or count > 0
+        if not self._any:  # the first block is not whole; later ones end where the events do
+            raise _DamagedError("its compressed data is cut off")
+        return count

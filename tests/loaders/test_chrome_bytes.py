@@ -115,3 +115,37 @@ def test_a_missing_package_is_named_with_its_command(
 def test_what_cannot_be_opened_is_an_error_of_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         Source(tmp_path / name)
+
+
+@pytest.mark.parametrize("size", [100, 1_000_000])
+@pytest.mark.parametrize("form", ["gz", "two members"])
+def test_a_wrong_check_sum_costs_nothing(form: str, size: int, tmp_path: Path) -> None:
+    data = bytearray(FORMS[form])
+    data[-8] ^= 1
+    path = tmp_path / "x"
+    path.write_bytes(data)
+
+    found, problem = read(path, size)
+
+    assert found == NOISE
+    assert problem is not None
+    assert problem.startswith("its compressed data is damaged")
+
+
+def test_damage_costs_what_lies_behind_it(tmp_path: Path) -> None:
+    data = bytearray(FORMS["gz"])
+    data[150_000:150_060] = b"\xff" * 60
+    path = tmp_path / "x"
+    path.write_bytes(data)
+
+    found, _ = read(path, 1 << 20)
+
+    kept = round(len(NOISE) * 150_000 / len(data))
+    assert found[: kept - 5_000] == NOISE[: kept - 5_000]
+
+
+def test_a_zst_cut_off_before_its_first_block_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(FORMS["zst"][:40])
+
+    assert read(path) == (b"", "its compressed data is cut off")
