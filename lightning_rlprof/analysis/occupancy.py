@@ -75,18 +75,21 @@ def occupancy(spans: Spans) -> Occupancy:
     """
     found = Occupancy()
     kernels = read(spans, "kernels", found.remarks)
-    if kernels is None or not len(kernels.rows):
-        return found
-    found.told |= {Label.COMPUTE, Label.TRANSFER}
-    parts = [_kernels(spans, kernels, found)]
     copies = read(spans, "memcpy", found.remarks)
-    if copies is not None:
-        found.told.add(Label.COPY)
-        parts.append(_runs(copies, np.full(len(copies.rows), int(Label.COPY))))
-    hidden = _HIDDEN in kernels.note
-    if hidden:
+    parts = []
+    if kernels is not None and len(kernels.rows):
+        found.told |= {Label.COMPUTE, Label.TRANSFER}
+        parts.append(_kernels(spans, kernels, found))
+    hidden = not parts  # without a kernel it is not sure that any would have been recorded
+    if kernels is not None and _HIDDEN in kernels.note:
+        hidden = True
         text = "Replays of graphs hide their kernels: whether the device idled is not known."
         found.remarks.append(text)
+    if copies is not None and (parts or len(copies.rows)):
+        found.told.add(Label.COPY)
+        parts.append(_runs(copies, np.full(len(copies.rows), int(Label.COPY))))
+    if not parts:
+        return found
     runs = _Runs(*map(np.concatenate, zip(*parts, strict=True)))
     found.told |= {Label(each) for each in np.unique(runs.label).tolist()}
     for rank, own in _by_rank(runs):

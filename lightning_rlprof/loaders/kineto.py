@@ -192,7 +192,8 @@ def _header(trace: KinetoTrace) -> Header:
 
 def _no_device(trace: KinetoTrace) -> str:
     """Return what stands for a device that is not told: that comes last in a trace."""
-    return "unknown" if trace.counts.get(KERNEL) or not trace.complete else "cpu"
+    ran = trace.counts.get(KERNEL) or trace.counts.get(COPY)
+    return "unknown" if ran or not trace.complete else "cpu"
 
 
 def _place(job: _Distributed, name: str) -> tuple[int, int]:

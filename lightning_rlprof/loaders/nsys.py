@@ -1,6 +1,7 @@
 """Nsight Systems' reports as spans, with tables of what the devices did."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from lightning_rlprof.loaders.enclosing import parents
 from lightning_rlprof.loaders.kernels import Kernels
-from lightning_rlprof.loaders.nsys_device import ACTIVITIES, Device
+from lightning_rlprof.loaders.nsys_device import ACTIVITIES, KERNELS, Device
 from lightning_rlprof.loaders.nsys_export import STRINGS, Export
 from lightning_rlprof.loaders.nsys_metrics import METRICS, metric_table
 from lightning_rlprof.loaders.nsys_ranges import (
@@ -47,7 +48,7 @@ class _Report:
         export: Its tables.
         ranges: Its ranges, in its own time.
         processes: globalPids of those that marked or launched anything, by process number.
-        launching: Those of them that launched kernels.
+        launching: Those of them that launched what a device ran.
         zero_ns: Start of the first span, else of the first activity, in its own time.
         unix_ns: Wall-clock time of zero in its own time, None where that is not known.
         problems: What is missing or doubtful.
@@ -132,7 +133,8 @@ def _read(path: Path) -> _Report:
     starts = [ns for part in active for ns in part.values() if abs(ns) < LARGEST]
     zero = int(ranges.start_ns.min()) if len(ranges.start_ns) else min(starts, default=0)
     unix = _unix_ns(export, ranges, problems)
-    return _Report(export, ranges, processes, set(active[0]), zero, unix, problems)
+    launching = set(itertools.chain(*active[:-1]))
+    return _Report(export, ranges, processes, launching, zero, unix, problems)
 
 
 def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
@@ -154,14 +156,33 @@ def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[str
     ranks = dict(report.ranges.ranks)
     others = [each for each in report.processes if each not in ranks]
     if named is not None:
-        return ranks | dict.fromkeys(others, named), []
+        ranks |= dict.fromkeys(others, named)
+        return ranks, _shared(report, ranks)
     if not others:
-        return ranks, []
+        return ranks, _shared(report, ranks)
     free = max(ranks.values(), default=-1) + 1
-    names = ", ".join(str(pid_of(each)) for each in others[:_FEW])
-    names += f" and {len(others) - _FEW} more" if len(others) > _FEW else ""
-    guess = f"{GUESSED}, counting from {free}, as no mark says them: of processes {names}"
-    return ranks | {each: free + at for at, each in enumerate(others)}, [guess]
+    guess = f"{GUESSED}, counting from {free}, as no mark says them: of processes {_some(others)}"
+    ranks |= {each: free + at for at, each in enumerate(others)}
+    return ranks, [guess, *_shared(report, ranks)]
+
+
+def _shared(report: _Report, ranks: dict[int, int]) -> list[str]:
+    """Say which ranks have several processes that launched work: each has one, as a rule."""
+    of_rank = defaultdict[int, list[int]](list)
+    for process in report.processes:
+        if process in report.launching:
+            of_rank[ranks[process]].append(process)
+    return [
+        f"processes {_some(own)} all launched work and count as one rank, {rank}: by the file's "
+        "name, or by what they said"
+        for rank, own in sorted(of_rank.items())
+        if len(own) > 1
+    ]
+
+
+def _some(processes: list[int]) -> str:
+    names = ", ".join(str(pid_of(each)) for each in processes[:_FEW])
+    return names + (f" and {len(processes) - _FEW} more" if len(processes) > _FEW else "")
 
 
 def _headers(report: _Report, ranks: dict[int, int], run_id: str) -> dict[int, Header]:
@@ -216,10 +237,16 @@ def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Ite
     for process in report.processes:
         rank, name = ranks[process], called.get(process, "without a name")
         yield RankNote(rank, 0, "info", f"process {pid_of(process)} ({name}) is rank {rank}")
-    if "kernels" not in tables:
-        yield RankNote(None, 0, "warning", "holds no kernels: CUDA was not traced or not used")
+    if not report.export.has(KERNELS):
+        yield RankNote(None, 0, "warning", f"holds no kernels: {_why_none(tables)}")
     if not len(report.ranges.start_ns):
         yield RankNote(None, 0, "warning", "holds no NVTX ranges: NVTX was not traced or not used")
+
+
+def _why_none(tables: Iterable[str]) -> str:
+    if "kernels" in tables:
+        return "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
+    return "only copies" if "memcpy" in tables else "CUDA was not traced or not used"
 
 
 def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:

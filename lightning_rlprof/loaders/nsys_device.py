@@ -14,17 +14,19 @@ from lightning_rlprof.loaders.nsys_ranges import Ranges, possible, process_of
 from lightning_rlprof.spans import Int64s
 from lightning_rlprof.table import Column, ColumnRows, Table
 
-__all__ = ["ACTIVITIES", "Device"]
+__all__ = ["ACTIVITIES", "KERNELS", "Device"]
 
-_KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+"""The table of kernels in the export."""
+
 _COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _SET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _CALL = "CUPTI_ACTIVITY_KIND_RUNTIME"
 
-ACTIVITIES = (_KERNEL, _COPY, _SYNC)
-"""Tables whose rows belong to processes; the kernels come first."""
+ACTIVITIES = (KERNELS, _GRAPH, _COPY, _SET, _SYNC)
+"""Tables whose rows belong to processes; all but the last one are of what devices ran."""
 
 _COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _COPIES = {
@@ -79,7 +81,7 @@ class Device:
     def tables(self) -> dict[str, Callable[[], Table]]:
         """Return what can be read, by name."""
         readers: dict[str, tuple[Callable[[], Table], tuple[str, ...]]] = {
-            "kernels": (lambda: kernel_table(*self.kernels()), (_KERNEL,)),
+            "kernels": (lambda: kernel_table(*self.kernels()), (KERNELS, _GRAPH)),
             "memcpy": (self.copies, (_COPY, _SET)),
             "sync": (self.syncs, (_SYNC,)),
         }
@@ -88,7 +90,7 @@ class Device:
 
     def kernels(self) -> tuple[Kernels, str]:
         """Return the kernels by rank and start, and what must be known about them."""
-        rows = self._rows((_KERNEL,), "demangledName", "shortName", "graphNodeId", "graphId")
+        rows = self._rows((KERNELS,), "demangledName", "shortName", "graphNodeId", "graphId")
         columns, found = rows.columns, rows.found
         return Kernels(
             rows.rank,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_rlprof.analysis.ledger import ledger
 from lightning_rlprof.loaders.load import load
 from tests.loaders.nsys_export import PID, NsysExport, global_pid
 
@@ -95,3 +96,31 @@ def test_a_gpu_has_the_rank_whose_kernels_ran_on_it(tmp_path: Path) -> None:
     table = load(export.write()).table("gpu_metrics")
 
     assert table.column("rank") == [1, None, None, None]
+
+
+@pytest.mark.parametrize("kind", ["MEMSET", "MEMCPY"])
+def test_copies_alone_are_work_of_a_device(tmp_path: Path, kind: str) -> None:
+    export = NsysExport(tmp_path / "x.sqlite")
+    times = {"start": 600, "end": 610, "correlationId": 1, "globalPid": global_pid(PID)}
+    export.add(f"CUPTI_ACTIVITY_KIND_{kind}", bytes=64, **times)
+
+    spans = load(export.write())
+
+    assert [header.device for header in spans.headers.values()] == ["cuda"]
+    assert spans.table("memcpy").note.startswith("1 launches were not recorded")
+    assert "holds no kernels: only copies" in [note.text for note in spans.notes]
+    assert ledger(spans).column("label")[0] == "exposed copy"
+
+
+def test_replays_alone_hide_their_kernels(export: NsysExport) -> None:
+    times = {"start": 600, "end": 610, "correlationId": 1, "globalPid": global_pid(PID)}
+    export.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", graphId=1, **times)
+
+    spans = load(export.write())
+
+    table = spans.table("kernels")
+    assert not table.rows
+    assert "1 replays of CUDA graphs hide their kernels" in table.note
+    assert any("replays of CUDA graphs hide them" in note.text for note in spans.notes)
+    assert "Replays of graphs hide their kernels" in ledger(spans).note
+    assert [header.device for header in spans.headers.values()] == ["cuda"]

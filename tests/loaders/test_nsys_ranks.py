@@ -137,3 +137,22 @@ def test_a_session_start_that_the_marks_deny_is_a_problem(
 
     assert load(path).unix_ns == EPOCH + 1000
     assert texts(path) == told
+
+
+@pytest.mark.parametrize("name", ["x_rank3.sqlite", "x.sqlite"])
+def test_two_processes_that_launched_work_as_one_rank_are_a_problem(
+    tmp_path: Path, name: str
+) -> None:
+    made = export(tmp_path / name, 10, 11, 12)
+    for pid in (10, 11):
+        made.kernel("gemm", 1500, 1600, 1, pid=pid)
+    if name == "x.sqlite":
+        for pid in (10, 11, 12):
+            made.said("rlprof.rank", 3, pid=pid)
+    path = made.write()
+
+    assert load(path).ranks == (3,)
+    assert texts(path) == [
+        "processes 10, 11 all launched work and count as one rank, 3: by the file's name, or by "
+        "what they said"
+    ]
