@@ -152,7 +152,7 @@ def _nearest(parent: Int64s, wanted: Mask) -> Int64s:
     found = parent.copy()
     at = np.flatnonzero(found >= 0)
     while len(at := at[~wanted[found[at]]]):
-        found[at] = parent[found[at]]
+        found[at] = found[found[at]]  # each time over twice as many
         at = at[found[at] >= 0]
     return found
 
@@ -165,13 +165,11 @@ def _labels(kind: Int64s, named: Int64s, parent: Int64s) -> Int64s:
     label = np.where(named == NOTHING, around, named)
     label[(label == NOTHING) & (kind == _STAGE)] = Label.OTHER
     label[~ours] = NOTHING
-    up = _nearest(parent, np.isin(named, WHOLE))
-    at = np.flatnonzero((up >= 0) & ours)
-    top = up[at]
-    while len(at):  # the outermost one has the last word
-        label[at] = named[top]
-        at, top = at[up[top] >= 0], up[top][up[top] >= 0]
-    return label
+    top = _nearest(parent, np.isin(named, WHOLE))
+    at = np.flatnonzero(top >= 0)
+    while len(at := at[top[top[at]] >= 0]):  # the outermost one has the last word
+        top[at] = top[top[at]]
+    return np.where((top >= 0) & ours, named[top], label)
 
 
 def _pairs(end: Int64s, outer: Int64s) -> tuple[Int64s, Int64s]:

@@ -45,12 +45,19 @@ _WHY_NONE_BY = {
     "nvtx": " nsys 2023.4 and older hears nothing from the package nvtx 0.2.12 and newer.",
     "none": "",
 }
-_OWN = {"capture-range": "--capture-range", "force-overwrite": "--force", "output": "-o"}
+_OWN = {
+    **{"capture-range": "--capture-range", "nvtx-capture": "--capture-range nvtx"},
+    **{"force-overwrite": "--force", "output": "-o"},
+}
 # Variables that say which steps are captured.
 _STEPS = ("RLPROF__STEPS", "RLPROF__INTEGRATED__PROFILE_STEP")
 # What goes on to nsys, which hands INT and TERM to the training. It drops the reports when one of
-# them comes twice (measured with 2022.4 and 2023.4).
-_PASSED_ON = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+# them comes twice (measured with 2022.4 and 2023.4). The last three are for the training, too, as
+# SLURM sends them; what nsys does with them was not measured.
+_PASSED_ON = {
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
+    *(signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+}
 
 
 class _Range(str, Enum):
@@ -101,6 +108,8 @@ def profile(
     """
     from lightning_rlprof.nsys import installed_version, plan, variables
 
+    if command[0].startswith("-"):
+        raise RlprofError(f"{command[0]}: is no program; options of nsys are --option key=value")
     program = shutil.which("nsys")
     if program is None and not dry_run:
         raise RecorderError(_GET_NSYS)
@@ -154,6 +163,7 @@ def _settings(file: str | None, options: list[str]) -> tuple["ProfilerConfig", "
     worker = {}
     for word in options:
         key, equals, value = word.removeprefix("--").partition("=")
+        key = key.replace("_", "-")
         if not (key and equals):
             raise ConfigError(f"--option {word}: write key=value, such as sample=process-tree")
         if key in _OWN:
@@ -178,8 +188,11 @@ def _name(given: str | None, config: "ProfilerConfig", *, force: bool) -> str:
         now = f"nsys-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         return str(folder / now).replace("%", "%%")
     name = given.removesuffix(".nsys-rep")
-    if name.endswith("/") or Path(name).is_dir():
-        raise RlprofError(f"{given}: is a directory; -o takes the name of a report in it")
+    try:
+        if name.endswith("/") or Path(name).is_dir():
+            raise RlprofError(f"{given}: is a directory; -o takes the name of a report in it")
+    except OSError as error:
+        raise RlprofError(f"{given}: cannot be written ({error.strerror})") from error
     folder, pattern = _place(name)
     if not folder.is_dir():
         raise RlprofError(f"{given}: there is no directory {folder}")
@@ -198,7 +211,12 @@ def _by_device() -> "CaptureRange":
         return "cudaProfilerApi"
     try:  # where devices have other names, as in WSL
         done = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False
+            ["nvidia-smi", "-L"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return "nvtx"
@@ -269,10 +287,10 @@ def _place(name: str) -> tuple[Path, re.Pattern[str]]:
 
 
 def _reports(folder: Path, pattern: re.Pattern[str]) -> Files:
-    """Return size and time of every report that is there."""
+    """Return size and time of every report that is there; none where the training removed them."""
     found = {}
-    for path in folder.iterdir():
-        if pattern.fullmatch(path.name):
-            stat = path.stat()
-            found[path] = (stat.st_size, stat.st_mtime_ns)
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if pattern.fullmatch(name) and (folder / name).is_file():
+            facts = (folder / name).stat()
+            found[folder / name] = (facts.st_size, facts.st_mtime_ns)
     return found

@@ -14,6 +14,7 @@ from lightning_rlprof.table import ColumnRows, PartRows, Table
 
 __all__ = ["kernels_of", "kernels_table"]
 
+_UNREAD = "no kernels in it that can be read: some events are damaged or lost"
 _PLAIN = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
 
 
@@ -39,7 +40,8 @@ def kernels_table(trace: KinetoTrace, rank: int) -> Table:
 def _placed(trace: KinetoTrace) -> tuple[Grown, list[str]]:
     rows, remarks = placed(trace, trace.parts(KERNEL), trace.types(KERNEL))
     if not len(rows):
-        return rows, ["no kernels in it: no device was profiled"]
+        lost = trace.counts.get(KERNEL) or trace.problems
+        return rows, [_UNREAD if lost else "no kernels in it: no device was profiled"]
     return rows, [remark.format("kernels") for remark in remarks]
 
 

@@ -43,12 +43,17 @@ def metric_table(export: Export, ranks: Mapping[int, int], zero_ns: int) -> Tabl
     sound = possible(rows["timestamp"])
     sound &= np.isfinite(value) if len(value) else False
     rows = {name: column[sound] for name, column in rows.items()}
-    gpu = rows["typeId"] & 0xFF  # the lowest byte
+    kind = rows["typeId"]
+    gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
     cells: list[Any] = [
-        known(np.array([*_ranks(export, ranks), UNKNOWN], np.int64)[gpu]),
-        gpu,
+        known(
+            np.array([*_ranks(export, ranks), UNKNOWN], np.int64)[
+                np.where(kind == UNKNOWN, -1, gpu)
+            ]
+        ),
+        known(gpu),
         rows["timestamp"] - zero_ns,
-        _named(export, rows["typeId"], rows["metricId"]),
+        _named(export, kind, rows["metricId"]),
         value[sound] if len(value) else value,
     ]
     lost = np.count_nonzero(~sound)

@@ -173,7 +173,7 @@ class SqliteTables:
                 database.set_progress_handler(lambda: next(looks, None) is None, _LOOK)
                 yield database
         except (sqlite3.Error, OverflowError) as error:
-            reason = " ".join(str(error).split())
+            reason = "; it ".join([" ".join(str(error).split()), *self.problems])
             raise TraceError(f"{self.source}: cannot be read as SQLite ({reason})") from error
 
 

@@ -3,6 +3,7 @@
 import itertools
 import sqlite3
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -276,3 +277,15 @@ def test_a_run_without_any_rank_has_an_empty_ledger(tmp_path: Path) -> None:
     book = balance(load(path), per_rank=True)
 
     assert (book.ranks, book.wall_ns, len(book.entries.ns)) == ((), 0, 0)
+
+
+def test_stages_may_lie_in_each_other_to_any_depth() -> None:
+    depth = 20_000
+    edges = range(depth)
+    outer = Row("actor_generate", "stage", 1, -1, 2 * depth)
+    inner = [Row("odd", "region", 1, n, 2 * depth - 1 - n, parent=n + 1) for n in edges]
+
+    began = time.monotonic()
+    told_of(loaded([outer, *inner]))
+
+    assert time.monotonic() - began < 5

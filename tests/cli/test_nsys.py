@@ -243,3 +243,16 @@ def test_scrub_of_a_report_says_how_to_export_it(rlprof: Run, tmp_path: Path) ->
     status, out, err = rlprof("nsys", "scrub", report)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert f"run `nsys export --type sqlite --output {tmp_path}/x.sqlite {report}`" in err
+
+
+def test_the_status_stays_where_the_reports_are_gone_or_are_no_files(
+    rlprof: Run, fake: FakeNsys
+) -> None:
+    fake.tell(report="none")
+    Path("runs").mkdir()
+    removes = "import os; os.rmdir('runs'); raise SystemExit(7)"
+    status, out, _ = rlprof("nsys", "-o", "runs/x", "--", sys.executable, "-c", removes)
+    assert (status, "no report appeared" in out) == (7, True)
+    links = "import os; os.symlink('no', 'y.nsys-rep'); os.mkdir('y.1.nsys-rep')"
+    status, out, _ = rlprof("nsys", "-o", "y", "--", sys.executable, "-c", links)
+    assert (status, "no report appeared" in out, "Wrote" in out) == (0, True, False)

@@ -112,3 +112,35 @@ def test_a_dry_run_only_prints_and_needs_no_nsys(
     status, out, err = rlprof("nsys", "--", "python", "train.py")
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("rlprof: nsys is not on PATH: install Nsight Systems (https://developer.")
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("force_overwrite=true", "--force"),
+        ("--capture_range=none", "--capture-range"),
+        ("nvtx-capture=a@b", "--capture-range nvtx"),
+    ],
+)
+def test_what_is_set_here_is_refused_however_it_is_spelt(
+    rlprof: Run, fake: FakeNsys, word: str, instead: str
+) -> None:
+    code, _, err = rlprof("nsys", "--dry-run", "--option", word, *TRAIN)
+    assert (code, f"give {instead} instead" in " ".join(err.split())) == (1, True)
+
+
+def test_a_command_that_begins_with_a_dash_is_refused(rlprof: Run, fake: FakeNsys) -> None:
+    code, _, err = rlprof("nsys", "--dry-run", "--", "--trace=cuda", "python")
+    assert (code, "--trace=cuda: is no program" in err, fake.calls) == (1, True, [])
+
+
+def test_programs_may_print_what_is_no_text(rlprof: Run, fake: FakeNsys) -> None:
+    for name in ("nsys", "nvidia-smi"):
+        (fake.bin / name).write_bytes(b"#!/bin/sh\nprintf '\\377GPU 0, version 2024.5'\n")
+        (fake.bin / name).chmod(0o755)
+    assert "--capture-range=cudaProfilerApi " in rlprof("nsys", "--dry-run", *TRAIN)[1]
+
+
+def test_a_name_that_is_too_long_is_refused(rlprof: Run, fake: FakeNsys) -> None:
+    code, _, err = rlprof("nsys", "-o", "a" * 300, *TRAIN)
+    assert (code, "cannot be written" in " ".join(err.split())) == (1, True)

@@ -112,3 +112,19 @@ def test_a_nsys_that_is_killed_ends_rlprof_as_a_shell_tells_it() -> None:
     )
     assert done.returncode == 128 + signal.SIGKILL
     assert "! no report appeared, and nsys or the training ended with status 137:" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2])
+def test_what_a_scheduler_sends_goes_to_nsys_and_its_status_stays(
+    number: signal.Signals, fake: FakeNsys
+) -> None:
+    catching = TARGET.replace("SIGINT, signal.SIGTERM", f"{number.name},")
+    (fake.bin / "nsys").write_text(f"#!{sys.executable}\n{catching}")
+    started = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    with started.stdout as output:
+        while output.readline() != "ready\n":
+            pass
+        started.send_signal(number)
+        assert f"got {number.value}\n" in output.read()
+    assert started.wait() == 9

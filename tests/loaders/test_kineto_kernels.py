@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightning_rlprof.loaders.kernels import UNKNOWN
@@ -245,3 +246,19 @@ def test_the_join_agrees_with_brute_force(seed: int, tmp_path: Path) -> None:
     trace = written_at_random(seed)
 
     assert places(trace.write(tmp_path / "t.json", "compact")) == brute(trace)
+
+
+def test_kernels_that_cannot_be_read_do_not_say_that_there_were_none(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    trace.mark("actor_update", 0, 10)
+    trace.events.append(msgspec.Raw(b'{"ph": "X", "cat": "kernel", "name": "op"x"", "ts": 1}'))
+    trace.mark("actor_update", 20, 30)
+    path = tmp_path / "t.json"
+    events = b",".join(
+        bytes(e) if isinstance(e, msgspec.Raw) else msgspec.json.encode(e) for e in trace.events
+    )
+    path.write_bytes(b'{"traceEvents": [' + events + b"]}")
+
+    note = read_kineto(path).table("kernels").note
+
+    assert note == "no kernels in it that can be read: some events are damaged or lost"

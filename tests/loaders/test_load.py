@@ -210,3 +210,9 @@ def test_the_only_chrome_trace_of_a_directory_is_read_whatever_its_name(tmp_path
     (tmp_path / "other.json").write_text(json.dumps(trace))
     with pytest.raises(TraceError, match=r"choose one of them: other\.json, worker\.pt\.json"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".nsys-rep", ".json"])
+def test_a_name_that_is_too_long_is_an_error_of_one_line(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read"):
+        load(tmp_path / ("a" * 300 + suffix))

@@ -124,3 +124,11 @@ def test_replays_alone_hide_their_kernels(export: NsysExport) -> None:
     assert any("replays of CUDA graphs hide them" in note.text for note in spans.notes)
     assert "Replays of graphs hide their kernels" in ledger(spans).note
     assert [header.device for header in spans.headers.values()] == ["cuda"]
+
+
+def test_a_sample_without_a_source_has_no_device(export: NsysExport) -> None:
+    export.add("GPU_METRICS", timestamp=5, typeId=None, metricId=1, value=1)
+
+    table = load(export.write()).table("gpu_metrics")
+
+    assert [row[:2] for row in table.rows] == [(None, None)]

@@ -153,3 +153,13 @@ def test_a_file_with_more_rows_than_bytes_is_given_up(tmp_path: Path) -> None:
 
     with pytest.raises(TraceError, match=r"cannot be read as SQLite \(interrupted\)"):
         SqliteTables(path).numbers("a", "x")
+
+
+def test_a_file_that_is_cut_off_says_so_where_it_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript("".join(f"CREATE TABLE t{n} (a, b, c);" for n in range(200)))
+    path.write_bytes(path.read_bytes()[:4096])
+
+    with pytest.raises(TraceError, match=r"malformed; it is cut off, after 4,096 of"):
+        SqliteTables(path)
