@@ -54,9 +54,8 @@ def scrub_export(source: Path, target: Path) -> Removed:
 
     The copy is rebuilt, so that no freed page keeps anything. It appears under its name only when
     no ``NAME=value`` of the environment is left in it, nor the value of a variable that by its
-    name holds a secret, neither in the file's bytes nor in a value of any table: SQLite may keep a
-    long text in parts, or two bytes for each character. Rows of kernels, ranges and threads stay as
-    they are.
+    name holds a secret, neither in its bytes nor in a value: SQLite may keep a long text in parts.
+    Rows of kernels, ranges and threads stay as they are.
 
     Raises:
         TraceError: No such file, no SQLite export of nsys, or a secret is left, in a range's name

@@ -80,11 +80,8 @@ def occupancy(spans: Spans) -> Occupancy:
     if kernels is not None and len(kernels.rows):
         found.told |= {Label.COMPUTE, Label.TRANSFER}
         parts.append(_kernels(spans, kernels, found))
-    hidden = not parts  # without a kernel it is not sure that any would have been recorded
-    if kernels is not None and _HIDDEN in kernels.note:
-        hidden = True
-        text = "Replays of graphs hide their kernels: whether the device idled is not known."
-        found.remarks.append(text)
+    # Without a kernel it is not sure that any would have been recorded.
+    hidden = _hides(kernels, found) or not parts
     if copies is not None and (parts or len(copies.rows)):
         found.told.add(Label.COPY)
         parts.append(_runs(copies, np.full(len(copies.rows), int(Label.COPY))))
@@ -97,6 +94,14 @@ def occupancy(spans: Spans) -> Occupancy:
     if any(len(work.known_start_ns) for work in found.work.values()):
         found.told.add(Label.HOST)
     return found
+
+
+def _hides(kernels: Table | None, found: Occupancy) -> bool:
+    if kernels is None or _HIDDEN not in kernels.note:
+        return False
+    text = "Replays of graphs hide their kernels: whether the device idled is not known."
+    found.remarks.append(text)
+    return True
 
 
 def _kernels(spans: Spans, table: Table, found: Occupancy) -> _Runs:
