@@ -70,9 +70,8 @@ def scrub_export(source: Path, target: Path) -> Removed:
         shutil.copyfile(source, copy)
         environment, removed = _removed_from(copy, source)
         if left := _left(copy, environment):
-            names = ", ".join(sorted(left))
             raise TraceError(
-                f"{source}: no copy was written, for what {names} held stands elsewhere in it, too "
+                f"{source}: no copy was written, for what {', '.join(sorted(left))} held stands elsewhere in it, too "
                 "(the command line, or a range's name?)"
             )
         shutil.copymode(source, copy)

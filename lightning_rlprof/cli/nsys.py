@@ -108,8 +108,6 @@ def profile(
     """
     from lightning_rlprof.nsys import installed_version, plan, variables
 
-    if command[0].startswith("-"):
-        raise RlprofError(f"{command[0]}: is no program; options of nsys are --option key=value")
     program = shutil.which("nsys")
     if program is None and not dry_run:
         raise RecorderError(_GET_NSYS)
@@ -117,12 +115,17 @@ def profile(
     given, settings = _settings(file, option or [])
     opens: CaptureRange = capture_range.value if capture_range else _by_device()
     name = _name(output, settings, force=force)
+    _check(command)
     version = installed_version(program) if program else None
     argv, remarks = plan(settings, command, name, opens=opens, version=version, force=force)
-    added = variables(given, file)
-    _announce(added, argv, remarks)
+    _announce(added := variables(given, file), argv, remarks)
     if not dry_run:
         raise typer.Exit(_recorded(argv, added, name, opens))
+
+
+def _check(command: list[str]) -> None:
+    if command[0].startswith("-"):
+        raise RlprofError(f"{command[0]}: is no program; options of nsys are --option key=value")
 
 
 def scrub(

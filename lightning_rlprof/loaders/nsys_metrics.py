@@ -40,17 +40,13 @@ def metric_table(export: Export, ranks: Mapping[int, int], zero_ns: int) -> Tabl
     """
     rows = export.numbers(METRICS, "timestamp", "typeId", "metricId")
     value = export.reals(METRICS, "value")["value"]
-    sound = possible(rows["timestamp"])
-    sound &= np.isfinite(value) if len(value) else False
+    sound = possible(rows["timestamp"]) & (np.isfinite(value) if len(value) else False)
     rows = {name: column[sound] for name, column in rows.items()}
     kind = rows["typeId"]
     gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
+    own = np.array([*_ranks(export, ranks), UNKNOWN], np.int64)
     cells: list[Any] = [
-        known(
-            np.array([*_ranks(export, ranks), UNKNOWN], np.int64)[
-                np.where(kind == UNKNOWN, -1, gpu)
-            ]
-        ),
+        known(own[np.where(kind == UNKNOWN, -1, gpu)]),
         known(gpu),
         rows["timestamp"] - zero_ns,
         _named(export, kind, rows["metricId"]),
