@@ -71,8 +71,8 @@ def scrub_export(source: Path, target: Path) -> Removed:
         environment, removed = _removed_from(copy, source)
         if left := _left(copy, environment):
             raise TraceError(
-                f"{source}: no copy was written, for what {', '.join(sorted(left))} held stands elsewhere in it, too "
-                "(the command line, or a range's name?)"
+                f"{source}: no copy was written, for what {', '.join(sorted(left))} held stands "
+                "elsewhere in it, too (the command line, or a range's name?)"
             )
         shutil.copymode(source, copy)
         copy.replace(target)
