@@ -17,6 +17,7 @@ BOMB_BYTES = 1 << 28
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _CHUNK, _PIECE = 1 << 17, 1 << 12
+_MOST_LOST = 1 << 26  # bytes that one call can have lost, and more
 
 
 class _Stream(Protocol):
@@ -168,7 +169,7 @@ class _Gzip:
         """
         self._file.seek(self._start)
         member, count, last = zlib.decompressobj(31), 0, b""
-        while data := self._file.read(_PIECE):
+        while len(last) < _MOST_LOST and (data := self._file.read(_PIECE)):
             before = member.copy()
             try:
                 out = member.decompress(data)
