@@ -83,3 +83,10 @@ def test_more_intervals_than_are_kept_are_added_up(monkeypatch):
     lines = [("span", "reward", "stage", 1, at, at + 3, 1, 0, None, {}) for at in range(0, 50, 5)]
     tally.add([*lines, ("span", "step", "step", 1, 0, 50, 1, 0, None, {})])
     assert tally.totals().stages["reward"].ns == 30
+
+
+def test_without_a_step_nothing_is_told(start):
+    session = start()
+    with stage("actor_update"):
+        pass
+    assert session.step_totals == (0, False, {})
