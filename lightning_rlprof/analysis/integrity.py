@@ -24,7 +24,6 @@ _REFUSED = "above 100 %"
 _LONGER = 0.05  # than others: what captured steps may be before it is a doubt
 _LOST = 0.01  # of the launches: how many may lack their kernel, as the last of a capture do
 _FEW = 8
-_MOST = 10_000  # steps of a gap that are counted
 _ROUGH_NS = 1_000_000  # what times of two ranks may be off before it is a doubt
 
 _Row = tuple[str, str, str]
@@ -64,24 +63,25 @@ def _steps(spans: Spans) -> Iterator[_Row]:
     if not len(rows):
         yield "steps", _UNKNOWN, "none goes to its end"
         return
-    every = len(np.unique(spans.step[rows]))
+    steps = np.unique(spans.step[rows])
+    every = len(steps)
     pairs = np.unique(np.stack([spans.rank[rows], spans.step[rows]]), axis=1)
     own = {rank: int(np.count_nonzero(pairs[0] == rank)) for rank in spans.ranks}
     lack = [rank for rank, count in own.items() if count < every]
     note = counted(spans, rows).note
     text = f"some of {every} are missing on rank {_few(lack)}" if lack else f"all {every}"
     yield "steps", _DOUBT if lack else _OK, f"{text}. {note}".rstrip(". ")
-    if between := _between(spans, np.unique(spans.step[rows])):
-        yield "steps", _DOUBT, f"{len(between)} between others are in no file: {_few(between)}"
+    lost = int(steps[-1] - steps[0]) + 1 - every
+    if lost and all(header.config.get("spans") for header in spans.headers.values()):
+        first = _first_between(steps)
+        yield "steps", _DOUBT, f"{lost} between others are in no file: {_few(first, lost)}"
 
 
-def _between(spans: Spans, steps: Int64s) -> list[int]:
-    """Return steps that lie between others and were lost, where all steps were to be recorded."""
-    if not all(header.config.get("spans") for header in spans.headers.values()):
-        return []
+def _first_between(steps: Int64s) -> list[int]:
+    """Return the first numbers that lie between others and are not there, as many as are said."""
     edges = np.flatnonzero(np.diff(steps) > 1)[:_FEW]
     gaps = ((int(steps[at]) + 1, int(steps[at + 1])) for at in edges.tolist())
-    return [step for low, high in gaps for step in range(low, min(high, low + _MOST))]
+    return [step for low, high in gaps for step in range(low, min(high, low + _FEW))]
 
 
 def _events(spans: Spans) -> Iterator[_Row]:
@@ -168,6 +168,6 @@ def _cost(spans: Spans) -> Iterator[_Row]:
     yield "own cost", _DOUBT if dear else _OK, text
 
 
-def _few(ranks: list[int]) -> str:
-    rest = len(ranks) - _FEW
-    return ", ".join(map(str, ranks[:_FEW])) + (f" and {rest} more" if rest > 0 else "")
+def _few(numbers: list[int], count: int | None = None) -> str:
+    rest = (len(numbers) if count is None else count) - _FEW
+    return ", ".join(map(str, numbers[:_FEW])) + (f" and {rest} more" if rest > 0 else "")

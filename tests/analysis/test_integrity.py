@@ -70,6 +70,12 @@ def test_steps_that_no_rank_has_are_a_doubt_where_all_were_to_be_recorded(spans:
     headers = {rank: replace(head, config=config) for rank, head in spans.headers.items()}
     rows = integrity(replace(holed, headers=headers)).rows
     assert ("steps", "doubt", "2 between others are in no file: 2, 3") in list(rows)
+    far = replace(holed, headers=headers, step=np.where(holed.step == 4, 10**15, holed.step))
+    (row,) = [row for row in integrity(far).rows if row[:2] == ("steps", "doubt")]
+    assert row[2] == (
+        "999999999999998 between others are in no file: "
+        "2, 3, 4, 5, 6, 7, 8, 9 and 999999999999990 more"
+    )
 
 
 @pytest.mark.parametrize("name", ["kernels", "memcpy", "collectives"])
