@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend import is_ascend
-from lightning_rlprof.loaders.ascend_folder import OUTPUT
+from lightning_rlprof.loaders.ascend_folder import is_capture
 from lightning_rlprof.loaders.kineto import is_chrome_trace, is_export
 from lightning_rlprof.store.cache import FOLDER
 from lightning_rlprof.tracefile import rank_files
@@ -18,8 +18,8 @@ __all__ = ["is_run", "items", "traces"]
 
 # What one trace may lie there as, the form that is read where there are several first.
 _FORMS = ((".json", ".json.gz", ".json.zst"), (".sqlite", ".nsys-rep"))
-# A directory of a capture by its name, the file of one, and how far down captures are looked for.
-_CAPTURE, _VIEW, _DEEPEST = "_ascend_pt", "trace_view.json", 4
+# The file of a capture, and how far down captures are looked for.
+_VIEW, _DEEPEST = "trace_view.json", 4
 _SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", ".sqlite", ".nsys-rep")
 
 
@@ -72,7 +72,7 @@ def _below(folder: Path) -> list[_Item]:
         if rank_files(folder):
             return [_Item(folder)]
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        if folder.name.endswith(_CAPTURE) or OUTPUT in (folder.name, *(e.name for e in entries)):
+        if is_capture(folder):
             return [_Item(folder, 0)]
         found = [_Item(path) for path in _traces(Path(e.path) for e in entries if _is_file(e))]
         for entry in entries:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lightning_rlprof.errors import TraceError
+from lightning_rlprof.errors import TraceError, described
 from lightning_rlprof.loaders.ascend import is_ascend
 from lightning_rlprof.loaders.kineto import is_chrome_trace, read_kineto
 from lightning_rlprof.loaders.load import load
@@ -114,7 +114,7 @@ def ingest_one(path: str) -> Outcome:
         why += "; without one, rlprof sql, show and summary read it"
         return lost(path, why, time.perf_counter() - start)
     except Exception as error:  # a mistake of ours costs this file and is told, others go on
-        why = f"{type(error).__name__}: {error}"
+        why = described(error)
         return lost(path, why, time.perf_counter() - start)
     seconds = time.perf_counter() - start
     state: _State = "failed" if kept.untold else "made" if kept.new else "ready"

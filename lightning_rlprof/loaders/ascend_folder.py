@@ -15,7 +15,7 @@ from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tracefile import rank_files
 
-__all__ = ["OUTPUT", "Capture", "find_captures", "is_ascend"]
+__all__ = ["OUTPUT", "Capture", "find_captures", "is_ascend", "is_capture"]
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 """Folder that the analysis of a capture writes."""
@@ -159,14 +159,14 @@ def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
     """
     whole = path.resolve()
     path = path if path.name == whole.name else whole  # "." has no name
-    if _is_capture(path) or _holds_parts(path):
+    if is_capture(path) or _holds_parts(path):
         yield path
         return
     waiting, empty = deque([path]), 0
     while waiting and empty < _MOST_EMPTY:
         empty += 1
         for each in _inside(waiting.popleft(), path, remarks):
-            if _is_capture(each):
+            if is_capture(each):
                 empty = 0
                 yield each
             else:
@@ -176,7 +176,8 @@ def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
         remarks.append(f"{text}: {_MOST_EMPTY:,} in a row hold no capture")
 
 
-def _is_capture(path: Path) -> bool:
+def is_capture(path: Path) -> bool:
+    """Tell by names whether a directory is one capture, analysed or not."""
     return path.name == OUTPUT or path.name.endswith(_ENDING) or os.path.isdir(path / OUTPUT)
 
 

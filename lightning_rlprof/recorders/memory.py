@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lightning_rlprof import device
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.errors import described
 from lightning_rlprof.model import Header, Kind, Number
 from lightning_rlprof.recorders.base import Recorder
 from lightning_rlprof.recorders.memory_snapshot import MemorySnapshotRecorder
@@ -95,7 +96,7 @@ class MemoryRecorder(Recorder):
                 for end in (part.close, part.finish):
                     with suppress(Exception):  # its tool may still be on, and must not stay so
                         end()
-                what = f"{type(error).__name__}: {error}"
+                what = described(error)
                 self.note("error", f"{type(part).__name__} failed and was dropped ({what})")
 
     def _say(self, level: str, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.errors import RecorderError, described
 from lightning_rlprof.model import Kind
 from lightning_rlprof.recorders.base import Recorder
 
@@ -127,7 +127,7 @@ class MemorySnapshotRecorder(Recorder):
                 path = self._write(self._out.parent / f"oom-step-{self._step:06d}")
                 text = f"see {path.parent.name}/{path.name} in {_VIEWER}"
             except Exception as error:
-                text = f"the snapshot could not be written ({type(error).__name__}: {error})"
+                text = f"the snapshot could not be written ({described(error)})"
             self.note("warning", f"{what}, in step {self._step}; {text}")
 
     def _watch(self) -> str:

@@ -9,6 +9,7 @@ from time import perf_counter_ns
 import msgspec
 
 from lightning_rlprof import device
+from lightning_rlprof.errors import described
 from lightning_rlprof.recorders.base import Recorder
 
 __all__ = ["MemoryTimelineRecorder"]
@@ -120,7 +121,7 @@ class _Sampler:
                 self._sample()
         except Exception as error:
             self._failed = True
-            self._note("error", f"a memory timeline ends early ({type(error).__name__}: {error})")
+            self._note("error", f"a memory timeline ends early ({described(error)})")
 
     def _is_full(self) -> bool:
         return len(self._numbers) >= self._most * _WIDTH

@@ -9,6 +9,7 @@ from typing import Any
 
 from isal import isal_zlib
 
+from lightning_rlprof.errors import described
 from lightning_rlprof.recorders.trace_names import unused
 
 __all__ = ["TraceExporter", "compress"]
@@ -94,7 +95,7 @@ class TraceExporter:
                     leftover.unlink()
 
     def _lost(self, path: Path, error: Exception) -> None:
-        self._note("error", f"{path.name} is lost ({type(error).__name__}: {error})")
+        self._note("error", f"{path.name} is lost ({described(error)})")
 
     def _tell_no_kernel(self, path: Path) -> None:
         """Warn once: a run whose first trace has no kernel seldom has one in the others."""
