@@ -56,9 +56,12 @@ class RemotePath(PosixPath):
 
 
 def place(text: str | Path) -> Path:
-    """Return what a user named as a path: a `RemotePath` where it is a URL.
+    """Return what a user named as a path: a `RemotePath` where it is a URL; ``~`` is your home.
 
-    A `Path` stays what it is; one that was made of a URL has lost a slash.
+    A `Path` that was made of a URL stays what it is: it has lost a slash.
+
+    Raises:
+        TraceError: It is neither text nor a path.
 
     Example::
 
@@ -67,10 +70,10 @@ def place(text: str | Path) -> Path:
         >>> print(place("s3://KEY:very-secret@bucket/run"))
         s3://bucket/run
     """
-    if isinstance(text, Path):
-        return text
-    if not _URL.match(text):
-        return Path(text)
+    if not isinstance(text, str | Path):
+        raise TraceError(f"a path or a URL is needed, not {text!r:.80}")
+    if isinstance(text, Path) or not _URL.match(text):
+        return text if isinstance(text, RemotePath) else Path(os.path.expanduser(text))
     path = RemotePath(_bare(text, _USER).partition("?")[0])
     path.url = text
     return path

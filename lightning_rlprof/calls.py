@@ -28,6 +28,8 @@ def within(around: Around, function: F) -> F:
         return type(function)(within(around, function.__func__))
     if isinstance(function, property):
         raise TypeError("a property cannot be marked; put the mark below it, on its function")
+    if isinstance(function, type):
+        raise TypeError(f"the class {function.__name__} cannot be marked; mark its methods")
     if inspect.isasyncgenfunction(function):
         wrapper: Callable[..., Any] = _async_generator(around, function)
     elif inspect.iscoroutinefunction(function):

@@ -199,12 +199,18 @@ class Spans:
     def rows(
         self, *, kind: Kind | None = None, name: str | None = None, rank: int | None = None
     ) -> Int64s:
-        """Return the rows that match, ascending: ``spans.start_ns[spans.rows(kind="step")]``."""
+        """Return the rows that match, ascending: ``spans.start_ns[spans.rows(kind="step")]``.
+
+        Raises:
+            ValueError: There is no such kind.
+        """
         first, last = 0, len(self)
         if rank is not None:  # rows are sorted by rank
             first, last = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
         keep = np.ones(last - first, dtype=bool)
         if kind is not None:
+            if kind not in KINDS:
+                raise ValueError(f"kind={kind!r}: there are {', '.join(KINDS)}")
             keep &= self.kind[first:last] == KINDS.index(kind)
         if name is not None:
             code = self.names.index(name) if name in self.names else -1

@@ -175,3 +175,8 @@ def test_static_and_class_methods_stay_what_they_are(around):
 def test_a_property_cannot_be_marked(around):
     with pytest.raises(TypeError, match="put the mark below it"):
         within(around, property(len))
+
+
+def test_a_class_cannot_be_marked(around):
+    with pytest.raises(TypeError, match="the class Around cannot be marked; mark its methods"):
+        within(around, Around)

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from lightning_rlprof.model import Span
 from lightning_rlprof.spans import NO_PARENT
@@ -51,6 +52,8 @@ def test_rows_selects_by_kind_name_and_rank(tmp_path: Path) -> None:
     assert spans.rows(kind="step", rank=0).tolist() == where(kind="step", rank=0)
     assert spans.rows(name="nobody").tolist() == []
     assert spans.rows(rank=9).tolist() == []
+    with pytest.raises(ValueError, match="kind='nope': there are epoch, step, stage, "):
+        spans.rows(kind="nope")  # type: ignore[arg-type]
 
 
 def test_flagged_finds_rows_with_a_counter_that_is_not_zero() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from lightning_rlprof.address import bare
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.omega import plain, resolvable, resolving
 from lightning_rlprof.config.section import near, near_match
@@ -50,10 +51,12 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
         raise ConfigError(
             f"a configuration is a mapping or the path of a YAML file, not {source!r}"
         )
-    what = f"configuration {str(source)!r}"
+    what = f"configuration {bare(str(source))!r}"
     try:
         text = Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{what} cannot be read: {error}") from error
     data = _loaded(text, what)
     if not isinstance(data or {}, Mapping):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from lightning_rlprof.address import RemotePath, place
+from lightning_rlprof.address import RemotePath, bare, place
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.aligned import aligned
 from lightning_rlprof.loaders.artefacts import device_files, with_kernels
@@ -150,7 +150,7 @@ def _entries(path: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in path.iterdir())
     except FileNotFoundError as error:
-        raise TraceError(f"{path}: no such file or directory") from error
+        raise TraceError(f"{bare(str(path))}: no such file or directory") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -161,7 +161,7 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
         if kinds != ["SELECT"]:
             what = " and ".join(kinds) or "nothing"
             raise TraceError(f"a query is one SELECT and only reads; this is {what}")
-        select = statements[0].query.strip().rstrip(";")
+        select = _without_end(statements[0].query)
         # At the top DuckDB 2 allows WITH t AS (COPY … TO …), and would write before it answers.
         connection.sql(f"SELECT * FROM ({select}\n)")
         relation = connection.sql(select)
@@ -171,6 +171,19 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
         raise TraceError("a query is one SELECT and only reads; this answers nothing")
     picks, columns = _picked(relation)
     return select, columns, picks
+
+
+def _without_end(statement: str) -> str:
+    """Return a statement without the semicolons that end it, and comments behind them."""
+    import duckdb
+
+    text = statement.encode()  # places of tokens are those of bytes
+    for at, kind in reversed(duckdb.tokenize(statement)):
+        if text[at : at + 1] == b";":
+            text = text[:at]
+        elif kind != duckdb.token_type.comment:
+            break
+    return text.decode()
 
 
 def _inner(select: str, columns: Sequence[Column]) -> str:

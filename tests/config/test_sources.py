@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,16 @@ def test_null_leaves_an_option_of_nsys_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'.*gone.yaml' cannot be read: .*No such file"):
+    with pytest.raises(ConfigError, match=r"'.*gone.yaml' cannot be read: No such file"):
         read(tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize("make", [str, Path])
+def test_no_credential_of_a_url_is_repeated(make: Callable[[str], Any]) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file") as caught:
+        read(make("s3://key:hunter2222@bucket/c.yaml"))
+    assert "hunter" not in str(caught.value)
+    assert "bucket/c.yaml" in str(caught.value)
 
 
 def test_another_source_is_refused() -> None:

@@ -75,6 +75,26 @@ def test_what_cannot_be_read_is_one_line_that_says_why(
     assert "\n" not in str(caught.value)
 
 
+def test_a_home_directory_may_be_named_by_its_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_rank(tmp_path / "run", header(), grpo_rows(1))
+    assert len(load("~/run")) == len(load(Path("~/run"))) == len(load(tmp_path / "run")) > 0
+
+
+@pytest.mark.parametrize("given", [3, None, ["run"]])
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with pytest.raises(TraceError, match="a path or a URL is needed, not "):
+        load(given)
+
+
+def test_a_path_made_of_a_url_repeats_no_credential() -> None:
+    with pytest.raises(TraceError, match="bucket/run: no such file") as caught:
+        load(Path("s3://key:hunter2222@bucket/run"))
+    assert "hunter" not in str(caught.value)
+
+
 def test_a_newer_format_says_how_to_read_it(tmp_path: Path) -> None:
     write_rank(tmp_path, header(format=2), [])
     with pytest.raises(TraceError, match=r"format 2, .*pip install -U"):

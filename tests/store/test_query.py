@@ -33,6 +33,18 @@ def test_a_table_is_asked_with_what_is_not_known_as_null() -> None:
     assert asked("select count(*) from waits where wait_ns is null") == [(1,)]
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select '; 世界'; -- 世界",
+        "select '; 世界' /* ; */ ; ; /* a */",
+        "-- ;\nselect '; 世界' -- ;",
+    ],
+)
+def test_semicolons_and_comments_may_end_a_query(query: str) -> None:
+    assert asked(query) == [("; 世界",)]
+
+
 def test_columns_of_an_answer_are_told_by_type_and_name() -> None:
     query = "select 1 as n, 2 as n, 3 as wait_ns, 4 as peak_bytes, true, 1.5, 'x', [1], null"
     table = answer(query, view)
