@@ -1,7 +1,5 @@
 """The events of a Chrome trace in batches, through one buffer that is used again and again."""
 
-import itertools
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar
@@ -9,6 +7,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from lightning_rlprof.loaders.chrome_bytes import Source
+from lightning_rlprof.loaders.chrome_places import (
+    BAD,
+    EVENT,
+    end_of_events,
+    next_event,
+    past_gap,
+    value_at,
+    without_no_numbers,
+)
 
 __all__ = ["LARGEST", "SIZE", "ChromeStream", "Decoder"]
 
@@ -23,27 +30,10 @@ LARGEST = 1 << 25
 # Where borders between events are looked for, and how many are tried: lists of objects in the last
 # event's arguments look like them.
 _NEAR, _GUESSES = 1 << 14, 3
-_SHORT = 1 << 12  # most events are shorter
-_KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
-_EVENT = r"\s*(?=\{\s*" + _KEY + ")"
-_SEPARATOR = re.compile(rb"\}\s*," + _EVENT.encode())
-_FOLLOWING = re.compile(r"," + _EVENT)
-_FIRST = re.compile(rb"\[" + _EVENT.encode())
+_SEPARATOR = re.compile(rb"\}\s*," + EVENT.encode())
+_FIRST = re.compile(rb"\[" + EVENT.encode())
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_GAP = re.compile(r"[\s,]*")
-_AFTER = re.compile(
-    r'\](?=\s*,\s*"(?:baseTimeNanoseconds|deviceProperties|displayTimeUnit|distributedInfo|INFO|'
-    r'schemaVersion|traceName)"\s*:)'
-)
-# What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
-# the value of a key, so that names are left alone.
-_NO_NUMBER = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
-# Broken events that are passed over, and places behind one where the next may begin: each may cost
-# a thousand nested brackets where somebody means harm.
-_MOST_BROKEN, _TRIES = 10_000, 1_000
-# The quickest way to find the end of one value: its numbers need not become numbers.
-_PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
-_BAD = (ValueError, RecursionError)  # what both decoders raise for what they cannot read
+_MOST_BROKEN = 10_000  # places that are passed over
 
 
 class Decoder(Protocol[T]):
@@ -161,7 +151,7 @@ class ChromeStream(Generic[T]):
             self._buffer[free], self._buffer[cut] = b"[]"
             try:
                 batch = self._decode(memoryview(self._buffer)[free : cut + 1])
-            except _BAD:
+            except BAD:
                 self._buffer[cut] = ord(",")
                 continue
             self._low = cut + 1
@@ -179,7 +169,7 @@ class ChromeStream(Generic[T]):
     def _repair(self) -> bool:
         """Replace numbers that are none by empty texts of their length; False without any."""
         window = bytes(self._buffer[self._low : self._high])
-        sound = _NO_NUMBER.sub(_emptied, window)
+        sound = without_no_numbers(window)
         self._buffer[self._low : self._high] = sound
         return sound != window
 
@@ -192,18 +182,18 @@ class ChromeStream(Generic[T]):
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # one character per byte
         pieces: list[bytes] = []
-        at, gap = _past_gap(text, 0), -1
+        at, gap = past_gap(text, 0), -1
         while at < len(text) and not self._ended:
             if text[at] == "]":
                 self._ended, end = True, at + 1
-            elif (end := _value(text, at)[1]) > 0:
+            elif (end := value_at(text, at)[1]) > 0:
                 pieces.append(window[at:end])
             elif (end := self._behind(text, at, last=last)) > 0:
                 self._broken += gap != len(pieces)  # a row of them is one place
                 self.lost, gap = self.lost + 1, len(pieces)
             else:
                 break
-            at = end if self._ended else _past_gap(text, end)
+            at = end if self._ended else past_gap(text, end)
         self._low += at
         return self._sound(pieces)
 
@@ -211,19 +201,19 @@ class ChromeStream(Generic[T]):
         """Return where to go on behind a broken event, -1 if nowhere."""
         if self._broken >= _MOST_BROKEN:
             return -1
-        end = _next_event(text, at)
-        return _rest(text, at) if end < 0 and last else end
+        end = next_event(text, at)
+        return end_of_events(text, at) if end < 0 and last else end
 
     def _sound(self, pieces: list[bytes]) -> list[T]:
         """Decode pieces, without those that the decoder refuses."""
         try:
             return self._decode(b"[" + b",".join(pieces) + b"]")
-        except _BAD:
+        except BAD:
             sound = []
             for piece in pieces:
                 try:
                     sound += self._decode(b"[" + piece + b"]")
-                except _BAD:
+                except BAD:
                     self.lost += 1
             return sound
 
@@ -233,68 +223,19 @@ class ChromeStream(Generic[T]):
             pass
         rest = bytes(self._buffer[self._low : self._high]).lstrip(b", \r\n\t")
         if not self._bare:
-            self._keep(b"{" + rest)
+            rest = b"{" + rest
+            end = value_at(rest.decode("latin-1"), 0)[1]
+            end = len(rest) if end < 0 else end
+            self._keep(rest[:end])
+            rest = rest[end:]
+        if rest.strip(b"\0 \r\n\t"):
+            self.problems.append(
+                "something stands behind its end, as another trace: it is left out"
+            )
 
     def _keep(self, top: bytes) -> None:
         try:
-            sound = _NO_NUMBER.sub(_emptied, top)
+            sound = without_no_numbers(top)
             self.top |= msgspec.json.decode(sound, type=dict[str, msgspec.Raw])
-        except _BAD:
+        except BAD:
             self.problems.append("what its file says beside the events cannot be read")
-
-
-def _past_gap(text: str, at: int) -> int:
-    found = _GAP.match(text, at)
-    return found.end() if found else at
-
-
-def _emptied(found: re.Match[bytes]) -> bytes:
-    """Return the same key with an empty text of the same length, unless it stands in a text."""
-    before = found.string[max(found.start() - 1, 0) : found.start()]
-    return found[0] if before == b"\\" else b'":' + b'""'.ljust(len(found[0]) - 2)
-
-
-def _value(text: str, at: int) -> tuple[Any, int]:
-    """Return the value that begins here and where it ends, -1 where it is broken or not complete.
-
-    Looks at more and more of the text: json counts the lines before every error.
-    """
-    size = _SHORT
-    while True:
-        part = text[at : at + size]
-        try:
-            value, length = _PARSE(part)
-            return value, at + length
-        except RecursionError:
-            return None, -1
-        except json.JSONDecodeError as error:
-            sure = error.pos < len(part) - _SHORT // 2 and not error.msg.startswith("Unterminated")
-            if sure or at + size >= len(text):
-                return None, -1
-        size *= 16
-
-
-def _next_event(text: str, at: int) -> int:
-    """Return where the next event behind a broken one begins, be it broken or not; else -1."""
-    for found in itertools.islice(_FOLLOWING.finditer(text, at), _TRIES):
-        value, _ = _value(text, found.end())
-        if "ph" in value if isinstance(value, dict) else _has_phase(text, found.end()):
-            return found.end()
-    return -1
-
-
-def _has_phase(text: str, at: int) -> bool:
-    following = _FOLLOWING.search(text, at, at + _SHORT)
-    return '"ph"' in text[at : following.start() if following else at + _SHORT]
-
-
-def _rest(text: str, at: int) -> int:
-    """Return where the events end behind a broken last one, -1 if they do not."""
-    found = _AFTER.search(text, at)
-    try:
-        if found is not None:
-            msgspec.json.decode("{" + text[found.end() :].lstrip(", \r\n\t"))
-            return found.start()
-    except _BAD:
-        pass
-    return -1

@@ -109,6 +109,25 @@ def test_events_may_stand_in_an_array_of_their_own(data: bytes, tmp_path: Path) 
     assert stream.complete
 
 
+@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize("most", [chrome_stream.LARGEST, 600])
+def test_what_stands_behind_the_end_is_left_out_and_said(
+    bare: bool, most: int, tmp_path: Path
+) -> None:
+    written = ChromeTrace({}, {"baseTimeNanoseconds": 5})
+    written.kernel(1, 0, 5)
+    data = written.encode(bare=bare)
+    for behind in (data, b"\n" + data * 9, b" killed", b"\0" * 99 + b"}"):
+        events, stream = read_bytes(data + behind, tmp_path, 16, most)
+        assert names(events) == ["gemm"]
+        assert list(stream.top) == ([] if bare else ["baseTimeNanoseconds"])
+        assert "stands behind its end, as another trace: it is left out" in stream.problems[0]
+        assert len(stream.problems) == 1
+    for nothing in (b"", b"\n \r\n", b"\0" * 99):
+        events, stream = read_bytes(data + nothing, tmp_path, 16, most)
+        assert (names(events), stream.problems, stream.complete) == (["gemm"], [], True)
+
+
 def test_a_trailing_empty_event_is_no_event(tmp_path: Path) -> None:
     data = b'{"traceEvents": [{"ph":"X","name":"gemm"}, {}]}'
 
