@@ -12,6 +12,7 @@ from lightning_rlprof.model import STAGES
 __all__ = ["CustomStages", "StageChoice", "check_stages"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_TAKEN = ("all", "untraced")  # every stage, and the time in none
 
 
 def check_stages(names: Collection[str], custom: Collection[str], key: str, given: object) -> None:
@@ -54,9 +55,10 @@ def _custom(value: Any) -> Any:
     if not isinstance(names, list):
         raise refused("is no list of stage names; write [my_stage]", value)
     for name in names:
-        if not isinstance(name, str) or name == "all" or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or name in _TAKEN or not _NAME.fullmatch(name):
             raise refused(
-                f"holds {name!r}; a stage is a word of letters, digits, '_', '-', '.', not 'all'",
+                f"holds {name!r}; a stage is a word of letters, digits, '_', '-', '.', not 'all' "
+                "or 'untraced'",
                 value,
             )
     return _once(names)
