@@ -10,10 +10,9 @@ import msgspec
 __all__ = [
     "BAD",
     "EVENT",
+    "Places",
     "end_of_events",
-    "next_event",
     "past_gap",
-    "value_at",
     "without_no_numbers",
 ]
 
@@ -34,9 +33,9 @@ _AFTER = re.compile(
 # What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
 # the value of a key, so that names are left alone.
 _NO_NUMBER = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
-# Places behind a broken event where the next may begin: each may cost a thousand nested brackets
-# where somebody means harm.
-_TRIES = 1_000
+# Characters that are looked at in vain, which takes some seconds, and places behind a broken event
+# where the next may begin.
+_VAIN, _TRIES = 1 << 28, 1_000
 # The quickest way to find the end of one value: its numbers need not become numbers.
 _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
 
@@ -64,33 +63,51 @@ def _emptied(found: re.Match[bytes]) -> bytes:
     return found[0] if before == b"\\" else b'":' + b'""'.ljust(len(found[0]) - 2)
 
 
-def value_at(text: str, at: int) -> tuple[Any, int]:
-    """Return the value that begins here and where it ends, -1 where it is broken or not complete.
+class Places:
+    """Finds where values begin and end, in a time that grows with the text and no faster.
 
-    Looks at more and more of the text: json counts the lines before every error.
+    Broken values may hold thousands that seem to begin another one, each as deep as the last:
+    what is looked at in vain is counted, and beyond a bound nothing more is found behind one.
+
+    Attributes:
+        left: Characters that may still be looked at in vain.
     """
-    size = _SHORT
-    while True:
-        part = text[at : at + size]
-        try:
-            value, length = _PARSE(part)
-            return value, at + length
-        except RecursionError:
-            return None, -1
-        except json.JSONDecodeError as error:
-            sure = error.pos < len(part) - _SHORT // 2 and not error.msg.startswith("Unterminated")
-            if sure or at + size >= len(text):
+
+    def __init__(self) -> None:
+        self.left = _VAIN
+
+    def value(self, text: str, at: int) -> tuple[Any, int]:
+        """Return the value that begins here and where it ends, -1 where it is broken or cut off.
+
+        Looks at more and more of the text: json counts the lines before every error.
+        """
+        size = _SHORT
+        while True:
+            part = text[at : at + size]
+            try:
+                value, length = _PARSE(part)
+                return value, at + length
+            except RecursionError:
+                self.left -= len(part)
                 return None, -1
-        size *= 16
+            except json.JSONDecodeError as error:
+                self.left -= error.pos
+                near = error.pos >= len(part) - _SHORT // 2 or error.msg.startswith("Unterminated")
+                if not near or at + size >= len(text):
+                    return None, -1
+            size *= 16
 
-
-def next_event(text: str, at: int) -> int:
-    """Return where the next event behind a broken one begins, be it broken or not; else -1."""
-    for found in itertools.islice(_FOLLOWING.finditer(text, at), _TRIES):
-        value, _ = value_at(text, found.end())
-        if "ph" in value if isinstance(value, dict) else _has_phase(text, found.end()):
-            return found.end()
-    return -1
+    def behind(self, text: str, at: int) -> int:
+        """Return where the next event behind a broken one begins, be it broken or not; else -1."""
+        for found in itertools.islice(_FOLLOWING.finditer(text, at), _TRIES):
+            if self.left <= 0:
+                break
+            start = found.end()
+            value, end = self.value(text, start)
+            if "ph" in value if isinstance(value, dict) else _has_phase(text, start):
+                return start
+            self.left -= max(end - start, 0)
+        return -1
 
 
 def _has_phase(text: str, at: int) -> bool:

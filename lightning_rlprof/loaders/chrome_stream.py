@@ -10,10 +10,9 @@ from lightning_rlprof.loaders.chrome_bytes import Source
 from lightning_rlprof.loaders.chrome_places import (
     BAD,
     EVENT,
+    Places,
     end_of_events,
-    next_event,
     past_gap,
-    value_at,
     without_no_numbers,
 )
 
@@ -33,7 +32,7 @@ _NEAR, _GUESSES = 1 << 14, 3
 _SEPARATOR = re.compile(rb"\}\s*," + EVENT.encode())
 _FIRST = re.compile(rb"\[" + EVENT.encode())
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_MOST_BROKEN = 10_000  # places that are passed over
+_GRACE = 4  # characters that may be looked at in vain for each that is read
 
 
 class Decoder(Protocol[T]):
@@ -72,10 +71,11 @@ class ChromeStream(Generic[T]):
     ) -> None:
         self.top: dict[str, msgspec.Raw] = {}
         self.events = False
-        self.lost = self._broken = 0
+        self.lost = 0
         self.problems: list[str] = []
         self.complete = False
         self._source, self._decode, self._most = source, decoder.decode, most
+        self._places = Places()
         self._buffer = bytearray(max(size, 16))
         # What is not cut yet lies between; the byte before it is free for a bracket.
         self._low = self._high = 1
@@ -122,8 +122,8 @@ class ChromeStream(Generic[T]):
         self.complete = self._ended and not self.problems
 
     def _why(self) -> str:
-        if self._broken >= _MOST_BROKEN:
-            return f"it is broken in {_MOST_BROKEN:,} places"
+        if self._places.left <= 0:
+            return "it is broken in too many places"
         large = self._high >= self._most
         return f"it holds an event above {self._most:,} bytes" if large else "it is cut off"
 
@@ -182,26 +182,24 @@ class ChromeStream(Generic[T]):
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # one character per byte
         pieces: list[bytes] = []
-        at, gap = past_gap(text, 0), -1
+        at = past_gap(text, 0)
         while at < len(text) and not self._ended:
             if text[at] == "]":
                 self._ended, end = True, at + 1
-            elif (end := value_at(text, at)[1]) > 0:
+            elif (end := self._places.value(text, at)[1]) > 0:
                 pieces.append(window[at:end])
             elif (end := self._behind(text, at, last=last)) > 0:
-                self._broken += gap != len(pieces)  # a row of them is one place
-                self.lost, gap = self.lost + 1, len(pieces)
+                self.lost += 1
             else:
                 break
             at = end if self._ended else past_gap(text, end)
         self._low += at
+        self._places.left += _GRACE * at
         return self._sound(pieces)
 
     def _behind(self, text: str, at: int, *, last: bool) -> int:
         """Return where to go on behind a broken event, -1 if nowhere."""
-        if self._broken >= _MOST_BROKEN:
-            return -1
-        end = next_event(text, at)
+        end = self._places.behind(text, at)
         return end_of_events(text, at) if end < 0 and last else end
 
     def _sound(self, pieces: list[bytes]) -> list[T]:
@@ -224,7 +222,7 @@ class ChromeStream(Generic[T]):
         rest = bytes(self._buffer[self._low : self._high]).lstrip(b", \r\n\t")
         if not self._bare:
             rest = b"{" + rest
-            end = value_at(rest.decode("latin-1"), 0)[1]
+            end = self._places.value(rest.decode("latin-1"), 0)[1]
             end = len(rest) if end < 0 else end
             self._keep(rest[:end])
             rest = rest[end:]

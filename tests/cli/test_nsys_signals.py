@@ -119,7 +119,8 @@ def test_what_a_scheduler_sends_goes_to_nsys_and_its_status_stays(
     number: signal.Signals, fake: FakeNsys
 ) -> None:
     catching = TARGET.replace("SIGINT, signal.SIGTERM", f"{number.name},")
-    (fake.bin / "nsys").write_text(f"#!{sys.executable}\n{catching}")
+    ask = "import sys\nif '--version' in sys.argv: sys.exit()\n"  # rlprof waits for the answer
+    (fake.bin / "nsys").write_text(f"#!{sys.executable}\n{ask}{catching}")
     started = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     with started.stdout as output:
