@@ -3,11 +3,12 @@
 ``FUZZ_EXAMPLES=5000`` looks longer than the tests of every day do.
 """
 
+import gc
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -31,6 +32,15 @@ ours = settings(
 theirs = settings(ours, max_examples=max(EXAMPLES // 6, 1))  # real files are larger
 chance = st.randoms(use_true_random=False)
 Change = Callable[[Random], Callable[[Path], None]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> Iterator[None]:
+    """Keep the garbage collector, which each look begins with, off what other tests left."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def changed(original: Original, change: Callable[[Path], None]) -> Answer | None:
