@@ -15,7 +15,7 @@ from lightning_rlprof.table import Column, ColumnRows, Table
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
-__all__ = ["answer", "closed", "is_users", "named", "text_literal", "write_answer"]
+__all__ = ["answer", "closed", "is_users", "listing", "named", "text_literal", "write_answer"]
 
 Attach = Callable[["DuckDBPyConnection"], None]
 
@@ -30,6 +30,7 @@ _SETTINGS = (
     "enable_external_access = false",
     "lock_configuration = true",
 )
+_SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.I)
 _OPEN = 256  # files that are open for other reasons
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
 _FORMATS = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd"}
@@ -144,6 +145,13 @@ def named(query: str, names: Iterable[str]) -> list[str]:
     """Return which of these tables a query may ask for: those that it has as a word."""
     words = {word.lower() for word in re.findall(r"\w+", query)}
     return [name for name in names if name.lower() in words]
+
+
+def listing(query: str, names: Iterable[str]) -> str:
+    """Return a query, and ``SHOW TABLES`` as a SELECT of names: most are no tables before use."""
+    if not _SHOW_TABLES.fullmatch(query):
+        return query
+    return f"SELECT unnest([{', '.join(map(text_literal, sorted(names)))}]) AS name"
 
 
 def text_literal(text: object) -> str:

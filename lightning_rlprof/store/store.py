@@ -14,7 +14,7 @@ from lightning_rlprof.store.columns import VISIBLE, attach, quoted
 from lightning_rlprof.store.facts import facts_of
 from lightning_rlprof.store.joined import JoinedTable, Part, joined_table
 from lightning_rlprof.store.parquet import files_of, is_whole, read_about, reads, source_of
-from lightning_rlprof.store.query import answer, is_users, named, write_answer
+from lightning_rlprof.store.query import answer, is_users, listing, named, write_answer
 from lightning_rlprof.store.rows import CORE, core_tables
 from lightning_rlprof.table import Table
 
@@ -82,7 +82,7 @@ class Store:
 
         def ask(tables: _Told) -> Table:
             notes[:] = [each.note for each in tables.told.values()]
-            return answer(query, tables.attach, tables.files, rows)
+            return answer(listing(query, self.tables), tables.attach, tables.files, rows)
 
         return _noted(self._asked(query, ask), notes)
 
@@ -93,8 +93,9 @@ class Store:
             TraceError: As `sql`.
             OSError: The file cannot be written.
         """
+        told = listing(query, self.tables)
         return self._asked(
-            query, lambda tables: write_answer(query, tables.attach, tables.files, output)
+            query, lambda tables: write_answer(told, tables.attach, tables.files, output)
         )
 
     def _joined(self) -> "Sequence[Part]":
@@ -206,7 +207,7 @@ def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
             attach(connection, table)
 
     try:
-        return _noted(answer(query, view), [table.note for table in told])
+        return _noted(answer(listing(query, names), view), [table.note for table in told])
     except TraceError as error:
         raise _explained(error, names, untold) from error
 

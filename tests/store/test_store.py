@@ -56,6 +56,16 @@ def test_a_table_of_a_device_is_made_when_it_is_named(run: Path) -> None:
     assert store.sql("from kernels", rows=1).note == "the first 1 of 2 rows; a note"
 
 
+@pytest.mark.parametrize("query", ["show tables", " SHOW all\nTables ; "])
+def test_all_tables_are_shown_and_none_is_made(query: str, run: Path, tmp_path: Path) -> None:
+    reader = Reader()
+    store = Store(run, reader)
+    tables = [(name,) for name in sorted(store.tables)]
+    assert list(store.sql(query).rows) == list(reader(run).sql(query).rows) == tables
+    assert store.write(query, tmp_path / "t.csv") == len(tables)
+    assert reader.kernels == 0
+
+
 def test_a_table_that_abstained_is_an_error_and_not_empty(run: Path) -> None:
     for _ in range(2):
         with pytest.raises(TraceError, match="table memcpy is not told: none was traced"):
