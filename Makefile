@@ -1,8 +1,10 @@
 # Every target sets itself up: `make demo` in a fresh clone is enough.
-# PYTHON=python3.12 chooses the interpreter of .venv; ARGS="…" is handed on by demo and test.
+# PYTHON=python3.12 chooses the interpreter of .venv; ARGS="…" is handed on by demo and test; all
+# tests run in JOBS processes.
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.stamp
 
@@ -50,7 +52,7 @@ demo: $(STAMP) ## train a small policy with GRPO and show where each step went (
 test: $(STAMP) $(NPU) ## run the tests, doctests included (ARGS="-k stage" runs some of them)
 ifeq ($(strip $(ARGS)),)
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage run -m pytest --numprocesses $(JOBS) --dist loadfile
 	@$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report \
 		--include="$$(echo $(COVERED) | tr ' ' ,)" --show-missing --fail-under=100

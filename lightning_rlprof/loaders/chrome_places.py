@@ -52,7 +52,7 @@ def without_no_numbers(text: bytes) -> bytes:
     Example::
 
         >>> without_no_numbers(b'{"dur": NaN, "name": "NaN"}')
-        b'{"dur":"" , "name": "NaN"}'
+        b'{"dur":""  , "name": "NaN"}'
     """
     return _NO_NUMBER.sub(_emptied, text)
 
