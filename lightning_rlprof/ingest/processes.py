@@ -17,9 +17,10 @@ _PATIENCE_S = 5
 # Not by multiprocessing: its processes run the program that called us once more. Ctrl-C is for the
 # process that reads the other end of the pipe.
 _START = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+import sys
 pipe, *sys.path = sys.argv[1:]
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 from lightning_rlprof.ingest.processes import _work
 _work(int(pipe))
 """

@@ -57,6 +57,23 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path, piped: bool) -> None
     assert (done.stdout, done.stderr) == ("trains\nmade made made\n", "")
 
 
+def test_processes_import_nothing_that_their_caller_would_not(tmp_path: Path) -> None:
+    write_traces(tmp_path / "traces", 2)
+    (tmp_path / "signal.py").write_text("raise SystemExit('not the one of Python')")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "bin/script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("trains\nmade made\n", "")
+
+
 def test_a_process_that_nobody_listens_to_ends_in_silence(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
