@@ -11,7 +11,7 @@ STAMP := .venv/.stamp
 # For tests/ascend, each in a place of its own: torch_npu beside torch breaks every import of torch on
 # a machine without CANN. Other platforms have no wheel, and there those tests say so.
 NPU := $(if $(filter Linux_x86_64,$(shell uname -sm | tr ' ' _)),.npu/.stamp)
-PIP_NPU := -m pip install --quiet --retries 1
+PIP := -m pip install --quiet --retries 1
 
 # What must be tested to the last line: cellar, ground, and the session with its parts.
 COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py tracefile.py \
@@ -22,7 +22,7 @@ COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup npu demo test test-gpu check docs bench
+.PHONY: help setup npu demo test test-oldest test-gpu check docs bench
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -41,9 +41,9 @@ npu: $(NPU) ## get torch_npu and msprof-analyze for tests/ascend (Linux x86_64, 
 
 .npu/.stamp: | $(STAMP)
 	@rm -rf .npu
-	@$(BIN)/python $(PIP_NPU) --no-deps --only-binary :all: --target .npu torch-npu==2.13.0 && \
+	@$(BIN)/python $(PIP) --no-deps --only-binary :all: --target .npu torch-npu==2.13.0 && \
 		$(PYTHON) -m venv .npu/tools && \
-		.npu/tools/bin/python $(PIP_NPU) msprof-analyze==26.2.0 && touch $@ || \
+		.npu/tools/bin/python $(PIP) msprof-analyze==26.2.0 && touch $@ || \
 		echo "WARNING: NO TORCH_NPU: tests/ascend is skipped, in whole or in part" >&2
 
 demo: $(STAMP) ## train a small policy with GRPO and show where each step went (ARGS="--steps 40")
@@ -59,6 +59,12 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-oldest: $(STAMP) ## run the tests of the store with the oldest DuckDB that is supported
+	@$(BIN)/python $(PIP) --no-deps --upgrade --target .oldest duckdb==1.4.0
+	PYTHONPATH=.oldest $(BIN)/python -c 'import duckdb; assert duckdb.__version__ == "1.4.0"'
+	PYTHONPATH=.oldest $(BIN)/python -m pytest --quiet tests/store tests/ingest/test_warm.py \
+		tests/ingest/test_heal.py $(ARGS)
 
 test-gpu: $(STAMP) ## run the tests that need an NVIDIA GPU; each says what it lacks where it is skipped
 	$(BIN)/python -m pytest -m cuda $(ARGS)

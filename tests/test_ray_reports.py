@@ -118,6 +118,7 @@ def test_a_worker_that_was_killed_before_its_first_line_is_missed_as_a_whole(run
         (os.getpid(), f"process {os.getpid()} still runs, and nsys may write after it: collect"),
         (GONE, "nsys may still be writing (then collect again), or saw no range: without a GPU"),
     ],
+    ids=["it runs", "it is gone"],
 )
 def test_the_reason_depends_on_what_became_of_the_process(run: Run, pid: int, reason: str) -> None:
     run.rank(pid=pid)

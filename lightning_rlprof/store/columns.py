@@ -45,8 +45,8 @@ def sql_name(column: Column) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL spells it whatever is in it."""
-    return '"' + name.replace('"', '""') + '"'
+    """Return a name as SQL spells it whatever is in it; DuckDB before 2.0 takes no zero in one."""
+    return '"' + name.replace('"', '""').replace("\0", "\N{SYMBOL FOR NULL}") + '"'
 
 
 def code_name(at: int) -> str:
@@ -84,26 +84,39 @@ Texts = Mapping[int, Told]
 
 
 def attach(connection: "DuckDBPyConnection", table: Table) -> None:
-    """Make a table a view of its name; the connection keeps the arrays alive."""
-    select, _, _ = given(connection, table)
+    """Make a table a view of its name; the connection keeps the arrays alive.
+
+    Columns of text are joined from the texts that differ; what is not known is NULL. DuckDB before
+    2.0 has rows without a text last, where a query asks for no order.
+    """
+    columns = columns_of(table)
+    picks, joins = [], []
+    for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True)):
+        own = f"d.c{at}"
+        if isinstance(cells, tuple):
+            room, own = f"{table.name} texts {at}", f"t{at}.text"
+            code = np.flatnonzero(occurring(*cells))
+            texts = _cleaned(cells[1], code)[code]
+            connection.register(room, {"code": code, "text": texts})
+            joins.append(f"LEFT JOIN {quoted(room)} t{at} ON d.c{at} = t{at}.code")
+        picks.append(_pick(own, column, cells))
+    data = f"{table.name} numbers"
+    source = _registered(connection, data, _numbers_of(columns))
+    select = f"SELECT {', '.join(picks)} FROM {source} d {' '.join(joins)}"
     connection.execute(f"CREATE TEMP VIEW {quoted(table.name)} AS {select}")
 
 
 def given(
-    connection: "DuckDBPyConnection",
-    table: Table,
-    *,
-    codes: bool = False,
-    before: Texts | None = None,
+    connection: "DuckDBPyConnection", table: Table, before: Texts | None = None
 ) -> tuple[str, list[Any], Texts]:
-    """Give a table to DuckDB; the connection keeps the arrays alive.
+    """Give a table to DuckDB to be written; the connection keeps the arrays alive.
 
-    Columns of text are joined from the texts that differ; what is not known is NULL.
+    With the number of each text, from 0 in each column, -1 where there is none; what is not known
+    is NULL. Nothing is joined: no order of rows is promised behind a join.
 
     Args:
         connection: To a database in memory.
         table: With columns.
-        codes: Add the number of each text, from 0 in each column; -1 where there is none.
         before: Texts of earlier rows of the same table, whose numbers stay.
 
     Returns:
@@ -111,10 +124,21 @@ def given(
     """
     columns = columns_of(table)
     texts, numbers = _texts_in(columns, before), _numbers_of(columns)
-    data = f"{table.name} numbers"
-    connection.register(data, numbers)
-    source = _with_nulls(numbers, data)
-    return _selected(connection, table, columns, texts, source, codes=codes), columns, texts
+    for at, told in texts.items():
+        codes = np.maximum(columns[at][0], -1)  # of no text: the last one
+        numbers[f"c{at}"] = _cleaned(told.texts, np.flatnonzero(told.there))[codes]
+        numbers[f"k{at}"] = np.append(told.number, np.int32(-1))[codes]
+    picks = [
+        _pick(f"c{at}", column, cells)
+        for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True))
+    ]
+    picks += [f"k{at} AS {quoted(code_name(at))}" for at in texts]
+    source = _registered(connection, f"{table.name} numbers", numbers)
+    return f"SELECT {', '.join(picks)} FROM {source}", columns, texts
+
+
+def _pick(own: str, column: Column, cells: Any) -> str:
+    return f"CAST({own} AS {sql_type(column, cells)}) AS {quoted(sql_name(column))}"
 
 
 def _numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
@@ -130,16 +154,17 @@ def _numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
     return numbers
 
 
-def _with_nulls(numbers: Mapping[str, Any], source: str) -> str:
-    """Return what `_numbers_of` returns, under a name of SQL, as one column each, with NULLs."""
+def _registered(connection: "DuckDBPyConnection", name: str, numbers: Mapping[str, Any]) -> str:
+    """Give arrays to DuckDB; return what selects them, NULL where ``m`` of a column says so."""
+    connection.register(name, numbers)
     picks = [
-        f"CASE WHEN m{name[1:]} THEN NULL ELSE {name} END AS {name}"
-        if f"m{name[1:]}" in numbers
-        else name
-        for name in numbers
-        if name[0] == "c"
+        f"CASE WHEN m{each[1:]} THEN NULL ELSE {each} END AS {each}"
+        if f"m{each[1:]}" in numbers
+        else each
+        for each in numbers
+        if each[0] != "m"
     ]
-    return f"(SELECT {', '.join(picks)} FROM {quoted(source)})"
+    return f"(SELECT {', '.join(picks)} FROM {quoted(name)})"
 
 
 def _texts_in(columns: Sequence[Any], before: Texts | None) -> Texts:
@@ -154,33 +179,11 @@ def _texts_in(columns: Sequence[Any], before: Texts | None) -> Texts:
     return found
 
 
-def _selected(
-    connection: "DuckDBPyConnection",
-    table: Table,
-    columns: Sequence[Any],
-    texts: Texts,
-    source: str,
-    *,
-    codes: bool,
-) -> str:
-    """Return what selects a table whose numbers are in a ``source`` of SQL."""
-    picks, joins = [], []
-    for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True)):
-        own = f"d.c{at}"
-        if at in texts:
-            room, own = f"{table.name} texts {at}", f"t{at}.text"
-            _register(connection, room, texts[at])
-            joins.append(f"LEFT JOIN {quoted(room)} t{at} ON d.c{at} = t{at}.code")
-        picks.append(f"CAST({own} AS {sql_type(column, cells)}) AS {quoted(sql_name(column))}")
-    if codes:
-        picks += [f"COALESCE(t{at}.number, -1) AS {quoted(code_name(at))}" for at in texts]
-    return f"SELECT {', '.join(picks)} FROM {source} d {' '.join(joins)}"
-
-
-def _register(connection: "DuckDBPyConnection", name: str, told: Told) -> None:
-    code = np.flatnonzero(told.there)
-    values = np.array([_clean(told.texts[at]) for at in code.tolist()], dtype=object)
-    connection.register(name, {"code": code, "number": told.number[code], "text": values})
+def _cleaned(texts: Sequence[Any], code: Any) -> Any:
+    """Return some of the texts at their codes, as UTF-8 can hold them, else None; and None last."""
+    found = np.full(len(texts) + 1, None, dtype=object)
+    found[code] = [_clean(texts[at]) for at in code.tolist()]
+    return found
 
 
 def sql_type(column: Column, cells: Any) -> str:

@@ -112,7 +112,7 @@ def _write(
 ) -> tuple[Texts, list[str]]:
     """Write a file; return the texts up to here, and the types of its columns."""
     with writer() as connection:
-        select, columns, texts = given(connection, table, codes=True, before=before)
+        select, columns, texts = given(connection, table, before)
         form, told = _FORM, []
         if is_last:  # what is known of the whole table; in the statement it would be parsed with it
             form, told = f"{_FORM}, KV_METADATA {{rlprof: $1}}", [_about(table, columns, texts)]

@@ -30,6 +30,8 @@ _SETTINGS = (
     "enable_external_access = false",
     "lock_configuration = true",
 )
+# Functions that change settings: before DuckDB 2.0 a locked configuration does not keep them off.
+_SWITCH = re.compile(r"\b(?:en|dis)able_\w+\"?\s*\(", re.I)
 _SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.I)
 _OPEN = 256  # files that are open for other reasons
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
@@ -169,6 +171,8 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
         if kinds != ["SELECT"]:
             what = " and ".join(kinds) or "nothing"
             raise TraceError(f"a query is one SELECT and only reads; this is {what}")
+        if found := _SWITCH.search(query):
+            raise TraceError(f"a query is one SELECT and only reads; {found[0]}) changes settings")
         select = _without_end(statements[0].query)
         # At the top DuckDB 2 allows WITH t AS (COPY … TO …), and would write before it answers.
         connection.sql(f"SELECT * FROM ({select}\n)")

@@ -111,8 +111,9 @@ def damage_sheet(data: bytes, noise: Random) -> bytes:
         if not rows[0]:
             break
     made = io.StringIO()
-    csv.writer(made).writerows(rows)
-    return made.getvalue().replace("\0", "\\0").encode("utf-8", "surrogatepass")
+    # Python 3.10 writes no zero
+    csv.writer(made).writerows([cell.replace("\0", "\\0") for cell in row] for row in rows)
+    return made.getvalue().encode("utf-8", "surrogatepass")
 
 
 def damage_cells(path: Path, noise: Random) -> None:
