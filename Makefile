@@ -60,11 +60,13 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-oldest: $(STAMP) ## run the tests of the store with the oldest DuckDB that is supported
-	@$(BIN)/python $(PIP) --no-deps --upgrade --target .oldest duckdb==1.4.0
-	PYTHONPATH=.oldest $(BIN)/python -c 'import duckdb; assert duckdb.__version__ == "1.4.0"'
-	PYTHONPATH=.oldest $(BIN)/python -m pytest --quiet tests/store tests/ingest/test_warm.py \
-		tests/ingest/test_heal.py $(ARGS)
+test-oldest: $(STAMP) ## run the tests of the store with the oldest DuckDB, and with that of Python 3.10
+	for version in 1.4.0 1.5.6; do \
+		$(BIN)/python $(PIP) --no-deps --upgrade --target .oldest duckdb==$$version && \
+		PYTHONPATH=.oldest $(BIN)/python -c "import duckdb; assert duckdb.__version__ == '$$version'" && \
+		PYTHONPATH=.oldest $(BIN)/python -m pytest --quiet tests/store tests/ingest/test_warm.py \
+			tests/ingest/test_heal.py tests/ingest/test_real.py $(ARGS) || exit 1; \
+	done
 
 test-gpu: $(STAMP) ## run the tests that need an NVIDIA GPU; each says what it lacks where it is skipped
 	$(BIN)/python -m pytest -m cuda $(ARGS)

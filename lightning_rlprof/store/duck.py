@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 __all__ = ["close", "reader", "writer"]
 
 # Our files all have one time, by which DuckDB 1.4 tells whether what it holds of one still is true.
-_BOTH = ("temp_directory = ''", "enable_external_file_cache = false")
+# DuckDB 1.5 fails where it samples an array of objects and finds only None: they are texts, always.
+_BOTH = (
+    "temp_directory = ''",
+    "enable_external_file_cache = false",
+    "pandas_analyze_sample = 0",
+)
 # One thread: the same table is the same bytes.
 _WRITER = ("threads = 1", "memory_limit = '1GB'")
 
@@ -40,5 +45,5 @@ def _database(_: int, settings: tuple[str, ...]) -> "DuckDBPyConnection":
 
     connection = duckdb.connect(":memory:")
     for setting in (*_BOTH, *settings):
-        connection.execute(f"SET {setting}")
+        connection.execute(f"SET GLOBAL {setting}")  # cursors have only these
     return connection

@@ -108,6 +108,7 @@ def closed(attach: Attach, paths: Iterable[Path] = ()) -> "DuckDBPyConnection":
     listed = ", ".join(text_literal(path) for path in paths)
     connection = duckdb.connect(":memory:")
     try:
+        connection.execute("SET pandas_analyze_sample = 0")  # see `duck`
         attach(connection)
         for setting in (f"allowed_paths = [{listed}]", *_SETTINGS):
             connection.execute(f"SET {setting}")
