@@ -28,7 +28,8 @@ class Lineup:
 
     A slot is a stage and which occurrence of it in the step. Arrays have the shape
     (ranks, steps, slots). Where ranks ran a stage a different number of times in a step, only those
-    with the most have cells: what was lost from a file must not look like something else.
+    with the most have cells: what was lost from a file must not look like something else. A stage
+    that one rank of several runs has no slot: nobody can be compared there.
 
     Attributes:
         ranks: Rank of each row.
@@ -39,6 +40,7 @@ class Lineup:
         own_ns: Time in which no stage inside was open.
         rows: Rows of the run's spans that have a cell.
         places: Their cells: ranks, steps and slots.
+        beside: Own time of spans without a cell: ranks, steps, stages and nanoseconds.
     """
 
     ranks: Int64s
@@ -49,6 +51,7 @@ class Lineup:
     own_ns: Floats
     rows: Int64s
     places: Place
+    beside: tuple[Int64s, Int64s, Int64s, Int64s]
 
     def some_steps(self) -> Int64s:
         """Return columns spread over the run, enough to learn from how ranks behave in general."""
@@ -116,22 +119,26 @@ def line_up(spans: Spans, found: StageRows, ranks: Sequence[int]) -> Lineup:
     nth, count = _occurrences((rank * len(found.steps) + step) * len(spans.names) + name)
     most = np.zeros((len(found.steps), len(spans.names)), dtype=np.int64)
     np.maximum.at(most, (step, name), count)
-    keep = (count == most[step, name]) & (nth < MOST)
+    keep = (count == most[step, name]) & (nth < MOST) & _shared(rank, name, len(numbers))
+    beside = (rank[~keep], step[~keep], name[~keep], own[~keep])
     rows, own, rank, step = (each[keep] for each in (rows, own, rank, step))
     slots, slot = np.unique((name * MOST + nth)[keep], return_inverse=True)
     shape = (len(numbers), len(found.steps), len(slots))
     order = _in_order(_placed(shape, (rank, step, slot), spans.start_ns[rows]))
     at = (rank, step, np.argsort(order)[slot])
-    return Lineup(
-        numbers,
-        found.steps,
-        slots[order] // MOST,
-        _placed(shape, at, spans.start_ns[rows]),
-        _placed(shape, at, spans.end_ns[rows]),
-        _placed(shape, at, own),
-        rows,
-        at,
+    start, end, own_ns = (
+        _placed(shape, at, each) for each in (spans.start_ns[rows], spans.end_ns[rows], own)
     )
+    stage = slots[order] // MOST
+    return Lineup(numbers, found.steps, stage, start, end, own_ns, rows, at, beside)
+
+
+def _shared(rank: Int64s, name: Int64s, ranks: int) -> npt.NDArray[np.bool_]:
+    """Tell which rows are of a stage that several ranks run, or the one that there is."""
+    ran = np.zeros((ranks, int(name.max(initial=-1)) + 1), dtype=bool)
+    ran[rank, name] = True
+    found: npt.NDArray[np.bool_] = (ran.sum(axis=0) >= min(ranks, 2))[name]
+    return found
 
 
 def _placed(shape: tuple[int, ...], at: tuple[Int64s, ...], values: npt.NDArray[Any]) -> Floats:

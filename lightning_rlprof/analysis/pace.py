@@ -37,7 +37,9 @@ class Pace:
         fitted: The same for `WHOLE`, also where no other rank had as much or as little to do.
         unequal: The same for `WHOLE` without regard to work.
         device: As ``effect`` for `WHOLE`, by the device's clock; None where nobody has one.
-        own_ns: Time in stages that are the rank's own; NaN in steps that are not whole.
+        own_ns: Time in stages that are the rank's own, those that no other rank runs, too; NaN in
+            steps of which nothing is known.
+        compared_ns: The part of it in stages in which ranks are compared.
         share: How much of that time each series is.
         seen: Series in which a slow rank would show.
         met: Whether the ranks wait for one another somewhere in a step.
@@ -51,6 +53,7 @@ class Pace:
     unequal: Floats
     device: Floats | None
     own_ns: Floats
+    compared_ns: Floats
     share: Floats
     seen: Mask
     met: bool
@@ -81,13 +84,26 @@ def pace(spans: Spans, lineup: Lineup) -> Pace:
         _effect(own, held.early_ns, explained, member[:, :1])[:, :, 0],
         _effect(own, held.early_ns, evenly, member[:, :1])[:, :, 0],
         _device(spans, lineup, work, np.where(np.isnan(alike), np.nan, held.early_ns), member),
-        own[:, :, ~held.bound].sum(axis=2),
+        *_own_ns(lineup, held.bound),
         share / max(float(share[0]), 1.0),
         held.seen @ member,
         held.met,
         bool(work),
         lasting(effect[:, :, 0]),
     )
+
+
+def _own_ns(lineup: Lineup, bound: Mask) -> tuple[Floats, Floats]:
+    """Return each rank's time in stages without waiting, and the part that can be compared."""
+    compared: Floats = np.nan_to_num(lineup.own_ns)[:, :, ~bound].sum(axis=2)
+    found = compared.copy()
+    rank, step, stage, ns = lineup.beside
+    free = ~np.isin(stage, lineup.stage[bound])
+    np.add.at(found, (rank[free], step[free]), ns[free])
+    known = np.sum(~np.isnan(lineup.own_ns), axis=2)
+    known[rank, step] += 1
+    found[known == 0] = np.nan
+    return found, compared
 
 
 def _one_clock(spans: Spans, lineup: Lineup) -> bool:
@@ -113,6 +129,7 @@ def _filled(own: Floats, there: Mask, stage: Int64s) -> Floats:
     told = ~np.isnan(own)
     often = told.sum(axis=(0, 1)) * 2 >= np.maximum(there.sum(axis=(0, 1)), 1)
     counts = np.isin(stage, stage[often])
+    own = np.where(there.any(axis=0), own, 0.0)  # a stage that nobody ran in this step
     step = own[:, :, counts].sum(axis=2)  # NaN where one of them was lost
     return np.where(counts, own, step[:, :, None])
 
@@ -152,12 +169,14 @@ def _highest_other(values: Floats) -> Floats:
 def _effect(ns: Floats, early: Floats, explained: Floats, member: Mask) -> Floats:
     """Return the relative excess over the others' median, per series; NaN is left out.
 
-    What a rank may have waited longer than they is taken off its own time, and not off theirs.
+    What a rank may have waited longer than they is taken off its own time, and not off theirs. A
+    stage that is not run in every step is asked for in the others only.
     """
     valid = ~np.isnan(ns) & ~np.isnan(explained) & ~np.isnan(early)
     weight = np.nan_to_num(middle(np.where(valid, explained, np.nan).reshape(-1, len(member))))
     covered, there = (valid * weight) @ member, np.where(valid, explained, 0.0) @ member
-    there = np.where((covered > 0) & (covered >= _COVERED * (weight @ member)), there, np.nan)
+    usual = (valid.any(axis=0) * weight) @ member
+    there = np.where((covered > 0) & (covered >= _COVERED * usual), there, np.nan)
     took = (np.where(valid, ns, 0.0) @ member) / there
     charged = (np.where(valid, np.maximum(ns - early, 0.0), 0.0) @ member) / there
     found: Floats = charged / middle_of_others(took, len(took) // 2) - 1.0

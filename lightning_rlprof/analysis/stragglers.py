@@ -117,7 +117,7 @@ def _judged(spans: Spans, rows: StageRows, ranks: Sequence[int]) -> _Judged | st
     found = sorted(charges(lines, came, needed), key=lambda charge: charge.ranks)
     table = [_row(spans, rows, came, each) for each in found]
     if not table and not lines:
-        return _nothing_to_compare(spans, rows, who)
+        return _nothing_to_compare(rows, who)
     if not table:
         nobody = _nobody(spans, rows, lines)
         if isinstance(nobody, str):
@@ -146,9 +146,9 @@ def _step_ns(spans: Spans, rows: StageRows) -> float:
     return float(np.median(spans.duration_ns[steps[np.isin(spans.step[steps], rows.steps)]]))
 
 
-def _nothing_to_compare(spans: Spans, rows: StageRows, who: Replicas) -> str:
+def _nothing_to_compare(rows: StageRows, who: Replicas) -> str:
     if max(map(len, who.lines())) > 1:
-        return "no stage was recorded"
+        return "no stage was recorded" + (" on several ranks" if len(rows.rows) else "")
     return "its ranks hold one copy of the model together, and no other one to be compared with"
 
 
@@ -184,8 +184,9 @@ def _lost(line: Line, charge: Charge, ranks: int) -> int | None:
     if charge.verdict is None or not line.pace.met or charge.word == INSUFFICIENT:
         return None
     own, evidence = line.pace, charge.verdict.evidence
-    effect = own.unequal if charge.word == UNEVEN else own.effect[:, :, 0]
-    lost = lost_ns(own.own_ns, effect, charge.verdict.rank, evidence.first, evidence.last)
+    effect = np.maximum(own.unequal if charge.word == UNEVEN else own.effect[:, :, 0], 0.0)
+    excess = own.compared_ns * effect / (1.0 + effect)
+    lost = lost_ns(own.own_ns, excess, charge.verdict.rank, evidence.first, evidence.last)
     here = len(line.lineup.ranks)
     return lost if here == ranks else lost * (ranks - 1) // (here - 1)
 

@@ -115,7 +115,7 @@ def test_some_steps_are_spread_from_the_first_to_the_last() -> None:
     cells = np.zeros((1_000, 500, 1))
     none = np.zeros(0, dtype=np.int64)
     steps = np.arange(500)
-    lineup = Lineup(none, steps, none, cells, cells, cells, none, (none, none, none))
+    lineup = Lineup(none, steps, none, cells, cells, cells, none, (none,) * 3, (none,) * 4)
     some = lineup.some_steps()
     assert (len(some), some[0], some[-1]) == (30, 0, 499)
 

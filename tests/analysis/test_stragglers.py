@@ -4,14 +4,20 @@ import gc
 import weakref
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from lightning_rlprof.analysis.stragglers import stragglers
 from lightning_rlprof.analysis.verdicts import INSUFFICIENT, NOBODY, SLOW_OR_UNEVEN
+from lightning_rlprof.model import KINDS
+from lightning_rlprof.spans import Spans
 from tests.analysis.scripted import STAGES, Script, play, without
 from tests.peers.harness import CASES, OURS, TOO_SHORT, accused, scores
 
 SEEDS = range(2_000, 2_030)
+STAGE = KINDS.index("stage")
+Mask = npt.NDArray[np.bool_]
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -48,6 +54,44 @@ def test_the_row_says_effect_interval_steps_and_what_it_costs() -> None:
     assert chance < 0.01
     # 1.2 s of own work a step, a fifth of that too long, and seven others who wait for it.
     assert lost == pytest.approx(24 * 7 * 0.2 * 1.2e9, rel=0.25)
+
+
+def called(spans: Spans, stage: str, where: Mask, other: str) -> Spans:
+    """Give a stage another name on some rows."""
+    mine = where & (spans.name == spans.names.index(stage))
+    names = np.where(mine, len(spans.names), spans.name)
+    return replace(spans, names=(*spans.names, other), name=names)
+
+
+def test_what_it_costs_is_told_where_some_ranks_or_steps_have_stages_of_their_own() -> None:
+    spans = play(Script(slow={3: 0.2}), 5).spans
+    whole = stragglers(spans).rows[0][4]
+    for where in (spans.rank == 0, spans.rank == 3, spans.step % 3 == 0):
+        table = stragglers(called(spans, "compute_reward", where, "score"))
+        assert table.column("rank") == [3]
+        assert table.column("lost by others") == pytest.approx([whole], rel=0.1)
+
+
+def test_a_stage_of_one_rank_alone_clears_nobody() -> None:
+    spans = play(Script(), 5).spans
+    alone = called(spans, "compute_reward", spans.rank == 0, "score")
+    ((_, verdict, _, stages, *_),) = stragglers(alone).rows
+    assert verdict == NOBODY
+    assert "score" not in f"{stages} {stragglers(alone).note}"
+    apart = replace(spans, name=np.where(spans.kind == STAGE, spans.rank, 0))
+    few = replace(apart, names=tuple("abcdefgh"))
+    assert stragglers(few).abstained == (
+        f"{INSUFFICIENT}: actor: no stage was recorded on several ranks"
+    )
+
+
+def test_steps_that_have_different_stages_are_compared_all_the_same() -> None:
+    spans = play(Script(slow={3: 0.2}), 5).spans
+    for kind in (1, 2):
+        for stage in STAGES[:3]:
+            spans = called(spans, stage, spans.step % 3 == kind, f"{stage} {kind}")
+    ((rank, verdict, _, stages, *_),) = stragglers(spans).rows
+    assert (rank, verdict, stages) == (3, "slow host", "all")
 
 
 def test_nobody_is_only_cleared_where_a_slow_rank_would_have_been_found() -> None:
