@@ -88,7 +88,8 @@ def _counter(spans: Spans, name: str, cell: Int64s, took: Floats) -> Floats | No
     own = np.where(told, sums, np.nan).reshape(took.shape)
     known, spent = told.reshape(took.shape).sum(axis=(1, 2)), (~np.isnan(took)).sum(axis=(1, 2))
     counts = (known * 2 >= spent) & (known > 0)
-    step = own[counts].sum(axis=0)  # NaN where one of them was lost
+    ran = ~np.isnan(took) | ~np.isnan(own)  # other roles have other stages
+    step = np.where(ran, own, 0.0)[counts].sum(axis=0)  # NaN where one of them was lost
     step = step if counts.any() else np.full(took.shape[1:], np.nan)
     found: Floats = np.where(counts[:, None, None], own, step)
     return found

@@ -4,7 +4,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.dag import dag
 from lightning_rlprof.analysis.workload import workload
+from tests.analysis.fed import MS, with_roles
 from tests.analysis.scripted import STAGES, Script, play
+from tests.runs import Row
 
 
 def test_times_are_the_scripts_and_what_work_explains_is_close_to_them() -> None:
@@ -27,3 +29,23 @@ def test_a_role_with_one_chain_has_nobody_to_be_compared_with() -> None:
     graph = dag(spans)
     assert not isinstance(graph, str)
     assert workload(spans, graph).stages == ()
+
+
+def test_tokens_that_another_role_counts_are_not_missing_in_ones_own() -> None:
+    def rank(counts: str, *others: str) -> list[Row]:
+        rows = []
+        for step in range(1, 8):
+            at = step * 100 * MS
+            rows.append(Row("step", "step", step, at, at + 100 * MS))
+            stages = [Row(counts, "stage", step, at, at + 10 * MS, counters={"tokens": step})]
+            stages += [Row(name, "stage", step, at + 20 * MS, at + 30 * MS) for name in others]
+            rows += [*stages, Row("barrier", "region", step, at + 50 * MS, at + 90 * MS)]
+        return rows
+
+    trainer = ("trainer", rank("actor_update", "actor_compute_log_prob"))
+    spans = with_roles([*[("rollout", rank("actor_generate"))] * 2, *[trainer] * 2])
+    graph = dag(spans)
+    assert not isinstance(graph, str)
+    told = {graph.names[each.name]: each for each in workload(spans, graph).stages}
+    own = told["actor_compute_log_prob"]
+    assert (np.isfinite(own.should) == np.isfinite(own.took)).all()
