@@ -24,7 +24,7 @@ _NOTE = (
 
 
 def ranks(spans: Spans) -> Table:
-    """Name per stage the rank with the most exclusive time per step, beside the other ranks.
+    """Name per stage the rank with the most exclusive time per step, beside others that run it.
 
     Abstains with one rank. With fewer than three steps no rank is named.
     """
@@ -44,7 +44,9 @@ def ranks(spans: Spans) -> Table:
         if not totals[:, code].any():
             continue
         worst = int(np.argmax(means[:, code]))
-        others = int(np.median(np.delete(means[:, code], worst)))
+        ran = np.delete(means[:, code], worst)
+        ran = ran[ran > 0]
+        others = int(np.median(ran)) if len(ran) else None
         name = "untraced" if code - 1 == UNTRACED else spans.names[code - 1]
         own = int(means[worst, code])
         ratio = own / others if others else None

@@ -27,7 +27,16 @@ def test_the_slow_rank_is_named_with_its_ratio_and_the_number_of_steps(tmp_path:
 def test_no_ratio_where_the_others_have_none_of_it() -> None:
     rows = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
     table = ranks(loaded(rows, [*rows, Row("save", "stage", 1, 10, 16)]))
-    assert table.rows[1][:5] == ("save", 1, 2, 0, None)
+    assert table.rows[1][:5] == ("save", 1, 2, None, None)
+
+
+def test_ranks_that_never_run_a_stage_are_none_of_the_others() -> None:
+    idle = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
+    trains = [
+        [*idle, *(Row("update", "stage", n, n * 10, n * 10 + took) for n in (1, 2, 3))]
+        for took in (4, 4, 6)
+    ]
+    assert ranks(loaded(*trains, idle, idle, idle)).rows[1][:5] == ("update", 2, 6, 4, 1.5)
 
 
 @pytest.mark.parametrize(
