@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.counted import counted
+from lightning_rlprof.analysis.exact import Floats
 from lightning_rlprof.analysis.flops import attention_flops, kind_of, peak_of, token_flops
 from lightning_rlprof.analysis.partition import home
 from lightning_rlprof.analysis.sweep import unions
@@ -37,6 +38,7 @@ _NOTE = (
 _NAMES = [column.name for column in _COLUMNS]
 _NOTHING = "no stage counted tokens, samples or flops: call count(tokens=…) inside of it"
 _COUNTERS = ("tokens", "samples", "flops")
+_SILENT = "silent"  # ranks that ran a stage, and counted no tokens of it where others did
 _MEASURED, _STATED = "measured", "stated"
 
 PerStage = Mapping[str, float]
@@ -91,7 +93,7 @@ def throughput(
     """
     known = _known(spans, flops_per_token, parameters, shape, peak_tflops)
     stages, note = _stages(spans)
-    work = {name: _work(spans, name, stages) for name in _COUNTERS}
+    work = _works(spans, stages)
     if not any(work.values()):
         return Table("throughput", _COLUMNS, abstained=_NOTHING)
     rows, doubts = _judged(spans, _rows(spans, work, known), known)
@@ -133,6 +135,11 @@ def _stages(spans: Spans) -> tuple[Int64s, str]:
     return stages, choice.note
 
 
+def _works(spans: Spans, stages: Int64s) -> dict[str, dict[int, Work]]:
+    work = {name: _work(spans, name, stages) for name in _COUNTERS}
+    return work | {_SILENT: _silent(spans, stages, work["tokens"])}
+
+
 def _work(spans: Spans, counter: str, stages: Int64s) -> dict[int, Work]:
     """Return per stage and rank what a counter adds up to, and how long its spans were open."""
     if counter not in spans.counters:
@@ -143,14 +150,26 @@ def _work(spans: Spans, counter: str, stages: Int64s) -> dict[int, Work]:
     found = {}
     for code in np.unique(spans.name[rows]).tolist():
         mine = spans.name[rows] == code
-        own = rows[mine]
-        ranks, place = np.unique(spans.rank[own], return_inverse=True)
-        total = np.bincount(place, amounts[mine]).tolist()
-        owner, first, last = unions(place, spans.start_ns[own], spans.end_ns[own])
-        ns = np.zeros(len(ranks), np.int64)
-        np.add.at(ns, owner, last - first)
-        pairs = zip(total, ns.tolist(), strict=True)
-        found[code] = dict(zip(ranks.tolist(), pairs, strict=True))
+        found[code] = _by_rank(spans, rows[mine], amounts[mine])
+    return found
+
+
+def _by_rank(spans: Spans, rows: Int64s, amounts: Floats) -> Work:
+    """Return what spans of a stage counted on each rank, and how long one at least was open."""
+    ranks, place = np.unique(spans.rank[rows], return_inverse=True)
+    total = np.bincount(place, amounts).tolist()
+    owner, first, last = unions(place, spans.start_ns[rows], spans.end_ns[rows])
+    ns = np.zeros(len(ranks), np.int64)
+    np.add.at(ns, owner, last - first)
+    return dict(zip(ranks.tolist(), zip(total, ns.tolist(), strict=True), strict=True))
+
+
+def _silent(spans: Spans, stages: Int64s, tokens: Mapping[int, Work]) -> dict[int, Work]:
+    found = {}
+    for code, told in tokens.items():
+        rows = stages[spans.name[stages] == code]
+        rows = rows[~np.isin(spans.rank[rows], list(told))]
+        found[code] = _by_rank(spans, rows, np.zeros(len(rows)))
     return found
 
 
@@ -182,9 +201,9 @@ def _rows(
 ) -> list[tuple[Cell, ...]]:
     """Return the rows of all stages, that with the most time first."""
     found = []
-    for code in sorted({code for own in work.values() for code in own}):
+    for code in sorted({code for name in _COUNTERS for code in work[name]}):
         mine = {name: own.get(code, {}) for name, own in work.items()}
-        longest = max(_sum(own, own).ns for own in mine.values())
+        longest = max(_sum(mine[name], mine[name]).ns for name in _COUNTERS)
         found.append((-longest, _of_stage(spans.names[code], mine, known)))
     return [row for _, rows in sorted(found, key=lambda each: each[0]) for row in rows]
 
@@ -192,13 +211,15 @@ def _rows(
 def _of_stage(stage: str, work: Mapping[str, Work], known: _Known) -> list[tuple[Cell, ...]]:
     """Return the row of the job, where several ranks ran the stage, and one of each rank."""
     source, flops = _flops(stage, work, known)
-    ranks = sorted({rank for each in work.values() for rank in each})
-    groups = [(None, ranks)] if len(ranks) > 1 else []
+    ranks = sorted({rank for name in _COUNTERS for rank in work[name]})
+    shared = source != _MEASURED and bool(flops.keys() - work["tokens"].keys())
+    groups = [(None, ranks)] if len(ranks) > 1 or shared else []
     rows: list[tuple[Cell, ...]] = []
     for rank, group in [*groups, *((rank, [rank]) for rank in ranks)]:
-        tokens, samples, done = (_sum(of, group) for of in (work["tokens"], work["samples"], flops))
+        tokens, samples = (_sum(work[name], group) for name in ("tokens", "samples"))
+        whose = list(flops) if rank is None else [rank] * (not shared)  # else they are not its own
+        done, peak = _sum(flops, whose), _peak(flops, whose, known.peaks)
         achieved = done.amount / done.ns / 1_000 if done.ns else None  # per ns it is 10^9 per s
-        peak = _peak(flops, group, known.peaks)
         share = achieved / peak if achieved is not None and peak else None
         rates = (tokens.per_second, samples.per_second, share, achieved, peak)
         told = source if done.ranks else None
@@ -223,7 +244,7 @@ def _flops(stage: str, work: Mapping[str, Work], known: _Known) -> tuple[str, Wo
     """Return where a stage's FLOPs come from, and by rank how many in how much time."""
     tokens = work["tokens"]
     if stage in known.per_token and tokens:
-        return _STATED, _times(tokens, known.per_token[stage])
+        return _STATED, _times(tokens, known.per_token[stage]) | work[_SILENT]
     if work["flops"]:
         return _MEASURED, work["flops"]
     size, kind = known.parameters, kind_of(stage)
@@ -236,7 +257,7 @@ def _flops(stage: str, work: Mapping[str, Work], known: _Known) -> tuple[str, Wo
         shape = known.shape
         each += attention_flops(shape.layers, shape.hidden, shape.length, kind)
         label += " + attention"
-    return label, _times(tokens, each)
+    return label, (_times(tokens, each) | work[_SILENT]) if tokens else {}
 
 
 def _times(work: Work, factor: float) -> Work:
@@ -258,8 +279,19 @@ def _judged(
         doubts.append("No MFU: it takes FLOPs, by count(flops=…) or parameters.")
     elif unknown:
         doubts.append(f"No MFU on {', '.join(sorted(unknown))}: no peak known, state peak_tflops.")
+    if shared := _shared(rows):
+        text = "not every rank that ran it counts tokens, so they are those of all"
+        doubts.append(f"FLOPs of {', '.join(shared)} are told of the job alone: {text}.")
     kept = [(*row[:at], None, *row[at + 1 :]) if _exceeds(row[at]) else row for row in rows]
     return kept, doubts
+
+
+def _shared(rows: list[tuple[Cell, ...]]) -> list[str]:
+    """Return stages whose FLOPs by tokens are those of the job, and of no rank."""
+    source = _NAMES.index("flops from")
+    jobs = {row[0] for row in rows if row[1] is None and row[source] not in (None, _MEASURED)}
+    told = {row[0] for row in rows if row[1] is not None and row[source] is not None}
+    return sorted(map(str, jobs - told))
 
 
 def _exceeds(share: Cell) -> bool:

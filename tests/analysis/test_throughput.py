@@ -145,6 +145,23 @@ def test_the_job_on_unlike_devices_is_measured_by_both_peaks_and_their_times() -
     assert found(unlike)["actor_update", 0]["MFU"] == 100 / 989.4
 
 
+def test_tokens_that_one_rank_counts_for_all_are_computed_by_the_devices_of_all() -> None:
+    own = stage("actor_update", 0, 1)
+    spans = on(H100, loaded([stage("actor_update", 0, 1, tokens=10_000)], [own], [own], [own]))
+    for stated in ({"parameters": 3e9}, {"flops_per_token": {"actor_update": 1.8e10}}):
+        rows = found(spans, **stated)
+        assert rows["actor_update", None]["MFU"] == pytest.approx(180 / 4 / 989.4)
+        assert rows["actor_update", None]["tokens/s"] == 10_000
+        assert {rows["actor_update", 0][name] for name in ("MFU", "TFLOP/s", "flops from")} == {
+            None
+        }
+        assert "FLOPs of actor_update are told of the job alone" in throughput(spans, **stated).note
+    both = [stage("actor_update", 0, 1, flops=1e14)] * 2
+    spans = on(H100, loaded([stage("actor_update", 0, 1, tokens=9, flops=1e14)], *[both[:1]] * 2))
+    assert found(spans)["actor_update", 0]["TFLOP/s"] == 100.0
+    assert "job alone" not in throughput(spans).note
+
+
 def test_it_abstains_where_nothing_was_counted() -> None:
     for spans in (loaded([]), loaded([stage("a", 0, 1)]), loaded([Row("x", "region", 1, 0, 5)])):
         assert throughput(spans).abstained == (
