@@ -96,14 +96,16 @@ def handed(spans: Spans, threads: Int64s, met: Joins, its: Laps) -> Handed:
 
 
 def _numbered(spans: Spans, name: str) -> tuple[Int64s, Int64s]:
-    """Return the rows that carry a whole number, and the numbers."""
+    """Return the rows that carry a whole number, and which one it is in their order: all fit."""
     if name not in spans.counters:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     rows, values = spans.counters[name]
     keep = np.isin(spans.kind[rows], (*_WORK, _MARK))
-    rows, numbers = rows[keep], np.asarray(values[keep], dtype=float)
-    whole = numbers == np.rint(numbers)
-    return rows[whole], numbers[whole].astype(np.int64)
+    rows, values = rows[keep], values[keep]
+    if values.dtype != np.int64:
+        whole = [isinstance(each, int) or each.is_integer() for each in values.tolist()]
+        rows, values = rows[whole], values[whole]
+    return rows, np.unique(values, return_inverse=True)[1]
 
 
 def _together(spans: Spans, chain: Int64s, its: Laps) -> Times:

@@ -81,7 +81,7 @@ def _rows(graph: Dag, sums: _Sums, sample: Int64s | None, laps: int) -> list[tup
     whole, late = max(laps, 1), laps - int(sums.total.sum())
     table = []
     for at in np.argsort(-sums.total, kind="stable").tolist():
-        known = () if sample is None else (_known(int(sample[sums.first[at]])),)
+        known = () if sample is None else (_known(sample[sums.first[at]]),)
         table.append((*_row(graph, sums, at, whole), *known))
     if late:
         known = () if sample is None else (None,)
@@ -92,8 +92,8 @@ def _rows(graph: Dag, sums: _Sums, sample: Int64s | None, laps: int) -> list[tup
     return table
 
 
-def _known(sample: int) -> int | None:
-    return sample if sample >= 0 else None
+def _known(sample: float) -> int | None:
+    return int(sample) if sample >= 0 else None
 
 
 def _row(graph: Dag, sums: _Sums, at: int, whole: int) -> tuple[Cell, ...]:
@@ -119,9 +119,12 @@ def _part(graph: Dag, piece: int) -> str:
 
 
 def _samples(graph: Dag, found: Path) -> Int64s:
-    """Return the sample of each piece, -1 where there is none or it is never on the path."""
+    """Return the sample of each piece, -1 where there is none or it is never on the path.
+
+    Numbers beyond 64 bits are those of Python.
+    """
     told = graph.spans.counters.get("sample")
-    of_row = np.full(len(graph.spans) + 1, -1)
+    of_row = np.full(len(graph.spans) + 1, -1, None if told is None else told.values.dtype)
     if told is not None:
         of_row[told.rows] = told.values
     sample = of_row[graph.row]  # UNTRACED reads the last one

@@ -86,6 +86,19 @@ def test_without_samples_and_versions_nothing_is_told() -> None:
     assert "no sample or version that two ranks had" in (table.abstained or "")
 
 
+@pytest.mark.parametrize("more", [2**61, 2**64, 2**120])
+def test_samples_are_told_apart_however_large_their_numbers_are(more: int) -> None:
+    spans = feed(Fed())
+    own = spans.counters["sample"]
+    values = own.values.astype(object) + more
+    large = own._replace(values=values.astype(np.int64) if more < 2**63 else values)
+    table = path(spans, per_sample=True)
+    found = path(replace(spans, counters={**spans.counters, "sample": large}), per_sample=True)
+    assert [row[:-1] for row in found.rows] == [row[:-1] for row in table.rows]
+    samples = table.column("sample")
+    assert found.column("sample") == [each if each is None else each + more for each in samples]
+
+
 def test_with_a_join_of_all_clocks_may_be_off() -> None:
     def rank(at: int, off: int, ready: int, sample: bool) -> list[Row]:
         rows = []
