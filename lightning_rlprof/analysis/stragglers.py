@@ -180,13 +180,18 @@ def _row(spans: Spans, rows: StageRows, came: Attendance, charge: Charge) -> tup
 
 
 def _lost(line: Line, charge: Charge, ranks: int) -> int | None:
-    """Return what all other ranks of the role waited; those of other places as long as these."""
+    """Return what all other ranks of the role waited; those of other places as long as these.
+
+    A slow rank would have been faster by what it lastingly is slower, and as noisy as it is.
+    """
     if charge.verdict is None or not line.pace.met or charge.word == INSUFFICIENT:
         return None
     own, evidence = line.pace, charge.verdict.evidence
-    effect = np.maximum(own.unequal if charge.word == UNEVEN else own.effect[:, :, 0], 0.0)
+    rank, first, last = charge.verdict.rank, evidence.first, evidence.last
+    slower = middle(own.effect[rank, first : last + 1, 0])
+    effect = np.maximum(own.unequal if charge.word == UNEVEN else slower, 0.0)
     excess = own.compared_ns * effect / (1.0 + effect)
-    lost = lost_ns(own.own_ns, excess, charge.verdict.rank, evidence.first, evidence.last)
+    lost = lost_ns(own.own_ns, excess, rank, first, last)
     here = len(line.lineup.ranks)
     return lost if here == ranks else lost * (ranks - 1) // (here - 1)
 

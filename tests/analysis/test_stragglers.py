@@ -56,6 +56,16 @@ def test_the_row_says_effect_interval_steps_and_what_it_costs() -> None:
     assert lost == pytest.approx(24 * 7 * 0.2 * 1.2e9, rel=0.25)
 
 
+def test_what_it_costs_is_what_the_same_run_takes_longer() -> None:
+    def one(seed: int) -> float:
+        script = Script(slow={3: 0.2}, where=("actor_generate",), steps=40)
+        slow, even = (play(each, seed).spans for each in (script, replace(script, slow={})))
+        longer = int(slow.end_ns.max()) - int(even.end_ns.max())
+        return stragglers(slow).rows[0][4] / (7 * longer)  # type: ignore[operator]
+
+    assert np.median([one(seed) for seed in range(20)]) == pytest.approx(1, abs=0.09)
+
+
 def called(spans: Spans, stage: str, where: Mask, other: str) -> Spans:
     """Give a stage another name on some rows."""
     mine = where & (spans.name == spans.names.index(stage))
