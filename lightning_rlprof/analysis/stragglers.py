@@ -202,8 +202,12 @@ def _nobody(spans: Spans, rows: StageRows, lines: Sequence[Line]) -> tuple[Cell,
         return "every stage takes all ranks equally long, as where they wait for one another"
     effects = [(line.pace.effect[:, :, 0], line.pace.lasting) for line in lines]
     bounds = [median_bounds(each) for pair in effects for each in joined(*pair)]
+    if None in bounds:
+        rank = np.concatenate([line.lineup.ranks for line in lines])[bounds.index(None)]
+        few = f"{bounds.count(None)} of {len(bounds)} ranks"
+        return f"too few steps of {few} can be compared, rank {rank} among them"
     highest = max((bound[1] for bound in bounds if bound), default=np.inf)
-    if None in bounds or highest >= _DETECTED:
+    if highest >= _DETECTED:
         return f"steps differ so much that a rank {_DETECTED:.0%} slower could not be told"
     seen = ", ".join(spans.names[code] for code in _stages(lines, seen=True))
     worst = max(float(np.max(middle(effect, axis=1))) for effect, _ in effects)

@@ -16,7 +16,7 @@ from tests.analysis.scripted import STAGES, Script, play, without
 from tests.peers.harness import CASES, OURS, TOO_SHORT, accused, scores
 
 SEEDS = range(2_000, 2_030)
-STAGE = KINDS.index("stage")
+STAGE, REGION = KINDS.index("stage"), KINDS.index("region")
 Mask = npt.NDArray[np.bool_]
 
 
@@ -110,6 +110,13 @@ def test_nobody_is_only_cleared_where_a_slow_rank_would_have_been_found() -> Non
     noisy = stragglers(play(Script(noise=0.3, steps=12), 5).spans)
     assert noisy.abstained is not None
     assert "steps differ so much" in noisy.abstained
+    spans = play(Script(), 5).spans
+    stopped = np.where(
+        (spans.rank == 2) & (spans.step > 4) & (spans.kind == STAGE), REGION, spans.kind
+    )
+    few = stragglers(replace(spans, kind=stopped)).abstained
+    assert few is not None
+    assert "too few steps of 1 of 8 ranks can be compared, rank 2 among them" in few
     together = stragglers(play(Script(meets=STAGES), 5).spans)
     assert [each for each in together.column("verdict") if each != NOBODY] == []
 
