@@ -6,7 +6,15 @@ RlprofError
 └── RecorderError  a recorder that cannot start on this machine, found before training
 """
 
-__all__ = ["ConfigError", "RecorderError", "RlprofError", "TraceError", "described"]
+import msgspec
+
+__all__ = ["NOT_JSON", "ConfigError", "RecorderError", "RlprofError", "TraceError", "described"]
+
+NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoders of JSON raise for what they cannot read.
+
+msgspec's errors are no ValueError before 0.21; a thousand brackets in a row are a RecursionError.
+"""
 
 
 class RlprofError(Exception):

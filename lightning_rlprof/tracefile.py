@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_rlprof.errors import TraceError
+from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.model import FORMAT, Header, Kind, Note, Number, as_number
 
 __all__ = [
@@ -38,8 +38,6 @@ __all__ = [
 
 _SUFFIX = ".jsonl"
 _Reading = tuple[int, int, int, int]
-# What msgspec raises for what is no JSON, no text, or nested a thousand times.
-_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class SpanLine(msgspec.Struct, array_like=True, tag="span", frozen=True, gc=False):
@@ -241,7 +239,7 @@ def read_header(path: Path) -> Header:
 def _decode_header(path: Path, line: bytes) -> Header:
     try:
         return msgspec.json.decode(line, type=Header)
-    except _BAD as error:
+    except NOT_JSON as error:
         raise TraceError(f"{path}: is no rlprof trace (its first line is no header)") from error
 
 
@@ -261,14 +259,14 @@ def _decode(lines: list[bytes], trace: RankTrace) -> list[_Line]:
     # All lines at once is four times as fast as line by line, which is the way for damaged files.
     try:
         return _MANY.decode(b"[" + b",".join(lines) + b"]")
-    except _BAD:
+    except NOT_JSON:
         return [line for line in (_decode_one(raw, trace) for raw in lines) if line is not None]
 
 
 def _decode_one(raw: bytes, trace: RankTrace) -> _Line | None:
     try:
         line: _Line = _ONE.decode(raw)
-    except _BAD:
+    except NOT_JSON:
         trace.lost_lines += not _is_foreign(raw)
         return None
     return line
@@ -278,7 +276,7 @@ def _is_foreign(raw: bytes) -> bool:
     """Tell whether a line is whole but of a kind that this version does not know."""
     try:
         line = msgspec.json.decode(raw)
-    except _BAD:
+    except NOT_JSON:
         return False
     kind = line[0] if isinstance(line, list) and line else None
     return isinstance(kind, str) and kind not in _KINDS

@@ -221,8 +221,8 @@ def test_a_file_larger_than_it_was_told_to_be_stops_at_the_limit(
     memory.pipe("/bucket/x.json", b" " * 100_000)
     monkeypatch.setattr(remote, "_CHUNK", 1000)
     monkeypatch.setenv(remote.LIMIT, "0.00001")
-    info = {"type": "file", "size": told}
-    monkeypatch.setattr(type(memory), "info", lambda *_, **__: info)
+    monkeypatch.setattr(type(memory), "info", lambda *_, **__: {"type": "file", "size": told})
+    monkeypatch.setattr(type(memory), "isfile", lambda _, path: path in memory.store)
     wrote: list[int] = []
     stream = remote._stream
     monkeypatch.setattr(remote, "_stream", lambda *a: wrote.append(stream(*a)) or wrote[-1])
@@ -234,8 +234,8 @@ def test_a_file_that_ends_early_is_an_error(
     memory: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.pipe("/bucket/x.json", b"[" * 90)
-    info = {"type": "file", "size": 100}
-    monkeypatch.setattr(type(memory), "info", lambda *_, **__: info)
+    monkeypatch.setattr(type(memory), "info", lambda *_, **__: {"type": "file", "size": 100})
+    monkeypatch.setattr(type(memory), "isfile", lambda _, path: path in memory.store)
     text = "memory://bucket/x.json: x.json ended after 90 of 100 bytes; try again"
     assert refused("memory://bucket/x.json") == text
     assert list(temporary.iterdir()) == []

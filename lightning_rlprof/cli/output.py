@@ -112,14 +112,11 @@ def next_command(*words: str | Path) -> None:
 def bar(text: str) -> Iterator[Step]:
     """Show progress on the terminal's standard error while the block runs; gone afterwards."""
     console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:  # where rich before 14.3 leaves an empty line
+        yield lambda done, total: None
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task(text, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

@@ -100,11 +100,12 @@ def _learned(result: "DemoResult") -> None:
 def _bar() -> Iterator["Listener"]:
     """Show steps and reward on the terminal's standard error; the warm start has no end in it."""
     console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda step, steps, reward: None
+        return
     text = TextColumn("{task.description}", markup=False)
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("warm start", total=None)
 
         def listen(step: int, steps: int, reward: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightning_rlprof.errors import TraceError
+from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet
 from lightning_rlprof.loaders.ascend_events import Kept
 from lightning_rlprof.loaders.ascend_hccl import BYTES
@@ -183,7 +183,7 @@ def _from_file(file: Path) -> Iterator[_Operator]:
             steps = msgspec.json.decode(
                 opened.read(_MOST), type=dict[str, dict[str, dict[str, Any]]]
             )
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise TraceError(f"{file}: cannot be read: damaged or cut off") from error
     for step, kinds in steps.items():
         for kind, operators in kinds.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_rlprof.errors import TraceError
+from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tracefile import rank_files
@@ -263,7 +263,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
             return msgspec.json.decode(file.read(_MOST_JSON), type=dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, *NOT_JSON) as error:
         reason = error.strerror if isinstance(error, OSError) else "damaged or cut off"
         problems.append(f"{path.name} cannot be read ({reason})")
         return {}

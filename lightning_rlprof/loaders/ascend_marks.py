@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.ascend_events import Flow, Kept
 from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
 from lightning_rlprof.loaders.ascend_trace import TraceView
@@ -83,7 +84,7 @@ def described(message: str) -> Mapping[str, object]:
     """
     try:  # some versions escape the quotes
         return msgspec.json.decode(message.replace('\\"', '"'), type=dict[str, object])
-    except ValueError:
+    except NOT_JSON:
         return {}
 
 

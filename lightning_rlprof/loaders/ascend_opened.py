@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightning_rlprof.errors import TraceError
+from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet
 from lightning_rlprof.loaders.ascend_folder import Capture, find_captures
 from lightning_rlprof.loaders.ascend_kernels import kernels_of
@@ -140,7 +140,7 @@ def _database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
 def _json(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (ValueError, RecursionError):
+    except NOT_JSON:
         return text
 
 

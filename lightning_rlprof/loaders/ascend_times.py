@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.spans import Int64s
 
@@ -41,7 +42,7 @@ def units(texts: Sequence[bytes]) -> Int64s:
     if not rest and joined[width - 5 :: width] == points and joined.count(b".") == len(texts):
         try:
             whole = _INTEGERS.decode(b"[" + joined[:-1].translate(None, b".") + b"]")
-        except ValueError:
+        except NOT_JSON:
             whole = []
         if len(whole) == len(texts) and max(map(abs, whole)) < LARGEST_TIME:
             return np.array(whole, np.int64)

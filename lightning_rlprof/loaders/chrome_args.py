@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.chrome_codes import Codes
 from lightning_rlprof.loaders.chrome_events import MISSING, Id, integers
 from lightning_rlprof.spans import Int64s
@@ -25,7 +26,6 @@ __all__ = [
 ]
 
 _Columns = dict[str, npt.NDArray[Any]]
-_BAD = (ValueError, RecursionError)
 
 
 def _field(name: str, default: Id = MISSING) -> Any:
@@ -97,7 +97,7 @@ def read_arguments(
         joined = b",".join([raw[at] for at in places])
     try:
         args = arguments.decode(b"[" + joined + b"]")
-    except _BAD:
+    except NOT_JSON:
         sound = [_readable(each, arguments) for each in raw]
         columns, _ = read_arguments(list(compress(raw, sound)), arguments, texts)
         return columns, sound
@@ -129,7 +129,7 @@ def holding(raw: Sequence[msgspec.Raw], joined: bytes, sign: bytes) -> list[int]
 def _readable(each: msgspec.Raw, arguments: Arguments) -> bool:
     try:
         arguments.decode(b"[" + bytes(each) + b"]")
-    except _BAD:
+    except NOT_JSON:
         return False
     return True
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.chrome_args import holding, read_arguments
 from lightning_rlprof.loaders.chrome_codes import Codes
 from lightning_rlprof.loaders.chrome_events import (
@@ -199,7 +200,7 @@ class ChromeColumns:
         for event in events:
             try:
                 values = msgspec.json.decode(event.args, type=dict[str, Any])
-            except (ValueError, RecursionError):
+            except NOT_JSON:
                 self.unread[COUNTER] += 1
                 continue
             lane, name = self.lanes[event.pid, event.tid], event.name or ""
@@ -233,7 +234,7 @@ class ChromeColumns:
             return
         try:
             name = msgspec.json.decode(event.args, type=dict[str, Any])[key]
-        except (KeyError, ValueError, RecursionError):
+        except (KeyError, *NOT_JSON):
             return
         if isinstance(name, str) and key == "name":
             self.thread_names[event.pid, event.tid] = name[:_LONGEST]

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.spans import Int64s
 
 __all__ = [
@@ -159,7 +160,7 @@ def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
         integers = _INTS.decode(joined)
         if max(map(abs, integers)) < LARGEST_TIME // 1000:
             return np.array(integers, np.int64) * 1000
-    except ValueError:
+    except NOT_JSON:
         pass
     if (split := _split(texts)) is not None:
         return split
@@ -179,7 +180,7 @@ def _split(texts: Sequence[msgspec.Raw]) -> Int64s | None:
         # A one before them: JSON has no numbers that begin with 0.
         digits = b",".join([b"1" + part[2].ljust(3, b"0") for part in parts])
         rest = np.array(_INTS.decode(b"[%b]" % digits), np.int64) - 1000
-    except (ValueError, OverflowError):
+    except (*NOT_JSON, OverflowError):
         return None
     if b"e" in digits.lower():
         return None

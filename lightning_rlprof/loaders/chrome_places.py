@@ -7,17 +7,15 @@ from typing import Any
 
 import msgspec
 
+from lightning_rlprof.errors import NOT_JSON
+
 __all__ = [
-    "BAD",
     "EVENT",
     "Places",
     "end_of_events",
     "past_gap",
     "without_no_numbers",
 ]
-
-BAD = (ValueError, RecursionError)
-"""What decoders of JSON raise for what they cannot read."""
 
 _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
 EVENT = r"\s*(?=\{\s*" + _KEY + ")"
@@ -122,6 +120,6 @@ def end_of_events(text: str, at: int) -> int:
         if found is not None:
             msgspec.json.decode("{" + text[found.end() :].lstrip(", \r\n\t"))
             return found.start()
-    except BAD:
+    except NOT_JSON:
         pass
     return -1

@@ -6,9 +6,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.chrome_bytes import Source
 from lightning_rlprof.loaders.chrome_places import (
-    BAD,
     EVENT,
     Places,
     end_of_events,
@@ -39,7 +39,7 @@ class Decoder(Protocol[T]):
     """What turns a JSON array of events into a list, as `msgspec.json.Decoder` does."""
 
     def decode(self, data: Any, /) -> list[T]:
-        """Return the events; ValueError or RecursionError for what it cannot read."""
+        """Return the events; raises one of `NOT_JSON` for what it cannot read."""
 
 
 class ChromeStream(Generic[T]):
@@ -151,7 +151,7 @@ class ChromeStream(Generic[T]):
             self._buffer[free], self._buffer[cut] = b"[]"
             try:
                 batch = self._decode(memoryview(self._buffer)[free : cut + 1])
-            except BAD:
+            except NOT_JSON:
                 self._buffer[cut] = ord(",")
                 continue
             self._low = cut + 1
@@ -206,12 +206,12 @@ class ChromeStream(Generic[T]):
         """Decode pieces, without those that the decoder refuses."""
         try:
             return self._decode(b"[" + b",".join(pieces) + b"]")
-        except BAD:
+        except NOT_JSON:
             sound = []
             for piece in pieces:
                 try:
                     sound += self._decode(b"[" + piece + b"]")
-                except BAD:
+                except NOT_JSON:
                     self.lost += 1
             return sound
 
@@ -235,5 +235,5 @@ class ChromeStream(Generic[T]):
         try:
             sound = without_no_numbers(top)
             self.top |= msgspec.json.decode(sound, type=dict[str, msgspec.Raw])
-        except BAD:
+        except NOT_JSON:
             self.problems.append("what its file says beside the events cannot be read")

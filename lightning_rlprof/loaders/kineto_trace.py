@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.errors import TraceError
+from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.heap import give_back
 from lightning_rlprof.loaders.chrome_bytes import Source
 from lightning_rlprof.loaders.chrome_columns import MOST_LANES, ChromeColumns
@@ -157,7 +157,7 @@ def told(top: Mapping[str, msgspec.Raw], key: str, kind: type[T], otherwise: T) 
     """Return what stands beside the events under a key, if it is of that kind."""
     try:
         return msgspec.json.decode(top[key], type=kind)
-    except (KeyError, ValueError):
+    except (KeyError, *NOT_JSON):
         return otherwise
 
 

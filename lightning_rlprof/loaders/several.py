@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from lightning_rlprof.errors import TraceError
+from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.aligned import aligned
 from lightning_rlprof.loaders.chrome_head import read_head
 from lightning_rlprof.loaders.many import join
@@ -47,7 +47,7 @@ def _distributed(path: Path) -> set[int]:
     top = read_head(path).top
     try:
         told = msgspec.json.decode(top["distributedInfo"], type=_Distributed)
-    except (KeyError, ValueError):
+    except (KeyError, *NOT_JSON):
         return set()
     return {told.rank} if 0 <= told.rank < _MOST_RANKS else set()
 
