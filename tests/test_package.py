@@ -1,11 +1,17 @@
 """The package's face: public names, lazily, and nothing that happens at import."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import lightning_rlprof
+
+TOP = Path(__file__).parent.parent
+UNTESTED = {"torch", "torch_npu", "ray", "reasoning-gym"}
 
 
 @pytest.mark.parametrize("name", lightning_rlprof.__all__)
@@ -30,3 +36,13 @@ def test_marking_stages_imports_neither_torch_nor_lightning():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_lowest_versions_that_are_allowed_are_tested():
+    asked = (TOP / "pyproject.toml").read_text()
+    asked = asked[asked.index("\ndependencies = [") : asked.index("\ndocs = [")]
+    lowest = dict(re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)', asked))
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)", (TOP / "oldest.txt").read_text(), re.M))
+    assert len(lowest) > 10
+    for name in lowest.keys() - UNTESTED:
+        assert Version(tested[name.lower()]) == Version(lowest[name]), name
