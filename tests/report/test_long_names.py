@@ -1,4 +1,4 @@
-"""Names that are longer than their place in the report."""
+"""Names and sentences that are longer than their place in the report."""
 
 from pathlib import Path
 
@@ -26,3 +26,17 @@ def test_a_name_is_never_cut_within_a_character(tmp_path: Path) -> None:
     page = open_page(browser, source, tmp_path)
     assert page.body["data-whole"] == "true"
     assert "\U0001f600…" in page.text()
+
+
+def test_a_sentence_in_a_table_is_never_cut(tmp_path: Path) -> None:
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
+    for rank, host in enumerate(("node-a", "node-b")):
+        head = header(rank, 2, host=host)
+        write_rank(tmp_path / "run", head, [Row("step", "step", 1, 0, 9, MAIN)])
+    ask = "document.body.dataset.cut = [...document.querySelectorAll('td:not([class])')]"
+    ask += ".filter((cell) => cell.scrollWidth > cell.clientWidth).length"
+    page = open_page(browser, poked(source_of(load(tmp_path / "run")), ask), tmp_path)
+    assert "clocks of hosts node-a, node-b were never compared" in page.text()
+    assert page.body["data-cut"] == "0"
