@@ -58,7 +58,7 @@ _SECTIONS = {
     "path": ("On the critical path", "What the length of a step depends on, and slack beside it."),
     "whatif": (
         "What a change would buy",
-        "Steps replayed after one edit; low and high bound what is saved with 95 % confidence.",
+        "Steps replayed after one edit; low and high bound the prediction with 95 % confidence.",
     ),
     "stages": (
         "Where the steps' time went",
