@@ -37,7 +37,8 @@ def headline(spans: Spans) -> str:
     share = float(shares[name] or 0.0)
     rest = f"{untraced:.0%} is in no stage" if untraced >= 0.005 else "almost all is in a stage"
     if untraced > share:
-        return f"Most of the step is unknown: {rest}; the largest stage is {name}, {share:.0%}."
+        most = "Most of the step is unknown" if untraced > 0.5 else "The largest part is unknown"
+        return f"{most}: {rest}; the largest stage is {name}, {share:.0%}."
     if share < _DOMINANT:
         return f"No stage dominates: the largest is {name}, {share:.0%} of the step; {rest}."
     advice = _ADVICE.get(name, f"look at {name} first")

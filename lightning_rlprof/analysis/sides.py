@@ -72,10 +72,16 @@ def sides(a: Spans, b: Spans) -> tuple[Side, Side]:
     """Return both runs, their stages under common names; of very large ones the last steps."""
     runs = [recent(spans) for spans in (a, b)]
     names = [_stage_names(spans) for spans, _ in runs]
-    called = paired(names[0], names[1]), paired(names[1], names[0])
+    called = _apart(paired(names[0], names[1])), _apart(paired(names[1], names[0]))
     # One after the other: what the first one was cut into goes with it.
     first = _side(*runs.pop(0), called[0])
     return first, _side(*runs.pop(), called[1])
+
+
+def _apart(called: Mapping[str, str]) -> dict[str, str]:
+    """Keep a stage that is called as what is no stage by itself."""
+    rows = (STEP, _UNTRACED)
+    return {own: f"{name} (stage)" if name in rows else name for own, name in called.items()}
 
 
 def _stage_names(spans: Spans) -> list[str]:

@@ -1,9 +1,10 @@
 """The command line itself: what ``rlprof`` offers, and how it ends when something is wrong."""
 
+import errno
 import io
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -33,6 +34,15 @@ from lightning_rlprof.errors import RlprofError
 
 __all__ = ["app", "main"]
 
+# What a machine refuses, wherever a command meets it, is no bug of ours.
+_REFUSED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.EDQUOT,
+)
 _WRONG_WORDS: Any = typer.BadParameter.__base__  # whose module is not the same in all versions
 
 
@@ -116,7 +126,15 @@ def main() -> None:
     try:
         app()
     except RlprofError as error:
-        from lightning_rlprof.report.text import plain
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        _fail(f"{error.filename or 'standard output'}: {error.strerror}")
 
-        sys.stderr.write(f"rlprof: {plain(' '.join(bare(str(error)).split()))}\n")
-        sys.exit(1)
+
+def _fail(text: str) -> NoReturn:
+    from lightning_rlprof.report.text import plain
+
+    sys.stderr.write(f"rlprof: {plain(' '.join(bare(text).split()))}\n")
+    sys.exit(1)

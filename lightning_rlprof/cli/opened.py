@@ -89,13 +89,20 @@ def doubts(spans: "Spans") -> None:
         who = "" if problem.rank is None else f"rank {problem.rank}: "
         say(f"! {who}{problem.text}", "yellow")
     if len(spans.problems) > FEW:
-        say(f"! and {len(spans.problems) - FEW} more: --json shows them all", "yellow")
+        say(
+            f"! and {len(spans.problems) - FEW} more: rlprof summary --json shows them all",
+            "yellow",
+        )
     notes = sorted(spans.notes, key=lambda note: note.level == "info")  # what went wrong first
-    for text in list(dict.fromkeys(note.text for note in notes))[:FEW]:
+    texts = list(dict.fromkeys(note.text for note in notes))
+    for text in texts[:FEW]:
         say(f"note: {text}", "dim")
+    if (more := len(texts) - FEW) > 0:
+        say(f"note: and {more} more: rlprof summary --json shows them all", "dim")
 
 
 def count_doubts(spans: "Spans") -> None:
     """Say that there are doubts, where a command's own answer is the matter."""
     if spans.problems:
-        say(f"! {len(spans.problems)} doubts about this run: rlprof summary tells them", "yellow")
+        count = "1 doubt" if len(spans.problems) == 1 else f"{len(spans.problems)} doubts"
+        say(f"! {count} about this run: rlprof summary tells them", "yellow")

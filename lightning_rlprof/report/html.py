@@ -23,7 +23,7 @@ from lightning_rlprof.report.page_colors import UNTRACED, Paint, paints
 from lightning_rlprof.report.page_shares import shares
 from lightning_rlprof.report.page_tables import GridView, grid, ranks_grid
 from lightning_rlprof.report.page_timeline import timeline
-from lightning_rlprof.report.text import duration
+from lightning_rlprof.report.text import duration, plain
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
 
@@ -58,7 +58,7 @@ _SECTIONS = {
     "path": ("On the critical path", "What the length of a step depends on, and slack beside it."),
     "whatif": (
         "What a change would buy",
-        "Steps replayed after one edit; low and high bound what is saved with 95 % confidence.",
+        "Steps replayed after one edit; low and high bound the prediction with 95 % confidence.",
     ),
     "stages": (
         "Where the steps' time went",
@@ -195,7 +195,7 @@ def _grids(
             continue
         if table.abstained:
             reasons.add(table.abstained)
-        table = _SHORTER.get(name, _whole)(table)
+        table = _SHORTER[name](table) if name in _SHORTER else table
         title, lead = _SECTIONS.get(name, (name.capitalize(), ""))
         anchor = f"table-{len(found)}"
         if name == "steps" and not table.abstained:
@@ -214,10 +214,6 @@ def _with_cards(
     found = cards(tables["findings"], shown=shown)
     grids["findings"] = replace(grids["findings"], cards=found)
     return sorted({card.step for card in found if card.step is not None})
-
-
-def _whole(table: Table) -> Table:
-    return table
 
 
 def _told(table: Table) -> Table:
@@ -268,13 +264,15 @@ def _timeline_lead(lanes: Mapping[str, Any]) -> str:
 
 
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    made.filters["plain"] = plain  # no name turns the rest of a sentence around
+    return made
 
 
 def _asset(name: str) -> str:

@@ -20,7 +20,7 @@ _SPANS_PER_STEP = 6_000
 
 # Counters by which recorders flag what is not like the rest of a run.
 _DOUBTS = ("capture", "interrupted")
-_STEP, _EPOCH = KINDS.index("step"), KINDS.index("epoch")
+_STEP, _EPOCH, _STAGE = (KINDS.index(kind) for kind in ("step", "epoch", "stage"))
 
 
 class _Step(NamedTuple):
@@ -146,10 +146,8 @@ def _draw(spans: Spans, step: _Step, counters: list[str]) -> dict[str, Any]:
     kinds = spans.kind[step.rows]
     bounds = step.rows[kinds == _STEP]
     rows = step.rows[kinds != _STEP]
-    left_out = max(0, len(rows) - _SPANS_PER_STEP)
-    if left_out:
-        longest = np.argsort(-spans.duration_ns[rows], kind="stable")[:_SPANS_PER_STEP]
-        rows = rows[longest]
+    longest = np.argsort(-spans.duration_ns[rows], kind="stable")
+    rows, cut = rows[longest[:_SPANS_PER_STEP]], rows[longest[_SPANS_PER_STEP:]]
     # Regions get their id when they end, so at one start the longer span is the outer one.
     order = (spans.id[rows], -spans.end_ns[rows], spans.start_ns[rows], spans.rank[rows])
     rows = rows[np.lexsort(order)]
@@ -159,7 +157,8 @@ def _draw(spans: Spans, step: _Step, counters: list[str]) -> dict[str, Any]:
         "number": step.number,
         "start_ns": step.start_ns,
         "duration_ns": step.duration_ns,
-        "left_out": left_out,
+        "left_out": len(cut),
+        "hatched": not np.any(spans.kind[cut] == _STAGE),  # else nobody can say where no stage is
         "bounds": [
             [int(spans.rank[row]), int(spans.start_ns[row]) - step.start_ns,
              int(spans.end_ns[row]) - step.start_ns]
@@ -175,10 +174,11 @@ def _lanes(
 ) -> tuple[list[list[Any]], list[list[Any]]]:
     """Return the lanes (rank, thread, height), one per thread, and the spans with their place.
 
-    A span sits below the one that it was opened in; asyncio tasks that overlap on a thread get
-    rows of their own, so that no bar hides another.
+    The thread that trains has the first lane of its rank, also where nothing is in it. A span sits
+    below the one that it was opened in; asyncio tasks that overlap on a thread get rows of their
+    own, so that no bar hides another.
     """
-    ends: dict[int, list[int]] = {}  # thread -> end of the last span per row
+    ends: dict[int, list[int]] = {thread: [] for thread in trains}  # end of the last span per row
     places: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, id) -> (thread, row)
     items: list[list[Any]] = []
     for row in rows.tolist():
@@ -194,7 +194,8 @@ def _lanes(
     threads = sorted(ends, key=lambda t: (spans.threads[t].rank, t not in trains, t))
     for item in items:
         item[2] = threads.index(item[2])
-    return [[spans.threads[t].rank, spans.threads[t].name, len(ends[t])] for t in threads], items
+    about = [(spans.threads[thread], len(ends[thread]) or 1) for thread in threads]
+    return [[thread.rank, thread.name, height] for thread, height in about], items
 
 
 def _free(ends: list[int], lowest: int, start: int, end: int) -> int:

@@ -23,6 +23,7 @@ _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _LONGEST_NAME = 40
 _BAR = 8
+_NARROW = 60  # columns of a terminal below which numbers need the place of bars
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -167,7 +168,8 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions) -> Text:
     if column.kind == "duration":
         return Text(duration(int(cell)) if not options.ascii_only else _ascii(int(cell)))
     if column.kind == "share":
-        bar = "" if options.ascii_only else f" {_bar(float(cell))}"
+        bare = options.ascii_only or options.max_width < _NARROW
+        bar = "" if bare else f" {_bar(float(cell))}"
         return Text.assemble(f"{cell:6.1%}", (bar, "cyan"))
     if column.kind == "ratio":
         return Text(f"{cell:.2f}x")

@@ -30,6 +30,7 @@ def test_generation_that_dominates_points_at_the_rollout(tmp_path: Path) -> None
         ({"my_stage": 80}, "my_stage is 80% of the step; look at my_stage first. 20% is in no"),
         ({"a": 30, "b": 35, "c": 25}, "No stage dominates: the largest is b, 35% of the step; 10%"),
         ({"a": 30}, "Most of the step is unknown: 70% is in no stage; the largest stage is a, 30%"),
+        ({"a": 30, "b": 30}, "The largest part is unknown: 40% is in no stage;"),
         ({}, "No stage was marked in 3 steps; mark them with stage(...) or wrap:."),
     ],
 )

@@ -34,6 +34,15 @@ def test_ranks_are_averaged_and_so_is_their_work() -> None:
     assert own.work["a"]["tokens"].tolist() == [200.0, 200.0, 200.0]
 
 
+def test_a_stage_that_is_called_step_or_untraced_is_a_stage_by_itself() -> None:
+    run = run_of({"step": FLAT, "untraced": 2 * FLAT, "a": FLAT})
+    own, _ = sides(run, run)
+    found = {name: float(ns[0]) for name, ns in own.stages.items()}
+    assert found["step (stage)"] == found["a"] == 1e8
+    assert found["untraced (stage)"] == 2e8
+    assert found.pop(STEP) == sum(found.values())
+
+
 def test_several_names_of_one_stage_become_one() -> None:
     a = run_of({"gen": FLAT, "rollout": FLAT}, {"tokens": {"gen": FLAT, "rollout": FLAT}})
     left, right = sides(a, run_of({"actor_generate": FLAT}))

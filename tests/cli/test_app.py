@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,23 @@ def test_an_error_cannot_steer_the_terminal_nor_take_two_lines(
         app.main()
     assert ended.value.code == 1
     assert capsys.readouterr() == ("", "rlprof: bad\\x1b[2J name and more\n")
+
+
+def test_what_the_machine_refuses_is_one_line_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TraceWriter(run := tmp_path / "run", make_header()).close()
+    name = "x" * 300
+    done = _run("report", str(run), "-o", name)
+    assert (done.returncode, done.stderr) == (1, f"rlprof: {name}: File name too long\n")
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(app, "app", full)
+    with pytest.raises(SystemExit):
+        app.main()
+    assert capsys.readouterr().err == "rlprof: standard output: No space left on device\n"
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

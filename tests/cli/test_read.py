@@ -78,8 +78,19 @@ def test_summary_says_what_is_missing_and_what_the_run_noted(rlprof: Run, tmp_pa
 def test_many_problems_are_counted(rlprof: Run, tmp_path: Path) -> None:
     for rank in range(12):
         write_rank(tmp_path, header(rank, 12), [], status=None)
-    assert "! and 4 more: --json shows them all\n" in rlprof("summary", tmp_path)[1]
+    out = rlprof("summary", tmp_path)[1]
+    assert "! and 4 more: rlprof summary --json shows them all\n" in out
     assert len(json.loads(rlprof("summary", tmp_path, "--json")[1])["problems"]) == 12
+
+
+def test_many_notes_are_counted(rlprof: Run, tmp_path: Path) -> None:
+    notes = [(at, "warning", f"remark {at}") for at in range(12)]
+    write_rank(tmp_path, header(), grpo_rows(2), notes=notes)
+    lines = rlprof("summary", tmp_path)[1].splitlines()
+    assert [line for line in lines if line.startswith("note:")][-2:] == [
+        "note: remark 7",
+        "note: and 4 more: rlprof summary --json shows them all",
+    ]
 
 
 def test_hostile_names_reach_no_output_raw(rlprof: Run, tmp_path: Path) -> None:

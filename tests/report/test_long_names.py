@@ -1,13 +1,16 @@
-"""Names that are longer than their place in the report."""
+"""Names and sentences that do not fit into their place in the report."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lightning_rlprof.loaders.load import load
-from tests.report.browser import find_browser, open_page
+from lightning_rlprof.report.html import render_report
+from lightning_rlprof.table import Column, Table
+from tests.report.browser import Page, find_browser, open_page
 from tests.report.test_html import poked, source_of
-from tests.runs import MAIN, Row, header, write_rank
+from tests.runs import MAIN, Row, header, loaded, write_rank
 
 
 def test_a_name_is_never_cut_within_a_character(tmp_path: Path) -> None:
@@ -26,3 +29,28 @@ def test_a_name_is_never_cut_within_a_character(tmp_path: Path) -> None:
     page = open_page(browser, source, tmp_path)
     assert page.body["data-whole"] == "true"
     assert "\U0001f600…" in page.text()
+
+
+def test_a_sentence_in_a_table_is_never_cut(tmp_path: Path) -> None:
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
+    for rank, host in enumerate(("node-a", "node-b")):
+        head = header(rank, 2, host=host)
+        write_rank(tmp_path / "run", head, [Row("step", "step", 1, 0, 9, MAIN)])
+    ask = "document.body.dataset.cut = [...document.querySelectorAll('td:not([class])')]"
+    ask += ".filter((cell) => cell.scrollWidth > cell.clientWidth).length"
+    page = open_page(browser, poked(source_of(load(tmp_path / "run")), ask), tmp_path)
+    assert "clocks of hosts node-a, node-b were never compared" in page.text()
+    assert page.body["data-cut"] == "0"
+
+
+def test_a_name_turns_no_sentence_around() -> None:
+    turned = "\u202egnirts"
+    table = Table("t", (Column("stage", "text"),), [(turned,)], f"Without {turned}, 5 ranks.")
+    told = replace(table, note="", abstained=f"{turned} is no stage")
+    source = render_report(loaded([]), {"a": table, "b": told}, f"{turned} is 60% of the step")
+    text = Page(source).text()
+    for sentence in ("Without {}, 5 ranks.", "No answer: {} is no stage.", "{} is 60% of the step"):
+        assert sentence.format("\\u202egnirts") in text
+    assert turned in text, "a cell stands by itself"

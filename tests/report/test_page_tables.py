@@ -10,6 +10,7 @@ from lightning_rlprof import analysis
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.model import STAGES
 from lightning_rlprof.report import page_shares, page_tables
+from lightning_rlprof.report.html import render_report
 from lightning_rlprof.report.page_colors import paints
 from lightning_rlprof.report.page_facts import configuration, facts, missing, remarks, versions
 from lightning_rlprof.report.page_shares import shares
@@ -176,3 +177,13 @@ def test_sizes_are_for_people() -> None:
     table = Table("memory", (Column("peak", "count", "bytes"),), [(3 << 30,), (None,)])
     cells = [row[0] for row in grid(table, "a", "Memory", "", {}).rows]
     assert [(cell.text, cell.unit) for cell in cells] == [("3.00", "GiB"), (None, "")]
+
+
+def test_the_bounds_of_a_change_are_called_what_they_bound(tmp_path: Path) -> None:
+    spans = grpo_run(tmp_path / "run", steps=9)
+    table = analysis.whatif(spans)
+    rows = [*zip(*map(table.column, ("low", "predicted", "high")), strict=True)]
+    assert rows
+    assert all(int(low or 0) <= int(middle or 0) <= int(high or 0) for low, middle, high in rows)
+    page = render_report(spans, {"whatif": table}, "x")
+    assert "low and high bound the prediction with 95 % confidence." in page

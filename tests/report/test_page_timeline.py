@@ -10,7 +10,7 @@ import pytest
 from lightning_rlprof.report import page_timeline
 from lightning_rlprof.report.page_timeline import timeline
 from lightning_rlprof.spans import Spans
-from tests.runs import MAIN, Row, grpo_rows, grpo_run, spans_of
+from tests.runs import MAIN, Row, grpo_rows, grpo_run, loaded, spans_of
 
 
 def numbers(lanes: dict[str, Any]) -> list[int]:
@@ -84,6 +84,23 @@ def test_a_crowded_step_keeps_its_longest_spans_and_counts_the_rest(
     (step,) = timeline(spans_of(tmp_path / "run", rows))["steps"]
     assert step["left_out"] == 15
     assert [span[5] for span in step["spans"]] == list(range(16, 26))
+    assert step["hatched"]
+
+
+def test_where_stages_are_left_out_nothing_is_called_untraced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_timeline, "_SPANS_PER_STEP", 3)
+    rows = [Row("a", "stage", 1, at * 9, at * 9 + 9) for at in range(4)]
+    (step,) = timeline(loaded([*rows, Row("step", "step", 1, 0, 36)]))["steps"]
+    assert (step["left_out"], step["hatched"]) == (1, False)
+
+
+def test_the_thread_that_trains_has_the_first_lane_even_when_empty() -> None:
+    rows = [Row("reward", "stage", 1, 3, 6, thread=7), Row("step", "step", 1, 0, 9)]
+    (step,) = timeline(loaded(rows))["steps"]
+    assert step["lanes"] == [[0, "Main", 1], [0, "thread 7", 1]]
+    assert [span[2] for span in step["spans"]] == [1]
 
 
 def test_every_order_visits_every_step_once() -> None:

@@ -157,3 +157,9 @@ def test_a_column_that_knows_nothing_is_left_out() -> None:
     columns = (Column("stage", "text"), Column("slowest rank", "count"))
     assert "slowest" not in _text(Table("t", columns, [("a", None), ("b", None)]))
     assert "slowest" in _text(Table("t", columns, [("a", None), ("b", 3)]))
+
+
+def test_a_narrow_terminal_has_room_for_numbers_and_not_for_bars() -> None:
+    row = ("reference_compute_log_prob", 0.5, 123_000_000, None, None, None)
+    assert "50.0%" in _text(Table("t", COLUMNS, [row]), 40)
+    assert "█" in _text(Table("t", COLUMNS, [row]), 80)

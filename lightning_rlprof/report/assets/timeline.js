@@ -44,11 +44,6 @@ const timeline = (() => {
       ranks.set(rank, [ranks.has(rank) ? ranks.get(rank)[0] : top, y]);
       return top;
     });
-    for (const [rank] of step().bounds) {
-      if (ranks.has(rank)) continue;
-      ranks.set(rank, [y + GAP, y + GAP + height]);
-      y += GAP + height;
-    }
     return { tops, ranks, height, bottom: y + GAP };
   }
 
@@ -74,7 +69,7 @@ const timeline = (() => {
   // In the order of the chart above, so that a colour is looked up in one place.
   function legend() {
     const here = new Set(step().spans.filter((span) => kinds[span[1]] === "stage").map((span) => names[span[0]]));
-    if (step().bounds.length) here.add(data.untraced);
+    if (step().bounds.length && step().hatched) here.add(data.untraced);
     const known = data.shares.stages.filter((name) => here.has(name));
     return [...known, ...[...here].filter((name) => !known.includes(name))];
   }
@@ -103,6 +98,7 @@ const timeline = (() => {
 
   // Where no stage is open on the thread that trains, which is the first lane of its rank.
   function untraced(rank, start, end) {
+    if (!step().hatched) return []; // a stage that was left out may have been open
     const first = step().lanes.findIndex((lane) => lane[0] === rank);
     const gaps = [];
     let done = start;
@@ -160,11 +156,16 @@ const timeline = (() => {
 
   const whole = () => {
     const moved = shifts();
-    const ends = step().bounds.map(([rank, , end]) => end - (moved.get(rank) || 0));
-    for (const [, , lane, , start, length] of step().spans) ends.push(start + length - (moved.get(step().lanes[lane][0]) || 0));
-    return [0, ends.reduce((most, end) => Math.max(most, end), 1)];
+    let low = 0, high = 1; // a span of a step may begin before it
+    const take = (rank, start, end) => {
+      low = Math.min(low, start - (moved.get(rank) || 0));
+      high = Math.max(high, end - (moved.get(rank) || 0));
+    };
+    for (const [rank, start, end] of step().bounds) take(rank, start, end);
+    for (const [, , lane, , start, length] of step().spans) take(step().lanes[lane][0], start, start + length);
+    return [low, high];
   };
-  const isFitted = () => view[0] <= 0 && view[1] >= whole()[1];
+  const isFitted = () => view[0] <= whole()[0] && view[1] >= whole()[1];
 
   function zoom(factor, centre = (view[0] + view[1]) / 2) {
     look(centre - (centre - view[0]) * factor, centre + (view[1] - centre) * factor);
@@ -199,25 +200,28 @@ const timeline = (() => {
     const parts = [title(one)[0].toUpperCase() + title(one).slice(1), ...one.labels, duration(one.duration_ns), count(ranks.size, "rank"), count(one.spans.length, "span")];
     for (const [rank] of one.bounds) ranks.delete(rank);
     if (one.number && ranks.size) parts.push(`not ended by ${ranks.size > 4 ? count(ranks.size, "rank") : `rank ${[...ranks].join(", ")}`}`);
-    if (one.left_out) parts.push(`${count(one.left_out, "shorter span")} left out of this file`);
+    if (one.left_out) parts.push(`${count(one.left_out, "shorter span")} left out of this file${one.hatched ? "" : ", stages too: nothing is hatched"}`);
     byId("chosen").textContent = parts.join(" · ");
     host.setAttribute("aria-label", `Timeline: ${parts.join(", ")}. Arrow keys move, plus and minus zoom, Home shows all. The same as a table below.`);
     byId("timeline-table").open = false;
     byId("timeline-table").querySelector(".scroll")?.remove();
   }
 
+  // From the zero of the ruler above the lanes.
+  const begins = (rank, start, moved = shifts()) => duration(start - (moved.get(rank) || 0));
+
   function hover(event) {
     const { span, gap } = event.target.dataset || {};
     const one = step();
     if (gap) {
       const [rank, from, to] = gap.split(" ").map(Number);
-      return showTip(event, data.untraced, `rank ${rank} · no stage is open`, [["duration", duration(to - from)], ["of the step", percent((to - from) / (one.duration_ns || 1))], ["begins after", duration(from)]]);
+      return showTip(event, data.untraced, `rank ${rank} · no stage is open`, [["duration", duration(to - from)], ["of the step", percent((to - from) / (one.duration_ns || 1))], ["begins after", begins(rank, from)]]);
     }
     if (span === undefined) return hideTip();
     const [name, kind, lane, , start, length, numbers = []] = one.spans[span];
     const [rank, thread] = one.lanes[lane];
     const rows = kinds[kind] === "mark" ? [] : [["duration", duration(length)], ["of the step", percent(length / (one.duration_ns || 1))]];
-    rows.push(["begins after", duration(start)]);
+    rows.push(["begins after", begins(rank, start)]);
     for (let i = 0; i < numbers.length; i += 2) rows.push([counters[numbers[i]], counter(counters[numbers[i]], numbers[i + 1])]);
     showTip(event, names[name], `${kinds[kind]} · rank ${rank} · ${thread}`, rows);
   }
@@ -284,13 +288,18 @@ const timeline = (() => {
     align.addEventListener("click", () => {
       aligned = !aligned;
       align.setAttribute("aria-pressed", String(aligned));
+      describe();
       look(...whole());
     });
     byId("timeline-table").addEventListener("toggle", (event) => {
       if (!event.target.open || event.target.querySelector(".scroll")) return;
       const box = event.target.appendChild(element("div", undefined, "scroll wide"));
       const heads = [["name"], ["kind"], ["rank", true], ["thread"], ["begins after", true], ["duration", true]];
-      box.append(tableOf(heads, step().spans.map(([name, kind, lane, , from, length]) => [names[name], kinds[kind], String(step().lanes[lane][0]), step().lanes[lane][1], duration(from), duration(length)])));
+      const moved = shifts();
+      box.append(tableOf(heads, step().spans.map(([name, kind, lane, , from, length]) => {
+        const [rank, thread] = step().lanes[lane];
+        return [names[name], kinds[kind], String(rank), thread, begins(rank, from, moved), duration(length)];
+      })));
     });
     listen();
     width = host.clientWidth;
