@@ -239,7 +239,8 @@ class TorchWindow:
                 cycle.batches = f"mb{cycle.first}" + (f"-{last}" if last > cycle.first else "")
             cycle.device_full = _device_is_full()
             cycle.taken = not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-            cycle.profiler.stop_trace()
+            if not cycle.taken:  # which torch 2.6 refuses to stop once more
+                cycle.profiler.stop_trace()
             return True
         finally:
             self._switching = False
@@ -256,9 +257,7 @@ class TorchWindow:
                     soon(self._halt)
 
     def _end_if_over(self) -> None:
-        cycle = self._cycle
-        if cycle is not None and cycle.over:
-            self._halt()
+        self._halt()
         self._hand_over_cut()
 
     def _halt(self) -> None:

@@ -1,11 +1,13 @@
 """Modules: a tree by place, forward by what was open at the launch, backward by its link."""
 
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
 from lightning_rlprof.analysis.modules import UNATTRIBUTED, modules
 from lightning_rlprof.loaders.load import load
@@ -212,6 +214,8 @@ def test_a_real_training_on_cpu_shows_its_modules_as_a_tree(tmp_path: Path) -> N
     assert sorted(table.column("path")) == [f"Sequential_0{place}" for place in places]
     assert table.column("calls") == [3] * 5
     averages = {each.key: each.cpu_time_total for each in profiler.key_averages()}
+    if Version(version("torch")) < Version("2.7"):
+        return  # its averages have no modules
     for row in table.rows:
         assert row[6] == round(1_000 * averages[f"nn.Module: {row[0].strip()}"])
 

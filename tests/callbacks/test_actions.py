@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytorch_lightning
 import torch
+from packaging.version import Version
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.profilers import (
     AdvancedProfiler,
@@ -225,7 +226,8 @@ def test_rollouts_in_an_endless_loader_lie_inside_steps_one_batch_ahead(tmp_path
 
 
 @pytest.mark.skipif(
-    pytorch_lightning.__version__ < "2.5", reason="Lightning before 2.5 does not report it"
+    Version(pytorch_lightning.__version__) < Version("2.5"),
+    reason="Lightning before 2.5 does not report it",
 )
 def test_a_checkpoint_is_a_region_of_the_step_that_follows(tmp_path: Path) -> None:
     saves = ModelCheckpoint(tmp_path / "ckpt", every_n_train_steps=2, save_top_k=-1)

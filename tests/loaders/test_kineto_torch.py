@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from lightning_rlprof.loaders.kineto import is_chrome_trace, read_kineto
 
 torch: Any = pytest.importorskip("torch")
 from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
 
-REGION = 'quoted "name"\\ {lambda()#1}, {"ph": 雪}'
+# torch 2.6 writes names as they are, so that these quotes break its own event.
+OLD = Version(torch.__version__) < Version("2.7")
+REGION = "lambda()#1" if OLD else 'quoted "name"\\ {lambda()#1}, {"ph": 雪}'
 TOLERANCE_NS = 50_000_000  # the profiler compares two clocks on a busy machine
 
 

@@ -85,7 +85,7 @@ def test_entries_and_stack_depth_are_those_asked_for(history: FakeHistory, tmp_p
     assert [frame["line"] for frame in frames] == list(range(7))  # the innermost of DEEP
     on = history.asked[0]
     assert (on["enabled"], on["context"], on["stacks"]) == ("all", "all", "python")
-    assert (on["max_entries"], on["clear_history"]) == (2, True)
+    assert (on["max_entries"], on.get("clear_history", True)) == (2, True)
     assert DEEP > 7
 
 
