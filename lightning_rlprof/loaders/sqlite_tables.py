@@ -29,7 +29,7 @@ _LOOK, _STEPS, _FREE = 100_000, 50, 10_000_000
 # 18 digits fit into 64 bits. SQLite would make 0 of a text that is no number.
 _CELL = """CASE typeof("{0}") WHEN 'integer' THEN "{0}" WHEN 'text' THEN
 CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND length("{0}") < 20
-THEN CAST("{0}" AS INTEGER) ELSE ?1 END ELSE ?1 END"""
+THEN CAST("{0}" AS INTEGER) ELSE :unknown END ELSE :unknown END"""
 
 
 class SqliteTables:
@@ -72,7 +72,7 @@ class SqliteTables:
             where: A condition in SQL; only where its columns are sure to be there.
         """
         there = self.columns.get(table, frozenset())
-        cells = [_CELL.format(name) if name in there else "?1" for name in names]
+        cells = [_CELL.format(name) if name in there else ":unknown" for name in names]
         parts = [np.empty((0, len(names)), dtype=np.int64)]
         parts.extend(np.array(rows, np.int64) for rows in self._batches(table, cells, where))
         columns = np.ascontiguousarray(np.concatenate(parts).T)
@@ -135,7 +135,7 @@ class SqliteTables:
             return
         sql = f'SELECT {", ".join(cells)} FROM "{table}"' + (f" WHERE {where}" if where else "")
         with self._reading() as database:
-            found = database.execute(sql, (UNKNOWN,) if "?1" in sql else ())
+            found = database.execute(sql, {"unknown": UNKNOWN})
             while rows := found.fetchmany(_ROWS):
                 yield rows
 
