@@ -127,6 +127,12 @@ class Buffer:
         finally:
             self._writer.close()
 
+    def leave(self) -> None:
+        """Lose everything from now on and say nothing, in a forked child: the file is another's."""
+        self._lock, self._writes = threading.RLock(), False  # which another thread may have held
+        self._lost = 1
+        self._writer.close()
+
     def totals(self) -> StepTotals:
         """Return what the last step spent on the stages of the thread that made this."""
         lines, tally = self._last

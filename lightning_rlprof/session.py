@@ -145,8 +145,7 @@ class Session:
             self._move_window(step)
             if self._capture.is_open:
                 self._mirrored_step = self._capture.enter("step", "step")
-        edge = self._edge
-        self._step_start = self.clock() if edge is None else edge
+        self._step_start = self.clock() if self._edge is None else self._edge
 
     def _end_step(self, counters: dict[str, Number] | None) -> int:
         now, start = self.clock(), self._step_start
@@ -266,10 +265,15 @@ class Session:
             self._buffer.close()
             self.afterwards()
 
+    def leave(self) -> None:
+        """Do nothing from now on, in a forked child: the run and its end are the parent's."""
+        self._closed, self._may_capture, self.exchange = True, False, None
+        self.append = lambda line: None  # of optimizers, which may go on for long
+        self._buffer.leave()
+
     def _tune(self) -> None:
         """Choose how markers behave: mirrored only where a capture is or may be open."""
-        rank = self.header.rank
-        armed = self._may_capture and window.arms_stages(self.config, rank, self.step)
+        armed = self._may_capture and window.arms_stages(self.config, self.header.rank, self.step)
         mirrored = self._capture.mirrors or armed
         mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
         if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
@@ -290,5 +294,7 @@ def _watch_forks() -> None:
 
 def _leave_to_parent() -> None:
     """Stop recording in a forked child: the file belongs to the parent."""
-    _Process.session = None
+    session, _Process.session = _Process.session, None
     marking.listen(None)
+    if session is not None:
+        session.leave()

@@ -257,6 +257,39 @@ def test_a_child_forgets_the_session(start):
     assert spans(session, "in the child") == []
 
 
+def test_a_child_that_goes_on_as_its_parent_did_writes_nothing(start):
+    session = start()
+    session.begin_step(1)
+    with stage("before"):
+        pass
+    session._buffer._lock.acquire()  # as by another thread while this one forks
+    child = os.fork()
+    if child == 0:
+        session.end_step()
+        session.close("interrupted by SystemExit")
+        os._exit(0)
+    session._buffer._lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert spans(session, "before") == []
+    session.end_step()
+    session.close()
+    assert [len(spans(session, name)) for name in ("before", "step")] == [1, 1]
+    assert read(session).status == "finished"
+
+
+def test_a_child_takes_all_lines_and_keeps_none(start, clock):
+    """The same without a fork, which a coverage tool cannot follow into ``os._exit``."""
+    session = start()
+    session_module._leave_to_parent()
+    run_steps(session, clock, [1, 2])
+    session.record(stage("update"), 1, 2)
+    assert session._buffer._spans == []
+    session.note("info", "in the child")
+    session.close()
+    found = read(session)
+    assert (found.spans, found.notes, found.status) == ([], [], None)
+
+
 def test_flushing_a_closed_session_does_nothing(start):
     session = start()
     session.close()
