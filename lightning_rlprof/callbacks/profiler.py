@@ -125,7 +125,7 @@ class ProfilerCallback(Callback):
         self.run, self._trainer = session.run, trainer
         self._starts = {}
         vars(self).pop("on_before_optimizer_step", None)
-        with suppress(ConfigError):  # the module may make it in its own setup, which comes later
+        with suppress(Exception):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
         batches = Batches(session, trainer, self, self.give_up)

@@ -87,6 +87,23 @@ def test_a_module_that_is_made_in_setup_is_marked_too(tmp_path: Path) -> None:
     assert "forward" not in vars(module.policy)
 
 
+def test_a_property_that_raises_until_setup_has_run_is_asked_again(tmp_path: Path) -> None:
+    class Late(Tiny):
+        parts: dict[str, torch.nn.Module] = {}  # noqa: RUF012  replaced, never changed
+
+        def setup(self, stage: str) -> None:
+            self.parts = {"policy": self.layer}
+
+        @property
+        def policy(self) -> torch.nn.Module:
+            return self.parts["policy"]
+
+    rule = {"target": "policy.forward", "stage": "actor_generate"}
+    callback, module = wrapping(tmp_path, rule), Late()
+    make_trainer(callback).fit(module, loader())
+    assert len(of(trace_of(callback), "actor_generate")) == 4
+
+
 def test_a_target_that_never_appears_is_refused_before_the_first_step(tmp_path: Path) -> None:
     module = Tiny()
     callback = wrapping(tmp_path, {"target": "missing.forward", "stage": "actor_generate"})
