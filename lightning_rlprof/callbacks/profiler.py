@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class ProfilerCallback(Callback):
         if self._trainer is trainer or (self._trainer and not _trains(self._trainer)):
             self._finish("interrupted by an error of which no callback behind it heard")
         if running := current():
-            log.warning("%s is being recorded in this process: this fit is not", running.run)
+            _warn_once(running.run)
             return
         try:
             self._start(trainer, pl_module)
@@ -252,6 +253,12 @@ class ProfilerCallback(Callback):
     def _recording(self, trainer: Any) -> Session | None:
         """Return the session of this Trainer's fit, not that of a fit around it."""
         return self._session if self._trainer is trainer else None
+
+
+@lru_cache(maxsize=1)
+def _warn_once(run: Path) -> None:
+    """Say that a fit is not recorded; there may be one inside of every step."""
+    log.warning("%s is being recorded in this process: this fit is not", run)
 
 
 def _trains(trainer: Any) -> bool:

@@ -211,3 +211,14 @@ def test_the_loop_of_the_trainer_is_its_own_again_after_a_fit(breaks: bool, tmp_
         trainer.fit(module, loader())
     assert all(seen)
     assert "run" not in vars(trainer.fit_loop)
+
+
+def test_a_fit_inside_of_every_step_is_warned_of_once(tmp_path: Path, caplog: Any) -> None:
+    class Nests(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            inner = ProfilerCallback(profile_save_path=str(tmp_path / "inner"))
+            make_trainer(inner).fit(Tiny(), loader())
+            return super().training_step(batch, batch_idx)
+
+    make_trainer(ProfilerCallback(profile_save_path=str(tmp_path / "outer"))).fit(Nests(), loader())
+    assert caplog.text.count("this fit is not") == 1
