@@ -91,8 +91,8 @@ def test_times_scaled_by_k_give_k_at_equal_work(seed: int, k: float) -> None:
         assert _by(table, "work")[name] == pytest.approx(1.0, rel=1e-4)
 
 
-@settings(max_examples=8, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.0, 0.03))
+# Not drawn anew each time: by chance one of a hundred intervals of 99 % misses.
+@pytest.mark.parametrize(("seed", "noise"), [(7 + at, at * 0.004) for at in range(8)])
 def test_twice_the_tokens_are_work_two_and_no_change(seed: int, noise: float) -> None:
     random = np.random.default_rng(seed)
     tokens = [1_000 * scale * np.exp(random.normal(0, 0.4, 60)) for scale in (1.0, 1.0)]
