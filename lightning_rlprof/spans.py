@@ -217,6 +217,18 @@ class Spans:
             keep &= self.name[first:last] == code
         return np.flatnonzero(keep) + first
 
+    def amounts(self, name: str, kind: type[np.number[Any]] = np.float64) -> Counter:
+        """Return a counter as numbers of one type to add up; empty where no span has it.
+
+        What would not fit into a sum, at 2^62 or 1e200, comes of damage and is left out.
+        """
+        if name not in self.counters:
+            return Counter(np.empty(0, np.int64), np.empty(0, kind))
+        rows, values = self.counters[name]
+        most = 2**62 if kind is np.int64 else 1e200
+        keep = np.flatnonzero((values > -most) & (values < most))
+        return Counter(rows[keep], values[keep].astype(kind))
+
     def flagged(self, counter: str) -> Int64s:
         """Return the rows that carry a counter that is not zero, ascending."""
         if counter not in self.counters:

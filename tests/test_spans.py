@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,28 @@ def test_flagged_finds_rows_with_a_counter_that_is_not_zero() -> None:
 
     assert spans.flagged("capture").tolist() == [0, 3]
     assert spans.flagged("absent").tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "rows"),
+    [
+        ([3, -4, 2**62], np.int64, [0, 1]),
+        ([2**70, 3, -(2**70)], np.int64, [1]),
+        ([2.0**63, 2.5], np.int64, [1]),
+        ([2**70, 3, -1e308, 0.5], np.float64, [0, 1, 3]),
+        ([10**300, 1e21], np.float64, [1]),
+    ],
+)
+def test_amounts_are_numbers_that_can_be_added_up(
+    values: list[float], kind: type[Any], rows: list[int]
+) -> None:
+    numbered = enumerate(values)
+    spans = loaded([Row("a", "stage", 1, n, n + 1, counters={"n": own}) for n, own in numbered])
+
+    found = spans.amounts("n", kind)
+    assert (found.values.dtype, found.rows.tolist()) == (kind, rows)
+    assert found.values.tolist() == [kind(values[row]) for row in rows]
+    assert not len(spans.amounts("absent").rows)
 
 
 def test_durations_are_ends_less_starts(tmp_path: Path) -> None:

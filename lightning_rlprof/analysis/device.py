@@ -42,9 +42,9 @@ def device(spans: Spans) -> Table:
     rows = spans.rows(kind="stage")
     step = home(spans, steps, rows, spans.thread)
     rows = rows[(step >= 0) & choice.mask[step]] if len(steps) else rows
-    at, nanoseconds = spans.counters[_COUNTER]
+    at, nanoseconds = spans.amounts(_COUNTER, np.int64)
     known = np.isin(at, rows)
-    at, nanoseconds = at[known], nanoseconds[known].astype(np.int64)
+    at, nanoseconds = at[known], nanoseconds[known]
     lines = _lines(spans, rows, at, nanoseconds)
     return Table("device", _COLUMNS, lines, f"{choice.note} {_NOTE}".strip())
 
@@ -61,6 +61,6 @@ def _lines(spans: Spans, rows: Int64s, at: Int64s, device_ns: Int64s) -> list[tu
         number = int(measured[code])
         if number:
             ratio = int(device[code]) / int(host[code]) if host[code] else None
-            own, its = (int(mean(total[code], measured[code])) for total in (host, device))
+            own, its = (mean(int(total[code]), number) for total in (host, device))
             lines.append((spans.names[code], own, its, ratio, number, int(counts[code])))
     return lines

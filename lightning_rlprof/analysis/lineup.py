@@ -61,15 +61,13 @@ class Lineup:
 
     def counter(self, spans: Spans, name: str) -> Floats | None:
         """Return a counter of the spans, NaN where one has none; None where nobody has it."""
-        if name not in spans.counters:
-            return None
-        at, values = spans.counters[name]
+        at, values = spans.amounts(name)
         found = np.searchsorted(at, self.rows)
         told = np.append(at, -1)[found] == self.rows
         if not told.any():
             return None
         chosen = tuple(each[told] for each in self.places)
-        return _placed(self.start_ns.shape, chosen, values[found[told]].astype(np.float64))
+        return _placed(self.start_ns.shape, chosen, values[found[told]])
 
 
 @dataclass(frozen=True, eq=False)

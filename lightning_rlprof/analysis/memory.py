@@ -50,7 +50,7 @@ def memory(spans: Spans) -> Table:
 
     Abstains where no span has memory.
     """
-    known = {name: spans.counters[name] for name in _COUNTERS if name in spans.counters}
+    known = {name: spans.amounts(name, np.int64) for name in _COUNTERS if name in spans.counters}
     highest = {name: _highest(spans, counter) for name, counter in known.items()}
     count = _count(spans, list(known.values()))
     if not count:
@@ -74,7 +74,7 @@ def memory(spans: Spans) -> Table:
 
 def _highest(spans: Spans, counter: Counter) -> Highest:
     rows, groups, keep = _groups(spans, counter.rows)
-    values = counter.values[keep].astype(np.int64)
+    values = counter.values[keep]
     order = np.lexsort((rows, -values, groups))
     first = order[np.flatnonzero(np.diff(groups[order], prepend=-1))]
     found = zip(groups[first], values[first], spans.step[rows[first]], strict=True)

@@ -209,7 +209,7 @@ def _of_spans(spans: Spans) -> dict[Group, _Samples]:
     """Read what spans of captures counted: a sample as each of them ends."""
     found: dict[Group, _Samples] = {}
     for component, names in _COUNTED.items():
-        every = [spans.counters[name].rows for name in names if name in spans.counters]
+        every = [spans.amounts(name).rows for name in names]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *every]))
         rows = rows[np.isin(spans.kind[rows], [_STAGE, _STEP])]
         for rank in np.unique(spans.rank[rows]).tolist():
@@ -232,9 +232,8 @@ def _of_spans(spans: Spans) -> dict[Group, _Samples]:
 def _counted(spans: Spans, name: str, rows: Int64s) -> Int64s:
     """Return a counter of some spans, `_UNKNOWN` where they have none."""
     found = np.full(len(spans), _UNKNOWN)
-    if name in spans.counters:
-        at, values = spans.counters[name]
-        found[at] = values.astype(np.int64)
+    at, values = spans.amounts(name, np.int64)
+    found[at] = values
     return found[rows]
 
 

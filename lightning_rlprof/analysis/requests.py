@@ -76,11 +76,10 @@ def _keys(spans: Spans, rows: Int64s) -> Int64s:
 
 def _tokens(spans: Spans, rows: Int64s) -> Int64s:
     found = np.full(len(rows), -1, dtype=np.int64)
-    if "tokens" in spans.counters:
-        at, values = spans.counters["tokens"]
-        place = np.searchsorted(at, rows)
-        told = np.append(at, -1)[place] == rows
-        found[told] = values[place[told]]
+    at, values = spans.amounts("tokens", np.int64)
+    place = np.searchsorted(at, rows)
+    told = np.append(at, -1)[place] == rows
+    found[told] = values[place[told]]
     return found
 
 

@@ -145,14 +145,14 @@ def _work(spans: Spans, cut: Partition, frame: _Frame, warm: int) -> dict[str, d
     rows, step = rows[order], frame.at[step[order]]
     found: dict[str, dict[str, Floats]] = {name: {} for name in (*frame.names, STEP)}
     for counter in WORK:
-        if counter not in spans.counters or not len(rows):
+        own, values = spans.amounts(counter)
+        if not len(own) or not len(rows):
             continue
-        own, values = spans.counters[counter]
         place = np.minimum(np.searchsorted(rows, own), len(rows) - 1)
         told = (rows[place] == own) & (step[place] >= 0)
         at = frame.row[spans.name[own[told]]], step[place[told]]
         sums, count = np.zeros((2, len(frame.names), len(frame.ranks)))
-        np.add.at(sums, at, values[told].astype(np.float64))
+        np.add.at(sums, at, values[told])
         np.add.at(count, at, 1)
         if counter == REPLICAS:  # a property, not an amount; of a stage, not of the step
             each = [*_over(sums, count, count), np.full(len(frame.ranks), np.nan)]

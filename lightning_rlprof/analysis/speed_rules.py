@@ -64,10 +64,8 @@ def speed_claims(spans: Spans) -> Iterator[Claim | Undecided]:
 
 def _counted(spans: Spans) -> tuple[Int64s, Floats]:
     """Return the spans of training in complete steps that counted flops, and how many."""
-    if "flops" not in spans.counters:
-        return np.empty(0, np.int64), np.empty(0)
-    rows, values = spans.counters["flops"]
-    trains = np.array([kind_of(name) == "training" for name in spans.names])
+    rows, values = spans.amounts("flops")
+    trains = np.array([kind_of(name) == "training" for name in spans.names], dtype=bool)
     keep = trains[spans.name[rows]] & (values > 0) & (spans.duration_ns[rows] > 0)
     steps = spans.rows(kind="step")
     whole = np.unique(spans.step[steps[states(spans, steps) == 0]])
@@ -75,7 +73,7 @@ def _counted(spans: Spans) -> tuple[Int64s, Floats]:
     width = int(spans.id.max(initial=0)) + 2
     own = spans.rank[rows] * width
     keep &= ~np.isin(own + spans.parent[rows], (own + spans.id[rows])[keep])  # nested: counted once
-    return rows[keep], values[keep].astype(np.float64)
+    return rows[keep], values[keep]
 
 
 def _peaks(spans: Spans, rows: Int64s) -> Floats:

@@ -1,6 +1,7 @@
 """Integer statistics of many groups at once."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from lightning_rlprof.spans import Int64s
 
 __all__ = ["Summary", "Totals", "mean", "summarize", "summarize_runs", "totals"]
 
+_Whole = TypeVar("_Whole", int, Int64s)
 _SHORT = 2**16
 _MEMBERS = 32  # values a group from which on picking quantiles is faster than sorting
 
@@ -39,7 +41,7 @@ class Totals:
     max: Int64s
 
 
-def mean(total: Int64s, count: Int64s) -> Int64s:
+def mean(total: _Whole, count: _Whole) -> _Whole:
     """Divide, rounded to the nearest integer, halves up."""
     return (2 * total + count) // (2 * count)
 

@@ -142,11 +142,9 @@ def _works(spans: Spans, stages: Int64s) -> dict[str, dict[int, Work]]:
 
 def _work(spans: Spans, counter: str, stages: Int64s) -> dict[int, Work]:
     """Return per stage and rank what a counter adds up to, and how long its spans were open."""
-    if counter not in spans.counters:
-        return {}
-    rows, values = spans.counters[counter]
+    rows, values = spans.amounts(counter)
     keep = np.isin(rows, stages)
-    rows, amounts = rows[keep], values[keep].astype(np.float64)
+    rows, amounts = rows[keep], values[keep]
     found = {}
     for code in np.unique(spans.name[rows]).tolist():
         mine = spans.name[rows] == code

@@ -75,16 +75,14 @@ def _stages(graph: Dag, took: Floats, work: list[Floats]) -> Iterator[Worked]:
 
 def _counter(spans: Spans, name: str, cell: Int64s, took: Floats) -> Floats | None:
     """Sum a counter by cell; stages that do not have it get what was counted in the whole step."""
-    if name not in spans.counters:
-        return None
-    rows, values = spans.counters[name]
+    rows, values = spans.amounts(name)
     there = cell[rows] >= 0
     at, size = cell[rows[there]], took.size
     told = np.zeros(size, dtype=bool)
     told[at] = True
     if not told.any():
         return None
-    sums = np.bincount(at, weights=values[there].astype(float), minlength=size)
+    sums = np.bincount(at, weights=values[there], minlength=size)
     own = np.where(told, sums, np.nan).reshape(took.shape)
     known, spent = told.reshape(took.shape).sum(axis=(1, 2)), (~np.isnan(took)).sum(axis=(1, 2))
     counts = (known * 2 >= spent) & (known > 0)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from lightning_rlprof import analysis
 from tests.analysis.oracle import runs
-from tests.runs import Row, grpo_run, loaded
+from tests.runs import Row, grpo_rows, grpo_run, loaded
 
 
 def test_each_is_named_as_its_table(tmp_path: Path) -> None:
@@ -20,6 +20,23 @@ def test_none_fails_on_odd_runs(rows: list[list[Row]]) -> None:
     for each in analysis.ALL:
         each(spans)
     analysis.headline(spans)
+    analysis.compare(spans, spans)
+
+
+COUNTED = (
+    *("tokens", "samples", "flops", "replicas", "device_ns", "host_rss_bytes"),
+    *("device_allocated_bytes", "device_peak_bytes", "device_reserved_bytes"),
+)
+
+
+@pytest.mark.parametrize("odd", [2**63 - 1, -(2**63), 2**63, -(10**30), 1.7e308, -1e308, 5e-324])
+@pytest.mark.parametrize("other", [1, 0.5])
+def test_none_fails_on_counters_that_nothing_can_have(odd: float, other: float) -> None:
+    counters = [dict.fromkeys(COUNTED, value) for value in (odd, other)]
+    rows = [row._replace(counters=counters[at % 2]) for at, row in enumerate(grpo_rows(steps=6))]
+    spans = loaded(rows, rows)
+    for each in analysis.ALL:
+        each(spans)
     analysis.compare(spans, spans)
 
 
