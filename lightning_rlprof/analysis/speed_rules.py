@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.claims import (
 from lightning_rlprof.analysis.counted import states
 from lightning_rlprof.analysis.exact import Floats
 from lightning_rlprof.analysis.flops import kind_of, peak_of
+from lightning_rlprof.analysis.nested import NONE, enclosing
 from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["FEWEST", "REACHED", "speed_claims"]
@@ -70,10 +71,11 @@ def _counted(spans: Spans) -> tuple[Int64s, Floats]:
     steps = spans.rows(kind="step")
     whole = np.unique(spans.step[steps[states(spans, steps) == 0]])
     keep &= np.isin(spans.step[rows], whole)
-    width = int(spans.id.max(initial=0)) + 2
-    own = spans.rank[rows] * width
-    keep &= ~np.isin(own + spans.parent[rows], (own + spans.id[rows])[keep])  # nested: counted once
-    return rows[keep], values[keep]
+    rows, values = rows[keep], values[keep]
+    thread, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
+    order = np.lexsort((spans.id[rows], -end, start, thread))
+    once = order[enclosing(thread[order], start[order], end[order]) == NONE]  # nested: counted once
+    return rows[once], values[once]
 
 
 def _peaks(spans: Spans, rows: Int64s) -> Floats:

@@ -1,5 +1,6 @@
 """A low MFU of training is a finding only where FLOPs and hardware are told."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,25 +9,29 @@ from lightning_rlprof.analysis.claims import Claim, Undecided
 from lightning_rlprof.analysis.speed_rules import speed_claims
 from lightning_rlprof.spans import Spans
 from tests.analysis.scripted import without
-from tests.runs import Row, header, loaded
+from tests.runs import MAIN, Row, header, loaded
 
 STEP_NS = 10**9
 PEAK = 989.4e12
 H100 = "NVIDIA H100 80GB HBM3"
+TRAINING = ("training_step",)
 
 
 def trained(
-    mfus: list[float], *, stage: str = "actor_update", device: str = H100, nested: bool = False
+    mfus: list[float],
+    *,
+    stage: str = "actor_update",
+    device: str = H100,
+    inside: Sequence[str] = (),
 ) -> Spans:
     """Return steps of one stage each, which counted FLOPs for such an MFU."""
     rows: list[Row] = []
     for at, mfu in enumerate(mfus):
-        start, end, done = at * STEP_NS, (at + 1) * STEP_NS, {"flops": mfu * PEAK}
-        rows += [Row("step", "step", at + 1, start, end, id=3 * at)]
-        rows += [Row(stage, "stage", at + 1, start, end, counters=done, id=3 * at + 1)]
-        if nested:
-            inner = {"parent": 3 * at + 1, "counters": done, "id": 3 * at + 2}
-            rows += [Row("training_step", "stage", at + 1, start, end, **inner)]  # type: ignore[arg-type]
+        times, done = (at + 1, at * STEP_NS, (at + 1) * STEP_NS, MAIN), {"flops": mfu * PEAK}
+        rows += [Row("step", "step", *times)]
+        rows += [Row(stage, "stage", *times, None, done)]
+        for name in inside:
+            rows += [Row(name, "stage", *times, len(rows), done if name in TRAINING else None)]
     spans = loaded(rows)
     return replace(spans, headers={0: replace(header(0, 1), device=device)})
 
@@ -35,9 +40,9 @@ def said(spans: Spans) -> list[Claim | Undecided]:
     return list(speed_claims(spans))
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_it_fires_with_what_the_threshold_would_save(nested: bool) -> None:
-    spans = trained([0.05] * 11 + [0.04], nested=nested)
+@pytest.mark.parametrize("inside", [(), TRAINING, ("mini-batch", *TRAINING)])
+def test_it_fires_with_what_the_threshold_would_save(inside: Sequence[str]) -> None:
+    spans = trained([0.05] * 11 + [0.04], inside=inside)
     (claim,) = said(spans)
     assert isinstance(claim, Claim)
     assert claim.text == "training reaches 5% of what its devices compute: actor_update"
