@@ -200,7 +200,8 @@ def rank_directory(run: Path, rank: int) -> Path:
 
 def rank_files(run: Path) -> list[Path]:
     """Return the trace files of a run directory by rank; empty when it holds none."""
-    return sorted(run.glob(f"rank-*{_SUFFIX}"))
+    found = run.glob(f"rank-*{_SUFFIX}")
+    return sorted(file for file in found if file.stem.removeprefix("rank-").isdecimal())
 
 
 def read_trace(path: Path) -> RankTrace:

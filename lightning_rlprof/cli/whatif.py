@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.address import place
+from lightning_rlprof.address import RemotePath, place
 from lightning_rlprof.cli.opened import Json, Run, count_doubts, opened
 from lightning_rlprof.cli.output import next_command, put_json, say, show
 from lightning_rlprof.errors import RlprofError
@@ -114,7 +114,10 @@ def _print(
 
 
 def _file(spans: "Spans") -> Path:
+    """Return where a run's predictions are: in its directory, beside a file, here where it is not."""
     path = spans.path
+    if isinstance(path, RemotePath):
+        return Path(f"{path.stem}-{_FILE}")
     return path / _FILE if path.is_dir() else path.with_name(f"{path.stem}-{_FILE}")
 
 

@@ -36,7 +36,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
 # What our own commands write into a run's directory is no part of the run.
-_WRITTEN = {"report.html", "trace.json.gz"}
+_WRITTEN = {"predictions.jsonl", "report.html", "trace.json.gz"}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.test_stragglers import recorded
 
 Run = Callable[..., tuple[int, str, str]]
@@ -70,3 +72,15 @@ def test_predictions_that_cannot_be_kept_are_shown_all_the_same(
     status, out, err = rlprof("whatif", run)
     assert (status, "the predictions are not kept" in err) == (0, True)
     assert "no straggler" in out
+
+
+def test_predictions_of_a_run_elsewhere_are_kept_here(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    url = f"file://{slow_run(tmp_path)}"
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    assert rlprof("whatif", url)[::2] == (0, "")
+    assert [path.name for path in Path().iterdir()] == ["slow-predictions.jsonl"]
+    assert rlprof("whatif", url, "--score", url)[::2] == (0, "")
