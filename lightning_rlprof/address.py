@@ -108,14 +108,14 @@ def scrubbed(text: str, url: str = "") -> str:
     return " ".join(_ASSIGNED.sub(rf"\1{_HIDDEN}", bare(text)).split())
 
 
-def secrets_of(url: str) -> set[str]:
-    """Return what is secret in a URL, as it stands there and decoded."""
+def secrets_of(url: str, least: int = _PASSWORD) -> set[str]:
+    """Return what is secret in a URL, as it stands there and decoded, if it is so long at least."""
     found = None if _CONTAINER.search(url) else _USER.search(url)
     user, password, alone, other, long = found.groups("") if found else [""] * 5
     tokens = [name for name in (user, alone, other) if len(name) >= _TOKEN]
     values = [part.partition("=")[2] for part in url.partition("?")[2].split("&")]
     secrets = (password, long, *tokens, *values)
-    return {form for each in secrets for form in (each, unquote(each)) if len(form) >= _PASSWORD}
+    return {form for each in secrets for form in (each, unquote(each)) if len(form) >= least}
 
 
 def _bare(url: str, user: re.Pattern[str]) -> str:

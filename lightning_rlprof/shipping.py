@@ -38,7 +38,7 @@ def ship(run: Path, url: str, rank: int | None = None, *, crashed: bool = False)
     to = place(url)
     if not isinstance(to, RemotePath):
         raise TraceError(f"{url}: is no URL such as s3://bucket/runs")
-    if secrets_of(url):
+    if secrets_of(url, least=1):
         raise TraceError(
             f"{to}: holds credentials, and others see command lines and configurations; leave them "
             "to the environment, as FSSPEC_S3_KEY and FSSPEC_S3_SECRET"

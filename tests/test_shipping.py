@@ -103,6 +103,7 @@ def test_a_broken_rank_is_left_and_named(run: Path, memory: Any) -> None:
     [
         ("runs", "runs: is no URL such as s3://bucket/runs"),
         ("s3://KEY:hunter2hunter2@bucket", "s3://bucket: holds credentials, and others see"),
+        ("s3://KEY:pw@bucket", "s3://bucket: holds credentials, and others see"),
         ("https://host/x?sig=hunter2hunter2", r"https://host/x\?\*\*\*: holds credentials"),
         ("nonsense://bucket", r"nonsense://bucket: cannot be written \(ValueError: Protocol not"),
     ],
