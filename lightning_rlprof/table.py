@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Cell", "Column", "ColumnRows", "PartRows", "Table"]
+__all__ = ["Cell", "Column", "ColumnRows", "PartRows", "Table", "figure"]
 
 _SHOWN = 50
 
@@ -226,6 +226,17 @@ class Table:
         return f"<div>{title}{table}{notes}</div>"
 
 
+def figure(number: float) -> str:
+    """Return a number for people, with four significant digits, or all before the point.
+
+    Example::
+
+        >>> [figure(number) for number in (0.012345, 53_281.4, 1e30)]
+        ['0.01235', '53,281', '1e+30']
+    """
+    return f"{number:,.0f}" if 1e3 <= abs(number) < 1e15 else f"{number:,.4g}"
+
+
 def _heading(column: Column) -> str:
     return f"{column.name} ({column.unit})" if column.unit else column.name
 
@@ -237,4 +248,4 @@ def _html_cell(cell: Cell, column: Column) -> str:
         return f'<td style="text-align: left">{html.escape(cell)}</td>'
     if column.kind == "share":
         return f"<td>{cell:.1%}</td>"
-    return f"<td>{cell:,}</td>" if isinstance(cell, int) else f"<td>{cell:,.4g}</td>"
+    return f"<td>{cell:,}</td>" if isinstance(cell, int) else f"<td>{figure(cell)}</td>"

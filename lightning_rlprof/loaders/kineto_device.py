@@ -30,7 +30,7 @@ _AFTER = (
 _COPIES = (
     *_BEFORE,
     Column("kind", "text"),
-    Column("bytes", "count", "B"),
+    Column("bytes", "count", "bytes"),
     *_AFTER,
     Column("launch duration", "duration", "ns"),
 )
@@ -40,7 +40,7 @@ _COLLECTIVES = (
     Column("group", "text"),
     Column("group size", "count"),
     Column("number", "count"),
-    Column("bytes", "count", "B"),
+    Column("bytes", "count", "bytes"),
     Column("dtype", "text"),
     *_AFTER,
 )

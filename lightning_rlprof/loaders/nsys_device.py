@@ -114,7 +114,7 @@ class Device:
         rows = self._rows((_COPY, _SET), "copyKind", "bytes")
         kinds = _labels(np.where(rows.columns["table"], -1, rows.columns["copyKind"]), _COPIES)
         size = known(rows.columns["bytes"])
-        middle = {Column("kind", "text"): kinds, Column("bytes", "count", "B"): size}
+        middle = {Column("kind", "text"): kinds, Column("bytes", "count", "bytes"): size}
         last = {
             Column("launch", "duration", "ns"): known(rows.launch_ns(self._zero)),
             Column("launch duration", "duration", "ns"): known(rows.call_ns),

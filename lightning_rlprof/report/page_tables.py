@@ -9,7 +9,7 @@ import numpy as np
 from lightning_rlprof.report.cards import CardView
 from lightning_rlprof.report.page_colors import UNTRACED, Paint
 from lightning_rlprof.report.text import duration, size
-from lightning_rlprof.table import Cell, Column, Table
+from lightning_rlprof.table import Cell, Column, Table, figure
 
 __all__ = ["FIRST_STAGE", "CellView", "GridView", "Head", "grid", "ranks_grid"]
 
@@ -121,7 +121,7 @@ def _cell(cell: Cell, column: Column, style: str, paints: Mapping[str, Paint]) -
     if column.unit == "bytes":
         number, _, unit = size(int(cell)).partition(" ")
         return CellView(number, unit, style)
-    text = f"{cell:,.4g}" if isinstance(cell, float) else f"{cell:,}"
+    text = figure(cell) if isinstance(cell, float) else f"{cell:,}"
     return CellView(text, column.unit, style)
 
 

@@ -15,7 +15,7 @@ from rich.console import (
 from rich.table import Table as Grid
 from rich.text import Text
 
-from lightning_rlprof.table import Cell, Column, Table
+from lightning_rlprof.table import Cell, Column, Table, figure
 
 __all__ = ["duration", "plain", "render", "size"]
 
@@ -175,7 +175,7 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions) -> Text:
         return Text(f"{cell:.2f}x")
     if column.unit == "bytes":
         return Text(size(int(cell)))
-    return Text(f"{cell:,}" if isinstance(cell, int) else f"{cell:.4g}")
+    return Text(f"{cell:,}" if isinstance(cell, int) else figure(cell))
 
 
 def _name(text: str) -> Text:

@@ -31,7 +31,7 @@ COPIES = (
     Column("device", "count"),
     Column("stream", "count"),
     Column("kind", "text"),
-    Column("bytes", "count", "B"),
+    Column("bytes", "count", "bytes"),
     Column("start", "duration", "ns"),
     Column("duration", "duration", "ns"),
     Column("stage", "text"),

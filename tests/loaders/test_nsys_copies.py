@@ -27,6 +27,7 @@ def test_copies_have_kind_and_bytes(export: NsysExport) -> None:
 
     table = load(export.write()).table("memcpy")
 
+    assert table.columns[4].unit == "bytes"
     assert list(table.rows) == [
         (0, 1, 14, "HtoD", 4096, 600, 10, "actor_update", 3, 150, 40),
         (0, 1, 14, "PtoP", 7, 601, 9, None, None, None, None),

@@ -74,6 +74,12 @@ def test_cells_are_written_by_kind_and_unknown_is_not_zero() -> None:
     assert lines[5] == ["c", "0.0%", "0", "ns", "0.00x", "0", "0"]
 
 
+def test_a_number_keeps_the_digits_before_its_point() -> None:
+    rows = [("a", *[None] * 4, number) for number in (53_281.4, 0.012345, 5328.04)]
+    lines = _text(Table("t", COLUMNS, rows)).splitlines()
+    assert [line.split()[-1] for line in lines[3:6]] == ["53,281", "0.01235", "5,328"]
+
+
 def test_numbers_stand_right_below_one_another() -> None:
     rows = [("a", 0.5, 1_500_000, 1.0, 5, 1), ("b", 0.05, 23, 10.0, 5000, 22)]
     a, b = _text(Table("t", COLUMNS, rows)).splitlines()[3:5]
