@@ -114,7 +114,7 @@ def _print(
 
 
 def _file(spans: "Spans") -> Path:
-    """Return where a run's predictions are: in its directory, beside a file, here where it is not."""
+    """Return where a run's predictions are: in its directory, beside a file, or here for a URL."""
     path = spans.path
     if isinstance(path, RemotePath):
         return Path(f"{path.stem}-{_FILE}")
