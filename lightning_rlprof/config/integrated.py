@@ -76,7 +76,8 @@ class IntegratedConfig(Section):
     )
     profile_with_module: bool = Field(default=False, description="Record the module hierarchy.")
     profile_analysis: bool = Field(
-        default=False, description="Parse an Ascend capture at once instead of offline."
+        default=False,
+        description="Analyse Ascend captures when training is over, in a process of its own.",
     )
     profile_ranks: AllOrRanks = Field(
         default="all", description="Ranks to capture: all, or a list of global ranks."
