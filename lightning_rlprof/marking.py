@@ -206,6 +206,8 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     leave: Any = memoryview(b"").__exit__
     if sink is not None:
         enter, leave = _mirrored(sink) if mirrored else _recording(sink)
+        # torch.compile looks into context managers since 2.15, and warns of what it meets there.
+        enter._torchdynamo_disable = leave._torchdynamo_disable = True
     Marker.__enter__ = enter  # type: ignore[method-assign]
     Marker.__exit__ = leave  # type: ignore[method-assign]
 

@@ -49,3 +49,6 @@ class Timed:
     def __call__(self, function: F) -> F:
         """Return the function with every call of it, or every item of a generator, marked."""
         return within(self, function)
+
+    # torch.compile is not to trace them; see `marking.listen`.
+    __enter__._torchdynamo_disable = __exit__._torchdynamo_disable = True  # type: ignore[attr-defined]

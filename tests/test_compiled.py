@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.marking import annotate, count, mark, stage
+from lightning_rlprof.marking import Marker, annotate, count, mark, stage
+from lightning_rlprof.testing import FakeRecorder
+from lightning_rlprof.timed import Timed
 from lightning_rlprof.wrap import Wraps
 from tests.recording import spans
 from tests.wrapped import Trained, X, rule
@@ -45,6 +47,29 @@ def test_marks_in_traced_code_work_whether_or_not_anybody_records(
     assert sum(len(spans(session, name)) for name in names) == 1
     session.close()
     assert torch.equal(compiled(torch.ones(3)), torch.ones(3).sin())
+
+
+@pytest.mark.parametrize("recorders", [(), (FakeRecorder(),)])
+@pytest.mark.parametrize("into", [None, {}])
+def test_a_marker_that_was_made_before_counts_every_call(
+    into: Any, recorders: Any, start: Any
+) -> None:
+    marker: Any = stage("compiled_before", into=into)
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with marker:
+            return x.sin()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(inside, backend="eager")
+    session = start(recorders, profile=True)
+    session.begin_step(1)
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(3)), torch.ones(3).sin())
+    session.flush()
+    assert len(spans(session, "compiled_before")) == 3
+    traced = (Marker.__enter__, Marker.__exit__, Timed.__enter__, Timed.__exit__)
+    assert all(each._torchdynamo_disable for each in traced)  # type: ignore[attr-defined]
 
 
 def test_the_mark_of_a_compiled_module_s_method_is_taken_off_again(start: Any) -> None:

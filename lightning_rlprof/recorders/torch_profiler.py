@@ -208,8 +208,7 @@ class TorchProfilerRecorder(Recorder):
             activities=options.activities(),
             record_shapes=options.record_shapes,
             profile_memory=options.with_memory,
-            with_modules=options.with_modules,
-            with_stack=options.with_stack,
+            with_stack=options.with_stack,  # with_modules is for TorchScript, and warns since 2.15
         )
 
     def _budget(self) -> Budget:

@@ -214,7 +214,7 @@ def test_a_real_training_on_cpu_shows_its_modules_as_a_tree(tmp_path: Path) -> N
     assert sorted(table.column("path")) == [f"Sequential_0{place}" for place in places]
     assert table.column("calls") == [3] * 5
     averages = {each.key: each.cpu_time_total for each in profiler.key_averages()}
-    if Version(version("torch")) < Version("2.7"):
+    if not Version("2.7") <= Version(version("torch")) < Version("2.15"):
         return  # its averages have no modules
     for row in table.rows:
         assert row[6] == round(1_000 * averages[f"nn.Module: {row[0].strip()}"])
