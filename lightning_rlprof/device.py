@@ -47,10 +47,13 @@ def device_kind() -> str:
         >>> device_kind() in {"cpu", "cuda", "npu", "xpu", "mps"}
         True
     """
-    # is_available, since a torch_npu without devices still names npu as the current accelerator.
-    if not torch.accelerator.is_available():
+    # A torch_npu without devices still names npu as the current accelerator; 2.6 fails when asked.
+    try:
+        device = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
+    except RuntimeError:
         return "cpu"
-    device = torch.accelerator.current_accelerator()
     return "cpu" if device is None else device.type
 
 

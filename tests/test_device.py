@@ -51,6 +51,15 @@ def test_the_kind_is_that_of_a_fake_accelerator_that_is_available(
     assert device.device_kind() == expected
 
 
+def test_a_fake_accelerator_that_fails_when_asked_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> bool:
+        raise RuntimeError("SetDevice, error code is 107001")  # torch_npu 2.6 without a device
+
+    broken = fake_module("torch.accelerator", is_available=refuse)
+    monkeypatch.setattr(torch, "accelerator", broken)
+    assert device.device_kind() == "cpu"
+
+
 def test_a_cpu_keeps_no_memory_of_its_own() -> None:
     assert device.memory_bytes("cpu") == {}
     device.reset_peak("cpu")

@@ -28,9 +28,8 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
         RecorderError: Device time was asked for, and the device has no events that tell a time.
     """
     kind = header.device
-    new = partial(torch.Event, device=kind, enable_timing=True)
     try:
-        new().record()
+        return DeviceTimeRecorder(_telling_time(kind), _capturing(kind))
     except Exception as error:
         text = f"{kind!r} has no events that tell a time ({error})"
         if config.device_time:
@@ -39,7 +38,28 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
             ) from error
         log.warning("device time is not measured: %s", text)
         return Recorder()
-    return DeviceTimeRecorder(new, _capturing(kind))
+
+
+def _telling_time(kind: str) -> Callable[[], Any]:
+    """Return what makes events of a device: torch's, or with torch_npu 2.6 the device's own."""
+    new = partial(torch.Event, device=kind, enable_timing=True)
+    try:
+        return _tried(new)
+    except Exception:
+        own = getattr(getattr(torch, kind, None), "Event", None)
+        if kind == "cpu" or own is None:
+            raise
+        return _tried(partial(own, enable_timing=True))
+
+
+def _tried(new: Callable[[], Any]) -> Callable[[], Any]:
+    """Raise where events exist only on paper, or cannot be compared."""
+    start, end = new(), new()
+    start.record()
+    end.record()
+    end.synchronize()
+    start.elapsed_time(end)
+    return new
 
 
 def _capturing(kind: str) -> Callable[[], bool]:

@@ -5,6 +5,7 @@ The double computes nothing: times in these traces are of the host, and no measu
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -138,7 +139,8 @@ def test_the_doctor_survives_a_torch_npu_without_cann(rlprof: Rlprof) -> None:
 
 def test_the_doctor_says_when_there_is_no_device(rlprof: Rlprof) -> None:
     check = rlprof.checks(CANN_DOUBLE_DEVICES="0")["torch_npu"]
-    assert (check["state"], check["says"]) == ("broken", "2.13.0 finds no NPU")
+    assert check["state"] == "broken"
+    assert re.fullmatch(r"2\.\d+\S* finds no NPU", check["says"])
 
 
 def test_the_selftest_fails_on_the_double_for_its_operators_alone(rlprof: Rlprof) -> None:

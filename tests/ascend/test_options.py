@@ -1,4 +1,4 @@
-"""What the real torch_npu 2.13.0 makes of each option: what it tells CANN, what it keeps."""
+"""What the real torch_npu makes of each option: what it tells CANN, what it keeps."""
 
 import json
 from typing import Any
@@ -154,5 +154,5 @@ def test_ranges_go_into_the_stream_when_asked_for(train: Run) -> None:
 
 def test_the_contract_that_the_fake_is_made_from_is_that_of_the_real_one(train: Run) -> None:
     process = train("contract")
-    facts = json.loads(process.output.splitlines()[-1])
+    (facts,) = (json.loads(one) for one in process.output.splitlines() if one.startswith('{"f'))
     assert facts["found"] == facts["written"]

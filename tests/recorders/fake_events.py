@@ -33,6 +33,10 @@ class FakeEvent:
     def query(self):
         return self in self.stream.passed
 
+    def synchronize(self):
+        while not self.query():
+            self.stream.pass_next(0.0)
+
     def elapsed_time(self, end):
         if not (self.query() and end.query()):
             raise RuntimeError("Both events must be completed before calculating elapsed time.")

@@ -1,5 +1,7 @@
 """Device time of stages: on fake events here, on a GPU where there is one."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from lightning_rlprof.config.profiler import ProfilerConfig
@@ -11,7 +13,7 @@ from lightning_rlprof.recorders.base import Recorder
 from lightning_rlprof.recorders.device_time import DeviceTimeRecorder, build
 from lightning_rlprof.session import Session
 from lightning_rlprof.testing import make_header
-from tests.recorders.fake_events import FakeStream
+from tests.recorders.fake_events import FakeEvent, FakeStream
 
 
 @pytest.fixture
@@ -104,6 +106,24 @@ def test_a_device_without_events_is_refused_where_they_were_asked_for():
 def test_a_device_without_events_is_said_where_nobody_asked(caplog):
     assert type(build(ProfilerConfig(), make_header(device="cpu"))) is Recorder
     assert "device time is not measured: 'cpu' has no events" in caplog.text
+
+
+def test_a_fake_device_whose_own_events_alone_tell_a_time_is_measured_by_them(stream, monkeypatch):
+    class Vague(FakeEvent):
+        def elapsed_time(self, end):
+            raise RuntimeError("Backend doesn't support elapsedTime.")  # torch_npu 2.6
+
+    def own(*, enable_timing):
+        assert enable_timing
+        return stream.event()
+
+    monkeypatch.setattr("torch.Event", lambda device, enable_timing: Vague(stream))
+    with pytest.raises(RecorderError, match=r"'npu' has no events .*elapsedTime"):
+        build(ProfilerConfig(device_time=True), make_header(device="npu"))
+    monkeypatch.setattr("torch.npu", SimpleNamespace(Event=own), raising=False)
+    recorder = build(ProfilerConfig(device_time=True), make_header(device="npu"))
+    assert isinstance(recorder.enter("actor_update", "stage", 1), FakeEvent)
+    assert not isinstance(recorder.enter("actor_update", "stage", 1), Vague)
 
 
 @pytest.mark.cuda
