@@ -254,6 +254,7 @@ PUBLIC void mstxRangeEnd(uint64_t id) { mstxDomainRangeEnd(&usual, id); }
 PUBLIC void aclAppLog(void) {}
 DONE(aclSetCompileopt) DONE(aclrtCtxSetSysParamOpt) DONE(aclrtDeviceEnablePeerAccess) DONE(aclrtResetDevice)
 DONE(aclrtResetEvent) DONE(aclrtSetDeviceSatMode) DONE(aclrtSetOpExecuteTimeOut) DONE(aclrtSetSysParamOpt)
+DONE(aclrtSetStreamOverflowSwitch)  /* torch_npu 2.6 */
 DONE(aclrtStreamWaitEvent) DONE(aclrtSynchronizeDevice) DONE(aclrtSynchronizeDeviceWithTimeout)
 DONE(aclrtSynchronizeEvent) DONE(aclrtSynchronizeStream) DONE(aclrtSynchronizeStreamWithTimeout)
 DONE(aclprofMarkEx) DONE(aclprofRegisterDeviceCallback) DONE(aclprofDestroyStepInfo) DONE(aclprofGetStepTimestamp)
