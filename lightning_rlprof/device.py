@@ -57,9 +57,9 @@ def device_kind() -> str:
     return "cpu" if device is None else device.type
 
 
-def device_name() -> str | None:
+def device_name(kind: str | None = None) -> str | None:
     """Return the model of this process's accelerator, e.g. ``NVIDIA H100 80GB HBM3``, or None."""
-    name = _ask(device_kind(), "get_device_name")
+    name = _ask(device_kind() if kind is None else kind, "get_device_name")
     return None if name is None else str(name)
 
 

@@ -89,7 +89,8 @@ class Header:
     """First line of a rank's trace file: who recorded, where, when and with what.
 
     ``unix_ns`` and ``clock_ns`` are read together: ``unix = t - clock_ns + unix_ns`` turns a span's
-    time into the host's wall clock.
+    time into the host's wall clock. ``device`` is the kind, ``device_name`` the model; what other
+    tools recorded has the model alone, as ``device``.
     """
 
     format: int
@@ -104,6 +105,12 @@ class Header:
     clock_ns: int
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    device_name: str | None = None
+
+    @property
+    def hardware(self) -> str:
+        """The model of the device, ``NVIDIA H100 80GB HBM3``, or its kind where that is unknown."""
+        return self.device_name or self.device
 
 
 @dataclass(frozen=True, slots=True)

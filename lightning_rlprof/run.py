@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.device import device_name
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.exchange import Exchange, default_store, leaders
 from lightning_rlprof.finish import OnFinish, run_finish
@@ -119,6 +120,7 @@ def make_header(
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+    model = device_name(device)
     clock_ns = time.perf_counter_ns()
     return Header(
         format=FORMAT,
@@ -133,4 +135,5 @@ def make_header(
         clock_ns=clock_ns,
         config=config.dump(),
         versions=versions,
+        device_name=model,
     )

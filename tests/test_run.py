@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from lightning_rlprof.analysis.throughput import throughput
 from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.loaders.load import load
 from lightning_rlprof.marking import stage
 from lightning_rlprof.run import make_header, new_run_name, start_session
 from lightning_rlprof.session import current
@@ -32,6 +34,21 @@ def test_a_header_says_who_records_where_and_with_what():
     assert header.config["integrated"]["stage"] == "actor_update"
     assert header.versions["python"] == sys.version.split()[0]
     assert "torch" in header.versions
+
+
+def test_the_model_of_a_fake_device_tells_the_mfu_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    config = ProfilerConfig.build(None, profile_save_path=str(tmp_path))
+    with start_session(config, name="mine", device="cuda", recorders=()) as session:
+        session.begin_step(1)
+        with stage("actor_update", flops=10**12):
+            time.sleep(0.01)
+        session.end_step()
+    spans = load(tmp_path / "mine")
+    assert spans.headers[0].hardware == "NVIDIA H100 80GB HBM3"
+    assert spans.headers[0].device == "cuda"
+    (took,) = spans.duration_ns[spans.rows(name="actor_update")].tolist()
+    assert throughput(spans).column("MFU") == [pytest.approx(1e12 / (took * 989.4e3))]
 
 
 def test_a_loop_of_ones_own_is_recorded(tmp_path):

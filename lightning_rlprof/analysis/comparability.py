@@ -85,7 +85,7 @@ def _ranks(spans: Spans) -> str:
 
 
 def _devices(spans: Spans) -> str:
-    return _listed(sorted({head.device for head in spans.headers.values()}))
+    return _listed(sorted({head.hardware for head in spans.headers.values()}))
 
 
 def _in_graphs(spans: Spans) -> float | None:

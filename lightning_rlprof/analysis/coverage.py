@@ -37,5 +37,5 @@ def coverage(spans: Spans) -> Table:
         ended = spans.statuses.get(rank) or "file just stops"
         took = int(inside[rank])
         times = (took, last - first - took)
-        rows.append((rank, header.host, header.device, len(mine), steps, *times, ended))
+        rows.append((rank, header.host, header.hardware, len(mine), steps, *times, ended))
     return Table("coverage", _COLUMNS, rows)

@@ -80,7 +80,7 @@ def _counted(spans: Spans) -> tuple[Int64s, Floats]:
 
 def _peaks(spans: Spans, rows: Int64s) -> Floats:
     """Return the peak of the device of each span in TFLOP/s, 0 where it is not known."""
-    known = {rank: peak_of(head.device) or 0.0 for rank, head in spans.headers.items()}
+    known = {rank: peak_of(head.hardware) or 0.0 for rank, head in spans.headers.items()}
     return np.array([known.get(rank, 0.0) for rank in spans.rank[rows].tolist()])
 
 

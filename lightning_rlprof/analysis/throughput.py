@@ -108,7 +108,7 @@ def _known(
     peak: float | None,
 ) -> _Known:
     _check(spans, flops_per_token=per_token, parameters=parameters, peak_tflops=peak)
-    peaks = {rank: peak or peak_of(header.device) for rank, header in spans.headers.items()}
+    peaks = {rank: peak or peak_of(header.hardware) for rank, header in spans.headers.items()}
     return _Known(per_token or {}, parameters, shape, peaks)
 
 
@@ -272,7 +272,7 @@ def _judged(
         names = ", ".join(dict.fromkeys(str(row[0]) for row in above))
         doubts.append(f"MFU of {names} is above 100 %: FLOPs, tokens or peak are wrong.")
     told = any(row[_NAMES.index("flops from")] for row in rows)
-    unknown = {head.device for rank, head in spans.headers.items() if not known.peaks.get(rank)}
+    unknown = {head.hardware for rank, head in spans.headers.items() if not known.peaks.get(rank)}
     if not told:
         doubts.append("No MFU: it takes FLOPs, by count(flops=…) or parameters.")
     elif unknown:

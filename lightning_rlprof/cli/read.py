@@ -100,7 +100,7 @@ def describe(spans: "Spans") -> None:
     from lightning_rlprof.report.text import render
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
-    devices = sorted({header.device for header in spans.headers.values()})
+    devices = sorted({header.hardware for header in spans.headers.values()})
     ranks, device = _count(len(spans.ranks), "rank"), ", ".join(devices)
     say(f"{spans.path}: {ranks} on {device}, {_count(steps, 'step')}", "bold")
     show("", render(analysis.stages(spans)), "")

@@ -41,7 +41,7 @@ def facts(spans: Spans) -> list[Fact]:
         Fact("first event to last", duration(length) if length else ""),
         Fact("recorded", _date(spans.unix_ns) if spans.unix_ns else ""),
         Fact("ended", "finished" if all(ended) else f"{sum(ended)} of {len(ended)} finished"),
-        Fact("device", ", ".join(sorted({header.device for header in headers}))),
+        Fact("device", ", ".join(sorted({header.hardware for header in headers}))),
         Fact("host" if len(hosts) == 1 else f"{len(hosts)} hosts", _few(hosts)),
         Fact("spans", f"{len(spans):,}"),
     ]
