@@ -33,6 +33,7 @@ _CAPTURE = (
     "npu",
     "memory",
 )
+_MARKING = {"nvtx", "nsight", "mstx"}
 
 
 Tool = Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]
@@ -215,6 +216,9 @@ class Options(Section):
         if tools and level and "memory" not in tools:
             text = f"contradicts tools={tools}: add memory to them, or leave the level out"
             raise refused(text, level, "memory.level")
+        if tools and self.integrated.mstx and not _MARKING.intersection(tools):
+            text = f"contradicts tools={tools}: add nvtx (NVIDIA) or mstx (Ascend) to them"
+            raise refused(text, self.integrated.mstx, "integrated.mstx")
         if self.device_time and not self.spans:
             text = "contradicts spans=False: device times are numbers of spans"
             raise refused(text, self.device_time, "device_time")

@@ -163,6 +163,10 @@ def test_a_capture_of_neither_host_nor_device_is_refused(profile: bool | None) -
             "memory.level='snapshot' contradicts tools=['nsight']: add memory to them, or leave",
         ),
         (
+            {"tools": ["torch_profiler", "memory"], "integrated": {"mstx": True}},
+            "integrated.mstx=True contradicts tools=['torch_profiler', 'memory']: add nvtx",
+        ),
+        (
             {"device_time": True, "spans": False},
             "device_time=True contradicts spans=False: device times are numbers of spans",
         ),
@@ -182,6 +186,8 @@ def test_options_that_contradict_each_other_are_refused(keys: dict[str, Any], pa
         {"tools": ["nsight", "torch_profiler"], "integrated": {"profile_with_npu": False}},
         {"tools": ["nsight", "memory"], "memory": {"level": "snapshot"}},
         {"tools": [], "memory": {"level": "snapshot"}},
+        {"tools": ["nsight", "memory"], "integrated": {"mstx": True}},
+        {"tools": ["npu_profiler", "mstx"], "integrated": {"mstx": True}},
         {"device_time": False, "spans": False},
     ],
 )

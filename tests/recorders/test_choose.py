@@ -28,7 +28,7 @@ HOST_ONLY = {"profile": True, "profile_with_npu": False}
 # options, then what cpu, cuda, xpu and npu get
 NAMES: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({}, "", "", "", ""),
-    ({"profile": False, "mstx": True, "tools": ["memory"]}, "", "", "", ""),
+    ({"profile": False, "mstx": True, "tools": ["nvtx", "memory"]}, "", "", "", ""),
     ({"profile": True}, *["torch_profiler"] * 3, "npu_profiler"),
     (
         {"mstx": True},
