@@ -127,3 +127,18 @@ def test_verls_token_window_is_read_for_every_tool() -> None:
         }
         config = ProfilerConfig.build(data)
         assert (config.token_start, config.token_end, config.per_stage) == (2, 4, True)
+
+
+def test_a_stage_inside_of_an_iteration_has_no_capture_of_its_own(start: Any) -> None:
+    recorder = FakeRecorder()
+    options = {"stage": ["actor_generate", "compute_reward"], "token_start": 0}
+    session = start([recorder], **options)
+    session.begin_step(1)
+    with stage("actor_generate"), annotate("forward"), stage("compute_reward"):
+        pass
+    with stage("compute_reward"):
+        pass
+    session.end_step()
+    session.close()
+    opened = [call for call in recorder.calls if call.startswith("open")]
+    assert opened == [OPEN.format(1), "open step-000001-compute_reward"]
