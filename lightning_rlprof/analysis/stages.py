@@ -143,7 +143,8 @@ def _of_table(own: Flat, choice: Counted, group: Int64s) -> Summary:
 def _slowest(times: _Times) -> dict[int, int]:
     """Return per stage the rank with the most exclusive time per step; none where there is one.
 
-    Nor with fewer than three steps: so few name a rank by chance.
+    Of several as slow the lowest, as in `ranks`. Nor with fewer than three steps: so few name a
+    rank by chance.
     """
     if len(times.ranks) < 2 or times.steps.min() < FEWEST:
         return {}
@@ -151,5 +152,5 @@ def _slowest(times: _Times) -> dict[int, int]:
     best: dict[int, tuple[float, int]] = {}
     for (rank, name), total in _totals(times, per_rank=True).items():
         if name != UNTRACED:
-            best[name] = max(best.get(name, (0.0, rank)), (total / count[rank], rank))
-    return {name: rank for name, (_, rank) in best.items()}
+            best[name] = max(best.get(name, (0.0, -rank)), (total / count[rank], -rank))
+    return {name: -rank for name, (_, rank) in best.items()}

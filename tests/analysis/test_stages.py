@@ -5,6 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.counted import counted
+from lightning_rlprof.analysis.ranks import ranks
 from lightning_rlprof.analysis.stages import stages
 from tests.analysis.oracle import UNTRACED, runs, totals
 from tests.runs import STAGES, Row, grpo_run, loaded
@@ -94,6 +95,9 @@ def test_the_slowest_rank_has_the_most_time_per_step_not_in_all() -> None:
     assert stages(spans).column("slowest rank") == [1, None]
     assert stages(spans, ranks=[0, 2]).column("slowest rank") == [0, None]
     assert stages(spans, ranks=[2]).column("slowest rank") == [None, None]
+
+    alike = loaded(rank(3, 20), rank(3, 20))
+    assert stages(alike).column("slowest rank")[0] == ranks(alike).column("slowest rank")[1] == 0
 
 
 def test_a_stage_without_length_has_a_row() -> None:
