@@ -1,8 +1,10 @@
 """The pages tell the truth: their Python runs, their YAML is valid, their commands exist."""
 
+import ast
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from lightning_rlprof.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.is_file()]
+REAL = ROOT.parent / "shared" / "data" / "kineto" / "h100_qwen1.5-0.5b.json.gz"
 FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
@@ -49,11 +52,34 @@ def test_the_cells_of_a_notebook_run_from_top_to_bottom(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "notebook"}
+    assert all(run_cells(notebook)["shown"]), "what a cell ends with is shown"
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="no real traces in ../shared/data/kineto")
+def test_the_notebook_of_offline_analysis_runs_on_a_real_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(REAL, tmp_path)
+    monkeypatch.setenv("RLPROF_TRACE", str(tmp_path / REAL.name))
+    shown = run_cells(ROOT / "notebooks/offline_analysis.ipynb")["shown"]
+    assert any("flash" in html or "gemm" in html for html in shown), "its kernels"
+
+
+def run_cells(notebook: Path) -> dict[str, Any]:
+    """Run a notebook's cells as Jupyter does; ``shown`` is what they end with, as HTML."""
+    namespace: dict[str, Any] = {"__name__": "notebook", "shown": []}
     for cell in json.loads(notebook.read_text())["cells"]:
-        if cell["cell_type"] == "code":
-            assert not cell["outputs"], "outputs are made, not kept"
-            exec(compile("".join(cell["source"]), by_name(notebook), "exec"), namespace)
+        if cell["cell_type"] != "code":
+            continue
+        assert not cell["outputs"], "outputs are made, not kept"
+        code = ast.parse("".join(cell["source"]))
+        last = code.body.pop() if isinstance(code.body[-1], ast.Expr) else None
+        exec(compile(code, by_name(notebook), "exec"), namespace)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), by_name(notebook), "eval"), namespace)
+            show = getattr(value, "_repr_html_", value.__repr__)
+            namespace["shown"].append(show())
+    return namespace
 
 
 @pytest.mark.parametrize("page", pages_with("yaml"), ids=by_name)
