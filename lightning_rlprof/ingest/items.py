@@ -10,7 +10,9 @@ from typing import NamedTuple
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend import is_ascend
 from lightning_rlprof.loaders.ascend_folder import is_capture
+from lightning_rlprof.loaders.chrome_bytes import Source
 from lightning_rlprof.loaders.kineto import is_chrome_trace, is_export
+from lightning_rlprof.loaders.ranks import rank_in_name
 from lightning_rlprof.store.cache import FOLDER
 from lightning_rlprof.tracefile import rank_files
 
@@ -20,6 +22,7 @@ __all__ = ["is_run", "items", "traces"]
 _FORMS = ((".json", ".json.gz", ".json.zst"), (".sqlite", ".nsys-rep"))
 # The file of a capture, and how far down captures are looked for.
 _VIEW, _DEEPEST = "trace_view.json", 4
+_PACKED = (".json.gz", ".json.zst")
 _SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", ".sqlite", ".nsys-rep")
 
 
@@ -35,9 +38,9 @@ def items(path: Path) -> list[Path]:
 
     A directory with rank files is one run, one that holds nothing but torch_npu's captures one
     trace; below any other, every such directory and every file that is a trace by its name or
-    content. Also files that are none by content, where traces beside them have the same name but
-    for digits, and what must not be looked at: to read it tells why. Links to directories are not
-    followed.
+    content. Beside traces also files that are none, to read which tells why: of their name but for
+    digits, of another rank by their name, or packed and no JSON inside. So is what must not be
+    looked at. Links to directories are not followed.
 
     Raises:
         TraceError: There is no such path, or nothing to read below it.
@@ -74,7 +77,8 @@ def _below(folder: Path) -> list[_Item]:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         if is_capture(folder):
             return [_Item(folder, 0)]
-        found = [_Item(path) for path in _traces(Path(e.path) for e in entries if _is_file(e))]
+        files = (Path(entry.path) for entry in entries if _is_file(entry))
+        found = [_Item(path) for path in _traces(files, damaged=True)]
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and entry.name != FOLDER:
                 found += _below(Path(entry.path))
@@ -102,19 +106,35 @@ def _is_file(entry: "os.DirEntry[str]") -> bool:
     return os.path.isfile(entry.path) or not os.path.exists(entry.path)
 
 
-def _traces(files: Iterable[Path]) -> list[Path]:
-    """Return the traces among the files of one folder, each in one form."""
-    forms: dict[tuple[str, int], tuple[int, Path]] = {}
+def _traces(files: Iterable[Path], *, damaged: bool = False) -> list[Path]:
+    """Return the traces among the files of one folder, each in one form, and broken ones."""
+    forms: dict[tuple[int, str], tuple[int, Path]] = {}
     for path in files:
         for tool, endings in enumerate(_FORMS):
             for order, ending in enumerate(endings):
                 if path.name.endswith(ending):
-                    key = (path.name.removesuffix(ending), tool)
+                    key = (tool, path.name.removesuffix(ending))
                     forms[key] = min(forms.get(key, (order, path)), (order, path))
-    paths = sorted(path for _, path in forms.values())
-    sure = {path for path in paths if path.name.endswith(_SURE) or _is_trace(path)}
-    alike = {_pattern(path) for path in sure}
-    return [path for path in paths if path in sure or _pattern(path) in alike]
+    found: list[Path] = []
+    for tool in range(len(_FORMS)):
+        stems = {path: stem for (of, stem), (_, path) in forms.items() if of == tool}
+        found += _of_one_tool(stems, damaged=damaged)
+    return sorted(found)
+
+
+def _of_one_tool(stems: dict[Path, str], *, damaged: bool) -> list[Path]:
+    """Return the traces; where there are some, also files that are called as another rank's."""
+    sure = {path for path in stems if path.name.endswith(_SURE) or _is_trace(path)}
+    alike = {_pattern(stems[path]) for path in sure}
+    ranks = {rank_in_name(path.name) for path in sure} - {None}
+
+    def is_broken(path: Path) -> bool:
+        rank = rank_in_name(path.name)
+        if _pattern(stems[path]) in alike or (ranks and rank is not None and rank not in ranks):
+            return True
+        return damaged and path.name.endswith(_PACKED) and not _is_json(path)
+
+    return [path for path in stems if path in sure or (sure and is_broken(path))]
 
 
 def _is_trace(path: Path) -> bool:
@@ -123,5 +143,16 @@ def _is_trace(path: Path) -> bool:
     return False
 
 
-def _pattern(path: Path) -> str:
-    return re.sub(r"\d+", "0", path.name)
+def _is_json(path: Path) -> bool:
+    """Tell whether a file begins as JSON does once it is unpacked."""
+    first = bytearray(1)
+    try:
+        with Source(path) as source:
+            source.readinto(memoryview(first))
+            return source.problem is None and first in b"{[ \t\r\n"
+    except TraceError:
+        return False
+
+
+def _pattern(stem: str) -> str:
+    return re.sub(r"\d+", "0", stem)

@@ -1,3 +1,4 @@
+import gzip
 import os
 import shutil
 import subprocess
@@ -53,6 +54,33 @@ def test_a_broken_trace_counts_by_its_name_or_by_those_beside_it(tmp_path: Path)
     (tmp_path / "other.json").write_text("")
     (tmp_path / "x.pt.trace.json.gz").write_text("")
     assert names(tmp_path) == ["rank0.json", "rank17.json", "x.pt.trace.json.gz"]
+
+
+def test_a_broken_rank_is_found_whatever_its_host_and_its_form(tmp_path: Path) -> None:
+    write_trace(tmp_path / "gpu-a_rank0.json")
+    for name in ("gpu-b_rank1.json.gz", "gpu-c_rank2.json", "gpu-d.json.gz", "gpu-e.json.zst"):
+        (tmp_path / name).write_bytes(b"no trace")
+    with gzip.open(tmp_path / "tokenizer.json.gz", "wt") as file:
+        file.write('{"model": "bpe"}')
+    (tmp_path / "config_rank0.json").write_text("{}")
+    (tmp_path / "config.json").write_text("")
+    assert names(tmp_path) == [
+        "gpu-a_rank0.json",
+        "gpu-b_rank1.json.gz",
+        "gpu-c_rank2.json",
+        "gpu-d.json.gz",
+        "gpu-e.json.zst",
+    ]
+
+
+def test_what_looks_broken_is_left_where_no_trace_is_beside_it(tmp_path: Path) -> None:
+    write_trace(tmp_path / "server" / "vllm.json")
+    (tmp_path / "server" / "config_rank3.json").write_text("{}")
+    assert names(tmp_path) == ["server/vllm.json"]
+    shutil.rmtree(tmp_path / "server")
+    (tmp_path / "gpu-b_rank1.json.gz").write_bytes(b"no trace")
+    with pytest.raises(TraceError, match="holds no run and no trace"):
+        items(tmp_path)
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
