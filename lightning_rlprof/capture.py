@@ -1,7 +1,7 @@
 """One rank's captures: recorders opened and closed around windows, and dropped when they fail."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 _OPEN = Marker("rlprof open capture", "region")
 _CLOSE = Marker("rlprof close capture", "region")
+_NO_RECORDER = (
+    "no recorder was there to capture: see profile_level, profile_with_cpu, profile_with_npu, tools"
+)
 
 
 class Run(Protocol):
@@ -78,6 +81,7 @@ class Capture:
         self._opened: dict[tuple[int, str | None], int] = {}
         self._window = ""
         self._steps: set[int] = set()
+        self._captured: set[str] = set()
         self.seen: set[str] = set()
 
     @property
@@ -108,8 +112,9 @@ class Capture:
             self._call(recorder, recorder.close)
         self.is_open = False
         self._listening = self._now_listening()
-        names = ", ".join(type(recorder).__name__ for recorder in self._recorders) or "no recorder"
-        self._run.note("info", f"captured {self._window} with {names}")
+        if names := _names(filter(_captures, self._recorders)):  # those that lived through it
+            self._captured.add(self._window)
+            self._run.note("info", f"captured {self._window} with {names}")
         self._run.record(_CLOSE, start, self._run.clock())
 
     def enter(self, name: str, kind: Kind, *, closes: bool = False) -> object:
@@ -147,6 +152,7 @@ class Capture:
         if len(opened) < len(self._opened) and self.is_open:
             self._run.note("info", f"{self._window} is empty: training ended before that step")
             self.close()
+            self._captured.discard(self._window)
         self._opened = opened
 
     def saw(self, step: int) -> bool:
@@ -173,16 +179,25 @@ class Capture:
             rank: This process's.
             ended: The last step that ended.
         """
-        windowed = any(not recorder.always for recorder in self._all)
-        if not config.captures or not config.wants_rank(rank) or self._opened or not windowed:
+        if not config.captures or not config.wants_rank(rank) or self._captured:
             return None
+        capturing = [recorder for recorder in self._all if _captures(recorder)]
+        if not capturing:  # markers alone are asked for where there are none: spans serve
+            return None if config.integrated.mstx else f"nothing was captured ({_NO_RECORDER})"
+        if self._opened:
+            return f"nothing was captured (what should have captured failed: {_names(capturing)})"
+        if all(recorder.always for recorder in capturing):
+            return None
+        return f"nothing was captured ({self._why_no_window(config, ended)})"
+
+    def _why_no_window(self, config: ProfilerConfig, ended: int) -> str:
         wanted = f"steps wanted: {_steps_text(config)}; the last step that ended: {ended}"
         if config.per_stage and self.seen:
             seen = ", ".join(sorted(self.seen))
             wanted = f"no wanted stage began in a wanted step; stages seen there: {seen}"
             if "actor_generate" in self.seen and (config.token_start or config.token_end):
                 wanted = f"actor_generate had no span number {config.token_start or 0} inside"
-        return f"nothing was captured ({wanted})"
+        return wanted
 
     def _end(self, token: _Token, *, windowed: bool = False) -> None:
         """End a span for every recorder, or only for those that listen in windows."""
@@ -212,6 +227,16 @@ class Capture:
         log.debug("a recorder failed", exc_info=error)
         name = type(recorder).__name__
         self._run.note("error", f"{name} failed and was dropped ({described(error)})")
+
+
+def _captures(recorder: Recorder) -> bool:
+    """Tell whether a recorder does anything in a window that it does not do outside, too."""
+    own = type(recorder)
+    return own is not Recorder and (not recorder.always or own.open is not Recorder.open)
+
+
+def _names(recorders: Iterable[Recorder]) -> str:
+    return ", ".join(type(recorder).__name__ for recorder in recorders)
 
 
 def _told(

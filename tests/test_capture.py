@@ -130,58 +130,6 @@ def test_a_recorder_that_raises_is_logged_noted_and_dropped(start, clock, caplog
     assert len(spans(session, "step")) == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "steps", "reason"),
-    [
-        (
-            {"profile_step_start": 5, "profile_step_end": 7},
-            [1, 2],
-            "nothing was captured (steps wanted: 5 up to 6; the last step that ended: 2)",
-        ),
-        (
-            {"steps": [9]},
-            [1],
-            "nothing was captured (steps wanted: [9]; the last step that ended: 1)",
-        ),
-        (
-            {"steps": [1], "stage": "critic_update"},
-            [1],
-            "nothing was captured (no wanted stage began in a wanted step; "
-            "stages seen there: actor_update)",
-        ),
-        ({"steps": [9], "ranks": [1]}, [1], None),
-        ({"profile": False, "steps": [9]}, [1], None),
-        ({"steps": [1]}, [1], None),
-    ],
-)
-def test_a_run_that_captured_nothing_says_why(start, clock, options, steps, reason):
-    session = start([FakeRecorder()], **options)
-    run_steps(session, clock, steps)
-    session.close()
-    warnings = [note.text for note in read(session).notes if note.level == "warning"]
-    assert warnings == ([reason] if reason else [])
-
-
-def test_a_window_for_a_step_that_never_comes_is_closed_and_does_not_count(start, clock):
-    recorder = FakeRecorder()
-    session = start([recorder], steps=[2])
-    run_steps(session, clock, [1])
-    session.close()
-    assert recorder.calls == ["open step-000002", "enter step", "exit step", "close", "finish"]
-    texts = [note.text for note in read(session).notes]
-    assert "step-000002 is empty: training ended before that step" in texts
-    assert "nothing was captured (steps wanted: [2]; the last step that ended: 1)" in texts
-
-
-def test_a_window_that_covered_a_step_counts_although_the_next_never_comes(start, clock):
-    recorder = FakeRecorder()
-    session = start([recorder], profile_step_start=1, profile_step_end=3)
-    run_steps(session, clock, [1])
-    session.close()
-    assert recorder.calls[0] == "open step-000001"
-    assert not [note for note in read(session).notes if note.level == "warning"]
-
-
 class Always(FakeRecorder):
     always = True
 
@@ -211,13 +159,6 @@ def test_a_window_that_closes_ends_a_span_only_for_those_that_leave(start, clock
         assert "exit actor_update" not in everywhere.calls
     assert everywhere.calls[-1] == "exit actor_update"
     session.close()
-
-
-def test_always_listening_is_no_capture_and_gives_no_warning(start, clock):
-    session = start([Always()], steps=[9])
-    run_steps(session, clock, [1])
-    session.close()
-    assert not [note for note in read(session).notes if note.level == "warning"]
 
 
 def test_marks_are_mirrored_while_somebody_listens(start, clock):

@@ -151,6 +151,17 @@ def test_lightweight_mode_on_a_cpu_says_once_that_spans_alone_are_recorded(
     said = "lightweight mode: cpu has no markers of its own, spans alone are recorded"
     assert [note.text for note in trace_of(callback).notes if "lightweight" in note.text] == [said]
     assert sum(said in record.message for record in caplog.records) == 1
+    assert warnings_of(callback) == []
+
+
+@pytest.mark.parametrize("key", [{"profile_with_cpu": False}, {"profile_level": "level_none"}])
+def test_a_configuration_that_leaves_nothing_to_capture_warns_at_the_end(
+    key: dict[str, Any], tmp_path: Path
+) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path), profile=True, **key)
+    make_trainer(callback).fit(Tiny(), loader())
+    (text,) = warnings_of(callback)
+    assert text.startswith("nothing was captured (no recorder was there to capture")
 
 
 class Own(PyTorchProfiler):
