@@ -69,7 +69,8 @@ class StageMetrics(Callback):
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
         if every and (x + 1) % every == 0 and not loop._should_accumulate():
             metrics, self._sums = self._sums.metrics(), _Sums()
-            for logger in trainer.loggers:
+            # A logger of the user's own may know nothing of ranks.
+            for logger in trainer.loggers if trainer.is_global_zero else ():
                 try:
                     logger.log_metrics(metrics, step=x)
                 except Exception as error:  # the others get theirs

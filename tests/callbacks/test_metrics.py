@@ -1,12 +1,13 @@
 """`StageMetrics`: what reaches TensorBoard, at which x, from which rank."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_rlprof.callbacks.metrics import StageMetrics
@@ -21,6 +22,7 @@ from tests.callbacks.models import (
     make_trainer,
     module_of,
     of,
+    only_run,
     steps_of,
     trace_of,
 )
@@ -115,15 +117,30 @@ def test_a_batch_of_none_does_not_log_the_step_before_again(tmp_path: Path) -> N
     assert len(events.of("rlprof/step_s")) == 2
 
 
+class Plain(Logger):
+    """A logger that knows nothing of ranks: a line per row, with the process that wrote it."""
+
+    name = version = "plain"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        with self.path.open("a") as file:
+            print(os.getpid(), step, "rlprof/step_s" in metrics, file=file)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+
 def test_only_rank_0_logs(tmp_path: Path) -> None:
-    logger = TensorBoardLogger(tmp_path / "logs", name="", version="")
     callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"))
     make_trainer(
-        callback, StageMetrics(), logger=logger, devices=2, strategy="ddp_fork",
+        callback, StageMetrics(), logger=Plain(tmp_path / "rows"), devices=2, strategy="ddp_fork",
         use_distributed_sampler=False,
     ).fit(Tiny(), loader())  # fmt: skip
-    assert len(Logged(tmp_path / "logs").of("rlprof/step_s")) == 4
-    assert len(list((tmp_path / "logs").glob("events*"))) == 1
+    rows = [line.split() for line in (tmp_path / "rows").read_text().splitlines()]
+    ranks = {trace.header.rank: str(trace.header.pid) for trace in only_run(tmp_path / "runs")}
+    assert rows == [[ranks[0], str(x), "True"] for x in range(4)]
 
 
 @pytest.mark.parametrize("before", [[], [StageMetrics()]])
