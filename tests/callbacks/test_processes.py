@@ -106,13 +106,19 @@ def test_a_rank_beyond_two_ranks_is_refused_by_every_rank(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("ranks", [(0, 1), (1,), (0,)])
-def test_an_exception_in_forked_ranks_leaves_every_finished_step(
-    ranks: tuple[int, ...], tmp_path: Path
+@pytest.mark.parametrize(
+    ("start", "ranks"),
+    [
+        *[("fork", (0, 1)), ("fork", (1,)), ("fork", (0,))],
+        pytest.param("spawn", (1,), marks=pytest.mark.slow),
+    ],
+)
+def test_an_exception_in_ranks_that_lightning_starts_leaves_every_finished_step(
+    start: str, ranks: tuple[int, ...], tmp_path: Path
 ) -> None:
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="ValueError: rank"):
-        make_trainer(callback, strategy="ddp_fork", **two_ranks).fit(FailsOn(*ranks), loader())
+        make_trainer(callback, strategy=f"ddp_{start}", **two_ranks).fit(FailsOn(*ranks), loader())
     traces = only_run(tmp_path)
     assert len(traces) == 2
     for trace in traces:
