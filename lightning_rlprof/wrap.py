@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_rlprof.config.rules import WrapRule
+from lightning_rlprof.config.rules import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.marking import stage
 
@@ -17,6 +17,38 @@ __all__ = ["Wraps"]
 
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
 _ABSENT = object()
+_MOST = 5  # values that are named
+
+
+class _Values:
+    """What the argument of a rule was, until a call had a stage.
+
+    Args:
+        rule: One that chooses by an argument.
+    """
+
+    def __init__(self, rule: WrapRule) -> None:
+        self.rule = rule
+        self.came: set[str] = set()
+        self._matched = False
+
+    def add(self, value: object, stage_name: str | None) -> None:
+        """Remember what came, as far as it will be told."""
+        if stage_name:
+            self._matched = True
+        elif not self._matched and len(self.came) <= _MOST:
+            self.came.add(texts_of(value)[0])
+
+    def remark(self) -> str | None:
+        """Say what came where the method was called and no call had a stage."""
+        by_arg = self.rule.by_arg
+        if by_arg is None or self._matched or not self.came:
+            return None
+        came = ", ".join([f"{each[:40]!r}" for each in sorted(self.came)][:_MOST])
+        return (
+            f"wrap: no call of {self.rule.target!r} got a stage: {by_arg.arg} was {came}"
+            f"{', …' * (len(self.came) > _MOST)}; by_arg.stages has {', '.join(by_arg.stages)}"
+        )
 
 
 class Wraps:
@@ -35,6 +67,7 @@ class Wraps:
 
     def __init__(self, root: object, rules: Sequence[WrapRule]) -> None:
         self._installed: list[tuple[object, str, object, object]] = []
+        self._values: list[_Values] = []
         try:
             for rule in rules:
                 self._install(root, rule)
@@ -52,10 +85,16 @@ class Wraps:
                     setattr(owner, name, before)
         self._installed.clear()
 
+    def remarks(self) -> list[str]:
+        """Say which rules were of no use, although their methods were called."""
+        return [text for values in self._values if (text := values.remark())]
+
     def _install(self, root: object, rule: WrapRule) -> None:
         owner, name = _find(root, rule.target)
         method = getattr(owner, name)
-        mine = _method(method, rule)
+        values = _Values(rule)
+        self._values.append(values)
+        mine = _method(method, values)
         holders = [each for each in (owner, getattr(owner, "_orig_mod", None)) if each is not None]
         try:
             had = [vars(each).get(name, _ABSENT) for each in holders]
@@ -104,15 +143,15 @@ def _get(owner: object, name: str, target: str) -> Any:
         raise ConfigError(text) from None
 
 
-def _method(method: Callable[..., Any], rule: WrapRule) -> types.MethodType:
+def _method(method: Callable[..., Any], values: _Values) -> types.MethodType:
     """Mark a method or function as a bound method, which copies and pickles as nothing else does.
 
     Copied, it is bound to the copy. Pickled, it is looked up by name, here also for a function,
     which a closure could not be.
     """
     if isinstance(method, types.MethodType):
-        return types.MethodType(_marked(method.__func__, rule), method.__self__)
-    marked = _marked(method, rule)
+        return types.MethodType(_marked(method.__func__, values), method.__self__)
+    marked = _marked(method, values)
 
     def call(bound_to: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # A copied partial has arguments of its own, which the marked one knows nothing of.
@@ -126,7 +165,8 @@ def _method(method: Callable[..., Any], rule: WrapRule) -> types.MethodType:
     return types.MethodType(outer, method)
 
 
-def _marked(function: Callable[..., Any], rule: WrapRule) -> Callable[..., Any]:
+def _marked(function: Callable[..., Any], values: _Values) -> Callable[..., Any]:
+    rule = values.rule
     if rule.stage is not None:
         return stage(rule.stage)(function)
     # Marked once per stage here, so that a call only chooses; what has no stage runs as it is.
@@ -137,6 +177,8 @@ def _marked(function: Callable[..., Any], rule: WrapRule) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         grad, value = torch.is_grad_enabled(), value_of(args, kwargs)
         name = rule.stage_for(grad=grad, value=value)
+        if rule.by_arg and not torch.compiler.is_compiling():  # which would compile it anew
+            values.add(value, name)
         return (marked[name] if name else function)(*args, **kwargs)
 
     return call

@@ -188,6 +188,9 @@ class ProfilerCallback(Callback):
         try:
             for part in undo:
                 part.remove()
+                if isinstance(part, Wraps) and session is not None:
+                    for text in part.remarks():
+                        session.note("warning", text)
             if session is not None:
                 session.close(status)
         except Exception as error:

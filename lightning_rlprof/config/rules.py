@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lightning_rlprof.config.section import Section, refused
 
-__all__ = ["ArgumentStages", "GradStages", "WrapRule"]
+__all__ = ["ArgumentStages", "GradStages", "WrapRule", "texts_of"]
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -51,7 +51,7 @@ class ArgumentStages(Section):
 
     arg: Annotated[str, BeforeValidator(_argument)] = Field(description="Name of the argument.")
     stages: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
-        description="Value as text, or name of an enum member, to the stage; others get no stage."
+        description="Value as text, or name or value of an enum member, to its stage."
     )
 
 
@@ -106,6 +106,18 @@ class WrapRule(Section):
         if self.by_grad:
             return self.by_grad.grad if grad else self.by_grad.no_grad
         if self.by_arg:
-            name = value.name if isinstance(value, Enum) else str(value)
-            return self.by_arg.stages.get(name) or self.by_arg.stages.get(str(value))
+            return next(filter(None, map(self.by_arg.stages.get, texts_of(value))), None)
         return self.stage
+
+
+def texts_of(value: object) -> tuple[str, ...]:
+    """Return the texts by which a rule may name an argument's value.
+
+    Example::
+
+        >>> texts_of(3), texts_of(Enum("Model", {"OLD": "old"}).OLD)
+        (('3',), ('OLD', 'old', 'Model.OLD'))
+    """
+    if isinstance(value, Enum):
+        return value.name, str(value.value), str(value)
+    return (str(value),)

@@ -168,3 +168,42 @@ def test_a_wrapped_module_is_saved_as_if_it_were_bare(tmp_path: Path) -> None:
     make_trainer(wrapping(tmp_path / "runs", LAYER)).fit(module, loader())
     again = torch.load(tmp_path / "layer.pt", weights_only=False)
     assert torch.equal(again(torch.ones(1, 4)), module.layer(torch.ones(1, 4)))
+
+
+class Kinds(Tiny):
+    """Asks itself for something in each step, of one kind after the other."""
+
+    kinds = ("OLD", "x" * 99, "new", *"abcdef")
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        for kind in self.kinds:
+            self.asked(kind)
+        return super().training_step(batch, batch_idx)
+
+    def asked(self, kind: str) -> None: ...
+
+
+def by_kind(*kinds: str) -> dict[str, Any]:
+    stages = dict.fromkeys(kinds, "actor_generate")
+    return {"target": "asked", "by_arg": {"arg": "kind", "stages": stages}}
+
+
+def test_a_rule_whose_values_never_came_is_named_at_the_end(tmp_path: Path) -> None:
+    callback, module = wrapping(tmp_path, by_kind("old", "ref")), Kinds()
+    make_trainer(callback).fit(module, loader())
+    (note,) = trace_of(callback).notes
+    assert note.level == "warning"
+    assert note.text.startswith("wrap: no call of 'asked' got a stage: kind was 'OLD', 'a', ")
+    assert note.text.endswith(", …; by_arg.stages has old, ref")
+    module.kinds = ("x" * 99,)
+    make_trainer(callback).fit(module, loader())
+    assert f"kind was {'x' * 40!r}; by" in trace_of(callback).notes[0].text
+
+
+def test_a_rule_that_served_once_or_was_never_asked_is_not(tmp_path: Path) -> None:
+    callback, module = wrapping(tmp_path, by_kind("OLD", "ref")), Kinds()
+    make_trainer(callback).fit(module, loader())
+    module.kinds = ()
+    first = trace_of(callback).notes
+    make_trainer(callback).fit(module, loader())
+    assert first == trace_of(callback).notes == []

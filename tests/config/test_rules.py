@@ -1,4 +1,4 @@
-from enum import Enum
+from enum import Enum, IntEnum
 
 import pytest
 from pydantic import ValidationError
@@ -50,9 +50,25 @@ def test_stage_by_argument() -> None:
     assert one.names()["by_arg.stages.Old"] == "actor_compute_log_prob"
 
 
-def test_an_enum_is_matched_by_name_and_by_text() -> None:
-    one = rule(by_arg={"arg": "m", "stages": {"OLD": "a", "Model.REFERENCE": "b"}})
+class Text(str, Enum):
+    OLD = "old"
+    REFERENCE = "reference"
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+def test_an_enum_is_matched_by_name_by_value_and_by_text() -> None:
+    one = rule(
+        by_arg={"arg": "m", "stages": {"OLD": "a", "Model.REFERENCE": "b", "o": "c", 1: "d"}}
+    )
     assert one.stage_for(grad=True, value=Model.OLD) == "a"
+    assert one.stage_for(grad=True, value=Model.REFERENCE) == "b"
+    assert one.stage_for(grad=True, value=Number.ONE) == "d"
+    one = rule(by_arg={"arg": "m", "stages": {"old": "a", "r": "b"}})
+    assert one.stage_for(grad=True, value=Text.OLD) == one.stage_for(grad=True, value="old") == "a"
+    assert one.stage_for(grad=True, value=Text.REFERENCE) is None
     assert one.stage_for(grad=True, value=Model.REFERENCE) == "b"
 
 
