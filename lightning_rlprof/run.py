@@ -106,8 +106,8 @@ def _remark(session: Session, *, own: bool) -> None:
 
 
 def new_run_name() -> str:
-    """Return a name that no other job will choose, sorted by time: ``20261121-141500-9f2c``."""
-    return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    """Return a name that no other job will choose: ``20261121-141500-9f2c41d7``, sorted by time."""
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def make_header(

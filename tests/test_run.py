@@ -19,9 +19,9 @@ from lightning_rlprof.tracefile import read_trace
 
 
 def test_names_of_runs_sort_by_time_and_do_not_repeat():
-    names = {new_run_name() for _ in range(20)}
-    assert len(names) == 20
-    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", name) for name in names)
+    names = {new_run_name() for _ in range(300)}  # as if so many jobs began in one second
+    assert len(names) == 300
+    assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{8}", name) for name in names)
 
 
 def test_a_header_says_who_records_where_and_with_what():

@@ -188,7 +188,7 @@ def _name(given: str | None, config: "ProfilerConfig", *, force: bool) -> str:
     """
     if given is None:
         folder = Path(config.integrated.profile_save_path)
-        now = f"nsys-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        now = f"nsys-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         return str(folder / now).replace("%", "%%")
     name = given.removesuffix(".nsys-rep")
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.axis import Meetings, OnAxis, clock_table, on_axis
 from lightning_rlprof.loaders.counters import collect, merge
-from lightning_rlprof.loaders.ranks import missing
+from lightning_rlprof.loaders.ranks import disagreeing, missing
 from lightning_rlprof.model import KINDS, Header, Note
 from lightning_rlprof.spans import (
     NO_PARENT,
@@ -87,7 +87,9 @@ def read_run(
         raise broken[0]
     if path.is_dir():
         problems += missing(_world(ranks), [*ranks, *(each.rank for each in problems)])
-    return _assemble(path, dict(sorted(ranks.items())), tables, problems)
+    ranks = dict(sorted(ranks.items()))
+    problems += disagreeing(rank.header for rank in ranks.values())
+    return _assemble(path, ranks, tables, problems)
 
 
 def _world(ranks: Mapping[int, _Rank]) -> int:

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable
 
+from lightning_rlprof.model import Header
 from lightning_rlprof.spans import Problem
 
-__all__ = ["as_ranges", "missing", "rank_in_name"]
+__all__ = ["as_ranges", "disagreeing", "missing", "rank_in_name"]
 
 _RANK = re.compile(r"(?<![a-z])rank[-_]?(\d{1,7})(?![0-9a-z])", re.IGNORECASE)
 
@@ -37,6 +38,28 @@ def missing(world: int, seen: Iterable[int | None]) -> list[Problem]:
         expected = rank + 1
     text = f"of {world} ranks, these wrote no trace: {', '.join(map(_run, gaps))}"
     return [Problem(None, text)] if gaps else []
+
+
+def disagreeing(headers: Iterable[Header]) -> list[Problem]:
+    """Name ranks of one role that tell different sizes of their world: those of several jobs.
+
+    Roles may have a world each.
+
+    Example::
+
+        >>> from lightning_rlprof.testing import make_header
+        >>> disagreeing([make_header(0, 2), make_header(1, 2), make_header(2, 4)])[0].text
+        'ranks of one role (actor) are of several jobs: 0-1 of 2, 2 of 4'
+    """
+    worlds: dict[str, dict[int, list[int]]] = {}
+    for each in headers:
+        worlds.setdefault(each.role, {}).setdefault(each.world_size, []).append(each.rank)
+    text = "ranks of one role ({}) are of several jobs: {}"
+    return [
+        Problem(None, text.format(role, ", ".join(f"{as_ranges(of)} of {n}" for n, of in told)))
+        for role, told in ((role, sorted(own.items())) for role, own in worlds.items())
+        if len(told) > 1
+    ]
 
 
 def as_ranges(ranks: Iterable[int]) -> str:

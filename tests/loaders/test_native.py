@@ -147,6 +147,21 @@ def test_two_files_of_one_rank_and_a_file_of_another_run_are_said(tmp_path: Path
     ]
 
 
+def test_ranks_of_two_jobs_with_one_name_are_said(tmp_path: Path) -> None:
+    for rank, world in enumerate((2, 2, 4, 4)):
+        write_rank(tmp_path, header(rank, world), [])
+    text = "ranks of one role (actor) are of several jobs: 0-1 of 2, 2-3 of 4"
+    assert _problems(tmp_path) == [(None, text)]
+
+
+def test_roles_may_have_a_world_each(tmp_path: Path) -> None:
+    for rank, (world, role) in enumerate(
+        ((4, "actor"), (2, "critic"), (2, "critic"), (4, "actor"))
+    ):
+        write_rank(tmp_path, header(rank, world, role=role), [])
+    assert _problems(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
