@@ -4,19 +4,20 @@ A run is copied into a temporary folder before it is read, file by file, and onl
 Nothing that this room says or raises holds a credential.
 """
 
+import logging
 import os
 import re
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from lightning_rlprof.address import RemotePath, scrubbed
+from lightning_rlprof.address import RemotePath, scrubbed, secrets_of
 from lightning_rlprof.errors import TraceError
 
 if TYPE_CHECKING:
@@ -143,9 +144,47 @@ def opened(path: RemotePath) -> tuple[Any, str]:
     except ImportError as error:
         text = f'{path}: fsspec is not there: pip install "lightning-rlprof[remote]"'
         raise TraceError(text) from error
+    _keep_out_of_logs(secrets_of(path.url))
     system, root = url_to_fs(path.url)
     system.invalidate_cache()
     return system, root
+
+
+class _Records:
+    """Makes the records of `logging`, with stars for the secrets of the URLs that were opened.
+
+    For good: the libraries behind a URL log it from threads of their own, and later.
+    """
+
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self._make = make
+        self.secrets: set[str] = set()
+
+    def __call__(self, *args: Any, **more: Any) -> logging.LogRecord:
+        record = self._make(*args, **more)
+        with suppress(Exception):  # a record that cannot be written at all
+            text = record.getMessage()
+            if (clean := self._clean(text)) != text:
+                record.msg, record.args = clean, None
+            if record.exc_info:
+                text = logging.Formatter().formatException(record.exc_info)
+                if (clean := self._clean(text)) != text:
+                    record.exc_info, record.exc_text = None, clean
+        return record
+
+    def _clean(self, text: str) -> str:
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+
+def _keep_out_of_logs(secrets: set[str]) -> None:
+    make = logging.getLogRecordFactory()
+    if secrets and not isinstance(make, _Records):
+        make = _Records(make)
+        logging.setLogRecordFactory(make)
+    if isinstance(make, _Records):
+        make.secrets = make.secrets | secrets  # another set: threads look into the one before
 
 
 def _listed(path: RemotePath) -> _Listing:
