@@ -30,7 +30,7 @@ def logs(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
     ],
 )
 def test_no_log_holds_a_credential_of_a_url(url: str, logs: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(TraceError, match="127.0.0.1:1"):
+    with pytest.raises(TraceError, match=r"127\.0\.0\.1:1"):
         load(url)
     try:
         raise OSError(url)
