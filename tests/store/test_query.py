@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -7,6 +8,9 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.columns import attach
 from lightning_rlprof.store.query import answer, closed, named, write_answer
 from lightning_rlprof.table import Column, Table
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 COLUMNS = (Column("stage", "text"), Column("wait", "duration", "ns"), Column("share", "share"))
 ROWS = [("a", 2**62, 0.5), ("b", None, None), (None, -3, 1.0), ("a", 4, 0.0)]
@@ -187,6 +191,22 @@ def test_all_rows_are_written_to_a_file(name: str, tmp_path: Path) -> None:
     (tmp_path / name).rename(tmp_path / "plain")
     found = read(str(tmp_path / "plain")).fetchall()  # type: ignore[attr-defined]
     assert sorted(found, key=str) == sorted([("a", 2**62 + 4), ("b", None), (None, -3)], key=str)
+
+
+def test_what_does_not_fit_into_memory_is_an_error_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB would spill into the folder in which somebody asks, and then answer."""
+
+    def little(connection: "DuckDBPyConnection") -> None:
+        connection.execute("SET memory_limit = '30MB'")
+        connection.execute("SET threads = 1")
+
+    monkeypatch.chdir(tmp_path)
+    query = "from (select range, hash(range) as h from range(5000000) order by h) offset 4999999"
+    with pytest.raises(TraceError, match="Out of Memory"):
+        answer(query, little)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_whole_or_not_written(tmp_path: Path) -> None:
