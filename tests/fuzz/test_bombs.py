@@ -56,6 +56,25 @@ def test_a_bomb_of_anything_else_is_no_trace_at_once(filling: bytes, tmp_path: P
         load(path)
 
 
+@pytest.mark.parametrize(("window", "taken"), [(0x88, True), (0x89, False), (0xA8, False)])
+def test_a_zst_that_wants_a_window_above_128_megabytes_is_refused(
+    window: int, taken: bool, tmp_path: Path
+) -> None:
+    """By its header; the bytes stand for 128 MiB, the next above that, and 2 GiB."""
+    pytest.importorskip("zstandard", reason="the zstandard package is not installed")
+    events = BEGIN + EVENT + b'{"ph":"M","name":"x"}]}'
+    block = (len(events) << 3 | 1).to_bytes(3, "little") + events  # the last one, not packed
+    path = tmp_path / "x.json.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([window]) + block)
+    if taken:
+        assert len(load(path).table("kernels").rows) == 1
+        return
+    text = r"x.json.zst: .*requires too much memory"
+    with bounded(megabytes=60), pytest.raises(TraceError, match=text) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_trace_that_compresses_well_is_no_bomb(tmp_path: Path) -> None:
     """A megabyte of equal events is 1/1000 as .zst, and much less than what is refused."""
     path = tmp_path / "x.json.gz"
