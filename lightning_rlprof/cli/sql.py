@@ -65,6 +65,7 @@ def sql(
             _list(store, run, as_json=as_json)
         elif path is not None:
             _write(store, query, path)
+            next_command("rlprof", "sql", run)
         else:
             _print(store, run, query, rows, as_json=as_json)
 

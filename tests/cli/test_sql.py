@@ -50,7 +50,7 @@ def test_sql_writes_all_rows_to_a_file_and_replaces_none(
 ) -> None:
     path = tmp_path / name
     status, out, _ = rlprof("sql", run, "select * from range(1000)", "-o", path)
-    assert (status, out) == (0, f"1,000 rows\nWrote {path}\n")
+    assert (status, out) == (0, f"1,000 rows\nWrote {path}\nNext: rlprof sql '{run}'\n")
     before = path.read_bytes()
     status, _, err = rlprof("sql", run, "select 1", "-o", path)
     assert (status, path.read_bytes()) == (1, before)
