@@ -14,7 +14,10 @@ from tests.house_graph import find_cycle, import_graph, modules_in
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "lightning_rlprof"
 MODULES = modules_in(PACKAGE)
-READING = ("spans", "table", "frames", "store", "ingest", "loaders", "analysis", "report", "cli")
+READING = (
+    *("address", "analysis", "cli", "clock", "config", "errors", "frames", "ingest", "loaders"),
+    *("model", "notebook", "remote", "report", "spans", "store", "table", "tracefile"),
+)
 HEAVY = ("torch", "torch_npu", "nvtx", "pytorch_lightning", "lightning", "ray")
 
 Rule = Callable[[Path], list[str]]
