@@ -87,9 +87,7 @@ def read_run(
         raise broken[0]
     if path.is_dir():
         problems += missing(_world(ranks), [*ranks, *(each.rank for each in problems)])
-    ranks = dict(sorted(ranks.items()))
-    problems += disagreeing(rank.header for rank in ranks.values())
-    return _assemble(path, ranks, tables, problems)
+    return _assemble(path, dict(sorted(ranks.items())), tables, problems)
 
 
 def _world(ranks: Mapping[int, _Rank]) -> int:
@@ -218,6 +216,7 @@ def _assemble(
 ) -> Spans:
     """Put all ranks on one axis that starts with the first event."""
     headers = {number: rank.header for number, rank in ranks.items()}
+    problems += disagreeing(headers.values())
     clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
     zero, lives = _first_event(ranks, clocks), {n: _life(rank) for n, rank in ranks.items()}
     for number, rank in ranks.items():

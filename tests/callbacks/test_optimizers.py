@@ -136,3 +136,10 @@ def test_the_closure_is_cut_off_from_all_that_are_around_it(hooked: Any, clock: 
     Around(clock, inner.step).step()
     session.close()
     assert times(session, "optimizer_step") == [(1, 20, 120), (1, 20, 220)]
+
+
+def test_a_step_whose_begin_nobody_heard_is_no_region(hooked: Any, clock: Any) -> None:
+    session, steps = hooked
+    steps._after(sgd(), (), {})
+    session.close()
+    assert times(session, "optimizer_step") == []
