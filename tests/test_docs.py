@@ -20,7 +20,8 @@ from lightning_rlprof.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.is_file()]
 REAL = ROOT.parent / "shared" / "data" / "kineto" / "h100_qwen1.5-0.5b.json.gz"
-FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+FLAGS = re.MULTILINE | re.DOTALL
+FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", FLAGS)
 
 
 def blocks(text: str, *languages: str) -> list[str]:
@@ -105,6 +106,32 @@ def test_a_block_that_lies_is_found() -> None:
         check_command(["make", "tset"])
     with pytest.raises(ConfigError, match="stge"):
         check_yaml(yaml.safe_load(blocks(page, "yaml")[0]))
+
+
+def test_the_floors_of_the_architecture_are_those_of_the_import_contract() -> None:
+    contract = re.search(r'^id = "floors".*?^layers = \[(.*?)^\]', text_of("pyproject.toml"), FLAGS)
+    page = re.search(r"^1\. Floors, top to bottom:(.*?)\. ", text_of("docs/architecture.md"), FLAGS)
+    assert contract
+    assert page
+    floors = [set(re.findall(r"[a-z_]+", one)) for one in re.findall('"(.*)"', contract[1])]
+    told = [set(re.findall("`([a-z_]+)`", one)) for one in page[1].split("·")]
+    assert told == [floor - {"live"} for floor in floors if floor != {"__main__"}]  # not yet built
+
+
+def test_every_message_that_troubleshooting_explains_is_one_of_ours() -> None:
+    ours = "".join(path.read_text() for path in ROOT.glob("lightning_rlprof/**/*.py"))
+    ours = re.sub(r'"\s*f?"', "", ours)  # a text that goes on in the next line
+    bold = re.findall(r"\*\*(`.*?)\*\*", text_of("docs/troubleshooting.md"), FLAGS)
+    told = [
+        " ".join(one.split()) for each in bold for one in re.findall("`([^`]+ [^`]+)`", each, FLAGS)
+    ]
+    assert len(told) > 15
+    parts = [part.strip(" '") for one in told for part in one.split("…")]
+    assert [part for part in parts if part not in ours] == []
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
 
 
 def check_yaml(block: dict[str, object]) -> None:
