@@ -30,7 +30,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup npu demo test test-oldest test-gpu check docs bench
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make the virtual environment .venv with everything in it
 

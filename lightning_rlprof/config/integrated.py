@@ -45,7 +45,7 @@ class IntegratedConfig(Section):
     )
     stage: StageChoice = Field(
         default="all",
-        description="Stages to capture: all (one capture per step), one stage, or a list.",
+        description="Stages to capture: all (whole steps), one stage, or a list.",
     )
     profile_save_path: Annotated[str, BeforeValidator(_path)] = Field(
         default=SAVE_PATH,

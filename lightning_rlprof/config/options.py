@@ -68,7 +68,7 @@ class Options(Section):
         ),
     )
     discrete: bool = Field(
-        default=False, description="true makes one capture per stage instead of one per step."
+        default=False, description="true makes one capture per stage instead of whole steps."
     )
     roles: dict[str, RoleConfig] = Field(
         default_factory=dict,
