@@ -110,6 +110,12 @@ def test_off_is_on_without_its_line() -> None:
     assert windows(build({**data, "integrated": None})) == ["3"]
 
 
+def test_only_an_example_that_captures_starts_nsys_which_else_records_the_whole_run() -> None:
+    with_nsys = [path for path in FILES if "rlprof nsys --config" in said(path)]
+    assert with_nsys
+    assert [path.stem for path in with_nsys if not build(path).captures] == []
+
+
 def test_what_else_the_comments_say() -> None:
     assert windows(changed("report-per-step", profile_continuous_steps=True)) == ["3", "10"]
     few = changed("report-per-stage", stage=["actor_generate", "actor_update"])
