@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from lightning_rlprof.errors import TraceError
 
-__all__ = ["RemotePath", "bare", "here", "place", "scrubbed", "secrets_of"]
+__all__ = ["RemotePath", "bare", "here", "hidden", "place", "scrubbed", "secrets_of"]
 
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.\-]+"
 _URL = re.compile(rf"(?:{_SCHEME}::)*{_SCHEME}://")
@@ -103,9 +103,21 @@ def scrubbed(text: str, url: str = "") -> str:
         text: A URL, or what an error says.
         url: What is secret in it is not left in the text by itself either.
     """
-    for secret in sorted(secrets_of(url) | _configured(), key=len, reverse=True):
-        text = text.replace(secret, _HIDDEN)
+    text = hidden(text, secrets_of(url) | _configured())
     return " ".join(_ASSIGNED.sub(rf"\1{_HIDDEN}", bare(text)).split())
+
+
+def hidden(text: str, secrets: set[str]) -> str:
+    """Return a text with stars in the place of secrets.
+
+    Example::
+
+        >>> hidden("GET /run?sig=abcdef", {"abcdef"})
+        'GET /run?sig=***'
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return text
 
 
 def secrets_of(url: str, least: int = _PASSWORD) -> set[str]:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from lightning_rlprof.address import RemotePath, scrubbed, secrets_of
+from lightning_rlprof.address import RemotePath, hidden, scrubbed, secrets_of
 from lightning_rlprof.errors import TraceError
 
 if TYPE_CHECKING:
@@ -164,18 +164,13 @@ class _Records:
         record = self._make(*args, **more)
         with suppress(Exception):  # a record that cannot be written at all
             text = record.getMessage()
-            if (clean := self._clean(text)) != text:
+            if (clean := hidden(text, self.secrets)) != text:
                 record.msg, record.args = clean, None
             if record.exc_info:
                 text = logging.Formatter().formatException(record.exc_info)
-                if (clean := self._clean(text)) != text:
+                if (clean := hidden(text, self.secrets)) != text:
                     record.exc_info, record.exc_text = None, clean
         return record
-
-    def _clean(self, text: str) -> str:
-        for secret in sorted(self.secrets, key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return text
 
 
 def _keep_out_of_logs(secrets: set[str]) -> None:
