@@ -108,16 +108,15 @@ def _is_file(entry: "os.DirEntry[str]") -> bool:
 
 def _traces(files: Iterable[Path], *, damaged: bool = False) -> list[Path]:
     """Return the traces among the files of one folder, each in one form, and broken ones."""
-    forms: dict[tuple[int, str], tuple[int, Path]] = {}
-    for path in files:
-        for tool, endings in enumerate(_FORMS):
+    there, found = [*files], list[Path]()
+    for endings in _FORMS:
+        forms: dict[str, tuple[int, Path]] = {}
+        for path in there:
             for order, ending in enumerate(endings):
                 if path.name.endswith(ending):
-                    key = (tool, path.name.removesuffix(ending))
-                    forms[key] = min(forms.get(key, (order, path)), (order, path))
-    found: list[Path] = []
-    for tool in range(len(_FORMS)):
-        stems = {path: stem for (of, stem), (_, path) in forms.items() if of == tool}
+                    stem = path.name.removesuffix(ending)
+                    forms[stem] = min(forms.get(stem, (order, path)), (order, path))
+        stems = {path: stem for stem, (_, path) in forms.items()}
         found += _of_one_tool(stems, damaged=damaged)
     return sorted(found)
 
