@@ -226,8 +226,10 @@ class Spans:
             return Counter(np.empty(0, np.int64), np.empty(0, kind))
         rows, values = self.counters[name]
         most = 2**62 if kind is np.int64 else 1e200
-        keep = np.flatnonzero((values > -most) & (values < most))
-        return Counter(rows[keep], values[keep].astype(kind))
+        sound = np.asarray((values > -most) & (values < most), dtype=bool)
+        if not sound.all():
+            rows, values = rows[sound], values[sound]
+        return Counter(rows, values.astype(kind, copy=False))
 
     def flagged(self, counter: str) -> Int64s:
         """Return the rows that carry a counter that is not zero, ascending."""

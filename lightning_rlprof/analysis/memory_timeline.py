@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.windows import CLOSED
 from lightning_rlprof.model import KINDS
-from lightning_rlprof.spans import Int64s, Spans
+from lightning_rlprof.spans import Counter, Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
 __all__ = ["growth", "memory_timeline", "series"]
@@ -209,13 +209,13 @@ def _of_spans(spans: Spans) -> dict[Group, _Samples]:
     """Read what spans of captures counted: a sample as each of them ends."""
     found: dict[Group, _Samples] = {}
     for component, names in _COUNTED.items():
-        every = [spans.amounts(name).rows for name in names]
-        rows = np.unique(np.concatenate([np.empty(0, np.int64), *every]))
+        counted = [spans.amounts(name, np.int64) for name in names]
+        rows = np.unique(np.concatenate([counter.rows for counter in counted]))
         rows = rows[np.isin(spans.kind[rows], [_STAGE, _STEP])]
         for rank in np.unique(spans.rank[rows]).tolist():
             own = rows[spans.rank[rows] == rank]
             own = own[np.argsort(spans.end_ns[own], kind="stable")]
-            values = [_counted(spans, name, own) for name in names]
+            values = [_counted(spans, counter, own) for counter in counted]
             allocated, peak, reserved = (*values, *[np.full(len(own), _UNKNOWN)] * 2)[:3]
             found[rank, component, None] = _Samples(
                 spans.end_ns[own],
@@ -229,11 +229,10 @@ def _of_spans(spans: Spans) -> dict[Group, _Samples]:
     return found
 
 
-def _counted(spans: Spans, name: str, rows: Int64s) -> Int64s:
+def _counted(spans: Spans, counter: Counter, rows: Int64s) -> Int64s:
     """Return a counter of some spans, `_UNKNOWN` where they have none."""
     found = np.full(len(spans), _UNKNOWN)
-    at, values = spans.amounts(name, np.int64)
-    found[at] = values
+    found[counter.rows] = counter.values
     return found[rows]
 
 
