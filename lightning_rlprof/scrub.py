@@ -116,7 +116,7 @@ def _removed_from(copy: Path, source: Path) -> tuple[Environment, Removed]:
             variables = _take_environment(database, tables)
             texts, more = _take_texts(database, tables)
             database.execute("VACUUM")
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         raise TraceError(f"{source}: cannot be read as SQLite ({error})") from error
     environment = _parsed(variables + more)
     return environment, Removed(sum(map(len, environment.values())), texts)

@@ -227,6 +227,15 @@ def test_another_database_is_refused(tmp_path: Path) -> None:
         scrub_export(tmp_path / "a.sqlite", tmp_path / "out.sqlite")
 
 
+def test_a_schema_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute('CREATE TABLE "users" (name TEXT)')
+    path.write_bytes(path.read_bytes().replace(b"users", b"\xd4sers"))
+    with pytest.raises(TraceError, match="cannot be read as SQLite"):
+        scrub_export(path, tmp_path / "out.sqlite")
+
+
 @pytest.mark.parametrize("real", EXPORTS)
 def test_a_real_export_loses_what_was_planted_and_nothing_else(real: Path, tmp_path: Path) -> None:
     source = tmp_path / "export.sqlite"

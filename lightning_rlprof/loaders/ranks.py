@@ -80,4 +80,4 @@ def as_ranges(ranks: Iterable[int]) -> str:
 
 
 def _run(run: range) -> str:
-    return f"{run.start}" if len(run) == 1 else f"{run.start}-{run.stop - 1}"
+    return f"{run.start}" if run.stop == run.start + 1 else f"{run.start}-{run.stop - 1}"

@@ -172,7 +172,7 @@ class SqliteTables:
                 looks = iter(range(self._most // _LOOK))
                 database.set_progress_handler(lambda: next(looks, None) is None, _LOOK)
                 yield database
-        except (sqlite3.Error, OverflowError) as error:
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
             reason = "; it ".join([" ".join(str(error).split()), *self.problems])
             raise TraceError(f"{self.source}: cannot be read as SQLite ({reason})") from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["damage", "damage_cells", "damage_sheet", "damage_values"]
+__all__ = ["damage", "damage_values_of"]
 
 _DEEP: Any = []
 for _ in range(60):
@@ -60,7 +60,19 @@ def damage(data: bytes, noise: Random) -> bytes:
     return bytes(changed)
 
 
-def damage_values(data: bytes, noise: Random) -> bytes:
+def damage_values_of(file: Path, noise: Random) -> None:
+    """Damage what a file says, so that its form stays whole."""
+    if file.suffix in (".sqlite", ".db"):
+        _damage_cells(file, noise)
+    elif file.suffix == ".csv":
+        file.write_bytes(_damage_sheet(file.read_bytes(), noise))
+    elif file.suffix in (".json", ".jsonl"):
+        file.write_bytes(_damage_json(file.read_bytes(), noise))
+    else:
+        file.write_bytes(damage(file.read_bytes(), noise))
+
+
+def _damage_json(data: bytes, noise: Random) -> bytes:
     """Put odd values into JSON, or a line of it, and remove, repeat and exchange what is there."""
     lines = data.split(b"\n") if data.startswith(b'{"format"') else [data]
     for _ in range(noise.randint(1, 5)):
@@ -91,7 +103,7 @@ def _changed(tree: Any, noise: Random) -> Any:
     return tree
 
 
-def damage_sheet(data: bytes, noise: Random) -> bytes:
+def _damage_sheet(data: bytes, noise: Random) -> bytes:
     """Put odd values into cells of a CSV file, and remove, repeat and rename its columns."""
     rows = list(csv.reader(io.StringIO(data.decode())))
     for _ in range(noise.randint(1, 5)):
@@ -116,7 +128,7 @@ def damage_sheet(data: bytes, noise: Random) -> bytes:
     return made.getvalue().encode("utf-8", "surrogatepass")
 
 
-def damage_cells(path: Path, noise: Random) -> None:
+def _damage_cells(path: Path, noise: Random) -> None:
     """Put odd values into cells of an SQLite file, and remove or rename tables and columns."""
     with closing(sqlite3.connect(path)) as database:
         found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")

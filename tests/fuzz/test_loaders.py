@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.bounds import Answer, TooMuchError, bounded, read
-from tests.fuzz.mutations import damage, damage_cells, damage_sheet, damage_values
+from tests.fuzz.mutations import damage, damage_values_of
 from tests.fuzz.originals import MADE, REAL, Original
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
@@ -53,27 +53,14 @@ def changed(original: Original, change: Callable[[Path], None]) -> Answer | None
 
 
 def any_bytes(noise: Random) -> Callable[[Path], None]:
-    return lambda file: _put(file, damage(file.read_bytes(), noise))
-
-
-def its_values(noise: Random) -> Callable[[Path], None]:
-    """Damage what a file says, so that its form stays whole."""
-
     def change(file: Path) -> None:
-        if file.suffix in (".sqlite", ".db"):
-            damage_cells(file, noise)
-        elif file.suffix == ".csv":
-            _put(file, damage_sheet(file.read_bytes(), noise))
-        elif file.suffix in (".json", ".jsonl"):
-            _put(file, damage_values(file.read_bytes(), noise))
-        else:
-            _put(file, damage(file.read_bytes(), noise))
+        file.write_bytes(damage(file.read_bytes(), noise))
 
     return change
 
 
-def _put(file: Path, data: bytes) -> None:
-    file.write_bytes(data)
+def its_values(noise: Random) -> Callable[[Path], None]:
+    return lambda file: damage_values_of(file, noise)
 
 
 @pytest.mark.parametrize("change", [any_bytes, its_values])
@@ -125,14 +112,25 @@ def test_the_bounds_hold_who_takes_too_much() -> None:
         bytearray(2_000_000_000)
 
 
-@pytest.mark.parametrize("name", ["chrome", "native"])
+@pytest.mark.parametrize("name", ["chrome", "native", "nsys", "ascend events", "ascend database"])
 def test_atheris_finds_nothing_in_a_short_look(name: str, tmp_path: Path) -> None:
+    look(name, tmp_path)
+
+
+@pytest.mark.skipif(not REAL, reason="no real traces in ../shared/data")
+@pytest.mark.parametrize("ending", ["rank-0.json.gz", ".sqlite", ".db", "kernel_details.csv"])
+def test_atheris_finds_nothing_in_a_short_look_at_a_real_file(ending: str, tmp_path: Path) -> None:
+    look(next(name for name in REAL if name.endswith(ending)), tmp_path)
+
+
+def look(name: str, folder: Path) -> None:
+    """Let atheris damage a file sixty times."""
     pytest.importorskip("atheris", reason="atheris is not installed: it needs x86-64 or macOS")
     words = [sys.executable, "-m", "tests.fuzz.atheris_loaders", name, "-runs=60", "-seed=1"]
     places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     told = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
     done = subprocess.run(
-        words, cwd=tmp_path, env=told, check=False, capture_output=True, text=True, timeout=120
+        words, cwd=folder, env=told, check=False, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-3_000:]
     assert "Done 60 runs" in done.stderr

@@ -154,6 +154,12 @@ def test_ranks_of_two_jobs_with_one_name_are_said(tmp_path: Path) -> None:
     assert _problems(tmp_path) == [(None, text)]
 
 
+def test_a_world_beyond_what_a_machine_counts_is_a_doubt(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0, 2**64), [])
+    (problem,) = load(tmp_path).problems
+    assert problem.text == f"of {2**64} ranks, these wrote no trace: 1-{2**64 - 1}"
+
+
 def test_roles_may_have_a_world_each(tmp_path: Path) -> None:
     for rank, (world, role) in enumerate(
         ((4, "actor"), (2, "critic"), (2, "critic"), (4, "actor"))

@@ -84,6 +84,15 @@ def test_what_is_no_database_is_refused_in_one_line_and_nothing_is_written(tmp_p
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+def test_an_error_whose_own_text_is_damaged_is_one_line(tmp_path: Path) -> None:
+    """SQLite quotes the schema in its message, and Python fails to decode that."""
+    path = tmp_path / "a.db"
+    make(path, 'CREATE TABLE "gemm" (start)')
+    path.write_bytes(path.read_bytes().replace(b"gemm", b"g\xd4mm").replace(b"(start)", b"(start "))
+    with pytest.raises(TraceError, match=r"^[^\n]*a\.db: cannot be read as SQLite \([^\n]*\)$"):
+        SqliteTables(path)
+
+
 def test_errors_name_what_the_user_named(tmp_path: Path) -> None:
     path = tmp_path / "inner.db"
     make(path, "CREATE TABLE t (a)")
