@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,17 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     columns = {name: column[order] for name, column in columns.items()}
     problems += _family(columns, number)
     counters = collect(lines, trace.late, order)
-    head, met = trace.header, _meetings(trace)
+    head, met = _head(trace.header, problems), _meetings(trace)
     return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, met)
+
+
+def _head(head: Header, problems: list[Problem]) -> Header:
+    """Return a header whose world can be true; one that cannot is as small as its rank allows."""
+    if 0 < head.world_size <= _MOST_RANKS:
+        return head
+    text = f"its header says {head.world_size} ranks, allowed are 1 to {_MOST_RANKS}: not taken"
+    problems.append(Problem(head.rank, text))
+    return replace(head, world_size=head.rank + 1)
 
 
 def _meetings(trace: RankTrace) -> Meetings:

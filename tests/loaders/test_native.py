@@ -69,9 +69,9 @@ def test_threads_have_names_or_their_number(tmp_path: Path) -> None:
 
 def test_missing_ranks_are_named_as_ranges(tmp_path: Path) -> None:
     for rank in (1, 4, 5):
-        write_rank(tmp_path, header(rank, 10**9), [])
+        write_rank(tmp_path, header(rank, 2**20), [])
     assert _problems(tmp_path) == [
-        (None, f"of {10**9} ranks, these wrote no trace: 0, 2-3, 6-{10**9 - 1}")
+        (None, f"of {2**20} ranks, these wrote no trace: 0, 2-3, 6-{2**20 - 1}")
     ]
 
 
@@ -154,10 +154,12 @@ def test_ranks_of_two_jobs_with_one_name_are_said(tmp_path: Path) -> None:
     assert _problems(tmp_path) == [(None, text)]
 
 
-def test_a_world_beyond_what_a_machine_counts_is_a_doubt(tmp_path: Path) -> None:
-    write_rank(tmp_path, header(0, 2**64), [])
-    (problem,) = load(tmp_path).problems
-    assert problem.text == f"of {2**64} ranks, these wrote no trace: 1-{2**64 - 1}"
+@pytest.mark.parametrize("world", [2**64, 2**20 + 1, 0, -3])
+def test_a_world_that_cannot_be_true_is_not_taken(tmp_path: Path, world: int) -> None:
+    write_rank(tmp_path, header(0, world), [])
+    text = f"its header says {world} ranks, allowed are 1 to 1048576: not taken"
+    assert _problems(tmp_path) == [(0, text)]
+    assert load(tmp_path).headers[0].world_size == 1
 
 
 def test_roles_may_have_a_world_each(tmp_path: Path) -> None:
