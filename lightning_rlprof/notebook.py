@@ -49,6 +49,7 @@ class Run(Spans):
     steps = analysis.steps
     stragglers = analysis.stragglers
     throughput = analysis.throughput
+    trace_diff = analysis.trace_diff
     whatif = analysis.whatif
 
     def table(self, name: str) -> Table:

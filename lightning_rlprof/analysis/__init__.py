@@ -28,6 +28,7 @@ from lightning_rlprof.analysis.stages import stages
 from lightning_rlprof.analysis.steps import steps
 from lightning_rlprof.analysis.stragglers import stragglers
 from lightning_rlprof.analysis.throughput import throughput
+from lightning_rlprof.analysis.trace_diff import trace_diff
 from lightning_rlprof.analysis.whatif import whatif
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table
@@ -64,6 +65,7 @@ __all__ = [
     "steps",
     "stragglers",
     "throughput",
+    "trace_diff",
     "whatif",
 ]
 

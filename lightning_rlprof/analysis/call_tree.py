@@ -15,6 +15,7 @@ from lightning_rlprof.table import Table
 
 __all__ = [
     "NONE",
+    "UNATTRIBUTED",
     "UNKNOWN",
     "CallTree",
     "Launched",
@@ -23,6 +24,9 @@ __all__ = [
     "drivers",
     "launched",
 ]
+
+UNATTRIBUTED = "unattributed"
+"""Names the row of the device's time that no call launched."""
 
 UNKNOWN = -(2**63)
 """Stands for a number that is not known."""
@@ -82,6 +86,7 @@ class CallTree:
 
     Attributes:
         names: Distinct names; ``name`` holds indices into it.
+        row: Row of the table.
         threads: Distinct identities of threads, ascending.
         lane: One number per thread of a rank, see `lane_of`.
         id: Its number in its rank.
@@ -90,6 +95,7 @@ class CallTree:
     """
 
     names: tuple[str, ...]
+    row: Int64s
     threads: Int64s
     rank: Int64s
     lane: Int64s
@@ -180,6 +186,7 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
     name = code[rows]
     return CallTree(
         (*names, ""),  # the last one stands for a name that is not known
+        rows,
         threads,
         rank,
         lane,

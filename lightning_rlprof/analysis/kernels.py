@@ -1,21 +1,17 @@
 """Which kernels take the device's time: one row per name, sums exact however few are shown."""
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.cells import numbers, read, texts
+from lightning_rlprof.analysis.device_work import OTHERS, Work, device_work
 from lightning_rlprof.analysis.labels import Label, kernel_labels
 from lightning_rlprof.analysis.statistics import summarize
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["OTHERS", "kernels"]
-
-OTHERS = "others"
-"""Names the row of all kernels that are not among the top."""
+__all__ = ["kernels"]
 
 _COLUMNS = (
     Column("kernel", "text"),
@@ -33,15 +29,6 @@ _COLUMNS = (
     Column("ranks", "count"),
 )
 _KINDS = {Label.COMPUTE: "compute", Label.TRANSFER: "communication", Label.COPY: "copy"}
-
-
-class _Runs(NamedTuple):
-    """What devices ran, as columns of one length: codes of names and stages, -1 where not known."""
-
-    rank: Int64s
-    name: Int64s
-    duration: Int64s
-    stage: Int64s
 
 
 def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | None = None) -> Table:
@@ -63,29 +50,27 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
     if top is not None and top < 1:
         raise RlprofError(f"top={top}: kernels shows 1 or more names, or all of them (None)")
     remarks: list[str] = []
-    runs, names, stages = _read(spans, ranks, remarks)
+    runs = device_work(spans, ranks, remarks)
     if not len(runs.rank):
         of = "" if ranks is None else f" of ranks {sorted(ranks)}"
         why = "; ".join([f"no device tool recorded kernels{of}", *remarks])
         return Table("kernels", _COLUMNS, abstained=why)
-    heads, group = _heads(runs, names, top)
+    heads, group = _heads(runs, top)
     if heads[-1] == (OTHERS, None):
         remarks.append(f"{OTHERS} holds the names beyond the first {top}.")
-    rows = _rows(runs, group, heads, stages)
+    rows = _rows(runs, group, heads)
     return Table("kernels", _COLUMNS, rows, " ".join(remarks))
 
 
-def _heads(
-    runs: _Runs, names: Sequence[str], top: int | None
-) -> tuple[list[tuple[Cell, Cell]], Int64s]:
+def _heads(runs: Work, top: int | None) -> tuple[list[tuple[Cell, Cell]], Int64s]:
     """Return name and kind of each row of the table, and the row of each run."""
-    totals = np.zeros(len(names) + 1, np.int64)
+    totals = np.zeros(len(runs.names) + 1, np.int64)
     np.add.at(totals, runs.name, runs.duration)
     seen = np.unique(runs.name % len(totals))  # -1, a name that is not known, becomes the last
     order = seen[np.argsort(-totals[seen], kind="stable")]
     place = np.zeros(len(totals), np.int64)
     place[order] = np.arange(len(order)).clip(max=len(order) if top is None else top)
-    shown: list[str | None] = [*names, None]
+    shown: list[str | None] = [*runs.names, None]
     heads: list[tuple[Cell, Cell]] = [
         (shown[code], _kind(shown[code])) for code in order[:top].tolist()
     ]
@@ -94,45 +79,11 @@ def _heads(
     return heads, place[runs.name]
 
 
-def _read(
-    spans: Spans, ranks: Collection[int] | None, remarks: list[str]
-) -> tuple[_Runs, list[str], Sequence[str]]:
-    """Return kernels and copies with the texts of their names and stages."""
-    names: list[str] = []
-    stages: dict[str, int] = {}
-    parts = [_Runs(*(np.empty(0, np.int64) for _ in _Runs._fields))]
-    for table_name, column in (("kernels", "kernel"), ("memcpy", "kind")):
-        table = read(spans, table_name, remarks)
-        if table is None:
-            continue
-        name, own = texts(table, column)
-        stage, of = texts(table, "stage")
-        places = [stages.setdefault(text, len(stages)) for text in of]
-        rank = numbers(table, "rank")
-        part = _Runs(
-            rank,
-            np.where(name < 0, -1, name + len(names)),
-            numbers(table, "duration"),
-            np.array([*places, -1], np.int64)[stage],
-        )
-        keep = slice(None) if ranks is None else np.isin(rank, list(ranks))
-        parts.append(_Runs(*(column[keep] for column in part)))
-        names += own if table_name == "kernels" else map(_copy_name, own)
-    return _Runs(*map(np.concatenate, zip(*parts, strict=True))), names, list(stages)
-
-
-def _copy_name(kind: str) -> str:
-    """Return the name of a copy as torch's traces spell it: what lies in the table is its kind."""
-    return "Memset" if kind == "memset" else f"Memcpy {kind}"
-
-
 def _kind(name: str | None) -> str | None:
     return None if name is None else _KINDS[Label(int(kernel_labels([name])[0]))]
 
 
-def _rows(
-    runs: _Runs, group: Int64s, heads: Sequence[tuple[Cell, Cell]], stages: Sequence[str]
-) -> list[tuple[Cell, ...]]:
+def _rows(runs: Work, group: Int64s, heads: Sequence[tuple[Cell, Cell]]) -> list[tuple[Cell, ...]]:
     """Return a row per group; groups are numbered as ``heads`` are."""
     found, whole = summarize(group, runs.duration), int(runs.duration.sum())
     stage, part = _main_stage(runs, group, len(heads))
@@ -143,7 +94,7 @@ def _rows(
     rows: list[tuple[Cell, ...]] = []
     for at, head in enumerate(heads):
         own = [int(column[at]) for column in columns]
-        main = stages[stage[at]] if stage[at] >= 0 else None
+        main = runs.stages[stage[at]] if stage[at] >= 0 else None
         inside = _share(int(part[at]), own[0]) if main is not None else None
         rows.append((*head, _share(own[0], whole), *own, main, inside, int(ranks[at])))
     return rows
@@ -153,7 +104,7 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _main_stage(runs: _Runs, group: Int64s, count: int) -> tuple[Int64s, Int64s]:
+def _main_stage(runs: Work, group: Int64s, count: int) -> tuple[Int64s, Int64s]:
     """Return per group the stage with most of its time, -1 where none is known, and that time."""
     keep = runs.stage >= 0
     width = int(runs.stage.max(initial=0)) + 1

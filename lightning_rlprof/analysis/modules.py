@@ -7,6 +7,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.call_tree import (
     NONE,
+    UNATTRIBUTED,
     CallTree,
     Launched,
     call_tree,
@@ -16,10 +17,7 @@ from lightning_rlprof.analysis.cells import read
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["UNATTRIBUTED", "modules"]
-
-UNATTRIBUTED = "unattributed"
-"""Names the row of the device's time that belongs to no module."""
+__all__ = ["modules"]
 
 _COLUMNS = (
     Column("module", "text"),

@@ -1,7 +1,7 @@
 """The command about two runs: what changed at equal work, for people, pull requests and CI."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lightning_rlprof.table import Cell, Table
 
 __all__ = ["compare"]
+
+_SHOWN = 20
 
 A = Annotated[
     Path, typer.Argument(parser=place, metavar="A", help="The run to compare with, or its URL")
@@ -33,6 +35,20 @@ FailOver = Annotated[
     ),
 ]
 
+By = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT",
+        help="Compare what device tools recorded, by operators or by kernels, instead of stages",
+    ),
+]
+Stage = Annotated[str | None, typer.Option(help="With --by: only what was launched in this stage")]
+Rows = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --by: print so many rows; unset, 20, as JSON all"),
+]
+
+_SHOWN = 20
 _SLOWER, _UNSURE = 1, 2
 _NOT_JUDGED = "untraced"
 
@@ -46,9 +62,27 @@ class _Gate(NamedTuple):
 
 
 def compare(
-    a: A, b: B, as_json: Json = False, markdown: Markdown = False, fail_over: FailOver = None
+    a: A,
+    b: B,
+    as_json: Json = False,
+    markdown: Markdown = False,
+    fail_over: FailOver = None,
+    by: By = None,
+    stage: Stage = None,
+    rows: Rows = None,
 ) -> None:
     """Show what changed from run A to run B at equal work, told from the noise between steps."""
+    if by is None and (stage, rows) != (None, None):
+        raise RlprofError("--stage, --rows: take --by operators or --by kernels, too")
+    if by is not None and (markdown or fail_over is not None):
+        raise RlprofError("--by: takes neither --markdown nor --fail-over; leave them out")
+    if by is not None:
+        _compare_traces(a, b, by, stage, rows or (None if as_json else _SHOWN), as_json)
+        return
+    _compare_runs(a, b, as_json, markdown, fail_over)
+
+
+def _compare_runs(a: Path, b: Path, as_json: bool, markdown: bool, fail_over: str | None) -> None:
     limit = None if fail_over is None else _limit(fail_over)
     if as_json and markdown:
         raise RlprofError("--json and --markdown: one of them can be printed; leave one out")
@@ -64,8 +98,40 @@ def compare(
         _put_markdown(table, alike, gate)
     else:
         _show(before, after, table, alike, gate)
-        next_command("rlprof", "report", b)
+        by = _closer(before, after)
+        next_command(*(("rlprof", "compare", a, b, "--by", by) if by else ("rlprof", "report", b)))
     raise typer.Exit(gate.status if gate else 0)
+
+
+def _closer(before: "Spans", after: "Spans") -> str | None:
+    """Return what device tools recorded of both runs that can be compared."""
+    both = before.tables.keys() & after.tables.keys()
+    return "operators" if "calls" in both else "kernels" if "kernels" in both else None
+
+
+def _compare_traces(
+    a: Path, b: Path, by: str, stage: str | None, top: int | None, as_json: bool
+) -> None:
+    """Print what changed by operator or kernel."""
+    from lightning_rlprof.analysis import trace_diff
+
+    before, after = opened(a), opened(b)
+    table = trace_diff(before, after, by=cast("Any", by), stage=stage, top=top)
+    if as_json:
+        put_json({"a": facts(before), "b": facts(after), "tables": [table.to_dict()]})
+        return
+    _say_runs(before, after, table)
+    for spans in (before, after):
+        doubts(spans)
+    next_command("rlprof", "show", b, by)
+
+
+def _say_runs(before: "Spans", after: "Spans", table: "Table") -> None:
+    from lightning_rlprof.report.text import render
+
+    say(f"A: {before.path}")
+    say(f"B: {after.path}")
+    show(render(table), "")
 
 
 def _limit(text: str) -> float:
@@ -119,9 +185,7 @@ def _show(
     from lightning_rlprof.analysis.comparability import HARDLY, score_of
     from lightning_rlprof.report.text import render
 
-    say(f"A: {before.path}")
-    say(f"B: {after.path}")
-    show(render(table), "")
+    _say_runs(before, after, table)
     score = score_of(alike)
     if score < 1:
         show(render(alike), "")

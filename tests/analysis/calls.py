@@ -52,6 +52,8 @@ class Call(NamedTuple):
     rank: int = 0
     forward: int | None = None
     id: int | None = None
+    stage: str | None = None
+    step: int | None = None
 
 
 class Kernel(NamedTuple):
@@ -67,6 +69,7 @@ class Kernel(NamedTuple):
     stream: int | None = 0
     graph: int | None = None
     stage: str | None = None
+    step: int | None = None
 
 
 class Copy(NamedTuple):
@@ -105,12 +108,12 @@ def _nothing() -> Spans:
 def _call(at: int, call: Call):
     number = at if call.id is None else call.id
     head = (call.rank, call.thread, call.name, call.kind, call.start, call.end - call.start)
-    return (*head, number, None, None, None, call.forward)
+    return (*head, number, None, call.stage, call.step, call.forward)
 
 
 def _kernel(each: Kernel):
     head = (each.rank, 0, each.stream, each.name, each.start, each.end - each.start, each.stage)
-    return (*head, None, None, each.launch, each.call, each.thread, each.graph)
+    return (*head, each.step, None, each.launch, each.call, each.thread, each.graph)
 
 
 def _copy(each: Copy):

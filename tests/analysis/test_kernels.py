@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.kernels import OTHERS, kernels
+from lightning_rlprof.analysis.device_work import OTHERS
+from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.table import Table
 from tests.analysis.calls import Copy, Kernel, run
@@ -124,6 +125,7 @@ runs = st.builds(
     st.integers(0, 10**12),
     rank=st.integers(0, 3),
     stage=st.none() | st.sampled_from(["actor_update", "compute_reward"]),
+    step=st.none(),
 )
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from lightning_rlprof.analysis.modules import UNATTRIBUTED, modules
+from lightning_rlprof.analysis.call_tree import UNATTRIBUTED
+from lightning_rlprof.analysis.modules import modules
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table

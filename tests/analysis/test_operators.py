@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.operators import UNATTRIBUTED, operators
+from lightning_rlprof.analysis.call_tree import UNATTRIBUTED
+from lightning_rlprof.analysis.operators import operators
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.spans import Spans
 from lightning_rlprof.table import Table

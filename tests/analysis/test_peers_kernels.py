@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.analysis.call_tree import UNATTRIBUTED
 from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.analysis.launches import launches
-from lightning_rlprof.analysis.operators import UNATTRIBUTED, operators
+from lightning_rlprof.analysis.operators import operators
 from lightning_rlprof.loaders.load import load
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "kineto"

@@ -9,6 +9,7 @@ import pytest
 from lightning_rlprof import analysis
 from lightning_rlprof.analysis.comparability import comparability
 from lightning_rlprof.loaders.load import load
+from tests.loaders.chrome import PID, ChromeTrace
 from tests.runs import Row, grpo_rows, grpo_run, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
@@ -157,3 +158,61 @@ def test_an_untraced_change_alone_fails_nothing(rlprof: Run, tmp_path: Path) -> 
     status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-over", "3%")
     assert status == 0
     assert "2.00x slower" in " ".join(out.split())
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> tuple[Path, Path]:
+    """Two traces of a step, of which the second has a longer kernel, and another one."""
+    found = []
+    for name, length in (("a", 10), ("b", 15)):
+        trace = ChromeTrace()
+        trace.mark("ProfilerStep#1", 0, 100)
+        trace.mark("actor_update", 1, 90)
+        trace.event("cpu_op", "aten::mm", 5, 60, PID, 1)
+        trace.call(1, 10)
+        trace.kernel(1, 20, 20 + length)
+        if name == "b":
+            trace.launched(2, 70, name="copy")
+        found.append(trace.write(tmp_path / f"{name}.json"))
+    return found[0], found[1]
+
+
+def test_two_traces_are_compared_by_kernel_and_by_operator(
+    rlprof: Run, traces: tuple[Path, Path]
+) -> None:
+    a, b = traces
+    status, out, _ = rlprof("compare", a, b, "--by", "kernels")
+    assert status == 0
+    assert out.startswith(f"A: {a}\nB: {b}\n")
+    assert "gemm 10 ns 15 ns 5 ns 0 ns 5 ns 1.50x 1 1" in " ".join(out.split())
+    assert out.endswith(f"Next: rlprof show {b} kernels\n")
+    assert rlprof("compare", a, b)[1].endswith(f"Next: rlprof compare {a} {b} --by operators\n")
+    for by in ("kernels", "operators"):
+        options = ("--by", by, "--stage", "update_actor", "--json")
+        data = json.loads(rlprof("compare", a, b, *options)[1])
+        runs = load(a), load(b)
+        assert (data["a"]["run"], data["b"]["run"]) == (str(a), str(b))
+        table = analysis.trace_diff(*runs, by=by, stage="update_actor")  # type: ignore[arg-type]
+        assert data["tables"] == [_plain(table.to_dict())]
+    rows = json.loads(rlprof("compare", a, b, "--by", "kernels", "--rows", 1, "--json")[1])
+    assert [row[0] for row in rows["tables"][0]["rows"]] == ["copy", "others", "total"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--by", "modules"), "by='modules': traces are compared by operators or kernels"),
+        (("--by", "kernels", "--stage", "critic"), "stage='critic': nothing was launched in it; "),
+        (("--by", "kernels", "--markdown"), "--by: takes neither --markdown nor --fail-over"),
+        (("--by", "kernels", "--fail-over", "3%"), "--by: takes neither"),
+        (("--stage", "actor_update"), "--stage, --rows: take --by operators or --by kernels"),
+        (("--rows", "3"), "--stage, --rows: take --by"),
+    ],
+)
+def test_what_cannot_be_compared_by_is_one_line(
+    rlprof: Run, traces: tuple[Path, Path], options: tuple[str, ...], said: str
+) -> None:
+    status, out, err = rlprof("compare", *traces, *options)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"rlprof: {said}")
+    assert err.count("\n") == 1
