@@ -146,7 +146,11 @@ def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
     """
     if not times or not isinstance(times[0], float):
         return _of_texts(cast("Sequence[msgspec.Raw]", times))
-    floats = np.array(times, np.float64)
+    try:
+        floats = np.array(times, np.float64)
+    except (TypeError, ValueError):  # of a damaged batch: as they are written from some event on
+        cut = next(at for at, time in enumerate(times) if not isinstance(time, float))
+        return np.concatenate([nanoseconds(times[:cut]), nanoseconds(times[cut:])])
     sound = (floats > _ABSENT) & (floats < _DOUBLES)
     return np.where(sound, _of_doubles(np.where(sound, floats, 0)), NO_TIME)
 

@@ -282,7 +282,8 @@ def _first_event(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis]) -> int:
 def _notes(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:
     found = []
     for number, rank in ranks.items():
-        times = clocks[number].unix(np.array([note.clock_ns for note in rank.notes], np.int64))
+        known = [min(max(note.clock_ns, -_LARGEST), _LARGEST) for note in rank.notes]
+        times = clocks[number].unix(np.array(known, np.int64))
         found += [
             RankNote(number, time - zero, note.level, note.text)
             for time, note in zip(times.tolist(), rank.notes, strict=True)

@@ -39,6 +39,29 @@ def test_what_is_lost_is_counted(tmp_path: Path) -> None:
     assert spans.names == ("sound",)
 
 
+@pytest.mark.parametrize("odd", [b"null", b'"x"', b"[5]"])
+def test_a_time_that_is_none_after_a_broken_event_of_the_same_batch(
+    tmp_path: Path, odd: bytes
+) -> None:
+    """Of such a batch some times are numbers and some are texts; their sums must agree."""
+    trace = ChromeTrace()
+    trace.mark("before", 1, 5)
+    broken = b'{"ph":"X","cat":"kernel","name":"\x9b"}'
+    head = b'{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"dur":1,"ts":'
+    trace.events.append(msgspec.Raw(head + odd + b"}"))
+    trace.mark("behind", 7_001, 9_002)
+    path = tmp_path / "t.json"
+    whole = trace.encode("compact")
+    cut = whole.index(b'{"ph":"X","cat":"kernel"')
+    path.write_bytes(whole[:cut] + broken + b"," + whole[cut:])
+
+    spans = read_kineto(path)
+
+    assert spans.names == ("before", "behind")
+    assert (spans.end_ns - spans.start_ns).tolist() == [4, 2_001]
+    assert (spans.start_ns - spans.start_ns[0]).tolist() == [0, 7_000]
+
+
 def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
     trace = ChromeTrace({"baseTimeNanoseconds": BASE})
     trace.mark("actor_update", 0, 5)

@@ -57,6 +57,12 @@ def test_notes_and_their_times_share_the_axis(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("clock", [2**63, -(2**63) - 1, 2**200])
+def test_a_note_of_no_possible_time_keeps_its_text(tmp_path: Path, clock: int) -> None:
+    write_rank(tmp_path, header(), [], notes=[(clock, "error", "lost")])
+    assert [note.text for note in load(tmp_path).notes] == ["lost"]
+
+
 def test_threads_have_names_or_their_number(tmp_path: Path) -> None:
     rows = [Row("a", "stage", 1, 0, 1), Row("b", "stage", 1, 0, 1, thread=2**64)]
     write_rank(tmp_path, header(), rows)
