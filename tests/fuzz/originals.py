@@ -137,11 +137,28 @@ def _ascend_folder(folder: Path, name: str) -> tuple[Path, Path]:
     return found, folder
 
 
+COUNTED = {
+    **{"tokens": 900, "samples": 8, "batch": 8, "sample": 3, "version": 1, "flops": 10**12},
+    **{"device_ns": 5 * 10**6, "host_rss_bytes": 2**30, "generated_tokens": 700, "replicas": 1},
+    **{f"device_{what}_bytes": 2**29 for what in ("allocated", "peak", "reserved")},
+}
+
+
 def _native(folder: Path) -> tuple[Path, Path]:
+    """Write two ranks on two hosts whose clocks met, with all that a line can say."""
     for rank in range(2):
-        notes = [(5, "info", "hello")]
-        write_rank(folder / "run", header(rank, 2), grpo_rows(3, rank), notes=notes)
-    return folder / "run" / "rank-00000.jsonl", folder / "run"
+        rows = [
+            row._replace(counters=COUNTED) if row.kind == "stage" else row
+            for row in grpo_rows(12, rank)
+        ]
+        ends = rows[-1].end_ns
+        head = header(rank, 2, host=f"node-{rank}", device_name="NVIDIA H100 80GB HBM3")
+        path = write_rank(folder / "run", head, rows, notes=[(5, "info", "hello")], status=None)
+        met = [["clock", 0, [[at, at + 10, at + 20, at + 30]]] for at in (0, ends)]
+        lines = [*(met if rank else ()), ["count", 1, {"late": 2.5}], ["end", ends, "finished"]]
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    return path, path.parent
 
 
 MADE: dict[str, Original] = {
