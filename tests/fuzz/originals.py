@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.loaders.ascend_output import DatabaseRows, TraceEvents, capture_folder
 from tests.loaders.chrome import ChromeTrace
 from tests.loaders.nsys_export import PID, NsysExport, global_pid
-from tests.runs import grpo_rows, header, write_rank
+from tests.runs import Row, grpo_rows, header, write_rank
 
 __all__ = ["MADE", "REAL", "Original"]
 
@@ -151,7 +151,9 @@ def _native(folder: Path) -> tuple[Path, Path]:
             row._replace(counters=COUNTED) if row.kind == "stage" else row
             for row in grpo_rows(12, rank)
         ]
-        ends = rows[-1].end_ns
+        steps = [row for row in rows if row.kind == "step"]
+        rows += [Row("barrier", "region", r.step, r.end_ns - 3_000, r.end_ns - 9) for r in steps]
+        ends = steps[-1].end_ns
         head = header(rank, 2, host=f"node-{rank}", device_name="NVIDIA H100 80GB HBM3")
         path = write_rank(folder / "run", head, rows, notes=[(5, "info", "hello")], status=None)
         met = [["clock", 0, [[at, at + 10, at + 20, at + 30]]] for at in (0, ends)]
