@@ -149,7 +149,7 @@ def _native(folder: Path) -> tuple[Path, Path]:
     for rank in range(2):
         rows = [
             row._replace(counters=COUNTED) if row.kind == "stage" else row
-            for row in grpo_rows(12, rank)
+            for row in grpo_rows(12)
         ]
         steps = [row for row in rows if row.kind == "step"]
         rows += [Row("barrier", "region", r.step, r.end_ns - 3_000, r.end_ns - 9) for r in steps]
