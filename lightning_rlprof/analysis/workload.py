@@ -46,10 +46,9 @@ def workload(spans: Spans, graph: Dag) -> Workload:
     its = graph.plan
     own = np.flatnonzero((its.join == OWN) & (graph.row >= 0))
     rows = graph.row[own]
-    step = spans.step[rows]
-    first = int(step.min(initial=0))
-    shape = (len(graph.names), len(graph.ranks), int(step.max(initial=0)) - first + 1)
-    places = (graph.name[own], its.run[own] // max(its.laps, 1), step - first)
+    steps, step = np.unique(spans.step[rows], return_inverse=True)  # one may be far from all others
+    shape = (len(graph.names), len(graph.ranks), max(len(steps), 1))
+    places = (graph.name[own], its.run[own] // max(its.laps, 1), step)
     at = np.ravel_multi_index(places, shape)
     size = int(np.prod(shape))
     total = np.bincount(at, weights=graph.ns[own], minlength=size).reshape(shape)

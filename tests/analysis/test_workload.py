@@ -1,5 +1,7 @@
 """What stages took and should have taken, by chain and step."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from lightning_rlprof.analysis.dag import dag
@@ -49,3 +51,15 @@ def test_tokens_that_another_role_counts_are_not_missing_in_ones_own() -> None:
     told = {graph.names[each.name]: each for each in workload(spans, graph).stages}
     own = told["actor_compute_log_prob"]
     assert (np.isfinite(own.should) == np.isfinite(own.took)).all()
+
+
+def test_a_step_far_from_all_others_takes_no_room_between() -> None:
+    run = play(Script(listed=True), 1).spans
+    there = run.step == run.step.max()
+    far = replace(run, step=np.where(there, 2**53 + 1, run.step))
+    graphs = dag(run), dag(far)
+    assert not isinstance(graphs[0], str)
+    assert not isinstance(graphs[1], str)
+    near, away = workload(run, graphs[0]), workload(far, graphs[1])
+    assert near.shape == away.shape
+    assert (near.at == away.at).all()

@@ -148,8 +148,7 @@ def _native(folder: Path) -> tuple[Path, Path]:
     """Write two ranks on two hosts whose clocks met, with all that a line can say."""
     for rank in range(2):
         rows = [
-            row._replace(counters=COUNTED) if row.kind == "stage" else row
-            for row in grpo_rows(12)
+            row._replace(counters=COUNTED) if row.kind == "stage" else row for row in grpo_rows(12)
         ]
         steps = [row for row in rows if row.kind == "step"]
         rows += [Row("barrier", "region", r.step, r.end_ns - 3_000, r.end_ns - 9) for r in steps]
