@@ -54,7 +54,7 @@ def test_tokens_that_another_role_counts_are_not_missing_in_ones_own() -> None:
 
 
 def test_a_gap_between_steps_takes_no_room() -> None:
-    run = play(Script(listed=True), 1).spans
+    run = play(Script(), 1).spans
     later = run.step > run.step.max() // 2
     apart = replace(run, step=run.step + np.where(later, 2**50, 0))
     graphs = dag(run), dag(apart)
