@@ -38,6 +38,7 @@ class Run(Spans):
     kernels = analysis.kernels
     launches = analysis.launches
     ledger = analysis.ledger
+    matmuls = analysis.matmuls
     memory = analysis.memory
     memory_timeline = analysis.memory_timeline
     modules = analysis.modules

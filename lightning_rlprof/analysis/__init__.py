@@ -17,6 +17,7 @@ from lightning_rlprof.analysis.integrity import integrity
 from lightning_rlprof.analysis.kernels import kernels
 from lightning_rlprof.analysis.launches import launches
 from lightning_rlprof.analysis.ledger import ledger
+from lightning_rlprof.analysis.matmuls import matmuls
 from lightning_rlprof.analysis.memory import memory
 from lightning_rlprof.analysis.memory_timeline import memory_timeline
 from lightning_rlprof.analysis.modules import modules
@@ -53,6 +54,7 @@ __all__ = [
     "kernels",
     "launches",
     "ledger",
+    "matmuls",
     "memory",
     "memory_timeline",
     "modules",
@@ -95,6 +97,7 @@ DEEP: tuple[Callable[[Spans], Table], ...] = (
     kernels,
     launches,
     operators,
+    matmuls,
     modules,
     communication,
     memory_timeline,

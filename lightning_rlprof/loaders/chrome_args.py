@@ -20,6 +20,7 @@ __all__ = [
     "COPIED",
     "LAUNCHED",
     "RAN",
+    "SHAPED",
     "Arguments",
     "holding",
     "read_arguments",
@@ -27,8 +28,10 @@ __all__ = [
 
 _Columns = dict[str, npt.NDArray[Any]]
 
+_LONGEST = 1_000  # characters of the shapes of one call
 
-def _field(name: str, default: Id = MISSING) -> Any:
+
+def _field(name: str, default: Id | msgspec.Raw = MISSING) -> Any:
     return msgspec.field(default=default, name=name)
 
 
@@ -68,6 +71,12 @@ class _Communicated(_Ran, gc=False):
     incoming: Id = _field("In msg nelems")
     outgoing: Id = _field("Out msg nelems")
     number: Id = _field("Seq")
+
+
+class _Shaped(msgspec.Struct, gc=False):
+    dims: msgspec.Raw = _field("Input Dims", msgspec.Raw())
+    types: msgspec.Raw = _field("Input type", msgspec.Raw())
+    values: msgspec.Raw = _field("Concrete Inputs", msgspec.Raw())
 
 
 class Arguments(NamedTuple):
@@ -205,6 +214,22 @@ def _communicated(args: list[Any], texts: Codes) -> _Columns:
     return {**_ran(args, texts), **known, **coded}
 
 
+def _shaped(args: list[Any], texts: Codes) -> _Columns:
+    return {
+        name: np.array([_text(getattr(each, name), texts) for each in args], np.int64)
+        for name in ("dims", "types", "values")
+    }
+
+
+def _text(raw: msgspec.Raw, texts: Codes) -> int:
+    """Return the code of JSON without white space, `MISSING` where it says nothing."""
+    try:
+        text = msgspec.json.format(bytes(raw), indent=-1).decode()  # torch breaks lines since 2.3
+    except NOT_JSON:
+        return MISSING
+    return texts[text] if len(text) <= _LONGEST else MISSING
+
+
 def _group(args: _Communicated) -> str | None:
     """Return a group's name, or before torch 2.4 its number, with what its maker calls it."""
     name = args.group_id if args.group in (None, "") else args.group
@@ -230,3 +255,6 @@ ALLOCATED = _arguments(_Allocated, _allocated)
 
 COMMUNICATED = _arguments(_Communicated, _communicated)
 """Of collectives: those of device work, external (the operator around), and what was sent."""
+
+SHAPED = _arguments(_Shaped, _shaped, b'"Input Dims"')
+"""Of operators whose FLOPs follow from their inputs: shapes, types and values, as JSON."""

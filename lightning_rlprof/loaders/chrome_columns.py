@@ -29,7 +29,6 @@ from lightning_rlprof.loaders.chrome_kinds import (
     KINDS,
     MEMORY,
     METADATA,
-    PARAMETERS,
     Shapes,
     signs_of,
 )
@@ -45,7 +44,8 @@ _Columns = dict[str, npt.NDArray[Any]]
 
 _TOLD = b'"Collective name"'
 _LONGEST = 1_000  # characters of what threads and processes are called
-_NARROW = {"lane", "name", "operation", "type", "group"}  # codes: half the memory
+# Codes: half the memory.
+_NARROW = {"lane", "name", "operation", "type", "group", "dims", "types", "values"}
 
 
 class ChromeColumns:
@@ -153,8 +153,8 @@ class ChromeColumns:
             if each == MEMORY:
                 rows = rows[sign[rows] == MEMORY]
             raw = [args[row] for row in rows.tolist()]
-            for derived in (COLLECTIVE, PARAMETERS):
-                if DERIVED[derived] == each:
+            for derived, of in DERIVED.items():
+                if of == each:
                     part = self._derived(derived, sign[rows], raw)
                     self._take(derived, rows[part], columns, [*compress(raw, part.tolist())])
             self._take(each, rows, columns, raw)

@@ -14,6 +14,7 @@ from lightning_rlprof.loaders.chrome_args import (
     COPIED,
     LAUNCHED,
     RAN,
+    SHAPED,
     Arguments,
 )
 
@@ -35,6 +36,8 @@ __all__ = [
     "OPERATOR",
     "PARAMETERS",
     "PYTHON",
+    "SHAPED_OPERATORS",
+    "SHAPES",
     "Shapes",
     "is_communication",
     "signs_of",
@@ -43,11 +46,12 @@ __all__ = [
 KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION = range(4)
 """A device's work, calls of its driver, marked ranges, their shadow on the device."""
 
-COPY, OPERATOR, PYTHON, MEMORY, COUNTER, COLLECTIVE, PARAMETERS = range(4, 11)
+COPY, OPERATOR, PYTHON, MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES = range(4, 12)
 """Copies of a device, operators, Python's functions, changes of memory, samples of counters; the
-kernels that communicate, which are among the kernels, and the operators that say what they send."""
+kernels that communicate, which are among the kernels, the operators that say what they send, and
+those whose FLOPs follow from their inputs."""
 
-KINDS: Final = 11
+KINDS: Final = 12
 """How many kinds there are: codes from here on are those of events that are not taken."""
 
 METADATA = 2 * KINDS
@@ -55,7 +59,7 @@ METADATA = 2 * KINDS
 
 _LEFT = METADATA + KINDS  # and of the kinds, and what else there is
 
-DERIVED = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR}
+DERIVED = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR, SHAPES: OPERATOR}
 """Kinds that are found by what is in events of another one, and which that is."""
 
 _DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "privateuse1")
@@ -73,6 +77,13 @@ _CATEGORIES = {
 _ARROWS = {"ac2g", "fwdbwd", "async_cpu_to_gpu"}
 _MOST_SHAPES = 1_000
 
+_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")
+SHAPED_OPERATORS = frozenset(
+    [f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")]
+    + [f"aten::_scaled_dot_product_{name}{way}" for name in _ATTENTION for way in ("", "_backward")]
+)
+"""Operators of torch that multiply matrices and call no other of them."""
+
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
 # NCCL, RCCL and their like by their prefixes; fused ones by what they do.
 _COMMUNICATES = re.compile(
@@ -89,6 +100,7 @@ ARGUMENTS: dict[int, Arguments] = {
     MEMORY: ALLOCATED,
     COLLECTIVE: COMMUNICATED,
     PARAMETERS: COMMUNICATED,
+    SHAPES: SHAPED,
 }
 """What is read of the arguments of a kind, where that is anything."""
 
@@ -107,6 +119,7 @@ KEPT: dict[int, tuple[str, ...]] = {
     COUNTER: ("start_ns", "lane", "name", "value"),
     COLLECTIVE: (*_DEVICE, *_SENT),
     PARAMETERS: (*_ALWAYS, *_SENT),
+    SHAPES: (*_ALWAYS, "dims", "types", "values"),
 }
 """Columns of each kind."""
 
@@ -150,7 +163,7 @@ def _code(category: str | None, phase: str) -> int:
 
 def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
     """Return the kind that the name of an event tells, -1 for most."""
-    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY}
+    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(SHAPED_OPERATORS, SHAPES)}
     kinds = (COLLECTIVE if is_communication(name) else told.get(name, -1) for name in names)
     return np.fromiter(kinds, np.int8)
 

@@ -29,6 +29,7 @@ from lightning_rlprof.loaders.kineto_device import collective_table, copy_table
 from lightning_rlprof.loaders.kineto_kernels import kernels_of, kernels_table
 from lightning_rlprof.loaders.kineto_ranges import STAGE, STEP
 from lightning_rlprof.loaders.kineto_samples import counter_table, memory_table
+from lightning_rlprof.loaders.kineto_shapes import shape_table
 from lightning_rlprof.loaders.kineto_trace import (
     KinetoTrace,
     ident,
@@ -84,8 +85,8 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
     """Read a trace: its annotations are the spans, all else are tables.
 
     Kernels are the table ``kernels``, and beside it are those of ``memcpy``, ``collectives``,
-    ``calls``, ``memory`` and ``counters`` that the trace has anything for. The first of these that
-    is asked for reads the file again.
+    ``calls``, ``memory``, ``counters`` and ``shapes`` that the trace has anything for. The first of
+    these that is asked for reads the file again.
 
     A stage is an annotation with a stage's name, ``ProfilerStep#N`` is step N; all others are
     regions. Operators and Python functions are no spans. Where no ``ProfilerStep`` is around, the
@@ -159,6 +160,7 @@ def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, i
         ("collectives", collective_table, (COLLECTIVE,)),
         ("memory", memory_table, (MEMORY,)),
         ("counters", counter_table, (COUNTER,)),
+        ("shapes", shape_table, (OPERATOR,)),
         # The largest table comes last: who writes one after the other needs the trace no more then.
         ("calls", call_table, (OPERATOR, PYTHON, LAUNCH)),
     ):

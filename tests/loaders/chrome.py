@@ -86,3 +86,26 @@ def read_bytes(
     path = folder / "trace.json"
     path.write_bytes(data)
     return stream_of(path, *bounds)
+
+
+SENT = {"Collective name": "allreduce", "In msg nelems": 2**40, "dtype": "Float", "Group size": 8}
+
+
+def written_of_all_kinds() -> ChromeTrace:
+    """Return events of every kind that a loader takes."""
+    trace, pid = ChromeTrace(), PID
+    for number in range(12):
+        trace.mark("actor_update", 0, 50)
+        trace.shadow("x", 0, 50)
+        trace.launched(number, 10, name="ncclKernel", **{"External id": number}, **SENT)
+        numbers = {"Sequence number": number, "Fwd thread id": number % 2, "External id": number}
+        trace.event("cpu_op", "record_param_comms", 5, 30, pid, 1, **numbers, **SENT)
+        shapes = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}
+        trace.event("cpu_op", "aten::mm", 31, 35, pid, 1, **shapes)
+        trace.event("python_function", "nn.Module: A", 5, 30, pid, 1, **{"Python parent id": None})
+        args = {"device": 0, "stream": 7, "correlation": number, "bytes": 7}
+        trace.event("gpu_memcpy", "Memcpy HtoD (a -> b)", 10, 20, 0, 7, **args)
+        args = {"Device Type": 1, "Device Id": 0, "Total Allocated": 5, "Total Reserved": 6}
+        trace.event("cpu_instant_event", "[memory]", 10, 20, pid, 1, **args)["ph"] = "i"
+        trace.event("", "power", 10, 20, 0, 1, value=5.5)["ph"] = "C"
+    return trace

@@ -15,7 +15,7 @@ from lightning_rlprof.loaders import chrome_codes, chrome_columns, chrome_scratc
 from lightning_rlprof.loaders.kineto import read_kineto
 from lightning_rlprof.spans import Spans
 from tests.fuzz.bounds import bounded
-from tests.loaders.chrome import BASE, PID, ChromeTrace
+from tests.loaders.chrome import BASE, PID, ChromeTrace, written_of_all_kinds
 
 
 def read(trace: ChromeTrace, folder: Path) -> Spans:
@@ -80,29 +80,14 @@ def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
 
 
 HOSTILE = [1e300, -1e300, 2**62, -(2**62), 2**63, 2**70, -(2**70), None, "x", True, 0.5, [], {}]
-SENT = {"Collective name": "allreduce", "In msg nelems": 2**40, "dtype": "Float", "Group size": 8}
 
 
-def written_of_all_kinds() -> ChromeTrace:
-    trace, pid = ChromeTrace(), PID
-    for number in range(12):
-        trace.mark("actor_update", 0, 50)
-        trace.shadow("x", 0, 50)
-        trace.launched(number, 10, name="ncclKernel", **{"External id": number}, **SENT)
-        numbers = {"Sequence number": number, "Fwd thread id": number % 2, "External id": number}
-        trace.event("cpu_op", "record_param_comms", 5, 30, pid, 1, **numbers, **SENT)
-        trace.event("python_function", "nn.Module: A", 5, 30, pid, 1, **{"Python parent id": None})
-        args = {"device": 0, "stream": 7, "correlation": number, "bytes": 7}
-        trace.event("gpu_memcpy", "Memcpy HtoD (a -> b)", 10, 20, 0, 7, **args)
-        args = {"Device Type": 1, "Device Id": 0, "Total Allocated": 5, "Total Reserved": 6}
-        trace.event("cpu_instant_event", "[memory]", 10, 20, pid, 1, **args)["ph"] = "i"
-        trace.event("", "power", 10, 20, 0, 1, value=5.5)["ph"] = "C"
-    return trace
+TABLES = {"kernels", "memcpy", "collectives", "calls", "memory", "counters", "shapes"}
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path: Path) -> None:
-    noise, trace = random.Random(seed), written_of_all_kinds()
+def hostile(noise: random.Random) -> ChromeTrace:
+    """Return a trace of every kind of event with odd values anywhere."""
+    trace = written_of_all_kinds()
     events: list[Any] = trace.events
     events[0]["name"] = "ProfilerStep#99999999999999"
     for _ in range(noise.randint(1, 40)):
@@ -115,12 +100,24 @@ def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path
         "deviceProperties": noise.choice(HOSTILE),
     }
     trace.after = {"baseTimeNanoseconds": noise.choice(HOSTILE), "trace_id": noise.choice(HOSTILE)}
+    return trace
 
-    spans = read(trace, tmp_path)
+
+@pytest.mark.parametrize("seed", range(80))
+def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path: Path) -> None:
+    spans = read(hostile(random.Random(seed)), tmp_path)
     tables = {name: spans.table(name) for name in spans.tables}
 
     assert len(spans) <= 13
-    assert set(tables) == {"kernels", "memcpy", "collectives", "calls", "memory", "counters"}
+    assert set(tables) == {
+        "kernels",
+        "memcpy",
+        "collectives",
+        "calls",
+        "memory",
+        "counters",
+        "shapes",
+    }
     for name, table in tables.items():
         assert len(list(table.rows)) <= 48 or name == "counters"
         if name in ("kernels", "calls", "memcpy", "collectives"):

@@ -1,0 +1,165 @@
+"""How fast matrix products and attention run, shape by shape, beside the peak of the device."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.call_tree import NONE, UNKNOWN
+from lightning_rlprof.analysis.cells import numbers, read, texts
+from lightning_rlprof.analysis.device_work import device_work
+from lightning_rlprof.analysis.flops import peak_of
+from lightning_rlprof.analysis.nested import enclosing, holding, open_at
+from lightning_rlprof.analysis.operator_flops import HALF, Work, work_of
+from lightning_rlprof.spans import Int64s, Spans
+from lightning_rlprof.table import Cell, Column, Table
+
+__all__ = ["matmuls"]
+
+_COLUMNS = (
+    Column("operator", "text"),
+    Column("shapes", "text"),
+    Column("type", "text"),
+    Column("calls", "count"),
+    Column("time", "duration", "ns"),
+    Column("share", "share"),
+    Column("TFLOP/s", "number"),
+    Column("of peak", "share"),
+    Column("GB/s", "number"),
+    Column("FLOP/byte", "number"),
+)
+_TOTAL = "total"
+_NONE = (
+    "no shapes of matrix products were recorded{}; torch.profiler records them with record_shapes "
+    "(integrated: {{profile_record_shapes: true}})"
+)
+_HOST = "No kernels were recorded: the times are those of the host."
+_UNKNOWN_PEAK = "The peak of {} is not known."
+_ABOVE = "What is above the peak of the device is refused."
+
+_Row = tuple[Cell, ...]
+_Kind = tuple[str, str, str | None, str | None]
+
+
+class _Calls(NamedTuple):
+    """Calls: their kind, how long each took, and all kinds: operator, dims, types, values."""
+
+    kind: Int64s
+    took: Int64s
+    kinds: Sequence[_Kind]
+
+
+def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
+    """Tell how fast matrix products and attention ran, by operator, shapes and type.
+
+    ``time`` is that of the kernels which the calls launched, on the host where none were recorded;
+    ``share`` is of the time of all kernels and copies. ``TFLOP/s`` is FLOPs, see `work_of`, over
+    that time, ``of peak`` what part of the device's dense peak that is, for 16-bit types where it
+    is known. ``GB/s`` is inputs and outputs, each once, over the time, ``FLOP/byte`` FLOPs per byte
+    of these. The last row is the sum; its rate is over those whose FLOPs are known.
+    """
+    remarks: list[str] = []
+    calls = _calls(spans, ranks, remarks)
+    if calls is None:
+        why = _NONE.format("" if ranks is None else f" of ranks {sorted(ranks)}")
+        return Table("matmuls", _COLUMNS, abstained="; ".join([why, *remarks]))
+    whole = int(device_work(spans, ranks, remarks).duration.sum()) or None
+    peak = _peak(spans, ranks, remarks) if whole else None
+    remarks += [] if whole else [_HOST]
+    rows = sorted(_rows(calls, whole, peak, remarks), key=lambda row: -int(row[4] or 0))
+    note = " ".join(dict.fromkeys(remarks))
+    return Table("matmuls", _COLUMNS, [*rows, _sum(rows, calls, whole)], note)
+
+
+def _calls(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _Calls | None:
+    """Return the calls whose shapes are known, None without."""
+    table = read(spans, "shapes", remarks)
+    if table is None:
+        return None
+    rank = numbers(table, "rank")
+    rows = np.flatnonzero(np.ones_like(rank) if ranks is None else np.isin(rank, list(ranks)))
+    thread, start = (numbers(table, name)[rows] for name in ("thread", "start"))
+    order = np.lexsort((start, thread, rank[rows]))
+    rows, start = rows[order], start[order]
+    columns = [texts(table, name) for name in ("operator", "dims", "types", "values")]
+    kind = np.zeros(len(rows), np.int64)
+    for code, own in columns:
+        kind = np.unique(kind * (len(own) + 1) + code[rows] + 1, return_inverse=True)[1]
+    heads = rows[np.unique(kind, return_index=True)[1]]
+    kinds = [
+        *zip(*([(*own, None)[at] for at in code[heads]] for code, own in columns), strict=True)
+    ]
+    took = _took(spans, rank[rows], thread[order], start, numbers(table, "duration")[rows])
+    return _Calls(kind, took, kinds) if len(rows) else None
+
+
+def _took(spans: Spans, rank: Int64s, thread: Int64s, start: Int64s, length: Int64s) -> Int64s:
+    """Return the time of the kernels that each call launched, of the calls where there are none."""
+    table = read(spans, "kernels", [])
+    if table is None or not len(table.rows):
+        return length
+    threads = np.unique(thread)
+    lane = rank * len(threads) + np.searchsorted(threads, thread)
+    by, launch = numbers(table, "thread", UNKNOWN), numbers(table, "launch", UNKNOWN)
+    at = np.searchsorted(threads, by)
+    known = (np.append(threads, UNKNOWN)[at] == by) & (by != UNKNOWN) & (launch != UNKNOWN)
+    from_lane = np.where(known, numbers(table, "rank") * len(threads) + at, NONE)
+    holder = holding(enclosing(lane, start, start + length), start, start + length)
+    call = open_at(lane, start, start + length, holder, from_lane, launch)
+    found = np.zeros(len(start), np.int64)
+    np.add.at(found, call[call >= 0], numbers(table, "duration")[call >= 0])
+    return found
+
+
+def _peak(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> float | None:
+    """Return the peak of the device, where all ranks have the same and it is known."""
+    heads = spans.headers.items()
+    there = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
+    peaks = {peak_of(name) for name in there}
+    if len(peaks) == 1 and None not in peaks:
+        return peaks.pop()
+    remarks.append(_UNKNOWN_PEAK.format(", ".join(sorted(there)) or "the device"))
+    return None
+
+
+def _rows(
+    calls: _Calls, whole: int | None, peak: float | None, remarks: list[str]
+) -> Iterator[_Row]:
+    """Yield a row per kind of call whose work is known."""
+    took, count = (np.zeros(len(calls.kinds), np.int64) for _ in range(2))
+    np.add.at(took, calls.kind, calls.took)
+    np.add.at(count, calls.kind, 1)
+    for kind, time, number in zip(calls.kinds, took.tolist(), count.tolist(), strict=True):
+        work = work_of(*kind) or Work(None, None, kind[1], "")
+        rate = _over(work.flops, number, time, 1_000)
+        part = rate / peak if rate is not None and peak and work.type in HALF else None
+        if part is not None and part > 1:
+            remarks.append(_ABOVE)
+            rate = part = None
+        yield (
+            kind[0],
+            work.text,
+            work.type.removeprefix("c10::") or None,
+            number,
+            time,
+            time / whole if whole else None,
+            rate,
+            part,
+            _over(work.moved, number, time, 1),
+            work.flops / work.moved if work.flops and work.moved else None,
+        )
+
+
+def _over(each: int | None, number: int, time: int, unit: int) -> float | None:
+    """Return how much was done in a time, in units of 10^9 a second, times ``unit``."""
+    return each * number / time / unit if each is not None and time else None
+
+
+def _sum(rows: Sequence[_Row], calls: _Calls, whole: int | None) -> _Row:
+    """Return the sum; its rate is of the rows that have one, over their time."""
+    time = sum(int(row[4] or 0) for row in rows)
+    rated = [(float(row[6]), int(row[4] or 0)) for row in rows if row[6] is not None]
+    spent = sum(own for _, own in rated)
+    rate = sum(rate * own for rate, own in rated) / spent if spent else None
+    share = time / whole if whole else None
+    return (_TOTAL, None, None, len(calls.kind), time, share, rate, None, None, None)
