@@ -109,15 +109,7 @@ def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path
     tables = {name: spans.table(name) for name in spans.tables}
 
     assert len(spans) <= 13
-    assert set(tables) == {
-        "kernels",
-        "memcpy",
-        "collectives",
-        "calls",
-        "memory",
-        "counters",
-        "shapes",
-    }
+    assert set(tables) == TABLES
     for name, table in tables.items():
         assert len(list(table.rows)) <= 48 or name == "counters"
         if name in ("kernels", "calls", "memcpy", "collectives"):

@@ -1,0 +1,157 @@
+"""Rates of matrix products: kernels to their call, exact times, peaks that are known or not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.analysis.kernels import kernels
+from lightning_rlprof.analysis.matmuls import matmuls
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.spans import Spans
+from lightning_rlprof.table import Column, Table
+from tests.analysis.calls import Copy, Kernel, run
+from tests.runs import header
+
+KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+SHAPES = (
+    *(Column(name, "count") for name in ("rank", "thread")),
+    Column("operator", "text"),
+    *(Column(name, "duration", "ns") for name in ("start", "duration")),
+    *(Column(name, "text") for name in ("dims", "types", "values")),
+)
+BF16, MM = '["c10::BFloat16","c10::BFloat16"]', "[[1000,500],[500,2000]]"
+H100 = "NVIDIA H100 80GB HBM3"  # 989.4 TFLOP/s
+
+
+def product(start: int, end: int, dims: str = MM, types: str = BF16, **changes: object):
+    row = {"rank": 0, "thread": 7, "operator": "aten::mm", "start": start, "duration": end - start}
+    return tuple({**row, "dims": dims, "types": types, "values": None, **changes}.values())
+
+
+def measured(shapes: list[tuple], *own: Kernel, device: str = H100, copies=None) -> Spans:
+    spans = run(None, own or None, copies)
+    tables = {**spans.tables, "shapes": lambda: Table("shapes", SHAPES, shapes)}
+    heads = {rank: header(rank, 2, device=device) for rank in (0, 1)}
+    return replace(spans, tables=tables, headers=heads)
+
+
+def told(table: Table) -> list[dict[str, object]]:
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def test_a_product_is_told_with_its_rate_and_its_part_of_the_peak() -> None:
+    kernels = [Kernel("gemm", 0, 5_000, launch=150), Kernel("gemm", 0, 3_000, launch=350)]
+    shapes = [product(100, 200), product(300, 400)]
+    first, total = told(matmuls(measured(shapes, *kernels, Kernel("x", 0, 2_000))))
+    flops, moved = 2 * 1000 * 500 * 2000, 2 * (500_000 + 1_000_000 + 2_000_000)
+    assert first == {
+        "operator": "aten::mm",
+        "shapes": "1000x500 @ 500x2000",
+        "type": "BFloat16",
+        "calls": 2,
+        "time": 8_000,
+        "share": 0.8,
+        "TFLOP/s": pytest.approx(2 * flops / 8e-6 / 1e12),
+        "of peak": pytest.approx(2 * flops / 8e-6 / 989.4e12),
+        "GB/s": pytest.approx(2 * moved / 8e-6 / 1e9),
+        "FLOP/byte": pytest.approx(flops / moved),
+    }
+    assert (total["operator"], total["calls"], total["time"]) == ("total", 2, 8_000)
+    assert total["TFLOP/s"] == pytest.approx(first["TFLOP/s"])
+
+
+def test_kernels_belong_to_the_call_open_on_their_thread_as_they_were_launched() -> None:
+    shapes = [
+        product(100, 200),
+        product(100, 200, "[[2,2],[2,2]]", thread=9),
+        product(100, 200, "[[3,3],[3,3]]", rank=1),
+        product(300, 400, "[[4,4],[4,4]]"),
+    ]
+    found = matmuls(
+        measured(
+            shapes,
+            Kernel("a", 0, 10, launch=199),
+            Kernel("b", 0, 20, launch=100, thread=9),
+            Kernel("c", 0, 40, launch=150, rank=1),
+            *(Kernel("between", 0, 80, launch=at) for at in (99, 200, 250, 400)),
+            Kernel("elsewhere", 0, 160, launch=150, thread=8),
+            Kernel("unknown", 0, 320),
+        )
+    )
+    times = dict(zip(found.column("shapes"), found.column("time"), strict=True))
+    assert times == {
+        "3x3 @ 3x3": 40,
+        "2x2 @ 2x2": 20,
+        "1000x500 @ 500x2000": 10,
+        "4x4 @ 4x4": 0,
+        None: 70,
+    }
+    assert matmuls(measured(shapes), ranks=[1]).column("shapes") == ["3x3 @ 3x3", None]
+
+
+def test_what_is_above_the_peak_is_refused() -> None:
+    found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 1, launch=5)))
+    assert told(found)[0]["TFLOP/s"] is None
+    assert told(found)[0]["of peak"] is None
+    assert "What is above the peak of the device is refused." in found.note
+
+
+@pytest.mark.parametrize("device", ["Ascend910B3", "unknown", ""])
+def test_a_device_that_nobody_knows_has_no_peak(device: str) -> None:
+    found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5), device=device))
+    assert told(found)[0]["of peak"] is None
+    assert told(found)[0]["TFLOP/s"] is not None
+    assert found.note == f"The peak of {device or 'the device'} is not known."
+
+
+def test_a_peak_is_that_of_16_bits_alone() -> None:
+    row = product(0, 9, types='["float","float"]')
+    found = matmuls(measured([row], Kernel("gemm", 0, 9_000, launch=5)))
+    assert (told(found)[0]["type"], told(found)[0]["of peak"]) == ("float", None)
+
+
+def test_a_call_whose_work_is_not_known_keeps_its_time() -> None:
+    shapes = [product(0, 9, dims="[[1]]"), product(10, 19, dims=MM)]
+    own = Kernel("a", 0, 90, launch=5), Kernel("b", 0, 50_000, launch=15)
+    rows = told(matmuls(measured(shapes, *own)))
+    assert [row["shapes"] for row in rows] == ["1000x500 @ 500x2000", "[[1]]", None]
+    assert (rows[1]["time"], rows[1]["TFLOP/s"], rows[1]["type"]) == (90, None, None)
+    assert rows[2]["TFLOP/s"] == pytest.approx(rows[0]["TFLOP/s"])
+
+
+def test_without_kernels_times_are_the_hosts() -> None:
+    found = matmuls(measured([product(0, 4_000)]))
+    assert (told(found)[0]["time"], told(found)[0]["share"]) == (4_000, None)
+    assert found.note == "No kernels were recorded: the times are those of the host."
+
+
+def test_copies_count_in_the_whole() -> None:
+    spans = measured([product(0, 9)], Kernel("a", 0, 30, launch=5), copies=[Copy("HtoD", 0, 70)])
+    assert told(matmuls(spans))[0]["share"] == 0.3
+
+
+def test_it_abstains_without_shapes() -> None:
+    for spans, ranks, of in ((run(None, []), None, ""), (measured([]), [3], " of ranks [3]")):
+        found = matmuls(spans, ranks=ranks)
+        assert found.abstained is not None
+        assert found.abstained.startswith(f"no shapes of matrix products were recorded{of}; torch")
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")
+def test_products_of_a_real_h100_run_below_its_peak() -> None:
+    spans = load(KINETO / "h100_qwen1.5-0.5b.json.gz")
+    rows = told(matmuls(spans))
+    for row in rows[:5]:
+        assert 0.05 < float(row["of peak"]) < 0.75  # type: ignore[arg-type]
+    wide = rows[0]
+    assert (wide["shapes"], wide["calls"]) == ("8944x1024 @ 1024x2816", 48)
+    # 48 products of 2 * 8944 * 1024 * 2816 FLOPs in 4,015,501 ns
+    assert wide["TFLOP/s"] == pytest.approx(48 * 2 * 8944 * 1024 * 2816 / 4_015_501 / 1_000)
+    whole = sum(map(int, kernels(spans).column("total")))  # type: ignore[arg-type]
+    assert rows[-1]["share"] == pytest.approx(int(rows[-1]["time"]) / whole)  # type: ignore[call-overload]
+    # TraceLens tells 6,668.682 and 2,329.076 us for mm and addmm, copies and memsets included.
+    for name, theirs in (("aten::mm", 6_668.682), ("aten::addmm", 2_329.076)):
+        time = sum(int(row["time"]) for row in rows if row["operator"] == name)  # type: ignore[call-overload]
+        assert 0.97 < time / 1_000 / theirs <= 1
