@@ -80,7 +80,8 @@ def trace_diff(
     remarks: list[str] = []
     pieces = _by_kernel(a, b, remarks) if by == "kernels" else _by_operator(a, b, remarks)
     if isinstance(pieces, str):
-        return Table("trace_diff", columns, abstained="; ".join([pieces, *remarks]))
+        why = "; ".join(dict.fromkeys([pieces, *remarks]))
+        return Table("trace_diff", columns, abstained=why)
     rows, told = _compared(pieces, stage)
     note = " ".join(dict.fromkeys([*told, _NOTE, *remarks]))
     return Table("trace_diff", columns, _shown(rows, top), note)

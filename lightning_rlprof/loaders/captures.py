@@ -20,7 +20,7 @@ from lightning_rlprof.table import ColumnRows, Table
 
 __all__ = ["capture_tables"]
 
-_CHROME = ("memcpy", "collectives", "calls", "memory", "counters")
+_CHROME = ("memcpy", "collectives", "calls", "memory", "counters", "shapes")
 _NSYS = ("memcpy", "sync", "gpu_metrics")
 _TELLING = (KINDS.index("stage"), KINDS.index("step"))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.analysis.matmuls import matmuls
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tracefile import rank_directory
 from tests.loaders.ascend_output import TraceEvents, capture_folder
@@ -156,3 +157,22 @@ def test_a_table_that_no_file_turns_out_to_have_abstains(tmp_path: Path, name: s
     copied(NsysExport(rank_directory(run, 0) / "a.sqlite", epoch=START), 200)
 
     assert load(run).table(name).abstained == "rank 0: no such table was recorded"
+
+
+def test_matrix_products_in_a_capture_are_those_of_the_run(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    for late in (0, 1_000):
+        job = {"distributedInfo": {"rank": 7, "world_size": 8}}
+        made = ChromeTrace({**job}, {**AFTER, "baseTimeNanoseconds": START + late})
+        shapes = {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"]}
+        made.event("cpu_op", "aten::mm", 110, 190, PID, 1, **shapes)
+        made.launched(1, 130)
+        folder = rank_directory(run, 0) / f"step-{late:06}"
+        folder.mkdir(parents=True)
+        made.write(folder / "x.trace.json")
+
+    found = column(run, "shapes", "rank", "operator", "start", "dims")
+    assert found == [(0, "aten::mm", at, "[[4,8],[8,2]]") for at in (110, 1_110)]
+    first, total = matmuls(load(run)).rows
+    assert first[:5] == ("aten::mm", "4x8 @ 8x2", "float", 2, 20)
+    assert total[4:6] == (20, 1.0)
