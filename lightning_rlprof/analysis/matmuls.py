@@ -86,9 +86,8 @@ def _calls(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _
     for code, own in columns:
         kind = np.unique(kind * (len(own) + 1) + code[rows] + 1, return_inverse=True)[1]
     heads = rows[np.unique(kind, return_index=True)[1]]
-    kinds = [
-        *zip(*([(*own, None)[at] for at in code[heads]] for code, own in columns), strict=True)
-    ]
+    told = [([*own, None], code[heads].tolist()) for code, own in columns]
+    kinds = [*zip(*([own[at] for at in code] for own, code in told), strict=True)]
     took = _took(spans, rank[rows], thread[order], start, numbers(table, "duration")[rows])
     return _Calls(kind, took, kinds) if len(rows) else None
 
