@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lightning_rlprof.errors import NOT_JSON
+
 __all__ = ["FORMULAS", "HALF", "Work", "work_of"]
 
 HALF = ("c10::BFloat16", "c10::Half")
@@ -146,5 +148,5 @@ def _at(values: Sequence[Any] | None, place: int) -> Any:
 def _read(text: str | None, kind: Any) -> Any:
     try:
         return None if text is None else msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
+    except NOT_JSON:
         return None

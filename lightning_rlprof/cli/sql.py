@@ -73,7 +73,7 @@ def sql(
 def _write(store: "Store", query: str, path: Path) -> None:
     with writing(path):
         count = store.write(query, path)
-    say(f"{count:,} rows")
+    say(f"{count:,} {'row' if count == 1 else 'rows'}")
     wrote(path)
 
 
