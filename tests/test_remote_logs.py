@@ -43,12 +43,13 @@ def test_no_log_holds_a_credential_of_a_url(url: str, logs: pytest.LogCaptureFix
 
 
 def test_logs_of_others_stay_as_they_are(logs: pytest.LogCaptureFixture) -> None:
+    """Whatever other tests have opened: this word is in none of their addresses."""
     with pytest.raises(TraceError):
         load("http://someone:hunter2hunter2@127.0.0.1:1/none.json")
     try:
         raise OSError("mine")
     except OSError:
-        logging.getLogger("mine").exception("%d of %s", 3, "hunter2")
+        logging.getLogger("mine").exception("%d of %s", 3, "swordfish")
     (own,) = (record for record in logs.records if record.name == "mine")
-    assert (own.msg, own.args) == ("%d of %s", (3, "hunter2"))
+    assert (own.msg, own.args) == ("%d of %s", (3, "swordfish"))
     assert own.exc_info

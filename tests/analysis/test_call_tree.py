@@ -228,7 +228,7 @@ def test_a_million_calls_take_seconds() -> None:
     lane = np.zeros(count, np.int64)
     began = time.perf_counter()
     tree = CallTree(
-        tuple("abcdefghij"), lane[:1], lane, lane, np.arange(count) % 10, start, end, lane,
+        tuple("abcdefghij"), lane, lane[:1], lane, lane, np.arange(count) % 10, start, end, lane,
         lane - 1, enclosing(lane, start, end),
     )  # fmt: skip
     assert int(tree.own_ns().sum()) == int((end - start)[::10].sum())
