@@ -30,7 +30,7 @@ class Translation:
         """
         if unites and ours in self.values:
             value = unites(self.values[ours], value)
-        elif self.values.get(ours, value) != value:
+        elif ours in self.values and self.values[ours] != value:
             raise ConfigError(
                 f"{self.origins[ours]} and {theirs} disagree: they mean {ours}="
                 f"{self.values[ours]!r} and {value!r}; give the same or only one "

@@ -1,8 +1,11 @@
+import math
 from typing import Any
 
 import pytest
 
+from lightning_rlprof.config.profiler import ProfilerConfig
 from lightning_rlprof.config.verl import translate
+from lightning_rlprof.errors import ConfigError
 from tests.config.verl_blocks import ACTOR, new, said, values
 
 
@@ -139,3 +142,10 @@ def test_roles_with_different_tools_are_refused() -> None:
     text = said(data)
     start = "global_profiler.tool='torch' and critic.profiler.tool='nsys': different tools per role"
     assert text.startswith(start)
+
+
+def test_a_value_that_does_not_even_equal_itself_is_refused_by_its_key() -> None:
+    """`.nan` in YAML."""
+    data = {"global_profiler": {"tool": "nsys", "steps": [1], "save_path": math.nan}}
+    with pytest.raises(ConfigError, match=r"save_path=nan"):
+        ProfilerConfig.build(data)
