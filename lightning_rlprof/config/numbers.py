@@ -8,21 +8,27 @@ from lightning_rlprof.config.section import refused
 
 __all__ = ["AllOrRanks", "NotNegative", "Positive", "RankList", "StepNumber", "Steps"]
 
+_MOST = 2**20  # as many ranks as a run is read of
+
 
 def _listed(value: Any, what: str, least: int) -> Any:
     if isinstance(value, tuple | range):
-        value = list(value)
+        value = [*value[: _MOST + 1]]
     if isinstance(value, set | frozenset):
-        value = sorted(value)
+        value = sorted(value, key=lambda each: (str(type(each)), each if type(each) is int else 0))
     if not isinstance(value, list):
         raise refused(f"is no list of {what}; write [{least}, {least + 1}]", value)
-    for item in value:
+    seen: set[int] = set()
+    for item in value[: _MOST + 1]:
         if type(item) is not int:
             raise refused(f"holds {item!r}; {what} are whole numbers without quotes", value)
         if item < least:
             raise refused(f"holds {item}; {what} count from {least}", value)
-        if value.count(item) > 1:
+        if item in seen:
             raise refused(f"names {item} twice", value)
+        seen.add(item)
+    if len(value) > _MOST:
+        raise refused(f"holds more than {_MOST:,} {what}", value)
     return value
 
 

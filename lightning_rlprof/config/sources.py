@@ -68,11 +68,11 @@ def _loaded(text: str, what: str) -> Any:
     """Return the value of some YAML; ``what`` begins the message where it is none."""
     try:
         data = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
-        raise ConfigError(f"{what} is no YAML: {said}") from error
     except RecursionError as error:
         raise ConfigError(f"{what} holds brackets or blocks nested too deep to read") from error
+    except Exception as error:  # of YAML's own, or ValueError for a date or number that is none
+        said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
+        raise ConfigError(f"{what} is no YAML: {said}") from error
     if not _is_small(data):
         raise ConfigError(
             f"{what} holds more than {_MOST:,} values, or holds itself: look at its aliases (*name)"
@@ -84,7 +84,9 @@ class _Loader(yaml.SafeLoader):
     """Refuses a mapping that has a key twice, of which YAML would drop the first silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        # A scalar may say that it is a set; YAML refuses that itself.
+        pairs: Any = node.value if node.id == "mapping" else ()
+        keys = [key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode)]
         for at, key in enumerate(keys):
             if key in keys[:at] and key != "<<":
                 raise yaml.MarkedYAMLError(

@@ -35,6 +35,8 @@ def test_ranks_may_be_empty() -> None:
         ([1.0], "[1.0] holds 1.0; ranks are whole numbers without quotes"),
         (0, "0 is no list of ranks; write [0, 1]"),
         ("0", "'0' is no list of ranks; write [0, 1]"),
+        ({0, "a"}, "[0, 'a'] holds 'a'; ranks are whole numbers without quotes"),
+        ({None, 1}, "[None, 1] holds None; ranks are whole numbers without quotes"),
     ],
 )
 def test_what_is_no_list_of_ranks_is_refused(value: object, part: str) -> None:
@@ -87,3 +89,8 @@ def test_editors_are_told_the_same_limits() -> None:
     assert block["profile_step_start"]["minimum"] == block["profile_step_end"]["minimum"] == 1
     listed = next(each for each in block["profile_ranks"]["anyOf"] if each.get("type") == "array")
     assert (listed["minItems"], listed["uniqueItems"]) == (1, True)
+
+
+@pytest.mark.parametrize("value", [range(10**30), [*range(2**20 + 1)]])
+def test_more_ranks_than_any_job_has_are_refused(value: object) -> None:
+    assert said(RANKS, value).endswith(", … holds more than 1,048,576 ranks")

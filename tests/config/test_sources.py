@@ -41,6 +41,9 @@ def test_an_empty_file_is_no_configuration(tmp_path: Path) -> None:
     ("content", "part"),
     [
         (b"a: [1", "is no YAML: while parsing"),
+        (b"a: !!set x", "is no YAML: expected a mapping node"),
+        (b"a: 2026-13-45", "is no YAML: month must be in 1..12"),
+        (b"a: !!int x", "is no YAML: invalid literal for int"),
         (b"- 1\n", "holds list, no mapping"),
         (b"text", "holds str, no mapping"),
         (b"\xff\xfe\xff", "cannot be read: "),
