@@ -86,11 +86,13 @@ class Arguments(NamedTuple):
         decode: Reads a JSON array of them.
         columns: Makes columns; texts become codes.
         sign: What stands in all that tell anything; the others, which are most, are not read.
+        often: Where one tells something, most do: all are read then.
     """
 
     decode: Callable[[bytes], list[Any]]
     columns: Callable[[list[Any], Codes], _Columns]
     sign: bytes = b""
+    often: bool = False
 
 
 def read_arguments(
@@ -101,7 +103,7 @@ def read_arguments(
     Those that cannot be read have no row.
     """
     joined, places = b",".join(raw), None
-    if arguments.sign:
+    if arguments.sign and not (arguments.often and arguments.sign in joined):
         places = holding(raw, joined, arguments.sign)
         joined = b",".join([raw[at] for at in places])
     try:
@@ -215,16 +217,19 @@ def _communicated(args: list[Any], texts: Codes) -> _Columns:
 
 
 def _shaped(args: list[Any], texts: Codes) -> _Columns:
-    return {
-        name: np.array([_text(getattr(each, name), texts) for each in args], np.int64)
-        for name in ("dims", "types", "values")
-    }
+    """Return codes of JSON without white space; calls of a model are of few kinds."""
+    whole = [b"\0".join((each.dims, each.types, each.values)) for each in args]
+    kinds = {key: at for at, key in enumerate(dict.fromkeys(whole))}
+    codes = [[_code(part, texts) for part in key.split(b"\0", 2)] for key in kinds]
+    at = np.array([kinds[key] for key in whole], np.intp)
+    rows = np.array(codes, np.int64).reshape(-1, 3)[at]
+    return dict(zip(("dims", "types", "values"), rows.T, strict=True))
 
 
-def _text(raw: msgspec.Raw, texts: Codes) -> int:
-    """Return the code of JSON without white space, `MISSING` where it says nothing."""
+def _code(raw: bytes, texts: Codes) -> int:
+    """Return the code of some JSON, `MISSING` where it says nothing or is too long."""
     try:
-        text = msgspec.json.format(bytes(raw), indent=-1).decode()  # torch breaks lines since 2.3
+        text = msgspec.json.format(raw, indent=-1).decode()  # torch breaks lines since 2.3
     except NOT_JSON:
         return MISSING
     return texts[text] if len(text) <= _LONGEST else MISSING
@@ -256,5 +261,5 @@ ALLOCATED = _arguments(_Allocated, _allocated)
 COMMUNICATED = _arguments(_Communicated, _communicated)
 """Of collectives: those of device work, external (the operator around), and what was sent."""
 
-SHAPED = _arguments(_Shaped, _shaped, b'"Input Dims"')
+SHAPED = _arguments(_Shaped, _shaped, b'"Input Dims"')._replace(often=True)
 """Of operators whose FLOPs follow from their inputs: shapes, types and values, as JSON."""

@@ -30,6 +30,7 @@ from lightning_rlprof.loaders.chrome_kinds import (
     MEMORY,
     METADATA,
     Shapes,
+    Slices,
     signs_of,
 )
 from lightning_rlprof.loaders.chrome_scratch import HELD, Grown, Scratch
@@ -80,7 +81,7 @@ class ChromeColumns:
         self.unpaired: Counter[int] = Counter()
         self._held, self._is_large = 0, False
         self.first_ns: dict[int, int] = {}
-        self._shapes = Shapes()
+        self._slices, self._shapes = Slices(), Shapes()
         self._signs = np.empty(0, np.int8)
         # Collectives are found among the kernels, and what they send among the operators.
         self._looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
@@ -93,8 +94,11 @@ class ChromeColumns:
 
     def add(self, events: Sequence[Event]) -> None:
         """Add what is wanted of a batch."""
-        shapes = self._shapes
-        code = np.frombuffer(bytes([shapes[each.cat, each.ph] for each in events]), np.uint8)
+        slices, shapes = self._slices, self._shapes
+        codes = [
+            slices[each.cat] if each.ph == "X" else shapes[each.cat, each.ph] for each in events
+        ]
+        code = np.frombuffer(bytes(codes), np.uint8)
         there = self._count(code)
         for event in compress(events, (code == METADATA).tobytes()) if METADATA in there else ():
             self._name(event)

@@ -39,6 +39,7 @@ __all__ = [
     "SHAPED_OPERATORS",
     "SHAPES",
     "Shapes",
+    "Slices",
     "is_communication",
     "signs_of",
 ]
@@ -147,6 +148,23 @@ class Shapes(dict[tuple[str | None, str], int]):
         code = _code(*shape)
         if len(self) < _MOST_SHAPES:
             self[shape] = code
+        return code
+
+
+class Slices(dict[str | None, int]):
+    """The same by category alone for phase X, of which most events are: no pair is made.
+
+    Example::
+
+        >>> Slices()["kernel"] == KERNEL
+        True
+    """
+
+    def __missing__(self, category: str | None) -> int:
+        """Return the code of a category that was not seen yet."""
+        code = _code(category, "X")
+        if len(self) < _MOST_SHAPES:
+            self[category] = code
         return code
 
 
