@@ -32,7 +32,10 @@ GET_TORCH_NPU = (
 """How people get what the analysis needs."""
 
 Export = Literal["text", "db"]
+"""Formats that torch_npu's analysis writes."""
+
 State = Literal["analysed", "already", "failed"]
+"""What became of a directory; see `Outcome`."""
 
 _SUFFIX = "_ascend_pt"
 _PAUSE_S = 0.1

@@ -52,6 +52,7 @@ class Finished:
 
 
 OnFinish = Callable[[Finished], object]
+"""What is called with a rank's finished capture or run; what it returns is not used."""
 
 
 def run_finish(

@@ -28,7 +28,10 @@ Number = int | float
 """What a counter may hold."""
 
 Kind = Literal["epoch", "step", "stage", "region", "mark"]
+"""What a span is."""
+
 KINDS: tuple[Kind, ...] = get_args(Kind)
+"""The kinds in the order of their codes."""
 
 STAGES: tuple[str, ...] = (
     "actor_generate",

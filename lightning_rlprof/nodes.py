@@ -26,6 +26,7 @@ __all__ = [
 # written: ["span", name, kind, step, start_ns, end_ns, thread, id, parent, counters]. Its end is
 # None while it is open.
 Line = list[Any]
+"""A span as its line in the file, which it becomes once it has an end."""
 
 Open = tuple[Line, Any, Any, Any]
 """A span and what the file does not hold of it: the `Open` around it or None, its marker, and the

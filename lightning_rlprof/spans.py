@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_PARENT", "Counter", "Int64s", "Problem", "RankNote", "Spans", "Thread"]
 
 Int64s = npt.NDArray[np.int64]
+"""An array of 64-bit integers."""
 
 NO_PARENT = -1
 """Stands in ``Spans.parent`` where a span has none; ids are never negative."""

@@ -62,6 +62,19 @@ def undocumented(path: Path) -> list[str]:
     return found
 
 
+def untold_constants(path: Path) -> list[str]:
+    """A public constant is followed by a text that says what it is."""
+    body = ast.parse(path.read_text()).body
+    return [
+        f"{path}:{node.lineno} {names[0]} has no docstring"
+        for node, after in zip(body, [*body[1:], ast.Pass()], strict=True)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and (names := [name for name in _names_bound(node) if not name.startswith("_")])
+        and not _is_plumbing(node)
+        and not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant))
+    ]
+
+
 def prints(path: Path) -> list[str]:
     """Nothing is printed; people are spoken to by the command line and by logging."""
     return [
@@ -115,7 +128,8 @@ def _names_bound(node: ast.stmt) -> Iterator[str]:
     if isinstance(node, _DEFINITIONS):
         yield node.name
     elif isinstance(node, ast.Assign):
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        targets = [each for at in node.targets for each in getattr(at, "elts", [at])]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         yield node.target.id
 

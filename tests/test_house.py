@@ -32,6 +32,7 @@ WHERE: dict[Rule, tuple[str, ...]] = {
     rules.relative_imports: EVERYWHERE,
     rules.root_imports: ("lightning_rlprof",),
     rules.undocumented: ("lightning_rlprof", "benchmarks", "docs"),
+    rules.untold_constants: ("lightning_rlprof",),
     rules.vague_names: EVERYWHERE,
 }
 
@@ -43,6 +44,7 @@ BAD: dict[Rule, str] = {
     rules.prints: "def speak():\n    print('hello')\n",
     rules.relative_imports: "from .model import Span\n",
     rules.root_imports: "def late():\n    from lightning_rlprof import stage\n",
+    rules.untold_constants: "LIMIT = 5\ndef f(): ...\n",
     rules.undocumented: '"""Told."""\nclass Told:\n    """Told."""\n    def untold(self): ...\n',
     rules.vague_names: "",
 }
@@ -54,6 +56,7 @@ GOOD: dict[Rule, str] = {
     rules.prints: "def speak():\n    log.info('print')\n",
     rules.relative_imports: "from lightning_rlprof.model import Span\n",
     rules.root_imports: "from lightning_rlprof import model\nimport lightning_rlprof.errors\n",
+    rules.untold_constants: 'LIMIT = 5\n"""Of it."""\n_MOST = 3\nlog = logging.getLogger()\n',
     rules.undocumented: '"""Told."""\ndef told():\n    """Told."""\ndef _inner(): ...\n',
     rules.vague_names: "",
 }

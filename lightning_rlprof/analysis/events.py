@@ -16,6 +16,7 @@ from lightning_rlprof.spans import Int64s
 __all__ = ["HAND_OVER", "TRANSFER", "Steady", "steady"]
 
 TRANSFER, HAND_OVER = -1, -2
+"""Stand in place of a thread: the time is that of a join, or of handing something over."""
 
 Mask = npt.NDArray[np.bool_]
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 __all__ = ["Floats", "at_least", "holm", "median_bounds", "sign_test"]
 
 Floats = npt.NDArray[np.float64]
+"""An array of 64-bit floats."""
 
 
 @lru_cache(maxsize=256)

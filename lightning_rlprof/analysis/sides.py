@@ -15,7 +15,11 @@ from lightning_rlprof.spans import Int64s, Spans
 __all__ = ["REPLICAS", "STEP", "WORK", "Pair", "Side", "shared_work", "sides"]
 
 STEP, _UNTRACED = "step", "untraced"
+"""Names the row of the whole step."""
+
 REPLICAS = "replicas"
+"""Counter that says by how many replicas a stage's work was shared."""
+
 WORK = ("tokens", "tokens_sq", "samples", "batch", REPLICAS)
 """Counters that say how much a stage had to do, and how many replicas shared it."""
 
@@ -46,6 +50,7 @@ class Side:
 
 
 Pair = tuple[Floats, Floats]
+"""The same numbers per step in A and in B."""
 
 
 def shared_work(a: Side, b: Side, stage: str) -> dict[str, Pair]:

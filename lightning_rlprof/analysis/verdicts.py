@@ -31,9 +31,16 @@ LEVEL = 0.01
 """How likely a healthy rank of a role is accused, split among questions and places of a replica."""
 
 INSUFFICIENT, NOBODY = "insufficient evidence", "nobody is slow"
+"""Nothing can be said, or nobody is found."""
+
 SLOW, SLOW_DEVICE, SLOW_HOST = "slow rank", "slow device", "slow host"
+"""One rank is slow for its work: as a whole, on its device, or on its host alone."""
+
 SLOW_OR_UNEVEN, SLOW_GROUP = "slow or uneven work", "slow group"
+"""Nobody counted the work; or one of several ranks that hold a copy of the model together."""
+
 TRANSIENT, UNEVEN = "transient", "uneven work"
+"""Slow for a stretch of steps; or longer since it had more to do."""
 
 _QUESTIONS = 3  # its own time as a whole, each stage, the device's time
 _MATTERS = 0.01  # of the own time: what costs less is not worth a word, however sure

@@ -70,6 +70,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+"""The command line."""
+
 _config = typer.Typer(help="Check a configuration, or print its schema.", no_args_is_help=True)
 
 app.command()(record.demo)

@@ -21,6 +21,7 @@ Runs = Annotated[
         parser=here, metavar="RUNS", help="Runs and traces, and directories with them below"
     ),
 ]
+"""What is ingested."""
 
 _SHOWN = 50
 _ENGINES = ("local", "ray")

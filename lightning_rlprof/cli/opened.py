@@ -37,12 +37,19 @@ Run = Annotated[
         "Nsight Systems, torch.profiler or torch_npu.profiler; or the URL of one",
     ),
 ]
+"""What a command reads."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON")]
+"""Whether a program reads the answer."""
+
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", parser=here, metavar="PATH", help="Write to this file"),
 ]
+"""Where the file goes; None derives its name."""
+
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists")]
+"""Whether a file may be replaced."""
 
 
 def opened(path: Path) -> "Spans":

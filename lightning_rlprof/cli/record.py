@@ -32,6 +32,7 @@ Output = Annotated[
         help="Directory in which the run gets its own",
     ),
 ]
+"""Where the demo's run goes."""
 
 
 def demo(

@@ -20,16 +20,23 @@ Run = Annotated[
         help="A run directory; on_finish tells it",
     ),
 ]
+"""What is shipped."""
+
 To = Annotated[
     str, typer.Option("--to", metavar="URL", help="Where runs are kept, as s3://bucket/runs")
 ]
+"""Where to."""
+
 Rank = Annotated[
     int | None,
     typer.Option(min=0, envvar="RLPROF_RANK", help="Only this rank's files; on_finish tells it"),
 ]
+"""Whose files; None for all."""
+
 Crashed = Annotated[
     bool, typer.Option("--crashed", help="Also ranks that never said that they had ended")
 ]
+"""Whether files without an end are shipped, too."""
 
 
 def ship(run: Run, to: To, rank: Rank = None, crashed: Crashed = False) -> None:

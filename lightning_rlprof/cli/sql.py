@@ -37,6 +37,7 @@ Output = Annotated[
         help="Write all rows to a .csv or .parquet",
     ),
 ]
+"""Where the rows go; None prints them."""
 
 
 def sql(

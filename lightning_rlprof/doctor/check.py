@@ -9,6 +9,7 @@ from typing import Literal
 __all__ = ["Check", "State", "content", "installed", "numbers"]
 
 State = Literal["ok", "missing", "unknown", "broken"]
+"""What came of a check; unknown where it could not be made."""
 
 
 @dataclass(frozen=True)

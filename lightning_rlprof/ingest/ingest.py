@@ -15,6 +15,7 @@ from lightning_rlprof.table import Cell, Column, Table
 __all__ = ["Engine", "ingest"]
 
 Engine = Literal["local", "ray"]
+"""Processes of this machine, or workers of a Ray cluster."""
 
 _COLUMNS = (
     Column("path", "text"),

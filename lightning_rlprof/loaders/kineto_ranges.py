@@ -16,6 +16,7 @@ from lightning_rlprof.spans import Int64s
 __all__ = ["REGION", "STAGE", "STEP", "Around", "Ranges", "ranges_of"]
 
 STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
+"""Codes of the kinds of an annotation."""
 
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,15})")
 
