@@ -54,13 +54,28 @@ class _Words(TyperGroup):
         two = " ".join(args[:2])
         return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words before the command; raises `RlprofError` for wrong ones."""
+        try:
+            return super().parse_args(ctx, args)
+        except _WRONG_WORDS as error:
+            raise _wrong(error) from error
+
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; what is wrong with its words is said without credentials."""
+        """Run a command; raises `RlprofError` for what is wrong with its words."""
         try:
             return super().invoke(ctx)
         except _WRONG_WORDS as error:
-            error.message = bare(error.message)
-            raise
+            raise _wrong(error) from error
+
+
+def _wrong(error: Any) -> Exception:
+    """Return one line instead of a usage, an error in a box, and where to find help."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # help, where no word was given
+        whole: Exception = error
+        return whole
+    where = error.ctx.command_path if error.ctx else "rlprof"
+    return RlprofError(f"{error.format_message()} (see {where} --help)")
 
 
 app = typer.Typer(

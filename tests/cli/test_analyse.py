@@ -117,8 +117,10 @@ def test_names_are_as_short_as_they_can_be(rlprof: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--export", "csv"], ["-j", "0"], ["--timeout", "0"]])
-def test_wrong_usage_is_exit_status_2(rlprof: Run, tmp_path: Path, words: list[str]) -> None:
-    assert rlprof("analyse", *([tmp_path] if words else []), *words)[0] == 2
+def test_wrong_words_are_one_line(rlprof: Run, tmp_path: Path, words: list[str]) -> None:
+    status, out, err = rlprof("analyse", *([tmp_path] if words else []), *words)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.endswith("(see rlprof analyse --help)\n")
 
 
 def test_a_directory_without_raw_data_says_what_makes_it(rlprof: Run, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import errno
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from lightning_rlprof.cli import app
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.testing import make_header
 from lightning_rlprof.tracefile import TraceWriter
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 def _run(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -40,9 +43,27 @@ def test_a_name_that_the_encoding_of_the_terminal_lacks_is_spelled_out(
     assert r"\u751f\u6210" in done.stdout
 
 
-def test_wrong_usage_is_exit_status_2() -> None:
-    assert _run("summary").returncode == 2
-    assert _run("no-such-command").returncode == 2
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["summary"], "Missing argument 'RUN'. (see rlprof summary --help)"),
+        (["summary", "x", "--bogus"], "No such option: --bogus (see rlprof summary --help)"),
+        (["--bogus"], "No such option: --bogus (see rlprof --help)"),
+        (["config", "bogus"], "No such command 'bogus'. (see rlprof config --help)"),
+        (["compare", "a", "b", "--fail-over", "x"], "--fail-over x: takes "),
+    ],
+)
+def test_wrong_words_are_one_line(rlprof: Run, words: list[str], says: str) -> None:
+    status, out, err = rlprof(*words)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"rlprof: {says}")
+
+
+@pytest.mark.parametrize("words", [[], ["config"]])
+def test_no_words_are_a_question_for_help(rlprof: Run, words: list[str]) -> None:
+    _, out, err = rlprof(*words)
+    assert "Commands" in out + err
+    assert "rlprof: " not in out + err
 
 
 def test_the_command_line_reads_without_torch_or_lightning() -> None:

@@ -110,5 +110,5 @@ def test_sql_shows_a_column_that_is_nowhere_known(rlprof: Run, run: Path) -> Non
 
 def test_sql_writes_a_file_or_prints_json(rlprof: Run, run: Path, tmp_path: Path) -> None:
     status, out, err = rlprof("sql", run, "select 1", "--json", "-o", tmp_path / "x.csv")
-    assert (status, out) == (2, "")
+    assert (status, out) == (1, "")
     assert "choose one" in err
