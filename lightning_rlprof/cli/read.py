@@ -22,12 +22,20 @@ if TYPE_CHECKING:
 
 __all__ = ["describe", "report", "summary", "trace"]
 
+_NEVER_COMPARED = (
+    "{}: {}, so ranks on one timeline may seem to wait for one another that did not; --force "
+    "writes it, marked, and one rank's own file needs no --force"
+)
 Merge = Annotated[
     bool,
     typer.Option(
         "--force",
         help="Replace the file if it exists; merge ranks of hosts whose clocks were never compared",
     ),
+]
+
+Devices = Annotated[
+    bool, typer.Option("--kernels", help="Also what devices ran, out of captures, by stream")
 ]
 
 
@@ -71,22 +79,23 @@ def report(run: Run, output: Output = None, force: Force = False) -> None:
     next_command("rlprof", "trace", run)
 
 
-def trace(run: Run, output: Output = None, force: Merge = False) -> None:
+def trace(run: Run, output: Output = None, kernels: Devices = False, force: Merge = False) -> None:
     """Write a trace for ui.perfetto.dev, one track per rank and thread (-o x.json: not packed)."""
     spans = opened(run)
     path = destination(output, spans.path, "trace.json.gz", force=force)
     from lightning_rlprof.analysis.certainty import never_compared
+    from lightning_rlprof.report.device_tracks import DeviceTracks
     from lightning_rlprof.report.perfetto import write_trace
 
     watermark = never_compared(spans)
     if watermark and not force:
-        raise RlprofError(
-            f"{spans.path}: {watermark}, so ranks on one timeline may seem to wait for one another "
-            "that did not; --force writes it, marked, and one rank's own file needs no --force"
-        )
+        raise RlprofError(_NEVER_COMPARED.format(spans.path, watermark))
     with bar("Writing") as step, writing(path):
-        write_trace(spans, path, watermark=watermark, progress=step)
+        devices = DeviceTracks(spans) if kernels else None
+        write_trace(spans, path, devices=devices, watermark=watermark, progress=step)
     doubts(spans)
+    for remark in devices.remarks if devices else ():
+        say(f"! {remark}", "yellow")
     if watermark:
         say(f"! UNCALIBRATED: {watermark}; do not compare times of ranks in it", "yellow")
     wrote(path)

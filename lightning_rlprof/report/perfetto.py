@@ -1,7 +1,6 @@
 """A run as a Chrome trace for ui.perfetto.dev: one process per rank, one track per thread.
 
 The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-Times are written as text with three decimals of a microsecond: a float would lose nanoseconds.
 Slices of one track must nest, else Perfetto drops them: spans that overlap, as asyncio tasks do, go
 to further tracks ("lanes") of their thread, each with the spans that were opened inside it.
 Beside a rank's host stands by how much its clock may be off. Where that is not known, a watermark
@@ -9,17 +8,19 @@ above all ranks says so.
 """
 
 import gzip
-import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lightning_rlprof.model import EXPORT, KINDS, Number
+from lightning_rlprof.report.device_tracks import DeviceTracks
+from lightning_rlprof.report.events import about, encoded, micro
 from lightning_rlprof.report.lanes import lanes
 from lightning_rlprof.spans import Int64s, Spans
 
@@ -33,6 +34,7 @@ def write_trace(
     spans: Spans,
     path: Path,
     *,
+    devices: DeviceTracks | None = None,
     watermark: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -41,6 +43,7 @@ def write_trace(
     Args:
         spans: The run.
         path: The file; one that exists is replaced.
+        devices: What devices ran: tracks of their own below each rank's threads.
         watermark: Why times of ranks cannot be compared: in the metadata and above all tracks.
         progress: Called after each rank with (ranks written, ranks in all).
 
@@ -48,12 +51,8 @@ def write_trace(
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with partial.open("wb") as raw:
-            if path.suffix == ".gz":
-                with gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed:
-                    _write(spans, packed, watermark, progress)
-            else:
-                _write(spans, raw, watermark, progress)
+        with partial.open("wb") as raw, _packed(raw, path.suffix) as file:
+            _write(spans, file, devices, watermark, progress)
         partial.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -61,21 +60,33 @@ def write_trace(
         raise
 
 
+def _packed(raw: Any, suffix: str) -> Any:
+    if suffix == ".gz":
+        return gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0)
+    return nullcontext(raw)
+
+
 def _write(
-    spans: Spans, file: Any, watermark: str, progress: Callable[[int, int], None] | None
+    spans: Spans,
+    file: Any,
+    devices: DeviceTracks | None,
+    watermark: str,
+    progress: Callable[[int, int], None] | None,
 ) -> None:
     other = {**EXPORT, "unix_ns": str(spans.unix_ns), "path": spans.path.name}
     other |= {"clocks": f"{_UNCALIBRATED}: {watermark}"} if watermark else {}
-    file.write(f'{{"displayTimeUnit":"ms","otherData":{_text(other)},"traceEvents":[\n'.encode())
-    names = [_text(name) for name in spans.names]
+    file.write(f'{{"displayTimeUnit":"ms","otherData":{encoded(other)},"traceEvents":[\n'.encode())
+    names = [encoded(name) for name in spans.names]
     clocks = dict.fromkeys(spans.ranks, _UNCALIBRATED) if watermark else _unsure(spans)
     if watermark:
         file.write(",\n".join([*_watermark(spans, watermark), ""]).encode())
     comma = b""  # a trailing comma, or an empty event to avoid it, is an error to Perfetto
     for done, rank in enumerate(spans.ranks, start=1):
-        events = ",\n".join(_rank_events(spans, rank, names, clocks.get(rank, "")))
-        file.write(comma + events.encode("utf-8", "backslashreplace"))
-        comma = b",\n"
+        host = _rank_events(spans, rank, names, clocks.get(rank, ""))
+        for part in chain([host], devices.events(rank, _pid(rank)) if devices else ()):
+            events = ",\n".join(part)
+            file.write(comma + events.encode("utf-8", "backslashreplace"))
+            comma = b",\n"
         if progress is not None:
             progress(done, len(spans.ranks))
     file.write(b"\n]}\n")
@@ -83,14 +94,14 @@ def _write(
 
 def _watermark(spans: Spans, text: str) -> Iterator[str]:
     """Yield a track above all ranks, with one slice as long as the run."""
-    pid = max(spans.ranks, default=0) + 2
-    yield _about(pid, 0, "process_name", name=f"{_UNCALIBRATED}: {text}")
-    yield _about(pid, 0, "process_sort_index", sort_index=-1)
-    yield _about(pid, 1, "thread_name", name="do not compare times of ranks")
+    pid = _pid(max(spans.ranks, default=0) + 1)
+    yield about(pid, 0, "process_name", name=f"{_UNCALIBRATED}: {text}")
+    yield about(pid, 0, "process_sort_index", sort_index=-1)
+    yield about(pid, 1, "thread_name", name="do not compare times of ranks")
     start = int(spans.start_ns.min(initial=0))
     length = int(spans.end_ns.max(initial=0)) - start
-    what = f'"pid":{pid},"tid":1,"ts":{_micro(start)},"dur":{_micro(length)}'
-    yield f'{{"ph":"X",{what},"cat":"clocks","name":{_text(f"{_UNCALIBRATED}: {text}")}}}'
+    what = f'"pid":{pid},"tid":1,"ts":{micro(start)},"dur":{micro(length)}'
+    yield f'{{"ph":"X",{what},"cat":"clocks","name":{encoded(f"{_UNCALIBRATED}: {text}")}}}'
 
 
 def _unsure(spans: Spans) -> dict[int, str]:
@@ -106,11 +117,15 @@ def _unsure(spans: Spans) -> dict[int, str]:
     }
 
 
+def _pid(rank: int) -> int:
+    return rank + 1  # 0 would be the idle process of the operating system
+
+
 def _rank_events(spans: Spans, rank: int, names: list[str], clock: str) -> Iterator[str]:
-    pid, rows = rank + 1, spans.rows(rank=rank)  # pid 0 would be the kernel's idle process
+    pid, rows = _pid(rank), spans.rows(rank=rank)
     who = ", ".join(filter(None, (spans.headers[rank].host, clock)))
-    yield _about(pid, 0, "process_name", name=f"rank {rank} ({who})")
-    yield _about(pid, 0, "process_sort_index", sort_index=rank)
+    yield about(pid, 0, "process_name", name=f"rank {rank} ({who})")
+    yield about(pid, 0, "process_sort_index", sort_index=rank)
     arguments = _arguments(spans, rows)
     on_steps = np.isin(spans.kind[rows], [_STEP, _EPOCH])
     tid = 0  # counted before use: thread 0 would melt into the process's main thread
@@ -118,8 +133,8 @@ def _rank_events(spans: Spans, rank: int, names: list[str], clock: str) -> Itera
         for number, lane in enumerate(lanes(spans, own), start=1):
             tid += 1
             title = label if number == 1 else f"{label} ({number})"
-            yield _about(pid, tid, "thread_name", name=title)
-            yield _about(pid, tid, "thread_sort_index", sort_index=tid)
+            yield about(pid, tid, "thread_name", name=title)
+            yield about(pid, tid, "thread_sort_index", sort_index=tid)
             yield from _slices(spans, lane, f'"pid":{pid},"tid":{tid}', names, arguments)
 
 
@@ -137,16 +152,12 @@ def _slices(
     columns = (spans.start_ns, spans.duration_ns, spans.name, spans.kind, spans.step)
     values = zip(rows, *(column[at].tolist() for column in columns), strict=True)
     for row, start, length, name, kind, step in values:
-        what = f'{track},"ts":{_micro(start)},"name":{names[name]},"cat":"{KINDS[kind]}"'
+        what = f'{track},"ts":{micro(start)},"name":{names[name]},"cat":"{KINDS[kind]}"'
         more = f'"args":{{"step":{step}{arguments.get(row, "")}}}'
         if kind == _MARK:
             yield f'{{"ph":"i","s":"t",{what},{more}}}'
         else:
-            yield f'{{"ph":"X","dur":{_micro(length)},{what},{more}}}'
-
-
-def _micro(ns: int) -> str:
-    return f"{ns // 1000}.{ns % 1000:03d}"
+            yield f'{{"ph":"X","dur":{micro(length)},{what},{more}}}'
 
 
 def _arguments(spans: Spans, rows: Int64s) -> dict[int, str]:
@@ -155,7 +166,7 @@ def _arguments(spans: Spans, rows: Int64s) -> dict[int, str]:
     if len(rows):
         for name, counter in spans.counters.items():
             first, last = np.searchsorted(counter.rows, [rows[0], rows[-1] + 1])
-            key = _text(name if name != "step" else "step (counter)")
+            key = encoded(name if name != "step" else "step (counter)")
             own = counter.rows[first:last].tolist()
             for row, value in zip(own, counter.values[first:last].tolist(), strict=True):
                 found[row] = f"{found.get(row, '')},{key}:{_number(value)}"
@@ -167,11 +178,3 @@ def _number(value: Number) -> str:
     if isinstance(value, int):
         return str(value) if -(2**63) <= value < 2**63 else f'"{value}"'
     return repr(value) if math.isfinite(value) else f'"{value}"'
-
-
-def _about(pid: int, tid: int, what: str, **args: Any) -> str:
-    return f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"{what}","args":{_text(args)}}}'
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))

@@ -138,6 +138,20 @@ def test_trace_is_packed_unless_the_name_says_otherwise(rlprof: Run, tmp_path: P
     assert rlprof("trace", run, "--force")[0] == 0
 
 
+def test_trace_shows_on_demand_what_devices_ran(rlprof: Run, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    grpo_run(run)
+    missing = "! no kernels: the run holds no capture of a device\n"
+    assert missing not in rlprof("trace", run)[1]
+    assert missing in rlprof("trace", run, "--kernels", "-o", tmp_path / "x.json")[1]
+
+    capture, drawn = write_trace(tmp_path / "rank0.pt.trace.json"), tmp_path / "drawn.json"
+    status, out, _ = rlprof("trace", capture, "--kernels", "-o", drawn)
+    assert (status, "no kernels" in out) == (0, False)
+    events = json.loads(drawn.read_text())["traceEvents"]
+    assert "device 0, stream 7" in [event["args"].get("name") for event in events]
+
+
 def test_hosts_that_never_compared_clocks_are_merged_by_force_alone_and_marked(
     rlprof: Run, tmp_path: Path
 ) -> None:
