@@ -16,6 +16,7 @@ __all__ = [
     "Number",
     "Span",
     "as_number",
+    "copy_name",
 ]
 
 FORMAT = 1
@@ -147,3 +148,14 @@ def as_number(value: object) -> Number | None:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
+
+
+def copy_name(kind: str) -> str:
+    """Return the name of a copy as torch's traces spell it: what lies in a table is its kind.
+
+    Example::
+
+        >>> copy_name("HtoD"), copy_name("memset")
+        ('Memcpy HtoD', 'Memset')
+    """
+    return "Memset" if kind == "memset" else f"Memcpy {kind}"

@@ -30,6 +30,7 @@ class Run(Spans):
     coverage = analysis.coverage
     critical_path = analysis.path
     device = analysis.device
+    device_path = analysis.device_path
     findings = analysis.findings
     gaps = analysis.gaps
     headline = analysis.headline

@@ -9,6 +9,7 @@ from lightning_rlprof.analysis.compare import compare
 from lightning_rlprof.analysis.counters import counters
 from lightning_rlprof.analysis.coverage import coverage
 from lightning_rlprof.analysis.device import device
+from lightning_rlprof.analysis.device_path import device_path
 from lightning_rlprof.analysis.findings import findings
 from lightning_rlprof.analysis.gaps import gaps
 from lightning_rlprof.analysis.headline import headline
@@ -46,6 +47,7 @@ __all__ = [
     "counters",
     "coverage",
     "device",
+    "device_path",
     "findings",
     "gaps",
     "headline",
@@ -94,6 +96,7 @@ DEEP: tuple[Callable[[Spans], Table], ...] = (
     breakdown,
     idle,
     overlap,
+    device_path,
     kernels,
     launches,
     operators,

@@ -8,8 +8,8 @@ import numpy as np
 from lightning_rlprof.analysis.cells import read
 from lightning_rlprof.analysis.claims import HIGH, MEDIUM, Claim, Undecided, bounds, place_at
 from lightning_rlprof.analysis.device_runs import NEVER, DeviceRuns, Lane, grid_of
+from lightning_rlprof.analysis.device_walk import LATENCY_NS
 from lightning_rlprof.analysis.exact import Floats
-from lightning_rlprof.analysis.idle import LATENCY_NS
 from lightning_rlprof.analysis.slowdown import slowdown
 from lightning_rlprof.analysis.unpaired import Unpaired
 from lightning_rlprof.spans import Int64s, Spans

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
+from lightning_rlprof.model import copy_name
 from lightning_rlprof.spans import Int64s, Spans
 
 __all__ = ["OTHERS", "Work", "device_work"]
@@ -54,11 +55,6 @@ def device_work(spans: Spans, ranks: Collection[int] | None, remarks: list[str])
         )
         keep = slice(None) if ranks is None else np.isin(rank, list(ranks))
         parts.append([each[keep] for each in columns])
-        names += own if table_name == "kernels" else map(_copy_name, own)
+        names += own if table_name == "kernels" else map(copy_name, own)
     rank, code, duration, place, step = map(np.concatenate, zip(*parts, strict=True))
     return Work(rank, code, duration, place, step, names, list(stages))
-
-
-def _copy_name(kind: str) -> str:
-    """Return the name of a copy as torch's traces spell it: what lies in the table is its kind."""
-    return "Memset" if kind == "memset" else f"Memcpy {kind}"

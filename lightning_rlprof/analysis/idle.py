@@ -12,19 +12,14 @@ from lightning_rlprof.analysis.device_runs import (
     device_runs,
     grid_of,
 )
+from lightning_rlprof.analysis.device_walk import LATENCY_NS
 from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics import summarize
 from lightning_rlprof.analysis.sweep import edges
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Cell, Column, Table
 
-__all__ = ["LATENCY_NS", "idle"]
-
-LATENCY_NS = 30_000
-"""Up to here it is launch latency that work has been launched and not begun.
-
-HTA's 30, whose documentation calls them nanoseconds while its data are microseconds.
-"""
+__all__ = ["idle"]
 
 _COLUMNS = (
     Column("rank", "count"),

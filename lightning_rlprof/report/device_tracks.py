@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.frames import columns_of
+from lightning_rlprof.model import copy_name
 from lightning_rlprof.report.events import about, encoded, micro
 from lightning_rlprof.spans import Int64s, Spans
 
@@ -84,7 +85,7 @@ class DeviceTracks:
         cells = dict(zip(heads, columns_of(table), strict=True))
         named, category = _TABLES[name]
         codes, texts = cells[named]
-        texts = [_called(text) for text in texts] if name == "memcpy" else texts
+        texts = [*map(copy_name, texts)] if name == "memcpy" else texts
         one = (np.zeros(len(table.rows), np.int64), [category])
         cells |= {"name": (codes, texts), "category": one}
         nothing: Any = (np.full(len(table.rows), -1), [])
@@ -134,10 +135,6 @@ class DeviceTracks:
                 f'{{"ph":"X",{track},"ts":{micro(start)},"dur":{micro(length)},'
                 f'"name":{texts[name]},"cat":{texts[category]},"args":{{{",".join(told)}}}}}'
             )
-
-
-def _called(kind: str) -> str:
-    return "Memset" if kind == "memset" else f"Memcpy {kind}"
 
 
 def _numbers(cells: Any) -> Int64s:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.breakdown import breakdown
-from lightning_rlprof.analysis.idle import LATENCY_NS, idle
+from lightning_rlprof.analysis.device_walk import LATENCY_NS
+from lightning_rlprof.analysis.idle import idle
 from lightning_rlprof.spans import Spans
 from tests.analysis.device_jobs import jobs
 from tests.analysis.device_work import UNSEEN, Job, Work, devices, spans_of
