@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.device_queue import UNKNOWN, Queue, queues
-from lightning_rlprof.analysis.device_walk import GAP, HOST, LATENCY_NS, LAUNCH, Walk
+from lightning_rlprof.analysis.device_walk import GAP, HOST, LATENCY_NS, LAUNCH, Walk, Way
+from lightning_rlprof.analysis.exclusive import summed
 from lightning_rlprof.analysis.partition import paint
-from lightning_rlprof.analysis.sweep import edges
+from lightning_rlprof.analysis.sweep import differs, edges
 from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.spans import Int64s, Spans
@@ -32,16 +32,9 @@ _OTHERS = "others"
 _NO_WORK = "no device tool recorded kernels"
 _NO_CALLS = "for what the host waited is not known: its calls were not recorded"
 
+_AT_ONCE = 1 << 15  # calls
+_Coded = tuple[Int64s, Int64s, Int64s]
 _Key = tuple[str, str | None, str | None]
-
-
-class _Way(NamedTuple):
-    """Pieces of the ways through all steps of a rank; see `Piece`. ``next`` is what follows."""
-
-    start: Int64s
-    end: Int64s
-    what: Int64s
-    next: Int64s
 
 
 def device_path(
@@ -119,8 +112,9 @@ def _stretches(spans: Spans, rank: int, queue: Queue) -> Iterator[tuple[int, int
     A step ends when its host does and all that it launched; the next begins no earlier.
     """
     order, over = np.argsort(queue.launch, kind="stable"), None
+    launches = queue.launch[order]
     for start, end in _hosts(spans, rank, queue):
-        own = order[slice(*np.searchsorted(queue.launch[order], [start, end]).tolist())]
+        own = order[slice(*np.searchsorted(launches, [start, end]).tolist())]
         if len(own):
             last = int(own[np.argmax(queue.end[own])])
             high = int(queue.end[last])
@@ -128,17 +122,6 @@ def _stretches(spans: Spans, rank: int, queue: Queue) -> Iterator[tuple[int, int
             over = max(high, end)
             if low < over:
                 yield low, over, last if high >= end else HOST
-
-
-def _way(queue: Queue, stretches: Sequence[tuple[int, int, int]]) -> _Way:
-    walk = Walk(*queue[:4], queue.waits, UNKNOWN)
-    rows: list[tuple[int, int, int, int]] = []
-    for stretch in stretches:
-        after = HOST
-        for piece in walk.back(*stretch):
-            rows.append((*piece, after))
-            after = piece.what
-    return _Way(*np.array(rows, np.int64).reshape(-1, 4).T)
 
 
 def _add(
@@ -149,7 +132,7 @@ def _add(
     stretches: Sequence[tuple[int, int, int]],
 ) -> None:
     """Add time on the way, count, and time at all of each part, name and stage."""
-    way = _way(queue, stretches)
+    way = Walk(*queue[:4], queue.waits, UNKNOWN).ways(stretches)
     _add_work(totals, queue, way, stretches)
     _add_delays(totals, queue, way)
     rows = way.what == HOST
@@ -161,14 +144,15 @@ def _add(
 def _add_work(
     totals: dict[_Key, list[int]],
     queue: Queue,
-    way: _Way,
+    way: Way,
     stretches: Sequence[tuple[int, int, int]],
 ) -> None:
     device = way.what >= 0
     work, length = way.what[device], (way.end - way.start)[device]
     width = len(queue.stages) + 1
     keys = queue.name * width + queue.stage + 1
-    whole = _inside(stretches, queue.end) - _inside(stretches, queue.start)
+    low, high = (np.array([each[at] for each in stretches], np.int64) for at in range(2))
+    whole = _inside(low, high, queue.end) - _inside(low, high, queue.start)
     on_way = np.zeros((3, len(queue.names) * width), np.int64)
     np.add.at(on_way[0], keys[work], length)
     np.add.at(on_way[1], keys[work], 1)
@@ -178,12 +162,12 @@ def _add_work(
         _count(totals, (*queue.names[name], _text(queue.stages, stage - 1)), on_way[:, at])
 
 
-def _add_delays(totals: dict[_Key, list[int]], queue: Queue, way: _Way) -> None:
+def _add_delays(totals: dict[_Key, list[int]], queue: Queue, way: Way) -> None:
     length, delayed = way.end - way.start, (way.what == LAUNCH) | (way.what == GAP)
     kind = np.where(delayed & (length > LATENCY_NS), _LONG, way.what)
     for what in (LAUNCH, GAP, _LONG):
         rows = kind == what
-        after = queue.stage[way.next[rows]]
+        after = queue.stage[way.of[rows]]
         for stage in np.unique(after).tolist():
             own = length[rows][after == stage]
             _count(totals, (_PARTS[what], None, _text(queue.stages, stage)), [own.sum(), len(own)])
@@ -199,9 +183,8 @@ def _text(texts: Sequence[str], code: int) -> str | None:
     return texts[code] if code >= 0 else None
 
 
-def _inside(stretches: Sequence[tuple[int, int, int]], times: Int64s) -> Int64s:
-    """Return how much of the stretches lies before each time."""
-    low, high = (np.array([each[at] for each in stretches], np.int64) for at in range(2))
+def _inside(low: Int64s, high: Int64s, times: Int64s) -> Int64s:
+    """Return how much of some intervals that follow one another lies before each time."""
     before = np.append(0, np.cumsum(high - low))
     at = np.searchsorted(low, times, "right") - 1
     return np.where(at >= 0, before[at] + np.minimum(times, high[at]) - low[at], 0)
@@ -210,29 +193,60 @@ def _inside(stretches: Sequence[tuple[int, int, int]], times: Int64s) -> Int64s:
 def _by_call(
     spans: Spans, rank: int, queue: Queue, start: Int64s, end: Int64s
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the innermost call and stage in disjoint intervals, its time, and in how many.
+    """Yield the innermost call and stage in disjoint intervals, its time, and in how many pieces.
 
-    -1 stands for none.
+    -1 stands for none; a pair may come more than once. Some calls at a time: in the processor's
+    cache they take half as long.
     """
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
     rows = spans.rows(kind="stage", rank=rank)
-    layers = ((start, end), queue.calls[:2], (spans.start_ns[rows], spans.end_ns[rows]))
-    times = edges(*(np.sort(each) for layer in layers for each in layer))
-    inside, call, stage = (_innermost(times, *layer) for layer in layers)
-    cells = np.flatnonzero(inside >= 0)
-    call = np.append(queue.calls[2], -1)[call[cells]]
-    stage = np.append(spans.name[rows], -1)[stage[cells]]
-    keys, key = np.unique(np.stack([call, stage]), axis=1, return_inverse=True)
-    total = np.zeros(keys.shape[1], np.int64)
-    np.add.at(total, key.ravel(), np.diff(times)[cells])
-    pairs = np.unique(np.stack([key.ravel(), inside[cells]]), axis=1)[0]
-    yield from zip(*keys.tolist(), total.tolist(), np.bincount(pairs).tolist(), strict=True)
+    stages = _by_start(spans.start_ns[rows], spans.end_ns[rows], spans.name[rows])
+    calls = _by_start(*queue.calls)
+    parts = np.searchsorted(calls[0], start) // _AT_ONCE
+    sizes = len(queue.called) + 1, len(spans.names)
+    for part in np.split(np.arange(len(start)), np.flatnonzero(np.diff(parts)) + 1):
+        own = start[part], end[part]
+        call, stage, length = _innermost(own, _around(calls, *own), _around(stages, *own))
+        total, count = (summed(call, stage, each, *sizes) for each in (length, np.ones_like(call)))
+        columns = (total.step - 1, total.name, total.ns, count.ns)
+        yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _innermost(times: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Return which interval is the last to begin in each cell between two times, -1 for none."""
+def _by_start(start: Int64s, end: Int64s, code: Int64s) -> _Coded:
+    """Return intervals by start, those of one start by end downwards."""
+    later, together = np.diff(start), np.diff(end) <= 0
+    if ((later > 0) | ((later == 0) & together)).all():
+        return start, end, code
     order = np.lexsort((-end, start))
-    first, last = (np.searchsorted(times, each[order]) for each in (start, end))
-    return np.append(order, -1)[paint(first, last, max(len(times) - 1, 0))]
+    return start[order], end[order], code[order]
+
+
+def _around(layer: _Coded, start: Int64s, end: Int64s) -> _Coded:
+    """Return what of a layer may share time with some intervals that follow one another."""
+    high = int(np.searchsorted(layer[0], end[-1])) if len(end) else 0
+    rows = np.flatnonzero(layer[1][:high] > start[:1])
+    return layer[0][rows], layer[1][rows], layer[2][rows]
+
+
+def _innermost(
+    own: tuple[Int64s, Int64s], calls: _Coded, stages: _Coded
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Return call (0 for none), stage (-1) and length of each piece of some intervals.
+
+    On an axis of theirs alone, on which what lies between them takes no time.
+    """
+    layers = [[_inside(*own, times) for times in layer[:2]] for layer in (calls, stages)]
+    whole = _inside(*own, own[1][-1:])
+    times = edges(whole - whole, whole, *(np.sort(each) for layer in layers for each in layer))
+    call, stage = (
+        np.append(code, -1)[
+            paint(np.searchsorted(times, first), np.searchsorted(times, last), len(times) - 1)
+        ]
+        for (first, last), code in zip(layers, (calls[2], stages[2]), strict=True)
+    )
+    heads = np.flatnonzero(differs(call, stage))
+    return call[heads] + 1, stage[heads], np.add.reduceat(np.diff(times), heads)
 
 
 def _rows(totals: dict[_Key, list[int]], top: int | None) -> list[tuple[Cell, ...]]:

@@ -83,12 +83,13 @@ def queues(
         return
     work = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     calls, syncs = read(spans, "calls", remarks), read(spans, "sync", remarks)
-    for rank in np.unique(work["rank"]).tolist():
-        if ranks is None or rank in ranks:
-            rows = (work["rank"] == rank) & (work["duration"] > 0)
-            own = {name: column[rows] for name, column in work.items()}
+    for rank in _distinct(work["rank"]).tolist():
+        rows = (work["rank"] == rank) & (work["duration"] > 0)
+        if rows.any() and (ranks is None or rank in ranks):
+            keep = slice(None) if rows.all() else rows
+            own = {name: column[keep] for name, column in work.items()}
             host = _calls(spans, calls, rank, own) or _syncs(syncs, rank)
-            yield rank, _queue(own, host, [*names], [*stages]) if host and rows.any() else None
+            yield rank, _queue(own, host, [*names], [*stages]) if host else None
 
 
 def _queue(
@@ -104,12 +105,21 @@ def _queue(
         np.append(begun[waiting], launch[rows]),
         np.append(over[waiting], returned[rows]),
     )
-    pairs = np.stack([own["device"], own["stream"]])
-    stream = np.unique(pairs, axis=1, return_inverse=True)[1].ravel()
+    device, stream = (_codes(own[name]) for name in ("device", "stream"))
+    stream += device * (int(stream.max()) + 1)
     handed = np.where(_replayed(own), launch, np.minimum(returned, start))
     columns = (start, end, stream, np.where(told, handed, UNKNOWN), own["name"], own["stage"])
     begin = np.where(told, launch, start)
     return Queue(*columns, begin, names, stages, waits, (begun, over, code), called)
+
+
+def _codes(values: Int64s) -> Int64s:
+    return np.searchsorted(_distinct(values), values)
+
+
+def _distinct(values: Int64s) -> Int64s:
+    """Return each value once, ascending; quick where equal ones follow one another."""
+    return np.unique(values[differs(values)])
 
 
 def _replayed(own: dict[str, Int64s]) -> npt.NDArray[np.bool_]:
@@ -152,8 +162,11 @@ def _calls(spans: Spans, table: Table | None, rank: int, work: dict[str, Int64s]
         return None
     rows = spans.rows(rank=rank)
     trains = np.unique(spans.thread[rows[np.isin(spans.kind[rows], _TRAINS)]]).tolist()
-    threads = [*np.unique(work["thread"]).tolist(), *(spans.threads[at].ident for at in trains)]
-    own = (numbers(table, "rank") == rank) & np.isin(numbers(table, "thread"), threads)
+    threads = [*_distinct(work["thread"]).tolist(), *(spans.threads[at].ident for at in trains)]
+    thread = numbers(table, "thread")
+    there = _distinct(thread)
+    own = np.isin(there, threads)[np.searchsorted(there, thread)]
+    own &= numbers(table, "rank") == rank
     return _host(table, "name", own, lambda name: _WAITS.search(name) is not None)
 
 
@@ -170,7 +183,8 @@ def _host(
 ) -> _Host | None:
     if not own.any():
         return None
+    rows = slice(None) if own.all() else own
     code, names = texts(table, named)
-    waiting = np.array([*map(waits, names), False])[code[own]]
-    start = numbers(table, "start")[own]
-    return start, start + numbers(table, "duration")[own], code[own], names, waiting
+    waiting = np.array([*map(waits, names), False])[code[rows]]
+    start = numbers(table, "start")[rows]
+    return start, start + numbers(table, "duration")[rows], code[rows], names, waiting

@@ -1,7 +1,7 @@
 """The way back from the end of a step through what it waited for, device work and the host."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["GAP", "HOST", "LATENCY_NS", "LAUNCH", "Piece", "Walk"]
+__all__ = ["GAP", "HOST", "LATENCY_NS", "LAUNCH", "Walk", "Way"]
 
 LATENCY_NS = 30_000
 """Up to here it is launch latency that work has been launched and not begun.
@@ -23,12 +23,20 @@ HOST, LAUNCH, GAP = -1, -2, -3
 _NEVER = -(2**62)
 
 
-class Piece(NamedTuple):
-    """A stretch of the way: from, to, and the number of the device work or one of those above."""
+class Way(NamedTuple):
+    """Stretches of the ways as columns of one length.
 
-    start_ns: int
-    end_ns: int
-    what: int
+    Attributes:
+        start: Where each begins, in nanoseconds.
+        end: Where it ends; later.
+        what: Number of the device work, or one of those above.
+        of: Of device work that, of a delay the number of the work that it delayed, else `HOST`.
+    """
+
+    start: Int64s
+    end: Int64s
+    what: Int64s
+    of: Int64s
 
 
 class Walk:
@@ -65,34 +73,57 @@ class Walk:
         some = np.flatnonzero(last > first)  # in the others nothing ended
         some = some[np.argsort(waits[0][some], kind="stable")]
         self._waits = [each[some].tolist() for each in waits]
-        self._ended, self._ends = self._order.tolist(), ends.tolist()
+        self._ended, self._ends, self._told_ends = self._order.data, ends.data, end.data
 
-    def back(self, low: int, high: int, last: int = HOST) -> Iterator[Piece]:
-        """Yield the way from one moment back to another, without a gap, the last piece first.
+    def ways(self, stretches: Iterable[tuple[int, int, int]]) -> Way:
+        """Return the ways back through some stretches of time, each without a gap, in any order.
 
         Args:
-            low: Where it begins.
-            high: Where it ends.
-            last: The piece of device work that ends there, or `HOST`.
+            stretches: Where each begins and ends, and the piece that ends there, or `HOST`.
         """
-        now, at = high, last
-        while now > low:
-            if at == HOST:
-                at, since = self._waited_for(now)
-                steps = [(since, HOST)]
-            else:
-                steps, at = self._before(at)
-            for since, what in steps:
-                if since < now > low:
-                    yield Piece(max(since, low), now, what)
+        chain: list[int] = []
+        lows: list[int] = []
+        hosts: list[tuple[int, int]] = []
+        for low, high, last in stretches:
+            now, at = high, last
+            while now > low:
+                if at == HOST:
+                    at, since = self._waited_for(now)
+                    hosts.append((max(since, low), now))
                     now = since
+                else:
+                    now, at = self._follow(at, low, chain), HOST
+                    lows += [low] * (len(chain) - len(lows))
+        return self._way(np.array(chain, np.int64), np.array(lows, np.int64), hosts)
 
-    def _before(self, piece: int) -> tuple[list[tuple[int, int]], int]:
-        """Return what lies before the end of a piece, the last first, and what ends there."""
-        start, before, handed = (column[piece] for column in self._links)
-        if before >= 0:
-            return [(start, piece), (self._told_ends[before], GAP)], before
-        return [(start, piece), (handed if handed > _NEVER else start, LAUNCH)], HOST
+    def _follow(self, piece: int, low: int, chain: list[int]) -> int:
+        """Add a piece and what it waited for on the device; return until when the host had it."""
+        starts, before, handed = self._views
+        while True:
+            chain.append(piece)
+            earlier: int = before[piece]
+            if earlier < 0:
+                until: int = handed[piece]
+                return starts[piece] if until == _NEVER else until
+            if self._told_ends[earlier] <= low:
+                return low
+            piece = earlier
+
+    def _way(self, chain: Int64s, lows: Int64s, hosts: list[tuple[int, int]]) -> Way:
+        start, before = self._start[chain], self._before[chain]
+        handed = np.where(self._handed[chain] == _NEVER, start, self._handed[chain])
+        since = np.where(before >= 0, self._end[before], handed)
+        delay = np.where(before >= 0, GAP, LAUNCH)
+        host = np.array(hosts, np.int64).reshape(-1, 2).T
+        nobody = np.full(host.shape[1], HOST)
+        columns = (
+            (np.maximum(start, lows), np.maximum(since, lows), host[0]),
+            (self._end[chain], start, host[1]),
+            (chain, delay, nobody),
+            (chain, chain, nobody),
+        )
+        way = Way(*map(np.concatenate, columns))
+        return Way(*(column[way.end > way.start] for column in way))
 
     def _waited_for(self, now: int) -> tuple[int, int]:
         """Return for what the host last waited before a moment, and when that ended."""
@@ -104,13 +135,8 @@ class Walk:
         return HOST, _NEVER
 
     @cached_property
-    def _told_ends(self) -> list[int]:
-        ends: list[int] = self._end.tolist()
-        return ends
-
-    @cached_property
-    def _links(self) -> tuple[list[int], list[int], list[int]]:
-        """Return of each piece its start, the piece that it waited for or -1, and ``handed``."""
+    def _before(self) -> Int64s:
+        """The piece that each one waited for, -1 where that was the host."""
         own, other = self._neighbours()
         after = np.append(self._end, _NEVER)[own]
         launched = self._handed > _NEVER
@@ -123,8 +149,12 @@ class Walk:
         ready = np.maximum(by_stream, by_host)
         elsewhere = np.append(self._end, _NEVER)[other]
         late = self._start - ready > max(latency, turn)
-        before = np.where(late & (elsewhere + turn > ready), other, before)
-        return self._start.tolist(), before.tolist(), self._handed.tolist()
+        return np.where(late & (elsewhere + turn > ready), other, before)
+
+    @cached_property
+    def _views(self) -> tuple[memoryview, ...]:
+        """Start, piece before, and ``handed``, item by item: few become Python's numbers."""
+        return self._start.data, self._before.data, self._handed.data
 
     def _neighbours(self) -> tuple[Int64s, Int64s]:
         """Return what ended last before each piece began: on its own stream, and on any; or -1."""

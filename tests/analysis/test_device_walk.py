@@ -9,10 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device_walk import GAP, HOST, LAUNCH, Piece, Walk
+from lightning_rlprof.analysis.device_walk import GAP, HOST, LAUNCH, Walk
 
 UNKNOWN = -(2**63)
 LATENCY, TURN = 5, 2
+
+
+class Piece(NamedTuple):
+    """A stretch of the way: from, to, and what it is."""
+
+    start_ns: int
+    end_ns: int
+    what: int
 
 
 class Do(NamedTuple):
@@ -56,14 +64,17 @@ class Machine:
     def end(self) -> int:
         return max([self.now, *(end for _, end, _, _ in self.pieces)])
 
-    def way(self, unknown: Sequence[int] = ()) -> list[Piece]:
+    def way(self, unknown: Sequence[int] = (), low: int = 0) -> list[Piece]:
+        """Return the way from the end back to some moment, the last piece first."""
         columns = np.array(self.pieces, np.int64).reshape(-1, 4).T.copy()
         columns[3, list(unknown)] = UNKNOWN
         waits = np.array(self.waits, np.int64).reshape(-1, 2).T
         walk = Walk(*columns, (waits[0], waits[1]), UNKNOWN)
         ends = columns[1].tolist()
         last = ends.index(self.end) if self.end in ends else HOST
-        return [*walk.back(0, self.end, last)]
+        way = walk.ways([(low, self.end, last)])
+        columns = (way.start.tolist(), way.end.tolist(), way.what.tolist())
+        return sorted(map(Piece, *columns), reverse=True)
 
 
 lengths = st.integers(1, 40)
@@ -85,6 +96,8 @@ def test_what_lies_on_the_way_lengthens_the_step(program: list[Do], data: st.Dat
     assert [piece.end_ns for piece in way] == [machine.end, *(each.start_ns for each in way[:-1])]
     assert way[-1].start_ns == 0
     assert all(piece.start_ns < piece.end_ns for piece in way)
+    low = data.draw(st.integers(0, machine.end - 1))
+    assert sum(end - start for start, end, _ in machine.way(low=low)) == machine.end - low
 
     launched = [at for at, each in enumerate(program) if each.stream is not None]
     on_way = [launched[piece.what] for piece in way if piece.what >= 0]
@@ -138,11 +151,6 @@ def test_a_wait_in_which_nothing_ended_is_time_of_the_host() -> None:
 @pytest.mark.parametrize("low", [0, 12, 60, 130])
 def test_a_way_may_begin_anywhere(low: int) -> None:
     machine = Machine().run([Do(10), Do(100, 0), Do(100, 0), Do(0, wait=True), Do(7)])
-    walk = Walk(
-        *np.array(machine.pieces, np.int64).T,
-        tuple(np.array(machine.waits, np.int64).T),  # type: ignore[arg-type]
-        UNKNOWN,
-    )
-    way = [*walk.back(low, machine.end)]
+    way = machine.way(low=low)
     assert way[-1].start_ns == low
     assert sum(end - start for start, end, _ in way) == machine.end - low
