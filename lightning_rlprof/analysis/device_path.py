@@ -59,20 +59,28 @@ def device_path(
     if top is not None and top < 1:
         raise RlprofError(f"top={top}: device_path shows 1 or more rows, or all of them (None)")
     remarks: list[str] = []
-    totals: dict[_Key, list[int]] = {}
-    silent, ways = 0, []
-    for rank, queue in queues(spans, ranks, remarks):
-        stretches = [] if queue is None else [*_stretches(spans, rank, queue)]
-        silent += queue is None
-        if queue is not None and stretches:
-            _add(totals, spans, rank, queue, stretches)
-            ways.append(len(stretches))
+    totals, ways, silent = _all_ways(spans, ranks, remarks)
     if not totals:
         why = _NO_CALLS if silent else _NO_WORK
         return Table("device_path", _COLUMNS, abstained="; ".join([why, *remarks]))
     remarks = [_summary(spans, ways, totals), *remarks]
     remarks += [f"Of {silent} ranks no calls were recorded: they are left out."] if silent else []
     return Table("device_path", _COLUMNS, _rows(totals, top), " ".join(remarks))
+
+
+def _all_ways(
+    spans: Spans, ranks: Collection[int] | None, remarks: list[str]
+) -> tuple[dict[_Key, list[int]], list[int], int]:
+    """Return time on the ways, how many each rank has, and how many ranks told no calls."""
+    totals: dict[_Key, list[int]] = {}
+    ways, silent = [], 0
+    for rank, queue in queues(spans, ranks, remarks):
+        if queue is None:
+            silent += 1
+        elif stretches := [*_stretches(spans, rank, queue)]:
+            _add(totals, spans, rank, queue, stretches)
+            ways.append(len(stretches))
+    return totals, ways, silent
 
 
 def _summary(spans: Spans, ways: Sequence[int], totals: Mapping[_Key, Sequence[int]]) -> str:
@@ -94,8 +102,8 @@ def _hosts(spans: Spans, rank: int, queue: Queue) -> Iterator[tuple[int, int]]:
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     if not len(rows):
         own = spans.rows(rank=rank)
-        start = np.array([min(int(begun.min()), *spans.start_ns[own].tolist())])
-        end = np.array([max(int(queue.end.max()), *spans.end_ns[own].tolist())])
+        start = np.append(begun, spans.start_ns[own]).min()[None]
+        end = np.append(queue.end, spans.end_ns[own]).max()[None]
     header, known = spans.headers.get(rank), captures(spans, rank, queue.start)
     if known is None and header is not None and header.config:  # a tool beside spans of our own
         known = begun.min()[None], queue.end.max()[None]
