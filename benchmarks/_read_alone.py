@@ -64,12 +64,14 @@ def _ingested(_: str) -> _Read:
 
 
 def _analysed(name: str) -> _Read:
-    """Answer one analysis out of the cache."""
+    """Answer one analysis out of the cache, as the command does."""
     import duckdb  # noqa: F401
 
     from lightning_rlprof.analysis import NAMED
+    from lightning_rlprof.heap import keep_freed
     from lightning_rlprof.ingest.opening import open_run
 
+    keep_freed()
     analysis = NAMED[name]
     return lambda path: len(analysis(open_run(path)).rows)
 

@@ -54,8 +54,10 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exi
 
 def opened(path: Path) -> "Spans":
     """Read a run, with a bar on the terminal meanwhile."""
+    from lightning_rlprof.heap import keep_freed
     from lightning_rlprof.notebook import load
 
+    keep_freed()
     with bar("Reading") as step:
         return load(path, progress=step, leave=True)
 
