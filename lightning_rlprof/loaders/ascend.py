@@ -24,6 +24,7 @@ from lightning_rlprof.loaders.ascend_operators import MODULES, OPERATOR_TYPES, O
 from lightning_rlprof.loaders.ascend_parts import Opened, Part, part_table
 from lightning_rlprof.loaders.ascend_spans import axis_zero, columns_of, headers_of, notes_of
 from lightning_rlprof.loaders.ascend_steps import OVERLAP, STEP_TRACE
+from lightning_rlprof.loaders.ascend_waits import SYNC
 from lightning_rlprof.loaders.kernels import COLUMNS, UNKNOWN, Kernels, join, kernel_table
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Problem, Spans
@@ -45,6 +46,7 @@ _PARTS: Mapping[str, Part] = {
     "operators": OPERATORS,
     "overlap": OVERLAP,
     "step_trace": STEP_TRACE,
+    "sync": SYNC,
 }
 
 
@@ -54,8 +56,8 @@ def read_ascend(path: Path) -> Spans:
     In our own domain ``rlprof`` a stage's name is a stage and ``step`` a step; ranges of other
     domains are regions in the step of ours around them. Where a capture has both formats, its
     database is read, and its text where the database lacks something. Tables: kernels, collectives,
-    communication, step_trace, operators, modules, operator_types, overlap, memory, operator_memory
-    and module_memory, those that any capture may hold.
+    communication, step_trace, operators, modules, operator_types, overlap, memory, operator_memory,
+    module_memory and sync, those that any capture may hold.
 
     Args:
         path: A directory ``*_ascend_pt`` or one with several, the folder of analysed files in it,

@@ -1,5 +1,6 @@
 """Events of a trace_view.json as columns: what was asked for and nothing else."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,17 @@ from lightning_rlprof.loaders.chrome_events import nanoseconds
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["COMMUNICATION", "LANES", "AscendColumns", "AscendEvent", "Codes", "Flow", "Id", "Kept"]
+__all__ = [
+    "COMMUNICATION",
+    "LANES",
+    "WAITS",
+    "AscendColumns",
+    "AscendEvent",
+    "Codes",
+    "Flow",
+    "Id",
+    "Kept",
+]
 
 Id = int | float | str | None
 """As found in traces: 7, "937", "Group 0 Communication", null."""
@@ -21,6 +32,9 @@ COMMUNICATION = ("HCCL", "Communication")
 
 LANES = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
 """Threads of the process that says what overlapped with what; its rows have the same names."""
+
+WAITS = re.compile(r"Synchronize|aclrtMemcpy$")
+"""Of names of calls of CANN that wait for the device."""
 
 
 class Kept:
@@ -35,9 +49,10 @@ class Kept:
         DEVICE: Tasks of the device, its collectives, and what overlapped with what.
         FLOWS: Arrows between rows.
         COLLECTIVES: The collectives of the device, which then are none of its tasks.
+        WAITS: Calls of CANN that wait for the device.
     """
 
-    MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS, COLLECTIVES = range(8)
+    MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS, COLLECTIVES, WAITS = range(9)
 
 
 class Flow:
@@ -73,6 +88,7 @@ _COLUMNS: Mapping[int, tuple[str, ...]] = {
     Kept.DEVICE: (*_ROWS, "kind", "stream", "connection"),
     Kept.FLOWS: ("start_ns", "lane", "kind", "id"),
     Kept.COLLECTIVES: (*_ROWS, "kind", "count"),
+    Kept.WAITS: _ROWS,
 }
 _PRIME = 2**62 - 57
 _WIDE = {"start_ns", "end_ns", "connection", "id", "count"}  # the others halve the memory
@@ -180,6 +196,8 @@ class AscendColumns:
     def _kind(self, event: AscendEvent) -> int:
         """Tell what an event is; -1 for what is never kept."""
         if not event.cat:
+            if Kept.WAITS in self._wanted:
+                return Kept.WAITS if WAITS.search(str(event.name)) else -1
             args = event.args or _NO_ARGS
             if args.event_type is not None or args.mark_id is not None:
                 return Kept.MARKS

@@ -19,7 +19,8 @@ from lightning_rlprof.table import Column, Table
 from tests.analysis.calls import Call, Copy, Kernel, run
 from tests.runs import MAIN, Row, header, loaded
 
-KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+DATA = Path(__file__).parents[3] / "shared" / "data"
+KINETO = DATA / "kineto"
 STEP = [Row("step", "step", 1, 0, 1000), Row("actor_update", "stage", 1, 100, 900)]
 LAUNCH = Call("cudaLaunchKernel", 100, 110, kind="runtime")
 SYNC = Call("cudaDeviceSynchronize", 150, 620, kind="runtime")
@@ -176,6 +177,19 @@ def test_it_abstains_without_kernels_or_calls() -> None:
     assert device_path(job(STEP, [LAUNCH], [])).abstained == "no device tool recorded kernels"
     silent = device_path(job(STEP, None, [GEMM])).abstained
     assert silent == "for what the host waited is not known: its calls were not recorded"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no real captures in ../shared/data")
+@pytest.mark.parametrize("name", ["text_level1_rank0", "db_level1_rank0"])
+def test_ascend_tells_its_waits(name: str) -> None:
+    spans = load(DATA / "ascend" / name)
+    table = device_path(spans, top=None)
+    parts: Counter[object] = Counter()
+    for part, _, _, share, *_ in table.rows:
+        parts[part] += share
+    assert parts["communication"] == pytest.approx(0.675, abs=0.01)
+    assert parts["host"] == pytest.approx(0.295, abs=0.01)
+    assert ("host", "aclrtSynchronizeStreamWithTimeout", None) in [row[:3] for row in table.rows]
 
 
 @settings(max_examples=100, deadline=None)

@@ -25,6 +25,7 @@ from tests.loaders.ascend_recorded import (
 TABLES = [
     *("collectives", "communication", "kernels", "memory", "module_memory", "modules"),
     *("operator_memory", "operator_types", "operators", "overlap", "step_trace"),
+    "sync",
 ]
 
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)
@@ -36,7 +37,7 @@ def test_every_table_is_there_and_every_row_is_counted(folder: Path) -> None:
 
     assert sorted(run.tables) == TABLES
     assert [len(run.table(name).rows) for name in TABLES] == [
-        *(4, 4, 191, 1004, 1078, 26, 184, 33, 133, 382, 1)
+        *(4, 4, 191, 1004, 1078, 26, 184, 33, 133, 382, 1, 13)
     ]
     assert run.problems == ()
     assert [(span.name, span.kind, span.step) for span in run] == [("ProfilerStep#50", "step", 50)]

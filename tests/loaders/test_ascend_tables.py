@@ -96,6 +96,31 @@ def test_below_level1_the_trace_knows_collectives_by_their_lane(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("form", ["text", "database"])
+def test_waits_of_the_host_are_calls_of_cann(tmp_path: Path, form: str) -> None:
+    calls = ["aclrtSynchronizeStream", "aclnnMm", "aclrtMemcpy", "aclrtMemcpyAsync"]
+    if form == "text":
+        trace = TraceEvents()
+        for at, name in enumerate(calls):
+            args = {"Mode": "acl", "connection_id": at}
+            trace.row(f"AscendCL@{name}", trace.pid("CANN"), 9, 10 * at, 10 * at + 7, args=args)
+        trace.task("MatMulV2", 5, 9)
+        path = trace.write(tmp_path / "trace_view.json")
+    else:
+        rows = DatabaseRows()
+        for at, name in enumerate(calls):
+            times = {"startNs": EPOCH + 10 * at, "endNs": EPOCH + 10 * at + 7}
+            rows.add("CANN_API", name=name, globalTid=9, **times)
+        rows.add("CANN_API", name="aclrtSynchronizeEvent", startNs=EPOCH + 9, endNs=EPOCH)
+        path = rows.write(tmp_path / "ascend_pytorch_profiler_0.db")
+    waits = rows_of(path, "sync")
+    assert [(row["kind"], row["duration"]) for row in waits] == [
+        ("aclrtSynchronizeStream", 7),
+        ("aclrtMemcpy", 7),
+    ]
+    assert waits[1]["start"] - waits[0]["start"] == 20
+
+
+@pytest.mark.parametrize("form", ["text", "database"])
 def test_with_markers_alone_collectives_are_what_hccl_marks_of_itself(
     tmp_path: Path, form: str
 ) -> None:
