@@ -157,17 +157,18 @@ def _add_work(
 ) -> None:
     device = way.what >= 0
     work, length = way.what[device], (way.end - way.start)[device]
-    width = len(queue.stages) + 1
-    keys = queue.name * width + queue.stage + 1
     low, high = (np.array([each[at] for each in stretches], np.int64) for at in range(2))
-    whole = _inside(low, high, queue.end) - _inside(low, high, queue.start)
-    on_way = np.zeros((3, len(queue.names) * width), np.int64)
-    np.add.at(on_way[0], keys[work], length)
-    np.add.at(on_way[1], keys[work], 1)
-    np.add.at(on_way[2], keys, whole)
-    for at in np.flatnonzero(on_way[1]).tolist():
-        name, stage = divmod(at, width)
-        _count(totals, (*queue.names[name], _text(queue.stages, stage - 1)), on_way[:, at])
+    there = _inside(low, high, queue.end) - _inside(low, high, queue.start)
+    sizes = len(queue.names), len(queue.stages)
+    whole = summed(queue.name, queue.stage, there, *sizes)
+    columns = (whole.step, whole.name, whole.ns)
+    at_all = {
+        (name, stage): ns
+        for name, stage, ns in zip(*(each.tolist() for each in columns), strict=True)
+    }
+    for name, stage, *told in _pairs(queue.name[work], queue.stage[work], length, *sizes):
+        key = (*queue.names[name], _text(queue.stages, stage))
+        _count(totals, key, [*told, at_all[name, stage]])
 
 
 def _add_delays(totals: dict[_Key, list[int]], queue: Queue, way: Way) -> None:
@@ -176,9 +177,18 @@ def _add_delays(totals: dict[_Key, list[int]], queue: Queue, way: Way) -> None:
     for what in (LAUNCH, GAP, _LONG):
         rows = kind == what
         after = queue.stage[way.of[rows]]
-        for stage in np.unique(after).tolist():
-            own = length[rows][after == stage]
-            _count(totals, (_PARTS[what], None, _text(queue.stages, stage)), [own.sum(), len(own)])
+        for _, stage, *told in _pairs(after * 0, after, length[rows], 1, len(queue.stages)):
+            _count(totals, (_PARTS[what], None, _text(queue.stages, stage)), told)
+
+
+def _pairs(
+    first: Int64s, second: Int64s, length: Int64s, firsts: int, seconds: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield each pair of codes, of which there are so many, its time and count; no time is 0."""
+    sizes = (firsts, seconds)
+    total, count = (summed(first, second, each, *sizes) for each in (length, np.ones_like(length)))
+    columns = (total.step, total.name, total.ns, count.ns)
+    yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _count(totals: dict[_Key, list[int]], key: _Key, numbers: Sequence[int] | Int64s) -> None:
@@ -216,9 +226,8 @@ def _by_call(
     for part in np.split(np.arange(len(start)), np.flatnonzero(np.diff(parts)) + 1):
         own = start[part], end[part]
         call, stage, length = _innermost(own, _around(calls, *own), _around(stages, *own))
-        total, count = (summed(call, stage, each, *sizes) for each in (length, np.ones_like(call)))
-        columns = (total.step - 1, total.name, total.ns, count.ns)
-        yield from zip(*(column.tolist() for column in columns), strict=True)
+        for each, at, ns, count in _pairs(call, stage, length, *sizes):
+            yield each - 1, at, ns, count
 
 
 def _by_start(start: Int64s, end: Int64s, code: Int64s) -> _Coded:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,6 @@ _WAITS = re.compile(r"synchronize|(?:cuda|hip)Memcpy(?:WithStream)?$", re.IGNORE
 _ON_DEVICE = "stream waits for event"  # of nsys: no host waits in it
 _NUMBERS = ("rank", "device", "stream", "start", "duration")
 _LAUNCHED = ("launch", "launch duration", "thread", "graph")
-_Host = tuple[Int64s, Int64s, Int64s, Sequence[str], npt.NDArray[np.bool_]]
 _TRAINS = (KINDS.index("step"), KINDS.index("stage"))
 
 
@@ -62,6 +62,43 @@ class Queue(NamedTuple):
     called: Sequence[str]
 
 
+class _Host(NamedTuple):
+    """Calls of a rank: begin, end, code of the name, names, and which of them wait."""
+
+    begun: Int64s
+    over: Int64s
+    code: Int64s
+    called: Sequence[str]
+    waiting: npt.NDArray[np.bool_]
+
+
+class _Calls:
+    """A table of calls by rank and thread."""
+
+    def __init__(self, table: Table, named: str, waits: Callable[[str], bool]) -> None:
+        self._start = numbers(table, "start")
+        self._end = self._start + numbers(table, "duration")
+        self._code, self._names = texts(table, named)
+        self._waits = np.array([*map(waits, self._names), False])
+        told = any(column.name == "thread" for column in table.columns)
+        self._thread = numbers(table, "thread") if told else None
+        self._rows = _by_rank(numbers(table, "rank"))
+
+    def of(self, rank: int, threads: Sequence[int]) -> _Host | None:
+        """Return the calls of some threads of a rank, of all where none is told."""
+        if rank not in self._rows:
+            return None
+        rows = self._rows[rank]
+        if self._thread is not None:
+            there = _distinct(thread := self._thread[rows])
+            keep = np.isin(there, threads)[np.searchsorted(there, thread)]
+            if not keep.all():
+                rows = np.arange(len(self._start))[rows][keep]
+        code = self._code[rows]
+        host = _Host(self._start[rows], self._end[rows], code, self._names, self._waits[code])
+        return host if len(code) else None
+
+
 def queues(
     spans: Spans, ranks: Collection[int] | None, remarks: list[str]
 ) -> Iterator[tuple[int, Queue | None]]:
@@ -82,18 +119,23 @@ def queues(
     if not parts:
         return
     work = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    calls, syncs = read(spans, "calls", remarks), read(spans, "sync", remarks)
-    for rank in _distinct(work["rank"]).tolist():
-        rows = (work["rank"] == rank) & (work["duration"] > 0)
-        if rows.any() and (ranks is None or rank in ranks):
-            keep = slice(None) if rows.all() else rows
-            own = {name: column[keep] for name, column in work.items()}
-            host = _calls(spans, calls, rank, own) or _syncs(syncs, rank)
-            yield rank, _queue(own, host, [*names], [*stages]) if host else None
+    hosts = [_calls(read(spans, "calls", remarks)), _waits(read(spans, "sync", remarks))]
+    for rank, rows in _by_rank(work["rank"]).items():
+        own = {name: column[rows] for name, column in work.items()}
+        some = own["duration"] > 0
+        if some.any() and (ranks is None or rank in ranks):
+            own = own if some.all() else {name: column[some] for name, column in own.items()}
+            threads = _threads(spans, rank, own["thread"])
+            found = (host.of(rank, threads) for host in hosts if host is not None)
+            first = next((each for each in found if each is not None), None)
+            yield rank, None if first is None else _queue(own, first, [*names], [*stages])
 
 
 def _queue(
-    own: dict[str, Int64s], host: _Host, names: Sequence[tuple[str, str | None]], stages: list[str]
+    own: dict[str, Int64s],
+    host: "_Host",
+    names: Sequence[tuple[str, str | None]],
+    stages: list[str],
 ) -> Queue:
     begun, over, code, called, waiting = host
     start, launch = own["start"], own["launch"]
@@ -156,35 +198,28 @@ def _columns(
     return found
 
 
-def _calls(spans: Spans, table: Table | None, rank: int, work: dict[str, Int64s]) -> _Host | None:
-    """Return the calls of the threads that launch work or train."""
-    if table is None:
-        return None
+def _by_rank(rank: Int64s) -> dict[int, Any]:
+    """Return the rows of each rank: a slice where they lie together, as they do in most tables."""
+    order = None if (np.diff(rank) >= 0).all() else np.argsort(rank, kind="stable")
+    own = rank if order is None else rank[order]
+    ends = [*np.flatnonzero(differs(own)).tolist(), len(own)]
+    rows = (slice(*each) for each in pairwise(ends))
+    return {int(own[each.start]): each if order is None else order[each] for each in rows}
+
+
+def _threads(spans: Spans, rank: int, launching: Int64s) -> list[int]:
+    """Return the threads that launch work or train."""
     rows = spans.rows(rank=rank)
     trains = np.unique(spans.thread[rows[np.isin(spans.kind[rows], _TRAINS)]]).tolist()
-    threads = [*_distinct(work["thread"]).tolist(), *(spans.threads[at].ident for at in trains)]
-    thread = numbers(table, "thread")
-    there = _distinct(thread)
-    own = np.isin(there, threads)[np.searchsorted(there, thread)]
-    own &= numbers(table, "rank") == rank
-    return _host(table, "name", own, lambda name: _WAITS.search(name) is not None)
+    return [*_distinct(launching).tolist(), *(spans.threads[at].ident for at in trains)]
 
 
-def _syncs(table: Table | None, rank: int) -> _Host | None:
-    """Return the waits that Nsight Systems tells apart from other calls."""
-    if table is None:
-        return None
-    own = numbers(table, "rank") == rank
-    return _host(table, "kind", own, lambda kind: kind != _ON_DEVICE)
+def _calls(table: Table | None) -> _Calls | None:
+    """Return the calls of a host, of which some wait."""
+    waits = _WAITS.search
+    return None if table is None else _Calls(table, "name", lambda name: waits(name) is not None)
 
 
-def _host(
-    table: Table, named: str, own: npt.NDArray[np.bool_], waits: Callable[[str], bool]
-) -> _Host | None:
-    if not own.any():
-        return None
-    rows = slice(None) if own.all() else own
-    code, names = texts(table, named)
-    waiting = np.array([*map(waits, names), False])[code[rows]]
-    start = numbers(table, "start")[rows]
-    return start, start + numbers(table, "duration")[rows], code[rows], names, waiting
+def _waits(table: Table | None) -> _Calls | None:
+    """Return the waits of a host, which is all that Nsight Systems and Ascend tell."""
+    return None if table is None else _Calls(table, "kind", lambda kind: kind != _ON_DEVICE)
