@@ -141,8 +141,10 @@ def _queue(
     start, launch = own["start"], own["launch"]
     end, told = start + own["duration"], launch != UNKNOWN
     returned = launch + np.maximum(own["launch duration"], 0)
-    # Copies that end before the call that launched them: it has waited for them.
-    rows = told & (end <= returned)
+    # Copies that end before the call that launched them: it has waited for them. A kernel may end
+    # before its call does, and nobody waits for it.
+    copies = np.array([part == _COPY for part, _ in names])[own["name"]]
+    rows = told & copies & (end <= returned)
     waits = (
         np.append(begun[waiting], launch[rows]),
         np.append(over[waiting], returned[rows]),

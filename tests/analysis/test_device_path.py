@@ -71,6 +71,13 @@ def test_communication_and_copies_are_parts_of_their_own() -> None:
     assert sums["copy", "Memcpy DtoH"] == 290  # its call returned after it: the host waited
 
 
+def test_a_kernel_that_ends_before_its_call_is_not_waited_for() -> None:
+    short = GEMM._replace(start=112, end=118, call=30)
+    found = told(job(STEP, [LAUNCH._replace(end=130)], [short]))
+    assert sum(found.values()) == 1_000
+    assert {part for part, _, _ in found} == {"host"}
+
+
 def test_steps_follow_one_another_where_the_host_runs_ahead() -> None:
     rows = [Row("step", "step", at, 100 * at, 100 * at + 100) for at in range(3)]
     calls = [Call("cudaLaunchKernel", 100 * at + 10, 100 * at + 20, "runtime") for at in range(3)]
