@@ -30,6 +30,7 @@ _LONG = GAP - 1
 _PARTS = {HOST: "host", LAUNCH: "launch latency", GAP: "between two", _LONG: "unknown"}
 _OTHERS = "others"
 _NO_WORK = "no device tool recorded kernels"
+_NO_STEP = "no step that was watched launched work of a device"
 _NO_CALLS = "for what the host waited is not known: its calls were not recorded"
 
 _AT_ONCE = 1 << 15  # calls
@@ -44,9 +45,9 @@ def device_path(
 
     The way back from the end of each step: device work waited for its launch, for what ran before
     it on its stream, or on another one; the host waited, in a call that waits for the device, for
-    what ended last in it. See `Walk`. ``share`` is of all ways, whose lengths add up to the time
-    from the first step's beginning to the end of what the last one launched. ``on path`` is which
-    part of that work's time lies on the way: 0.1 says that making it faster helps little.
+    what ended last in it. See `Walk`. ``share`` is of all ways: from where a step begins, or the
+    way before ended if that is later, to where its host ends and all that it launched. ``on path``
+    is which part of that work's time lies on the way: making it faster helps little at 0.1.
 
     Args:
         spans: The run.
@@ -61,32 +62,41 @@ def device_path(
     remarks: list[str] = []
     totals, ways, silent = _all_ways(spans, ranks, remarks)
     if not totals:
-        why = _NO_CALLS if silent else _NO_WORK
+        of = "" if ranks is None else f" of ranks {sorted(ranks)}"
+        why = _NO_CALLS if silent else _NO_STEP if ways else _NO_WORK + of
         return Table("device_path", _COLUMNS, abstained="; ".join([why, *remarks]))
-    remarks = [_summary(spans, ways, totals), *remarks]
+    remarks = [_summary(ways, totals), *remarks]
     remarks += [f"Of {silent} ranks no calls were recorded: they are left out."] if silent else []
     return Table("device_path", _COLUMNS, _rows(totals, top), " ".join(remarks))
 
 
 def _all_ways(
     spans: Spans, ranks: Collection[int] | None, remarks: list[str]
-) -> tuple[dict[_Key, list[int]], list[int], int]:
-    """Return time on the ways, how many each rank has, and how many ranks told no calls."""
+) -> tuple[dict[_Key, list[int]], list[set[int]], int]:
+    """Return time on the ways, by rank the steps that have one, and how many ranks told no calls.
+
+    A rank without steps has the step -1.
+    """
     totals: dict[_Key, list[int]] = {}
-    ways, silent = [], 0
+    ways: list[set[int]] = []
+    silent = 0
     for rank, queue in queues(spans, ranks, remarks):
         if queue is None:
             silent += 1
-        elif stretches := [*_stretches(spans, rank, queue)]:
-            _add(totals, spans, rank, queue, stretches)
-            ways.append(len(stretches))
+            continue
+        found = [*_stretches(spans, rank, queue)]
+        if found:
+            _add(totals, spans, rank, queue, [stretch for stretch, _ in found])
+        ways.append({step for _, step in found})
     return totals, ways, silent
 
 
-def _summary(spans: Spans, ways: Sequence[int], totals: Mapping[_Key, Sequence[int]]) -> str:
+def _summary(ways: Sequence[set[int]], totals: Mapping[_Key, Sequence[int]]) -> str:
     """Say how much of all ways each part is, and how many there are."""
-    steps = f"{sum(ways)} steps" if sum(ways) > 1 else "1 step"
-    steps = steps if len(spans.rows(kind="step")) else "what was recorded"
+    ways = [each for each in ways if each]
+    count = sum(map(len, ways))
+    steps = f"{count} steps" if count > 1 else "1 step"
+    steps = steps if all(min(each) >= 0 for each in ways) else "what was recorded"
     parts: Counter[str] = Counter()
     for (part, _, _), (total, _, _) in totals.items():
         parts[part] += total
@@ -96,14 +106,18 @@ def _summary(spans: Spans, ways: Sequence[int], totals: Mapping[_Key, Sequence[i
     return f"Of the way through {steps}{of}: {', '.join(shares)}."
 
 
-def _hosts(spans: Spans, rank: int, queue: Queue) -> Iterator[tuple[int, int]]:
-    """Yield from when to when the host was in a step that somebody watched, all of it or a part."""
+def _hosts(spans: Spans, rank: int, queue: Queue) -> Iterator[tuple[int, int, int]]:
+    """Yield from when to when the host was in a step that somebody watched, or a part, and which.
+
+    -1 is all that was recorded, where there are no steps.
+    """
     rows, begun = spans.rows(kind="step", rank=rank), queue.launch
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     if not len(rows):
         own = spans.rows(rank=rank)
         start = np.append(begun, spans.start_ns[own]).min()[None]
         end = np.append(queue.end, spans.end_ns[own]).max()[None]
+        rows = np.array([-1])
     header, known = spans.headers.get(rank), captures(spans, rank, queue.start)
     if known is None and header is not None and header.config:  # a tool beside spans of our own
         known = begun.min()[None], queue.end.max()[None]
@@ -111,25 +125,25 @@ def _hosts(spans: Spans, rank: int, queue: Queue) -> Iterator[tuple[int, int]]:
         known = start[:1], end.max()[None]
     for low, high in zip(*(each.tolist() for each in known), strict=True):
         for at in np.flatnonzero((start < high) & (end > low)).tolist():
-            yield max(low, int(start[at])), min(high, int(end[at]))
+            yield max(low, int(start[at])), min(high, int(end[at])), int(rows[at])
 
 
-def _stretches(spans: Spans, rank: int, queue: Queue) -> Iterator[tuple[int, int, int]]:
-    """Yield where the way through each step begins and ends, and what ends there.
+def _stretches(spans: Spans, rank: int, queue: Queue) -> Iterator[tuple[tuple[int, int, int], int]]:
+    """Yield where the way through each step begins and ends, what ends there, and the step.
 
     A step ends when its host does and all that it launched; the next begins no earlier.
     """
     order, over = np.argsort(queue.launch, kind="stable"), None
     launches = queue.launch[order]
-    for start, end in _hosts(spans, rank, queue):
+    for start, end, step in _hosts(spans, rank, queue):
         own = order[slice(*np.searchsorted(launches, [start, end]).tolist())]
         if len(own):
             last = int(own[np.argmax(queue.end[own])])
             high = int(queue.end[last])
             low = start if over is None else max(start, over)
-            over = max(high, end)
+            over = max(high, end, low)
             if low < over:
-                yield low, over, last if high >= end else HOST
+                yield (low, over, last if high == over else HOST), step
 
 
 def _add(
@@ -270,7 +284,7 @@ def _rows(totals: dict[_Key, list[int]], top: int | None) -> list[tuple[Cell, ..
     whole = sum(total for total, _, _ in totals.values())
     ordered = sorted(totals.items(), key=lambda item: (-item[1][0], str(item[0])))
     rows: list[tuple[Cell, ...]] = [
-        (*key, total / whole, total, total / at_all if at_all else None, count)
+        (*key, total / whole, total, total / at_all if at_all >= total else None, count)
         for key, (total, count, at_all) in ordered[:top]
     ]
     if rest := ordered[len(rows) :]:

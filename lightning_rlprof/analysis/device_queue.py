@@ -21,7 +21,10 @@ UNKNOWN = -(2**63)
 """Stands for a number that is not known."""
 
 _KERNEL, _COMMUNICATION, _COPY = "kernel", "communication", "copy"
-_WAITS = re.compile(r"synchronize|(?:cuda|hip)Memcpy(?:WithStream)?$", re.IGNORECASE)
+_WAITS = re.compile(
+    r"synchronize|(?:cuda|hip)(?:Memcpy(?:WithStream)?|Free(?:Host)?)$", re.IGNORECASE
+)
+_DRIVER = "runtime"  # the kind of call that may wait; others are called as they like
 _ON_DEVICE = "stream waits for event"  # of nsys: no host waits in it
 _NUMBERS = ("rank", "device", "stream", "start", "duration")
 _LAUNCHED = ("launch", "launch duration", "thread", "graph")
@@ -79,24 +82,28 @@ class _Calls:
         self._start = numbers(table, "start")
         self._end = self._start + numbers(table, "duration")
         self._code, self._names = texts(table, named)
-        self._waits = np.array([*map(waits, self._names), False])
-        told = any(column.name == "thread" for column in table.columns)
-        self._thread = numbers(table, "thread") if told else None
+        self._waits = np.array([*map(waits, self._names), False])[self._code]
+        there = {column.name for column in table.columns}
+        self._thread = numbers(table, "thread") if "thread" in there else None
+        if named != "kind":
+            kind, kinds = texts(table, "kind")
+            self._waits &= np.array([*(each == _DRIVER for each in kinds), False])[kind]
         self._rows = _by_rank(numbers(table, "rank"))
 
     def of(self, rank: int, threads: Sequence[int]) -> _Host | None:
-        """Return the calls of some threads of a rank, of all where none is told."""
+        """Return the calls of some threads of a rank, of all where no thread is told."""
         if rank not in self._rows:
             return None
         rows = self._rows[rank]
-        if self._thread is not None:
+        if self._thread is not None and threads:
             there = _distinct(thread := self._thread[rows])
             keep = np.isin(there, threads)[np.searchsorted(there, thread)]
-            if not keep.all():
+            if keep.any() and not keep.all():  # threads that are not told are not these
                 rows = np.arange(len(self._start))[rows][keep]
-        code = self._code[rows]
-        host = _Host(self._start[rows], self._end[rows], code, self._names, self._waits[code])
-        return host if len(code) else None
+        host = _Host(
+            self._start[rows], self._end[rows], self._code[rows], self._names, self._waits[rows]
+        )
+        return host if len(host.code) else None
 
 
 def queues(
@@ -141,10 +148,10 @@ def _queue(
     start, launch = own["start"], own["launch"]
     end, told = start + own["duration"], launch != UNKNOWN
     returned = launch + np.maximum(own["launch duration"], 0)
-    # Copies that end before the call that launched them: it has waited for them. A kernel may end
-    # before its call does, and nobody waits for it.
-    copies = np.array([part == _COPY for part, _ in names])[own["name"]]
-    rows = told & copies & (end <= returned)
+    # Copies to the host that end before the call that launched them: it has waited for them. All
+    # else may end before its call does, and nobody waits for it.
+    fetches = [part == _COPY and str(name).endswith("toH") for part, name in names]
+    rows = told & np.array(fetches)[own["name"]] & (end <= returned)
     waits = (
         np.append(begun[waiting], launch[rows]),
         np.append(over[waiting], returned[rows]),
@@ -167,12 +174,17 @@ def _distinct(values: Int64s) -> Int64s:
 
 
 def _replayed(own: dict[str, Int64s]) -> npt.NDArray[np.bool_]:
-    """Tell of each piece whether it is in a replay of a graph, and not the first one there."""
+    """Tell of each piece whether it is in a replay of a graph, and not the first one there.
+
+    Copies tell no graph: what was launched at once with a kernel of one is in it, too.
+    """
     graph, launch, start = (own[name] for name in ("graph", "launch", "start"))
-    order = np.lexsort((start, launch, graph))
+    order = np.lexsort((start, launch))
+    heads = differs(launch[order])
+    replays = np.maximum.reduceat((graph != UNKNOWN)[order], np.flatnonzero(heads))
     later = np.zeros(len(order), bool)
-    later[order] = ~differs(graph[order], launch[order])
-    later &= graph != UNKNOWN
+    later[order] = ~heads & replays[np.cumsum(heads) - 1]
+    later &= launch != UNKNOWN
     return later
 
 
@@ -213,7 +225,8 @@ def _threads(spans: Spans, rank: int, launching: Int64s) -> list[int]:
     """Return the threads that launch work or train."""
     rows = spans.rows(rank=rank)
     trains = np.unique(spans.thread[rows[np.isin(spans.kind[rows], _TRAINS)]]).tolist()
-    return [*_distinct(launching).tolist(), *(spans.threads[at].ident for at in trains)]
+    known = _distinct(launching[launching != UNKNOWN]).tolist()
+    return [*known, *(spans.threads[at].ident for at in trains)]
 
 
 def _calls(table: Table | None) -> _Calls | None:

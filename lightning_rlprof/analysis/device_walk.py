@@ -1,6 +1,6 @@
 """The way back from the end of a step through what it waited for, device work and the host."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
@@ -70,10 +70,11 @@ class Walk:
         self._order = np.argsort(end, kind="stable")
         ends = end[self._order]
         first, last = (np.searchsorted(ends, each, "right") for each in waits)
-        some = np.flatnonzero(last > first)  # in the others nothing ended
-        some = some[np.argsort(waits[0][some], kind="stable")]
-        self._waits = [each[some].tolist() for each in waits]
-        self._ended, self._ends, self._told_ends = self._order.data, ends.data, end.data
+        last = np.maximum(first, last)
+        begun, over = (np.bincount(each, minlength=len(end) + 1) for each in (first, last))
+        waited = np.cumsum(begun - over)[:-1] > 0  # what ended while anybody waited
+        self._ended, self._ends = self._order[waited].data, ends[waited].data
+        self._told_ends = end.data
 
     def ways(self, stretches: Iterable[tuple[int, int, int]]) -> Way:
         """Return the ways back through some stretches of time, each without a gap, in any order.
@@ -127,12 +128,8 @@ class Walk:
 
     def _waited_for(self, now: int) -> tuple[int, int]:
         """Return for what the host last waited before a moment, and when that ended."""
-        starts, ends = self._waits
-        for at in range(bisect_left(starts, now) - 1, -1, -1):
-            place = bisect_right(self._ends, min(ends[at], now)) - 1
-            if place >= 0 and self._ends[place] > starts[at]:
-                return self._ended[place], self._ends[place]
-        return HOST, _NEVER
+        place = bisect_right(self._ends, now) - 1
+        return (self._ended[place], self._ends[place]) if place >= 0 else (HOST, _NEVER)
 
     @cached_property
     def _before(self) -> Int64s:
@@ -141,7 +138,8 @@ class Walk:
         after = np.append(self._end, _NEVER)[own]
         launched = self._handed > _NEVER
         delay, queued = self._start - self._handed, self._start - after
-        latency = _median(delay[launched & (after <= self._handed)])
+        # Of 0 are copies that begin in their call.
+        latency = _median(delay[launched & (after <= self._handed) & (delay > 0)])
         turn = _median(queued[(own >= 0) & (self._handed + latency < after)])
         by_host = np.where(launched, self._handed + latency, _NEVER)
         by_stream = np.where(own >= 0, after + turn, _NEVER)

@@ -148,6 +148,12 @@ def test_a_wait_in_which_nothing_ended_is_time_of_the_host() -> None:
     assert [piece.what for piece in machine.way()] == [HOST]
 
 
+def test_of_waits_that_overlap_each_counts() -> None:
+    machine = Machine().run([Do(1), Do(100, 0), Do(0, wait=True), Do(10)])
+    machine.waits.append((20, 22))  # another thread's, which begins later and ends at once
+    assert [piece.what for piece in machine.way()] == [HOST, 0, LAUNCH, HOST]
+
+
 @pytest.mark.parametrize("low", [0, 12, 60, 130])
 def test_a_way_may_begin_anywhere(low: int) -> None:
     machine = Machine().run([Do(10), Do(100, 0), Do(100, 0), Do(0, wait=True), Do(7)])
