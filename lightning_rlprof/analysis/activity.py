@@ -120,10 +120,10 @@ def rollout_tail(own: Activity, times: Int64s) -> Mask | None:
     heads = np.flatnonzero((count > 0) & (np.append(0, count[:-1]) == 0))
     if not len(heads):
         return None
-    stretch = np.cumsum(np.isin(np.arange(len(count)), heads)) - 1
     slots = np.append(np.maximum.reduceat(count, heads), 0)
     if slots.max() < _FEWEST_REQUESTS:
         return None
+    stretch = np.cumsum(np.isin(np.arange(len(count)), heads)) - 1
     most = slots[stretch]
     full = np.flatnonzero(2 * count >= np.maximum(most, 1))
     last_full = np.full(len(slots), -1)

@@ -214,9 +214,12 @@ def _columns(
 
 def _by_rank(rank: Int64s) -> dict[int, Any]:
     """Return the rows of each rank: a slice where they lie together, as they do in most tables."""
-    order = None if (np.diff(rank) >= 0).all() else np.argsort(rank, kind="stable")
-    own = rank if order is None else rank[order]
-    ends = [*np.flatnonzero(differs(own)).tolist(), len(own)]
+    order, own, heads = None, rank, np.flatnonzero(differs(rank))
+    if (np.diff(rank[heads]) < 0).any():
+        order = np.argsort(rank, kind="stable")
+        own = rank[order]
+        heads = np.flatnonzero(differs(own))
+    ends = [*heads.tolist(), len(own)]
     rows = (slice(*each) for each in pairwise(ends))
     return {int(own[each.start]): each if order is None else order[each] for each in rows}
 

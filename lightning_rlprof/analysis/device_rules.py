@@ -138,9 +138,8 @@ def _waits(lane: Lane) -> _Waits:
 
 def _by_piece(cuts: Int64s, times: Int64s, ns: Int64s) -> Floats:
     """Return the sum of lengths in each piece; cuts and times are ascending."""
-    edges = np.concatenate([[0], np.searchsorted(times, cuts), [len(times)]])
-    found: Floats = np.diff(np.append(0, np.cumsum(ns))[edges]).astype(np.float64)
-    return found
+    parts = np.split(ns, np.searchsorted(times, cuts))
+    return np.array([part.sum() for part in parts], np.float64)
 
 
 def _short(start: Int64s, end: Int64s, launch: Int64s, graph: Int64s) -> Int64s:

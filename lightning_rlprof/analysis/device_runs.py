@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.labels import Label, kernel_labels
-from lightning_rlprof.analysis.sweep import differs, edges, open_count
+from lightning_rlprof.analysis.sweep import cells_of, differs, edges, open_count
 from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
@@ -141,7 +141,7 @@ class Grid(NamedTuple):
 
     def cells(self, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
         """Return the cells in which intervals begin and those before which they end."""
-        return _cells(self.times, start_ns, end_ns)
+        return cells_of(self.times, start_ns, end_ns)
 
     def idle(self) -> tuple[Int64s, Int64s]:
         """Return from where to where the device idled."""
@@ -188,18 +188,11 @@ def grid_of(lane: Lane, *others: Int64s) -> Grid:
     parts = [runs.start_ns, runs.end_ns, *lane.known, *others, *replays, ends]
     times = edges(*(part.clip(*ends) for part in parts))
     count = len(times) - 1
-    first, last = _cells(times, runs.start_ns, runs.end_ns)
+    first, last = cells_of(times, runs.start_ns, runs.end_ns)
     known, replayed = (
-        open_count(*_cells(times, *each), count) > 0 for each in (lane.known, replays)
+        open_count(*cells_of(times, *each), count) > 0 for each in (lane.known, replays)
     )
     return Grid(times, first, last, open_count(first, last, count) > 0, known & ~replayed)
-
-
-def _cells(times: Int64s, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
-    low, high = times[0], times[-1]
-    first: Int64s = np.searchsorted(times, start_ns.clip(low, high))
-    last: Int64s = np.searchsorted(times, end_ns.clip(low, high))
-    return first, last
 
 
 def _replays(runs: Runs) -> tuple[Int64s, Int64s]:
@@ -244,7 +237,9 @@ def _columns(table: Table, places: dict[str, int]) -> tuple[Int64s, ...]:
 def _lanes(spans: Spans, columns: list[Int64s], hidden: bool) -> list[Lane]:
     rank, device, start, *_, launch, _graph = columns
     order = np.lexsort((launch, start, device, rank))
-    rank, device, *rest = (column[order] for column in columns)
+    if (np.diff(order) < 0).any():
+        columns = [column[order] for column in columns]
+    rank, device, *rest = columns
     lanes: list[Lane] = []
     for each, of_rank in _stretches(rank):
         work = Runs(*(column[of_rank] for column in rest))
@@ -260,7 +255,7 @@ def _lanes(spans: Spans, columns: list[Int64s], hidden: bool) -> list[Lane]:
 
 def _stretches(column: Int64s) -> Iterator[tuple[int, slice]]:
     """Yield each value of a sorted column and where it stands."""
-    heads = np.flatnonzero(np.append(True, np.diff(column) != 0))
+    heads = np.flatnonzero(differs(column))
     ends = np.append(heads[1:], len(column)).tolist()
     for value, head, end in zip(column[heads].tolist(), heads.tolist(), ends, strict=True):
         yield value, slice(head, end)

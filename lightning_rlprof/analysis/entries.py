@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.activity import Activity, host_labels, rollout_ta
 from lightning_rlprof.analysis.labels import Label
 from lightning_rlprof.analysis.occupancy import Work
 from lightning_rlprof.analysis.partition import paint
-from lightning_rlprof.analysis.sweep import edges, open_count
+from lightning_rlprof.analysis.sweep import cells_of, edges, open_count
 from lightning_rlprof.model import KINDS
 from lightning_rlprof.spans import Int64s, Spans
 
@@ -85,7 +85,7 @@ def enter(
     parts = [own.start_ns, own.end_ns, days.start_ns, days.end_ns, np.array([start_ns, end_ns])]
     parts += [] if work is None else [work.start_ns, work.end_ns, *work[3:]]
     times = edges(*(part.clip(start_ns, end_ns) for part in parts))
-    step = np.append(days.number, OUTSIDE)[paint(*_cells(times, *days[1:]), len(times) - 1)]
+    step = np.append(days.number, OUTSIDE)[paint(*cells_of(times, *days[1:]), len(times) - 1)]
     label = host_labels(own, times)
     by_kernels = np.zeros_like(label) if work is None else _look(label, work, times)
     tail = rollout_tail(own, times)
@@ -130,22 +130,14 @@ def _look(label: Int64s, work: Work, times: Int64s) -> Int64s:
     computes and nothing runs, the device waits for the host.
     """
     cells = len(label)
-    first, last = _cells(times, work.start_ns, work.end_ns)
+    first, last = cells_of(times, work.start_ns, work.end_ns)
     free, runs = label != Label.EVALUATION, np.zeros(cells, dtype=bool)
     for each in np.unique(work.label)[::-1].tolist():
         mine = work.label == each
         here = free & (open_count(first[mine], last[mine], cells) > 0)
         label[here], runs = each, runs | here
-    known = open_count(*_cells(times, work.known_start_ns, work.known_end_ns), cells) > 0
+    known = open_count(*cells_of(times, work.known_start_ns, work.known_end_ns), cells) > 0
     idle = known & ~runs & (label == Label.COMPUTE)
     label[idle] = Label.HOST
     told: Int64s = (runs | idle).astype(np.int64)
     return told
-
-
-def _cells(times: Int64s, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the cells in which intervals begin, and those before which they end."""
-    low, high = times[0], times[-1]
-    first: Int64s = np.searchsorted(times, start_ns.clip(low, high))
-    last: Int64s = np.searchsorted(times, end_ns.clip(low, high))
-    return first, last

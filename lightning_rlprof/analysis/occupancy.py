@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.certainty import uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
 from lightning_rlprof.analysis.labels import Label, kernel_labels, labels_of
 from lightning_rlprof.analysis.matched import calls_of, matched
-from lightning_rlprof.analysis.sweep import unions
+from lightning_rlprof.analysis.sweep import differs, unions
 from lightning_rlprof.analysis.windows import captures
 from lightning_rlprof.spans import Int64s, Spans
 from lightning_rlprof.table import Table
@@ -176,10 +176,11 @@ def _runs(table: Table, label: Int64s) -> _Runs:
 
 
 def _by_rank(runs: _Runs) -> list[tuple[int, _Runs]]:
-    order = np.argsort(runs.rank, kind="stable")
-    runs = _Runs(*(column[order] for column in runs))
-    ranks, heads = np.unique(runs.rank, return_index=True)
-    ends = np.append(heads[1:], len(order)).tolist()
+    if (np.diff(runs.rank) < 0).any():
+        order = np.argsort(runs.rank, kind="stable")
+        runs = _Runs(*(column[order] for column in runs))
+    heads = np.flatnonzero(differs(runs.rank))
+    ranks, ends = runs.rank[heads], np.append(heads[1:], len(runs.rank)).tolist()
     slices = map(slice, heads.tolist(), ends)
     return [
         (rank, _Runs(*(column[own] for column in runs)))

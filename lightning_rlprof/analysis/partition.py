@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from lightning_rlprof.analysis.exclusive import UNTRACED, Cells, summed
+from lightning_rlprof.analysis.sweep import on_few
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.model import Kind
 from lightning_rlprof.spans import Int64s, Spans
@@ -214,7 +215,11 @@ def paint(first: Int64s, last: Int64s, cells: int) -> Int64s:
         >>> paint(np.array([0, 1]), np.array([4, 2]), 5).tolist()
         [0, 1, 0, 0, -1]
     """
-    top = np.full(max(cells, 0), -1, dtype=np.int64)
+    return on_few(_paint, first, last, max(cells, 0))
+
+
+def _paint(first: Int64s, last: Int64s, cells: int) -> Int64s:
+    top = np.full(cells, -1, dtype=np.int64)
     index = np.flatnonzero(last > first)
     first, last = first[index], last[index]
     levels = np.frexp(last - first)[1] - 1  # floor of the binary logarithm

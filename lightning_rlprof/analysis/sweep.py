@@ -1,5 +1,6 @@
 """Many intervals at once on a grid of cells: how many are open, and unions of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,28 @@ import numpy.typing as npt
 
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["differs", "edges", "open_count", "unions"]
+__all__ = ["cells_of", "differs", "edges", "on_few", "open_count", "unions"]
+
+_FEW = 8  # cells per interval
+
+
+def cells_of(times: Int64s, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the cells in which intervals begin, and those before which they end.
+
+    Args:
+        times: Edges of the cells, ascending, one more than cells; what lies outside is cut off.
+        start_ns: Where each interval begins: one of the edges.
+        end_ns: Where it ends, the same.
+
+    Example::
+
+        >>> [part.tolist() for part in cells_of(*np.array([[0, 5, 9], [0, 5, 5], [5, 9, 20]]))]
+        [[0, 1, 1], [1, 2, 2]]
+    """
+    low, high = times[0], times[-1]
+    first: Int64s = np.searchsorted(times, start_ns.clip(low, high))
+    last: Int64s = np.searchsorted(times, end_ns.clip(low, high))
+    return first, last
 
 
 def differs(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -49,9 +71,32 @@ def open_count(first: Int64s, last: Int64s, cells: int) -> Int64s:
         >>> open_count(np.array([0, 1]), np.array([3, 2]), 4).tolist()
         [1, 2, 1, 0]
     """
+    return on_few(_open_count, first, last, cells)
+
+
+def _open_count(first: Int64s, last: Int64s, cells: int) -> Int64s:
     opened = np.bincount(first, minlength=cells + 1)
     count: Int64s = np.cumsum(opened - np.bincount(last, minlength=cells + 1))[:cells]
     return count
+
+
+def on_few(
+    of_cells: Callable[[Int64s, Int64s, int], Int64s], first: Int64s, last: Int64s, cells: int
+) -> Int64s:
+    """Return what a function of intervals says of each cell; quick where intervals are few.
+
+    Args:
+        of_cells: Given intervals and a number of cells, returns a value per cell; it must be the
+            same for cells between which no interval begins or ends.
+        first: Cell in which each interval begins, 0 to ``cells``.
+        last: Cell before which it ends, the same.
+        cells: How many there are.
+    """
+    if len(first) * _FEW >= cells:
+        return of_cells(first, last, cells)
+    cuts = edges(first, last, np.array([0, cells]))
+    few = of_cells(np.searchsorted(cuts, first), np.searchsorted(cuts, last), len(cuts) - 1)
+    return np.repeat(few, np.diff(cuts))
 
 
 def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:

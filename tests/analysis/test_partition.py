@@ -26,15 +26,18 @@ from tests.analysis.oracle import labels, runs
 from tests.runs import Row, grpo_run, loaded
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30))
-def test_paint_is_the_greatest_covering_index(intervals: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30),
+    st.sampled_from([40, 300]),
+)
+def test_paint_is_the_greatest_covering_index(intervals: list[tuple[int, int]], cells: int) -> None:
     first = np.array([a for a, _ in intervals], dtype=np.int64)
     last = np.array([b for _, b in intervals], dtype=np.int64)
 
     def slow(cell: int) -> int:
         return max((i for i, (a, b) in enumerate(intervals) if a <= cell < b), default=-1)
 
-    assert paint(first, last, 40).tolist() == [slow(cell) for cell in range(40)]
+    assert paint(first, last, cells).tolist() == [slow(cell) for cell in range(cells)]
 
 
 def names(spans: Spans, label: np.ndarray) -> list[str]:

@@ -15,11 +15,11 @@ intervals = st.lists(
 )
 
 
-@given(intervals)
-def test_open_intervals_are_counted_cell_by_cell(rows: Intervals) -> None:
+@given(intervals, st.sampled_from([20, 200]))
+def test_open_intervals_are_counted_cell_by_cell(rows: Intervals, cells: int) -> None:
     _, first, last = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    expected = [sum(a <= cell < b for _, a, b in rows) for cell in range(20)]
-    assert open_count(first, last, 20).tolist() == expected
+    expected = [sum(a <= cell < b for _, a, b in rows) for cell in range(cells)]
+    assert open_count(first, last, cells).tolist() == expected
 
 
 @given(intervals)
