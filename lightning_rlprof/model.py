@@ -150,12 +150,12 @@ def as_number(value: object) -> Number | None:
         return None
 
 
-def copy_name(kind: str) -> str:
+def copy_name(kind: str | None) -> str:
     """Return the name of a copy as torch's traces spell it: what lies in a table is its kind.
 
     Example::
 
-        >>> copy_name("HtoD"), copy_name("memset")
-        ('Memcpy HtoD', 'Memset')
+        >>> copy_name("HtoD"), copy_name("memset"), copy_name(None)
+        ('Memcpy HtoD', 'Memset', 'Memcpy')
     """
-    return "Memset" if kind == "memset" else f"Memcpy {kind}"
+    return "Memset" if kind == "memset" else f"Memcpy {kind or ''}".rstrip()

@@ -203,7 +203,7 @@ def _columns(
         parts = [_KERNEL if label == Label.COMPUTE else _COMMUNICATION for label in labels]
         keys = [*zip(parts, own, strict=True), (_KERNEL, None)]
     else:
-        keys = [*((_COPY, copy_name(text)) for text in own), (_COPY, None)]
+        keys = [(_COPY, copy_name(text)) for text in (*own, None)]
     places = [names.setdefault(key, len(names)) for key in keys]
     found["name"] = np.array(places, np.int64)[code]
     stage, own = texts(table, "stage")

@@ -43,6 +43,8 @@ def device_work(spans: Spans, ranks: Collection[int] | None, remarks: list[str])
         if table is None:
             continue
         name, own = texts(table, column)
+        if table_name == "memcpy":
+            name, own = np.where(name < 0, len(own), name), [*map(copy_name, (*own, None))]
         stage, of = texts(table, "stage")
         places = [stages.setdefault(text, len(stages)) for text in of]
         rank = numbers(table, "rank")
@@ -55,6 +57,6 @@ def device_work(spans: Spans, ranks: Collection[int] | None, remarks: list[str])
         )
         keep = slice(None) if ranks is None else np.isin(rank, list(ranks))
         parts.append([each[keep] for each in columns])
-        names += own if table_name == "kernels" else map(copy_name, own)
+        names += own
     rank, code, duration, place, step = map(np.concatenate, zip(*parts, strict=True))
     return Work(rank, code, duration, place, step, names, list(stages))

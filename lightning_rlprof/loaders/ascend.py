@@ -11,6 +11,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend_collectives import collectives_part
 from lightning_rlprof.loaders.ascend_communication import COMMUNICATION
+from lightning_rlprof.loaders.ascend_copies import copies_part
 from lightning_rlprof.loaders.ascend_folder import is_ascend
 from lightning_rlprof.loaders.ascend_memory import MEMORY, MODULE_MEMORY, OPERATOR_MEMORY
 from lightning_rlprof.loaders.ascend_opened import (
@@ -55,9 +56,9 @@ def read_ascend(path: Path) -> Spans:
 
     In our own domain ``rlprof`` a stage's name is a stage and ``step`` a step; ranges of other
     domains are regions in the step of ours around them. Where a capture has both formats, its
-    database is read, and its text where the database lacks something. Tables: kernels, collectives,
-    communication, step_trace, operators, modules, operator_types, overlap, memory, operator_memory,
-    module_memory and sync, those that any capture may hold.
+    database is read, and its text where the database lacks something. Tables: kernels, memcpy,
+    collectives, communication, step_trace, operators, modules, operator_types, overlap, memory,
+    operator_memory, module_memory and sync, those that any capture may hold.
 
     Args:
         path: A directory ``*_ascend_pt`` or one with several, the folder of analysed files in it,
@@ -123,10 +124,11 @@ def ascend_tables(
         filled: Adds stage and step of the run to what a capture knows neither of.
     """
     opened = [replace(e, rank=rank) for path, rank in ranks.items() for e in open_captures(path)[0]]
-    part = collectives_part(
-        read_capture, lambda each, own: filled(_told(each, own).later(-zero_ns)).later(zero_ns)
-    )
-    return _part_tables(opened, zero_ns, part)
+
+    def placed(each: Recorded, own: Kernels) -> Kernels:
+        return filled(_told(each, own).later(-zero_ns)).later(zero_ns)
+
+    return _part_tables(opened, zero_ns, read_capture, placed)
 
 
 def _recorded(path: Path) -> tuple[list[Recorded], list[Problem]]:
@@ -230,19 +232,26 @@ def _apart(captures: Sequence[Recorded]) -> list[Problem]:
 
 def _tables(captures: Sequence[Recorded], zero_ns: int) -> dict[str, Callable[[], Table]]:
     known = {each.opened.capture.path: each for each in captures}
-    part = collectives_part(lambda one: known[one.capture.path], lambda _, kernels: kernels)
-    tables = _part_tables([each.opened for each in captures], zero_ns, part)
+    opened = [each.opened for each in captures]
+    tables = _part_tables(
+        opened, zero_ns, lambda one: known[one.capture.path], lambda _, kernels: kernels
+    )
     if any(has_kernels(each.opened) for each in captures):
         tables["kernels"] = partial(_kernels, captures, zero_ns)
     return tables
 
 
 def _part_tables(
-    captures: Sequence[Opened], zero_ns: int, collectives: Part
+    captures: Sequence[Opened],
+    zero_ns: int,
+    recorded: Callable[[Opened], Recorded],
+    filled: Callable[[Recorded, Kernels], Kernels],
 ) -> dict[str, Callable[[], Table]]:
+    launched = {"collectives": collectives_part, "memcpy": copies_part}
+    placed = {name: part(recorded, filled) for name, part in launched.items()}
     return {
         name: partial(part_table, name, part, captures, zero_ns)
-        for name, part in {**_PARTS, "collectives": collectives}.items()
+        for name, part in {**_PARTS, **placed}.items()
         if any(part.has(each) for each in captures)
     }
 

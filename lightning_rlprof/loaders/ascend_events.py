@@ -7,13 +7,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightning_rlprof.loaders.ascend_times import LARGEST_TIME, units
+from lightning_rlprof.loaders.ascend_times import (
+    LARGEST_TIME,
+    stream_number,
+    units,
+    whole_number,
+)
 from lightning_rlprof.loaders.chrome_events import nanoseconds
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.spans import Int64s
 
 __all__ = [
     "COMMUNICATION",
+    "COPIES",
     "LANES",
     "WAITS",
     "AscendColumns",
@@ -33,6 +39,9 @@ COMMUNICATION = ("HCCL", "Communication")
 LANES = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
 """Threads of the process that says what overlapped with what; its rows have the same names."""
 
+COPIES = ("MEMCPY_ASYNC", "PCIE_DMA_SQE", "SDMA_SQE")
+"""What tasks that copy are called, or their types."""
+
 WAITS = re.compile(r"Synchronize|aclrtMemcpy$")
 """Of names of calls of CANN that wait for the device."""
 
@@ -50,9 +59,10 @@ class Kept:
         FLOWS: Arrows between rows.
         COLLECTIVES: The collectives of the device, which then are none of its tasks.
         WAITS: Calls of CANN that wait for the device.
+        COPIES: Tasks of the device that copy, which then are none of its others.
     """
 
-    MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS, COLLECTIVES, WAITS = range(9)
+    MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS, COLLECTIVES, WAITS, COPIES = range(10)
 
 
 class Flow:
@@ -79,19 +89,20 @@ _FLOWS = {
 _OF_MARKS = (Flow.MARK, Flow.SHADOW)
 _MODULE, _STEP = "nn.Module: ", "ProfilerStep#"
 _ROWS = ("start_ns", "lane", "name", "end_ns")
+_TASK = (*_ROWS, "kind", "stream", "connection")
 _COLUMNS: Mapping[int, tuple[str, ...]] = {
     Kept.MARKS: (*_ROWS, "kind", "domain"),
     Kept.SHADOWS: _ROWS,
     Kept.STEPS: _ROWS,
     Kept.OPERATORS: _ROWS,
     Kept.MODULES: _ROWS,
-    Kept.DEVICE: (*_ROWS, "kind", "stream", "connection"),
+    Kept.DEVICE: _TASK,
     Kept.FLOWS: ("start_ns", "lane", "kind", "id"),
     Kept.COLLECTIVES: (*_ROWS, "kind", "count"),
     Kept.WAITS: _ROWS,
+    Kept.COPIES: (*_TASK, "bytes", "direction"),
 }
-_PRIME = 2**62 - 57
-_WIDE = {"start_ns", "end_ns", "connection", "id", "count"}  # the others halve the memory
+_WIDE = {"start_ns", "end_ns", "connection", "id", "count", "bytes"}  # the others halve the memory
 
 
 class _Args(msgspec.Struct, gc=False):
@@ -103,6 +114,8 @@ class _Args(msgspec.Struct, gc=False):
     task: Id = msgspec.field(default=None, name="Task Type")
     type: Id = msgspec.field(default=None, name="data_type")
     count: Id = None
+    size: Id = msgspec.field(default=None, name="size(B)")
+    operation: Id = None
     name: Id = None
     labels: Id = None
 
@@ -151,7 +164,7 @@ class AscendColumns:
         self.told: dict[tuple[str, Id, Id], str] = {}
         self.first_ns = UNKNOWN
         self._wanted = wanted
-        marks, device = Kept.MARKS in wanted, Kept.DEVICE in wanted
+        marks, device = Kept.MARKS in wanted, not wanted.isdisjoint({Kept.DEVICE, Kept.COPIES})
         self._flows = {
             key: flow for key, flow in _FLOWS.items() if (marks if flow in _OF_MARKS else device)
         }
@@ -185,7 +198,8 @@ class AscendColumns:
         Columns: start_ns, end_ns, lane and name. Of ``MARKS`` also kind (its type) and domain. Of
         ``DEVICE`` also kind (the type of a task, -1 for what is none), stream and connection. Of
         ``FLOWS`` instead start_ns, lane, kind (a member of `Flow`) and id. Of ``COLLECTIVES`` also
-        kind (the type of an element) and count.
+        kind (the type of an element) and count. Of ``COPIES`` those of ``DEVICE``, and bytes and
+        direction (from where to where).
         """
         parts, joined = self._parts.pop(kind), {}
         for column in _COLUMNS[kind]:
@@ -202,7 +216,8 @@ class AscendColumns:
             if args.event_type is not None or args.mark_id is not None:
                 return Kept.MARKS
             if args.task is not None or event.name in LANES:
-                return Kept.DEVICE
+                copies = Kept.COPIES in self._wanted and {args.task, event.name} & {*COPIES}
+                return Kept.COPIES if copies else Kept.DEVICE
             if args.stream is not None:
                 return Kept.SHADOWS
             process = self.told.get(("process_name", event.pid, None), COMMUNICATION[0])
@@ -235,7 +250,7 @@ class AscendColumns:
         if kind == Kept.FLOWS:
             flows = self._flows
             found["kind"] = [flows[event.cat, event.ph] for event in events]  # type: ignore[index]
-            found["id"] = [_number(event.id) for event in events]
+            found["id"] = [whole_number(event.id) for event in events]
         else:
             length = nanoseconds([event.dur for event in events])
             sound &= (length >= 0) & (length < LARGEST_TIME)
@@ -259,27 +274,19 @@ class AscendColumns:
         if kind == Kept.COLLECTIVES:
             return {
                 "kind": [names["" if each.type is None else str(each.type)] for each in args],
-                "count": [_number(each.count) for each in args],
+                "count": [whole_number(each.count) for each in args],
             }
-        if kind != Kept.DEVICE:
+        if kind not in (Kept.DEVICE, Kept.COPIES):
             return {}
-        return {
-            "kind": [-1 if each.task is None else names[str(each.task)] for each in args],
-            "stream": [_stream(each.stream) for each in args],
-            "connection": [_number(each.connection) for each in args],
+        found: dict[str, Any] = {
+            "kind": [self._code(each.task) for each in args],
+            "stream": [stream_number(each.stream) for each in args],
+            "connection": [whole_number(each.connection) for each in args],
         }
+        if kind == Kept.COPIES:
+            found["bytes"] = [whole_number(each.size) for each in args]
+            found["direction"] = [self._code(each.operation) for each in args]
+        return found
 
-
-def _number(value: Id) -> int:
-    """Return an integer, also out of a text, `UNKNOWN` for what is none.
-
-    Connections of the exporter have up to 68 bits. Modulo a prime they stay apart.
-    """
-    if isinstance(value, str):
-        value = int(value) if value.isascii() and value.isdigit() and len(value) < 40 else None
-    return UNKNOWN if value is None or not 0 <= value < 1e39 else int(value) % _PRIME
-
-
-def _stream(value: Id) -> int:
-    found = _number(value)
-    return found if 0 <= found < 2**31 else -1
+    def _code(self, text: Id) -> int:
+        return -1 if text is None else self.names[str(text)]

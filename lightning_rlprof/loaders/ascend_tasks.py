@@ -21,10 +21,13 @@ __all__ = [
     "Calls",
     "Tasks",
     "collective_lanes",
+    "database_calls",
     "database_tasks",
+    "hardware_lanes",
     "lane_devices",
     "places",
     "sheet_tasks",
+    "trace_calls",
     "trace_tasks",
 ]
 
@@ -94,7 +97,7 @@ def sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     device = sheet.number("deviceid")[sound]
     torch, cann = (Calls(np.full(len(start), UNKNOWN), np.full(len(start), NOWHERE)),) * 2
     if view is not None:
-        torch, cann = _calls(view, start)
+        torch, cann = trace_calls(view, start)
         seen = trace_tasks(view)  # knows what level0 leaves out of the sheet
         same = places(seen.start_ns, start)
         stream = np.where(stream == UNKNOWN, np.append(seen.stream, UNKNOWN)[same], stream)
@@ -112,8 +115,7 @@ def trace_tasks(view: TraceView) -> Tasks:
     """Return what the device's lanes of a trace hold, where there is no ``kernel_details.csv``."""
     rows = view.tables[Kept.DEVICE]
     runs = [code for code, text in enumerate(view.names) if text.startswith(_RUNS)]
-    lanes = view.lanes_of(_HARDWARE, None)  # in a trace cut off they may have no name
-    kernel = np.isin(rows["kind"], runs) & np.isin(rows["lane"], lanes)
+    kernel = np.isin(rows["kind"], runs) & np.isin(rows["lane"], hardware_lanes(view))
     keep = np.flatnonzero(kernel | np.isin(rows["lane"], collective_lanes(view)))
     rows = {name: column[keep] for name, column in rows.items()}
     return Tasks(
@@ -123,9 +125,14 @@ def trace_tasks(view: TraceView) -> Tasks:
         np.where(rows["stream"] < 0, UNKNOWN, rows["stream"]),
         distinct(rows["name"], view.names),
         np.full(len(keep), UNKNOWN),
-        *_calls(view, rows["start_ns"]),
+        *trace_calls(view, rows["start_ns"]),
         [],
     )
+
+
+def hardware_lanes(view: TraceView) -> Int64s:
+    """Return the lanes of the device's streams; in a trace cut off they may have no name."""
+    return view.lanes_of(_HARDWARE, None)
 
 
 def collective_lanes(view: TraceView) -> Int64s:
@@ -152,7 +159,7 @@ def lane_devices(view: TraceView) -> Int64s:
     return np.array([*found, UNKNOWN], np.int64)
 
 
-def _calls(view: TraceView, start: Int64s) -> tuple[Calls, Calls]:
+def trace_calls(view: TraceView, start: Int64s) -> tuple[Calls, Calls]:
     """Follow the arrows back from tasks: to operators of torch, and to calls of CANN."""
     flows, threads = view.tables[Kept.FLOWS], np.append(view.threads(), NOWHERE)
     kinds = (Flow.TORCH, Flow.LAUNCH, Flow.TASK)
@@ -213,8 +220,7 @@ def database_tasks(database: SqliteTables) -> Tasks:
         np.where(both["streamId"] == _NO_STREAM, UNKNOWN, both["streamId"]),
         distinct(name, list(strings.values())),
         np.full(len(name), UNKNOWN),
-        _operators(database, both["connectionId"], both["startNs"]),
-        _api(database, both["connectionId"]),
+        *database_calls(database, both["connectionId"], both["startNs"]),
         [f"{lost} tasks are left out: their times are wrong"] if lost else [],
     )
 
@@ -229,6 +235,13 @@ def _with_collectives(
     own["deviceId"] = np.where(own["deviceId"] == UNKNOWN, told, own["deviceId"])
     own["name"] = own["opName"]
     return {name: np.concatenate([rows[name], own[name]]) for name in (*_TASK[:5], "name")}
+
+
+def database_calls(
+    database: SqliteTables, connection: Int64s, start: Int64s
+) -> tuple[Calls, Calls]:
+    """Return what launched tasks, by connection and start: operators of torch, calls of CANN."""
+    return _operators(database, connection, start), _api(database, connection)
 
 
 def _operators(database: SqliteTables, connection: Int64s, start: Int64s) -> Calls:

@@ -12,7 +12,7 @@ from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.spans import Int64s
 
-__all__ = ["LARGEST_TIME", "plausible", "scaled", "units"]
+__all__ = ["LARGEST_TIME", "plausible", "scaled", "stream_number", "units", "whole_number"]
 
 LARGEST_TIME = 2**62
 """Numbers beyond it are damage: as nanoseconds the year 2116. Sums of two fit into 64 bits."""
@@ -22,6 +22,7 @@ _LONGEST_NS = 7 * 86_400 * 10**9  # captures last minutes
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 _AROUND = ' \t\r\n"'
 _EXACT = decimal.Context(prec=40, traps=[])
+_PRIME = 2**62 - 57
 
 
 def units(texts: Sequence[bytes]) -> Int64s:
@@ -86,3 +87,26 @@ def _whole(value: str | float | int | None, factor: int) -> int:
     if not number.is_finite() or abs(number) >= LARGEST_TIME:
         return UNKNOWN
     return int(_EXACT.to_integral_value(number))
+
+
+def whole_number(value: object) -> int:
+    """Return an integer, also out of a text, `UNKNOWN` for what is none.
+
+    Connections of the exporter have up to 68 bits. Modulo a prime they stay apart.
+
+    Example::
+
+        >>> whole_number("937"), whole_number(7.0), whole_number("-1") == UNKNOWN
+        (937, 7, True)
+    """
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdigit() and len(value) < 40 else None
+    if not isinstance(value, int | float) or not 0 <= value < 1e39:
+        return UNKNOWN
+    return int(value) % _PRIME
+
+
+def stream_number(value: object) -> int:
+    """Return the number of a stream, -1 for what is none."""
+    found = whole_number(value)
+    return found if 0 <= found < 2**31 else -1

@@ -85,7 +85,8 @@ class DeviceTracks:
         cells = dict(zip(heads, columns_of(table), strict=True))
         named, category = _TABLES[name]
         codes, texts = cells[named]
-        texts = [*map(copy_name, texts)] if name == "memcpy" else texts
+        if name == "memcpy":
+            codes, texts = np.where(codes < 0, len(texts), codes), [*map(copy_name, (*texts, None))]
         one = (np.zeros(len(table.rows), np.int64), [category])
         cells |= {"name": (codes, texts), "category": one}
         nothing: Any = (np.full(len(table.rows), -1), [])

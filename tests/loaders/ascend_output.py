@@ -28,6 +28,9 @@ DATABASE = {
         "globalTaskId INTEGER, globalPid INTEGER, taskType INTEGER, streamId INTEGER"
     ),
     "COMPUTE_TASK_INFO": "name INTEGER, globalTaskId INTEGER, taskType INTEGER, opType INTEGER",
+    "COMMUNICATION_TASK_INFO": "globalTaskId INTEGER",
+    "MEMCPY_INFO": "globalTaskId INTEGER, size INTEGER, memcpyOperation INTEGER",
+    "ENUM_MEMCPY_OPERATION": "id INTEGER PRIMARY KEY, name TEXT",
     "COMMUNICATION_OP": (
         "opName INTEGER, startNs INTEGER, endNs INTEGER, connectionId INTEGER, groupName INTEGER, "
         "dataType INTEGER, count NUMERIC, opType INTEGER"
@@ -124,9 +127,10 @@ class TraceEvents:
         stream: int = 2,
         torch: tuple[int, int] | None = None,
         cann: tuple[int, int] | None = None,
+        **more: Any,
     ) -> None:
         pid, number = self.pid("Ascend Hardware", 0), len(self.events)
-        args = {"Model Id": 4294967295, "Task Type": kind, "Physic Stream Id": stream}
+        args = {"Model Id": 4294967295, "Task Type": kind, "Physic Stream Id": stream, **more}
         self.row(name, pid, stream, start, end, args={**args, "connection_id": number})
         if torch is not None:
             self.arrow("async_npu", "s", EPOCH + start, PID, torch[1], torch[0])
@@ -160,7 +164,7 @@ class DatabaseRows:
     def add(self, table: str, **cells: Any) -> None:
         """Add a row; texts under columns that name a text are put into STRING_IDS."""
         for column in _NAMES & cells.keys():
-            if isinstance(cells[column], str) and table not in ("META_DATA", "ENUM_HCCL_DATA_TYPE"):
+            if isinstance(cells[column], str) and not table.startswith(("META_DATA", "ENUM_")):
                 cells[column] = self._strings.setdefault(cells[column], len(self._strings))
         self.rows.setdefault(table, []).append(cells)
 

@@ -23,7 +23,7 @@ from tests.loaders.ascend_recorded import (
 )
 
 TABLES = [
-    *("collectives", "communication", "kernels", "memory", "module_memory", "modules"),
+    *("collectives", "communication", "kernels", "memcpy", "memory", "module_memory", "modules"),
     *("operator_memory", "operator_types", "operators", "overlap", "step_trace"),
     "sync",
 ]
@@ -37,7 +37,7 @@ def test_every_table_is_there_and_every_row_is_counted(folder: Path) -> None:
 
     assert sorted(run.tables) == TABLES
     assert [len(run.table(name).rows) for name in TABLES] == [
-        *(4, 4, 191, 1004, 1078, 26, 184, 33, 133, 382, 1, 13)
+        *(4, 4, 191, 24, 1004, 1078, 26, 184, 33, 133, 382, 1, 13)
     ]
     assert run.problems == ()
     assert [(span.name, span.kind, span.step) for span in run] == [("ProfilerStep#50", "step", 50)]

@@ -107,7 +107,7 @@ def test_copies_lie_beside_the_kernels_of_their_stream(tmp_path: Path) -> None:
         for (_, name), slices in tracks.items()
     } == {
         "device 0, stream 7": [("Memcpy HtoD", "gpu_memcpy", 3), ("gemm<0>", "kernel", 3)],
-        "device 0": [("gpu_memcpy", "gpu_memcpy", None)],
+        "device 0": [("Memcpy", "gpu_memcpy", None)],
         "device": [("Memset", "gpu_memcpy", None)],
     }
 

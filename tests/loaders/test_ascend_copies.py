@@ -1,0 +1,188 @@
+"""Copies of Ascend captures, as texts and databases tell them."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.analysis.breakdown import breakdown
+from lightning_rlprof.loaders.ascend import read_ascend
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tracefile import rank_directory
+from tests.loaders.ascend_output import (
+    EPOCH,
+    MAIN,
+    QUEUE,
+    DatabaseRows,
+    TraceEvents,
+    capture_folder,
+    tid,
+)
+from tests.loaders.ascend_recorded import (
+    ABSENT,
+    CAPTURES,
+    DATA,
+    DATABASE,
+    TEXT,
+    ask,
+    column,
+    copied,
+)
+from tests.loaders.test_ascend_sources import with_broken
+from tests.runs import Row, header, write_rank
+
+recorded = pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Return the rows without what is not known, and without the rank."""
+    table = load(path).table("memcpy")
+    names = [column.name for column in table.columns]
+    rows = (dict(zip(names, row, strict=True)) for row in table.rows)
+    return [{k: v for k, v in row.items() if v is not None and k != "rank"} for row in rows]
+
+
+def copy(rows: DatabaseRows, number: int, start: int, end: int, kind: str = "MEMCPY_ASYNC") -> None:
+    times = {"startNs": EPOCH + start, "endNs": EPOCH + end}
+    place = {"deviceId": 0, "streamId": 2, "connectionId": 900 + number}
+    rows.add("TASK", globalTaskId=number, taskType=kind, **times, **place)
+
+
+def database(parent: Path, rows: DatabaseRows) -> Path:
+    rows.mark("step", 0, 100_000)
+    rows.mark("actor_update", 1_000, 40_000)
+    output = capture_folder(parent, metadata={"rlprof_window": "step-000003"})
+    rows.write(output / "ascend_pytorch_profiler_0.db")
+    return parent
+
+
+def test_a_database_tells_bytes_and_direction_and_the_launch_tells_the_stage(
+    tmp_path: Path,
+) -> None:
+    rows = DatabaseRows()
+    copy(rows, 7, 60_000, 60_500)
+    copy(rows, 5, 50_000, 50_900, "PCIE_DMA_SQE")
+    rows.add("MEMCPY_INFO", globalTaskId=7, size=4_096, memcpyOperation=2)
+    rows.add("ENUM_MEMCPY_OPERATION", id=2, name="device to host")
+    cells = {"startNs": EPOCH + 2_000, "endNs": EPOCH + 2_300, "globalTid": tid(MAIN)}
+    rows.add("CANN_API", connectionId=907, **cells)
+
+    place = {"device": 0, "stream": 2}
+    assert rows_of(database(tmp_path, rows)) == [
+        {**place, "kind": "PCIe", "start": 50_000, "duration": 900},
+        {
+            **{**place, "kind": "DtoH", "bytes": 4_096, "start": 60_000, "duration": 500},
+            **{"stage": "actor_update", "step": 3, "launch": 2_000, "launch duration": 300},
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("host to host", "HtoH"), ("host to device", "HtoD"), ("device to host ex", "DtoH")),
+        *(("device to device", "DtoD"), ("addr device to device", "DtoD"), ("other", None)),
+    ],
+)
+def test_directions_are_as_everywhere(tmp_path: Path, name: str, kind: str | None) -> None:
+    rows = DatabaseRows()
+    copy(rows, 1, 10, 20)
+    rows.add("MEMCPY_INFO", globalTaskId=1, size=-1, memcpyOperation=65_535)
+    rows.add("ENUM_MEMCPY_OPERATION", id=65_535, name=name)
+
+    (row,) = rows_of(database(tmp_path, rows))
+
+    assert (row.get("kind"), row.get("bytes")) == (kind, None)
+
+
+def test_tasks_that_are_parts_of_others_or_cannot_be_true_are_none(tmp_path: Path) -> None:
+    rows = DatabaseRows()
+    times = ((10, 20), (30, 40), (50, 60), (90, 80), (0, 2**61), (70, 75))
+    for number, (start, end) in enumerate(times):
+        copy(rows, number, start, end, "SDMA_SQE")
+    rows.add("COMMUNICATION_TASK_INFO", globalTaskId=0)
+    rows.add("COMPUTE_TASK_INFO", globalTaskId=1, name="Mul")
+    copy(rows, 9, 100, 110, "SDMA")  # of a collective's plan
+
+    found = [(row["start"], row["kind"]) for row in rows_of(database(tmp_path, rows))]
+
+    assert found == [(50, "DtoD"), (70, "DtoD")]
+
+
+def trace(*, marked: bool = True) -> TraceEvents:
+    made = TraceEvents()
+    if marked:
+        made.mark("step", 0, 100_000)
+        made.mark("actor_update", 1_000, 40_000)
+    name, told = "MEMCPY_ASYNC", {"size(B)": 512, "operation": "host to device"}
+    made.task("Mul", 41_000, 42_000)
+    made.task(name, 60_000, 60_700, kind="SDMA_SQE", stream=3)
+    made.task(name, 50_000, 50_700, kind="PCIE_DMA_SQE", torch=(3_000, MAIN), **told)
+    made.task(name, 70_000, 70_700, kind="PCIE_DMA_SQE", cann=(90_000, QUEUE))
+    made.collective("hcom_allReduce__586_0_1", 80_000, 80_900)
+    return made
+
+
+def test_a_trace_tells_the_engine_and_newer_ones_bytes_and_direction(tmp_path: Path) -> None:
+    trace().write(capture_folder(tmp_path) / "trace_view.json")
+
+    place = {"device": 0, "duration": 700}
+    assert rows_of(tmp_path) == [
+        {
+            **{**place, "stream": 2, "kind": "HtoD", "bytes": 512, "start": 50_000},
+            **{"stage": "actor_update", "step": 1, "launch": 3_000},
+        },
+        {**place, "stream": 3, "kind": "DtoD", "start": 60_000},
+        {**place, "stream": 2, "kind": "PCIe", "start": 70_000, "launch": 90_000, "step": 1},
+    ]
+    kernels = load(tmp_path).table("kernels")
+    assert kernels.column("kernel") == ["Mul", "hcom_allReduce__586_0_1"]
+
+
+def test_a_run_of_our_own_tells_stage_and_step_where_the_capture_does_not(tmp_path: Path) -> None:
+    rows = [Row("critic_update", "stage", 4, 100, 60_000), Row("step", "step", 4, 0, 90_000)]
+    write_rank(tmp_path, header(1, 2, unix_ns=EPOCH), rows)
+    output = capture_folder(rank_directory(tmp_path, 1) / "x")
+    trace(marked=False).write(output / "trace_view.json")
+
+    table = load(tmp_path).table("memcpy")
+
+    found = [table.column(name)[0] for name in ("rank", "stage", "step", "start", "launch")]
+    assert found == [1, "critic_update", 4, 50_000, 3_000]
+
+
+def test_a_capture_without_copies_says_that_there_were_none(tmp_path: Path) -> None:
+    made = TraceEvents()
+    made.mark("step", 0, 9_000)
+    made.task("Mul", 1_000, 2_000)
+    made.write(capture_folder(tmp_path) / "trace_view.json")
+
+    run = load(tmp_path)
+
+    assert (len(run.table("memcpy").rows), run.table("memcpy").note) == (0, "")
+    assert breakdown(run).column("exposed copy") == [0, 0]
+
+
+@recorded
+def test_both_formats_tell_all_copies_of_the_device() -> None:
+    query = (
+        "SELECT COUNT(*), SUM(endNs - startNs) FROM TASK "
+        "WHERE taskType = (SELECT id FROM STRING_IDS WHERE value = 'MEMCPY_ASYNC')"
+    )
+    copies = [read_ascend(folder).table("memcpy") for folder in CAPTURES]
+
+    streams = [Counter(table.column("stream")) for table in copies]
+    assert streams == [{2: 22, 3: 2}] * 3
+    of_database = copies[CAPTURES.index(DATABASE)]
+    assert ask(query) == [(len(of_database.rows), sum(of_database.column("duration")))]
+    assert [Counter(table.column("kind")) for table in copies[:2]] == [{"PCIe": 14, "DtoD": 10}] * 2
+    assert all(None not in table.column("launch") for table in copies)
+
+
+@recorded
+def test_a_damaged_database_hides_no_copies_of_the_text_beside_it(tmp_path: Path) -> None:
+    run = read_ascend(with_broken(copied(TEXT[0], tmp_path / "a_ascend_pt"), "TASK"))
+
+    assert len(column(run, "memcpy", "start")) == 24
+    assert "cannot be read as SQLite" in run.table("memcpy").note
