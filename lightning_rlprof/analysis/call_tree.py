@@ -223,7 +223,8 @@ def launched(
 ) -> Launched | None:
     """Return the run's kernels and copies, None where it has none.
 
-    The thread of a copy is that of the driver's call in the table ``calls`` that launched it.
+    Where a table of copies tells no thread, it is that of the driver's call in the table ``calls``
+    that launched each.
     """
     parts = []
     for name in ("kernels", "memcpy"):
@@ -232,8 +233,9 @@ def launched(
             continue
         columns = ("rank", "launch", "launch duration", "duration")
         rank, launch, took, duration = (numbers(table, each, UNKNOWN) for each in columns)
-        thread = numbers(table if name == "kernels" else calls, "thread", UNKNOWN)
-        if name == "memcpy":
+        told = any(column.name == "thread" for column in table.columns)
+        thread = numbers(table if told else calls, "thread", UNKNOWN)
+        if not told:
             thread = np.append(thread, UNKNOWN)[drivers(calls, rank, launch, took)]
         keep = slice(None) if ranks is None else np.isin(rank, list(ranks))
         parts.append([column[keep] for column in (rank, thread, launch, duration)])

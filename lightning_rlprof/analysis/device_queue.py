@@ -22,7 +22,7 @@ UNKNOWN = -(2**63)
 
 _KERNEL, _COMMUNICATION, _COPY = "kernel", "communication", "copy"
 _WAITS = re.compile(
-    r"synchronize|(?:cuda|hip)(?:Memcpy(?:WithStream)?|Free(?:Host)?)$", re.IGNORECASE
+    r"synchronize|(?:cuda|hip)(?:Memcpy(?:WithStream)?|Free(?:Host)?)$|aclrtMemcpy$", re.IGNORECASE
 )
 _DRIVER = "runtime"  # the kind of call that may wait; others are called as they like
 _ON_DEVICE = "stream waits for event"  # of nsys: no host waits in it

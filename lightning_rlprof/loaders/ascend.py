@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.ascend_calls import calls_part
 from lightning_rlprof.loaders.ascend_collectives import collectives_part
 from lightning_rlprof.loaders.ascend_communication import COMMUNICATION
 from lightning_rlprof.loaders.ascend_copies import copies_part
@@ -58,7 +59,7 @@ def read_ascend(path: Path) -> Spans:
     domains are regions in the step of ours around them. Where a capture has both formats, its
     database is read, and its text where the database lacks something. Tables: kernels, memcpy,
     collectives, communication, step_trace, operators, modules, operator_types, overlap, memory,
-    operator_memory, module_memory and sync, those that any capture may hold.
+    operator_memory, module_memory, sync and calls, those that any capture may hold.
 
     Args:
         path: A directory ``*_ascend_pt`` or one with several, the folder of analysed files in it,
@@ -247,7 +248,8 @@ def _part_tables(
     recorded: Callable[[Opened], Recorded],
     filled: Callable[[Recorded, Kernels], Kernels],
 ) -> dict[str, Callable[[], Table]]:
-    launched = {"collectives": collectives_part, "memcpy": copies_part}
+    # The largest table comes last.
+    launched = {"collectives": collectives_part, "memcpy": copies_part, "calls": calls_part}
     placed = {name: part(recorded, filled) for name, part in launched.items()}
     return {
         name: partial(part_table, name, part, captures, zero_ns)

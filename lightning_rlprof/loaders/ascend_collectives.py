@@ -7,8 +7,8 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend_communication import COMMUNICATION
-from lightning_rlprof.loaders.ascend_events import Kept
 from lightning_rlprof.loaders.ascend_hccl import group_hash, operation_in, payload
+from lightning_rlprof.loaders.ascend_kept import Kept
 from lightning_rlprof.loaders.ascend_kernels import kernels_of
 from lightning_rlprof.loaders.ascend_marks import (
     COLLECTIVES,

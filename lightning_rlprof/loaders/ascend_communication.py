@@ -11,8 +11,8 @@ import numpy as np
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet
-from lightning_rlprof.loaders.ascend_events import Kept
 from lightning_rlprof.loaders.ascend_hccl import BYTES
+from lightning_rlprof.loaders.ascend_kept import Kept
 from lightning_rlprof.loaders.ascend_marks import (
     COLLECTIVES,
     MARKS_WANTED,

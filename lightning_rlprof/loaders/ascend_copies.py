@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.ascend_events import COPIES, Kept
+from lightning_rlprof.loaders.ascend_kept import COPIES, Kept
 from lightning_rlprof.loaders.ascend_kernels import kernels_of
 from lightning_rlprof.loaders.ascend_opened import Recorded
 from lightning_rlprof.loaders.ascend_parts import Cells, Frame, Opened, Part, coded
@@ -38,6 +38,7 @@ _COLUMNS = (
     Column("step", "count"),
     Column("launch", "duration", "ns"),
     Column("launch duration", "duration", "ns"),
+    Column("thread", "count"),
 )
 _TABLE, _INFO, _OPERATIONS = "TASK", "MEMCPY_INFO", "ENUM_MEMCPY_OPERATION"
 _TIMES = ("startNs", "endNs", "deviceId", "streamId", "connectionId")
@@ -160,7 +161,11 @@ def _frame(opened: Opened, told: _Told, kernels: Kernels) -> Frame:
         "stage": kernels.stage,
         "step": np.where(kernels.step > 0, kernels.step, UNKNOWN),
     }
-    calls = {"launch": kernels.launch_ns, "launch duration": kernels.call_ns}
+    calls = {
+        "launch": kernels.launch_ns,
+        "launch duration": kernels.call_ns,
+        "thread": kernels.thread,
+    }
     return frame | {name: column for name, column in calls.items() if column is not None}
 
 

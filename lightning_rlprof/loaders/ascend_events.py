@@ -1,12 +1,21 @@
 """Events of a trace_view.json as columns: what was asked for and nothing else."""
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from lightning_rlprof.loaders.ascend_kept import (
+    COMMUNICATION,
+    COPIES,
+    LANES,
+    WAITS,
+    AscendArgs,
+    AscendEvent,
+    Flow,
+    Id,
+    Kept,
+)
 from lightning_rlprof.loaders.ascend_times import (
     LARGEST_TIME,
     stream_number,
@@ -17,67 +26,7 @@ from lightning_rlprof.loaders.chrome_events import nanoseconds
 from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.spans import Int64s
 
-__all__ = [
-    "COMMUNICATION",
-    "COPIES",
-    "LANES",
-    "WAITS",
-    "AscendColumns",
-    "AscendEvent",
-    "Codes",
-    "Flow",
-    "Id",
-    "Kept",
-]
-
-Id = int | float | str | None
-"""As found in traces: 7, "937", "Group 0 Communication", null."""
-
-COMMUNICATION = ("HCCL", "Communication")
-"""Process of the collectives, in older and in newer versions."""
-
-LANES = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
-"""Threads of the process that says what overlapped with what; its rows have the same names."""
-
-COPIES = ("MEMCPY_ASYNC", "PCIE_DMA_SQE", "SDMA_SQE")
-"""What tasks that copy are called, or their types."""
-
-WAITS = re.compile(r"Synchronize|aclrtMemcpy$")
-"""Of names of calls of CANN that wait for the device."""
-
-
-class Kept:
-    """What of a trace can be asked for.
-
-    Attributes:
-        MARKS: Ranges and marks of MSTX.
-        SHADOWS: What ranges became on the device that went through a stream.
-        STEPS: ``ProfilerStep#N`` as torch's operators show it.
-        OPERATORS: torch's operators, steps among them.
-        MODULES: ``nn.Module: ...``, the only Python functions that are kept.
-        DEVICE: Tasks of the device, its collectives, and what overlapped with what.
-        FLOWS: Arrows between rows.
-        COLLECTIVES: The collectives of the device, which then are none of its tasks.
-        WAITS: Calls of CANN that wait for the device.
-        COPIES: Tasks of the device that copy, which then are none of its others.
-    """
-
-    MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS, COLLECTIVES, WAITS, COPIES = range(10)
-
-
-class Flow:
-    """Kinds of arrows that are kept.
-
-    Attributes:
-        TORCH: From an operator of torch; its id is the start of the task on the device.
-        LAUNCH: From a call of CANN; its id is the connection.
-        TASK: To a task on the device; its id is the connection.
-        MARK: From a range of MSTX.
-        SHADOW: To what that became on the device.
-    """
-
-    TORCH, LAUNCH, TASK, MARK, SHADOW = range(5)
-
+__all__ = ["AscendColumns", "Codes"]
 
 _FLOWS = {
     ("async_npu", "s"): Flow.TORCH,
@@ -101,40 +50,18 @@ _COLUMNS: Mapping[int, tuple[str, ...]] = {
     Kept.COLLECTIVES: (*_ROWS, "kind", "count"),
     Kept.WAITS: _ROWS,
     Kept.COPIES: (*_TASK, "bytes", "direction"),
+    Kept.CALLS: (*_ROWS, "kind", "sequence", "forward"),
 }
-_WIDE = {"start_ns", "end_ns", "connection", "id", "count", "bytes"}  # the others halve the memory
+_WIDE = {"start_ns", "end_ns", "connection", "id", "count", "bytes", "sequence", "forward"}
+_CALLED = (
+    "cpu_op",
+    "python_function",
+    "enqueue",
+    "dequeue",
+)  # and CANN's, which have a level  # the others halve the memory
 
 
-class _Args(msgspec.Struct, gc=False):
-    event_type: Id = None
-    domain: Id = None
-    mark_id: Id = None
-    connection: Id = msgspec.field(default=None, name="connection_id")
-    stream: Id = msgspec.field(default=None, name="Physic Stream Id")
-    task: Id = msgspec.field(default=None, name="Task Type")
-    type: Id = msgspec.field(default=None, name="data_type")
-    count: Id = None
-    size: Id = msgspec.field(default=None, name="size(B)")
-    operation: Id = None
-    name: Id = None
-    labels: Id = None
-
-
-class AscendEvent(msgspec.Struct, gc=False):
-    """What is decoded of one event; times stay as they are written."""
-
-    name: Id = ""
-    ph: str = ""
-    cat: str | None = None
-    ts: msgspec.Raw = msgspec.Raw()
-    dur: msgspec.Raw = msgspec.Raw()
-    pid: Id = None
-    tid: Id = None
-    id: Id = None
-    args: _Args | None = None
-
-
-_NO_ARGS = _Args()
+_NO_ARGS = AscendArgs()
 
 
 class Codes(dict[Any, int]):
@@ -199,7 +126,8 @@ class AscendColumns:
         ``DEVICE`` also kind (the type of a task, -1 for what is none), stream and connection. Of
         ``FLOWS`` instead start_ns, lane, kind (a member of `Flow`) and id. Of ``COLLECTIVES`` also
         kind (the type of an element) and count. Of ``COPIES`` those of ``DEVICE``, and bytes and
-        direction (from where to where).
+        direction (from where to where). Of ``CALLS`` also kind (the category, -1 for CANN's),
+        sequence (autograd's number) and forward (the thread of its forward pass).
         """
         parts, joined = self._parts.pop(kind), {}
         for column in _COLUMNS[kind]:
@@ -209,6 +137,9 @@ class AscendColumns:
 
     def _kind(self, event: AscendEvent) -> int:
         """Tell what an event is; -1 for what is never kept."""
+        if Kept.CALLS in self._wanted:
+            level = (event.args or _NO_ARGS).level
+            return Kept.CALLS if event.cat in _CALLED or level is not None else -1
         if not event.cat:
             if Kept.WAITS in self._wanted:
                 return Kept.WAITS if WAITS.search(str(event.name)) else -1
@@ -257,6 +188,8 @@ class AscendColumns:
             found["end_ns"] = start + np.where(sound, length, 0)
             sound &= found["end_ns"] < LARGEST_TIME
             found["name"] = [names[str(event.name)] for event in events]
+            if kind == Kept.CALLS:
+                found["kind"] = [self._code(event.cat) for event in events]
             found |= self._details(kind, [event.args or _NO_ARGS for event in events])
         lost = int(np.count_nonzero(~sound))
         self.lost += lost
@@ -264,7 +197,7 @@ class AscendColumns:
             array = np.asarray(values, np.int64 if column in _WIDE else np.int32)
             self._parts[kind][column].append(array[sound] if lost else array)
 
-    def _details(self, kind: int, args: list[_Args]) -> dict[str, Any]:
+    def _details(self, kind: int, args: list[AscendArgs]) -> dict[str, Any]:
         names = self.names
         if kind == Kept.MARKS:
             return {
@@ -275,6 +208,11 @@ class AscendColumns:
             return {
                 "kind": [names["" if each.type is None else str(each.type)] for each in args],
                 "count": [whole_number(each.count) for each in args],
+            }
+        if kind == Kept.CALLS:
+            return {
+                "sequence": [whole_number(each.sequence) for each in args],
+                "forward": [whole_number(each.forward) for each in args],
             }
         if kind not in (Kept.DEVICE, Kept.COPIES):
             return {}

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.loaders.ascend_events import Flow, Kept
+from lightning_rlprof.loaders.ascend_kept import Flow, Kept
 from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
 from lightning_rlprof.loaders.ascend_trace import TraceView
 from lightning_rlprof.loaders.kernels import UNKNOWN

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet, whole
-from lightning_rlprof.loaders.ascend_events import Kept
+from lightning_rlprof.loaders.ascend_kept import Kept
 from lightning_rlprof.loaders.ascend_marks import STEP, STRINGS
 from lightning_rlprof.loaders.ascend_parts import Frame, Opened, Part, coded
 from lightning_rlprof.loaders.ascend_times import LARGEST_TIME, scaled

@@ -75,12 +75,14 @@ class Part(NamedTuple):
         has: Tells whether a capture holds any of it; cheap.
         read: Reads it of one capture, with remarks.
         times: Columns that count from the beginning of the axis.
+        rows: Columns that hold numbers of the table's rows, from 1 in each capture.
     """
 
     columns: tuple[Column, ...]
     has: Callable[[Opened], bool]
     read: Callable[[Opened], tuple[Frame, list[str]]]
     times: frozenset[str] = frozenset({"start"})
+    rows: frozenset[str] = frozenset()
 
 
 def part_table(name: str, part: Part, captures: Sequence[Opened], zero_ns: int) -> Table:
@@ -99,7 +101,7 @@ def part_table(name: str, part: Part, captures: Sequence[Opened], zero_ns: int) 
         if not part.has(opened):
             continue
         frame, own = _sound(part, opened)
-        frames += [] if frame is None else [_complete(frame, part, opened)]
+        frames += [] if frame is None else [_numbered_on(frame, part, opened, frames)]
         remarks += _named(opened, own) if len(captures) > 1 else own
     if not frames:
         return Table(name, columns, abstained="; ".join(remarks))
@@ -166,6 +168,18 @@ def _complete(frame: Frame, part: Part, opened: Opened) -> dict[str, Cells]:
         whole[column.name] = frame.get(
             column.name, nothing.get(column.kind, np.full(count, UNKNOWN))
         )
+    return whole
+
+
+def _numbered_on(
+    frame: Frame, part: Part, opened: Opened, before: Sequence[Frame]
+) -> dict[str, Cells]:
+    """Return a complete frame whose numbers of rows count on from those before it."""
+    whole = _complete(frame, part, opened)
+    count = sum(len(each["rank"]) for each in before)
+    for name in part.rows:
+        own: Any = whole[name]
+        whole[name] = np.where(own == UNKNOWN, UNKNOWN, own + count)
     return whole
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet, whole
-from lightning_rlprof.loaders.ascend_events import LANES, Kept
+from lightning_rlprof.loaders.ascend_kept import LANES, Kept
 from lightning_rlprof.loaders.ascend_parts import Cells, Frame, Opened, Part
 from lightning_rlprof.loaders.ascend_tasks import lane_devices
 from lightning_rlprof.loaders.ascend_times import scaled

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_rlprof.loaders.ascend_csv import microseconds, read_sheet, whole
-from lightning_rlprof.loaders.ascend_events import COMMUNICATION, Flow, Kept
+from lightning_rlprof.loaders.ascend_kept import COMMUNICATION, Flow, Kept
 from lightning_rlprof.loaders.ascend_marks import STRINGS
 from lightning_rlprof.loaders.ascend_times import LARGEST_TIME, plausible
 from lightning_rlprof.loaders.ascend_trace import TraceView

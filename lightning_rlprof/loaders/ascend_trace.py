@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend_events import AscendColumns, AscendEvent, Id
+from lightning_rlprof.loaders.ascend_events import AscendColumns
+from lightning_rlprof.loaders.ascend_kept import AscendEvent, Id
 from lightning_rlprof.loaders.chrome_bytes import Source
 from lightning_rlprof.loaders.chrome_stream import SIZE, ChromeStream
 from lightning_rlprof.spans import Int64s

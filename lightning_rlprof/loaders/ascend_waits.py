@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.loaders.ascend_events import WAITS, Kept
+from lightning_rlprof.loaders.ascend_kept import WAITS, Kept
 from lightning_rlprof.loaders.ascend_parts import Frame, Opened, Part, coded
 from lightning_rlprof.loaders.ascend_trace import read_trace_view
 from lightning_rlprof.loaders.kernels import distinct

@@ -41,7 +41,7 @@ DATABASE = {
     ),
     "PYTORCH_API": (
         "startNs TEXT, endNs TEXT, globalTid INTEGER, connectionId INTEGER, name INTEGER, "
-        "type INTEGER"
+        "sequenceNumber INTEGER, fwdThreadId INTEGER, type INTEGER"
     ),
     "CONNECTION_IDS": "id INTEGER, connectionId INTEGER",
     "RANK_DEVICE_MAP": "rankId INTEGER, deviceId INTEGER",

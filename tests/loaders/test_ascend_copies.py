@@ -73,7 +73,13 @@ def test_a_database_tells_bytes_and_direction_and_the_launch_tells_the_stage(
         {**place, "kind": "PCIe", "start": 50_000, "duration": 900},
         {
             **{**place, "kind": "DtoH", "bytes": 4_096, "start": 60_000, "duration": 500},
-            **{"stage": "actor_update", "step": 3, "launch": 2_000, "launch duration": 300},
+            **{
+                "stage": "actor_update",
+                "step": 3,
+                "launch": 2_000,
+                "launch duration": 300,
+                "thread": MAIN,
+            },
         },
     ]
 
@@ -131,10 +137,18 @@ def test_a_trace_tells_the_engine_and_newer_ones_bytes_and_direction(tmp_path: P
     assert rows_of(tmp_path) == [
         {
             **{**place, "stream": 2, "kind": "HtoD", "bytes": 512, "start": 50_000},
-            **{"stage": "actor_update", "step": 1, "launch": 3_000},
+            **{"stage": "actor_update", "step": 1, "launch": 3_000, "thread": MAIN},
         },
         {**place, "stream": 3, "kind": "DtoD", "start": 60_000},
-        {**place, "stream": 2, "kind": "PCIe", "start": 70_000, "launch": 90_000, "step": 1},
+        {
+            **place,
+            "stream": 2,
+            "kind": "PCIe",
+            "start": 70_000,
+            "launch": 90_000,
+            "step": 1,
+            "thread": QUEUE,
+        },
     ]
     kernels = load(tmp_path).table("kernels")
     assert kernels.column("kernel") == ["Mul", "hcom_allReduce__586_0_1"]

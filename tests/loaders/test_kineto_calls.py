@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rlprof.loaders.kineto import read_kineto
-from lightning_rlprof.loaders.kineto_calls import SLACK_NS, Nesting
+from lightning_rlprof.loaders.nesting import SLACK_NS, Nesting
 from lightning_rlprof.table import Table
 from tests.loaders.chrome import PID, ChromeTrace
 
