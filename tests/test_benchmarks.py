@@ -172,7 +172,7 @@ def test_each_bound_of_a_step_can_break(
     rooms: dict[str, ModuleType], ours: float, simple: float, broken: int
 ) -> None:
     loop, switch = rooms["loop"], rooms["_switch"]
-    one = loop.Difference(0.0, 0.0, 0.0, us=ours, cpu_us=ours)
+    one = loop.Difference(0.0, 0.0, 0.0, us=ours, cpu_us=ours, after_us=ours)
     by_name = {
         switch.OURS: one,
         switch.SIMPLE: replace(one, us=simple),
@@ -186,5 +186,7 @@ def test_each_bound_of_a_step_can_break(
 
 
 def test_the_first_step_of_a_turn_does_not_count(rooms: dict[str, ModuleType]) -> None:
-    steps = rooms["loop"].STEPS_PER_TURN
-    assert rooms["loop"]._per_step([9_000, *[2] * (steps - 1)] * 3) == [2.0] * 3
+    loop = rooms["loop"]
+    steps = [9_000, 7, 9_000, 9_000, *[2] * (loop.STEPS_PER_TURN - 4)] * 3
+    assert loop._per_step(steps, loop._LATER) == [2.0] * 3
+    assert loop._per_step(steps, loop._AFTER) == [7.0] * 3

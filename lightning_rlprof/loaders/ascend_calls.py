@@ -74,11 +74,15 @@ def calls_part(
 
 
 def _has(opened: Opened) -> bool:
-    return opened.has(_TORCH, *_TOLD, "type") or opened.capture.trace is not None
+    return _in_database(opened) or opened.capture.trace is not None
+
+
+def _in_database(opened: Opened) -> bool:
+    return opened.has(_TORCH, *_TOLD, "type") or opened.has(_CANN, *_TOLD)
 
 
 def _told(opened: Opened) -> tuple[_Told, list[str]]:
-    if opened.has(_TORCH, *_TOLD, "type"):
+    if _in_database(opened):
         return _from_database(opened.database), []  # type: ignore[arg-type]
     return _from_trace(opened)
 

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.loaders.ascend_output import DatabaseRows, TraceEvents, capture_folder
+from tests.loaders.ascend_output import (
+    EPOCH,
+    MAIN,
+    DatabaseRows,
+    TraceEvents,
+    capture_folder,
+    tid,
+)
 from tests.loaders.chrome import ChromeTrace
 from tests.loaders.nsys_export import PID, NsysExport, global_pid
 from tests.runs import Row, grpo_rows, header, write_rank
@@ -105,6 +112,11 @@ def _ascend_events(folder: Path) -> tuple[Path, Path]:
     trace.module("Linear_0", 2_000, 9_000)
     for at in range(8):
         trace.task("Mul", 80_000 + at, 80_001 + at, torch=(3_000, 4_001), cann=(3_100, 4_001))
+    copy = {"size(B)": 64, "operation": "device to host"}
+    trace.task("MEMCPY_ASYNC", 80_100, 80_200, kind="PCIE_DMA_SQE", torch=(3_500, 4_001), **copy)
+    sync, numbers = {"level": "acl"}, {"Sequence number": 3, "Fwd thread id": 1}
+    trace.row("AscendCL@aclrtMemcpy", trace.pid("CANN"), 4_001, 5_000, 81_000, args=sync)
+    trace.row("MulBackward0", 4_001, 4_001, 6_000, 7_000, cat="cpu_op", args=numbers)
     trace.collective("hcom_send", 81_000, 82_000)
     output = capture_folder(folder, metadata={"rlprof_window": "step-000001"})
     return trace.write(output / "trace_view.json"), folder
@@ -118,6 +130,13 @@ def _ascend_database(folder: Path) -> tuple[Path, Path]:
     rows.add("ENUM_HCCL_DATA_TYPE", id=4, name="FP32")
     cells = {"groupName": "tp", "dataType": 4, "startNs": 1, "endNs": 9, "opType": "hcom"}
     rows.add("COMMUNICATION_OP", opName="hcom_send", count=1_000, **cells)
+    times = {"startNs": EPOCH + 2_000, "endNs": EPOCH + 3_000}
+    rows.add("TASK", taskType="MEMCPY_ASYNC", globalTaskId=500, connectionId=500, **times)
+    rows.add("MEMCPY_INFO", globalTaskId=500, size=64, memcpyOperation=1)
+    rows.add("ENUM_MEMCPY_OPERATION", id=1, name="host to device")
+    rows.add("CANN_API", connectionId=500, name="aclrtMemcpy", globalTid=tid(MAIN), **times)
+    call = {"sequenceNumber": 3, "fwdThreadId": 1, "type": 50_001, "globalTid": tid(MAIN)}
+    rows.add("PYTORCH_API", name="MulBackward0", **times, **call)
     rows.add("RANK_DEVICE_MAP", rankId=0, deviceId=6)
     rows.add("META_DATA", name="rlprof_window", value='"step-000001"')
     rows.add("HOST_INFO", hostUid="1", hostName="node-7")

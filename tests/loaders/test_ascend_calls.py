@@ -162,6 +162,19 @@ def test_calls_that_cannot_be_true_are_none(tmp_path: Path) -> None:
     assert read_ascend(path).table("calls").column("duration") == [5]
 
 
+def test_without_torchs_calls_those_of_cann_are_told(tmp_path: Path) -> None:
+    rows = DatabaseRows()
+    times = {"startNs": EPOCH + 5, "endNs": EPOCH + 9}
+    rows.add("CANN_API", name="aclrtMemcpy", globalTid=tid(QUEUE), type=20_000, **times)
+    rows.task("Mul", 10, 20, connection=1)
+    path = rows.write(capture_folder(tmp_path) / "ascend_pytorch_profiler_0.db")
+
+    table = read_ascend(path).table("calls")
+
+    found = [table.column(name) for name in ("kind", "name", "thread", "duration", "parent")]
+    assert found == [["runtime"], ["aclrtMemcpy"], [QUEUE], [4], [None]]
+
+
 @recorded
 @pytest.mark.parametrize("folder", CAPTURES, ids=lambda folder: folder.name)
 @pytest.mark.parametrize(("table", "kind"), [("operators", "operator"), ("modules", "module")])
