@@ -31,6 +31,8 @@ UNATTRIBUTED = "unattributed"
 UNKNOWN = -(2**63)
 """Stands for a number that is not known."""
 
+_DEEPEST = 1_000  # Python's own limit; real models nest some dozens
+
 
 @dataclass(frozen=True, eq=False)
 class Paths:
@@ -140,6 +142,12 @@ class CallTree:
         there = np.append(keys[order], UNKNOWN)[at] == wanted
         there &= (self.forward >= 0) & (self.forward < width)
         return np.where(there, np.append(order, NONE)[at], NONE)
+
+    @property
+    def too_deep(self) -> str:
+        """Why its stacks are not told, "" where they are: they would grow as the square."""
+        deep = int(depths(self.around).max(initial=0)) + 1
+        return f"calls lie in one another {deep:,} deep, beyond {_DEEPEST:,}" * (deep > _DEEPEST)
 
     @cached_property
     def paths(self) -> Paths:

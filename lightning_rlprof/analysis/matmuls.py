@@ -117,7 +117,8 @@ def _peak(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> fl
     peaks = {peak_of(name) for name in there}
     if len(peaks) == 1 and None not in peaks:
         return peaks.pop()
-    remarks.append(_UNKNOWN_PEAK.format(", ".join(sorted(there)) or "the device"))
+    named = sorted(set(there) - {"unknown"})
+    remarks.append(_UNKNOWN_PEAK.format(", ".join(named) or "the device"))
     return None
 
 

@@ -70,6 +70,8 @@ def modules(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     tree = None if table is None else call_tree(table, "module", ranks)
     if table is None or tree is None or not len(tree.name):
         return _told(spans, ranks, remarks)
+    if tree.too_deep:
+        return Table("modules", _COLUMNS, abstained="; ".join([tree.too_deep, *remarks]))
     operators = call_tree(table, "operator", ranks)
     rows = list(_rows(tree, operators, launched(spans, table, ranks, remarks)))
     if rows[-1][0] != UNATTRIBUTED:

@@ -54,6 +54,8 @@ def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     tree, found = _recorded(spans, ranks, remarks)
     if tree is None:
         return _told(spans, ranks, remarks)
+    if tree.too_deep:
+        return Table("operators", _COLUMNS, abstained="; ".join([tree.too_deep, *remarks]))
     if found is None:
         remarks.append("No kernels were recorded: the device's time is not known.")
         rows = _sorted(_rows(tree, [[None] * len(tree.names)] * 3))

@@ -39,8 +39,8 @@ def items(path: Path) -> list[Path]:
     A directory with rank files is one run, one that holds nothing but torch_npu's captures one
     trace; below any other, every such directory and every file that is a trace by its name or
     content. Beside traces also files that are none, to read which tells why: of their name but for
-    digits, of another rank by their name, or packed and no JSON inside. So is what must not be
-    looked at. Links to directories are not followed.
+    digits, also in a folder beside theirs, of another rank by their name, or packed and no JSON
+    inside. So is what must not be looked at. Links to directories are not followed.
 
     Raises:
         TraceError: There is no such path, or nothing to read below it.
@@ -79,12 +79,30 @@ def _below(folder: Path) -> list[_Item]:
             return [_Item(folder, 0)]
         files = (Path(entry.path) for entry in entries if _is_file(entry))
         found = [_Item(path) for path in _traces(files, damaged=True)]
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and entry.name != FOLDER:
-                found += _below(Path(entry.path))
+        folders = {
+            Path(entry.path): _below(Path(entry.path))
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and entry.name != FOLDER
+        }
+        for folder_of_one, own in folders.items():
+            found += own or _broken(folder_of_one, folders)
         return [_Item(folder)] if _is_output(folder, found) else _joined(folder, found)
     except OSError:
         return [_Item(folder)]
+
+
+def _broken(silent: Path, folders: dict[Path, list[_Item]]) -> list[_Item]:
+    """Return files that lie where folders called alike, as those of other ranks, have traces."""
+    places = {
+        _pattern(os.path.relpath(item.path, folder))
+        for folder, own in folders.items()
+        if own and _pattern(folder.name) == _pattern(silent.name)
+        for item in own
+        if item.deep is None and item.path != folder
+    }
+    files = (os.path.join(at, name) for at, _, names in os.walk(silent) for name in names)
+    found = (file for file in files if _pattern(os.path.relpath(file, silent)) in places)
+    return [_Item(Path(file)) for file in sorted(found)] if places else []
 
 
 def _is_output(folder: Path, found: list[_Item]) -> bool:

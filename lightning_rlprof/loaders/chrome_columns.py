@@ -44,6 +44,7 @@ MOST_LANES = 4_096
 _Columns = dict[str, npt.NDArray[Any]]
 
 _TOLD = b'"Collective name"'
+_LARGEST = 1e300  # of a counter: a thousand of them still have a sum
 _LONGEST = 1_000  # characters of what threads and processes are called
 # Codes: half the memory.
 _NARROW = {"lane", "name", "operation", "type", "group", "dims", "types", "values"}
@@ -209,9 +210,12 @@ class ChromeColumns:
                 continue
             lane, name = self.lanes[event.pid, event.tid], event.name or ""
             for series, value in values.items():
-                if isinstance(value, int | float) and abs(value) < 1e300:
-                    whole = name if series in ("value", name) else f"{name} {series}".strip()
-                    rows.append((event.ts, lane, self.names[whole], float(value)))
+                if not isinstance(value, int | float) or abs(value) > _LARGEST:
+                    self.unread[COUNTER] += 1
+                    continue
+                whole = name if series in ("value", name) else f"{name} {series}".strip()
+                rows.append((event.ts, lane, self.names[whole], float(value)))
+            self.unread[COUNTER] += not values
         if rows:
             columns: dict[str, Any] = dict(zip(KEPT[COUNTER], zip(*rows, strict=True), strict=True))
             start = columns["start_ns"] = nanoseconds(columns["start_ns"])

@@ -102,16 +102,16 @@ def _some(events: list[_Quick]) -> Iterator[_Quick]:
 
 
 def integers(values: list[Any]) -> Int64s:
-    """Return ids as integers: a number or its text, `MISSING` for anything else.
+    """Return ids and sizes as integers: a whole number or its text, `MISSING` for anything else.
 
     Example::
 
-        >>> integers([7, "8", None, 9.0, "stream 7", 2**70]).tolist()
-        [7, 8, -1, 9, -1, -1]
+        >>> integers([7, "8", None, 9.0, "stream 7", 2**70, -5, 0.5]).tolist()
+        [7, 8, -1, 9, -1, -1, -1, -1]
     """
     try:
         found = np.array(values)
-        if found.dtype == np.int64 and found.min() > -LARGEST_TIME and found.max() < LARGEST_TIME:
+        if found.dtype == np.int64 and found.min() >= MISSING and found.max() < LARGEST_TIME:
             return found
     except (OverflowError, ValueError):
         pass
@@ -121,7 +121,8 @@ def integers(values: list[Any]) -> Int64s:
 def _integer(value: Id) -> int:
     if isinstance(value, str):
         value = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
-    return MISSING if value is None or abs(value) >= LARGEST_TIME else int(value)
+    known = value is not None and 0 <= value < LARGEST_TIME and value == int(value)
+    return int(value) if known else MISSING  # type: ignore[arg-type]
 
 
 _FLOATS, _INTS = msgspec.json.Decoder(list[float]), msgspec.json.Decoder(list[int])

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -88,14 +89,15 @@ class ChromeStream(Generic[T]):
             window = bytes(self._buffer[self._low : self._high])
             start = len(window) - len(window.removeprefix(b"\xef\xbb\xbf").lstrip())
             kind = window[start : start + 1]
-            found = (_FIRST.match if kind == b"[" else _EVENTS.search)(window, start)
+            bare = kind == b"["
+            found = _FIRST.match(window, start) if bare else _events(window, start, last=not more)
             if kind not in (b"[", b"{", b"") or (found is None and not more):
                 return False
             if found is not None:
                 if kind == b"{":
                     self._keep(window[start : found.start()].rstrip().removesuffix(b",") + b"}")
                 self._low += found.end()
-                self._bare, self.events = kind == b"[", True
+                self._bare, self.events = bare, True
         return True
 
     def __iter__(self) -> Iterator[list[T]]:
@@ -226,14 +228,42 @@ class ChromeStream(Generic[T]):
             end = len(rest) if end < 0 else end
             self._keep(rest[:end])
             rest = rest[end:]
+            if self.top.pop("traceEvents", None) is not None:
+                self.problems.append("it holds a second array of events: that is left out")
         if rest.strip(b"\0 \r\n\t"):
             self.problems.append(
                 "something stands behind its end, as another trace: it is left out"
             )
 
     def _keep(self, top: bytes) -> None:
-        try:
-            sound = without_no_numbers(top)
-            self.top |= msgspec.json.decode(sound, type=dict[str, msgspec.Raw])
-        except NOT_JSON:
+        found = _object(top)
+        if found is None:
             self.problems.append("what its file says beside the events cannot be read")
+        else:
+            self.top |= found
+
+
+def _events(window: bytes, start: int, *, last: bool) -> "re.Match[bytes] | None":
+    """Find where the array of events begins: behind what is whole, not in a text or an object.
+
+    Args:
+        window: The beginning of the file, as far as it is known.
+        start: Where its object begins.
+        last: No more of it will be: what is before the array may be damaged.
+    """
+    places = [*islice(_EVENTS.finditer(window, start), _GUESSES)]
+    for place in places:
+        if _object(window[start : place.start()].rstrip().removesuffix(b",") + b"}") is not None:
+            return place
+    return places[0] if places and last else None
+
+
+def _object(text: bytes) -> dict[str, msgspec.Raw] | None:
+    """Return a JSON object by key, None for what is none."""
+    try:
+        found: dict[str, msgspec.Raw] = msgspec.json.decode(
+            without_no_numbers(text), type=dict[str, msgspec.Raw]
+        )
+    except NOT_JSON:
+        return None
+    return found

@@ -221,12 +221,13 @@ def _named(kernel: str) -> str | None:
 
 
 def _bytes(rows: _Rows, names: list[str]) -> Int64s:
-    """Return the larger of what came in and went out, `UNKNOWN` where no type tells its size."""
+    """Return the larger of what came in and went out, `UNKNOWN` without one or a type's size."""
     types, own = np.unique(rows["type"], return_inverse=True)
     sizes = [0 if code < 0 else _size(names[code]) for code in types.tolist()]
     size = np.array(sizes, np.int64)[own]
     count = np.maximum(rows["incoming"], rows["outgoing"])
-    sound = (size > 0) & (count != MISSING) & (count >= 0) & (count < _LARGEST_COUNT)
+    least = np.minimum(rows["incoming"], rows["outgoing"])
+    sound = (size > 0) & (least >= 0) & (count < _LARGEST_COUNT)
     return np.where(sound, np.where(sound, count, 0) * size, UNKNOWN)
 
 

@@ -9,7 +9,7 @@ from lightning_rlprof.loaders.chrome_events import MISSING
 from lightning_rlprof.loaders.chrome_kinds import COUNTER, MEMORY
 from lightning_rlprof.loaders.chrome_scratch import Grown
 from lightning_rlprof.loaders.chrome_sort import ROWS, in_order
-from lightning_rlprof.loaders.kernels import UNKNOWN, distinct, known
+from lightning_rlprof.loaders.kernels import UNKNOWN, known
 from lightning_rlprof.loaders.kineto_trace import KinetoTrace
 from lightning_rlprof.table import Column, ColumnRows, PartRows, Table
 
@@ -76,19 +76,29 @@ def counter_table(trace: KinetoTrace, rank: int) -> Table:
 
     A counter of several series has a metric for each: its name and that of the series.
     """
-    (rows,) = trace.rows(COUNTER)
-    order = np.argsort(rows["start_ns"], kind="stable")
+    rows = Grown(trace.types(COUNTER))
+    for block in in_order(trace.parts(COUNTER), "start_ns"):
+        rows.add(block)
     lanes = list(trace.columns.lanes)
     devices = {pid: _device(label) for pid, label in trace.columns.labels.items()}
     device = np.array([devices.get(pid, UNKNOWN) for pid, _ in lanes] or [UNKNOWN], np.int64)
-    cells: list[Any] = [
-        np.broadcast_to(np.int64(rank), len(order)),
-        known(device[rows["lane"][order]]),
-        distinct(rows["name"][order], list(trace.columns.names)),
-        rows["start_ns"][order] - trace.zero_ns,
-        rows["value"][order],
-    ]
-    return Table("counters", _COUNTERS, ColumnRows(cells), "; ".join(trace.losses(COUNTER)))
+    names = list(trace.columns.names)
+
+    def read(low: int, high: int) -> ColumnRows:
+        lane, name, time, value = (
+            rows.part(each, low, high) for each in ("lane", "name", "start_ns", "value")
+        )
+        cells: list[Any] = [
+            np.broadcast_to(np.int64(rank), len(lane)),
+            known(device[lane]),
+            (name.astype(np.int64), names),
+            time - trace.zero_ns,
+            value,
+        ]
+        return ColumnRows(cells)
+
+    note = "; ".join(trace.losses(COUNTER))
+    return Table("counters", _COUNTERS, PartRows(len(rows), read), note)
 
 
 def _device(label: str) -> int:

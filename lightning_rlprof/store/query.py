@@ -3,8 +3,9 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["answer", "closed", "is_users", "listing", "named", "text_literal", "write_answer"]
 
+T = TypeVar("T")
 Attach = Callable[["DuckDBPyConnection"], None]
 
 # Without a place to spill, nothing is written; a query that needs more than the memory fails.
@@ -54,18 +56,18 @@ def answer(
     """
     with closed(attach, paths) as connection:
         select, columns, picks = _checked(connection, query)
-        try:
+
+        def ask() -> tuple[list[Any], str]:
             limit = "" if rows is None else f" LIMIT {rows + 1}"
             found = connection.sql(f"SELECT {picks} FROM {_inner(select, columns)}{limit}")
             cells = found.fetchnumpy()
             arrays = [cells[f"c{at}"] for at in range(len(columns))]
-            note = ""
-            if rows is not None and len(arrays[0]) > rows:
-                arrays = [array[:rows] for array in arrays]
-                count = connection.sql(f"SELECT count(*) FROM ({select}\n)").fetchall()[0][0]
-                note = f"the first {rows:,} of {count:,} rows"
-        except _errors() as error:
-            raise TraceError(_line(error)) from error
+            if rows is None or len(arrays[0]) <= rows:
+                return arrays, ""
+            count = connection.sql(f"SELECT count(*) FROM ({select}\n)").fetchall()[0][0]
+            return [array[:rows] for array in arrays], f"the first {rows:,} of {count:,} rows"
+
+        arrays, note = _asked(connection, ask)
     return Table("answer", columns, ColumnRows([*map(_held, arrays)]), note=note)
 
 
@@ -90,10 +92,9 @@ def write_answer(query: str, attach: Attach, paths: Iterable[Path], output: Path
             names = ", ".join(f"c{at} AS {quoted(each.name)}" for at, each in enumerate(columns))
             select = f"SELECT {names} FROM (SELECT {picks} FROM {_inner(select, columns)})"
             target = f"{text_literal(part)} ({form}, USE_TMP_FILE false)"
-            done = connection.execute(f"COPY ({select}) TO {target}").fetchall()
+            copy = f"COPY ({select}) TO {target}"
+            done = _asked(connection, lambda: connection.execute(copy).fetchall())
         part.replace(output)
-    except _errors() as error:
-        raise TraceError(_line(error)) from error
     finally:
         part.unlink(missing_ok=True)
     return int(done[0][0])
@@ -237,10 +238,22 @@ def _held(array: Any) -> Any:
     return array
 
 
-def _errors() -> tuple[type[Exception], ...]:
+def _asked(connection: "DuckDBPyConnection", ask: Callable[[], T]) -> T:
+    """Return what a function asks of DuckDB, which by itself may not hear of Ctrl-C.
+
+    It runs in a thread of its own. An error of DuckDB becomes one line.
+    """
     import duckdb
 
-    return (duckdb.Error,)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask)
+        try:
+            return answer.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+        except duckdb.Error as error:
+            raise TraceError(_line(error)) from error
 
 
 def _line(error: Exception) -> str:

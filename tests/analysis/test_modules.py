@@ -234,3 +234,9 @@ def test_without_calls_a_capture_of_ascend_shows_the_sums_of_its_own_tools() -> 
     host = np.array(table.column("host total"))
     assert (np.diff(host) <= 0).all()
     assert "Ascend" in table.note
+
+
+def test_modules_that_lie_deeper_in_one_another_than_any_program_are_not_told() -> None:
+    calls = [module(f"Block_{at}", at, 9_000 - at) for at in range(1_001)]
+    assert len(modules(run(calls[:-1])).rows) == 1_000
+    assert modules(run(calls)).abstained == "calls lie in one another 1,001 deep, beyond 1,000"

@@ -249,3 +249,9 @@ def test_without_calls_a_capture_of_ascend_shows_the_sums_of_its_own_tools() -> 
     assert told(table)["aten::copy_"] == (32, None, None, 7_598_890, 7_153_380, None, None)
     assert "Ascend" in table.note
     assert list(operators(run, ranks=[]).rows) == []
+
+
+def test_calls_that_lie_deeper_in_one_another_than_any_program_are_not_told() -> None:
+    calls = [Call("aten::mm", at, 9_000 - at) for at in range(1_001)]
+    assert operators(run(calls[:-1])).column("calls") == [1_000]
+    assert operators(run(calls)).abstained == ("calls lie in one another 1,001 deep, beyond 1,000")

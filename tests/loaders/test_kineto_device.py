@@ -122,6 +122,7 @@ def test_what_a_kernel_tells_of_its_collective_is_its_row(tmp_path: Path) -> Non
         ({"In msg nelems": None, "Out msg nelems": None}, None),
         ({"In msg nelems": 2**61, "Out msg nelems": 1}, None),
         ({"In msg nelems": -5, "Out msg nelems": -7}, None),
+        *(({"In msg nelems": each}, None) for each in ("x", None, -5, 1e30, 2**63)),
     ],
 )
 def test_bytes_are_the_larger_message_times_the_size_of_its_type(

@@ -66,6 +66,9 @@ def test_samples_and_changes_that_cannot_be_read_are_counted(tmp_path: Path) -> 
     sample(trace, 300, value=250.5)
     sample(trace, 300, value=1e305)
     sample(trace, 300, value=10**400)
+    sample(trace, 300)
+    sample(trace, 300, value="12")
+    sample(trace, 300, value=None)
     trace.events.append({"ph": "C", "name": "power", "ts": 1, "args": [5]})
     trace.events.append({"ph": "C", "name": "power", "ts": None, "args": {"value": 5}})
     change(trace, 1, **{"Total Allocated": {}})
@@ -80,6 +83,6 @@ def test_samples_and_changes_that_cannot_be_read_are_counted(tmp_path: Path) -> 
         "1 events are left out: their times cannot be true"
     )
     assert counters.note == (
-        "1 events are left out: they cannot be read; "
+        "6 events are left out: they cannot be read; "
         "1 events are left out: their times cannot be true"
     )
