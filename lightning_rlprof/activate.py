@@ -23,6 +23,6 @@ def callbacks() -> list[Any]:
         return []
     from lightning_rlprof.callbacks.profiler import ProfilerCallback
 
-    callback = ProfilerCallback(os.environ.get("RLPROF_CONFIG"))
+    callback = ProfilerCallback(os.environ.get("RLPROF_CONFIG") or None)
     callback.by_environment = True
     return [callback]

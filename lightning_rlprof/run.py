@@ -58,8 +58,10 @@ def start_session(
     """
     config = config or ProfilerConfig()
     config.check_world(world_size)
+    _check_place(name, rank, world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
-    run = Path(config.integrated.profile_save_path, header.run_id)
+    # Absolute: a training may go to another directory.
+    run = Path(os.path.abspath(config.integrated.profile_save_path), header.run_id)
     names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
     chosen = build_recorders(config, header) if recorders is None else recorders
     session = Session(config, run, header, chosen)
@@ -67,6 +69,14 @@ def start_session(
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
     _compare_clocks(session, hosts)
     return session
+
+
+def _check_place(name: str | None, rank: int, world_size: int) -> None:
+    """Refuse a rank that nobody would read, and a name that is no directory of its own."""
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")
+    if name and (name in (".", "..") or {*name} & {*"/\\\0"}):
+        raise ConfigError(f"name={name!r} is no name of a directory: it holds no / and no \\")
 
 
 def _names(recorders: Any) -> tuple[str, ...]:

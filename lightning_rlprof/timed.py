@@ -41,10 +41,10 @@ class Timed:
         now, entry = perf_counter(), _timed.get()
         while entry is not None and entry[0] is not self:
             entry = entry[2]
+        self._marker.__exit__(kind, error, trace)
         if entry is not None:
             _timed.set(entry[2])
             self._into[self._name] = self._into.get(self._name, 0.0) + now - entry[1]
-        self._marker.__exit__(kind, error, trace)
 
     def __call__(self, function: F) -> F:
         """Return the function with every call of it, or every item of a generator, marked."""

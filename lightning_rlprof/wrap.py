@@ -17,6 +17,7 @@ __all__ = ["Wraps"]
 
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
 _ABSENT = object()
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _MOST = 5  # values that are named
 
 
@@ -192,8 +193,11 @@ def _argument(function: Callable[..., Any], rule: WrapRule) -> ValueOf:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
         raise ConfigError(f"wrap: {rule.target!r} tells no arguments ({error})") from error
-    if name not in parameters:
-        hint = _hint(name, list(parameters))
+    kinds = {each.kind for each in parameters.values()}
+    if name not in parameters and inspect.Parameter.VAR_KEYWORD in kinds:
+        return lambda args, kwargs: kwargs.get(name)
+    if name not in parameters or parameters[name].kind in _MANY:
+        hint = _hint(name, [own for own, each in parameters.items() if each.kind not in _MANY])
         raise ConfigError(f"wrap: {rule.target!r} has no argument {name!r}{hint}")
     place, default = list(parameters).index(name), parameters[name].default
     by_place = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import threading
 import time
 
 import pytest
@@ -128,3 +129,45 @@ def test_a_run_that_asked_for_no_capture_says_nothing(tmp_path):
     with start_session(config, name="run"):
         pass
     assert read_trace(tmp_path / "run" / "rank-00000.jsonl").notes == []
+
+
+def test_a_training_that_goes_to_another_directory_keeps_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    config = ProfilerConfig.build(None, profile_save_path="runs", stage="actor_update")
+
+    class Writes(FakeRecorder):
+        def open(self, out):
+            out.mkdir(parents=True, exist_ok=True)
+
+    told = []
+    with start_session(config, name="mine", recorders=[Writes()], on_finish=told.append) as session:
+        os.chdir("work")
+        session.begin_step(1)
+        with stage("actor_update"):
+            pass
+        session.end_step()
+    run = tmp_path / "runs" / "mine"
+    assert session.run == run
+    assert (run / "rank-00000" / "step-000001-actor_update").is_dir()
+    assert list((tmp_path / "work").iterdir()) == []
+    for thread in threading.enumerate():
+        if thread.name.startswith("rlprof-finish"):
+            thread.join()
+    assert [finished.run for finished in told] == [run]
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-1, 1), (3, 2), (0, 0), (1, 1)])
+def test_a_rank_outside_of_its_world_is_refused(rank, size, tmp_path):
+    config = ProfilerConfig.build(None, profile_save_path=str(tmp_path))
+    with pytest.raises(ConfigError, match=f"rank={rank} of world_size={size}"):
+        start_session(config, rank=rank, world_size=size)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../../x", "/tmp/x", "a/b", "a\\b", "a\0b"])
+def test_a_name_that_is_no_directory_of_its_own_is_refused(name, tmp_path):
+    config = ProfilerConfig.build(None, profile_save_path=str(tmp_path / "runs"))
+    with pytest.raises(ConfigError, match="is no name of a directory"):
+        start_session(config, name=name)
+    assert list(tmp_path.iterdir()) == []

@@ -47,6 +47,23 @@ def test_the_span_is_recorded_as_always(start, ticks):
     assert timings == {"actor_update": 1.0}
 
 
+def test_a_mapping_that_raises_costs_no_span(start, ticks):
+    class Full(dict):
+        def __setitem__(self, name, value):
+            raise ValueError("full")
+
+    session = start()
+    session.begin_step(1)
+    with pytest.raises(ValueError, match="full"), stage("actor_update", into=Full()):
+        pass
+    with stage("compute_reward"):
+        pass
+    session.end_step()
+    session.close()
+    assert [len(spans(session, name)) for name in ("actor_update", "compute_reward")] == [1, 1]
+    assert spans(session, "compute_reward")[0].parent is None
+
+
 def test_a_stage_that_raises_is_added_and_its_exception_passes(ticks):
     timings = {}
     with pytest.raises(KeyError), stage("actor_update", into=timings):

@@ -101,6 +101,28 @@ def test_an_argument_that_has_a_name_alone_is_not_looked_for_by_place(tmp_path: 
     assert names == ["actor_update"]
 
 
+def test_an_argument_may_come_through_kwargs(tmp_path: Path) -> None:
+    class Passes(Trained):
+        def scores(self, x: int, **kwargs: Any) -> Any:
+            return self.log_probs(x, **kwargs)
+
+    model = Passes()
+    Wraps(model, [rule("scores", BY_KIND)])
+    with recording(tmp_path) as names:
+        assert model.scores(0, kind=Model.REFERENCE)[1] is Model.REFERENCE
+        model.scores(0, flag=1)
+    assert names == ["reference_compute_log_prob", "weight_sync"]  # without it: None
+
+
+def test_a_part_of_a_list_of_modules_is_named_by_its_number(tmp_path: Path) -> None:
+    model = Trained()
+    model.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    Wraps(model, [rule("blocks.1.forward")])
+    with recording(tmp_path) as names:
+        model.blocks[1](model.blocks[0](torch.ones(1, 2)))
+    assert names == ["actor_update"]
+
+
 def test_a_call_that_does_not_fit_raises_as_it_always_did(tmp_path: Path) -> None:
     model = Trained()
     Wraps(model, [rule("log_probs", {"arg": "batch", "stages": {"1": "actor_update"}})])
@@ -240,6 +262,7 @@ def test_one_method_under_two_names_is_restored(tmp_path: Path) -> None:
             r"no argument 'kin'; did you mean 'kin",
         ),
         ("log_probs", {"arg": "zzz", "stages": {"a": "s"}}, r"has no argument 'zzz'$"),
+        ("log_probs", {"arg": "rest", "stages": {"a": "s"}}, r"has no argument 'rest'$"),
         ("slotted.method", "s", r"'slotted\.method' cannot be replaced"),
         ("numbers.append", "s", r"'numbers\.append' cannot be replaced"),
         ("largest", {"arg": "x", "stages": {"a": "s"}}, r"'largest' tells no arguments"),

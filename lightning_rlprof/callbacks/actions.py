@@ -120,7 +120,8 @@ class Actions:
         for cover in self._covers:
             cover.remove()
 
-    def _learn(self, action_name: str) -> Any:
+    def _learn(self, action_name: object) -> Any:
+        action_name = str(action_name)  # a user's own may be a number, or a member of an Enum
         owner, _, hook = action_name.rpartition(".")
         if action_name in self._stages:
             return Marker(action_name, "stage")

@@ -28,7 +28,7 @@ class StageMetrics(Callback):
 
     Where Lightning does not log at every batch (``log_every_n_steps``, gradient accumulation) a row
     is of all batches since the one before: means per batch, their shares and rates, the highest
-    memory.
+    memory. Steps with a capture, which take longer, are left out where a row has others.
 
     Example::
 
@@ -39,14 +39,14 @@ class StageMetrics(Callback):
     _failed = False
 
     def __init__(self) -> None:
-        self._sums = _Sums()
+        self._sums, self._captured = _Sums(), _Sums()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse a Trainer without a ProfilerCallback, and one in the other order."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         ours = [one for one in trainer.callbacks if isinstance(one, ProfilerCallback)]
         # Lightning puts that of RLPROF=1 behind all others, where it serves as well.
-        self._sums = _Sums()
+        self._sums, self._captured = _Sums(), _Sums()
         if stage == "fit" and not any(one in before or one.by_environment for one in ours):
             raise ConfigError(
                 "StageMetrics finds no ProfilerCallback before it; "
@@ -63,12 +63,14 @@ class StageMetrics(Callback):
         if session is None or not session.step_totals.ns or session.step_totals is self._seen:
             return
         self._seen = totals = session.step_totals
-        self._sums.add(totals, _memory_gb(session.header.device, keep_peak=totals.captured))
+        sums = self._captured if totals.captured else self._sums
+        sums.add(totals, _memory_gb(session.header.device, keep_peak=totals.captured))
         # Not log_dict: it repeats the last value of a stage in steps that did not have it.
         loop = trainer.fit_loop
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
         if every and (x + 1) % every == 0 and not loop._should_accumulate():
-            metrics, self._sums = self._sums.metrics(), _Sums()
+            metrics = (self._sums if self._sums.steps else self._captured).metrics()
+            self._sums, self._captured = _Sums(), _Sums()
             # A logger of the user's own may know nothing of ranks.
             for logger in trainer.loggers if trainer.is_global_zero else ():
                 try:
@@ -87,13 +89,13 @@ class _Sums:
     """What some steps spent, together."""
 
     def __init__(self) -> None:
-        self._steps = self._ns = 0
+        self.steps = self._ns = 0
         self._memory_gb: float | None = None
         # Of each stage: nanoseconds, tokens, and the nanoseconds of the spans that counted them.
         self._stages: dict[str, tuple[int, Number, int]] = {}
 
     def add(self, step: StepTotals, memory_gb: float | None) -> None:
-        self._steps += 1
+        self.steps += 1
         self._ns += step.ns
         if memory_gb is not None:
             self._memory_gb = max(memory_gb, self._memory_gb or 0.0)
@@ -106,12 +108,12 @@ class _Sums:
     def metrics(self) -> dict[str, float]:
         found = {}
         for stage, (ns, tokens, counted_ns) in self._stages.items():
-            found[f"rlprof/{stage}_s"] = ns / self._steps / 1e9
+            found[f"rlprof/{stage}_s"] = ns / self.steps / 1e9
             found[f"rlprof/{stage}_share"] = ns / self._ns
             if counted_ns:
                 found[f"rlprof/{stage}_tokens_per_s"] = tokens / (counted_ns / 1e9)
         # After them, as a stage may be called "step".
-        found["rlprof/step_s"] = self._ns / self._steps / 1e9
+        found["rlprof/step_s"] = self._ns / self.steps / 1e9
         if self._memory_gb is not None:
             found["rlprof/peak_memory_gb"] = self._memory_gb
         return found

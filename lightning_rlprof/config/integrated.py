@@ -23,6 +23,8 @@ def _path(value: Any) -> Any:
     if value == "???":
         raise refused("is OmegaConf's word for a value that is missing: give a directory", value)
     path = fspath(value) if isinstance(value, PathLike) else value
+    if isinstance(path, str) and "://" in path:
+        raise refused("is a URL: give a directory, and ship the run from it by on_finish", value)
     return expanduser(path) if isinstance(path, str) else path
 
 

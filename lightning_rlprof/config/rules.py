@@ -11,7 +11,7 @@ from lightning_rlprof.config.section import Section, refused
 
 __all__ = ["ArgumentStages", "GradStages", "WrapRule", "texts_of"]
 
-_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_DOTTED = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|\d+))*")
 
 
 def _target(value: Any) -> Any:

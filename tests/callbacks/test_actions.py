@@ -1,5 +1,6 @@
 """The tee on ``trainer.profiler``: what it sees, and that the profiler behind it never notices."""
 
+import enum
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,22 @@ def test_the_users_own_actions_become_regions_and_stages(
     assert [span.kind for span in of(trace, "own_stage")] == ["stage"] * 4
     for inner, outer in zip(of(trace, "actor_generate"), of(trace, "my action"), strict=True):
         assert (inner.kind, inner.parent) == ("stage", outer.id)
+
+
+def test_names_of_actions_that_are_no_text_are_tolerated(tmp_path: Path) -> None:
+    """As Lightning's own PassThroughProfiler does, which looks at none."""
+    phase = enum.Enum("Phase", "SCORE")
+    module = Tiny()
+
+    def act(batch_idx: int) -> None:
+        profiler: Any = module.trainer.profiler
+        with profiler.profile(phase.SCORE), profiler.profile(3):
+            pass
+
+    module.on_batch = act
+    trace = recorded(tmp_path, module)
+    for name in ("Phase.SCORE", "3"):
+        assert [span.kind for span in of(trace, name)] == ["region"] * 4
 
 
 def test_unbalanced_actions_are_tolerated(tmp_path: Path) -> None:

@@ -107,6 +107,13 @@ def test_a_callback_in_the_code_wins_over_the_variable(
     assert steps_of(trace_of(mine)) == [1, 2, 3, 4]
 
 
+def test_an_empty_name_of_a_file_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPROF", "1")
+    monkeypatch.setenv("RLPROF_CONFIG", "")
+    (callback,) = callbacks()
+    assert callback.config.integrated.stage == "all"
+
+
 @pytest.mark.parametrize("value", [None, "0", "", "true"])
 def test_any_other_value_is_off(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if value is not None:

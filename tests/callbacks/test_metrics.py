@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,22 @@ def test_the_callback_of_the_environment_may_stand_behind(
     seconds = [(stage.end_ns - stage.start_ns) / 1e9 for stage in stages]
     logged = Logged(tmp_path / "logs").of("rlprof/actor_update_s")
     assert [value for _, value in logged] == pytest.approx(seconds)
+
+
+def test_captured_steps_are_left_out_where_a_row_has_others(tmp_path: Path) -> None:
+    class Slow(FakeRecorder):
+        def open(self, out: Path) -> None:
+            time.sleep(0.2)
+
+    callback = ProfilerCallback(
+        profile_save_path=str(tmp_path / "runs"), stage="actor_update", recorders=[Slow()]
+    )
+    logger = TensorBoardLogger(tmp_path / "logs", name="", version="")
+    trainer = make_trainer(callback, StageMetrics(), logger=logger, log_every_n_steps=4)
+    trainer.fit(Tiny(), loader())
+    trace = trace_of(callback)
+    steps = {span.step: (span.end_ns - span.start_ns) / 1e9 for span in of(trace, "step")}
+    assert steps[1] > 0.2
+    ((x, found),) = Logged(tmp_path / "logs").of("rlprof/step_s")
+    others = [seconds for step, seconds in steps.items() if step != 1]
+    assert (x, found) == (3, pytest.approx(sum(others) / 3, rel=1e-5))

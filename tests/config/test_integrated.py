@@ -102,6 +102,12 @@ def test_a_path_that_omegaconf_calls_missing_is_refused(tmp_path: Path) -> None:
         ProfilerConfig.build(path)
 
 
+@pytest.mark.parametrize("path", ["s3://bucket/runs", "hdfs://node/runs", "file:///runs"])
+def test_a_url_is_no_path(path: str) -> None:
+    text = "is a URL: give a directory, and ship the run from it by on_finish"
+    assert said(profile_save_path=path) == f"profile_save_path='{path}' {text}"
+
+
 def test_a_path_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/some")
     block = IntegratedConfig(profile_save_path="~/runs")
