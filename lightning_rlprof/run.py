@@ -57,11 +57,9 @@ def start_session(
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
     config = config or ProfilerConfig()
-    config.check_world(world_size)
-    _check_place(name, rank, world_size)
+    _check_place(config, name, rank, world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
-    # Absolute: a training may go to another directory.
-    run = Path(os.path.abspath(config.integrated.profile_save_path), header.run_id)
+    run = Path(config.integrated.profile_save_path, header.run_id).absolute()
     names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
     chosen = build_recorders(config, header) if recorders is None else recorders
     session = Session(config, run, header, chosen)
@@ -71,8 +69,9 @@ def start_session(
     return session
 
 
-def _check_place(name: str | None, rank: int, world_size: int) -> None:
-    """Refuse a rank that nobody would read, and a name that is no directory of its own."""
+def _check_place(config: ProfilerConfig, name: str | None, rank: int, world_size: int) -> None:
+    """Refuse ranks that the job has not, and a name that is no directory of its own."""
+    config.check_world(world_size)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")
     if name and (name in (".", "..") or {*name} & {*"/\\\0"}):
