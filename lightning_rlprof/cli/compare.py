@@ -131,6 +131,8 @@ def _say_runs(before: "Spans", after: "Spans", table: "Table") -> None:
 
     say(f"A: {before.path}")
     say(f"B: {after.path}")
+    if before.path.resolve() == after.path.resolve():
+        say("They are one run: nothing changed in it.")
     show(render(table), "")
 
 

@@ -42,6 +42,13 @@ def test_compare_shows_both_runs_and_what_changed(rlprof: Run, tmp_path: Path) -
     assert out.endswith(f"Next: rlprof report {b}\n")
 
 
+def test_a_run_beside_itself_is_said(rlprof: Run, tmp_path: Path) -> None:
+    grpo_run(tmp_path / "runs" / "a", 8)
+    status, out, _ = rlprof("compare", tmp_path / "runs" / "a", tmp_path / "runs")
+    assert status == 0
+    assert "They are one run: nothing changed in it." in out
+
+
 def test_json_holds_both_tables_and_the_score(rlprof: Run, pair: tuple[Path, Path]) -> None:
     a, b = pair
     data = json.loads(rlprof("compare", a, b, "--json")[1])
