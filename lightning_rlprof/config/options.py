@@ -3,7 +3,14 @@
 from functools import reduce
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from lightning_rlprof.config.integrated import IntegratedConfig
 from lightning_rlprof.config.npu import NpuConfig
@@ -11,7 +18,7 @@ from lightning_rlprof.config.nsight import NsightConfig
 from lightning_rlprof.config.numbers import RankList, Steps
 from lightning_rlprof.config.parallel import ParallelConfig
 from lightning_rlprof.config.roles import RoleConfig
-from lightning_rlprof.config.rules import WrapRule
+from lightning_rlprof.config.rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.config.section import Section, refused
 from lightning_rlprof.config.stages import CustomStages, check_stages
 from lightning_rlprof.config.tools import FinishConfig, MemoryConfig, TorchProfilerConfig
@@ -83,7 +90,11 @@ class Options(Section):
     )
     wrap: list[WrapRule] = Field(
         default_factory=list,
-        description="Stages for methods of the LightningModule, without touching its code.",
+        json_schema_extra=or_by_method,
+        description=(
+            "Stages for methods of the LightningModule, without touching its code: rules, or one "
+            "mapping of methods to stages."
+        ),
     )
     spans: bool = Field(
         default=True,
@@ -150,6 +161,8 @@ class Options(Section):
         if key in IntegratedConfig.model_fields:
             return f"belongs one level down: integrated.{key}"
         return super()._unknown(key)
+
+    _rules = field_validator("wrap", mode="before")(as_rules)
 
     @model_validator(mode="after")
     def _known_stages(self) -> "Options":

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lightning_rlprof.config.section import Section, refused
 
-__all__ = ["ArgumentStages", "GradStages", "WrapRule", "texts_of"]
+__all__ = ["ArgumentStages", "GradStages", "WrapRule", "as_rules", "or_by_method", "texts_of"]
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|\d+))*")
 
@@ -108,6 +108,36 @@ class WrapRule(Section):
         if self.by_arg:
             return next(filter(None, map(self.by_arg.stages.get, texts_of(value))), None)
         return self.stage
+
+
+def as_rules(value: Any) -> Any:
+    """Rules as a list, where they may be written by method.
+
+    Example::
+
+        >>> as_rules({"policy.generate": "actor_generate"})
+        [{'target': 'policy.generate', 'stage': 'actor_generate'}]
+    """
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        if "target" in value:
+            raise refused("is one rule, where a list of rules stands: write [{target: …}]", value)
+        return [
+            {"target": target, **(says if isinstance(says, Mapping) else {"stage": says})}
+            for target, says in value.items()
+        ]
+    if not isinstance(value, list):
+        text = "is neither a list of rules nor a mapping such as {policy.generate: actor_generate}"
+        raise refused(text, value)
+    return value
+
+
+def or_by_method(schema: dict[str, Any]) -> None:
+    """Tell editors, in the schema of a list of rules, that they may be written by method."""
+    listed = {key: schema.pop(key) for key in ("type", "items")}
+    stage_or_ways = {"type": ["string", "object"]}
+    schema["anyOf"] = [listed, {"type": "object", "additionalProperties": stage_or_ways}]
 
 
 def texts_of(value: object) -> tuple[str, ...]:

@@ -1,8 +1,10 @@
 from enum import Enum, IntEnum
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from lightning_rlprof.config.options import Options
 from lightning_rlprof.config.rules import WrapRule
 from lightning_rlprof.config.section import explain
 
@@ -100,3 +102,44 @@ def test_keys_that_yaml_reads_as_no_text_are_matched_as_text() -> None:
 )
 def test_a_rule_that_cannot_be_followed_is_refused(keys: dict[str, object], part: str) -> None:
     assert said(**keys).startswith(part)
+
+
+def wrapped(rules: Any) -> list[WrapRule]:
+    return Options.model_validate({"wrap": rules}).wrap
+
+
+def test_rules_may_be_written_by_method() -> None:
+    by_grad, by_arg = {"no_grad": "actor_generate"}, {"arg": "m", "stages": {1: "actor_update"}}
+    listed = (
+        {"target": "policy.generate", "stage": "actor_generate"},
+        {"target": "policy.forward", "by_grad": by_grad},
+        {"target": "scores", "by_arg": by_arg},
+    )
+    ways = {
+        "policy.generate": "actor_generate",
+        "policy.forward": {"by_grad": by_grad},
+        "scores": {"by_arg": by_arg},
+    }
+    assert wrapped(ways) == wrapped(listed) == wrapped([*listed])
+    assert [rule.target for rule in wrapped(ways)] == [*ways]
+
+
+@pytest.mark.parametrize(
+    ("rules", "part"),
+    [
+        ({"f": "actor_updat"}, "wrap[0].stage='actor_updat' is not a stage; did you"),
+        ({"f": {"by_grd": {}}}, "wrap[0].by_grd is not a key here; did you mean"),
+        ({"f": None}, "wrap[0].target='f' needs exactly one of stage, by_grad, by_arg"),
+        ({"f g": "actor_update"}, "wrap[0].target='f g' is no dotted name of a method"),
+        ({3: "actor_update"}, "wrap[0].target=3 should be a valid string"),
+        (
+            {"target": "f", "stage": "actor_update"},
+            "wrap={'target': 'f', 'stage': 'actor_update'} is one rule, where a list of rules",
+        ),
+        ("f", "wrap='f' is neither a list of rules nor a mapping such as {policy.gen"),
+    ],
+)
+def test_a_mistake_in_rules_by_method_is_told(rules: Any, part: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        wrapped(rules)
+    assert explain(caught.value).startswith(part)
