@@ -30,8 +30,8 @@ _COLUMNS = (
 )
 _TOTAL = "total"
 _NONE = (
-    "no shapes of matrix products were recorded{}; torch.profiler records them with record_shapes "
-    "(integrated: {{profile_record_shapes: true}})"
+    "no shapes of matrix products were recorded{}; torch.profiler and torch_npu.profiler record "
+    "them with record_shapes (integrated: {{profile_record_shapes: true}})"
 )
 _HOST = "No kernels were recorded: the times are those of the host."
 _UNKNOWN_PEAK = "The peak of {} is not known."

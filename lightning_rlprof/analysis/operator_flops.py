@@ -63,6 +63,22 @@ def _product(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
     return 2 * out * first[-1], prod(first) + prod(second) + out
 
 
+def _broadcast(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
+    """Count as torch.matmul does: a vector stands for a row or a column, batches are broadcast."""
+    first, second = dims
+    if not first or not second:
+        return None
+    rows = first if len(first) > 1 else [1, *first]
+    columns = second if len(second) > 1 else [*second, 1]
+    ones = [1] * abs(len(rows) - len(columns))
+    shorter, longer = sorted((rows[:-2], columns[:-2]), key=len)
+    batches = [*zip(ones + shorter, longer, strict=True)]
+    if rows[-1] != columns[-2] or any(1 not in pair and len({*pair}) > 1 for pair in batches):
+        return None
+    out = prod(map(max, batches)) * rows[-2] * columns[-1]
+    return 2 * out * rows[-1], prod(first) + prod(second) + out
+
+
 def _attention(dims: _Dims, causal: bool | None, *, backward: bool = False) -> Any:
     """Count softmax(q k') v: two products forward, five backward, of what a causal mask leaves."""
     query, key, value = dims
@@ -85,6 +101,7 @@ _PLAIN, _ADDED = _Formula(slice(0, 2), _product), _Formula(slice(1, 3), _product
 _SDPA = "aten::_scaled_dot_product_"
 FORMULAS: Mapping[str, _Formula] = {
     **dict.fromkeys(("aten::mm", "aten::bmm", "aten::_scaled_mm"), _PLAIN),
+    "aten::matmul": _Formula(slice(0, 2), _broadcast),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm"), _ADDED),
     f"{_SDPA}flash_attention": _Formula(slice(0, 3), _attention, 4),
     f"{_SDPA}efficient_attention": _Formula(slice(0, 3), _attention, 6),

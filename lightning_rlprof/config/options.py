@@ -98,7 +98,7 @@ class Options(Section):
     )
     spans: bool = Field(
         default=True,
-        description="Record spans of all stages at every step; false leaves the steps and the captures.",
+        description="Record spans of all stages at every step; false leaves steps and captures.",
     )
     device_time: bool | None = Field(
         default=None,

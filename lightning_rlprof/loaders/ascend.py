@@ -24,6 +24,7 @@ from lightning_rlprof.loaders.ascend_opened import (
 )
 from lightning_rlprof.loaders.ascend_operators import MODULES, OPERATOR_TYPES, OPERATORS
 from lightning_rlprof.loaders.ascend_parts import Opened, Part, part_table
+from lightning_rlprof.loaders.ascend_shapes import SHAPES
 from lightning_rlprof.loaders.ascend_spans import axis_zero, columns_of, headers_of, notes_of
 from lightning_rlprof.loaders.ascend_steps import OVERLAP, STEP_TRACE
 from lightning_rlprof.loaders.ascend_waits import SYNC
@@ -47,6 +48,7 @@ _PARTS: Mapping[str, Part] = {
     "operator_types": OPERATOR_TYPES,
     "operators": OPERATORS,
     "overlap": OVERLAP,
+    "shapes": SHAPES,
     "step_trace": STEP_TRACE,
     "sync": SYNC,
 }

@@ -24,6 +24,7 @@ from lightning_rlprof.loaders.ascend_times import (
 )
 from lightning_rlprof.loaders.chrome_events import nanoseconds
 from lightning_rlprof.loaders.kernels import UNKNOWN
+from lightning_rlprof.loaders.products import NPU_PRODUCTS
 from lightning_rlprof.spans import Int64s
 
 __all__ = ["AscendColumns", "Codes"]
@@ -51,6 +52,7 @@ _COLUMNS: Mapping[int, tuple[str, ...]] = {
     Kept.WAITS: _ROWS,
     Kept.COPIES: (*_TASK, "bytes", "direction"),
     Kept.CALLS: (*_ROWS, "kind", "sequence", "forward"),
+    Kept.SHAPES: (*_ROWS, "dims", "types"),
 }
 _WIDE = {"start_ns", "end_ns", "connection", "id", "count", "bytes", "sequence", "forward"}
 _CALLED = (
@@ -127,7 +129,8 @@ class AscendColumns:
         ``FLOWS`` instead start_ns, lane, kind (a member of `Flow`) and id. Of ``COLLECTIVES`` also
         kind (the type of an element) and count. Of ``COPIES`` those of ``DEVICE``, and bytes and
         direction (from where to where). Of ``CALLS`` also kind (the category, -1 for CANN's),
-        sequence (autograd's number) and forward (the thread of its forward pass).
+        sequence (autograd's number) and forward (the thread of its forward pass). Of ``SHAPES``
+        also dims and types, texts of JSON as they stand there, "" without.
         """
         parts, joined = self._parts.pop(kind), {}
         for column in _COLUMNS[kind]:
@@ -140,6 +143,8 @@ class AscendColumns:
         if Kept.CALLS in self._wanted:
             level = (event.args or _NO_ARGS).level
             return Kept.CALLS if event.cat in _CALLED or level is not None else -1
+        if Kept.SHAPES in self._wanted:
+            return Kept.SHAPES if event.cat == "cpu_op" and event.name in NPU_PRODUCTS else -1
         if not event.cat:
             if Kept.WAITS in self._wanted:
                 return Kept.WAITS if WAITS.search(str(event.name)) else -1
@@ -214,8 +219,14 @@ class AscendColumns:
                 "sequence": [whole_number(each.sequence) for each in args],
                 "forward": [whole_number(each.forward) for each in args],
             }
-        if kind not in (Kept.DEVICE, Kept.COPIES):
-            return {}
+        if kind == Kept.SHAPES:
+            return {
+                "dims": [names[str(each.dims, "utf-8", "replace")] for each in args],
+                "types": [names[str(each.types, "utf-8", "replace")] for each in args],
+            }
+        return self._of_task(kind, args) if kind in (Kept.DEVICE, Kept.COPIES) else {}
+
+    def _of_task(self, kind: int, args: list[AscendArgs]) -> dict[str, Any]:
         found: dict[str, Any] = {
             "kind": [self._code(each.task) for each in args],
             "stream": [stream_number(each.stream) for each in args],

@@ -47,10 +47,11 @@ class Kept:
         WAITS: Calls of CANN that wait for the device.
         COPIES: Tasks of the device that copy, which then are none of its others.
         CALLS: All that the host called, which then is nothing else.
+        SHAPES: Matrix products with the shapes of their inputs, which then are nothing else.
     """
 
     MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS, COLLECTIVES, WAITS = range(9)
-    COPIES, CALLS = 9, 10
+    COPIES, CALLS, SHAPES = range(9, 12)
 
 
 class Flow:
@@ -85,6 +86,8 @@ class AscendArgs(msgspec.Struct, gc=False):
     level: Id = None
     name: Id = None
     labels: Id = None
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
 
 
 class AscendEvent(msgspec.Struct, gc=False):

@@ -17,6 +17,7 @@ from lightning_rlprof.loaders.chrome_args import (
     SHAPED,
     Arguments,
 )
+from lightning_rlprof.loaders.products import PRODUCTS
 
 __all__ = [
     "ANNOTATION",
@@ -36,7 +37,6 @@ __all__ = [
     "OPERATOR",
     "PARAMETERS",
     "PYTHON",
-    "SHAPED_OPERATORS",
     "SHAPES",
     "Shapes",
     "Slices",
@@ -77,13 +77,6 @@ _CATEGORIES = {
 }
 _ARROWS = {"ac2g", "fwdbwd", "async_cpu_to_gpu"}
 _MOST_SHAPES = 1_000
-
-_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")
-SHAPED_OPERATORS = frozenset(
-    [f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")]
-    + [f"aten::_scaled_dot_product_{name}{way}" for name in _ATTENTION for way in ("", "_backward")]
-)
-"""Operators of torch that multiply matrices and call no other of them."""
 
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
 # NCCL, RCCL and their like by their prefixes; fused ones by what they do.
@@ -181,7 +174,7 @@ def _code(category: str | None, phase: str) -> int:
 
 def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
     """Return the kind that the name of an event tells, -1 for most."""
-    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(SHAPED_OPERATORS, SHAPES)}
+    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(PRODUCTS, SHAPES)}
     kinds = (COLLECTIVE if is_communication(name) else told.get(name, -1) for name in names)
     return np.fromiter(kinds, np.int8)
 

@@ -1,17 +1,18 @@
 """FLOPs of matrix products and attention: those of torch's own counter, but for causal masks."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import flop_registry
 
 from lightning_rlprof.analysis.operator_flops import FORMULAS, work_of
-from lightning_rlprof.loaders.chrome_kinds import SHAPED_OPERATORS
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.loaders.products import NPU_PRODUCTS
 
 SDPA = "aten::_scaled_dot_product_"
 ATTENTIONS = [each for each in FORMULAS if each.startswith(SDPA)]
@@ -50,6 +51,31 @@ def test_products_are_counted_as_torch_counts_them(operator: str, dims: list[lis
     assert found.moved == 2 * batch * (8 * 16 + 16 * 32 + 8 * 32)
     assert found.text.endswith("8x16 @ 4x16x32" if batch == 4 else "8x16 @ 16x32")
     assert found.type == "c10::BFloat16"
+
+
+SIZES = st.lists(st.sampled_from([1, 1, 2, 3]), max_size=4)
+
+
+@settings(deadline=None)
+@given(SIZES, SIZES)
+@example([3], [3])
+@example([2, 3], [3])
+@example([3], [2, 3, 1])
+@example([2, 1, 2, 3], [3, 3, 1])
+@example([2, 2], [3, 2])
+@example([2, 1, 1], [3, 1, 1])
+def test_a_matmul_is_counted_for_all_that_torch_multiplies(
+    first: list[int], second: list[int]
+) -> None:
+    found = work_of("aten::matmul", json.dumps([first, second]), BF16, None)
+    try:
+        out = torch.matmul(*(torch.empty(each, device="meta") for each in (first, second))).numel()
+    except RuntimeError:
+        assert found is None
+        return
+    assert found is not None
+    assert found.flops == 2 * out * first[-1]
+    assert found.moved == 2 * (math.prod(first) + math.prod(second) + out)
 
 
 @pytest.mark.parametrize("operator", ATTENTIONS)
@@ -97,7 +123,7 @@ def test_the_place_of_the_mask_is_that_of_torchs_signature(operator: str) -> Non
 
 
 def test_what_the_loader_keeps_is_what_is_known_here() -> None:
-    assert set(FORMULAS) == SHAPED_OPERATORS
+    assert set(FORMULAS) == NPU_PRODUCTS
 
 
 @pytest.mark.parametrize(

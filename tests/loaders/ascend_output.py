@@ -41,7 +41,8 @@ DATABASE = {
     ),
     "PYTORCH_API": (
         "startNs TEXT, endNs TEXT, globalTid INTEGER, connectionId INTEGER, name INTEGER, "
-        "sequenceNumber INTEGER, fwdThreadId INTEGER, type INTEGER"
+        "sequenceNumber INTEGER, fwdThreadId INTEGER, inputDtypes INTEGER, inputShapes INTEGER, "
+        "type INTEGER"
     ),
     "CONNECTION_IDS": "id INTEGER, connectionId INTEGER",
     "RANK_DEVICE_MAP": "rankId INTEGER, deviceId INTEGER",
@@ -50,6 +51,7 @@ DATABASE = {
     "HOST_INFO": "hostUid TEXT, hostName TEXT",
 }
 _NAMES = {"message", "domainId", "name", "opName", "groupName", "opType", "taskType"}
+_NAMES |= {"inputDtypes", "inputShapes"}
 
 
 def us(ns: int) -> str:

@@ -33,7 +33,7 @@ TABLES = [
         "module_memory",
         "modules",
     ),
-    *("operator_memory", "operator_types", "operators", "overlap", "step_trace"),
+    *("operator_memory", "operator_types", "operators", "overlap", "shapes", "step_trace"),
     "sync",
 ]
 
@@ -57,7 +57,7 @@ def test_every_table_is_there_and_every_row_is_counted(folder: Path) -> None:
 
     assert sorted(run.tables) == TABLES
     assert [len(run.table(name).rows) for name in TABLES] == [
-        *(called(folder), 4, 4, 191, 24, 1004, 1078, 26, 184, 33, 133, 382, 1, 13)
+        *(called(folder), 4, 4, 191, 24, 1004, 1078, 26, 184, 33, 133, 382, 9, 1, 13)
     ]
     assert run.problems == ()
     assert [(span.name, span.kind, span.step) for span in run] == [("ProfilerStep#50", "step", 50)]
