@@ -117,6 +117,8 @@ def _ascend_events(folder: Path) -> tuple[Path, Path]:
     sync, numbers = {"level": "acl"}, {"Sequence number": 3, "Fwd thread id": 1}
     trace.row("AscendCL@aclrtMemcpy", trace.pid("CANN"), 4_001, 5_000, 81_000, args=sync)
     trace.row("MulBackward0", 4_001, 4_001, 6_000, 7_000, cat="cpu_op", args=numbers)
+    shapes = {"Input Dims": "8,16;\r\n16,4", "Input type": "float;\r\nfloat"}
+    trace.row("aten::matmul", 4_001, 4_001, 2_500, 4_500, cat="cpu_op", args=shapes)
     trace.collective("hcom_send", 81_000, 82_000)
     output = capture_folder(folder, metadata={"rlprof_window": "step-000001"})
     return trace.write(output / "trace_view.json"), folder
@@ -137,6 +139,8 @@ def _ascend_database(folder: Path) -> tuple[Path, Path]:
     rows.add("CANN_API", connectionId=500, name="aclrtMemcpy", globalTid=tid(MAIN), **times)
     call = {"sequenceNumber": 3, "fwdThreadId": 1, "type": 50_001, "globalTid": tid(MAIN)}
     rows.add("PYTORCH_API", name="MulBackward0", **times, **call)
+    shapes = {"inputShapes": "8,16;\r\n16,4", "inputDtypes": "float;\r\nfloat"}
+    rows.add("PYTORCH_API", name="aten::mm", **times, **call, **shapes)
     rows.add("RANK_DEVICE_MAP", rankId=0, deviceId=6)
     rows.add("META_DATA", name="rlprof_window", value='"step-000001"')
     rows.add("HOST_INFO", hostUid="1", hostName="node-7")
