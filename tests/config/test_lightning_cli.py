@@ -47,6 +47,8 @@ CASES: list[tuple[list[str], bool]] = [
     (["--door.config.spans=false"], False),
     (["--door.config.roles={actor: {ranks: [1]}}"], True),
     (["--door.config.wrap=[{target: f, stage: actor_update}]"], False),
+    (["--door.config.wrap={f: actor_update}"], False),
+    (["--door.config={wrap: {f: actor_update}, steps: [1]}"], True),
     (['--door.config={"profiler_config": {"integrated": {"profile": true}}}'], True),
     (['--door.config={"global_profiler": {"tool": "nsys", "steps": [1]}}'], True),
 ]
