@@ -10,6 +10,7 @@ from lightning_rlprof.loaders.ascend_kept import COPIES, Kept
 from lightning_rlprof.loaders.ascend_kernels import kernels_of
 from lightning_rlprof.loaders.ascend_opened import Recorded
 from lightning_rlprof.loaders.ascend_parts import Cells, Frame, Opened, Part, coded
+from lightning_rlprof.loaders.ascend_queue import handed_over
 from lightning_rlprof.loaders.ascend_tasks import (
     Tasks,
     database_calls,
@@ -121,8 +122,9 @@ def _from_database(database: SqliteTables) -> _Told:
     stream = np.where(stream == _NO_STREAM, UNKNOWN, stream)
     engine = distinct(code[at], types)
     unknown = np.full(len(at), UNKNOWN)
-    calls = database_calls(database, connection, start)
-    tasks = Tasks(start, end, device, stream, engine, unknown, *calls, [])
+    torch, cann = database_calls(database, connection, start)
+    called = (handed_over(database, torch, cann), cann)
+    tasks = Tasks(start, end, device, stream, engine, unknown, *called, [])
     return _Told(tasks, engine, direction, np.where(size >= 0, size, UNKNOWN))
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "TASKS_WANTED",
     "Calls",
     "Tasks",
+    "calls_at",
     "collective_lanes",
     "database_calls",
     "database_tasks",
@@ -266,7 +267,7 @@ def _operators(database: SqliteTables, connection: Int64s, start: Int64s) -> Cal
     number, at = pairs["connectionId"][at >= 0], at[at >= 0]
     order = np.lexsort((calls["startNs"][at], number))
     calls = {name: column[at][order] for name, column in calls.items()}
-    return _at(calls, _last_before(number[order], calls["startNs"], connection, start))
+    return calls_at(calls, _last_before(number[order], calls["startNs"], connection, start))
 
 
 def _last_before(numbers: Int64s, times: Int64s, number: Int64s, before: Int64s) -> Int64s:
@@ -284,10 +285,10 @@ def _last_before(numbers: Int64s, times: Int64s, number: Int64s, before: Int64s)
 
 def _api(database: SqliteTables, connection: Int64s) -> Calls:
     calls = database.numbers("CANN_API", "connectionId", "startNs", "endNs", "globalTid")
-    return _at(calls, places(calls["connectionId"], connection, slack=0))
+    return calls_at(calls, places(calls["connectionId"], connection, slack=0))
 
 
-def _at(calls: Mapping[str, Int64s], rows: Int64s) -> Calls:
+def calls_at(calls: Mapping[str, Int64s], rows: Int64s) -> Calls:
     """Return some rows of a table of calls, nothing for those below 0."""
     start, end = calls["startNs"], calls["endNs"]
     sound = (start > 0) & (end >= start) & (end < LARGEST_TIME)

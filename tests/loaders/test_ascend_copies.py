@@ -84,6 +84,35 @@ def test_a_database_tells_bytes_and_direction_and_the_launch_tells_the_stage(
     ]
 
 
+def queued(
+    rows: DatabaseRows, name: str, thread: int, times: tuple[int, int], number: int | None
+) -> None:
+    cells = {"startNs": str(EPOCH + times[0]), "endNs": str(EPOCH + times[1]), "type": 50_002}
+    rows.add("PYTORCH_API", name=name, globalTid=tid(thread), connectionId=number, **cells)
+
+
+def test_a_copy_of_the_queue_belongs_to_the_call_that_handed_it_over(tmp_path: Path) -> None:
+    rows = DatabaseRows()
+    for number, at in enumerate((5_100, 6_100, 7_100, 8_100)):
+        copy(rows, number, 60_000 + number, 60_001 + number)
+        times = {"startNs": EPOCH + at, "endNs": EPOCH + at + 50}
+        rows.add("CANN_API", connectionId=900 + number, globalTid=tid(QUEUE), **times)
+    queued(rows, "Enqueue", MAIN, (2_000, 2_040), 11)
+    queued(rows, "Dequeue@acl_memcpy", QUEUE, (5_000, 5_500), 12)  # an id of its own, one number
+    queued(rows, "Dequeue@acl_memcpy", QUEUE, (6_000, 6_500), 13)  # nothing was handed over
+    queued(rows, "Dequeue@acl_memcpy", QUEUE, (7_000, 7_500), None)  # not numbered
+    queued(rows, "Dequeue@acl_memcpy", MAIN, (8_000, 8_500), 11)  # another thread
+    for id_, number in ((11, 9_884), (12, 9_884), (13, 9_885)):
+        rows.add("CONNECTION_IDS", id=id_, connectionId=number)
+
+    found = rows_of(database(tmp_path, rows))
+    names = ("launch", "launch duration", "thread")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        (2_000, 40, MAIN),
+        *((at, 50, QUEUE) for at in (6_100, 7_100, 8_100)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -192,6 +221,14 @@ def test_both_formats_tell_all_copies_of_the_device() -> None:
     assert ask(query) == [(len(of_database.rows), sum(of_database.column("duration")))]
     assert [Counter(table.column("kind")) for table in copies[:2]] == [{"PCIe": 14, "DtoD": 10}] * 2
     assert all(None not in table.column("launch") for table in copies)
+    # in the database all copies went through the queue; what handed them over are two threads
+    of_queue = "SELECT globalTid FROM PYTORCH_API JOIN STRING_IDS s ON s.id = name WHERE value"
+    giving, taking = (
+        {number & 0xFFFFFFFF for (number,) in ask(f"{of_queue} LIKE '{word}%'")}
+        for word in ("Enqueue", "Dequeue")
+    )
+    assert {*of_database.column("thread")} <= giving
+    assert taking.isdisjoint(giving)
 
 
 @recorded
