@@ -10,7 +10,7 @@ from lightning_rlprof.loaders.ascend_kept import COPIES, Kept
 from lightning_rlprof.loaders.ascend_kernels import kernels_of
 from lightning_rlprof.loaders.ascend_opened import Recorded
 from lightning_rlprof.loaders.ascend_parts import Cells, Frame, Opened, Part, coded
-from lightning_rlprof.loaders.ascend_queue import handed_over
+from lightning_rlprof.loaders.ascend_queue import database_queue, handed_over, trace_queue
 from lightning_rlprof.loaders.ascend_tasks import (
     Tasks,
     database_calls,
@@ -123,13 +123,14 @@ def _from_database(database: SqliteTables) -> _Told:
     engine = distinct(code[at], types)
     unknown = np.full(len(at), UNKNOWN)
     torch, cann = database_calls(database, connection, start)
-    called = (handed_over(database, torch, cann), cann)
+    called = (handed_over(torch, cann, database_queue(database)), cann)
     tasks = Tasks(start, end, device, stream, engine, unknown, *called, [])
     return _Told(tasks, engine, direction, np.where(size >= 0, size, UNKNOWN))
 
 
 def _from_trace(opened: Opened) -> tuple[_Told, list[str]]:
-    view = read_trace_view(opened.capture.trace, Kept.COPIES, Kept.FLOWS)  # type: ignore[arg-type]
+    wanted = (Kept.COPIES, Kept.FLOWS, Kept.QUEUE)
+    view = read_trace_view(opened.capture.trace, *wanted)  # type: ignore[arg-type]
     rows = view.tables[Kept.COPIES]
     keep = np.isin(rows["lane"], hardware_lanes(view))
     at = _in_order(keep, rows["start_ns"], rows["end_ns"])
@@ -138,8 +139,9 @@ def _from_trace(opened: Opened) -> tuple[_Told, list[str]]:
     stream = np.where(rows["stream"] < 0, UNKNOWN, rows["stream"])
     device = lane_devices(view)[rows["lane"]]
     unknown = np.full(len(at), UNKNOWN)
-    calls = trace_calls(view, rows["start_ns"])
-    tasks = Tasks(rows["start_ns"], rows["end_ns"], device, stream, engine, unknown, *calls, [])
+    torch, cann = trace_calls(view, rows["start_ns"])
+    called = (handed_over(torch, cann, trace_queue(view)), cann)
+    tasks = Tasks(rows["start_ns"], rows["end_ns"], device, stream, engine, unknown, *called, [])
     told = _Told(tasks, engine, distinct(rows["direction"], view.names), rows["bytes"])
     return told, view.problems
 

@@ -9,6 +9,7 @@ from lightning_rlprof.loaders.ascend_kept import (
     COMMUNICATION,
     COPIES,
     LANES,
+    QUEUE,
     WAITS,
     AscendArgs,
     AscendEvent,
@@ -53,14 +54,12 @@ _COLUMNS: Mapping[int, tuple[str, ...]] = {
     Kept.COPIES: (*_TASK, "bytes", "direction"),
     Kept.CALLS: (*_ROWS, "kind", "sequence", "forward"),
     Kept.SHAPES: (*_ROWS, "dims", "types"),
+    Kept.QUEUE: (*_ROWS, "kind", "number"),
 }
-_WIDE = {"start_ns", "end_ns", "connection", "id", "count", "bytes", "sequence", "forward"}
-_CALLED = (
-    "cpu_op",
-    "python_function",
-    "enqueue",
-    "dequeue",
-)  # and CANN's, which have a level  # the others halve the memory
+# Columns whose values may have 64 bits; the others take half of the memory.
+_WIDE = {"start_ns", "end_ns", "connection", "id", "count", "bytes"}
+_WIDE |= {"sequence", "forward", "number"}
+_CALLED = ("cpu_op", "python_function", *QUEUE)  # and CANN's, which have a level
 
 
 _NO_ARGS = AscendArgs()
@@ -130,7 +129,8 @@ class AscendColumns:
         kind (the type of an element) and count. Of ``COPIES`` those of ``DEVICE``, and bytes and
         direction (from where to where). Of ``CALLS`` also kind (the category, -1 for CANN's),
         sequence (autograd's number) and forward (the thread of its forward pass). Of ``SHAPES``
-        also dims and types, texts of JSON as they stand there, "" without.
+        also dims and types, texts of JSON as they stand there, "" without. Of ``QUEUE`` also kind
+        (the category) and number (that both ends of one have).
         """
         parts, joined = self._parts.pop(kind), {}
         for column in _COLUMNS[kind]:
@@ -160,6 +160,8 @@ class AscendColumns:
             group = args.connection is not None and process in COMMUNICATION
             own = Kept.COLLECTIVES if Kept.COLLECTIVES in self._wanted else Kept.DEVICE
             return own if group else -1
+        if event.cat in QUEUE:
+            return Kept.QUEUE
         if event.cat == "cpu_op":
             step = Kept.OPERATORS not in self._wanted and str(event.name).startswith(_STEP)
             return Kept.STEPS if step else Kept.OPERATORS
@@ -193,7 +195,7 @@ class AscendColumns:
             found["end_ns"] = start + np.where(sound, length, 0)
             sound &= found["end_ns"] < LARGEST_TIME
             found["name"] = [names[str(event.name)] for event in events]
-            if kind == Kept.CALLS:
+            if kind in (Kept.CALLS, Kept.QUEUE):
                 found["kind"] = [self._code(event.cat) for event in events]
             found |= self._details(kind, [event.args or _NO_ARGS for event in events])
         lost = int(np.count_nonzero(~sound))
@@ -219,6 +221,8 @@ class AscendColumns:
                 "sequence": [whole_number(each.sequence) for each in args],
                 "forward": [whole_number(each.forward) for each in args],
             }
+        if kind == Kept.QUEUE:
+            return {"number": [whole_number(each.correlation) for each in args]}
         if kind == Kept.SHAPES:
             return {
                 "dims": [names[str(each.dims, "utf-8", "replace")] for each in args],

@@ -8,6 +8,7 @@ __all__ = [
     "COMMUNICATION",
     "COPIES",
     "LANES",
+    "QUEUE",
     "WAITS",
     "AscendArgs",
     "AscendEvent",
@@ -27,6 +28,9 @@ LANES = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
 
 COPIES = ("MEMCPY_ASYNC", "PCIE_DMA_SQE", "SDMA_SQE")
 """What tasks that copy are called, or their types."""
+
+QUEUE = ("enqueue", "dequeue")
+"""Categories of the two ends of torch_npu's queue."""
 
 WAITS = re.compile(r"Synchronize|aclrtMemcpy$")
 """Of names of calls of CANN that wait for the device."""
@@ -48,10 +52,11 @@ class Kept:
         COPIES: Tasks of the device that copy, which then are none of its others.
         CALLS: All that the host called, which then is nothing else.
         SHAPES: Matrix products with the shapes of their inputs, which then are nothing else.
+        QUEUE: Both ends of the queue between the thread that calls and the one that launches.
     """
 
     MARKS, SHADOWS, STEPS, OPERATORS, MODULES, DEVICE, FLOWS, COLLECTIVES, WAITS = range(9)
-    COPIES, CALLS, SHAPES = range(9, 12)
+    COPIES, CALLS, SHAPES, QUEUE = range(9, 13)
 
 
 class Flow:
@@ -84,6 +89,7 @@ class AscendArgs(msgspec.Struct, gc=False):
     sequence: Id = msgspec.field(default=None, name="Sequence number")
     forward: Id = msgspec.field(default=None, name="Fwd thread id")
     level: Id = None
+    correlation: Id = msgspec.field(default=None, name="correlation_id")
     name: Id = None
     labels: Id = None
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")

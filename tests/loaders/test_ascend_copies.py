@@ -13,6 +13,7 @@ from lightning_rlprof.tracefile import rank_directory
 from tests.loaders.ascend_output import (
     EPOCH,
     MAIN,
+    PID,
     QUEUE,
     DatabaseRows,
     TraceEvents,
@@ -84,33 +85,56 @@ def test_a_database_tells_bytes_and_direction_and_the_launch_tells_the_stage(
     ]
 
 
-def queued(
-    rows: DatabaseRows, name: str, thread: int, times: tuple[int, int], number: int | None
-) -> None:
-    cells = {"startNs": str(EPOCH + times[0]), "endNs": str(EPOCH + times[1]), "type": 50_002}
-    rows.add("PYTORCH_API", name=name, globalTid=tid(thread), connectionId=number, **cells)
+# Name, thread, start, end, what they share.
+QUEUED = [
+    ("Enqueue", MAIN, 2_000, 2_040, 9_884),
+    ("Dequeue@acl_memcpy", QUEUE, 5_000, 5_500, 9_884),
+    ("Dequeue@acl_memcpy", QUEUE, 6_000, 6_500, 9_885),  # nobody handed it over
+    ("Dequeue@acl_memcpy", QUEUE, 7_000, 7_500, None),  # not numbered
+    ("Dequeue@acl_memcpy", MAIN, 8_000, 8_500, 9_884),  # another thread
+]
+LAUNCHES = (5_100, 6_100, 7_100, 8_100)
 
 
-def test_a_copy_of_the_queue_belongs_to_the_call_that_handed_it_over(tmp_path: Path) -> None:
+def queued_text(parent: Path) -> Path:
+    made = TraceEvents()
+    for number, at in enumerate(LAUNCHES):
+        times = (60_000 + number, 60_001 + number)
+        made.task("MEMCPY_ASYNC", *times, kind="PCIE_DMA_SQE", cann=(at, QUEUE))
+    for name, thread, start, end, number in QUEUED:
+        made.row(
+            name, PID, thread, start, end, cat=name[:7].lower(), args={"correlation_id": number}
+        )
+    made.mark("step", 0, 100_000)
+    made.write(capture_folder(parent) / "trace_view.json")
+    return parent
+
+
+def queued_database(parent: Path) -> Path:
     rows = DatabaseRows()
-    for number, at in enumerate((5_100, 6_100, 7_100, 8_100)):
+    for number, at in enumerate(LAUNCHES):
         copy(rows, number, 60_000 + number, 60_001 + number)
         times = {"startNs": EPOCH + at, "endNs": EPOCH + at + 50}
         rows.add("CANN_API", connectionId=900 + number, globalTid=tid(QUEUE), **times)
-    queued(rows, "Enqueue", MAIN, (2_000, 2_040), 11)
-    queued(rows, "Dequeue@acl_memcpy", QUEUE, (5_000, 5_500), 12)  # an id of its own, one number
-    queued(rows, "Dequeue@acl_memcpy", QUEUE, (6_000, 6_500), 13)  # nothing was handed over
-    queued(rows, "Dequeue@acl_memcpy", QUEUE, (7_000, 7_500), None)  # not numbered
-    queued(rows, "Dequeue@acl_memcpy", MAIN, (8_000, 8_500), 11)  # another thread
-    for id_, number in ((11, 9_884), (12, 9_884), (13, 9_885)):
-        rows.add("CONNECTION_IDS", id=id_, connectionId=number)
+    for place, (name, thread, start, end, number) in enumerate(QUEUED):
+        times = {"startNs": EPOCH + start, "endNs": EPOCH + end}
+        cells = {"globalTid": tid(thread), "connectionId": place, "type": 50_002}
+        rows.add("PYTORCH_API", name=name, **times, **cells)
+        rows.add("CONNECTION_IDS", id=place, connectionId=number)
+    return database(parent, rows)
 
-    found = rows_of(database(tmp_path, rows))
-    names = ("launch", "launch duration", "thread")
-    assert [tuple(row[name] for name in names) for row in found] == [
-        (2_000, 40, MAIN),
-        *((at, 50, QUEUE) for at in (6_100, 7_100, 8_100)),
+
+@pytest.mark.parametrize("made", [queued_text, queued_database])
+def test_a_copy_of_the_queue_belongs_to_the_call_that_handed_it_over(
+    tmp_path: Path, made: Any
+) -> None:
+    found = rows_of(made(tmp_path))
+    assert [(row["launch"], row["thread"]) for row in found] == [
+        (2_000, MAIN),
+        *((at, QUEUE) for at in LAUNCHES[1:]),
     ]
+    lengths = [row.get("launch duration") for row in found]
+    assert lengths == ([None] * 4 if made is queued_text else [40, 50, 50, 50])
 
 
 @pytest.mark.parametrize(
@@ -221,14 +245,30 @@ def test_both_formats_tell_all_copies_of_the_device() -> None:
     assert ask(query) == [(len(of_database.rows), sum(of_database.column("duration")))]
     assert [Counter(table.column("kind")) for table in copies[:2]] == [{"PCIe": 14, "DtoD": 10}] * 2
     assert all(None not in table.column("launch") for table in copies)
-    # in the database all copies went through the queue; what handed them over are two threads
-    of_queue = "SELECT globalTid FROM PYTORCH_API JOIN STRING_IDS s ON s.id = name WHERE value"
-    giving, taking = (
-        {number & 0xFFFFFFFF for (number,) in ask(f"{of_queue} LIKE '{word}%'")}
-        for word in ("Enqueue", "Dequeue")
+
+
+@recorded
+@pytest.mark.parametrize("folder", CAPTURES, ids=lambda folder: folder.name)
+def test_both_formats_tell_the_operators_that_copied(folder: Path) -> None:
+    run = read_ascend(folder)
+    names = ("name", "kind", "thread", "start", "duration")
+    operators = [
+        (name, thread, start, start + duration)
+        for name, kind, thread, start, duration in zip(
+            *(column(run, "calls", each) for each in names), strict=True
+        )
+        if kind == "operator"
+    ]
+    found = Counter(
+        [name for name, by, start, end in operators if by == thread and start <= launch < end][-1]
+        for thread, launch in zip(
+            column(run, "memcpy", "thread"), column(run, "memcpy", "launch"), strict=True
+        )
     )
-    assert {*of_database.column("thread")} <= giving
-    assert taking.isdisjoint(giving)
+    assert found == {
+        **{"ReduceSum": 10, "aclnnInplaceCopy": 10},
+        **{"acl_memcpy_host_to_device": 2, "aclnnDropoutGenMaskV2": 2},
+    }
 
 
 @recorded
