@@ -16,7 +16,7 @@ PIP := -m pip install --quiet --retries 1
 # What must be tested to the last line: cellar, ground, and the session with its parts.
 COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py tracefile.py \
 	nodes.py marking.py timed.py timings.py buffer.py window.py capture.py finish.py \
-	session.py step_totals.py heap.py address.py exchange.py token_window.py)
+	session.py step_totals.py heap.py files.py address.py exchange.py token_window.py)
 
 # Lightning's oldest does itself what its dependencies have since advised against.
 OLDEST := PYTHONPATH=.oldest $(BIN)/python -m pytest --quiet --numprocesses $(JOBS) --dist loadfile \

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.files import open_file
 
 __all__ = ["Removed", "scrub_export"]
 
@@ -92,7 +93,7 @@ def _check(source: Path) -> None:
             "writes"
         )
     try:
-        with source.open("rb") as file:
+        with open_file(source) as file:
             magic = file.read(len(_MAGIC))
     except OSError as error:
         raise TraceError(f"{source}: cannot be read ({error.strerror})") from error

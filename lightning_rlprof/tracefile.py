@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.files import open_file
 from lightning_rlprof.model import FORMAT, Header, Kind, Note, Number, as_number
 
 __all__ = [
@@ -200,8 +201,7 @@ def rank_directory(run: Path, rank: int) -> Path:
 
 def rank_files(run: Path) -> list[Path]:
     """Return the trace files of a run directory by rank; empty when it holds none."""
-    found = run.glob(f"rank-*{_SUFFIX}")
-    return sorted(file for file in found if file.stem.removeprefix("rank-").isdecimal())
+    return sorted(file for file in run.glob(f"rank-*{_SUFFIX}") if file.stem[5:].isdecimal())
 
 
 def read_trace(path: Path) -> RankTrace:
@@ -211,7 +211,8 @@ def read_trace(path: Path) -> RankTrace:
         TraceError: The file is missing, is no trace, or was written by a newer format.
     """
     try:
-        head, _, body = path.read_bytes().partition(b"\n")
+        with open_file(path) as file:
+            head, _, body = file.read().partition(b"\n")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     _refuse_newer(path, header := _decode_header(path, head))
@@ -230,7 +231,7 @@ def read_header(path: Path) -> Header:
         TraceError: The file is missing or is no trace.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             line = file.readline()
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error

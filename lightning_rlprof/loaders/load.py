@@ -151,6 +151,8 @@ def _entries(path: Path) -> list[str]:
         return sorted(entry.name for entry in path.iterdir())
     except FileNotFoundError as error:
         raise TraceError(f"{bare(str(path))}: no such file or directory") from error
+    except NotADirectoryError as error:
+        raise TraceError(f"{path}: it is a pipe or a device, and no file") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 

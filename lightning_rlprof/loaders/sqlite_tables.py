@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.files import open_file
 from lightning_rlprof.loaders.kernels import UNKNOWN, Coded
 from lightning_rlprof.spans import Int64s
 
@@ -145,7 +146,7 @@ class SqliteTables:
     def _sizes(self, path: Path) -> tuple[int, int]:
         """Return the size of the file, and what it should be as its first page tells."""
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 head, size = file.read(100), os.fstat(file.fileno()).st_size
         except OSError as error:
             raise TraceError(f"{self.source}: cannot be read ({error.strerror})") from error
