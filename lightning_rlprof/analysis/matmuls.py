@@ -64,6 +64,7 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         why = _NONE.format("" if ranks is None else f" of ranks {sorted(ranks)}")
         return Table("matmuls", _COLUMNS, abstained="; ".join([why, *remarks]))
     whole = int(device_work(spans, ranks, remarks).duration.sum()) or None
+    whole = whole if _kernels(spans) else None  # copies alone tell no product's time
     peak = _peak(spans, ranks, remarks) if whole else None
     remarks += [] if whole else [_HOST]
     rows = sorted(_rows(calls, whole, peak, remarks), key=lambda row: -int(row[4] or 0))
@@ -94,8 +95,8 @@ def _calls(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _
 
 def _took(spans: Spans, rank: Int64s, thread: Int64s, start: Int64s, length: Int64s) -> Int64s:
     """Return the time of the kernels that each call launched, of the calls where there are none."""
-    table = read(spans, "kernels", [])
-    if table is None or not len(table.rows):
+    table = _kernels(spans)
+    if table is None:
         return length
     threads = np.unique(thread)
     lane = rank * len(threads) + np.searchsorted(threads, thread)
@@ -108,6 +109,12 @@ def _took(spans: Spans, rank: Int64s, thread: Int64s, start: Int64s, length: Int
     found = np.zeros(len(start), np.int64)
     np.add.at(found, call[call >= 0], numbers(table, "duration")[call >= 0])
     return found
+
+
+def _kernels(spans: Spans) -> Table | None:
+    """Return the kernels, None where there are none."""
+    table = read(spans, "kernels", [])
+    return table if table is not None and len(table.rows) else None
 
 
 def _peak(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> float | None:

@@ -122,8 +122,9 @@ def test_a_call_whose_work_is_not_known_keeps_its_time() -> None:
     assert rows[2]["TFLOP/s"] == pytest.approx(rows[0]["TFLOP/s"])
 
 
-def test_without_kernels_times_are_the_hosts() -> None:
-    found = matmuls(measured([product(0, 4_000)]))
+@pytest.mark.parametrize("copies", [None, [Copy("HtoD", 0, 1_000, launch=5)]])
+def test_without_kernels_times_are_the_hosts(copies: list[Copy] | None) -> None:
+    found = matmuls(measured([product(0, 4_000)], copies=copies))
     assert (told(found)[0]["time"], told(found)[0]["share"]) == (4_000, None)
     assert found.note == "No kernels were recorded: the times are those of the host."
 
