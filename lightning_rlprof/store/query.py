@@ -168,6 +168,7 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
     import duckdb
 
     try:
+        query.encode()  # a terminal hands on bytes that are none, which DuckDB does not take
         statements = connection.extract_statements(query)
         kinds = [statement.type.name for statement in statements]
         if kinds != ["SELECT"]:
@@ -181,6 +182,8 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
         relation = connection.sql(select)
     except duckdb.Error as error:
         raise TraceError(_line(error)) from error
+    except UnicodeEncodeError as error:
+        raise TraceError("a query is text; this holds bytes that are no UTF-8") from error
     if relation is None:
         raise TraceError("a query is one SELECT and only reads; this answers nothing")
     picks, columns = _picked(relation)

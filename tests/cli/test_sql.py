@@ -70,6 +70,7 @@ def test_sql_without_a_query_lists_the_tables(rlprof: Run, run: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
+        ("select '\udcff'", "a query is text; this holds bytes that are no UTF-8"),
         ("copy spans to 'x.csv'", "a query is one SELECT and only reads; this is COPY"),
         ("from read_csv('/etc/passwd')", "SQL: Permission Error: Cannot access file"),
         ("select nme from spans", 'SQL: Binder Error: Referenced column "nme" not found'),
