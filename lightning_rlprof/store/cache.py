@@ -238,7 +238,8 @@ def _home(path: Path, made_of: Sources) -> Path:
     path = path.absolute()
     if os.path.isdir(path):
         return path / FOLDER / f"run-{key}"
-    return path.parent / FOLDER / f"{path.name}-{key}"
+    name = os.fsencode(path.name).decode(errors="backslashreplace")  # DuckDB opens but text
+    return path.parent / FOLDER / f"{name}-{key}"
 
 
 def _fill(folder: Path, parts: Parts) -> Cache:

@@ -182,6 +182,8 @@ def read_about(path: Path) -> About | None:
         return about if {"note", "abstained", "columns"} <= set(about) else None
     except (duckdb.Error, OSError, ValueError, IndexError, TypeError):
         return None
+    except RuntimeError:  # a path that is no text
+        return None
 
 
 def row_count(paths: Iterable[Path]) -> int:

@@ -8,12 +8,13 @@ import pytest
 
 from lightning_rlprof.ingest.ingest import ingest
 from lightning_rlprof.ingest.one import ingest_one
-from lightning_rlprof.ingest.opening import open_store
+from lightning_rlprof.ingest.opening import open_run, open_store
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.store import parquet
 from lightning_rlprof.store.parquet import STAMP_NS
 from lightning_rlprof.store.store import Store
 from lightning_rlprof.table import Table
+from tests.ingest.alike import assert_same_run
 from tests.ingest.traces import write_trace, write_traces
 
 QUERY = "select rank, count(*) as n from kernels group by 1 order by 1"
@@ -129,3 +130,12 @@ def test_a_folder_whose_name_is_no_text_is_read_without_a_cache_there(tmp_path: 
     path = path.rename(folder / path.name)
     assert Store(path, load).sql("select count(*) as n from kernels").column("n") == [5]
     assert ingest_one(str(path)).state == "failed"
+
+
+def test_a_trace_whose_name_is_no_text_has_a_cache(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "rank0\udcff.json")
+    for state in ("made", "ready"):
+        assert ingest([path], jobs=1).column("state") == [state]
+    assert_same_run(open_run(path), load(path))
+    rows = len(load(path).table("kernels").rows)
+    assert open_store(path).sql("SELECT count(*) FROM kernels").rows[0][0] == rows
