@@ -8,7 +8,7 @@ import numpy as np
 from lightning_rlprof.analysis.call_tree import NONE, UNKNOWN
 from lightning_rlprof.analysis.cells import numbers, read, texts
 from lightning_rlprof.analysis.device_work import device_work
-from lightning_rlprof.analysis.flops import peak_of
+from lightning_rlprof.analysis.flops import bandwidth_of, peak_of
 from lightning_rlprof.analysis.nested import enclosing, holding, open_at
 from lightning_rlprof.analysis.operator_flops import HALF, Work, work_of
 from lightning_rlprof.spans import Int64s, Spans
@@ -26,6 +26,7 @@ _COLUMNS = (
     Column("TFLOP/s", "number"),
     Column("of peak", "share"),
     Column("GB/s", "number"),
+    Column("of bandwidth", "share"),
     Column("FLOP/byte", "number"),
 )
 _TOTAL = "total"
@@ -36,6 +37,7 @@ _NONE = (
 _HOST = "No kernels were recorded: the times are those of the host."
 _UNKNOWN_PEAK = "The peak of {} is not known."
 _ABOVE = "What is above the peak of the device is refused."
+_CACHED = "What came faster than the device's memory gives it was in its cache: no share of that."
 
 _Row = tuple[Cell, ...]
 _Kind = tuple[str, str, str | None, str | None]
@@ -49,14 +51,22 @@ class _Calls(NamedTuple):
     kinds: Sequence[_Kind]
 
 
+class _Most(NamedTuple):
+    """What the device can do at most, None where that is not known."""
+
+    tflops: float | None
+    gb_s: float | None
+
+
 def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Tell how fast matrix products and attention ran, by operator, shapes and type.
 
     ``time`` is that of the kernels which the calls launched, on the host where none were recorded;
     ``share`` is of the time of all kernels and copies. ``TFLOP/s`` is FLOPs, see `work_of`, over
     that time, ``of peak`` what part of the device's dense peak that is, for 16-bit types where it
-    is known. ``GB/s`` is inputs and outputs, each once, over the time, ``FLOP/byte`` FLOPs per byte
-    of these. The last row is the sum; its rate is over those whose FLOPs are known.
+    is known. ``GB/s`` is inputs and outputs, each once, over the time, ``of bandwidth`` what part
+    of that of the device's memory, ``FLOP/byte`` FLOPs per byte of these. The last row is the sum;
+    its rate is over those whose FLOPs are known.
     """
     remarks: list[str] = []
     calls = _calls(spans, ranks, remarks)
@@ -65,9 +75,9 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         return Table("matmuls", _COLUMNS, abstained="; ".join([why, *remarks]))
     whole = int(device_work(spans, ranks, remarks).duration.sum()) or None
     whole = whole if _kernels(spans) else None  # copies alone tell no product's time
-    peak = _peak(spans, ranks, remarks) if whole else None
+    most = _most(spans, ranks, remarks) if whole else _Most(None, None)
     remarks += [] if whole else [_HOST]
-    rows = sorted(_rows(calls, whole, peak, remarks), key=lambda row: -int(row[4] or 0))
+    rows = sorted(_rows(calls, whole, most, remarks), key=lambda row: -int(row[4] or 0))
     note = " ".join(dict.fromkeys(remarks))
     return Table("matmuls", _COLUMNS, [*rows, _sum(rows, calls, whole)], note)
 
@@ -117,21 +127,19 @@ def _kernels(spans: Spans) -> Table | None:
     return table if table is not None and len(table.rows) else None
 
 
-def _peak(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> float | None:
-    """Return the peak of the device, where all ranks have the same and it is known."""
+def _most(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _Most:
+    """Return what the device can do, where it is known and the same on all ranks."""
     heads = spans.headers.items()
     there = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
-    peaks = {peak_of(name) for name in there}
-    if len(peaks) == 1 and None not in peaks:
-        return peaks.pop()
-    named = sorted(set(there) - {"unknown"})
-    remarks.append(_UNKNOWN_PEAK.format(", ".join(named) or "the device"))
-    return None
+    most = [{of(name) for name in there} for of in (peak_of, bandwidth_of)]
+    found = _Most(*(each.pop() if len(each) == 1 else None for each in most))
+    if found.tflops is None:
+        named = sorted(set(there) - {"unknown"})
+        remarks.append(_UNKNOWN_PEAK.format(", ".join(named) or "the device"))
+    return found
 
 
-def _rows(
-    calls: _Calls, whole: int | None, peak: float | None, remarks: list[str]
-) -> Iterator[_Row]:
+def _rows(calls: _Calls, whole: int | None, most: _Most, remarks: list[str]) -> Iterator[_Row]:
     """Yield a row per kind of call whose work is known."""
     took, count = (np.zeros(len(calls.kinds), np.int64) for _ in range(2))
     np.add.at(took, calls.kind, calls.took)
@@ -139,22 +147,24 @@ def _rows(
     for kind, time, number in zip(calls.kinds, took.tolist(), count.tolist(), strict=True):
         work = work_of(*kind) or Work(None, None, kind[1], "")
         rate = _over(work.flops, number, time, 1_000)
-        part = rate / peak if rate is not None and peak and work.type in HALF else None
+        part = _part(rate, most.tflops if work.type in HALF else None)
         if part is not None and part > 1:
             remarks.append(_ABOVE)
             rate = part = None
-        yield (
-            kind[0],
-            work.text,
-            work.type.removeprefix("c10::") or None,
-            number,
-            time,
-            time / whole if whole else None,
-            rate,
-            part,
-            _over(work.moved, number, time, 1),
-            work.flops / work.moved if work.flops and work.moved else None,
-        )
+        flow = _over(work.moved, number, time, 1)
+        of_flow = _part(flow, most.gb_s)
+        if of_flow is not None and of_flow > 1:
+            remarks.append(_CACHED)
+            of_flow = None
+        name, shown = kind[0], work.type.removeprefix("c10::") or None
+        share = time / whole if whole else None
+        intensity = work.flops / work.moved if work.flops and work.moved else None
+        rates = (rate, part, flow, of_flow, intensity)
+        yield (name, work.text, shown, number, time, share, *rates)
+
+
+def _part(rate: float | None, most: float | None) -> float | None:
+    return rate / most if rate is not None and most else None
 
 
 def _over(each: int | None, number: int, time: int, unit: int) -> float | None:
@@ -169,4 +179,4 @@ def _sum(rows: Sequence[_Row], calls: _Calls, whole: int | None) -> _Row:
     spent = sum(own for _, own in rated)
     rate = sum(rate * own for rate, own in rated) / spent if spent else None
     share = time / whole if whole else None
-    return (_TOTAL, None, None, len(calls.kind), time, share, rate, None, None, None)
+    return (_TOTAL, None, None, len(calls.kind), time, share, rate, None, None, None, None)

@@ -7,6 +7,7 @@ import pytest
 from lightning_rlprof.analysis.flops import (
     DEVICES,
     attention_flops,
+    bandwidth_of,
     kind_of,
     peak_of,
     token_flops,
@@ -57,6 +58,18 @@ def test_a_name_that_does_not_tell_exactly_one_device_has_none(name: str) -> Non
     assert peak_of(name) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "gb_s"),
+    [
+        *(("NVIDIA A100-SXM4-80GB", 2039), ("A100-PCIE-40GB", 1555)),
+        *(("NVIDIA H100 80GB HBM3", 3350), ("NVIDIA H200", 4800), ("NVIDIA GH200 480GB", None)),
+        *(("AMD Instinct MI300X", 5300), ("NVIDIA H100", None), ("Ascend910B3", None)),
+    ],
+)
+def test_the_bandwidth_is_that_of_exactly_one_device(name: str, gb_s: float | None) -> None:
+    assert bandwidth_of(name) == gb_s
+
+
 def test_no_name_is_that_of_two_devices_and_each_has_a_source() -> None:
     plain = [re.sub(r"\([^)]*\)\??", "", device.name) for device in DEVICES]
     assert len(set(plain)) == len(plain)
@@ -64,6 +77,7 @@ def test_no_name_is_that_of_two_devices_and_each_has_a_source() -> None:
         matching = [d for d in DEVICES if re.fullmatch(d.name, sample(device.name), re.IGNORECASE)]
         assert matching == [device]
         assert device.tflops > 0
+        assert device.gb_s is None or 300 < device.gb_s < 10_000
         assert device.source
 
 

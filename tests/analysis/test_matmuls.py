@@ -56,6 +56,7 @@ def test_a_product_is_told_with_its_rate_and_its_part_of_the_peak() -> None:
         "TFLOP/s": pytest.approx(2 * flops / 8e-6 / 1e12),
         "of peak": pytest.approx(2 * flops / 8e-6 / 989.4e12),
         "GB/s": pytest.approx(2 * moved / 8e-6 / 1e9),
+        "of bandwidth": pytest.approx(2 * moved / 8e-6 / 3350e9),
         "FLOP/byte": pytest.approx(flops / moved),
     }
     assert (total["operator"], total["calls"], total["time"]) == ("total", 2, 8_000)
@@ -96,6 +97,23 @@ def test_what_is_above_the_peak_is_refused() -> None:
     assert told(found)[0]["TFLOP/s"] is None
     assert told(found)[0]["of peak"] is None
     assert "What is above the peak of the device is refused." in found.note
+
+
+def test_what_came_out_of_the_cache_has_no_share_of_the_memory() -> None:
+    row = product(0, 9, dims="[[64,64],[64,64]]")  # 24,576 bytes, at 3,350 a nanosecond 7.3 ns
+    for took, part in ((8, 24_576 / 8 / 3_350), (7, None)):
+        found = matmuls(measured([row], Kernel("gemm", 0, took, launch=5)))
+        assert told(found)[0]["of bandwidth"] == pytest.approx(part)
+        assert told(found)[0]["GB/s"] == pytest.approx(24_576 / took)
+        assert ("faster than the device's memory" in found.note) is (part is None)
+
+
+def test_devices_of_one_peak_and_two_memories_share_no_bandwidth() -> None:
+    spans = measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5))
+    heads = {rank: header(rank, 2, device=name) for rank, name in ((0, H100), (1, "NVIDIA H200"))}
+    row = told(matmuls(replace(spans, headers=heads)))[0]
+    assert row["of peak"] is not None
+    assert row["of bandwidth"] is None
 
 
 @pytest.mark.parametrize("device", ["Ascend910B3", "unknown", ""])
