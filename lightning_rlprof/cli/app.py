@@ -141,7 +141,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that its encoding lacks is spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app(prog_name="rlprof")  # else what started this process is taken for it
+        app(prog_name="rlprof")  # whatever started this process
     except RlprofError as error:
         _fail(str(error))
     except OSError as error:

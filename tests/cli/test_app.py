@@ -89,7 +89,7 @@ def test_numpy_is_imported_only_by_a_command_that_needs_it() -> None:
 def test_an_error_cannot_steer_the_terminal_nor_take_two_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
+    def fail(prog_name: str) -> None:
         raise RlprofError("bad\x1b[2J name\nand more")
 
     monkeypatch.setattr(app, "app", fail)
@@ -107,7 +107,7 @@ def test_what_the_machine_refuses_is_one_line_and_no_traceback(
     done = _run("report", str(run), "-o", name)
     assert (done.returncode, done.stderr) == (1, f"rlprof: {name}: File name too long\n")
 
-    def full() -> None:
+    def full(prog_name: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(app, "app", full)
@@ -117,7 +117,7 @@ def test_what_the_machine_refuses_is_one_line_and_no_traceback(
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(prog_name: str) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(app, "app", fail)
