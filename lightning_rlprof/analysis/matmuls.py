@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.analysis.call_tree import NONE, UNKNOWN
 from lightning_rlprof.analysis.cells import numbers, read, texts
@@ -35,6 +36,7 @@ _NONE = (
     "them with record_shapes (integrated: {{profile_record_shapes: true}})"
 )
 _HOST = "No kernels were recorded: the times are those of the host."
+_UNTIMED = "Of {} calls no kernel is known to be theirs: they count in no rate."
 _UNKNOWN_PEAK = "The peak of {} is not known."
 _ABOVE = "What is above the peak of the device is refused."
 _CACHED = "What came faster than the device's memory gives it was in its cache: no share of that."
@@ -44,10 +46,14 @@ _Kind = tuple[str, str, str | None, str | None]
 
 
 class _Calls(NamedTuple):
-    """Calls: their kind, how long each took, and all kinds: operator, dims, types, values."""
+    """Calls: their kind, how long each took, whether that is known, and all kinds.
+
+    A kind is operator, dims, types, values.
+    """
 
     kind: Int64s
     took: Int64s
+    timed: npt.NDArray[np.bool_]
     kinds: Sequence[_Kind]
 
 
@@ -74,7 +80,7 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         why = _NONE.format("" if ranks is None else f" of ranks {sorted(ranks)}")
         return Table("matmuls", _COLUMNS, abstained="; ".join([why, *remarks]))
     whole = int(device_work(spans, ranks, remarks).duration.sum()) or None
-    whole = whole if _kernels(spans) else None  # copies alone tell no product's time
+    whole = whole if _kernels(spans, ranks) else None  # copies alone tell no product's time
     most = _most(spans, ranks, remarks) if whole else _Most(None, None)
     remarks += [] if whole else [_HOST]
     rows = sorted(_rows(calls, whole, most, remarks), key=lambda row: -int(row[4] or 0))
@@ -99,15 +105,18 @@ def _calls(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _
     heads = rows[np.unique(kind, return_index=True)[1]]
     told = [([*own, None], code[heads].tolist()) for code, own in columns]
     kinds = [*zip(*([own[at] for at in code] for own, code in told), strict=True)]
-    took = _took(spans, rank[rows], thread[order], start, numbers(table, "duration")[rows])
-    return _Calls(kind, took, kinds) if len(rows) else None
+    took, timed = numbers(table, "duration")[rows], np.ones(len(rows), bool)
+    if own_kernels := _kernels(spans, ranks):
+        took, timed = _took(own_kernels, rank[rows], thread[order], start, took)
+    if lost := len(rows) - np.count_nonzero(timed):
+        remarks.append(_UNTIMED.format(lost))
+    return _Calls(kind, took, timed, kinds) if len(rows) else None
 
 
-def _took(spans: Spans, rank: Int64s, thread: Int64s, start: Int64s, length: Int64s) -> Int64s:
-    """Return the time of the kernels that each call launched, of the calls where there are none."""
-    table = _kernels(spans)
-    if table is None:
-        return length
+def _took(
+    table: Table, rank: Int64s, thread: Int64s, start: Int64s, length: Int64s
+) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """Return the time of the kernels that each call launched, and which launched any."""
     threads = np.unique(thread)
     lane = rank * len(threads) + np.searchsorted(threads, thread)
     by, launch = numbers(table, "thread", UNKNOWN), numbers(table, "launch", UNKNOWN)
@@ -118,13 +127,16 @@ def _took(spans: Spans, rank: Int64s, thread: Int64s, start: Int64s, length: Int
     call = open_at(lane, start, start + length, holder, from_lane, launch)
     found = np.zeros(len(start), np.int64)
     np.add.at(found, call[call >= 0], numbers(table, "duration")[call >= 0])
-    return found
+    return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
 
 
-def _kernels(spans: Spans) -> Table | None:
-    """Return the kernels, None where there are none."""
+def _kernels(spans: Spans, ranks: Collection[int] | None) -> Table | None:
+    """Return the kernels, None where these ranks have none."""
     table = read(spans, "kernels", [])
-    return table if table is not None and len(table.rows) else None
+    if table is None:
+        return None
+    own = numbers(table, "rank")
+    return table if (len(own) if ranks is None else np.isin(own, list(ranks)).any()) else None
 
 
 def _most(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _Most:
@@ -141,10 +153,10 @@ def _most(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _M
 
 def _rows(calls: _Calls, whole: int | None, most: _Most, remarks: list[str]) -> Iterator[_Row]:
     """Yield a row per kind of call whose work is known."""
-    took, count = (np.zeros(len(calls.kinds), np.int64) for _ in range(2))
-    np.add.at(took, calls.kind, calls.took)
-    np.add.at(count, calls.kind, 1)
-    for kind, time, number in zip(calls.kinds, took.tolist(), count.tolist(), strict=True):
+    sums = np.zeros((3, len(calls.kinds)), np.int64)
+    for own, values in zip(sums, (calls.took, np.ones_like(calls.took), calls.timed), strict=True):
+        np.add.at(own, calls.kind, values)
+    for kind, time, count, number in zip(calls.kinds, *sums.tolist(), strict=True):
         work = work_of(*kind) or Work(None, None, kind[1], "")
         rate = _over(work.flops, number, time, 1_000)
         part = _part(rate, most.tflops if work.type in HALF else None)
@@ -160,7 +172,7 @@ def _rows(calls: _Calls, whole: int | None, most: _Most, remarks: list[str]) -> 
         share = time / whole if whole else None
         intensity = work.flops / work.moved if work.flops and work.moved else None
         rates = (rate, part, flow, of_flow, intensity)
-        yield (name, work.text, shown, number, time, share, *rates)
+        yield (name, work.text, shown, count, time, share, *rates)
 
 
 def _part(rate: float | None, most: float | None) -> float | None:

@@ -68,7 +68,9 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
     for rank in spans.ranks:
         folder = rank_directory(run, rank)
         files |= dict.fromkeys(device_files(folder, deep=True), rank)
-        captures |= dict.fromkeys(sorted(folder.rglob(_ASCEND)), rank)
+        found = sorted(folder.rglob(_ASCEND), key=lambda path: (path.is_symlink(), path))
+        once = {path.resolve(): path for path in reversed(found)}  # a link to one here is no other
+        captures |= dict.fromkeys(sorted(once.values()), rank)
     if not files and not captures:
         return spans
     others = ascend_tables(captures, spans.unix_ns, partial(_fill_by_wall_clock, spans))

@@ -10,7 +10,7 @@ from lightning_rlprof.loaders.ascend_kept import Kept
 from lightning_rlprof.loaders.ascend_marks import STEP
 from lightning_rlprof.loaders.ascend_opened import Recorded
 from lightning_rlprof.loaders.ascend_parts import Frame, Opened, Part, coded
-from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
+from lightning_rlprof.loaders.ascend_times import plausible
 from lightning_rlprof.loaders.ascend_trace import read_trace_view
 from lightning_rlprof.loaders.attribution import Launches, stages_at
 from lightning_rlprof.loaders.chrome_scratch import Grown
@@ -128,7 +128,7 @@ def _in_order(told: _Told) -> _Told:
     """Return calls by thread and start, outer ones first, without those that cannot be true."""
     code, texts = told.name
     steps = [at for at, text in enumerate(texts) if text.startswith(STEP)]
-    keep = (told.start > 0) & (told.end >= told.start) & (told.end < LARGEST_TIME)
+    keep = plausible(told.start, np.where(told.end >= told.start, told.end - told.start, -1))
     keep &= ~((told.kind == _OPERATOR) & np.isin(code, steps))
     rows = np.flatnonzero(keep)
     keys = (told.kind, -told.end, told.start, told.thread)

@@ -6,7 +6,8 @@ import numpy as np
 
 from lightning_rlprof.loaders.ascend_kept import QUEUE, Kept
 from lightning_rlprof.loaders.ascend_marks import STRINGS
-from lightning_rlprof.loaders.ascend_tasks import Calls, calls_at, places
+from lightning_rlprof.loaders.ascend_tasks import Calls, calls_at, last_before, places
+from lightning_rlprof.loaders.ascend_times import plausible
 from lightning_rlprof.loaders.ascend_trace import TraceView
 from lightning_rlprof.loaders.enclosing import innermost
 from lightning_rlprof.loaders.kernels import UNKNOWN
@@ -28,10 +29,18 @@ class Ends(NamedTuple):
     end_ns: Int64s
     number: Int64s
 
+    def sound(self) -> "Ends":
+        """Return those whose times can be true and that have a number, by number and start."""
+        length = np.where(self.end_ns >= self.start_ns, self.end_ns - self.start_ns, UNKNOWN)
+        rows = np.flatnonzero(plausible(self.start_ns, length) & (self.number != UNKNOWN))
+        rows = rows[np.lexsort((self.start_ns[rows], self.number[rows]))]
+        return Ends(*(column[rows] for column in self))
+
 
 def database_queue(database: SqliteTables) -> tuple[Ends, Ends]:
     """Return the calls that put something in, and those that take it out."""
-    there = {"type", *_COLUMNS} <= database.columns.get(_CALLS, frozenset())
+    there = {"type", "name", *_COLUMNS} <= database.columns.get(_CALLS, frozenset())
+    there = there and STRINGS in database.columns
     pairs = database.numbers(_NUMBERS, "id", "connectionId")
     both = []
     for word in QUEUE:
@@ -40,7 +49,7 @@ def database_queue(database: SqliteTables) -> tuple[Ends, Ends]:
         at = places(pairs["id"], rows["connectionId"], slack=0)
         thread = calls_at(rows, np.arange(len(at))).thread
         number = np.append(pairs["connectionId"], UNKNOWN)[at]
-        both.append(Ends(thread, rows["startNs"], rows["endNs"], number))
+        both.append(Ends(thread, rows["startNs"], rows["endNs"], number).sound())
     return both[0], both[1]
 
 
@@ -51,7 +60,8 @@ def trace_queue(view: TraceView) -> tuple[Ends, Ends]:
     for word in QUEUE:
         code = view.names.index(word) if word in view.names else UNKNOWN
         own = {name: column[rows["kind"] == code] for name, column in rows.items()}
-        both.append(Ends(threads[own["lane"]], own["start_ns"], own["end_ns"], own["number"]))
+        times = (own["start_ns"], own["end_ns"])
+        both.append(Ends(threads[own["lane"]], *times, own["number"]).sound())
     return both[0], both[1]
 
 
@@ -69,8 +79,10 @@ def handed_over(torch: Calls, cann: Calls, queue: tuple[Ends, Ends]) -> Calls:
     """
     given, taken = queue
     around = innermost(*taken[:3], cann.thread, cann.time_ns)
-    at = places(given.number, np.append(taken.number, UNKNOWN)[around], slack=0)
-    wanted = (torch.time_ns == UNKNOWN) & (at >= 0)
+    number, out = (np.append(of, UNKNOWN)[around] for of in (taken.number, taken.start_ns))
+    at = last_before(given.number, given.start_ns, number, out)
+    before = np.append(given.start_ns, UNKNOWN)[at] <= out
+    wanted = (torch.time_ns == UNKNOWN) & (at >= 0) & before
     length = None
     if torch.length_ns is not None:
         lengths = np.append(given.end_ns - given.start_ns, UNKNOWN)[at]

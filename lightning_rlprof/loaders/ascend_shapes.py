@@ -12,7 +12,7 @@ from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.ascend_kept import Kept
 from lightning_rlprof.loaders.ascend_marks import STRINGS
 from lightning_rlprof.loaders.ascend_parts import Frame, Opened, Part, coded
-from lightning_rlprof.loaders.ascend_times import LARGEST_TIME
+from lightning_rlprof.loaders.ascend_times import plausible
 from lightning_rlprof.loaders.ascend_trace import read_trace_view
 from lightning_rlprof.loaders.kernels import Coded
 from lightning_rlprof.loaders.products import NPU_PRODUCTS, PRODUCTS
@@ -37,7 +37,7 @@ def _read(opened: Opened) -> tuple[Frame, list[str]]:
     in_database = opened.has(_CALLS, *_TOLD, *_SHAPES)
     found, remarks = _in_database(opened) if in_database else _in_trace(opened)
     thread, start, end = (found[name] for name in ("thread", "start", "end"))
-    told = (start > 0) & (end >= start) & (end < LARGEST_TIME) & (found["dims"][0] >= 0)
+    told = plausible(start, np.where(end >= start, end - start, -1)) & (found["dims"][0] >= 0)
     rows = np.flatnonzero(told)
     rows = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
     rows = rows[~_calls_another(found["operator"], thread, start, end, rows)]
@@ -121,7 +121,8 @@ def _calls_another(
     outer = np.array([*(name not in PRODUCTS for name in names), False])[code[rows]]
     inside = np.zeros(len(rows), bool)
     inside[:-1] = thread[rows[1:]] == thread[rows[:-1]]
-    inside[:-1] &= start[rows[1:]] < end[rows[:-1]]
+    inside[:-1] &= (start[rows[1:]] < end[rows[:-1]]) & (end[rows[1:]] <= end[rows[:-1]])
+    inside[:-1] &= ~outer[1:]
     return outer & inside
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "database_tasks",
     "hardware_lanes",
     "lane_devices",
+    "last_before",
     "places",
     "sheet_tasks",
     "trace_calls",
@@ -267,10 +268,10 @@ def _operators(database: SqliteTables, connection: Int64s, start: Int64s) -> Cal
     number, at = pairs["connectionId"][at >= 0], at[at >= 0]
     order = np.lexsort((calls["startNs"][at], number))
     calls = {name: column[at][order] for name, column in calls.items()}
-    return calls_at(calls, _last_before(number[order], calls["startNs"], connection, start))
+    return calls_at(calls, last_before(number[order], calls["startNs"], connection, start))
 
 
-def _last_before(numbers: Int64s, times: Int64s, number: Int64s, before: Int64s) -> Int64s:
+def last_before(numbers: Int64s, times: Int64s, number: Int64s, before: Int64s) -> Int64s:
     """Return the last row of each number that is before a moment, else its first, -1 without any.
 
     Rows come by number and time.
@@ -293,7 +294,7 @@ def calls_at(calls: Mapping[str, Int64s], rows: Int64s) -> Calls:
     start, end = calls["startNs"], calls["endNs"]
     sound = (start > 0) & (end >= start) & (end < LARGEST_TIME)
     return Calls(
-        np.append(start, UNKNOWN)[rows],
+        np.append(np.where((start > 0) & (start < LARGEST_TIME), start, UNKNOWN), UNKNOWN)[rows],
         np.append(calls["globalTid"] & _THREAD, NOWHERE)[rows],
         np.append(np.where(sound, end - start, UNKNOWN), UNKNOWN)[rows],
     )

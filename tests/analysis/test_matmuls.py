@@ -140,6 +140,21 @@ def test_a_call_whose_work_is_not_known_keeps_its_time() -> None:
     assert rows[2]["TFLOP/s"] == pytest.approx(rows[0]["TFLOP/s"])
 
 
+def test_a_call_without_kernels_of_its_own_counts_in_no_rate() -> None:
+    shapes = [product(0, 9), product(10, 19), product(20, 29, rank=1)]
+    own = Kernel("gemm", 0, 8_000, launch=5)
+    alone, both = (matmuls(measured(each, own)) for each in (shapes[:1], shapes))
+    first, row = told(alone)[0], told(both)[0]
+    assert (first["calls"], row["calls"], row["time"]) == (1, 3, first["time"])
+    for rate in ("TFLOP/s", "of peak", "GB/s", "of bandwidth"):
+        assert row[rate] == pytest.approx(first[rate])
+    assert alone.note == ""
+    assert both.note == "Of 2 calls no kernel is known to be theirs: they count in no rate."
+    other = matmuls(measured(shapes, own), ranks=[1])
+    assert (told(other)[0]["time"], told(other)[0]["calls"]) == (9, 1)
+    assert other.note == "No kernels were recorded: the times are those of the host."
+
+
 @pytest.mark.parametrize("copies", [None, [Copy("HtoD", 0, 1_000, launch=5)]])
 def test_without_kernels_times_are_the_hosts(copies: list[Copy] | None) -> None:
     found = matmuls(measured([product(0, 4_000)], copies=copies))

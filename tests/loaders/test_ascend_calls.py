@@ -239,3 +239,15 @@ def test_operators_of_a_real_capture_take_all_of_the_devices_time(folder: Path) 
     assert rows["HcclAllreduce"][6] == 4
     assert rows["ConvolutionBackward0"][7] == "aten::convolution"
     assert rows["unattributed"][2] < int(work.duration.sum()) / 50
+
+
+@pytest.mark.parametrize("start", [-(2**63) + 5, 0, 2**63 - 1])
+def test_a_call_at_no_time_launches_at_none_and_is_no_row(tmp_path: Path, start: int) -> None:
+    rows = DatabaseRows()
+    rows.mark("step", 0, 100_000)
+    rows.task("Mul", 1_000, 2_000, connection=7)
+    rows.add("CANN_API", connectionId=7, startNs=start, endNs=start, globalTid=tid(MAIN), name="x")
+    rows.write(capture_folder(tmp_path) / "ascend_pytorch_profiler_0.db")
+    table = load(tmp_path).table("kernels")
+    assert [table.column(name)[0] for name in ("launch", "thread")] == [None, None]
+    assert len(load(tmp_path).table("calls").rows) == 0

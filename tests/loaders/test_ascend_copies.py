@@ -87,13 +87,16 @@ def test_a_database_tells_bytes_and_direction_and_the_launch_tells_the_stage(
 
 # Name, thread, start, end, what they share.
 QUEUED = [
+    ("Enqueue", MAIN, 9_000, 9_040, 9_884),  # of that number, but later
     ("Enqueue", MAIN, 2_000, 2_040, 9_884),
+    ("Enqueue", MAIN, 6_900, 6_800, 9_887),  # ends before it begins
+    ("Dequeue@acl_memcpy", QUEUE, 8_600, 8_900, 9_887),
     ("Dequeue@acl_memcpy", QUEUE, 5_000, 5_500, 9_884),
     ("Dequeue@acl_memcpy", QUEUE, 6_000, 6_500, 9_885),  # nobody handed it over
     ("Dequeue@acl_memcpy", QUEUE, 7_000, 7_500, None),  # not numbered
     ("Dequeue@acl_memcpy", MAIN, 8_000, 8_500, 9_884),  # another thread
 ]
-LAUNCHES = (5_100, 6_100, 7_100, 8_100)
+LAUNCHES = (5_100, 6_100, 7_100, 8_100, 8_650)
 
 
 def queued_text(parent: Path) -> Path:
@@ -134,7 +137,7 @@ def test_a_copy_of_the_queue_belongs_to_the_call_that_handed_it_over(
         *((at, QUEUE) for at in LAUNCHES[1:]),
     ]
     lengths = [row.get("launch duration") for row in found]
-    assert lengths == ([None] * 4 if made is queued_text else [40, 50, 50, 50])
+    assert lengths == ([None] * 5 if made is queued_text else [40, 50, 50, 50, 50])
 
 
 @pytest.mark.parametrize(
@@ -217,6 +220,20 @@ def test_a_run_of_our_own_tells_stage_and_step_where_the_capture_does_not(tmp_pa
 
     found = [table.column(name)[0] for name in ("rank", "stage", "step", "start", "launch")]
     assert found == [1, "critic_update", 4, 50_000, 3_000]
+
+
+def test_a_link_to_a_capture_beside_it_is_no_other_capture(tmp_path: Path) -> None:
+    write_rank(tmp_path, header(0), [Row("step", "step", 1, 0, 9)])
+    output = queued_text(rank_directory(tmp_path, 0) / "x") / "latest_ascend_pt"
+    (real,) = output.parent.glob("*_ascend_pt")
+    output.symlink_to(real)
+    (rank_directory(tmp_path, 0) / "elsewhere_ascend_pt").symlink_to(real)
+    assert len(load(tmp_path).table("memcpy").rows) == len(LAUNCHES)
+    moved = real.rename(tmp_path / "moved_ascend_pt")
+    for link in (output, rank_directory(tmp_path, 0) / "elsewhere_ascend_pt"):
+        link.unlink()
+        link.symlink_to(moved)
+    assert len(load(tmp_path).table("memcpy").rows) == len(LAUNCHES)
 
 
 def test_a_capture_without_copies_says_that_there_were_none(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.loaders.ascend_output import (
 from tests.loaders.ascend_recorded import ABSENT, CAPTURES, DATA, DATABASE, ask, ns, sheet
 
 recorded = pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)
-OTHER = 4_090
+OTHER, THIRD = 4_090, 4_091
 HALF = "c10::BFloat16;\r\nc10::BFloat16"
 
 # Name, thread, start, end, dims, types.
@@ -35,6 +35,9 @@ CALLS = [
     ("aten::mm", OTHER, 9_600, 9_700, "", ""),
     ("aten::mm", OTHER, 9_800, 9_900, None, None),
     ("aten::relu", OTHER, 9_950, 9_960, "8,16", HALF),
+    ("aten::matmul", THIRD, 1_000, 2_000, "8,16;\r\n16,4", HALF),  # meets the next, as clocks do
+    ("aten::mm", THIRD, 1_990, 2_500, "8,16;\r\n16,4", HALF),
+    *[("aten::matmul", THIRD, 3_000, 4_000, "8,16;\r\n16,4", HALF)] * 2,
 ]
 TYPES = '["c10::BFloat16","c10::BFloat16"]'
 EXPECTED = [
@@ -43,6 +46,9 @@ EXPECTED = [
     (MAIN, "aten::mm", 5_500, 500, "[[8,4],[4,8]]", '["float","float"]'),
     (OTHER, "aten::addmm", 3_500, 5_500, "[[4],[8,16],[16,4],[],[]]", f"{TYPES[:-1]},{TYPES[1:]}"),
     (OTHER, "aten::bmm", 9_000, 500, "8,x; [1]", None),
+    (THIRD, "aten::matmul", 1_000, 1_000, "[[8,16],[16,4]]", TYPES),
+    (THIRD, "aten::mm", 1_990, 510, "[[8,16],[16,4]]", TYPES),
+    *[(THIRD, "aten::matmul", 3_000, 1_000, "[[8,16],[16,4]]", TYPES)] * 2,
 ]
 
 
