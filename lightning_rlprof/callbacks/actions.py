@@ -121,7 +121,8 @@ class Actions:
             cover.remove()
 
     def _learn(self, action_name: object) -> Any:
-        action_name = str(action_name)  # a user's own may be a number, or a member of an Enum
+        # a user's own may be a number, or a member of an Enum, which may be a text beside
+        action_name = (str.__str__ if isinstance(action_name, str) else str)(action_name)
         owner, _, hook = action_name.rpartition(".")
         if action_name in self._stages:
             return Marker(action_name, "stage")

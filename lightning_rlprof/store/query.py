@@ -2,8 +2,9 @@
 
 import contextlib
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -244,19 +245,39 @@ def _held(array: Any) -> Any:
 def _asked(connection: "DuckDBPyConnection", ask: Callable[[], T]) -> T:
     """Return what a function asks of DuckDB, which by itself may not hear of Ctrl-C.
 
-    It runs in a thread of its own. An error of DuckDB becomes one line.
+    The main thread, which hears of signals, has it asked by another one; as Python ends, there is
+    none to be had. An error of DuckDB becomes one line.
     """
     import duckdb
 
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask)
+    answer: Future[T] = Future()
+
+    def work() -> None:
         try:
-            return answer.result()
-        except KeyboardInterrupt:
-            connection.interrupt()
-            raise
-        except duckdb.Error as error:
-            raise TraceError(_line(error)) from error
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    try:
+        _elsewhere(work)
+        return answer.result()
+    except duckdb.Error as error:
+        raise TraceError(_line(error)) from error
+    except BaseException:
+        while not answer.done():  # out of a signal's handler; between two queries none hears it
+            with contextlib.suppress(KeyboardInterrupt):  # a second one
+                connection.interrupt()
+                wait([answer], timeout=0.05)
+        raise
+
+
+def _elsewhere(work: Callable[[], None]) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    try:
+        threading.Thread(target=work, name="rlprof-sql", daemon=True).start()
+    except RuntimeError:  # at the interpreter's end
+        work()
 
 
 def _line(error: Exception) -> str:

@@ -144,17 +144,21 @@ def test_the_users_own_actions_become_regions_and_stages(
 def test_names_of_actions_that_are_no_text_are_tolerated(tmp_path: Path) -> None:
     """As Lightning's own PassThroughProfiler does, which looks at none."""
     phase = enum.Enum("Phase", "SCORE")
+    names = enum.Enum("Names", {"GENERATE": "actor_generate"}, type=str)
     module = Tiny()
 
     def act(batch_idx: int) -> None:
         profiler: Any = module.trainer.profiler
         with profiler.profile(phase.SCORE), profiler.profile(3):
             pass
+        with profiler.profile(names.GENERATE):  # a text, whatever str() makes of it
+            pass
 
     module.on_batch = act
     trace = recorded(tmp_path, module)
     for name in ("Phase.SCORE", "3"):
         assert [span.kind for span in of(trace, name)] == ["region"] * 4
+    assert [span.kind for span in of(trace, "actor_generate")] == ["stage"] * 4
 
 
 def test_unbalanced_actions_are_tolerated(tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from lightning_rlprof import load
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.columns import attach
 from lightning_rlprof.store.query import answer, closed, named, write_answer
 from lightning_rlprof.table import Column, Table
+from tests.runs import grpo_run
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -224,3 +230,46 @@ def test_tables_are_named_by_whole_words_in_any_case() -> None:
         "kernels",
         "sync",
     ]
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "threading.Thread(target=ask, args=(1,)).start()",
+        "atexit.register(ask, 0)",
+        "threading._register_atexit(ask, 0)",  # as pools of threads end, where `on_finish` runs
+    ],
+)
+def test_sql_is_answered_while_the_interpreter_ends(tmp_path: Path, ending: str) -> None:
+    code = f"""if True:
+        import atexit, sys, threading, time
+        from lightning_rlprof import load
+
+        def ask(seconds):
+            time.sleep(seconds)
+            print(load(sys.argv[1]).sql("select count(*) from headers").rows[0][0])
+
+        {ending}
+    """
+    grpo_run(tmp_path, steps=3)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
+
+
+def test_what_a_signal_raises_ends_a_query(tmp_path: Path) -> None:
+    def stop(*_: object) -> None:
+        raise TimeoutError("enough")
+
+    grpo_run(tmp_path, steps=3)
+    run = load(tmp_path)
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    began = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError, match="enough"):
+            run.sql("select count(*) from range(10000000) a, range(100000) b")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 20
