@@ -28,7 +28,7 @@ class StageMetrics(Callback):
 
     Where Lightning does not log at every batch (``log_every_n_steps``, gradient accumulation) a row
     is of all batches since the one before: means per batch, their shares and rates, the highest
-    memory. Steps with a capture, which take longer, are left out where a row has others.
+    memory. Times of steps with a capture, which take longer, are left out where a row has others.
 
     Example::
 
@@ -63,8 +63,10 @@ class StageMetrics(Callback):
         if session is None or not session.step_totals.ns or session.step_totals is self._seen:
             return
         self._seen = totals = session.step_totals
-        sums = self._captured if totals.captured else self._sums
-        sums.add(totals, _memory_gb(session.header.device, keep_peak=totals.captured))
+        (self._captured if totals.captured else self._sums).add(totals)
+        memory_gb = _memory_gb(session.header.device, keep_peak=totals.captured)
+        for sums in (self._sums, self._captured):  # the highest, also where times are left out
+            sums.reach(memory_gb)
         # Not log_dict: it repeats the last value of a stage in steps that did not have it.
         loop = trainer.fit_loop
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
@@ -94,11 +96,13 @@ class _Sums:
         # Of each stage: nanoseconds, tokens, and the nanoseconds of the spans that counted them.
         self._stages: dict[str, tuple[int, Number, int]] = {}
 
-    def add(self, step: StepTotals, memory_gb: float | None) -> None:
-        self.steps += 1
-        self._ns += step.ns
+    def reach(self, memory_gb: float | None) -> None:
         if memory_gb is not None:
             self._memory_gb = max(memory_gb, self._memory_gb or 0.0)
+
+    def add(self, step: StepTotals) -> None:
+        self.steps += 1
+        self._ns += step.ns
         for name, spent in step.stages.items():
             ns, tokens, counted_ns = self._stages.get(name, (0, 0, 0))
             tokens += spent.counters.get("tokens", 0)

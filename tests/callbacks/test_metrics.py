@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_rlprof.callbacks import metrics
 from lightning_rlprof.callbacks.metrics import StageMetrics
 from lightning_rlprof.callbacks.profiler import ProfilerCallback
 from lightning_rlprof.errors import ConfigError
@@ -245,7 +246,12 @@ def test_the_callback_of_the_environment_may_stand_behind(
     assert [value for _, value in logged] == pytest.approx(seconds)
 
 
-def test_captured_steps_are_left_out_where_a_row_has_others(tmp_path: Path) -> None:
+def test_times_of_captured_steps_are_left_out_where_a_row_has_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_step = {True: 9.0, False: 1.0}
+    monkeypatch.setattr(metrics, "_memory_gb", lambda _, keep_peak: of_step[keep_peak])
+
     class Slow(FakeRecorder):
         def open(self, out: Path) -> None:
             time.sleep(0.2)
@@ -262,3 +268,4 @@ def test_captured_steps_are_left_out_where_a_row_has_others(tmp_path: Path) -> N
     ((x, found),) = Logged(tmp_path / "logs").of("rlprof/step_s")
     others = [seconds for step, seconds in steps.items() if step != 1]
     assert (x, found) == (3, pytest.approx(sum(others) / 3, rel=1e-5))
+    assert Logged(tmp_path / "logs").of("rlprof/peak_memory_gb") == [(3, 9.0)]
