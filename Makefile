@@ -21,7 +21,7 @@ COVERED := $(addprefix lightning_rlprof/,model.py errors.py calls.py config/*.py
 # Lightning's oldest does itself what its dependencies have since advised against.
 OLDEST := PYTHONPATH=.oldest $(BIN)/python -m pytest --quiet --numprocesses $(JOBS) --dist loadfile \
 	-W ignore::DeprecationWarning
-STORE := tests/store tests/ingest/test_warm.py tests/ingest/test_heal.py tests/ingest/test_real.py
+STORE := tests/store tests/store/test_cached_run.py tests/store/ingest/test_heal.py tests/store/ingest/test_real.py
 
 # One thread each: two threads on a busy machine make the same step up to eight times longer.
 export OMP_NUM_THREADS ?= 1
@@ -68,8 +68,8 @@ endif
 test-oldest: $(STAMP) ## run some tests with the lowest versions that are supported (oldest.txt)
 	@rm -rf .oldest
 	$(BIN)/python $(PIP) --no-deps --only-binary :all: --target .oldest --requirement oldest.txt
-	$(OLDEST) $(STORE) tests/callbacks/test_actions.py tests/callbacks/test_fits.py tests/cli \
-		tests/loaders tests/report tests/test_remote.py $(ARGS)
+	$(OLDEST) $(STORE) tests/integrations/lightning/test_profiler_actions.py tests/integrations/lightning/test_fits.py tests/cli \
+		tests/loaders tests/report tests/system/test_remote_files.py $(ARGS)
 	@rm -rf .oldest  # then with the DuckDB that Python 3.10 gets
 	$(BIN)/python $(PIP) --no-deps --target .oldest duckdb==1.5.6
 	$(OLDEST) $(STORE) $(ARGS)

@@ -12,9 +12,9 @@ import torch
 from codetiming import Timer
 from pytorch_lightning.profilers import SimpleProfiler
 
-from lightning_rlprof import marking
-from lightning_rlprof.marking import stage
-from lightning_rlprof.session import Session
+from lightning_rlprof.recording import annotations
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.session import Session
 
 __all__ = [
     "AGAIN",
@@ -98,7 +98,7 @@ def idle_stage() -> Span:
 
     Switching one copy on and off between contenders would charge each with the switch.
     """
-    spec = importlib.util.spec_from_file_location("idle_marking", marking.__file__)
+    spec = importlib.util.spec_from_file_location("idle_marking", annotations.__file__)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,7 @@ from typing import Any
 from _job import synthetic_job
 from _measure import CORE, Bound, Report, quiet_enough
 
-from lightning_rlprof.spans import Spans
+from lightning_rlprof.tables.spans import Spans
 
 __all__ = [
     "BAND",

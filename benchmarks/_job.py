@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.model import FORMAT, KINDS, Header, Kind
-from lightning_rlprof.spans import NO_PARENT, Int64s, Spans, Thread
+from lightning_rlprof.records.records import FORMAT, KINDS, Header, Kind
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import NO_PARENT, Spans, Thread
 
 __all__ = ["SPANS_PER_STEP", "synthetic_job"]
 

@@ -17,8 +17,8 @@ import nvtx
 from _measure import fresh
 from _timing import Timed, interleaved
 
-from lightning_rlprof.recorders.base import Recorder
-from lightning_rlprof.recorders.nvtx import NvtxRecorder
+from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder
 
 __all__ = ["AGAIN", "BARE", "INSIDE", "MOVING", "OURS", "measure"]
 

@@ -49,8 +49,8 @@ def _ingested(_: str) -> _Read:
     """Make the cache with every table as Parquet."""
     import duckdb  # noqa: F401
 
-    from lightning_rlprof.ingest.one import ingest_one
-    from lightning_rlprof.store.cache import FOLDER
+    from lightning_rlprof.records.run_directory import CACHE_FOLDER
+    from lightning_rlprof.store.ingest.make_cache import ingest_one
 
     def read(path: Path) -> int:
         outcome = ingest_one(str(path))
@@ -59,7 +59,7 @@ def _ingested(_: str) -> _Read:
         return outcome.rows or 0
 
     for path in map(Path, sys.argv[2:]):
-        shutil.rmtree(path.parent / FOLDER, ignore_errors=True)
+        shutil.rmtree(path.parent / CACHE_FOLDER, ignore_errors=True)
     return read
 
 
@@ -68,8 +68,8 @@ def _analysed(name: str) -> _Read:
     import duckdb  # noqa: F401
 
     from lightning_rlprof.analysis import NAMED
-    from lightning_rlprof.heap import keep_freed
-    from lightning_rlprof.ingest.opening import open_run
+    from lightning_rlprof.store.open_run import open_run
+    from lightning_rlprof.system.memory_trim import keep_freed
 
     keep_freed()
     analysis = NAMED[name]

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightning_rlprof.analysis.cells import numbers, texts
-from lightning_rlprof.analysis.statistics import summarize
-from lightning_rlprof.analysis.sweep import unions
-from lightning_rlprof.store.kept import kept_table
-from lightning_rlprof.store.parquet import write_table
-from lightning_rlprof.store.query import answer, text_literal
-from lightning_rlprof.table import Column, ColumnRows, Table
+from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.store.parquet import kept_table, write_table
+from lightning_rlprof.store.sql import answer, text_literal
+from lightning_rlprof.tables.intervals import unions
+from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -61,15 +59,15 @@ def _by_sql(path: Path) -> int:
 
 def _by_numpy(path: Path) -> int:
     table = kept_table(path, "spans")
-    name, names = texts(table, "name")
-    name += numbers(table, "rank") * len(names)
-    return len(summarize(name, numbers(table, "duration_ns")).group)
+    name, names = table.texts("name")
+    name += table.numbers("rank") * len(names)
+    return len(summarize(name, table.numbers("duration_ns")).group)
 
 
 def _busy(path: Path) -> int:
     """Sum the time that each rank has a span open; one rank after the other takes least memory."""
     table = kept_table(path, "spans")
-    rank, first, last = (numbers(table, each) for each in ("rank", "start_ns", "end_ns"))
+    rank, first, last = (table.numbers(each) for each in ("rank", "start_ns", "end_ns"))
     edges = np.searchsorted(rank, np.arange(RANKS + 1))
     busy = []
     for begin, end in pairwise(edges.tolist()):
@@ -80,7 +78,7 @@ def _busy(path: Path) -> int:
 
 def _read(path: Path) -> int:
     table = kept_table(path, "spans")
-    return len([numbers(table, each) for each in ("rank", "start_ns", "end_ns")])
+    return len([table.numbers(each) for each in ("rank", "start_ns", "end_ns")])
 
 
 QUESTIONS: dict[str, Callable[[Path], int]] = {

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_rlprof.model import FORMAT, KINDS, Header
-from lightning_rlprof.spans import NO_PARENT, Counter, Int64s, Spans, Thread
+from lightning_rlprof.records.records import FORMAT, KINDS, Header
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import NO_PARENT, Counter, Spans, Thread
 
 __all__ = ["complete_table"]
 

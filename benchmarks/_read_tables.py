@@ -11,15 +11,18 @@ from _measure import CORE, Bound, Report
 from _read_parse import BAND
 from _read_spans import complete_table
 
-from lightning_rlprof.analysis.beside import background, regions
-from lightning_rlprof.analysis.coverage import coverage
-from lightning_rlprof.analysis.device import device
-from lightning_rlprof.analysis.gaps import gaps
-from lightning_rlprof.analysis.ranks import ranks
-from lightning_rlprof.analysis.stages import stages
-from lightning_rlprof.analysis.steps import steps
-from lightning_rlprof.spans import Spans
-from lightning_rlprof.table import Table
+from lightning_rlprof.analysis.stages.overviews import (
+    background,
+    coverage,
+    device,
+    ranks,
+    regions,
+    steps,
+)
+from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.stages.untraced_gaps import gaps
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 __all__ = ["TABLES", "Costs", "bounds", "measure", "report"]
 

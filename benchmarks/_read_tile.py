@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lightning_rlprof.spans import Int64s
+from lightning_rlprof.tables.arrays import Int64s
 
 __all__ = ["FIRST_US", "STEP_US", "Tile", "make_tile"]
 

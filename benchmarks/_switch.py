@@ -11,8 +11,8 @@ from _measure import fresh
 from pytorch_lightning.profilers import PassThroughProfiler, SimpleProfiler
 from torch.optim import optimizer as torch_optimizer
 
-from lightning_rlprof.marking import stage
-from lightning_rlprof.session import current
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.session import current
 
 __all__ = ["AGAIN", "CONTENDERS", "HOOKS", "NOBODY", "OURS", "SIMPLE", "STAGES", "Policy", "Switch"]
 

@@ -18,11 +18,11 @@ from _cost import bounds as limits
 from _cost import control, large
 from _measure import Bound, Report, options, verdict
 
-from lightning_rlprof.analysis.compare import compare
-from lightning_rlprof.spans import Spans
+from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.tables.spans import Spans
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-pairs: Any = importlib.import_module("tests.analysis.pairs")
+pairs: Any = importlib.import_module("tests.builders.pairs")
 peers: Any = importlib.import_module("tests.peers.diffs")
 
 __all__ = ["CASES", "OURS", "Case", "bounds", "main", "played"]

@@ -15,9 +15,9 @@ from _cost import STEPS, large, reported
 from _job import SPANS_PER_STEP
 from _measure import options, verdict
 
-from lightning_rlprof.analysis.findings import findings
-from lightning_rlprof.analysis.ledger import ledger
-from lightning_rlprof.spans import Spans
+from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.tables.spans import Spans
 
 __all__ = ["balanced", "found", "main"]
 

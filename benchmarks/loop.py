@@ -49,8 +49,8 @@ import torch
 from _measure import CORE, Bound, Report, bootstrap, options, quiet_enough, verdict
 from _switch import AGAIN, CONTENDERS, NOBODY, OURS, SIMPLE, STAGES, Policy, Switch
 
-from lightning_rlprof.callbacks.profiler import ProfilerCallback
-from lightning_rlprof.tracefile import rank_files, read_trace
+from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.records.run_directory import rank_files, read_trace
 
 __all__ = ["Costs", "Difference", "bounds", "main"]
 

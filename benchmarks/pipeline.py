@@ -18,15 +18,15 @@ import numpy as np
 from _cost import STEPS, large, reported
 from _measure import Bound, options, verdict
 
-from lightning_rlprof.analysis.compare import compare
-from lightning_rlprof.analysis.dag import Dag, dag
-from lightning_rlprof.analysis.longest import OWN, longest, replay
-from lightning_rlprof.analysis.path import path
-from lightning_rlprof.analysis.whatif import whatif
-from lightning_rlprof.spans import Spans
+from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.analysis.critical_path.critical_path import path
+from lightning_rlprof.analysis.critical_path.replay import OWN, longest, replay
+from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
+from lightning_rlprof.analysis.whatif.whatif import whatif
+from lightning_rlprof.tables.spans import Spans
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-scripted: Any = importlib.import_module("tests.analysis.scripted")
+scripted: Any = importlib.import_module("tests.builders.scripted")
 
 __all__ = ["Right", "bounds", "main", "moved", "right", "with_itself"]
 

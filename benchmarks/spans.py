@@ -33,11 +33,11 @@ from _contenders import AGAIN, FLOOR, OFF, OURS, SIMPLE, VERL, contenders
 from _measure import CORE, Bound, Report, options, quiet_enough, verdict
 from _timing import Timed, interleaved
 
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.marking import stage
-from lightning_rlprof.run import start_session
-from lightning_rlprof.session import Session
-from lightning_rlprof.tracefile import rank_files
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.session import Session
+from lightning_rlprof.recording.start import start_session
+from lightning_rlprof.records.run_directory import rank_files
 
 __all__ = ["Costs", "bounds", "main", "make_work"]
 

@@ -35,10 +35,13 @@ from spans import make_work
 from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
-from lightning_rlprof.config.tools import TorchProfilerConfig
-from lightning_rlprof.recorders.event_budget import HostMemory
-from lightning_rlprof.recorders.torch_profiler import TorchProfilerOptions, TorchProfilerRecorder
-from lightning_rlprof.recorders.trace_export import compress
+from lightning_rlprof.config.blocks import TorchProfilerConfig
+from lightning_rlprof.recording.recorders.torch_profiler.event_budget import HostMemory
+from lightning_rlprof.recording.recorders.torch_profiler.export import compress
+from lightning_rlprof.recording.recorders.torch_profiler.recorder import (
+    TorchProfilerOptions,
+    TorchProfilerRecorder,
+)
 
 __all__ = ["Costs", "bounds", "main"]
 

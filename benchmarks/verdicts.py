@@ -18,9 +18,9 @@ from _cost import bounds as limits
 from _cost import control, large
 from _measure import Bound, Report, options, verdict
 
-from lightning_rlprof.analysis.stragglers import stragglers
-from lightning_rlprof.spans import Spans
-from lightning_rlprof.table import Table
+from lightning_rlprof.analysis.stragglers.stragglers import stragglers
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 peers: Any = importlib.import_module("tests.peers.harness")  # the tests play the same windows

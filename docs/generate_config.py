@@ -8,22 +8,22 @@ from typing import Any
 
 from config_prose import EXAMPLES, HEAD, SPELLED
 
-from lightning_rlprof.config.integrated import IntegratedConfig
-from lightning_rlprof.config.npu import NpuConfig
-from lightning_rlprof.config.nsight import NsightConfig
-from lightning_rlprof.config.parallel import ParallelConfig
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.config.roles import RoleConfig
-from lightning_rlprof.config.rules import ArgumentStages, GradStages, WrapRule
-from lightning_rlprof.config.section import Section
-from lightning_rlprof.config.spellings import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
-from lightning_rlprof.config.tools import (
+from lightning_rlprof.config.blocks import (
     FinishConfig,
+    IntegratedConfig,
     MemoryConfig,
+    NpuConfig,
+    NsightConfig,
+    ParallelConfig,
+    RoleConfig,
     ScheduleConfig,
     TorchProfilerConfig,
 )
-from lightning_rlprof.model import STAGES
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.validation import Section
+from lightning_rlprof.config.verl.key_table import ANYTHING, ROLE, ROLES, SPELLINGS, TOOLS, Spelling
+from lightning_rlprof.config.wrap_rules import ArgumentStages, GradStages, WrapRule
+from lightning_rlprof.records.records import STAGES
 
 __all__ = ["main", "page"]
 

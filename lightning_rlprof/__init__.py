@@ -13,17 +13,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_rlprof.callbacks.metrics import StageMetrics
-    from lightning_rlprof.callbacks.profiler import ProfilerCallback
-    from lightning_rlprof.config.profiler import ProfilerConfig
-    from lightning_rlprof.marking import annotate, count, mark, stage
-    from lightning_rlprof.memory_log import log_memory, log_memory_around
-    from lightning_rlprof.model import STAGES, Span
-    from lightning_rlprof.notebook import load
-    from lightning_rlprof.ray import ray_runtime_env
-    from lightning_rlprof.recorders.base import Recorder
-    from lightning_rlprof.run import start_session
-    from lightning_rlprof.timings import gather_timings, reduce_timings, tail_ratio
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+    from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
+    from lightning_rlprof.integrations.ray import ray_runtime_env
+    from lightning_rlprof.recording.annotations import annotate, count, mark, stage
+    from lightning_rlprof.recording.memory_log import log_memory, log_memory_around
+    from lightning_rlprof.recording.rank_timings import gather_timings, reduce_timings, tail_ratio
+    from lightning_rlprof.recording.recorders.base import Recorder
+    from lightning_rlprof.recording.start import start_session
+    from lightning_rlprof.records.records import STAGES, Span
+    from lightning_rlprof.run import load
 
 __all__ = [
     "STAGES",

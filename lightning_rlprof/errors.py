@@ -8,8 +8,6 @@ RlprofError
 
 import msgspec
 
-__all__ = ["NOT_JSON", "ConfigError", "RecorderError", "RlprofError", "TraceError", "described"]
-
 NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoders of JSON raise for what they cannot read.
 

@@ -1,148 +1,107 @@
-"""Start a rank's session: name the run, describe the rank, build its recorders."""
+"""What `lightning_rlprof.load` returns: a run with every analysis as a method, shown as tables."""
 
-import logging
-import os
-import secrets
-import socket
-import sys
-import time
-from collections.abc import Sequence
-from datetime import datetime
-from functools import partial
-from importlib import metadata
+import html
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.device import device_name
-from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.exchange import Exchange, default_store, leaders
-from lightning_rlprof.finish import OnFinish, run_finish
-from lightning_rlprof.model import FORMAT, Header
-from lightning_rlprof.recorders.base import Recorder
-from lightning_rlprof.recorders.choose import build_recorders, recorder_names, unmet
-from lightning_rlprof.session import Session
-
-__all__ = ["make_header", "new_run_name", "start_session"]
-
-log = logging.getLogger(__name__)
-
-_PACKAGES = (
-    "lightning-rlprof",
-    "torch",
-    "pytorch-lightning",
-    "lightning",
-    "torch-npu",
-    "nvtx",
-)
+from lightning_rlprof import analysis
+from lightning_rlprof.store.open_run import open_run
+from lightning_rlprof.store.run_store import ask
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 
-def start_session(
-    config: ProfilerConfig | None = None,
-    *,
-    name: str | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-    hosts: int | None = None,
-    device: str = "cpu",
-    recorders: Sequence[Recorder] | None = None,
-    on_finish: OnFinish | None = None,
-) -> Session:
-    """Start recording this process, for a loop without a Trainer; see `Session` for the steps.
+class Run(Spans):
+    """`Spans` with the analyses as methods; each returns a `lightning_rlprof.tables.table.Table`.
 
-    All ranks need the same ``name`` of the run directory. ``hosts`` have as many ranks each; unset,
-    torchrun says. ``device`` is a kind as `device_kind` names it; ``recorders`` replace those of
-    the configuration. ``on_finish`` is called with a `Finished` when the run's files are complete.
+    Example::
 
-    Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
+        >>> run = load("profiler_data")                       # doctest: +SKIP
+        >>> run.stages(per_rank=True).to_pandas()             # doctest: +SKIP
     """
-    config = config or ProfilerConfig()
-    _check_place(config, name, rank, world_size)
-    header = make_header(config, name or new_run_name(), rank, world_size, device)
-    run = Path(config.integrated.profile_save_path, header.run_id).absolute()
-    names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
-    chosen = build_recorders(config, header) if recorders is None else recorders
-    session = Session(config, run, header, chosen)
-    _remark(session, own=recorders is not None)
-    session.afterwards = partial(run_finish, config, header, run, names, on_finish)
-    _compare_clocks(session, hosts)
-    return session
+
+    background = analysis.background
+    breakdown = analysis.breakdown
+    communication = analysis.communication
+    compare = analysis.compare
+    counter_statistics = analysis.counters
+    coverage = analysis.coverage
+    critical_path = analysis.path
+    device = analysis.device
+    device_path = analysis.device_path
+    findings = analysis.findings
+    gaps = analysis.gaps
+    headline = analysis.headline
+    idle = analysis.idle
+    integrity = analysis.integrity
+    kernels = analysis.kernels
+    launches = analysis.launches
+    ledger = analysis.ledger
+    matmuls = analysis.matmuls
+    memory = analysis.memory
+    memory_timeline = analysis.memory_timeline
+    modules = analysis.modules
+    operators = analysis.operators
+    overlap = analysis.overlap
+    regions = analysis.regions
+    slowest_ranks = analysis.ranks
+    stages = analysis.stages
+    steps = analysis.steps
+    stragglers = analysis.stragglers
+    throughput = analysis.throughput
+    trace_diff = analysis.trace_diff
+    whatif = analysis.whatif
+
+    def table(self, name: str) -> Table:
+        """Read a table as `Spans.table` does, once: it stays in memory with this object."""
+        if name not in self._read_tables:
+            self._read_tables[name] = super().table(name)
+        return self._read_tables[name]
+
+    @cached_property
+    def _read_tables(self) -> dict[str, Table]:
+        """Tables that were asked for so far."""
+        return {}
+
+    def sql(self, query: str) -> Table:
+        """Return what one SELECT says of the tables of this run; see ``docs/store.md``.
+
+        Tables that a query named stay in memory with this object. DuckDB reads the columns where
+        they lie and writes nothing.
+
+        Raises:
+            TraceError: The query is wrong or would do more than read; the text is one line.
+        """
+        return ask(self, query, self.table)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the headline, the stages, and what is doubtful."""
+        whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.problems)
+        texts = map(str.__add__, whose, (each.text for each in self.problems))
+        doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+        title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
+        return f"{title}{self.stages()._repr_html_()}<ul>{doubts}</ul>"
 
 
-def _check_place(config: ProfilerConfig, name: str | None, rank: int, world_size: int) -> None:
-    """Refuse ranks that the job has not, and a name that is no directory of its own."""
-    config.check_world(world_size)
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")
-    if name and (name in (".", "..") or {*name} & {*"/\\\0"}):
-        raise ConfigError(f"name={name!r} is no name of a directory: it holds no / and no \\")
+def load(
+    path: str | Path,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    leave: bool = False,
+) -> Run:
+    """Read a run or a trace, out of its cache where ``rlprof ingest`` left a good one.
 
+    Takes what `lightning_rlprof.loaders.load.load` takes, and a directory with a trace per rank.
 
-def _names(recorders: Any) -> tuple[str, ...]:
-    """Return what recorders of the user's own are called; raises ConfigError where one is none."""
-    for one in recorders if isinstance(recorders, list | tuple) else [recorders]:
-        if not isinstance(one, Recorder):
-            what = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
-            raise ConfigError(f"recorders: {what:.80} is no recorder; make it one, [MyRecorder()]")
-    if isinstance(recorders, Recorder):
-        raise ConfigError(f"recorders: takes a list, such as [{type(recorders).__name__}()]")
-    return tuple(type(recorder).__name__ for recorder in recorders)
+    Args:
+        path: What to read.
+        progress: Called after each file with (files read, files in all).
+        leave: Leave a cache of a large trace of another tool; reading writes nothing else.
 
-
-def _compare_clocks(session: Session, hosts: int | None) -> None:
-    """Let one rank of each host compare its clock with rank 0's, where there is a process group."""
-    header, minutes = session.header, session.config.clock_minutes
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if hosts is None and here.isdecimal():
-        hosts = header.world_size // max(int(here), 1)
-    peers = leaders(header.world_size, hosts or 1)
-    store = default_store() if minutes and header.rank in (0, *peers) and peers else None
-    if store is not None:
-        every_ns = round(minutes * 60e9)
-        exchange = Exchange(store, session, header.rank, peers, header.run_id, every_ns)
-        session.exchange = exchange
-        exchange.meet()
-
-
-def _remark(session: Session, *, own: bool) -> None:
-    """Say what this process does not capture, and where it is."""
-    config, header = session.config, session.header
-    if not own and (text := unmet(config, header.device)):
-        session.note("info", text)
-    if config.integrated.profile and not config.captures:
-        session.note("info", f"nothing is captured in this process: {config.why_off}")
-    log.info("recording %s on host %s, PID %d", session.run, header.host, header.pid)
-
-
-def new_run_name() -> str:
-    """Return a name that no other job will choose: ``20261121-141500-9f2c41d7``, sorted by time."""
-    return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
-
-
-def make_header(
-    config: ProfilerConfig, run_id: str, rank: int, world_size: int, device: str
-) -> Header:
-    """Describe this rank; the two clocks are read one right after the other."""
-    versions = {"python": sys.version.split()[0]}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    model = device_name(device)
-    clock_ns = time.perf_counter_ns()
-    return Header(
-        format=FORMAT,
-        run_id=run_id,
-        rank=rank,
-        world_size=world_size,
-        role=config.role or "actor",
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        device=device,
-        unix_ns=time.time_ns(),
-        clock_ns=clock_ns,
-        config=config.dump(),
-        versions=versions,
-        device_name=model,
-    )
+    Raises:
+        TraceError: Nothing there can be read; the text says why.
+    """
+    spans = open_run(path, progress=progress, leave=leave)
+    return Run(**{each.name: getattr(spans, each.name) for each in fields(Spans)})

@@ -4,10 +4,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from lightning_rlprof.model import FORMAT, Header, Kind, Number
-from lightning_rlprof.recorders.base import Counters, Late, Recorder
-
-__all__ = ["FakeClock", "FakeRecorder", "check_recorder", "make_header"]
+from lightning_rlprof.recording.recorders.base import Counters, Late, Recorder
+from lightning_rlprof.records.records import FORMAT, Header, Kind, Number
 
 
 class FakeClock:

@@ -53,8 +53,8 @@ def clock() -> Any:
 def start(tmp_path: Path, clock: Any) -> Iterator[Callable[..., Any]]:
     """Start a session on a fake clock; whatever a test leaves open is closed."""
 
-    from lightning_rlprof.config.profiler import ProfilerConfig
-    from lightning_rlprof.session import Session, current
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.recording.session import Session, current
     from lightning_rlprof.testing import make_header
 
     def make(recorders: Any = (), rank: int = 0, **options: Any) -> Any:

@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from lightning_rlprof.cli.app import app
-from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]

@@ -54,7 +54,7 @@ GOOD: dict[Rule, str] = {
     rules.long_functions: "def long():\n" + "    x = 1\n" * 29,
     rules.machine_paths: "x = 'a/home/traces', '../shared/data'\n",
     rules.prints: "def speak():\n    log.info('print')\n",
-    rules.relative_imports: "from lightning_rlprof.model import Span\n",
+    rules.relative_imports: "from lightning_rlprof.records.records import Span\n",
     rules.root_imports: "from lightning_rlprof import model\nimport lightning_rlprof.errors\n",
     rules.untold_constants: 'LIMIT = 5\n"""Of it."""\n_MOST = 3\nlog = logging.getLogger()\n',
     rules.undocumented: '"""Told."""\ndef told():\n    """Told."""\ndef _inner(): ...\n',
@@ -153,7 +153,7 @@ def test_the_reading_wing_loads_nothing_heavy(room: str) -> None:
 
 
 def test_what_is_heavy_would_be_seen() -> None:
-    assert _heavy_after("import lightning_rlprof.model, nvtx") == {"nvtx"}
+    assert _heavy_after("import lightning_rlprof.records.records, nvtx") == {"nvtx"}
 
 
 def test_importing_the_package_imports_nothing() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_rlprof.recorders.base import Recorder
+from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.testing import FakeClock, FakeRecorder, check_recorder
 
 

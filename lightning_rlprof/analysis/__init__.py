@@ -2,38 +2,36 @@
 
 from collections.abc import Callable, Mapping
 
-from lightning_rlprof.analysis.beside import background, regions
-from lightning_rlprof.analysis.breakdown import breakdown
-from lightning_rlprof.analysis.communication import communication
-from lightning_rlprof.analysis.compare import compare
-from lightning_rlprof.analysis.counters import counters
-from lightning_rlprof.analysis.coverage import coverage
-from lightning_rlprof.analysis.device import device
-from lightning_rlprof.analysis.device_path import device_path
-from lightning_rlprof.analysis.findings import findings
-from lightning_rlprof.analysis.gaps import gaps
-from lightning_rlprof.analysis.headline import headline
-from lightning_rlprof.analysis.idle import idle
-from lightning_rlprof.analysis.integrity import integrity
-from lightning_rlprof.analysis.kernels import kernels
-from lightning_rlprof.analysis.launches import launches
-from lightning_rlprof.analysis.ledger import ledger
-from lightning_rlprof.analysis.matmuls import matmuls
-from lightning_rlprof.analysis.memory import memory
-from lightning_rlprof.analysis.memory_timeline import memory_timeline
-from lightning_rlprof.analysis.modules import modules
-from lightning_rlprof.analysis.operators import operators
-from lightning_rlprof.analysis.overlap import overlap
-from lightning_rlprof.analysis.path import path
-from lightning_rlprof.analysis.ranks import ranks
-from lightning_rlprof.analysis.stages import stages
-from lightning_rlprof.analysis.steps import steps
-from lightning_rlprof.analysis.stragglers import stragglers
-from lightning_rlprof.analysis.throughput import throughput
-from lightning_rlprof.analysis.trace_diff import trace_diff
-from lightning_rlprof.analysis.whatif import whatif
-from lightning_rlprof.spans import Spans
-from lightning_rlprof.table import Table
+from lightning_rlprof.analysis.collectives import communication
+from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
+from lightning_rlprof.analysis.critical_path.critical_path import path
+from lightning_rlprof.analysis.device.device_counters import counters
+from lightning_rlprof.analysis.device.device_critical_path import device_path
+from lightning_rlprof.analysis.device.kernels import kernels
+from lightning_rlprof.analysis.device.launches import launches
+from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.efficiency.matmuls import matmuls
+from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.findings.data_quality import integrity
+from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.memory import memory, memory_timeline
+from lightning_rlprof.analysis.operators.costs import modules, operators
+from lightning_rlprof.analysis.stages.overviews import (
+    background,
+    coverage,
+    device,
+    ranks,
+    regions,
+    steps,
+)
+from lightning_rlprof.analysis.stages.stage_times import headline, stages
+from lightning_rlprof.analysis.stages.untraced_gaps import gaps
+from lightning_rlprof.analysis.stragglers.stragglers import stragglers
+from lightning_rlprof.analysis.whatif.whatif import whatif
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 __all__ = [
     "ALL",

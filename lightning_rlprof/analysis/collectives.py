@@ -2,18 +2,279 @@
 
 A collective ends for all when the last rank has come and the data are through. So the shortest of
 its durations is the transfer's, and what another rank spent beyond that it waited for the last one.
+
+The collectives of all ranks, and which of their calls were one, without comparing clocks.
+
+A collective ends for all when the last rank has come and the data are through. So the shortest of
+its durations is the transfer's, what another rank spent beyond that it waited, and the rank with
+the shortest was the last to come. Durations are compared, never times of two ranks' clocks; these
+only tell calls apart that cannot have been one.
+
+Collectives matched across ranks: how much, how fast, how long waited, and for whom.
 """
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.sweep import differs
-from lightning_rlprof.spans import Int64s
+from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
+from lightning_rlprof.analysis.time_categories import Label, kernel_labels
+from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.intervals import differs
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell, Column, Table
 
-__all__ = ["UNMATCHED", "transfers"]
+UNKNOWN = -1
+"""Stands for bytes and sizes of groups that were not told, and as a code for no text."""
+
+NO_NUMBER = -1
+"""Stands for a call of which the tool told no sequence number."""
 
 UNMATCHED = -1
-"""Stands for a collective whose counterparts on other ranks are not known."""
+"""Stands for a call whose counterparts on other ranks are not known."""
+
+NOBODY = -1
+"""Stands for the last to come where two ranks were equally short."""
+
+
+Coded = tuple[Int64s, Sequence[str]]
+
+_BY_NAME = (
+    "From kernels by their names: groups and bytes are not known, and groups that communicate at "
+    "once are matched with one another."
+)
+
+# Whatever the libraries call them; what contains another one's name stands before it.
+_OPERATIONS = (
+    ("all_reduce", "all_?reduce|cross_device_reduce"),
+    ("all_gather", "all_?gather"),
+    ("reduce_scatter", "reduce_?scatter"),
+    ("all_to_all", "all_?to_?all"),
+    ("send_recv", "send_?recv"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("send", "send"),
+    ("recv", "recv|receive"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+)
+_KNOWN = tuple((name, re.compile(pattern)) for name, pattern in _OPERATIONS)
+
+PAIRWISE = frozenset({"send_recv", "send", "recv"})
+"""Operations between two ranks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """Collectives of all ranks as columns of one length.
+
+    Attributes:
+        rank: Rank of each call.
+        start_ns: When it began, on the run's axis.
+        end_ns: When it ended.
+        step: RL step, 0 where it is not known.
+        number: The tool's sequence number in the group, or `NO_NUMBER`.
+        bytes: Its size, or `UNKNOWN`.
+        members: How many ranks its group has, or `UNKNOWN`.
+        operation: `operation_of` names, or what the tool says.
+        group: Process group; no code where it is not known.
+        stage: RL stage, likewise.
+        remark: What to know of the source, empty for the best one.
+    """
+
+    rank: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    step: Int64s
+    number: Int64s
+    bytes: Int64s
+    members: Int64s
+    operation: Coded
+    group: Coded
+    stage: Coded
+    remark: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Meetings:
+    """Calls by the collective that they were part of.
+
+    Attributes:
+        meeting: Per call the meeting it is of, or `UNMATCHED`; shape (calls,).
+        ranks: How many ranks each meeting has, two at least; shape (meetings,), as what follows.
+        transfer_ns: The shortest of its durations.
+        last: The call with that duration, `NOBODY` where several have it.
+        apart: Whether a rank was done before another began, though their numbers are equal.
+    """
+
+    meeting: Int64s
+    ranks: Int64s
+    transfer_ns: Int64s
+    last: Int64s
+    apart: Mask
+
+
+def operation_of(name: str) -> str:
+    """Return the collective that a kernel's or function's name means; "other" for none we know.
+
+    Example::
+
+        >>> operation_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), operation_of("hcom_receive__1")
+        ('all_reduce', 'recv')
+    """
+    low = name.lower()
+    return next((known for known, pattern in _KNOWN if pattern.search(low)), "other")
+
+
+def collectives(spans: Spans, remarks: list[str]) -> Calls | None:
+    """Read the table ``collectives``, else kernels by their names.
+
+    Returns None where neither has one. A table that cannot be read becomes a remark.
+    """
+    table = spans.try_table("collectives", remarks)
+    if table is not None and len(table.rows):
+        return calls_of(table)
+    table = spans.try_table("kernels", remarks)
+    return None if table is None else _of_kernels(table)
+
+
+def calls_of(table: Table) -> Calls:
+    """Return the rows of a table ``collectives`` as calls, in their order."""
+    return replace(
+        _frame(table, table.texts("operation")),
+        number=table.numbers("number", NO_NUMBER),
+        bytes=table.numbers("bytes", UNKNOWN),
+        members=table.numbers("group size", UNKNOWN),
+        group=table.texts("group"),
+    )
+
+
+def _of_kernels(table: Table) -> Calls | None:
+    codes, names = table.texts("kernel")
+    keep = (np.append(kernel_labels(names), UNKNOWN) == Label.TRANSFER)[codes]
+    if not keep.any():
+        return None
+    places: dict[str, int] = {}
+    own = [places.setdefault(operation_of(name), len(places)) for name in names]
+    operation = (np.array([*own, UNKNOWN], np.int64)[codes], list(places))
+    return replace(_frame(table, operation, keep), remark=_BY_NAME)
+
+
+def _frame(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> Calls:
+    """Read what both tables have, of some rows."""
+    start, took = table.numbers("start")[keep], table.numbers("duration")[keep]
+    stage, names = table.texts("stage")
+    unknown = np.full(len(start), UNKNOWN)
+    return Calls(
+        table.numbers("rank")[keep],
+        start,
+        start + took,
+        table.numbers("step")[keep],
+        unknown,
+        unknown,
+        unknown,
+        (operation[0][keep], operation[1]),
+        (unknown, []),
+        (stage[keep], names),
+    )
+
+
+def matched(calls: Calls) -> tuple[Meetings, Calls]:
+    """Return which calls met, and the calls with one stage per meeting: one rank may know it.
+
+    Sends and receives meet nobody: no tool tells with whom.
+    """
+    what = (calls.group[0] + 1) * (len(calls.operation[1]) + 1) + calls.operation[0] + 1
+    between = np.array([operation_of(name) in PAIRWISE for name in calls.operation[1]], bool)
+    alone = np.append(between, False)[calls.operation[0]]
+    what = np.where(alone, int(what.max(initial=0)) + 1 + np.arange(len(what)), what)
+    found = meet(calls.rank, what, calls.number, calls.step, calls.start_ns, calls.end_ns)
+    at = np.flatnonzero(found.meeting != UNMATCHED)
+    known = np.full(len(found.ranks), UNKNOWN)
+    np.maximum.at(known, found.meeting[at], calls.stage[0][at])
+    stage = calls.stage[0].copy()
+    stage[at] = known[found.meeting[at]]
+    return found, replace(calls, stage=(stage, calls.stage[1]))
+
+
+def meet(
+    rank: Int64s, what: Int64s, number: Int64s, step: Int64s, start_ns: Int64s, end_ns: Int64s
+) -> Meetings:
+    """Match calls across ranks: equal numbers meet, without numbers the n-th of a step.
+
+    Calls of one group and operation, and number or else step, are counted off on each rank. They
+    stay unmatched where ranks differ in how many they have, where only one has any, and without
+    numbers where they lie apart. Takes O(n log n) time.
+
+    Args:
+        rank: Rank of each call; shape (n,), as all others.
+        what: Code of its group and operation.
+        number: Its sequence number in the group, or `NO_NUMBER`.
+        step: RL step, any one value where it is not known.
+        start_ns: When the rank came; ``end_ns``: when it went on.
+    """
+    told = number != NO_NUMBER
+    order, heads = _counted_off(rank, what, told, np.where(told, number, step), start_ns)
+    size = np.diff(np.append(heads, len(order)))
+    apart = _apart(rank[order], start_ns[order], end_ns[order], heads, size)
+    kept = told[order[heads]] | ~apart
+    order, size, apart = order[np.repeat(kept, size)], size[kept], apart[kept]
+    meeting, last = np.full(len(rank), UNMATCHED), np.full(len(size), NOBODY)
+    meeting[order] = np.repeat(np.arange(len(size)), size)
+    took = (end_ns - start_ns)[order]
+    least = np.minimum.reduceat(took, np.cumsum(size) - size) if len(size) else size
+    shortest = order[took == np.repeat(least, size)]
+    last[meeting[shortest]] = shortest
+    last[np.bincount(meeting[shortest], minlength=len(size)) > 1] = NOBODY
+    return Meetings(meeting, size, least, last, apart)
+
+
+def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s) -> Mask:
+    """Tell the meetings of which a rank was done before another began, by clocks put right.
+
+    All ranks of a collective go on at about the same time. So by how much the ends of two ranks
+    differ in most of their meetings, from three on, is by how much their clocks do.
+    """
+    if not len(heads):
+        return np.empty(0, dtype=bool)
+    late = went - np.repeat(went[heads], size)
+    pair = np.stack([np.repeat(rank[heads], size), rank])
+    order = np.lexsort((late, *pair))
+    first = np.flatnonzero(differs(*pair[:, order]))
+    count = np.diff(np.append(first, len(order)))
+    offset = np.where(count > 2, late[order][first + count // 2], 0)
+    shift = np.empty_like(late)
+    shift[order] = np.repeat(offset, count)
+    latest = np.maximum.reduceat(came - shift, heads)
+    return np.asarray(latest > np.minimum.reduceat(went - shift, heads))
+
+
+def _counted_off(
+    rank: Int64s, what: Int64s, told: Mask, place: Int64s, start: Int64s
+) -> tuple[Int64s, Int64s]:
+    """Return the matched calls, those of one meeting after one another, and where each begins."""
+    order = np.lexsort((start, rank, place, told, what))
+    if not len(order):
+        return order, order
+    columns = [column[order] for column in (what, told, place)]
+    row = np.arange(len(order))
+    whole = np.flatnonzero(differs(*columns))  # where each group and operation of a place begins
+    own = np.flatnonzero(differs(*columns, rank[order]))  # the same of one rank
+    count = np.diff(np.append(own, len(order)))
+    nth = row - np.repeat(own, count)
+    first = np.searchsorted(own, whole)
+    ranks = np.diff(np.append(first, len(own)))
+    alike = np.minimum.reduceat(count, first) == np.maximum.reduceat(count, first)
+    size = np.diff(np.append(whole, len(order)))
+    kept = np.flatnonzero(np.repeat(alike & (ranks > 1), size))
+    number = np.repeat(whole, size)[kept] + nth[kept]  # unique: a place has more rows than numbers
+    again = np.argsort(number, kind="stable")
+    return order[kept[again]], np.flatnonzero(differs(number[again]))
 
 
 def transfers(
@@ -75,3 +336,196 @@ def _groups(rank: Int64s, step: Int64s, name: Int64s, start_ns: Int64s) -> tuple
     again = np.lexsort((number, name[order], step[order]))
     order, number = order[again], number[again]
     return order, np.flatnonzero(differs(step[order], name[order], number))
+
+
+_COLUMNS = (
+    Column("operation", "text"),
+    Column("group", "text"),
+    Column("stage", "text"),
+    Column("total", "duration", "ns"),
+    Column("count", "count"),
+    Column("meetings", "count"),
+    Column("transfer", "duration", "ns"),
+    Column("wait", "duration", "ns"),
+    Column("last to come", "count"),
+    Column("times last", "count"),
+    Column("bytes", "count", "bytes"),
+    Column("typical", "count", "bytes"),
+    Column("algorithm GB/s", "number", "GB/s"),
+    Column("bus GB/s", "number", "GB/s"),
+    Column("group size", "count"),
+    Column("ranks", "count"),
+)
+_FORMULA = (
+    "Transfer is the shortest duration of a meeting, wait is what the others took beyond it: no "
+    "clocks of two ranks are compared, so neither has a ± of them. Who "
+    "came last is a count and no verdict: that rank may have had more work."
+)
+_ONE_WAY = {"all_gather", "reduce_scatter", "all_to_all"}
+_PLAIN = {"broadcast", "reduce", *PAIRWISE}
+
+
+def communication(spans: Spans) -> Table:
+    """Match collectives across ranks, and tell per group transfer, wait and bandwidth.
+
+    The n-th collective of a group and operation is one meeting of its ranks: by the tool's
+    sequence number, or else by order within a step. ``total`` is the time of all ``count`` calls,
+    ``transfer`` the mean over meetings, ``wait`` the mean over the calls in them. ``last to come``
+    is the rank that waited least most often, ``times last`` how often, of ``meetings``; no rank
+    where two share that. ``typical`` is the median of the bytes. Bandwidths are bytes by transfer,
+    and that times `bus_factor`. Sends and receives, and what one rank alone recorded, have
+    durations only.
+
+    Abstains where no device tool recorded a collective.
+    """
+    remarks: list[str] = []
+    calls = collectives(spans, remarks)
+    if calls is None:
+        reason = " ".join(["no device tool recorded a collective", *remarks])
+        return Table("communication", _COLUMNS, abstained=reason)
+    found, calls = matched(calls)
+    remarks += [calls.remark, *_doubts(calls, found), _FORMULA]
+    rows = _rows(calls, found)
+    return Table("communication", _COLUMNS, rows, " ".join(filter(None, remarks)))
+
+
+def bus_factor(operation: str, ranks: int) -> float | None:
+    """Return by what the algorithm bandwidth is multiplied to compare it with links; None: unknown.
+
+    NCCL's factors: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+
+    Example::
+
+        >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("barrier", 8)
+        (1.75, 0.875, None)
+    """
+    if ranks < 2:
+        return None
+    if operation == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if operation in _ONE_WAY:
+        return (ranks - 1) / ranks
+    return 1.0 if operation in _PLAIN else None
+
+
+def _doubts(calls: Calls, found: Meetings) -> list[str]:
+    """Say what could not be matched, and which meetings may not be what they seem."""
+    doubts = []
+    alone = int(np.count_nonzero(found.meeting == UNMATCHED))
+    if alone:
+        text = "have no counterpart on other ranks: their wait and transfer are not told apart."
+        doubts.append(f"{alone} of {len(calls.rank)} calls {text}")
+    at = np.flatnonzero(found.meeting != UNMATCHED)
+    members = np.zeros(len(found.ranks), np.int64)
+    np.maximum.at(members, found.meeting[at], calls.members[at])
+    few = int(np.count_nonzero(found.ranks < members))
+    if few:
+        text = "not every rank of the group was recorded, and transfer may hold a wait for those."
+        doubts.append(f"In {few} of {len(members)} meetings {text}")
+    apart = int(np.count_nonzero(found.apart))
+    if apart:
+        text = "a rank was done before another began, although their numbers are equal."
+        doubts.append(f"In {apart} of {len(members)} meetings {text}")
+    return doubts
+
+
+def _rows(calls: Calls, found: Meetings) -> list[tuple[Cell, ...]]:
+    """Sum the calls by operation, group and stage; those that take longest first."""
+    columns = [calls.operation, calls.group, calls.stage]
+    widths = [len(names) + 1 for _, names in columns]
+    every = np.ravel_multi_index([codes + 1 for codes, _ in columns], widths)
+    keys, own = np.unique(every, return_inverse=True)
+    names = [
+        [names[code - 1] if code else None for code in codes.tolist()]
+        for codes, (_, names) in zip(np.unravel_index(keys, widths), columns, strict=True)
+    ]
+    rows: list[tuple[Cell, ...]] = []
+    for *key, times, last, sizes, speed, (members, ranks) in zip(
+        *names, *_figures(calls, found, own, len(keys)), strict=True
+    ):
+        factor = bus_factor(operation_of(key[0] or ""), members or 0)
+        bus = speed * factor if speed is not None and factor is not None else None
+        rows.append((*key, *times, *last, *sizes, speed, bus, members, ranks))
+    return sorted(rows, key=lambda row: -row[3])  # type: ignore[operator]
+
+
+def _figures(calls: Calls, found: Meetings, own: Int64s, size: int) -> tuple[list[Any], ...]:
+    """Return per row times and counts, who came last, bytes, bandwidth, ranks of the group."""
+    at = np.flatnonzero(found.meeting != UNMATCHED)
+    home = np.zeros(len(found.ranks), np.int64)
+    home[found.meeting[at]] = own[at]
+    took = calls.end_ns - calls.start_ns
+    waited = took[at] - found.transfer_ns[found.meeting[at]]
+    count, met, shared = (np.bincount(of, minlength=size) for of in (own, home, own[at]))
+    times = zip(
+        _sums(own, took, size).tolist(),
+        count.tolist(),
+        met.tolist(),
+        _means(_sums(home, found.transfer_ns, size), met),
+        _means(_sums(own[at], waited, size), shared),
+        strict=True,
+    )
+    last, sizes = _last(calls, found, home, met), _sizes(calls, own, size)
+    speeds = _bandwidths(calls, found, home, size)
+    return list(times), last, sizes, speeds, _members(calls, own, size)
+
+
+def _sums(own: Int64s, values: Int64s, size: int) -> Int64s:
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, own, values)
+    return sums
+
+
+def _means(sums: Int64s, counts: Int64s) -> list[int | None]:
+    means = mean(sums, np.maximum(counts, 1)).tolist()
+    return [one if count else None for one, count in zip(means, counts.tolist(), strict=True)]
+
+
+def _last(
+    calls: Calls, found: Meetings, home: Int64s, met: Int64s
+) -> list[tuple[int | None, int | None]]:
+    """Return who came last most often in each row's meetings, nobody where two share that."""
+    ranks, codes = np.unique(calls.rank, return_inverse=True)
+    single = np.flatnonzero(found.last != NOBODY)
+    pairs = home[single] * len(ranks) + codes[found.last[single]]
+    each, times = np.unique(pairs, return_counts=True)
+    most: list[tuple[int | None, int | None]] = [(None, 0 if n else None) for n in met.tolist()]
+    for pair, count in zip(each.tolist(), times.tolist(), strict=True):
+        row, code = divmod(pair, len(ranks))
+        before = most[row][1] or 0
+        if count >= before:
+            most[row] = (int(ranks[code]) if count > before else None, count)
+    return most
+
+
+def _sizes(calls: Calls, own: Int64s, size: int) -> list[tuple[int | None, int | None]]:
+    """Return the bytes of each row in all, and their median."""
+    known = calls.bytes != UNKNOWN
+    found = summarize(own[known], calls.bytes[known])
+    sizes: list[tuple[int | None, int | None]] = [(None, None)] * size
+    for row, total, typical in zip(
+        found.group.tolist(), found.total.tolist(), found.p50.tolist(), strict=True
+    ):
+        sizes[row] = (total, typical)
+    return sizes
+
+
+def _bandwidths(calls: Calls, found: Meetings, home: Int64s, size: int) -> list[float | None]:
+    """Return the payload of each row's meetings by their transfer: bytes per ns are GB/s."""
+    at = np.flatnonzero(found.meeting != UNMATCHED)
+    payload = np.full(len(found.ranks), UNKNOWN)
+    np.maximum.at(payload, found.meeting[at], calls.bytes[at])
+    told = (payload > 0) & (found.transfer_ns > 0)
+    moved = _sums(home[told], payload[told], size).tolist()
+    took = _sums(home[told], found.transfer_ns[told], size).tolist()
+    return [one / time if time else None for one, time in zip(moved, took, strict=True)]
+
+
+def _members(calls: Calls, own: Int64s, size: int) -> list[tuple[int | None, int]]:
+    """Return the size of each row's group, and how many ranks recorded any of its calls."""
+    members = np.full(size, UNKNOWN)
+    np.maximum.at(members, own, calls.members)
+    ranks, codes = np.unique(calls.rank, return_inverse=True)
+    recorded = np.bincount(np.unique(own * len(ranks) + codes) // len(ranks), minlength=size)
+    told = [None if one == UNKNOWN else one for one in members.tolist()]
+    return list(zip(told, recorded.tolist(), strict=True))

@@ -9,30 +9,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from lightning_rlprof.address import bare
 from lightning_rlprof.cli import (
-    analyse,
+    analysis_commands,
+    ascend,
     compare,
     config,
-    doctor,
-    findings,
-    ingest,
-    ledger,
-    memory,
     nsys,
-    path,
-    read,
-    record,
-    ship,
-    show,
-    sql,
-    stragglers,
-    throughput,
+    run_commands,
+    store_commands,
     whatif,
 )
+from lightning_rlprof.cli.demo.command import demo
+from lightning_rlprof.cli.doctor.command import doctor
 from lightning_rlprof.errors import RlprofError
-
-__all__ = ["app", "main"]
+from lightning_rlprof.system.location import bare
 
 # What a machine refuses, wherever a command meets it, is no bug of ours.
 _REFUSED = (
@@ -89,24 +79,24 @@ app = typer.Typer(
 
 _config = typer.Typer(help="Check a configuration, or print its schema.", no_args_is_help=True)
 
-app.command()(record.demo)
-app.command()(read.summary)
-app.command()(read.report)
+app.command()(demo)
+app.command()(run_commands.summary)
+app.command()(run_commands.report)
 app.command()(compare.compare)
-app.command()(read.trace)
-app.command("show")(show.analysis)
-app.command()(findings.findings)
-app.command()(ledger.ledger)
-app.command()(stragglers.stragglers)
-app.command()(path.path)
+app.command()(run_commands.trace)
+app.command("show")(analysis_commands.analysis)
+app.command()(analysis_commands.findings)
+app.command()(analysis_commands.ledger)
+app.command()(analysis_commands.stragglers)
+app.command()(analysis_commands.path)
 app.command()(whatif.whatif)
-app.command()(memory.memory)
-app.command()(throughput.throughput)
-app.command()(analyse.analyse)
-app.command()(ingest.ingest)
-app.command()(sql.sql)
-app.command()(ship.ship)
-app.command()(doctor.doctor)
+app.command()(analysis_commands.memory)
+app.command()(analysis_commands.throughput)
+app.command()(ascend.analyse)
+app.command()(store_commands.ingest)
+app.command()(store_commands.sql)
+app.command()(store_commands.ship)
+app.command()(doctor)
 app.command("nsys", context_settings={"allow_interspersed_args": False})(nsys.profile)
 app.command("nsys scrub")(nsys.scrub)
 _config.command()(config.check)
@@ -151,7 +141,7 @@ def main() -> None:
 
 
 def _fail(text: str) -> NoReturn:
-    from lightning_rlprof.report.text import plain
+    from lightning_rlprof.report.terminal import plain
 
     sys.stderr.write(f"rlprof: {plain(' '.join(bare(text).split()))}\n")
     sys.exit(1)

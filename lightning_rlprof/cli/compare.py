@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
-from lightning_rlprof.address import place
-from lightning_rlprof.cli.opened import Json, doubts, facts, opened
-from lightning_rlprof.cli.output import next_command, put_json, say, show
+from lightning_rlprof.cli.console import next_command, put_json, say, show
+from lightning_rlprof.cli.open_run import Json, doubts, facts, opened
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.system.location import place
 
 if TYPE_CHECKING:
-    from lightning_rlprof.spans import Spans
-    from lightning_rlprof.table import Cell, Table
+    from lightning_rlprof.tables.spans import Spans
+    from lightning_rlprof.tables.table import Cell, Table
 
-__all__ = ["compare"]
 
 _SHOWN = 20
 
@@ -88,7 +87,7 @@ def _compare_runs(a: Path, b: Path, as_json: bool, markdown: bool, fail_over: st
         raise RlprofError("--json and --markdown: one of them can be printed; leave one out")
     before, after = opened(a), opened(b)
     from lightning_rlprof import analysis
-    from lightning_rlprof.analysis.comparability import comparability
+    from lightning_rlprof.analysis.comparison.comparability import comparability
 
     table, alike = analysis.compare(before, after), comparability(before, after)
     gate = None if limit is None else _gate(table, alike, limit)
@@ -113,7 +112,7 @@ def _compare_traces(
     a: Path, b: Path, by: str, stage: str | None, top: int | None, as_json: bool
 ) -> None:
     """Print what changed by operator or kernel."""
-    from lightning_rlprof.analysis import trace_diff
+    from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 
     before, after = opened(a), opened(b)
     table = trace_diff(before, after, by=cast("Any", by), stage=stage, top=top)
@@ -127,7 +126,7 @@ def _compare_traces(
 
 
 def _say_runs(before: "Spans", after: "Spans", table: "Table") -> None:
-    from lightning_rlprof.report.text import render
+    from lightning_rlprof.report.terminal import render
 
     say(f"A: {before.path}")
     say(f"B: {after.path}")
@@ -150,7 +149,7 @@ def _limit(text: str) -> float:
 
 def _gate(table: "Table", alike: "Table", limit: float) -> _Gate:
     """Judge: slower for sure wins over not sure, and that over all is well."""
-    from lightning_rlprof.analysis.comparability import HARDLY, score_of
+    from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
 
     over = f"slower at equal work by more than {limit * 100:g} %"
     if table.abstained is not None:
@@ -174,7 +173,7 @@ def _gate(table: "Table", alike: "Table", limit: float) -> _Gate:
 def _facts(
     before: "Spans", after: "Spans", table: "Table", alike: "Table", gate: _Gate | None
 ) -> dict[str, Any]:
-    from lightning_rlprof.analysis.comparability import score_of
+    from lightning_rlprof.analysis.comparison.comparability import score_of
 
     found = {"a": facts(before), "b": facts(after), "comparability": score_of(alike)}
     found["tables"] = [table.to_dict(), alike.to_dict()]
@@ -184,8 +183,8 @@ def _facts(
 def _show(
     before: "Spans", after: "Spans", table: "Table", alike: "Table", gate: _Gate | None
 ) -> None:
-    from lightning_rlprof.analysis.comparability import HARDLY, score_of
-    from lightning_rlprof.report.text import render
+    from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
+    from lightning_rlprof.report.terminal import render
 
     _say_runs(before, after, table)
     score = score_of(alike)
@@ -200,7 +199,7 @@ def _show(
 
 
 def _put_markdown(table: "Table", alike: "Table", gate: _Gate | None) -> None:
-    from lightning_rlprof.analysis.comparability import score_of
+    from lightning_rlprof.analysis.comparison.comparability import score_of
 
     if table.abstained is not None:
         lines = [f"Not told: {_text(table.abstained)}."]
@@ -216,7 +215,7 @@ def _put_markdown(table: "Table", alike: "Table", gate: _Gate | None) -> None:
 
 
 def _line(table: "Table", row: "tuple[Cell, ...]") -> str:
-    from lightning_rlprof.report.text import duration
+    from lightning_rlprof.report.terminal import duration
 
     own = dict(zip((column.name for column in table.columns), row, strict=True))
     times = [duration(int(own[name] or 0)) for name in ("A", "B")]
@@ -232,7 +231,7 @@ def _ratio(cell: "Cell") -> str:
 
 def _text(cell: "Cell") -> str:
     """Return text that neither Markdown nor HTML reads as anything else."""
-    from lightning_rlprof.report.text import plain
+    from lightning_rlprof.report.terminal import plain
 
     text = plain(str(cell)).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
     for sign in "|*_`[]":

@@ -6,21 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_rlprof.address import here
-from lightning_rlprof.cli.opened import Force, Output
-from lightning_rlprof.cli.output import (
-    destination,
-    next_command,
-    put_json,
-    say,
-    writing,
-    wrote,
-)
+from lightning_rlprof.cli.console import destination, next_command, put_json, say, writing, wrote
+from lightning_rlprof.cli.open_run import Force, Output
+from lightning_rlprof.system.location import here
 
 if TYPE_CHECKING:
-    from lightning_rlprof.config.profiler import ProfilerConfig
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
 
-__all__ = ["check", "schema"]
 
 _DEVICES = ("cpu", "cuda", "npu")
 
@@ -37,7 +29,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON")] = False,
 ) -> None:
     """Check a configuration and show what it will record."""
-    from lightning_rlprof.config.profiler import ProfilerConfig
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
 
     config = ProfilerConfig.build(file)
     answers = {"spans": "all stages of every step" if config.spans else "off"}
@@ -59,7 +51,7 @@ def schema(
     force: Force = False,
 ) -> None:
     """Print the JSON schema of a configuration, which editors check and complete with."""
-    from lightning_rlprof.config.profiler import ProfilerConfig
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
 
     data = ProfilerConfig.model_json_schema()
     about = "MindSpeed-RL's name around the same keys."
@@ -76,7 +68,7 @@ def schema(
 
 def _capture(config: "ProfilerConfig") -> dict[str, str]:
     """Answer what is captured, when, where and with which tools per device."""
-    from lightning_rlprof.recorders.choose import recorder_names, unmet
+    from lightning_rlprof.recording.recorders.registry import recorder_names, unmet
 
     answers = {"captures": "on" if config.captures else f"off: {config.why_off}"}
     answers["saved in"] = config.integrated.profile_save_path

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.address import here
-from lightning_rlprof.cli.opened import Output
-from lightning_rlprof.cli.output import destination, next_command, say, writing, wrote
+from lightning_rlprof.cli.console import destination, next_command, say, writing, wrote
+from lightning_rlprof.cli.open_run import Output
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
+from lightning_rlprof.system.location import here
 
 if TYPE_CHECKING:
-    from lightning_rlprof.config.profiler import ProfilerConfig
-    from lightning_rlprof.nsys import CaptureRange
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.recording.nsys.command_line import CaptureRange
 
-__all__ = ["profile", "scrub"]
 
 _DEVICES = Path("/dev")
 _GET_NSYS = (
@@ -106,7 +105,7 @@ def profile(
 
     Clean an export before you share it: rlprof nsys scrub report.sqlite
     """
-    from lightning_rlprof.nsys import installed_version, plan, variables
+    from lightning_rlprof.recording.nsys.command_line import installed_version, plan, variables
 
     program = shutil.which("nsys")
     if program is None and not dry_run:
@@ -141,7 +140,7 @@ def scrub(
 
     A .nsys-rep has to be exported first: nsys export --type sqlite report.nsys-rep
     """
-    from lightning_rlprof.scrub import scrub_export
+    from lightning_rlprof.recording.nsys.scrub import scrub_export
 
     path = destination(output, file, "scrubbed.sqlite", force=force)
     with writing(path):
@@ -160,8 +159,8 @@ def _file(given: Path | None) -> str | None:
 
 def _settings(file: str | None, options: list[str]) -> tuple["ProfilerConfig", "ProfilerConfig"]:
     """Return the configuration as it was given, and as the training under nsys will have it."""
-    from lightning_rlprof.config.profiler import ProfilerConfig
-    from lightning_rlprof.nsys import tools
+    from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.recording.nsys.command_line import tools
 
     worker = {}
     for word in options:
@@ -284,7 +283,7 @@ def _run(argv: list[str], added: Mapping[str, str]) -> int:
 
 def _place(name: str) -> tuple[Path, re.Pattern[str]]:
     """Return the directory of the reports, and what their names match."""
-    from lightning_rlprof.nsys import report_pattern
+    from lightning_rlprof.recording.nsys.command_line import report_pattern
 
     return report_pattern(name, os.environ, socket.gethostname())
 

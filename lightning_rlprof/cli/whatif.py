@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.address import RemotePath, place
-from lightning_rlprof.cli.opened import Json, Run, count_doubts, opened
-from lightning_rlprof.cli.output import next_command, put_json, say, show
+from lightning_rlprof.cli.console import next_command, put_json, say, show
+from lightning_rlprof.cli.open_run import Json, Run, count_doubts, opened
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.system.location import RemotePath, place
 
 if TYPE_CHECKING:
-    from lightning_rlprof.spans import Spans
-    from lightning_rlprof.table import Table
+    from lightning_rlprof.tables.spans import Spans
+    from lightning_rlprof.tables.table import Table
 
-__all__ = ["whatif"]
 
 _FILE = "predictions.jsonl"
 
@@ -83,7 +82,7 @@ def _asked(
     stages: tuple[list[str], list[str]],
     rollout: tuple[float | None, int | None, int | None],
 ) -> "Table":
-    from lightning_rlprof.analysis.whatif import Rollout, whatif
+    from lightning_rlprof.analysis.whatif.whatif import Rollout, whatif
 
     asked = None if rollout == (None,) * 3 else Rollout(*rollout)
     return whatif(spans, faster=speeds, removed=stages[0], hidden=stages[1], rollout=asked)
@@ -100,7 +99,7 @@ def _speed(text: str) -> tuple[str, float]:
 def _print(
     spans: "Spans", table: "Table", title: str, *, as_json: bool, file: Path | None = None
 ) -> None:
-    from lightning_rlprof.report.text import render
+    from lightning_rlprof.report.terminal import render
 
     if as_json:
         problems = [problem._asdict() for problem in spans.problems]
@@ -123,7 +122,7 @@ def _file(spans: "Spans") -> Path:
 
 def _keep(spans: "Spans", table: "Table") -> Path | None:
     """Append the predictions to the run's file; where it cannot be written, say so and go on."""
-    from lightning_rlprof.analysis.whatif import predictions
+    from lightning_rlprof.analysis.whatif.whatif import predictions
 
     file = _file(spans)
     lines = [
@@ -140,7 +139,7 @@ def _keep(spans: "Spans", table: "Table") -> Path | None:
 
 
 def _scored(spans: "Spans", later: Path) -> "Table":
-    from lightning_rlprof.analysis.whatif import score
+    from lightning_rlprof.analysis.whatif.whatif import score
 
     file = _file(spans)
     try:

@@ -7,24 +7,13 @@ from typing import Any
 
 import yaml
 
-from lightning_rlprof.address import bare
-from lightning_rlprof.config.integrated import IntegratedConfig
-from lightning_rlprof.config.omega import plain, resolvable, resolving
-from lightning_rlprof.config.section import near, near_match
-from lightning_rlprof.config.spellings import ROLES
-from lightning_rlprof.config.verl import Translation, translate
+from lightning_rlprof.config.blocks import IntegratedConfig
+from lightning_rlprof.config.omegaconf import plain, resolvable, resolving
+from lightning_rlprof.config.validation import near, near_match
+from lightning_rlprof.config.verl.key_table import ROLES
+from lightning_rlprof.config.verl.translate import Translation, translate
 from lightning_rlprof.errors import ConfigError
-
-__all__ = [
-    "PREFIX",
-    "canonical",
-    "forget",
-    "from_environment",
-    "from_overrides",
-    "lay",
-    "merge",
-    "read",
-]
+from lightning_rlprof.system.location import bare
 
 PREFIX = "RLPROF__"
 """Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""

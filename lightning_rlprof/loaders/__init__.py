@@ -1,1 +1,1 @@
-"""Traces on disk turned into `lightning_rlprof.spans.Spans`; one file per format."""
+"""Traces on disk turned into `lightning_rlprof.tables.spans.Spans`; one file per format."""

@@ -3,21 +3,26 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightning_rlprof.address import RemotePath, bare, place
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.aligned import aligned
-from lightning_rlprof.loaders.artefacts import device_files, with_kernels
-from lightning_rlprof.loaders.ascend import is_ascend, read_ascend
+from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
+from lightning_rlprof.loaders.ascend.reader import read_ascend
+from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
+from lightning_rlprof.loaders.discovery import read_ranks, told_ranks
 from lightning_rlprof.loaders.native import read_run
-from lightning_rlprof.loaders.nsys import read_nsys
-from lightning_rlprof.loaders.nsys_export import is_sqlite
-from lightning_rlprof.loaders.several import read_ranks, told_ranks
-from lightning_rlprof.spans import RankNote, Spans
-from lightning_rlprof.tracefile import rank_files, read_header
+from lightning_rlprof.loaders.nsys.export import is_sqlite
+from lightning_rlprof.loaders.nsys.reader import read_nsys
+from lightning_rlprof.loaders.run_captures import device_files, with_kernels
+from lightning_rlprof.records.run_directory import rank_files, read_header
+from lightning_rlprof.system.location import RemotePath, bare, place
+from lightning_rlprof.tables.spans import RankNote, Spans
+from lightning_rlprof.tables.table import Table
 
-__all__ = ["load"]
+if TYPE_CHECKING:
+    from lightning_rlprof.system.remote_files import Fetched
 
 _NSYS = (".sqlite", ".nsys-rep")
 _CHROME = (".json", ".json.gz", ".json.zst")
@@ -40,8 +45,6 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     """
     path = place(path)
     if isinstance(path, RemotePath):
-        from lightning_rlprof.remote import read_remote
-
         return read_remote(path, lambda here: load(here, progress=progress))
     if os.path.isfile(path):
         return _read_file(path, progress)
@@ -52,6 +55,38 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     if not runs:
         return _read_traces(path, names, progress)
     return _read_newest(path, runs, progress)
+
+
+def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
+    """Fetch a run and read it; the copies go with the last table that can be asked of it.
+
+    Raises:
+        TraceError: As `fetch` and ``read``; the text names the URL.
+    """
+    from lightning_rlprof.system.remote_files import fetch, files_text, size_text
+
+    fetched = fetch(path)
+    text = ""
+    try:
+        spans = read(fetched.path)
+    except TraceError as error:
+        text = str(error).replace(str(fetched.path), str(path))
+    if text:  # not in the handler: a chained error would name the copy
+        fetched.close()
+        raise TraceError(text)
+    copied = f"{path}: {files_text(fetched.files)}, {size_text(fetched.size)}, copied to be read"
+    return dataclasses.replace(
+        spans,
+        path=path,
+        notes=(RankNote(None, 0, "info", copied), *spans.notes),
+        tables={name: partial(_made, fetched, make) for name, make in spans.tables.items()},
+    )
+
+
+def _made(fetched: "Fetched", make: Callable[[], Table]) -> Table:
+    """Make a table while its files are sure to be there."""
+    assert fetched.close.alive
+    return make()
 
 
 def _read_newest(
@@ -78,7 +113,7 @@ def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans
     elif path.suffix in _NSYS or is_sqlite(path):
         read = read_nsys
     else:
-        from lightning_rlprof.loaders.kineto import is_chrome_trace, read_kineto
+        from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kineto
 
         if not is_chrome_trace(path) and not path.name.endswith(_CHROME):
             return read_run(path, [path], progress)
@@ -113,7 +148,7 @@ def _read_traces(
 
 
 def _read_trace(path: Path) -> Spans:
-    from lightning_rlprof.loaders.kineto import read_kineto
+    from lightning_rlprof.loaders.kineto.reader import read_kineto
 
     return (read_nsys if path.suffix in _NSYS or is_sqlite(path) else read_kineto)(path)
 
@@ -136,7 +171,7 @@ def _chrome_traces(path: Path, names: list[str]) -> list[Path]:
 
     Where there are some, a file that is none and yet has the name of another rank is a broken one.
     """
-    from lightning_rlprof.loaders.kineto import is_chrome_trace, is_export
+    from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, is_export
 
     likely = [path / name for name in names if name.endswith(_CHROME)]
     likely = [file for file in likely if file.is_file() and not is_export(file)]

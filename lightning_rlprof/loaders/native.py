@@ -1,7 +1,10 @@
-"""Rank files of one run, read one by one into the columns of `Spans`."""
+"""Rank files of one run, read one by one into the columns of `Spans`.
+
+Counters of spans as columns that keep every number as it was written.
+"""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,22 +12,74 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.axis import Meetings, OnAxis, clock_table, on_axis
-from lightning_rlprof.loaders.counters import collect, merge
-from lightning_rlprof.loaders.ranks import disagreeing, missing
-from lightning_rlprof.model import KINDS, Header, Note
-from lightning_rlprof.spans import (
-    NO_PARENT,
-    Counter,
-    Int64s,
-    Problem,
-    RankNote,
-    Spans,
-    Thread,
-)
-from lightning_rlprof.tracefile import RankTrace, SpanLine, read_trace
+from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
+from lightning_rlprof.loaders.rank_names import disagreeing, missing
+from lightning_rlprof.records.records import KINDS, Header, Note, Number
+from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_trace
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import NO_PARENT, Counter, Problem, RankNote, Spans, Thread
 
-__all__ = ["read_run"]
+_NOTHING: dict[str, Number | None] = {}
+
+
+def collect(
+    lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]], order: Int64s
+) -> dict[str, Counter]:
+    """Collect one rank's counters by name, rows after sorting.
+
+    Args:
+        lines: The spans.
+        late: Counters that were written after their span, by its id; they win.
+        order: Indices that sort the spans.
+    """
+    found: dict[str, tuple[list[int], list[Number]]] = {}
+    for row, line in enumerate(lines):
+        counters = line.counters or _NOTHING
+        if line.id in late:
+            counters = {**counters, **late[line.id]}
+        for name, value in counters.items():
+            if value is None:  # written for a number that is not finite
+                continue
+            rows, values = found.setdefault(name, ([], []))
+            rows.append(row)
+            values.append(value)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    result = {}
+    for name, (rows, values) in found.items():
+        at = place[rows]
+        sort = np.argsort(at)
+        result[name] = Counter(at[sort], _exact(values)[sort])
+    return result
+
+
+def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
+    """Return an array that holds every value as it is: no integer becomes a float."""
+    kinds = set(map(type, values))
+    if kinds == {int} and max(map(abs, values)) < 2**63:
+        return np.array(values, dtype=np.int64)
+    return np.array(values, dtype=np.float64 if kinds == {float} else object)
+
+
+def merge(ranks: Sequence[Mapping[str, Counter]], counts: Sequence[int]) -> dict[str, Counter]:
+    """Join the counters of ranks that have so many spans each.
+
+    Where the types of two ranks differ, the values stay Python numbers.
+    """
+    starts = [0, *np.cumsum(counts).tolist()]
+    merged: dict[str, Counter] = {}
+    for name in sorted({name for rank in ranks for name in rank}):
+        own = [
+            (start, rank[name]) for start, rank in zip(starts, ranks, strict=False) if name in rank
+        ]
+        types = {counter.values.dtype for _, counter in own}
+        kind = types.pop() if len(types) == 1 else np.dtype(object)
+        merged[name] = Counter(
+            np.concatenate([counter.rows + start for start, counter in own]),
+            np.concatenate([counter.values.astype(kind) for _, counter in own]),
+        )
+    return merged
+
 
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis

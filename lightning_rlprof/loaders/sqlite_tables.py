@@ -16,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.files import open_file
-from lightning_rlprof.loaders.kernels import UNKNOWN, Coded
-from lightning_rlprof.spans import Int64s
-
-__all__ = ["SqliteTables"]
+from lightning_rlprof.system.files import open_file
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 
 _ROWS = 65_536  # at a time as Python objects
 _ASKED = 500  # numbers in one query; SQLite allows 999 in its oldest versions

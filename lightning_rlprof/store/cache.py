@@ -17,16 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.records.run_directory import CACHE_FOLDER
 from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
-from lightning_rlprof.table import Table
-
-__all__ = ["FOLDER", "SCHEMA", "Cache", "Parts", "find", "make", "place", "sources"]
+from lightning_rlprof.tables.table import Table
 
 SCHEMA = 2
 """Version of the tables and their columns; another one is never read."""
 
-FOLDER = ".rlprof-cache"
-"""Where the caches lie: in the run's directory, or beside a single file."""
 
 Sources = tuple[tuple[str, int, int, int], ...]
 
@@ -46,7 +43,7 @@ class Parts:
     Attributes:
         core: Tables to write at once.
         lazy: Tables that somebody may add later.
-        facts: What `lightning_rlprof.store.facts.facts_of` says of the run.
+        facts: What `lightning_rlprof.store.cached_run.facts_of` says of the run.
     """
 
     core: Mapping[str, Callable[[], Table]]
@@ -82,7 +79,7 @@ class Cache:
         return sum(file.stat().st_size for file in there)
 
     def facts(self) -> dict[str, Any] | None:
-        """Return what `lightning_rlprof.store.facts.facts_of` wrote, None where it is damaged."""
+        """Return what `cached_run.facts_of` wrote, None if it is damaged."""
         path = self.folder / _FACTS
         try:
             whole = path.stat().st_mtime_ns == STAMP_NS and not path.is_symlink()
@@ -221,7 +218,7 @@ def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:
 def _below(folder: Path) -> list[Path]:
     found = []
     for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != FOLDER]
+        folders[:] = [name for name in folders if name != CACHE_FOLDER]
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         found += [Path(place, name) for name in (*files, *links)]
     return [each for each in found if each.parent != folder or each.name not in _WRITTEN]
@@ -237,9 +234,9 @@ def _home(path: Path, made_of: Sources) -> Path:
     key = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     path = path.absolute()
     if os.path.isdir(path):
-        return path / FOLDER / f"run-{key}"
+        return path / CACHE_FOLDER / f"run-{key}"
     name = os.fsencode(path.name).decode(errors="backslashreplace")  # DuckDB opens but text
-    return path.parent / FOLDER / f"{name}-{key}"
+    return path.parent / CACHE_FOLDER / f"{name}-{key}"
 
 
 def _fill(folder: Path, parts: Parts) -> Cache:

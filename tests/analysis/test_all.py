@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof import analysis
-from tests.analysis.oracle import runs
-from tests.runs import Row, grpo_rows, grpo_run, loaded
+from tests.builders.oracle import runs
+from tests.builders.runs import Row, grpo_rows, grpo_run, loaded
 
 
 def test_each_is_named_as_its_table(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.dag import dag
-from lightning_rlprof.analysis.whatif import whatif
+from lightning_rlprof.analysis.critical_path.step_graph import dag
+from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.loaders.load import load
-from tests.analysis.pipeline import CONDITIONS, ROLES, ROUNDS
+from tests.builders.pipeline import CONDITIONS, ROLES, ROUNDS
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120
@@ -22,7 +22,7 @@ def play(folder: Path) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.analysis.pipeline", str(folder), str(rank)],
+            [sys.executable, "-m", "tests.builders.pipeline", str(folder), str(rank)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": path},
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_rlprof.tracefile import RankTrace, read_trace
+from lightning_rlprof.records.run_directory import RankTrace, read_trace
 from tests.doubles.cann import cann
 
 SECONDS = 300

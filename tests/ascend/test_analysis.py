@@ -19,7 +19,7 @@ import pytest
 
 from tests.ascend import double
 from tests.ascend.double import Call, Run
-from tests.recorders.npu_run import notes
+from tests.builders.npu_run import notes
 
 pytestmark = pytest.mark.ascend_double
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.ascend.double import Process, Run, shown
+from tests.builders.npu_run import notes
 from tests.doubles.cann import cann
-from tests.recorders.npu_run import notes
 
 pytestmark = pytest.mark.ascend_double
 

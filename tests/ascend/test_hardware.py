@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.marking import stage
-from lightning_rlprof.run import start_session
-from lightning_rlprof.tracefile import RankTrace, read_trace
-from tests.recorders.npu_run import notes
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.start import start_session
+from lightning_rlprof.records.run_directory import RankTrace, read_trace
+from tests.builders.npu_run import notes
 
 pytestmark = pytest.mark.npu
 

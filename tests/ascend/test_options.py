@@ -7,7 +7,7 @@ import pytest
 
 from tests.ascend.double import Run, shown
 from tests.ascend.training import OPTIONS
-from tests.recorders.npu_run import notes
+from tests.builders.npu_run import notes
 
 pytestmark = pytest.mark.ascend_double
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ascend.double import Run, left_open, shown
-from tests.recorders.npu_run import notes
+from tests.builders.npu_run import notes
 
 pytestmark = pytest.mark.ascend_double
 

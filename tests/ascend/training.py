@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from pytorch_lightning.profilers import PyTorchProfiler
 
-from lightning_rlprof.callbacks.profiler import ProfilerCallback
-from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.marking import annotate, mark, stage
-from lightning_rlprof.run import start_session
-from tests.callbacks.models import Tiny, loader, make_trainer
+from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.recording.annotations import annotate, mark, stage
+from lightning_rlprof.recording.start import start_session
+from tests.builders.models import Tiny, loader, make_trainer
 
 RUNS = Path("runs")
 LIGHTWEIGHT = {"mstx": True, "profile_level": "level_none", "profile_with_cpu": False}
@@ -196,7 +196,7 @@ def contract() -> None:
     from torch_npu.npu import mstx
 
     from tests.doubles.torch_npu.fake import CONTRACT
-    from tests.recorders.test_npu_fake import written
+    from tests.recording.recorders.test_npu_fake import written
 
     profiler = torch_npu.profiler
     functions = {

@@ -8,8 +8,8 @@ import pytest
 
 from lightning_rlprof.cli import app
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
-from lightning_rlprof.tracefile import TraceWriter
 
 Run = Callable[..., tuple[int, str, str]]
 

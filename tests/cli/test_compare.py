@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lightning_rlprof import analysis
-from lightning_rlprof.analysis.comparability import comparability
+from lightning_rlprof.analysis.comparison.comparability import comparability
 from lightning_rlprof.loaders.load import load
-from tests.loaders.chrome import PID, ChromeTrace
-from tests.runs import Row, grpo_rows, grpo_run, header, write_rank
+from tests.builders.chrome import PID, ChromeTrace
+from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
 STEPS = 40

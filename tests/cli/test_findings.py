@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cli.test_stragglers import recorded
-from tests.test_notebook import recorded as short
+from tests.test_run import recorded as short
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -2,12 +2,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.marking import stage
-from lightning_rlprof.recorders.memory import build
-from lightning_rlprof.session import Session
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.recorders.memory import build
+from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import make_header
-from tests.runs import Row, grpo_run, header, write_rank
+from tests.builders.runs import Row, grpo_run, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
 SNAPSHOT = "memory-snapshot_rank0_pid7.pickle"

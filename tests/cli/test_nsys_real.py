@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.nsys import installed_version
+from lightning_rlprof.recording.nsys.command_line import installed_version
 
 ROOT = Path(__file__).parents[2]
 NSYS = os.environ.get("RLPROF_NSYS", "")
 TRAIN = """
 import sys, time
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.marking import stage
-from lightning_rlprof.run import start_session
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.start import start_session
 session = start_session(ProfilerConfig.build("rl.yaml"))
 for step in (1, 2, 3, 4):
     session.begin_step(step)

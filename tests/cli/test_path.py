@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.analysis.fed import Fed, write
+from tests.builders.fed import Fed, write
 from tests.cli.test_stragglers import recorded
 
 Run = Callable[..., tuple[int, str, str]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import grpo_run
+from tests.builders.runs import grpo_run
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 Run = Callable[..., tuple[int, str, str]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof import analysis
-from tests.test_notebook import recorded
+from tests.test_run import recorded
 
 Run = Callable[..., tuple[int, str, str]]
 

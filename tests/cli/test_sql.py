@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import grpo_rows, grpo_run, header, write_rank
+from tests.builders.runs import grpo_rows, grpo_run, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
 

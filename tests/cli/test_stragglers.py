@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import Row, header, write_rank
+from tests.builders.runs import Row, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
 MS = 1_000_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_notebook import recorded
+from tests.test_run import recorded
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.window import after_step, at_stage, at_step
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.capture import after_step, at_stage, at_step
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "nvidia"

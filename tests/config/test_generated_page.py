@@ -9,13 +9,16 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from lightning_rlprof.config.integrated import IntegratedConfig
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.config.roles import RoleConfig
-from lightning_rlprof.config.rules import WrapRule
-from lightning_rlprof.config.section import Section
-from lightning_rlprof.config.spellings import SPELLINGS
-from lightning_rlprof.config.tools import FinishConfig, ScheduleConfig
+from lightning_rlprof.config.blocks import (
+    FinishConfig,
+    IntegratedConfig,
+    RoleConfig,
+    ScheduleConfig,
+)
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.validation import Section
+from lightning_rlprof.config.verl.key_table import SPELLINGS
+from lightning_rlprof.config.wrap_rules import WrapRule
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
-from tests.config.verl_blocks import new
+from tests.builders.verl_blocks import new
 
 build = ProfilerConfig.build
 ACTOR = {"actor_rollout_ref": {"actor": {"profiler": {"enable": True, "tool": "torch"}}}}

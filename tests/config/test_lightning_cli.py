@@ -7,7 +7,7 @@ from hydra.utils import instantiate
 from jsonargparse import ArgumentParser
 from omegaconf import OmegaConf
 
-from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 
 

@@ -5,15 +5,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lightning_rlprof.config.integrated import IntegratedConfig
-from lightning_rlprof.config.profiler import ProfilerConfig
-from lightning_rlprof.config.sources import (
-    canonical,
-    from_environment,
-    from_overrides,
-    merge,
-    read,
-)
+from lightning_rlprof.config.blocks import IntegratedConfig
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.sources import canonical, from_environment, from_overrides, merge, read
 from lightning_rlprof.errors import ConfigError
 
 FIELDS = tuple(ProfilerConfig.model_fields)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.config.profiler import ProfilerConfig
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.sources import from_environment, read
 from lightning_rlprof.errors import ConfigError
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from tests.fuzz.mutations import damage_values_of
 
-__all__ = ["main"]
-
 # What each look may take, `bounded` says; libFuzzer counts what was taken before it, too.
 _LIMITS = ["-timeout=20", "-rss_limit_mb=4096", "-max_len=1000000"]
 
@@ -25,7 +23,10 @@ def main() -> None:
     import atheris
 
     with atheris.instrument_imports(include=["lightning_rlprof"]):
-        from lightning_rlprof.loaders import ascend, kineto, native, nsys
+        from lightning_rlprof.loaders import native
+        from lightning_rlprof.loaders.ascend import reader as ascend
+        from lightning_rlprof.loaders.kineto import reader as kineto
+        from lightning_rlprof.loaders.nsys import reader as nsys
         from tests.fuzz.bounds import bounded, read
     from tests.fuzz.originals import MADE, REAL
 

@@ -12,9 +12,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.spans import Spans
-
-__all__ = ["MEGABYTES", "SECONDS", "Answer", "TooMuchError", "bounded", "read"]
+from lightning_rlprof.tables.spans import Spans
 
 SECONDS = 20
 """Of processor time, for a file below a megabyte on any machine."""

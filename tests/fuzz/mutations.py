@@ -13,8 +13,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["damage", "damage_values_of"]
-
 _DEEP: Any = []
 for _ in range(60):
     _DEEP = [_DEEP, {"a": _DEEP}] if len(str(_DEEP)) < 500 else [_DEEP]

@@ -10,19 +10,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.loaders.ascend_output import (
-    EPOCH,
-    MAIN,
-    DatabaseRows,
-    TraceEvents,
-    capture_folder,
-    tid,
-)
-from tests.loaders.chrome import ChromeTrace
-from tests.loaders.nsys_export import PID, NsysExport, global_pid
-from tests.runs import Row, grpo_rows, header, write_rank
-
-__all__ = ["MADE", "REAL", "Original"]
+from tests.builders.ascend_output import EPOCH, MAIN, DatabaseRows, TraceEvents, capture_folder, tid
+from tests.builders.chrome import ChromeTrace
+from tests.builders.nsys_export import PID, NsysExport, global_pid
+from tests.builders.runs import Row, grpo_rows, header, write_rank
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"

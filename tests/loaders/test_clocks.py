@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.tracefile import TraceWriter, rank_directory
-from tests.loaders.nsys_export import PID, NsysExport, global_pid
-from tests.runs import MAIN, header
+from lightning_rlprof.records.run_directory import TraceWriter, rank_directory
+from tests.builders.nsys_export import PID, NsysExport, global_pid
+from tests.builders.runs import MAIN, header
 
 SECOND = 10**9
 WALL = 5_000_000  # host b's wall clock is ahead by this

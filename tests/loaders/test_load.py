@@ -6,9 +6,9 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.tracefile import rank_directory
-from tests.loaders.nsys_export import NsysExport
-from tests.runs import Row, grpo_rows, header, write_rank
+from lightning_rlprof.records.run_directory import rank_directory
+from tests.builders.nsys_export import NsysExport
+from tests.builders.runs import Row, grpo_rows, header, write_rank
 
 HOUR = 3600 * 10**9
 

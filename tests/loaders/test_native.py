@@ -7,8 +7,8 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.spans import Problem, Thread
-from tests.runs import MAIN, Row, grpo_rows, grpo_run, header, loaded, write_rank
+from lightning_rlprof.tables.spans import Problem, Thread
+from tests.builders.runs import MAIN, Row, grpo_rows, grpo_run, header, loaded, write_rank
 
 
 def _problems(path: Path) -> list[tuple[int | None, str]]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.kernels import UNKNOWN
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.tables.kernels import UNKNOWN
 
 
 def make(path: Path, *statements: str) -> SqliteTables:

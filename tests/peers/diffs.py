@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from lightning_rlprof.spans import Spans
-
-__all__ = ["DIFFS", "stage_times"]
+from lightning_rlprof.tables.spans import Spans
 
 _OVER = 1.05
 _SURE = 2.576  # the normal distribution's quantile of 99 %

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.analysis.scripted import Scripted
-
-__all__ = ["FORMULAS"]
+from tests.builders.scripted import Scripted
 
 _NVRX = 0.75  # NVIDIA Resiliency Extension's default threshold of its scores
 _MINDSTUDIO = 0.10  # of communication time, below the largest

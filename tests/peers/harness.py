@@ -3,12 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from lightning_rlprof.analysis.stragglers import stragglers
-from lightning_rlprof.analysis.verdicts import INSUFFICIENT, UNEVEN
-from tests.analysis.scripted import Script, Scripted, play
+from lightning_rlprof.analysis.stragglers.stragglers import stragglers
+from lightning_rlprof.analysis.stragglers.verdicts import INSUFFICIENT, UNEVEN
+from tests.builders.scripted import Script, Scripted, play
 from tests.peers.formulas import FORMULAS
-
-__all__ = ["CASES", "OURS", "TOO_SHORT", "Score", "accused", "scores"]
 
 OURS = "lightning_rlprof"
 

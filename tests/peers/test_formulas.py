@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.analysis.scripted import Script, Scripted, play
+from tests.builders.scripted import Script, Scripted, play
 from tests.peers.formulas import FORMULAS
 from tests.peers.harness import CASES, OURS, Score, scores
 

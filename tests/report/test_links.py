@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof import analysis
-from lightning_rlprof.report.html import render_report
-from lightning_rlprof.report.perfetto import write_trace
-from lightning_rlprof.spans import Spans
-from tests.report.browser import Page, find_browser, open_page
-from tests.report.test_html import poked
-from tests.runs import Row, loaded
+from lightning_rlprof.report.chrome_trace.writer import write_trace
+from lightning_rlprof.report.html.page import render_report
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.browser import Page, find_browser, open_page
+from tests.builders.runs import Row, loaded
+from tests.report.html.test_page import poked
 
 CLICK = """
 document.querySelector('a[href="#step-12"]').click();

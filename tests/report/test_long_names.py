@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.html import render_report
-from lightning_rlprof.table import Column, Table
-from tests.report.browser import Page, find_browser, open_page
-from tests.report.test_html import poked, source_of
-from tests.runs import MAIN, Row, header, loaded, write_rank
+from lightning_rlprof.report.html.page import render_report
+from lightning_rlprof.tables.table import Column, Table
+from tests.builders.browser import Page, find_browser, open_page
+from tests.builders.runs import MAIN, Row, header, loaded, write_rank
+from tests.report.html.test_page import poked, source_of
 
 
 def test_a_name_is_never_cut_within_a_character(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof.report import page_timeline
-from lightning_rlprof.report.html import render_report
-from lightning_rlprof.spans import Spans
-from tests.report.browser import Page, find_browser, open_page
-from tests.report.test_html import poked
-from tests.report.test_page_timeline import shifted
-from tests.runs import Row, loaded, spans_of
+from lightning_rlprof.report.html import timeline
+from lightning_rlprof.report.html.page import render_report
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.browser import Page, find_browser, open_page
+from tests.builders.runs import Row, loaded, spans_of
+from tests.report.html.test_page import poked
+from tests.report.html.test_timeline import shifted
 
 LOOK = """
 const told = [...document.querySelectorAll("#lanes [data-span], #lanes [data-gap]")].map((bar) => {
@@ -60,7 +60,7 @@ def test_ranks_whose_steps_are_empty_are_counted(tmp_path: Path) -> None:
 def test_time_of_stages_that_were_left_out_is_not_hatched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_timeline, "_SPANS_PER_STEP", 3)
+    monkeypatch.setattr(timeline, "_SPANS_PER_STEP", 3)
     rows = [Row("a", "stage", 1, at * 9, at * 9 + 9) for at in range(4)]
     page = drawn(loaded([*rows, Row("step", "step", 1, 0, 36)]), tmp_path)
     assert [text[0] for text, _ in told(page)] == ["a"] * 3

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store import duck, parquet
+from lightning_rlprof.store import duckdb_tables, parquet
 from lightning_rlprof.store.cache import Cache
-from lightning_rlprof.store.kept import kept_table
-from lightning_rlprof.store.parquet import write_table
-from lightning_rlprof.table import Column, ColumnRows, PartRows, Table
+from lightning_rlprof.store.parquet import kept_table, write_table
+from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
 
 COLUMNS = (
     Column("thread", "count"),
@@ -164,11 +163,11 @@ def test_parts_that_differ_in_type_are_refused(table: Table, tmp_path: Path) -> 
 
 
 def test_a_large_table_leaves_no_database_open(table: Table, tmp_path: Path) -> None:
-    duck.writer().close()
+    duckdb_tables.writer().close()
 
     write_table(table, "calls", tmp_path / "calls")
 
-    assert duck._database.cache_info().currsize == 0
+    assert duckdb_tables._database.cache_info().currsize == 0
 
 
 def test_what_cannot_be_written_leaves_no_parts(table: Table, tmp_path: Path) -> None:

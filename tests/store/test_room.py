@@ -7,9 +7,9 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.store import cache
-from lightning_rlprof.store.store import Store
-from tests.runs import grpo_run
-from tests.store.reader import Reader
+from lightning_rlprof.store.run_store import Store
+from tests.builders.reader import Reader
+from tests.builders.runs import grpo_run
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.store import cache
-from lightning_rlprof.store.store import Store
-from tests.runs import grpo_run
+from lightning_rlprof.store.run_store import Store
+from tests.builders.runs import grpo_run
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
 
 def kept(store: Store, name: str = "headers") -> Path:
     """Return the file of a table, which DuckDB may open."""
-    (path,) = (store.path / cache.FOLDER).rglob(f"{name}.parquet")
+    (path,) = (store.path / cache.CACHE_FOLDER).rglob(f"{name}.parquet")
     return path
 
 
@@ -148,7 +148,7 @@ def test_names_of_tables_are_words_and_never_paths(store: Store) -> None:
 _BOMB = """
 import resource, sys
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.query import answer
+from lightning_rlprof.store.sql import answer
 answer("select 1", lambda connection: None)
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 try:
@@ -184,7 +184,7 @@ def test_what_needs_all_memory_is_an_error_and_no_crash(query: str) -> None:
 _ENDLESS = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored behind nohup
-from lightning_rlprof.store.query import answer
+from lightning_rlprof.store.sql import answer
 query = "with recursive t as (select 1 as x union all select 1 - x from t) select sum(x) from t"
 print("asked", flush=True)
 answer(query, lambda connection: None)

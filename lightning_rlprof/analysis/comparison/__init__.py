@@ -1,0 +1,1 @@
+"""Two runs or two traces, compared at equal work."""

@@ -1,0 +1,288 @@
+"""What changed between two runs at equal work, stage by stage, told from the noise of steps.
+
+How one run's time compares with another's at equal work, and what changed work explains.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.comparison.comparability import HARDLY, comparability, score_of
+from lightning_rlprof.analysis.comparison.run_pair import (
+    REPLICAS,
+    STEP,
+    Pair,
+    Side,
+    shared_work,
+    sides,
+)
+from lightning_rlprof.analysis.statistics.rank_tests import shift_bounds, student, typical_shift
+from lightning_rlprof.analysis.statistics.robust import expected
+from lightning_rlprof.analysis.statistics.time_series import lasting
+from lightning_rlprof.analysis.step_selection import FEWEST
+from lightning_rlprof.tables.arrays import Float64s
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell, Column, Table
+
+_ROUNDS = 12
+_CLOSE = 1e-6
+_MOST = 2_000  # steps per run; more are thinned, which only widens the interval
+_APART = 2  # times the correlation time is what `lasting` tells
+_FREEDOM = 2.0
+_SAME = 1e-6  # of the largest value: a column that changes less is a constant
+
+
+class Equal(NamedTuple):
+    """Two samples compared.
+
+    Attributes:
+        work: Mean time that B's work explains over A's; 1 where no work was given, None where
+            work and run cannot be told apart.
+        bounds: Of the typical ratio B/A at equal work; None where nothing is sure.
+        lasting: For how many steps the pace lasts; 1 where steps are independent.
+    """
+
+    work: float | None
+    bounds: tuple[float, float] | None
+    lasting: int
+
+
+class _Fit(NamedTuple):
+    """Logarithm of time over what was expected less the shift; the lever; the shift; and work."""
+
+    rest: Float64s
+    lever: Float64s
+    shift: float
+    work: float
+
+
+def equal_work(
+    a: Float64s, b: Float64s, work: Sequence[tuple[Float64s, Float64s]], chance: float
+) -> Equal:
+    """Regress the times of both runs together on their work, with a factor for the run.
+
+    ``time = factor of the run * (a + b * work[0] + …) * noise``: `expected` fits the sum to times
+    from which the factor was taken off, `typical_shift` the factor to what it leaves over, in turn
+    until nothing changes. `shift_bounds` bounds the factor with the sum's coefficients free, so
+    what they are unsure of widens it.
+
+    Args:
+        a: Times of run A, above zero.
+        b: Times of run B.
+        work: By counter what A and B had to do in these steps.
+        chance: How often the bounds may miss.
+    """
+    run = np.repeat([-0.5, 0.5], [len(a), len(b)])
+    columns = [np.concatenate(pair) for pair in work]
+    columns = [each for each in columns if np.ptp(each) > _SAME * np.abs(each).max()]
+    fit = _fit(np.concatenate([a, b]), run, columns)
+    if fit is None:
+        return Equal(None, None, 1)
+    lasts = max(lasting(fit.rest[None, side]) for side in (run < 0, run > 0))
+    found = _bounds(fit, run, chance) if lasts == 1 else _drifting(fit, lasts, columns, chance)
+    if found is None:
+        return Equal(fit.work, None, lasts)
+    low, high = (float(np.exp(fit.shift + each)) for each in found)
+    return Equal(fit.work, (low, high), lasts)
+
+
+def _fit(ns: Float64s, run: Float64s, columns: Sequence[Float64s]) -> _Fit | None:
+    shift = float(np.log(np.median(ns[run > 0]) / np.median(ns[run < 0])))
+    for _ in range(_ROUNDS):
+        usual = expected(ns * np.exp(-shift * run), columns)
+        rest, lever = np.log(ns / usual) - shift * run, _lever(run, usual, columns)
+        more = typical_shift(rest, lever)
+        if more is None:
+            return None
+        shift += more
+        if abs(more) < _CLOSE:
+            break
+    work = float(usual[run > 0].mean() / usual[run < 0].mean()) if columns else 1.0
+    return _Fit(np.log(ns / usual) - shift * run, lever, shift, work)
+
+
+def _lever(run: Float64s, usual: Float64s, columns: Sequence[Float64s]) -> Float64s:
+    """Return what of the run's factor no change of the fit's coefficients could have made."""
+    table = np.stack([np.ones_like(usual), *columns], axis=1) / usual[:, None]
+    table /= np.abs(table).max(axis=0)
+    found: Float64s = run - table @ np.linalg.lstsq(table, run, rcond=1e-9)[0]
+    return found
+
+
+def _bounds(fit: _Fit, run: Float64s, chance: float) -> tuple[float, float] | None:
+    """Bound the shift by ranks; very long runs are thinned."""
+    some = [np.flatnonzero(side) for side in (run < 0, run > 0)]
+    at = np.concatenate([each[:: -(-len(each) // _MOST)] for each in some])
+    lever = fit.lever[at]
+    return shift_bounds(fit.rest[at], lever - lever.mean(), chance)
+
+
+def _drifting(
+    fit: _Fit, lasts: int, columns: Sequence[Float64s], chance: float
+) -> tuple[float, float] | None:
+    """Bound the shift by Student's t, with as many steps as say something new: too few for ranks.
+
+    A mean's variance is greater by the correlation time; residuals beyond three spreads count as
+    three, as they do for the correlation.
+    """
+    time = lasts / _APART
+    freedom = len(fit.rest) / time - 2 - len(columns)
+    if freedom < _FREEDOM:
+        return None
+    spread = 1.4826 * float(np.median(np.abs(fit.rest))) or float(fit.rest.std())
+    rest = np.clip(fit.rest, -3 * spread, 3 * spread)
+    error = np.sqrt(float(rest.var()) * time / float(fit.lever @ fit.lever))
+    half = student(freedom, chance) * float(error)
+    return -half, half
+
+
+INSUFFICIENT = "insufficient evidence"
+"""The verdict where a change can neither be claimed nor excluded."""
+
+_COLUMNS = (
+    Column("stage", "text"),
+    Column("A", "duration", "ns"),
+    Column("B", "duration", "ns"),
+    Column("equal-work", "ratio"),
+    Column("verdict", "text"),
+    Column("B/A", "ratio"),
+    Column("work", "ratio"),
+    Column("low", "ratio"),
+    Column("high", "ratio"),
+    Column("delta", "duration", "ns"),
+    Column("matched by", "text"),
+)
+_CHANCE = 0.01  # of any wrong interval in the whole table
+# Stages that a change did not touch were seen 4 % apart in two runs on one quiet machine.
+_SMALL = 1.05
+_UNCOUNTED = "no work counted"
+_NOTE = (
+    "Time per step, mean over ranks. B/A = work x equal-work: what B had more to do, and how much "
+    "longer it took for the same. low and high bound the latter for the typical step, all rows "
+    "together with 99 % confidence. same, small: within 5 %, which two runs of the same code can "
+    "be apart. mixed: a few long steps moved the mean otherwise than the typical step."
+)
+_PLAIN = "Where no work is counted, the plain ratio is judged: call count(tokens=…) in the stage."
+
+
+def compare(a: Spans, b: Spans) -> Table:
+    """Compare the mean exclusive time per step of every stage, and of the whole step.
+
+    ``B/A`` = ``work`` x ``equal-work``, see `equal_work`. ``verdict`` is ``faster`` or ``slower``
+    where the interval leaves out 1, ``small`` where it also stays within 5 % (1/1.05 to 1.05),
+    ``same`` where it holds 1 and stays within, else ``insufficient evidence``; ``mixed`` where the
+    mean's ratio lies over 5 % beyond it. Intervals are Bonferroni's over all rows. Stages are
+    paired by what their names mean, and first steps that warm up are left out, see `sides`.
+    Abstains when a run has fewer than three steps that count.
+    """
+    pair = sides(a, b)
+    for name, side in zip("AB", pair, strict=True):
+        if side.steps < FEWEST:
+            reason = f"run {name} has {side.steps} complete steps, {FEWEST} are needed"
+            return Table("compare", _COLUMNS, abstained=reason)
+    names = list(dict.fromkeys([*pair[0].stages, *pair[1].stages]))
+    both = sum(name in pair[0].stages and name in pair[1].stages for name in names)
+    found = [_row(name, *pair, _CHANCE / both) for name in names]
+    rows = [row for row, _ in sorted(found, key=lambda each: _rank(each[0]))]
+    lasting = max(size for _, size in found)
+    return Table("compare", _COLUMNS, rows, " ".join(_remarks(a, b, pair, rows, lasting)))
+
+
+def _rank(row: tuple[Cell, ...]) -> tuple[bool, bool, float]:
+    """Sort the largest change first, then untraced, then the whole step."""
+    return row[0] == STEP, row[0] == "untraced", -abs(float(row[9] or 0))
+
+
+def _remarks(
+    a: Spans, b: Spans, pair: tuple[Side, Side], rows: list[tuple[Cell, ...]], lasting: int
+) -> list[str]:
+    found = [_NOTE]
+    if any(row[-1] == _UNCOUNTED for row in rows):
+        found.append(_PLAIN)
+    if lasting > 1:
+        found.append(f"Steps resemble up to {lasting} neighbours: intervals are wider by that.")
+    for name, side in zip("AB", pair, strict=True):
+        if side.warm:
+            found.append(f"{name}: the first {side.warm} steps warm up and are left out.")
+        if side.note:
+            found.append(f"{name}: {side.note}")
+    score = score_of(comparability(a, b, pair))
+    if score < HARDLY:
+        found.append(f"These runs are hardly comparable, score {score:.2f} of 1.")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    """One stage in the steps in which it ran, and what is known of its work in both runs."""
+
+    a: Float64s
+    b: Float64s
+    often: float  # how much more often it ran in B's steps than in A's
+    work: dict[str, Pair]
+
+
+def _row(name: str, a: Side, b: Side, chance: float) -> tuple[tuple[Cell, ...], int]:
+    """Return a stage's row, and for how many steps its pace lasts."""
+    left, right = a.stages.get(name), b.stages.get(name)
+    before = round(int(left.sum()) / a.steps) if left is not None else 0
+    after = round(int(right.sum()) / b.steps) if right is not None else 0
+    if left is None or right is None or not (left.any() and right.any()):
+        alone = "only in A" if right is None else "only in B"
+        verdict = alone if left is None or right is None else INSUFFICIENT
+        return (name, before, after, None, verdict, *[None] * 4, after - before, None), 1
+    ratio = (int(right.sum()) / b.steps) / (int(left.sum()) / a.steps)
+    stage = _stage(name, a, b)
+    equal = equal_work(stage.a, stage.b, list(stage.work.values()), chance)
+    work = None if equal.work is None else equal.work * stage.often
+    at_equal = None if work is None else ratio / work
+    told = work if stage.work or stage.often != 1 else None
+    low, high = equal.bounds or (None, None)
+    by = ", ".join(stage.work) or _UNCOUNTED
+    verdict = _verdict(equal, at_equal)
+    cells = (name, before, after, at_equal, verdict, ratio, told, low, high, after - before, by)
+    return cells, equal.lasting
+
+
+def _stage(name: str, a: Side, b: Side) -> _Stage:
+    work = _per_replica(shared_work(a, b, name))
+    keep = []
+    for at, side in enumerate((a, b)):
+        known = [np.isfinite(pair[at]) for pair in work.values()]
+        keep.append(np.all([side.stages[name] > 0, *known], axis=0))
+    if not all(each.any() for each in keep):  # counted in other steps than it ran in
+        work, keep = {}, [side.stages[name] > 0 for side in (a, b)]
+    ran = [np.mean(side.stages[name] > 0) for side in (a, b)]
+    return _Stage(
+        a.stages[name][keep[0]].astype(np.float64),
+        b.stages[name][keep[1]].astype(np.float64),
+        float(ran[1] / ran[0]),
+        {name: (pair[0][keep[0]], pair[1][keep[1]]) for name, pair in work.items()},
+    )
+
+
+def _per_replica(work: dict[str, Pair]) -> dict[str, Pair]:
+    """Return amounts of work per replica, where replicas are told; by themselves a share of one."""
+    shared = work.get(REPLICAS)
+    if shared is None or not all(np.nanmin(each) > 0 for each in shared):
+        return {name: pair for name, pair in work.items() if name != REPLICAS}
+    a, b = shared
+    amounts = {f"{name} / replicas": (x / a, y / b) for name, (x, y) in work.items()}
+    del amounts[f"{REPLICAS} / {REPLICAS}"]
+    return amounts or {"1 / replicas": (1 / a, 1 / b)}
+
+
+def _verdict(equal: Equal, mean: float | None) -> str:
+    if equal.bounds is None or mean is None:
+        return INSUFFICIENT
+    low, high = equal.bounds
+    if not low / _SMALL <= mean <= high * _SMALL:
+        return "mixed"
+    close = low * _SMALL >= 1 and high <= _SMALL
+    if low <= 1 <= high:
+        return "same" if close else INSUFFICIENT
+    if close:
+        return "small"
+    return "slower" if low > 1 else "faster"

@@ -1,0 +1,236 @@
+"""What changed between two traces, by operator or by kernel: because of how often, or how long."""
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from lightning_rlprof.analysis.device.work import OTHERS, Work, device_work
+from lightning_rlprof.analysis.operators.call_tree import (
+    UNATTRIBUTED,
+    CallTree,
+    call_tree,
+    launched,
+)
+from lightning_rlprof.analysis.time_categories import canonical
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.interval_nesting import NONE
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell, Column, Table
+
+By = Literal["operators", "kernels"]
+"""What two traces are compared by."""
+
+TOTAL = "total"
+"""Names the last row, the sum of all others."""
+
+_COLUMNS = (
+    Column("A", "duration", "ns"),
+    Column("B", "duration", "ns"),
+    Column("delta", "duration", "ns"),
+    Column("from count", "duration", "ns"),
+    Column("from duration", "duration", "ns"),
+    Column("B/A", "ratio"),
+    Column("A count", "number"),
+    Column("B count", "number"),
+)
+_NOTE = (
+    "delta = from count + from duration: more or fewer calls, each as long as in A, and longer or "
+    "shorter ones. Two traces are two measurements: compare without --by tells a change from noise."
+)
+
+_FEW = 8  # stages that an error names
+
+_Row = tuple[Cell, ...]
+
+
+class _Side(NamedTuple):
+    """One trace: time and number of calls by name, and over how many steps or ranks."""
+
+    time: dict[Cell, int]
+    calls: dict[Cell, int]
+    over: int
+
+
+class _Pieces(NamedTuple):
+    """What is timed in a trace, and what is counted; the same but for operators on a device."""
+
+    timed: Work
+    counted: Work
+
+
+def trace_diff(
+    a: Spans, b: Spans, *, by: By = "operators", stage: str | None = None, top: int | None = None
+) -> Table:
+    """Compare two traces by operator, or by kernel and copy, those first that changed most.
+
+    ``A`` and ``B`` are per step and rank: of kernels their own time, of operators that of what they
+    launched themselves, or on the host where one trace has no kernels. ``delta = B - A`` is ``from
+    count`` (``(n_B - n_A) · m_A``, n calls of mean length m) and ``from duration`` (``n_B · (m_B -
+    m_A)``); what only one trace has is all ``from count``. ``stage``: only what was launched there,
+    by any framework's name of it. ``top``: so many rows, and one for all `OTHERS`.
+
+    Raises:
+        RlprofError: ``by`` or ``top`` is none, or neither trace has such a stage.
+    """
+    if by not in get_args(By):
+        raise RlprofError(f"by={by!r}: traces are compared by {' or '.join(get_args(By))}")
+    if top is not None and top < 1:
+        raise RlprofError(f"top={top}: shows 1 or more rows, or all of them (None)")
+    columns = (Column(by.removesuffix("s"), "text"), *_COLUMNS)
+    remarks: list[str] = []
+    pieces = _by_kernel(a, b, remarks) if by == "kernels" else _by_operator(a, b, remarks)
+    if isinstance(pieces, str):
+        why = "; ".join(dict.fromkeys([pieces, *remarks]))
+        return Table("trace_diff", columns, abstained=why)
+    rows, told = _compared(pieces, stage)
+    note = " ".join(dict.fromkeys([*told, _NOTE, *remarks]))
+    return Table("trace_diff", columns, _shown(rows, top), note)
+
+
+def _compared(pieces: Sequence[_Pieces], stage: str | None) -> tuple[list[_Row], list[str]]:
+    """Return a row per name, and what the times are."""
+    _check_stage(stage, pieces)
+    stepped = all((each.timed.step > 0).any() for each in pieces)
+    sides = [_side(each, stage, stepped=stepped) for each in pieces]
+    names = dict.fromkeys(name for side in sides for name in (*side.time, *side.calls))
+    rows = sorted((_row(name, *sides) for name in names), key=_place)
+    told = [_basis(sides, stage, stepped=stepped), _left(pieces, stepped=stepped)]
+    return rows, [*filter(None, told)]
+
+
+def _by_kernel(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
+    """Return what devices ran, or why that cannot be compared."""
+    found = [device_work(spans, None, remarks) for spans in (a, b)]
+    for name, work in zip("AB", found, strict=True):
+        if not len(work.rank):
+            return f"run {name}: no device tool recorded kernels"
+    return [_Pieces(work, work) for work in found]
+
+
+def _by_operator(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
+    """Return the time of operators on the device where both have it, else on the host."""
+    hosts, devices = [], []
+    for name, spans in zip("AB", (a, b), strict=True):
+        calls = spans.try_table("calls", remarks)
+        tree = None if calls is None else call_tree(calls, "operator")
+        if calls is None or tree is None or not len(tree.name):
+            return f"run {name}: no operators were recorded"
+        stage, stages = calls.texts("stage")
+        step = calls.numbers("step")[tree.row]
+        codes = tree.rank, tree.name, tree.own_ns(), stage[tree.row], step
+        hosts.append(Work(*codes, tree.names, stages))
+        found = launched(spans, calls, None, remarks)
+        if found is not None:
+            work = device_work(spans, None, remarks)
+            devices.append(_of_callers(work, tree, tree.launching(found)))
+    if len(devices) == len(hosts):
+        return [_Pieces(*pair) for pair in zip(devices, hosts, strict=True)]
+    remarks.append("These are times of the host: not both runs have kernels.")
+    return [_Pieces(host, host) for host in hosts]
+
+
+def _of_callers(work: Work, tree: CallTree, call: Int64s) -> Work:
+    """Return pieces of work by the name of the operator that launched each."""
+    name = np.where(call == NONE, len(tree.names), np.append(tree.name, 0)[call])
+    return work._replace(name=name, names=[*tree.names, UNATTRIBUTED])
+
+
+def _check_stage(stage: str | None, pieces: Iterable[_Pieces]) -> None:
+    if stage is None:
+        return
+    works = [each.timed for each in pieces]
+    seen = ((each.stages, np.unique(each.stage[each.stage >= 0]).tolist()) for each in works)
+    there = sorted({stages[code] for stages, codes in seen for code in codes})
+    if canonical(stage) not in map(canonical, there):
+        told = ", ".join(there[:_FEW]) + (", ..." if there[_FEW:] else "") or "no stages"
+        raise RlprofError(f"stage={stage!r}: nothing was launched in it; these traces tell {told}")
+
+
+def _side(pieces: _Pieces, stage: str | None, *, stepped: bool) -> _Side:
+    timed, counted = pieces
+    step = timed.step if stepped else np.zeros_like(timed.step)
+    steps, code = np.unique(step, return_inverse=True)
+    pairs = timed.rank * len(steps) + code
+    over = len(np.unique(pairs[step > 0] if stepped else pairs))
+    time, pieces_of = _sums(timed, stage, stepped=stepped)
+    calls = _sums(counted, stage, stepped=stepped)[1]
+    if UNATTRIBUTED in pieces_of:  # by no call: its pieces are counted
+        calls[UNATTRIBUTED] = pieces_of[UNATTRIBUTED]
+    return _Side(time, calls, over)
+
+
+def _sums(
+    work: Work, stage: str | None, *, stepped: bool
+) -> tuple[dict[Cell, int], dict[Cell, int]]:
+    """Return the time of the work of each name, and how many pieces there are."""
+    keep = work.step > 0 if stepped else np.ones(len(work.step), dtype=bool)
+    if stage is not None:
+        alike = [canonical(name) == canonical(stage) for name in work.stages]
+        keep &= np.array([*alike, False])[work.stage]
+    names: Sequence[str | None] = [*(name or None for name in work.names), None]
+    sums = np.zeros((2, len(names)), np.int64)
+    code = work.name[keep] % len(names)  # -1, a name that is not known, is the last
+    np.add.at(sums[0], code, work.duration[keep])
+    np.add.at(sums[1], code, 1)
+    found: list[dict[Cell, int]] = [{}, {}]
+    for at in np.flatnonzero(sums[1]).tolist():
+        for own, total in zip(found, sums[:, at].tolist(), strict=True):
+            own[names[at]] = own.get(names[at], 0) + total
+    return found[0], found[1]
+
+
+def _row(name: Cell, a: _Side, b: _Side) -> _Row:
+    calls, others = (Fraction(side.calls.get(name, 0), side.over) for side in (a, b))
+    before, after = (Fraction(side.time.get(name, 0), side.over) for side in (a, b))
+    delta = round(after) - round(before)
+    more = delta if bool(calls) != bool(others) else 0
+    if calls and others:
+        more = round(before * (others - calls) / calls)
+    times = (round(before), round(after), delta, more, delta - more)
+    return (name, *times, _ratio(round(before), round(after)), float(calls), float(others))
+
+
+def _ratio(before: int, after: int) -> float | None:
+    return after / before if before else None
+
+
+def _place(row: _Row) -> tuple[int, int, str]:
+    """Sort the largest changes first, then what takes longest."""
+    return -abs(int(row[3] or 0)), -int(row[2] or 0), str(row[0])
+
+
+def _shown(rows: Sequence[_Row], top: int | None) -> list[_Row]:
+    """Return the first rows, one for all others, and their sum."""
+    shown = list(rows[:top])
+    if len(rows) > len(shown):
+        shown.append(_sum(OTHERS, rows[len(shown) :]))
+    return [*shown, _sum(TOTAL, rows)]
+
+
+def _sum(name: str, rows: Sequence[_Row]) -> _Row:
+    times = [sum(int(row[at] or 0) for row in rows) for at in range(1, 6)]
+    calls = [math.fsum(float(row[at] or 0) for row in rows) for at in (7, 8)]
+    return (name, *times, _ratio(times[0], times[1]), *calls)
+
+
+def _basis(sides: Sequence[_Side], stage: str | None, *, stepped: bool) -> str:
+    what = "step and rank" if stepped else "rank (not both traces tell steps)"
+    where = "" if stage is None else f" in {stage}"
+    a, b = (side.over for side in sides)
+    return f"Time{where} per {what}: over {a:,} of A and {b:,} of B."
+
+
+def _left(pieces: Iterable[_Pieces], *, stepped: bool) -> str:
+    """Say how much of the time is outside of steps: mostly work of the step before the first."""
+    works = [each.timed for each in pieces]
+    outside = [int(work.duration[work.step <= 0].sum()) for work in works]
+    if not stepped or not any(outside):
+        return ""
+    shares = [
+        part / max(int(work.duration.sum()), 1) for part, work in zip(outside, works, strict=True)
+    ]
+    return f"Outside of steps, and left out: {shares[0]:.0%} of A's time, {shares[1]:.0%} of B's."

@@ -1,0 +1,1 @@
+"""The step as a graph of dependencies: critical path, slack, replay."""

@@ -1,0 +1,169 @@
+"""The critical path of a step: where it goes through, and slack beside it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.clock_uncertainty import BELOW, says_nothing, uncertainty_ns
+from lightning_rlprof.analysis.critical_path.replay import OWN, Path, longest, replay
+from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
+from lightning_rlprof.analysis.step_selection import FEWEST
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell, Column, Table
+
+_COLUMNS: tuple[Column, ...] = (
+    Column("stage", "text"),
+    Column("part", "text"),
+    Column("role", "text"),
+    Column("rank", "count"),
+    Column("share", "share"),
+    Column("per step", "duration", "ns"),
+    Column("slack", "duration", "ns"),
+    Column("total", "duration", "ns"),
+    Column("steps", "count"),
+    Column("count", "count"),
+)
+_SAMPLE = Column("sample", "count")
+_LATE = "began later than the first rank"
+
+
+class _Sums(NamedTuple):
+    """What the table tells, row by row.
+
+    ``first`` is a piece of the row, ``most`` the chain on which most of its time on the path is.
+    """
+
+    first: Int64s
+    total: Int64s
+    middle: Int64s
+    slack: Int64s
+    steps: Int64s
+    number: Int64s
+    most: Int64s
+
+
+def path(spans: Spans, *, per_rank: bool = False, per_sample: bool = False) -> Table:
+    """Divide steady steps by what is on their longest path, longest first; beside it is slack.
+
+    ``part`` is a stage's ``own time``, a ``transfer`` in it, or the ``hand-over`` of a sample or of
+    weights: what passes from when they are there until whoever needs them goes on. ``total`` is its
+    time on the path; all of them add up to the steps. ``per step`` is the median over the steps,
+    ``steps`` in how many of them it was on the path. ``slack`` is how much longer the tightest of
+    all its ``count`` occurrences, that one alone, might have taken without its step becoming
+    longer: 0 on the path.
+
+    Args:
+        spans: The run.
+        per_rank: A row per rank, else ``rank`` is the one most often on the path.
+        per_sample: A row per sample that is on the path anywhere, in a column more.
+    """
+    graph = dag(spans)
+    if isinstance(graph, str):
+        return Table("path", _COLUMNS, abstained=graph)
+    if len(graph.steps) < FEWEST:
+        text = f"{len(graph.steps)} steps can be cut, it takes {FEWEST}"
+        return Table("path", _COLUMNS, abstained=text)
+    measured = (graph.plan, graph.ns, graph.transfer_ns, graph.offset_ns)
+    laps, found = replay(*measured).lap, longest(*measured)
+    sample = _samples(graph, found) if per_sample else None
+    sums = _sums(graph, found, sample, per_rank=per_rank)
+    error = float(np.median(np.abs(laps / np.maximum(graph.wall_ns, 1) - 1)))
+    took = float(np.median(graph.wall_ns)) / 1e9
+    text = f"Median of {len(graph.steps)} steps: {took:.4g} s; played again, {error:.2%} off."
+    columns, rows = (*_COLUMNS, _SAMPLE), _rows(graph, sums, sample, int(laps.sum()))
+    return Table("path", columns[: 10 + per_sample], rows, f"{text} {graph.note}")
+
+
+def _rows(graph: Dag, sums: _Sums, sample: Int64s | None, laps: int) -> list[tuple[Cell, ...]]:
+    """Return what the table holds; ``laps`` is how long all steps took."""
+    whole, late = max(laps, 1), laps - int(sums.total.sum())
+    table = []
+    for at in np.argsort(-sums.total, kind="stable").tolist():
+        known = () if sample is None else (_known(sample[sums.first[at]]),)
+        table.append((*_row(graph, sums, at, whole), *known))
+    if late:
+        known = () if sample is None else (None,)
+        below = says_nothing(late // max(len(graph.steps), 1), uncertainty_ns(graph.spans))
+        part = BELOW if below else "own time"
+        late_row = (_LATE, part, None, None, late / whole, None, 0, late, None, None)
+        table.append((*late_row, *known))
+    return table
+
+
+def _known(sample: float) -> int | None:
+    return int(sample) if sample >= 0 else None
+
+
+def _row(graph: Dag, sums: _Sums, at: int, whole: int) -> tuple[Cell, ...]:
+    first, total = int(sums.first[at]), int(sums.total[at])
+    its = graph.plan
+    return (
+        graph.names[graph.name[first]],
+        _part(graph, first),
+        graph.roles[its.run[first] // its.laps],
+        int(graph.ranks[sums.most[at]]) if sums.most[at] >= 0 else None,
+        total / whole,
+        int(sums.middle[at]),
+        int(sums.slack[at]),
+        total,
+        int(sums.steps[at]),
+        int(sums.number[at]),
+    )
+
+
+def _part(graph: Dag, piece: int) -> str:
+    join = graph.plan.join[piece]
+    return "own time" if join == OWN else "hand-over" if graph.given[join] else "transfer"
+
+
+def _samples(graph: Dag, found: Path) -> Int64s:
+    """Return the sample of each piece, -1 where there is none or it is never on the path.
+
+    Numbers beyond 64 bits are those of Python.
+    """
+    told = graph.spans.counters.get("sample")
+    of_row = np.full(len(graph.spans) + 1, -1, None if told is None else told.values.dtype)
+    if told is not None:
+        of_row[told.rows] = told.values
+    sample = of_row[graph.row]  # UNTRACED reads the last one
+    on = np.unique(sample[found.on & (found.weight > 0)])
+    return np.where(np.isin(sample, on), sample, -1)
+
+
+def _sums(graph: Dag, found: Path, sample: Int64s | None, *, per_rank: bool) -> _Sums:
+    its = graph.plan
+    lap, chain = its.run % its.laps, its.run // its.laps
+    first, of = _groups(graph, chain, sample, per_rank=per_rank)
+    size, on = len(first), np.flatnonzero(found.on)
+    cells = np.zeros((size, its.laps), dtype=np.int64)
+    np.add.at(cells, (of[on], lap[on]), found.weight[on])
+    slack = np.full(size, np.iinfo(np.int64).max)
+    np.minimum.at(slack, of, found.slack)
+    total, most = cells.sum(axis=1), chain[first]
+    if not per_rank:
+        theirs = np.zeros((size, len(graph.ranks)), dtype=np.int64)
+        np.add.at(theirs, (of[on], chain[on]), found.weight[on])
+        most = np.where(total > 0, theirs.argmax(axis=1), -1)
+    middle = np.rint(np.median(cells, axis=1)).astype(np.int64)
+    count = np.bincount(of, minlength=size)
+    return _Sums(first, total, middle, slack, (cells > 0).sum(axis=1), count, most)
+
+
+def _groups(
+    graph: Dag, chain: Int64s, sample: Int64s | None, *, per_rank: bool
+) -> tuple[Int64s, Int64s]:
+    """Tell apart stage, part, role and what is asked for: a piece of each, and whose each is."""
+    roles = {role: at for at, role in enumerate(dict.fromkeys(graph.roles))}
+    who = np.arange(len(graph.ranks)) if per_rank else np.array([*map(roles.get, graph.roles)])
+    keys = (graph.name * 2 + (graph.plan.join != OWN)) * len(who) + who[chain]
+    size = 2 * len(graph.names) * len(who)
+    if sample is not None:
+        there, code = np.unique(sample, return_inverse=True)
+        keys, size = keys + size * code, size * len(there)
+    first = np.full(size, -1)
+    first[keys[::-1]] = np.arange(len(keys))[::-1]
+    used = np.flatnonzero(first >= 0)
+    place = np.zeros_like(first)
+    place[used] = np.arange(len(used))
+    return first[used], place[keys]

@@ -1,0 +1,1 @@
+"""Kernels, copies, idle time and launches of one device."""

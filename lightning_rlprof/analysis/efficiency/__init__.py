@@ -1,0 +1,1 @@
+"""FLOPs against the device's peak: throughput, MFU, matmuls."""

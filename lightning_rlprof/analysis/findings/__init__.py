@@ -1,0 +1,1 @@
+"""What to fix first: rules over all analyses, and data quality."""

@@ -1,0 +1,1 @@
+"""GPU-hours of the whole job, every second in one category."""

@@ -1,0 +1,1 @@
+"""Statistics on plain numpy arrays: medians, tests, time series."""

@@ -1,0 +1,195 @@
+"""How long a stage should have taken for its work, learned from all ranks and steps at once.
+
+Medians over ranks that know how to leave out what was not recorded, and whom they judge.
+
+How much longer a rank stays per time that it came later: a robust line through zero.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from lightning_rlprof.tables.arrays import Float64s
+
+
+def middle(values: Float64s, axis: int = 0) -> Float64s:
+    """Return the median along an axis, NaN left out; NaN where there is nothing else.
+
+    Three times as fast as `numpy.nanmedian`, which takes a slow path as soon as a NaN is there.
+
+    Example::
+
+        >>> middle(np.array([1.0, np.nan, 3.0, 10.0])).item()
+        3.0
+    """
+    ordered = np.sort(values, axis=axis)
+    count = np.sum(~np.isnan(values), axis=axis, keepdims=True)
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, values.shape[axis] - 1)
+    pair = [np.take_along_axis(ordered, at, axis) for at in (low, high)]
+    return np.asarray((pair[0] + pair[1]) / 2).squeeze(axis)
+
+
+def middle_of_others(values: Float64s, least: int = 1) -> Float64s:
+    """Return for each rank the median of all other ranks, so that none is measured by itself.
+
+    Args:
+        values: Ranks along axis 0.
+        least: With fewer others the answer is NaN, as it is where the rank itself has none.
+
+    Example::
+
+        >>> middle_of_others(np.array([1.0, 2.0, 4.0])).tolist()
+        [3.0, 2.5, 1.5]
+    """
+    order = np.argsort(values, axis=0)
+    ordered = np.take_along_axis(values, order, 0)
+    place = np.empty_like(order)
+    ranks = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
+    np.put_along_axis(place, order, np.broadcast_to(ranks, order.shape), 0)
+    others = np.sum(~np.isnan(values), axis=0) - 1
+    found = np.zeros(values.shape)
+    for at in (np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2):
+        behind = np.minimum(at + (at >= place), len(values) - 1)  # the rank itself is passed over
+        found += np.take_along_axis(ordered, behind, 0) / 2
+    return np.where(np.isnan(values) | (others < max(least, 1)), np.nan, found)
+
+
+def apart(values: Float64s) -> Float64s:
+    """Return how far each rank is from the median of all; NaN where fewer than half are known.
+
+    One rank alone is not apart from anybody: its answer is NaN as well.
+
+    Args:
+        values: Ranks along axis 0.
+
+    Example::
+
+        >>> apart(np.array([[1.0, 1.0], [2.0, np.nan], [6.0, np.nan]])).tolist()
+        [[-1.0, nan], [0.0, nan], [4.0, nan]]
+    """
+    known = np.sum(~np.isnan(values), axis=0)
+    found = values - middle(values)[None]
+    return np.where(known >= max(2, len(values) / 2), found, np.nan)
+
+
+_FEWEST = 10  # independent values below which a slope says nothing
+_SPREAD = 1.2533 * 1.4826  # a median's standard error by the median of absolute residuals
+
+
+def slope(late: Float64s, longer: Float64s, work: Float64s | None = None) -> tuple[float, float]:
+    """Return the slope of ``longer`` by ``late`` and its standard error, infinite where unknown.
+
+    Both are taken relative to the step's median and to the rank's own: what remains is whether the
+    same rank stays longer when it comes earlier. The line is that of least absolute deviations, the
+    weighted median of the ratios, so that a single bad step does not matter.
+
+    Args:
+        late: How late each rank was; shape (ranks, steps), NaN where that is not known.
+        longer: How much longer than expected it stayed.
+        work: What it had to do, if both are to be freed of what work explains of them (Frisch and
+            Waugh 1933): a rank with long answers comes late and has more to do.
+    """
+    columns = [late, longer] if work is None else [late, longer, work]
+    (x, y, *pulls), freedom = _bare(columns)
+    for pull in pulls:
+        size = float(pull @ pull)
+        if size > 0:
+            x, y = (values - pull * (float(pull @ values) / size) for values in (x, y))
+    total = float(np.sqrt(x @ x))
+    moved = np.abs(x) > 1e-9 * total
+    if freedom < _FEWEST or not moved.any():
+        return 0.0, np.inf
+    few = float(np.sqrt(len(x) / freedom))
+    x, y = x[moved], y[moved]
+    order = np.argsort(y / x)
+    weight = np.cumsum(np.abs(x[order]))
+    at = order[int(np.searchsorted(weight, weight[-1] / 2))]
+    found = float(y[at] / x[at])
+    return found, few * _SPREAD * float(np.median(np.abs(y - found * x))) / total
+
+
+def _bare(columns: list[Float64s]) -> tuple[list[Float64s], int]:
+    """Take off what all ranks share in a step and what a rank has in all steps (median polish).
+
+    Returns:
+        Values that are known in all columns, and how many of them are independent.
+    """
+    keep = ~np.isnan(columns).any(axis=0)
+    rest = [np.where(keep, values, np.nan) for values in columns]
+    for _ in range(2):  # with a rank far off the first median of a step is always the same rank's
+        rest = [apart(values) for values in rest]
+        rest = [values - middle(values, axis=1)[:, None] for values in rest]
+    there = ~np.isnan(rest[0])
+    taken = int(there.any(axis=0).sum() + there.any(axis=1).sum())
+    return [values[there] for values in rest], int(there.sum()) - taken + 1
+
+
+_ROUNDS = 30
+_ENOUGH = 20_000  # rows to learn three numbers from; more cost time and change nothing
+_HUBER = 1.345  # spreads up to which a residual counts in full: 95 % as good as least squares
+_LEAST = 1e-3  # of the median: what the shortest expected time may be
+
+
+def expected(ns: Float64s, work: Sequence[Float64s]) -> Float64s:
+    """Return the time that each span's work explains: ``a + b * work[0] + c * work[1] …``.
+
+    Huber's regression (1964) on relative residuals by iterated weighting; a, b and c not negative:
+    more work never takes less time, and a stage that waits for others does not teach the contrary.
+    Relative, as noise grows with the time itself. NaN where time or work is not known.
+
+    Args:
+        ns: Times; NaN where there was no span.
+        work: What each span had to do, of the same shape, such as tokens and their squares.
+
+    Example::
+
+        >>> tokens = np.array([1.0, 2.0, 3.0, 4.0])
+        >>> expected(5 + 10 * tokens, [tokens]).round(3).tolist()
+        [15.0, 25.0, 35.0, 45.0]
+    """
+    columns = [np.ones_like(ns), *work]
+    usable = np.all([np.isfinite(column) for column in (ns, *columns)], axis=0) & (ns > 0)
+    found = np.full(ns.shape, np.nan)
+    if not usable.any():
+        return found
+    table = np.stack([column[usable] for column in columns])
+    scale = np.maximum(np.abs(table).max(axis=1), 1e-300)
+    table /= scale[:, None]
+    floor = _LEAST * float(np.median(ns[usable]))
+    found[usable] = np.maximum(_coefficients(ns[usable], table) @ table, floor)
+    return found
+
+
+def _coefficients(ns: Float64s, table: Float64s) -> Float64s:
+    """Return one number per row of the table, none negative."""
+    if len(ns) > _ENOUGH:
+        some = np.random.default_rng(0).choice(len(ns), _ENOUGH, replace=False)
+        ns, table = ns[some], table[:, some]
+    middle = float(np.median(ns))
+    fit, beta = np.full(len(ns), middle), np.zeros(len(table))
+    for _ in range(_ROUNDS):
+        off = np.abs(ns - fit) / fit
+        spread = 1.4826 * float(np.median(off)) * _HUBER + 1e-9
+        weight = np.minimum(1.0, spread / np.maximum(off, 1e-300)) / fit**2
+        before, beta = beta, _not_negative(table, ns, weight)
+        fit = np.maximum(beta @ table, _LEAST * middle)
+        if np.allclose(beta, before, rtol=1e-6, atol=1e-9 * middle):
+            break
+    return beta
+
+
+def _not_negative(table: Float64s, ns: Float64s, weight: Float64s) -> Float64s:
+    """Solve weighted least squares for every choice of columns; the best without negative ones."""
+    left, right = (table * weight) @ table.T, table @ (weight * ns)
+    best, gain = np.zeros(len(table)), 0.0
+    for count in range(1, len(table) + 1):
+        for chosen in itertools.combinations(range(len(table)), count):
+            at = list(chosen)
+            part = np.linalg.lstsq(left[np.ix_(at, at)], right[at], rcond=1e-10)[0]
+            # What least squares takes off the sum of squares; a tie is for the fewer columns.
+            explained = float(part @ right[at])
+            if part.min() >= 0 and explained > gain * (1 + 1e-9):
+                best, gain = np.zeros(len(table)), explained
+                best[at] = part
+    return best

@@ -1,0 +1,1 @@
+"""Ranks that slow the others down."""

@@ -1,0 +1,221 @@
+"""Ranks side by side: their stage spans by rank, step and place in the step.
+
+Which ranks hold one copy of the model together, and which ranks of other copies do the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.analysis.stages.partition import Flat, partition
+from lightning_rlprof.analysis.step_selection import counted
+from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.spans import Spans
+
+MOST = 32
+"""Occurrences of a stage in a step that are compared: its first ones."""
+
+_ENOUGH, _FEWEST = 4_000, 30  # cells of a slot, and steps; more cost time and change nothing
+
+Place = tuple[Int64s, Int64s, Int64s]
+
+
+@dataclass(frozen=True, eq=False)
+class Lineup:
+    """Some ranks' stage spans, comparable cell by cell; NaN where a cell has no span.
+
+    A slot is a stage and which occurrence of it in the step. Arrays have the shape
+    (ranks, steps, slots). Where ranks ran a stage a different number of times in a step, only those
+    with the most have cells: what was lost from a file must not look like something else. A stage
+    that one rank of several runs has no slot: nobody can be compared there.
+
+    Attributes:
+        ranks: Rank of each row.
+        steps: RL step of each column, ascending.
+        stage: Index into ``Spans.names`` of each slot, slots in the order of the step.
+        start_ns: Start of each span.
+        end_ns: End of each span.
+        own_ns: Time in which no stage inside was open.
+        rows: Rows of the run's spans that have a cell.
+        places: Their cells: ranks, steps and slots.
+        beside: Own time of spans without a cell: ranks, steps, stages and nanoseconds.
+    """
+
+    ranks: Int64s
+    steps: Int64s
+    stage: Int64s
+    start_ns: Float64s
+    end_ns: Float64s
+    own_ns: Float64s
+    rows: Int64s
+    places: Place
+    beside: tuple[Int64s, Int64s, Int64s, Int64s]
+
+    def some_steps(self) -> Int64s:
+        """Return columns spread over the run, enough to learn from how ranks behave in general."""
+        ranks, steps, _ = self.start_ns.shape
+        count = min(steps, max(_ENOUGH // ranks, _FEWEST))
+        return np.unique(np.linspace(0, steps - 1, count).astype(np.int64))
+
+    def counter(self, spans: Spans, name: str) -> Float64s | None:
+        """Return a counter of the spans, NaN where one has none; None where nobody has it."""
+        at, values = spans.amounts(name)
+        found = np.searchsorted(at, self.rows)
+        told = np.append(at, -1)[found] == self.rows
+        if not told.any():
+            return None
+        chosen = tuple(each[told] for each in self.places)
+        return _placed(self.start_ns.shape, chosen, values[found[told]])
+
+
+@dataclass(frozen=True, eq=False)
+class StageRows:
+    """The stage spans of all ranks that count.
+
+    Attributes:
+        rows: Rows of the run's spans, by rank and start.
+        own_ns: Time of each in which no stage inside it was open.
+        steps: RL steps that count, ascending.
+        note: Which ones do not.
+    """
+
+    rows: Int64s
+    own_ns: Int64s
+    steps: Int64s
+    note: str
+
+
+def stage_rows(spans: Spans) -> StageRows:
+    """Return the stage spans of the training threads in complete steps."""
+    cut = partition(spans)
+    choice, part = counted(spans, cut.steps), cut.divided
+    label = part.rows if isinstance(part, Flat) else part.label
+    inside = (label >= 0) & choice.mask[part.step]
+    own = np.zeros(len(spans), dtype=np.int64)
+    np.add.at(own, label[inside], (part.end_ns - part.start_ns)[inside])
+    whole = cut.steps[choice.mask]
+    steps, at = np.unique(spans.step[whole], return_inverse=True)
+    rows = np.flatnonzero(own)
+    # A stage may lie across the edge of a step: where its own step is lost, we have a slice of it.
+    place = np.searchsorted(steps, spans.step[rows])
+    known = np.append(steps, -1)[place] == spans.step[rows]
+    width = len(steps) + 1
+    known &= np.isin(spans.rank[rows] * width + place, spans.rank[whole] * width + at)
+    rows = rows[known]
+    return StageRows(rows, own[rows], steps, choice.note)
+
+
+def line_up(spans: Spans, found: StageRows, ranks: Sequence[int]) -> Lineup:
+    """Put the stage spans of some ranks side by side."""
+    numbers = np.array(sorted(ranks), dtype=np.int64)
+    mine = np.isin(spans.rank[found.rows], numbers)
+    rows, own, name = found.rows[mine], found.own_ns[mine], spans.name[found.rows[mine]]
+    rank = np.searchsorted(numbers, spans.rank[rows])
+    step = np.searchsorted(found.steps, spans.step[rows])
+    nth, count = _occurrences((rank * len(found.steps) + step) * len(spans.names) + name)
+    most = np.zeros((len(found.steps), len(spans.names)), dtype=np.int64)
+    np.maximum.at(most, (step, name), count)
+    keep = (count == most[step, name]) & (nth < MOST) & _shared(rank, name, len(numbers))
+    beside = (rank[~keep], step[~keep], name[~keep], own[~keep])
+    rows, own, rank, step = (each[keep] for each in (rows, own, rank, step))
+    slots, slot = np.unique((name * MOST + nth)[keep], return_inverse=True)
+    shape = (len(numbers), len(found.steps), len(slots))
+    order = _in_order(_placed(shape, (rank, step, slot), spans.start_ns[rows]))
+    at = (rank, step, np.argsort(order)[slot])
+    start, end, own_ns = (
+        _placed(shape, at, each) for each in (spans.start_ns[rows], spans.end_ns[rows], own)
+    )
+    stage = slots[order] // MOST
+    return Lineup(numbers, found.steps, stage, start, end, own_ns, rows, at, beside)
+
+
+def _shared(rank: Int64s, name: Int64s, ranks: int) -> npt.NDArray[np.bool_]:
+    """Tell which rows are of a stage that several ranks run, or the one that there is."""
+    ran = np.zeros((ranks, int(name.max(initial=-1)) + 1), dtype=bool)
+    ran[rank, name] = True
+    found: npt.NDArray[np.bool_] = (ran.sum(axis=0) >= min(ranks, 2))[name]
+    return found
+
+
+def _placed(shape: tuple[int, ...], at: tuple[Int64s, ...], values: npt.NDArray[Any]) -> Float64s:
+    found = np.full(shape, np.nan)
+    found[at] = values
+    return found
+
+
+def _occurrences(keys: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each row's number among those of its key, in their order, and how many they are."""
+    order = np.argsort(keys, kind="stable")
+    heads = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    size = np.diff(np.append(heads, len(order)))
+    nth, count = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+    nth[order] = np.arange(len(order)) - np.repeat(heads, size)
+    count[order] = np.repeat(size, size)
+    return nth, count
+
+
+def _in_order(start_ns: Float64s) -> Int64s:
+    """Return the slots as a step runs through them: by how long after its first they begin."""
+    if not start_ns.shape[2]:
+        return np.zeros(0, dtype=np.int64)
+    after = start_ns - np.fmin.reduce(start_ns, axis=2, keepdims=True)
+    known = ~np.isnan(after)
+    mean = np.where(known, after, 0.0).sum(axis=(0, 1)) / np.maximum(known.sum(axis=(0, 1)), 1)
+    return np.argsort(mean, kind="stable")
+
+
+_ORDER = ("tp", "cp", "ep", "pp")
+
+
+class Replicas(NamedTuple):
+    """Where each rank stands; arrays over ranks.
+
+    Attributes:
+        ranks: Ascending.
+        replica: The copy of the model that the rank holds a part of.
+        place: Which part that is: ranks of one place are compared with one another.
+        work: Places with the same number share layers, experts and samples evenly.
+    """
+
+    ranks: Int64s
+    replica: Int64s
+    place: Int64s
+    work: Int64s
+
+    def members(self) -> dict[int, list[int]]:
+        """Return the ranks of each replica."""
+        copies = np.unique(self.replica).tolist()
+        return {copy: self.ranks[self.replica == copy].tolist() for copy in copies}
+
+    def lines(self) -> list[list[int]]:
+        """Return the ranks of each place, the places in their order."""
+        places = np.unique(self.place).tolist()
+        return [self.ranks[self.place == place].tolist() for place in places]
+
+
+def replicas(spans: Spans, ranks: Sequence[int]) -> Replicas:
+    """Return where ranks stand, by the key ``parallel`` of the configuration that they recorded.
+
+    The order of ranks is that of Megatron and of device meshes: tensor, context and expert
+    parallel, copies, pipeline. Without the key, or where ranks disagree, each is a copy of its own.
+    """
+    numbers = np.array(sorted(ranks), dtype=np.int64)
+    told = {(*_sizes(spans, rank), spans.headers[rank].world_size) for rank in numbers.tolist()}
+    tp, cp, ep, pp, world = told.pop() if len(told) == 1 else (1, 1, 1, 1, 1)
+    alone = np.zeros_like(numbers)
+    if world % (tp * cp * ep * pp) or tp * cp * ep * pp == 1:
+        return Replicas(numbers, numbers, alone, alone)
+    share, copies = tp * cp, world // (tp * cp * ep * pp)
+    work = numbers // (share * ep * copies) * ep + numbers // share % ep
+    replica = numbers // (share * ep) % copies
+    return Replicas(numbers, replica, work * share + numbers % share, work)
+
+
+def _sizes(spans: Spans, rank: int) -> tuple[int, ...]:
+    said = spans.headers[rank].config.get("parallel")
+    sizes = [said.get(key, 1) for key in _ORDER] if isinstance(said, dict) else []
+    known = len(sizes) == len(_ORDER) and all(type(size) is int and size > 0 for size in sizes)
+    return tuple(sizes) if known else (1,) * len(_ORDER)

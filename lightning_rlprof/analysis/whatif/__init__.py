@@ -1,0 +1,1 @@
+"""Step time after a change, estimated from the step graph."""

@@ -1,0 +1,157 @@
+"""Rollouts whose requests have spans of their own, and how long they would take otherwise."""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_rlprof.analysis.time_categories import Label, labels_of
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import NO_PARENT, Spans
+
+_FEWEST = 4  # requests of a rollout, below which there is no tail to speak of
+_KINDS = (KINDS.index("stage"), KINDS.index("region"))
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """The requests of each rollout; all requests by rollout and start.
+
+    Attributes:
+        row: Row of each rollout's stage, ascending.
+        first: Index of its first request, and at last how many requests there are.
+        start_ns: When each request was sent.
+        end_ns: When it was answered.
+        tokens: What it counted, -1 where it did not.
+    """
+
+    row: Int64s
+    first: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    tokens: Int64s
+
+    def of(self, at: int) -> slice:
+        """Return where the requests of one rollout are."""
+        return slice(int(self.first[at]), int(self.first[at + 1]))
+
+
+def requests(spans: Spans, rows: Int64s) -> Requests | None:
+    """Find the requests of the rollouts among some stages, None where no rollout has four.
+
+    A request is an innermost rollout span that begins within the stage, on any thread of its rank.
+    """
+    rollout = labels_of(spans.names)[spans.name] == Label.ROLLOUT
+    rows = rows[rollout[rows]]
+    there = np.flatnonzero(rollout & np.isin(spans.kind, _KINDS))
+    own = there[~np.isin(there, rows)]
+    width = int(spans.id.max(initial=0)) + 2
+    inner = spans.parent[own] != NO_PARENT
+    around = spans.rank[own[inner]] * width + spans.parent[own[inner]]
+    own = own[~np.isin(spans.rank[own] * width + spans.id[own], around)]
+    place = np.searchsorted(_keys(spans, rows), _keys(spans, own), "right") - 1
+    stage = rows[np.maximum(place, 0)] if len(rows) else np.zeros_like(own)
+    inside = (place >= 0) & (spans.rank[stage] == spans.rank[own])
+    inside &= spans.start_ns[own] < spans.end_ns[stage]
+    own, stage = own[inside], stage[inside]
+    used, count = np.unique(stage, return_counts=True)
+    keep = np.isin(stage, used[count >= _FEWEST])
+    own, stage = own[keep], stage[keep]
+    if not len(own):
+        return None
+    row, first = np.unique(stage, return_index=True)
+    first = np.append(first, len(own))
+    return Requests(row, first, spans.start_ns[own], spans.end_ns[own], _tokens(spans, own))
+
+
+def _keys(spans: Spans, rows: Int64s) -> Int64s:
+    """Return one number per span by which spans are sorted by rank and start."""
+    low = int(spans.start_ns.min(initial=0))
+    width = int(spans.end_ns.max(initial=0)) - low + 1
+    keys: Int64s = spans.rank[rows] * width + (spans.start_ns[rows] - low)
+    return keys
+
+
+def _tokens(spans: Spans, rows: Int64s) -> Int64s:
+    found = np.full(len(rows), -1, dtype=np.int64)
+    at, values = spans.amounts("tokens", np.int64)
+    place = np.searchsorted(at, rows)
+    told = np.append(at, -1)[place] == rows
+    found[told] = values[place[told]]
+    return found
+
+
+def slots(start_ns: Int64s, end_ns: Int64s) -> int:
+    """Return how many requests were under way at most."""
+    times = np.append(start_ns, end_ns)
+    steps = np.append(np.ones(len(start_ns), int), -np.ones(len(end_ns), int))
+    order = np.lexsort((steps, times))  # who ends makes room first
+    return max(int(np.cumsum(steps[order]).max(initial=0)), 1)
+
+
+def makespan(ns: Int64s, slots: int) -> int:
+    """Return when the last one is done if each begins, in order, as soon as a slot is free.
+
+    List scheduling (Graham 1966); one step per request.
+
+    Example::
+
+        >>> makespan(np.array([3, 3, 2, 2]), 2)
+        5
+    """
+    free = [0] * slots
+    for each in ns.tolist():
+        heapq.heapreplace(free, free[0] + each)
+    return max(free)
+
+
+def cut(found: Requests, share: float) -> Int64s:
+    """Return what each rollout saves if it ends when such a share of its requests is answered."""
+    saved = []
+    for at in range(len(found.row)):
+        ends = np.sort(found.end_ns[found.of(at)])
+        saved.append(int(ends[-1] - ends[max(int(np.ceil(share * len(ends))), 1) - 1]))
+    return np.array(saved, dtype=np.int64)
+
+
+def capped(found: Requests, most: int) -> Int64s | None:
+    """Return what each rollout saves if no answer has more tokens; None where some are uncounted.
+
+    A request takes as much less time as it has fewer tokens.
+    """
+    if (found.tokens < 0).any():
+        return None
+    took = found.end_ns - found.start_ns
+    short = np.rint(took * np.minimum(1.0, most / np.maximum(found.tokens, 1))).astype(np.int64)
+    saved = []
+    for at in range(len(found.row)):
+        own = found.of(at)
+        many = slots(found.start_ns[own], found.end_ns[own])
+        saved.append(max(makespan(took[own], many) - makespan(short[own], many), 0))
+    return np.array(saved, dtype=np.int64)
+
+
+def more(found: Requests, step: Int64s, replicas: int) -> Int64s:
+    """Return what each rollout saves with so many replicas more, each like one of those there are.
+
+    The requests of all rollouts of a step are shared among all slots.
+
+    Args:
+        found: The requests.
+        step: RL step of each rollout.
+        replicas: How many more.
+    """
+    took, saved = found.end_ns - found.start_ns, np.zeros(len(found.row), dtype=np.int64)
+    for each in np.unique(step).tolist():
+        mine = np.flatnonzero(step == each)
+        parts = [found.of(at) for at in mine.tolist()]
+        many = sum(slots(found.start_ns[own], found.end_ns[own]) for own in parts)
+        jobs = np.concatenate([took[own] for own in parts])
+        order = np.argsort(np.concatenate([found.start_ns[own] for own in parts]), kind="stable")
+        now = makespan(jobs[order], many)
+        then = makespan(jobs[order], max(round(many * (1 + replicas / len(parts))), 1))
+        left = min(then / max(now, 1), 1.0)
+        whole = [int(found.end_ns[own].max() - found.start_ns[own].min()) for own in parts]
+        saved[mine] = np.rint(np.array(whole) * (1 - left)).astype(np.int64)
+    return saved

@@ -1,0 +1,527 @@
+"""Options of single tools: what they add to a capture, and how much they may cost.
+
+The block ``integrated`` exactly as MindSpeed-RL users write it: every key, every default.
+
+Options of an Ascend capture beyond the block ``integrated``.
+
+Options for Nsight Systems: those of its command line under Ray, and what becomes of reports.
+
+How one copy of the model is spread over ranks: the sizes of its process groups.
+
+Which ranks of a role are captured, and how: verl's block per role and its union.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from os import PathLike, fspath
+from os.path import expanduser
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+
+from lightning_rlprof.config.stage_names import StageChoice
+from lightning_rlprof.config.validation import (
+    AllOrRanks,
+    Command,
+    NotNegative,
+    Positive,
+    RankList,
+    Section,
+    StepNumber,
+    near,
+    refused,
+)
+from lightning_rlprof.errors import ConfigError
+
+SAVE_PATH = "./profiler_data"
+"""Where runs go unless told otherwise."""
+
+
+def _path(value: Any) -> Any:
+    # MindSpeed-RL's code defaults to "" where its documents say ./profiler_data
+    if value is None or value == "":
+        return SAVE_PATH
+    if value == "???":
+        raise refused("is OmegaConf's word for a value that is missing: give a directory", value)
+    path = fspath(value) if isinstance(value, PathLike) else value
+    if isinstance(path, str) and "://" in path:
+        raise refused("is a URL: give a directory, and ship the run from it by on_finish", value)
+    return expanduser(path) if isinstance(path, str) else path
+
+
+class IntegratedConfig(Section):
+    """What a capture holds, and for which stage, steps and ranks it is on.
+
+    Spans of all stages are always recorded; these keys steer only the capture, which is dear.
+    """
+
+    profile: bool | None = Field(
+        default=None,
+        description=(
+            "Master switch of captures. An explicit false always wins; left unset, it is on as "
+            "soon as a capture option is given, else false."
+        ),
+    )
+    mstx: bool = Field(
+        default=False,
+        description="Put stage markers into the device trace: MSTX on Ascend, NVTX on NVIDIA.",
+    )
+    stage: StageChoice = Field(
+        default="all",
+        description="Stages to capture: all (whole steps), one stage, or a list.",
+    )
+    profile_save_path: Annotated[str, BeforeValidator(_path)] = Field(
+        default=SAVE_PATH,
+        description="Directory in which each training makes its run directory; `~` is your home.",
+    )
+    profile_export_type: Literal["text", "db"] = Field(
+        default="text", description="Format of an Ascend capture; db takes about 70 % less disk."
+    )
+    profile_step_start: StepNumber = Field(
+        default=1, description="First step to capture; steps count from 1."
+    )
+    profile_step_end: StepNumber = Field(
+        default=2, description="First step that is no longer captured (the end is excluded)."
+    )
+    profile_level: Literal["level_none", "level0", "level1", "level2"] = Field(
+        default="level0",
+        description="Depth of an Ascend capture: level_none markers only, level2 everything.",
+    )
+    profile_with_memory: bool = Field(
+        default=False, description="Record allocations of device memory."
+    )
+    profile_record_shapes: bool = Field(
+        default=False, description="Record the shapes of operator inputs."
+    )
+    profile_with_cpu: bool = Field(default=True, description="Record host activity.")
+    profile_with_npu: bool = Field(
+        default=True, description="Record device activity, whatever the device: NPU or GPU."
+    )
+    profile_with_module: bool = Field(default=False, description="Record the module hierarchy.")
+    profile_analysis: bool = Field(
+        default=False,
+        description="Analyse Ascend captures when training is over, in a process of its own.",
+    )
+    profile_ranks: AllOrRanks = Field(
+        default="all", description="Ranks to capture: all, or a list of global ranks."
+    )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "IntegratedConfig":
+        if self.profile_step_end <= self.profile_step_start:
+            raise refused(
+                f"must be greater than profile_step_start={self.profile_step_start}: the end is "
+                f"excluded, so one step needs profile_step_end={self.profile_step_start + 1}",
+                self.profile_step_end,
+                "profile_step_end",
+            )
+        if self.mstx and not self.profile_with_npu:
+            raise refused(
+                "contradicts profile_with_npu=False: markers live in the device's trace; "
+                "set profile_with_npu: true or mstx: false",
+                self.mstx,
+                "mstx",
+            )
+        return self
+
+    @property
+    def lightweight(self) -> bool:
+        """Whether a capture holds markers only: ``mstx``, ``level_none`` and no host activity."""
+        return self.mstx and self.profile_level == "level_none" and not self.profile_with_cpu
+
+
+_HOST_SYSTEMS = Literal["cpu", "mem", "disk", "network", "osrt", "numa"]
+
+
+def _once(value: Any) -> Any:
+    if isinstance(value, list):
+        twice = [item for item in value if value.count(item) > 1]
+        if twice:
+            raise refused(f"names {twice[0]!r} twice", value)
+        if not value:
+            raise refused("is an empty list: name at least one, or leave it out", value)
+    return value
+
+
+_Names = Annotated[list[str] | None, BeforeValidator(_once)]
+
+
+class NpuConfig(Section):
+    """What torch_npu.profiler can do beyond the 16 keys; each is passed on where it exists.
+
+    A key that is set and that the installed torch_npu does not know is refused before training.
+    """
+
+    export_types: Annotated[list[Literal["text", "db"]] | None, BeforeValidator(_once)] = Field(
+        default=None,
+        description="Formats instead of `integrated.profile_export_type`; both at once, too.",
+    )
+    aic_metrics: (
+        Literal[
+            "PipeUtilization",
+            "ArithmeticUtilization",
+            "Memory",
+            "MemoryL0",
+            "MemoryUB",
+            "ResourceConflictRatio",
+            "L2Cache",
+            "MemoryAccess",
+            "AiCoreNone",
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description=(
+            "Counters of the AI core. Unset: PipeUtilization from level1 on, as MindSpeed-RL, "
+            "none below, where they would only cause a warning."
+        ),
+    )
+    l2_cache: bool = Field(default=False, description="Record hits in the L2 cache.")
+    op_attr: bool = Field(default=False, description="Record attributes of operators.")
+    with_stack: bool = Field(
+        default=False,
+        description="Record Python stacks; large, and some versions of torch_npu crash at stop.",
+    )
+    record_op_args: bool = Field(default=False, description="Record arguments of operators.")
+    data_simplification: bool = Field(
+        default=True, description="Delete intermediate data once it is analysed."
+    )
+    gc_detect_threshold_ms: NotNegative | None = Field(
+        default=None,
+        description="Record garbage collections of Python that take as long; 0 records all.",
+    )
+    host_sys: Annotated[list[_HOST_SYSTEMS] | None, BeforeValidator(_once)] = Field(
+        default=None, description="Record the host's cpu, mem, disk, network, osrt or numa."
+    )
+    sys_io: bool = Field(default=False, description="Record network cards and RoCE.")
+    sys_interconnection: bool = Field(default=False, description="Record HCCS and PCIe.")
+    mstx_domain_include: _Names = Field(
+        default=None, description="Only these domains of MSTX ranges; ours is `rlprof`."
+    )
+    mstx_domain_exclude: _Names = Field(
+        default=None, description="All but these domains, such as `communication`."
+    )
+    device_ranges: bool = Field(
+        default=False,
+        description=(
+            "Put stage ranges into the current stream, too, so that the trace shows them in device "
+            "time; about ten times the cost of a range."
+        ),
+    )
+    analysis_timeout_s: Positive = Field(
+        default=3600.0,
+        description="Longest time of the analysis after training (`integrated.profile_analysis`).",
+    )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "NpuConfig":
+        if self.mstx_domain_include and self.mstx_domain_exclude:
+            text = "contradicts mstx_domain_include: give one of the two"
+            raise refused(text, self.mstx_domain_exclude, "mstx_domain_exclude")
+        if "rlprof" in (self.mstx_domain_exclude or ()):
+            text = "leaves out our own domain, and every stage with it"
+            raise refused(text, self.mstx_domain_exclude, "mstx_domain_exclude")
+        if self.mstx_domain_include and "rlprof" not in self.mstx_domain_include:
+            text = "leaves out our own domain: add 'rlprof', or no stage is recorded"
+            raise refused(text, self.mstx_domain_include, "mstx_domain_include")
+        return self
+
+
+_KEY = re.compile(r"[a-z][a-z0-9-]*")
+# Ray puts the values into a shell command without quotes: only what no shell interprets may pass.
+_VALUE = re.compile(r"[A-Za-z0-9_.,:/@%+=-]+")
+_CAPTURE_RANGE = "cudaProfilerApi"
+_TRACE: dict[str, str | None] = {
+    "trace": "cuda,nvtx,cublas,ucx",
+    "cuda-memory-usage": "true",
+    "cuda-graph-trace": "graph",
+}
+_WORKER: dict[str, str | None] = {
+    **_TRACE,
+    "capture-range": _CAPTURE_RANGE,
+    "capture-range-end": None,
+    "kill": "none",
+}
+
+
+def _options(value: Any, defaults: dict[str, str | None]) -> Any:
+    if not isinstance(value, Mapping):
+        raise refused("is no mapping of nsys options, such as {trace: 'cuda,nvtx'}", value)
+    options = dict(defaults)
+    for given, text in value.items():
+        key = str(given).replace("_", "-")
+        if not _KEY.fullmatch(key):
+            raise refused(f"is no option of nsys{near(key, defaults)}", key=str(given))
+        if text is not None and not isinstance(text, str):
+            wanted = str(text).lower() if isinstance(text, bool) else str(text)
+            raise refused(f"must be text: put it into quotes, '{wanted}'", text, key)
+        if text is not None and not _VALUE.fullmatch(text):
+            raise refused(
+                "may hold only letters, digits and _.,:/@%+=-: a shell reads it", text, key
+            )
+        options[key] = text
+    return options
+
+
+def _controller(value: Any) -> Any:
+    return _options(value, _TRACE)
+
+
+def _worker(value: Any) -> Any:
+    return _options(value, _WORKER)
+
+
+class NsightConfig(Section):
+    """How Nsight Systems records, and what becomes of its reports.
+
+    ``controller`` and ``worker`` hold options of ``nsys profile`` by their long names, without the
+    leading dashes. What is given is laid over the defaults; ``null`` leaves an option out.
+    """
+
+    controller: Annotated[dict[str, str | None], BeforeValidator(_controller)] = Field(
+        default_factory=_TRACE.copy,
+        description="Options for the controller (verl: `controller_nsight_options`).",
+    )
+    worker: Annotated[dict[str, str | None], BeforeValidator(_worker)] = Field(
+        default_factory=_WORKER.copy,
+        description=(
+            "Options for the workers (verl: `worker_nsight_options`). `capture-range` is fixed; "
+            "`capture-range-end: null` is worked out from the number of captures."
+        ),
+    )
+    collect: bool = Field(
+        default=True,
+        description=(
+            "Move finished reports of this process into the run directory; verl's "
+            "`relocate_results`."
+        ),
+    )
+    reports: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Directory in which reports of workers appear; unset, Ray's.",
+    )
+    wait_s: NotNegative = Field(
+        default=30.0,
+        description="Seconds to wait at the end for reports that nsys is still writing.",
+    )
+
+    @model_validator(mode="after")
+    def _fixed(self) -> "NsightConfig":
+        given = self.worker["capture-range"]
+        if given != _CAPTURE_RANGE:
+            raise refused(
+                f"must stay '{_CAPTURE_RANGE}': that is how captures open and close in workers",
+                given,
+                "worker.capture-range",
+            )
+        return self
+
+
+_NEEDS = {"interval_ms": "timeline", "max_entries": "snapshot", "stack_depth": "snapshot"}
+
+
+class ScheduleConfig(Section):
+    """Which mini-batches of a capture are profiled; one mini-batch is one optimizer step.
+
+    As `torch.profiler.schedule`, and on as soon as ``active`` is above 0. A part that the end of
+    the capture cuts off is kept; stages that step no optimizer are captured whole.
+    """
+
+    skip_first: NonNegativeInt = Field(default=0, description="Mini-batches left out at first.")
+    wait: NonNegativeInt = Field(
+        default=0, description="Mini-batches per cycle that are not watched, the first ones."
+    )
+    warmup: NonNegativeInt = Field(
+        default=0, description="Mini-batches per cycle that are then watched and thrown away."
+    )
+    active: NonNegativeInt = Field(
+        default=0, description="Mini-batches per cycle that are then kept; 0 is no schedule."
+    )
+    repeat: NonNegativeInt = Field(
+        default=0, description="Number of cycles; 0 goes on until the capture closes."
+    )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "ScheduleConfig":
+        given = [(key, value) for key, value in self if value]
+        if given and not self.active:
+            key, value = given[0]
+            raise refused("needs active above 0: without it there is no schedule", value, key)
+        return self
+
+
+class TorchProfilerConfig(Section):
+    """torch.profiler beyond what the block ``integrated`` says."""
+
+    with_stack: bool = Field(
+        default=False, description="Record Python stacks: about twice the time and the size."
+    )
+    schedule: ScheduleConfig = Field(
+        default_factory=ScheduleConfig, description="Profile only some mini-batches of a capture."
+    )
+    max_events: PositiveInt = Field(
+        default=20_000_000,
+        description="End a capture early, with a warning, when it holds about so many events.",
+    )
+    max_host_bytes: PositiveInt | None = Field(
+        default=None,
+        description=(
+            "End a capture early when writing it would take more host memory than this; unset, "
+            "this rank's part of half of what was available when it began."
+        ),
+    )
+
+
+class MemoryConfig(Section):
+    """How closely memory is watched in a capture."""
+
+    level: Literal["counters", "timeline", "snapshot"] | None = Field(
+        default=None,
+        description=(
+            "counters: numbers per span; timeline: also a sample every `interval_ms`; snapshot: "
+            "also every allocation, written per capture and on OutOfMemoryError. Unset: counters "
+            "with `profile_with_memory`, else nothing."
+        ),
+    )
+    interval_ms: Positive = Field(
+        default=10.0, description="Time between two samples of the timeline."
+    )
+    max_entries: PositiveInt = Field(
+        default=100_000, description="Allocations and frees that a snapshot holds; older ones go."
+    )
+    stack_depth: PositiveInt = Field(
+        default=32, description="Frames that a snapshot keeps per allocation."
+    )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "MemoryConfig":
+        for key, level in _NEEDS.items():
+            value = getattr(self, key)
+            if self.level is None and value != type(self).model_fields[key].default:
+                raise refused(f"needs a level, such as level: {level}", value, key)
+        return self
+
+
+class FinishConfig(Section):
+    """A command that runs once when a run's files are complete.
+
+    It is started without a shell, off the training thread. Its environment holds RLPROF_RUN (the
+    run directory), RLPROF_TOOL, RLPROF_RANK, RLPROF_PID and RLPROF_ROLE, and the same by the names
+    of verl's hooks, VERL_PROFILE_SAVE_PATH and so on.
+    """
+
+    command: Command = Field(
+        default=None,
+        description=(
+            "Program and arguments, as a list or as one line without anything that only a shell "
+            "understands; verl's `finish_hook_cmd`."
+        ),
+    )
+    timeout_s: Positive = Field(
+        default=600.0, description="Seconds after which it is stopped, with all that it started."
+    )
+    all_ranks: bool = Field(default=False, description="Run it on every rank.")
+    ranks: RankList | None = Field(
+        default=None,
+        description=(
+            "Ranks that run it, captured or not; an empty list is none. Unset, those that are "
+            "captured, and rank 0 where nothing is."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "FinishConfig":
+        if self.all_ranks and self.ranks is not None:
+            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
+        return self
+
+
+class ParallelConfig(Section):
+    """Sizes of the groups that hold one copy of the model; what is left is data parallel."""
+
+    tp: PositiveInt = Field(default=1, description="Ranks that share a layer (tensor parallel).")
+    cp: PositiveInt = Field(
+        default=1, description="Ranks that share a sequence (context parallel, Ulysses)."
+    )
+    ep: PositiveInt = Field(default=1, description="Ranks that share experts (expert parallel).")
+    pp: PositiveInt = Field(default=1, description="Stages of the pipeline (pipeline parallel).")
+
+    def check_world(self, world_size: int) -> None:
+        """Refuse sizes that so many ranks cannot have; a process alone, such as a driver, is none.
+
+        Raises:
+            ConfigError: Their product does not divide ``world_size``.
+
+        Example::
+
+            >>> ParallelConfig(tp=2, pp=2).check_world(8)
+        """
+        sizes = {key: size for key, size in self if size > 1}
+        product = math.prod(sizes.values())
+        if world_size > 1 and world_size % product:
+            allowed = [each for each in range(1, world_size + 1) if world_size % each == 0]
+            given = ", ".join(f"{key}: {size}" for key, size in sizes.items())
+            raise ConfigError(
+                f"parallel={{{given}}} takes {product} ranks for each copy of the model, but this "
+                f"training has {world_size} (allowed products: {', '.join(map(str, allowed))})"
+            )
+
+
+class RoleConfig(Section):
+    """The capture of one role; with neither ``all_ranks`` nor ``ranks`` its rank 0 is captured."""
+
+    enable: bool = Field(default=True, description="Whether this role is captured.")
+    all_ranks: bool = Field(default=False, description="Capture every rank of the role.")
+    ranks: RankList = Field(
+        default_factory=list, description="Ranks to capture; empty means rank 0, as in verl."
+    )
+    discrete: bool | None = Field(
+        default=None, description="One capture per stage; unset means the top-level `discrete`."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_empty(cls, data: Any) -> Any:
+        return {} if data is None else data
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "RoleConfig":
+        if self.all_ranks and self.ranks:
+            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
+        return self
+
+    def wants_rank(self, rank: int) -> bool:
+        """Whether this role is captured on a rank.
+
+        Example::
+
+            >>> RoleConfig().wants_rank(0), RoleConfig().wants_rank(1)
+            (True, False)
+        """
+        return self.enable and (self.all_ranks or rank in (self.ranks or [0]))
+
+    def union(self, other: "RoleConfig") -> "RoleConfig":
+        """The capture of a process in which both roles live; a role that is off adds nothing.
+
+        Raises:
+            ConfigError: One wants a capture per step and the other one per stage.
+
+        Example::
+
+            >>> RoleConfig(ranks=[1]).union(RoleConfig()).ranks
+            [0, 1]
+        """
+        if not (self.enable and other.enable):
+            return self if self.enable else other
+        if self.discrete != other.discrete:
+            raise ConfigError(
+                f"roles with discrete={self.discrete} and discrete={other.discrete} share a "
+                "process, which captures either once per step or once per stage: give them the "
+                "same discrete, or say with role which one this process plays"
+            )
+        if self.all_ranks or other.all_ranks:
+            return RoleConfig(all_ranks=True, discrete=self.discrete)
+        ranks = sorted({*(self.ranks or [0]), *(other.ranks or [0])})
+        return RoleConfig(ranks=ranks, discrete=self.discrete)

@@ -1,0 +1,484 @@
+"""The keys of the configuration, their defaults, and which of them contradict each other.
+
+The whole configuration: its sources, and its answers for rank, step and stage.
+"""
+
+import os
+from collections.abc import Mapping
+from functools import reduce
+from os import PathLike
+from typing import Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from lightning_rlprof.config.blocks import (
+    FinishConfig,
+    IntegratedConfig,
+    MemoryConfig,
+    NpuConfig,
+    NsightConfig,
+    ParallelConfig,
+    RoleConfig,
+    TorchProfilerConfig,
+)
+from lightning_rlprof.config.omegaconf import escaped
+from lightning_rlprof.config.sources import (
+    canonical,
+    forget,
+    from_environment,
+    from_overrides,
+    lay,
+    merge,
+    read,
+)
+from lightning_rlprof.config.stage_names import CustomStages, check_stages
+from lightning_rlprof.config.validation import RankList, Section, Steps, explain, near, refused
+from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
+from lightning_rlprof.errors import ConfigError
+
+_NOT_CAPTURE = {"profile", "profile_save_path"}
+_CAPTURE = (
+    "steps",
+    "ranks",
+    "all_ranks",
+    "profile_continuous_steps",
+    "discrete",
+    "roles",
+    "token_start",
+    "token_end",
+    "tools",
+    "torch_profiler",
+    "npu",
+    "memory",
+)
+_MARKING = {"nvtx", "nsight", "mstx"}
+
+
+Tool = Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]
+
+
+class Options(Section):
+    """Every key, checked against the others; the master switch is resolved to true or false."""
+
+    integrated: IntegratedConfig = Field(
+        default_factory=IntegratedConfig, description="The block as MindSpeed-RL users write it."
+    )
+    steps: Steps = Field(
+        default=None,
+        description=(
+            "Steps to capture instead of `integrated.profile_step_start` and `…_end`: all, or a "
+            "list; an empty list captures none."
+        ),
+    )
+    ranks: RankList | None = Field(
+        default=None,
+        description="Ranks to capture instead of `integrated.profile_ranks`; empty means rank 0.",
+    )
+    all_ranks: bool | None = Field(
+        default=None,
+        description="true captures every rank; false captures `ranks`, without them rank 0.",
+    )
+    profile_continuous_steps: bool | None = Field(
+        default=None,
+        description=(
+            "Join consecutive steps in one capture. Unset: joined when they come from "
+            "`integrated.profile_step_start` and `…_end`, one capture per step when from `steps`."
+        ),
+    )
+    discrete: bool = Field(
+        default=False, description="true makes one capture per stage instead of whole steps."
+    )
+    roles: dict[str, RoleConfig] = Field(
+        default_factory=dict,
+        description="What is captured per role, by its name; a role not listed is not captured.",
+    )
+    role: str | None = Field(
+        default=None,
+        description="The role that this process plays; unset, all roles share it (their union).",
+    )
+    custom_stages: CustomStages = Field(
+        default_factory=list, description="Names of your own stages, allowed wherever a stage is."
+    )
+    wrap: list[WrapRule] = Field(
+        default_factory=list,
+        json_schema_extra=or_by_method,
+        description=(
+            "Stages for methods of the LightningModule, without touching its code: rules, or one "
+            "mapping of methods to stages."
+        ),
+    )
+    spans: bool = Field(
+        default=True,
+        description="Record spans of all stages at every step; false leaves steps and captures.",
+    )
+    device_time: bool | None = Field(
+        default=None,
+        description=(
+            "Measure the device time of every stage at every step, without a capture; unset, "
+            "wherever there is an accelerator."
+        ),
+    )
+    parallel: ParallelConfig = Field(
+        default_factory=ParallelConfig,
+        description=(
+            "How many ranks hold one copy of the model, for `rlprof stragglers`. Ranks are "
+            "numbered as Megatron does it: `tp` first, then `cp`, `ep`, the copies, and `pp` last."
+        ),
+    )
+    clock_minutes: NonNegativeFloat = Field(
+        default=10,
+        description=(
+            "Compare the clocks of several hosts at the start, at the end, and about every so many "
+            "minutes; 0 never."
+        ),
+    )
+    token_start: NonNegativeInt | None = Field(
+        default=None,
+        description=(
+            "Capture `actor_generate` from this token on, counted from 0 in each call: the spans "
+            "directly inside are its decoding iterations, so mark the model's forward or `wrap` it."
+        ),
+    )
+    token_end: PositiveInt | None = Field(
+        default=None, description="First token that is no longer captured (the end is excluded)."
+    )
+    tools: (
+        list[Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]] | None
+    ) = Field(
+        default=None,
+        description=(
+            "Device tools to use; unset, they follow from configuration and device. `nsight` "
+            "brings `nvtx`."
+        ),
+    )
+    nsight: NsightConfig = Field(
+        default_factory=NsightConfig, description="Nsight Systems: its options, and its reports."
+    )
+    torch_profiler: TorchProfilerConfig = Field(
+        default_factory=TorchProfilerConfig, description="Further options of torch.profiler."
+    )
+    npu: NpuConfig = Field(
+        default_factory=NpuConfig, description="Further options of an Ascend capture."
+    )
+    memory: MemoryConfig = Field(
+        default_factory=MemoryConfig, description="How closely memory is watched."
+    )
+    on_finish: FinishConfig = Field(
+        default_factory=FinishConfig, description="A command to run when the files are complete."
+    )
+
+    @classmethod
+    def _unknown(cls, key: str) -> str:
+        if key in IntegratedConfig.model_fields:
+            return f"belongs one level down: integrated.{key}"
+        return super()._unknown(key)
+
+    _rules = field_validator("wrap", mode="before")(as_rules)
+
+    @model_validator(mode="after")
+    def _known_stages(self) -> "Options":
+        stage = self.integrated.stage
+        names = [stage] if isinstance(stage, str) else stage
+        if stage != "all":
+            check_stages(names, self.custom_stages, "integrated.stage", stage)
+        targets = [rule.target for rule in self.wrap]
+        for number, rule in enumerate(self.wrap):
+            for key, name in rule.names().items():
+                check_stages([name], self.custom_stages, f"wrap[{number}].{key}", name)
+            if targets.index(rule.target) != number:
+                text = "has a rule already; one method has one rule"
+                raise refused(text, rule.target, f"wrap[{number}].target")
+        return self
+
+    @model_validator(mode="after")
+    def _one_choice_of_ranks(self) -> "Options":
+        chosen = "all_ranks" if self.ranks is None else "ranks"
+        given, block = getattr(self, chosen), self.integrated.profile_ranks
+        if self.all_ranks and self.ranks:
+            raise refused("contradicts all_ranks=True: give one of the two", self.ranks, "ranks")
+        if given is not None and block != "all":
+            text = f"contradicts integrated.profile_ranks={block}: choose ranks in one place"
+            raise refused(text, given, chosen)
+        if self.roles and (given is not None or block != "all"):
+            where = chosen if given is not None else "integrated.profile_ranks"
+            raise refused(
+                f"contradicts roles: give roles.{next(iter(self.roles))}.ranks", key=where
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> "Options":
+        if self.per_stage and self.profile_continuous_steps:  # refuses roles that cannot share
+            what = "discrete=True" if self.integrated.stage == "all" else "integrated.stage"
+            text = f"contradicts {what}, which makes one capture per stage"
+            raise refused(text, self.profile_continuous_steps, "profile_continuous_steps")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_agree(self) -> "Options":
+        start, end, stage = self.token_start, self.token_end, self.integrated.stage
+        if start is None and end is None:
+            return self
+        key, value = ("token_end", end) if start is None else ("token_start", start)
+        names = [stage] if isinstance(stage, str) else stage
+        if not self.per_stage or not {"all", "actor_generate"} & {*names}:
+            text = "needs a capture of its own for the stage: integrated.stage: actor_generate"
+            raise refused(text, value, key)
+        if end is not None and end <= (start or 0):
+            raise refused(f"is not after token_start={start or 0}", end, "token_end")
+        return self
+
+    @model_validator(mode="after")
+    def _tools_agree(self) -> "Options":
+        tools, level = self.tools, self.memory.level
+        if {"nsight", "torch_profiler"} <= set(tools or ()) and self.integrated.profile_with_npu:
+            text = (
+                "holds nsight and torch_profiler, and a GPU tells only one of them: keep one, or "
+                "set integrated.profile_with_npu: false"
+            )
+            raise refused(text, tools, "tools")
+        if tools and level and "memory" not in tools:
+            text = f"contradicts tools={tools}: add memory to them, or leave the level out"
+            raise refused(text, level, "memory.level")
+        if tools and self.integrated.mstx and not _MARKING.intersection(tools):
+            text = f"contradicts tools={tools}: add nvtx (NVIDIA) or mstx (Ascend) to them"
+            raise refused(text, self.integrated.mstx, "integrated.mstx")
+        if self.device_time and not self.spans:
+            text = "contradicts spans=False: device times are numbers of spans"
+            raise refused(text, self.device_time, "device_time")
+        return self
+
+    @model_validator(mode="after")
+    def _switch(self) -> "Options":
+        # Tools that save a configuration write every key, so whether profile was given is lost on
+        # the way: the answer is stored instead. A key that was filled in with profile: null counts
+        # as given when it differs from its default.
+        block = self.integrated
+        values, given = dict(block), set(block.model_fields_set)
+        if "profile" in given and block.profile is None:
+            given = {key for key in given if values[key] != _default(IntegratedConfig, key)}
+        off = self._nothing()
+        asked = bool(given - _NOT_CAPTURE) or any(
+            getattr(self, key) != _default(type(self), key) for key in _CAPTURE
+        )
+        wanted = (asked and not off) if block.profile is None else block.profile
+        if wanted and off:
+            raise refused(f"has nothing to capture: {off}", wanted, "integrated.profile")
+        if wanted and not (block.profile_with_cpu or block.profile_with_npu):
+            text = "contradicts profile_with_npu=False: nothing is left to capture"
+            raise refused(text, block.profile_with_cpu, "integrated.profile_with_cpu")
+        values["profile"] = wanted
+        # model_copy would mark profile as given, and a later keyword could not switch it on
+        self.__dict__["integrated"] = IntegratedConfig.model_construct(given, **values)
+        return self
+
+    def _nothing(self) -> str:
+        if self.steps == []:
+            return "steps is an empty list"
+        if self.tools == []:
+            return "tools is an empty list"
+        if self.roles and not any(role.enable for role in self.roles.values()):
+            return f"no role is enabled ({', '.join(self.roles)})"
+        return ""
+
+    def _shared_role(self) -> RoleConfig | None:
+        """The role block that holds in this process; None where roles are not told apart.
+
+        Nor are they where captures are off: roles that could not share one then need not.
+        """
+        if not self.roles or self.integrated.profile is False or self._nothing():
+            return None
+        own = {
+            name: role
+            if role.discrete is not None
+            else role.model_copy(update={"discrete": self.discrete})
+            for name, role in self.roles.items()
+        }
+        if self.role is not None:
+            return own.get(self.role, RoleConfig(enable=False))
+        return reduce(RoleConfig.union, own.values())
+
+    @property
+    def per_stage(self) -> bool:
+        """Whether a capture opens and closes with a stage instead of with a step."""
+        role = self._shared_role()
+        discrete = self.discrete if role is None else role.discrete
+        return bool(discrete) or self.integrated.stage != "all"
+
+
+def _default(section: type[Section], key: str) -> Any:
+    return section.model_fields[key].get_default(call_default_factory=True)
+
+
+class ProfilerConfig(Options):
+    """What to record and what to capture; frozen, and it opens no file and runs no command.
+
+    `build` reads every source and says in one line what is wrong. ``model_validate`` takes the same
+    blocks (ours, MindSpeed-RL's, verl's; OmegaConf's mappings too) and raises Pydantic's error.
+
+    Example::
+
+        >>> config = ProfilerConfig.build({"integrated": {"stage": "actor_update"}})
+        >>> config.captures, config.wants_step(1), config.wants_step(2)
+        (True, True, False)
+    """
+
+    @classmethod
+    def build(
+        cls,
+        source: "ProfilerConfig | Mapping[str, Any] | str | PathLike[str] | None" = None,
+        **overrides: Any,
+    ) -> "ProfilerConfig":
+        """Read a source, lay ``RLPROF__…`` variables and then keywords over it, and check it all.
+
+        Args:
+            source: A configuration, a mapping (OmegaConf's too), a YAML file's path, or nothing.
+            **overrides: Top-level keys, and keys of ``integrated`` given flat (``stage=…``).
+
+        Raises:
+            ConfigError: One line that names the dotted key, what is allowed and a near match.
+        """
+        fields = tuple(cls.model_fields)
+        variables, origins = from_environment(os.environ, fields)
+        keywords = from_overrides(overrides, fields)
+        if isinstance(source, ProfilerConfig) and not (variables or keywords):
+            return source
+        translated: dict[str, str] = {}
+        if isinstance(source, ProfilerConfig):
+            base = source.model_dump(exclude_unset=True)
+        else:
+            base = canonical(read({} if source is None else source), fields, translated)
+        data = lay(escaped(base), translated, merge(variables, keywords))
+        forget(origins, keywords)
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise ConfigError(explain(error, translated | origins)) from error
+
+    @model_validator(mode="before")
+    @classmethod
+    def _our_keys(cls, data: Any) -> Any:
+        return canonical(data, tuple(cls.model_fields)) if isinstance(data, Mapping) else data
+
+    @property
+    def captures(self) -> bool:
+        """Whether captures are on at all in this process: the master switch, resolved."""
+        role = self._shared_role()
+        return bool(self.integrated.profile) and (role is None or role.enable)
+
+    @property
+    def why_off(self) -> str:
+        """Why nothing is captured in this process, for people; empty when captures are on."""
+        if self.captures:
+            return ""
+        if not self.integrated.profile:
+            return self._nothing() or "integrated.profile is false, or no capture option was given"
+        hint = "" if self.role in self.roles else near(self.role or "", self.roles)
+        return f"role {self.role!r} is not enabled in roles{hint}"
+
+    @property
+    def lightweight(self) -> bool:
+        """Whether a capture holds markers only: ``mstx``, ``level_none`` and no host activity."""
+        return self.integrated.lightweight
+
+    @property
+    def joins_steps(self) -> bool:
+        """Whether one capture stays open over consecutive wanted steps."""
+        if self.per_stage:
+            return False
+        joined = self.profile_continuous_steps
+        return self.steps is None if joined is None else joined
+
+    @property
+    def last_step(self) -> int | None:
+        """The last captured step: None when there is no last one, 0 when none is captured."""
+        if not self.captures:
+            return 0
+        if self.steps is None:
+            return self.integrated.profile_step_end - 1
+        return None if self.steps == "all" else max(self.steps)
+
+    @property
+    def wanted_ranks(self) -> Literal["all"] | list[int]:
+        """The ranks of this process's role that are captured; none while captures are off."""
+        role = self._shared_role()
+        if not self.captures:
+            return []
+        if role is not None:
+            return "all" if role.all_ranks else role.ranks or [0]
+        if self.ranks is not None or self.all_ranks is not None:
+            return "all" if self.all_ranks else self.ranks or [0]
+        return self.integrated.profile_ranks
+
+    def wants_rank(self, rank: int) -> bool:
+        """Whether a global rank of this process's role is captured."""
+        ranks = self.wanted_ranks
+        return ranks == "all" or rank in ranks
+
+    def wants_finish(self, rank: int) -> bool:
+        """Whether ``on_finish`` runs on a rank.
+
+        That is a rank chosen for it, captured or not; else a captured one; else, where captures are
+        off for every role, rank 0.
+        """
+        hook = self.on_finish
+        if hook.all_ranks or hook.ranks is not None:
+            return hook.all_ranks or rank in (hook.ranks or [])
+        return self.wants_rank(rank) if self.integrated.profile else rank == 0
+
+    def wants_step(self, step: int) -> bool:
+        """Whether a step, counted from 1, is captured."""
+        if not self.captures or step < 1:
+            return False
+        if self.steps is None:
+            start, end = self.integrated.profile_step_start, self.integrated.profile_step_end
+            return start <= step < end
+        return self.steps == "all" or step in self.steps
+
+    def wants_stage(self, stage: str) -> bool:
+        """Whether a stage is captured."""
+        chosen = self.integrated.stage
+        return self.captures and (chosen == "all" or stage in _listed(chosen))
+
+    def check_world(self, world_size: int) -> None:
+        """Refuse ranks that this training does not have; those of captures only while they are on.
+
+        Raises:
+            ConfigError: A rank is not below ``world_size``, or it cannot hold copies of the model
+                as ``parallel`` says.
+        """
+        self.parallel.check_world(world_size)
+        chosen = self._ranks() if self.captures else {}
+        for key, ranks in {**chosen, "on_finish.ranks": self.on_finish.ranks or []}.items():
+            beyond = [rank for rank in ranks if rank >= world_size]
+            if beyond:
+                raise ConfigError(
+                    f"{key}={ranks} holds rank {beyond[0]}, but this training has {world_size} "
+                    f"(allowed: 0 to {world_size - 1})"
+                )
+
+    def _ranks(self) -> dict[str, list[int]]:
+        if self.roles:
+            names = self.roles if self.role is None else [self.role]
+            blocks = {name: self.roles[name] for name in names if self.roles[name].enable}
+            return {f"roles.{name}.ranks": role.ranks for name, role in blocks.items()}
+        chosen = self.integrated.profile_ranks
+        listed = [] if chosen == "all" else chosen
+        return {"ranks": self.ranks or [], "integrated.profile_ranks": listed}
+
+    def dump(self) -> dict[str, Any]:
+        """Every key as JSON holds it, ``${`` escaped; `build` makes an equal one of it."""
+        dumped: dict[str, Any] = escaped(self.model_dump(mode="json"))
+        return dumped
+
+
+def _listed(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names

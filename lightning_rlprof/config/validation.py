@@ -1,0 +1,275 @@
+"""Parts of the configuration that name every mistake: dotted key, what is allowed, near match.
+
+A program and its arguments, started without a shell: what only a shell would read is refused.
+
+Steps, ranks and times as people write them: numbers, no text, no truth values, none twice.
+"""
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+_LONGEST = 80
+_ABSENT = object()
+
+
+class Section(BaseModel):
+    """Frozen and strictly typed; refuses unknown keys and reads ``-`` in a key as ``_``.
+
+    ``True`` is no step, ``"0"`` is no rank and ``"yes"`` is no switch. An empty block
+    (``integrated:`` with nothing below it) means its defaults.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        known = {}
+        for given, value in data.items():
+            key = str(given).replace("-", "_")
+            if key not in cls.model_fields:
+                raise refused(cls._unknown(str(given)), key=str(given))
+            if value is not None or cls.model_fields[key].default_factory is None:
+                known[key] = value
+        return known
+
+    @classmethod
+    def _unknown(cls, key: str) -> str:
+        names = cls.model_fields
+        return f"is not a key here{near(key, names)} (allowed: {', '.join(names)})"
+
+
+def refused(text: str, value: object = _ABSENT, key: str = "") -> PydanticCustomError:
+    """The error to raise in a validator; the dotted place of the section is put in front later.
+
+    Args:
+        text: What is wrong, as the rest of a sentence that begins with key and value.
+        value: What was given; left out when the key itself is wrong.
+        key: Key below the validated place, where the place alone does not name it.
+    """
+    given = "" if value is _ABSENT else _short(value)
+    said = f"{'='.join(filter(None, (key, given)))} {text}".lstrip()
+    context = {"said": said, "key": key, "given": given, "text": text}
+    return PydanticCustomError("refused", "{said}", context)
+
+
+def near(word: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
+    """``; did you mean 'x'?`` where an allowed word looks like the given one, else nothing.
+
+    Example::
+
+        >>> near("actor_updat", ["actor_update", "critic_update"])
+        "; did you mean 'actor_update'?"
+        >>> near("banana", ["actor_update"])
+        ''
+    """
+    close = near_match(word, allowed, likeness)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def near_match(word: str, allowed: Iterable[str], likeness: float = 0.6) -> str:
+    """The allowed word that looks most like the given one, or an empty text."""
+    close = difflib.get_close_matches(word.lower(), list(allowed), 1, likeness)
+    return close[0] if close else ""
+
+
+def explain(error: ValidationError, origins: Mapping[str, str] | None = None) -> str:
+    """One line for people out of what Pydantic found.
+
+    Args:
+        error: What Pydantic raised.
+        origins: Dotted key to the variable or foreign spelling that set it, named in the line.
+    """
+    problems = [_one(found, origins or {}) for found in error.errors(include_url=False)]
+    if len(problems) == 1:
+        return problems[0]
+    numbered = (f"({number}) {text}" for number, text in enumerate(problems, 1))
+    return f"{len(problems)} problems: {'; '.join(numbered)}"
+
+
+def _one(found: ErrorDetails, origins: Mapping[str, str]) -> str:
+    context: dict[str, Any] = found.get("ctx", {})
+    if isinstance(context.get("error"), ValueError):
+        return str(context["error"])
+    place = _dotted(found["loc"])
+    if found["type"] == "refused":
+        head = ".".join(filter(None, (place, context["key"])))
+        said = f"{'='.join(filter(None, (head, context['given'])))} {context['text']}"
+    elif found["type"] == "missing":
+        head, said = place, f"{place} is missing"
+    else:
+        head, said = place, f"{place}={_short(found['input'])} {_reworded(found, context)}"
+    source = _origin(head, origins)
+    return f"{said} (set by {source})" if source else said
+
+
+def _reworded(found: ErrorDetails, context: Mapping[str, Any]) -> str:
+    text = found["msg"].replace("Input should", "should").replace("String should", "should")
+    if found["type"] == "literal_error":
+        allowed = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        return text + near(str(found["input"]), allowed)
+    return text + ("; write true or false" if found["type"] == "bool_type" else "")
+
+
+def _dotted(place: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    below = (source for name, source in origins.items() if name.startswith(f"{key}."))
+    return origins.get(key) or next(below, "")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
+_UNQUOTED = re.compile(r"\$\{?\w+\}?|&&|\|\||>>|[`$|&;<>()*?\[\n]|(?<!\S)[~#]|^\s*[A-Za-z_]\w*=")
+_IN_A_WORD = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(|`")
+# Of a shell or an interpreter, whose next word is a program that may hold anything.
+_SCRIPT_FOLLOWS = re.compile(r"-\w*c")
+
+
+def _words(value: Any) -> Any:
+    words = _split(value.strip()) if isinstance(value, str) else value
+    words = list(words) if isinstance(words, tuple) else words
+    if words is None:
+        return None
+    if not isinstance(words, list):
+        raise refused("is no command: give a list of words, or one line", value)
+    if not words or words[0] == "":
+        raise refused("is empty: give the program and its arguments, or null", value)
+    texts = [word for word in words if isinstance(word, str)]
+    if any("\0" in text for text in texts):
+        raise refused("holds a zero byte, which no argument can", value)
+    if not any(_SCRIPT_FOLLOWS.fullmatch(text) for text in texts):
+        for found in filter(None, map(_IN_A_WORD.search, texts)):
+            raise _only_a_shell(found.group(), value)
+    return words
+
+
+def _split(line: str) -> list[str]:
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise refused(f"cannot be split into words ({error})", line) from error
+    found = _UNQUOTED.search(_QUOTED.sub("x", line))
+    if found:
+        raise _only_a_shell(found.group().strip(" "), line)
+    return words
+
+
+def _only_a_shell(part: str, given: object) -> PydanticCustomError:
+    return refused(
+        f"holds {part!r}, which only a shell understands, and none is started: put it into a "
+        "script, or name the shell in a list, [sh, -c, 'the whole line']",
+        given,
+    )
+
+
+_LIST = {"type": "array", "items": {"type": "string"}}
+_SCHEMA = {"anyOf": [{"type": "string"}, _LIST, {"type": "null"}]}
+
+Command = Annotated[list[str] | None, BeforeValidator(_words), WithJsonSchema(_SCHEMA)]
+"""Words of a program that is started without a shell, from a list or from one line."""
+
+
+_MOST = 2**20  # as many ranks as a run is read of
+
+
+def _listed(value: Any, what: str, least: int) -> Any:
+    if isinstance(value, tuple | range):
+        value = [*value[: _MOST + 1]]
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=lambda each: (str(type(each)), each if type(each) is int else 0))
+    if not isinstance(value, list):
+        raise refused(f"is no list of {what}; write [{least}, {least + 1}]", value)
+    seen: set[int] = set()
+    for item in value[: _MOST + 1]:
+        if type(item) is not int:
+            raise refused(f"holds {item!r}; {what} are whole numbers without quotes", value)
+        if item < least:
+            raise refused(f"holds {item}; {what} count from {least}", value)
+        if item in seen:
+            raise refused(f"names {item} twice", value)
+        seen.add(item)
+    if len(value) > _MOST:
+        raise refused(f"holds more than {_MOST:,} {what}", value)
+    return value
+
+
+def _ranks(value: Any) -> Any:
+    return value if value is None else _listed(value, "ranks", 0)
+
+
+def _all_or_ranks(value: Any) -> Any:
+    if value == "all":
+        return value
+    if isinstance(value, str) or value is None:
+        raise refused("is neither 'all' nor a list of ranks such as [0, 1]", value)
+    ranks = _listed(value, "ranks", 0)
+    if not ranks:
+        raise refused("captures no rank; write 'all', a list such as [0], or profile: false", value)
+    return ranks
+
+
+def _step(value: Any) -> Any:
+    if type(value) is not int:
+        raise refused("is no whole number; write a step without quotes", value)
+    if value < 1:
+        raise refused("is no step; steps count from 1", value)
+    return value
+
+
+def _steps(value: Any) -> Any:
+    if value is None or value == "all":
+        return value
+    if isinstance(value, str):
+        raise refused("is neither 'all' nor a list of steps such as [1, 2]", value)
+    return _listed(value, "steps", 1)
+
+
+# What the validators say first, the schema says to editors.
+_UNIQUE: dict[str, Any] = {"uniqueItems": True}
+_Rank = Annotated[int, Field(ge=0)]
+_Step = Annotated[int, Field(ge=1)]
+_Some = Annotated[list[_Rank], Field(min_length=1, json_schema_extra=_UNIQUE)]
+
+RankList = Annotated[list[_Rank], Field(json_schema_extra=_UNIQUE), BeforeValidator(_ranks)]
+"""Ranks from 0, none twice; may be empty."""
+
+AllOrRanks = Annotated[Literal["all"] | _Some, BeforeValidator(_all_or_ranks)]
+"""``all``, or a list of ranks that is not empty."""
+
+StepNumber = Annotated[_Step, BeforeValidator(_step)]
+"""A step, counted from 1."""
+
+Steps = Annotated[list[_Step] | Literal["all"] | None, BeforeValidator(_steps)]
+"""``all``, or a list of steps from 1; empty means none."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite number above 0."""
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A finite number, 0 included."""

@@ -1,0 +1,1 @@
+"""verl's profiler keys, read as ours."""

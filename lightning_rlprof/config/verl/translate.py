@@ -1,0 +1,215 @@
+"""Translate a configuration of verl, whole or in part, through the table of spellings."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_rlprof.config.validation import near
+from lightning_rlprof.config.verl.find_keys import Found, by_role, device, find, refuse_unknown
+from lightning_rlprof.config.verl.key_table import ANYTHING, LATER, OLD_TOOLS, ROLE, SCHEDULE, TOOLS
+from lightning_rlprof.errors import ConfigError
+
+_OLD_NSIGHT = ("trainer.controller_nsight_options", "trainer.worker_nsight_options")
+
+
+@dataclass
+class Translation:
+    """Our keys by dotted name, and for each the key of verl that it came from."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def put(
+        self, ours: str, value: Any, theirs: str, unites: Callable[[Any, Any], Any] | None = None
+    ) -> None:
+        """Set a key; a second, different value is united with the first or refused.
+
+        Refused since a process, in which roles may live together, has one capture.
+        """
+        if unites and ours in self.values:
+            value = unites(self.values[ours], value)
+        elif ours in self.values and self.values[ours] != value:
+            raise ConfigError(
+                f"{self.origins[ours]} and {theirs} disagree: they mean {ours}="
+                f"{self.values[ours]!r} and {value!r}; give the same or only one "
+                "(different tools or contents per role are not supported yet)"
+            )
+        self.values[ours], self.origins[ours] = value, theirs
+
+
+def translate(data: Mapping[str, Any]) -> Translation | None:
+    """Our keys for the profiling keys in a mapping of verl, or None where it has none.
+
+    Options of a tool that is not selected and blocks of a role that is off count for nothing, as in
+    verl; so does ``null``, which everywhere means "inherit" or "default".
+
+    Raises:
+        ConfigError: An unknown key or tool, a feature that is not supported yet, two spellings that
+            disagree.
+    """
+    if not (every := find(data)):
+        return None
+    found = [item for item in every if not item.wrong]
+    common = [item for item in found if item.place is None]
+    roles = by_role(found)
+    enabled = [name for name, items in roles.items() if _enabled(items)]
+    blocks = [roles[name] for name in enabled] if roles else [common]
+    tool = _selected_tool(common, blocks) if _named(found) else _old_tool(found, device(data))
+    refuse_unknown(every, tool)
+    shared, own = Translation(), Translation()
+    for item in common:
+        _apply(item, tool, shared)
+    for name, items in roles.items():
+        _apply_role(name, items, tool, own)
+        if name in enabled:
+            _apply_block(items, common, tool, own)
+    out = Translation(shared.values | own.values, shared.origins | own.origins)
+    _choose_tool(found, tool, out)
+    _complete(found, out)
+    return out
+
+
+def _value(items: Sequence[Found], last: str) -> Any:
+    keys = (f"{ROLE}.profiler.{last}", f"global_profiler.{last}")
+    return next((item.value for item in items if item.row.theirs in keys), None)
+
+
+def _enabled(items: Sequence[Found]) -> bool:
+    # The old spelling has no enable: a role takes part as soon as ranks are chosen for it.
+    enable = _value(items, "enable")
+    chosen = _value(items, "all_ranks") or _value(items, "ranks")
+    return bool(chosen if enable is None else enable)
+
+
+def _named(found: Sequence[Found]) -> list[str]:
+    return [item.key for item in found if item.row.theirs.endswith(".tool")]
+
+
+def _selected_tool(common: Sequence[Found], blocks: Sequence[Sequence[Found]]) -> str | None:
+    tools: dict[str, str] = {}
+    for items in blocks:
+        for item in (*items, *common):
+            if item.row.theirs.endswith(".tool") and item.value is not None:
+                tools.setdefault(_known_tool(item), item.key)
+                break
+    if len(tools) > 1:
+        given = " and ".join(f"{key}={tool!r}" for tool, key in tools.items())
+        raise ConfigError(
+            f"{given}: different tools per role are not supported yet, since roles may share a "
+            "process and its one capture; choose one"
+        )
+    return next(iter(tools), None)
+
+
+def _known_tool(item: Found) -> str:
+    tool = str(item.value)
+    if tool in LATER:
+        raise ConfigError(
+            f"{item.key}={tool!r} is not supported yet (supported: {', '.join(TOOLS)})"
+        )
+    if tool not in TOOLS:
+        raise ConfigError(
+            f"{item.key}={tool!r} is not a tool{near(tool, TOOLS)} (allowed: {', '.join(TOOLS)})"
+        )
+    return tool
+
+
+def _apply(item: Found, tool: str | None, out: Translation) -> None:
+    row, value = item.row, item.value
+    elsewhere = row.theirs.endswith(".tool") or row.ours.startswith(("roles.", SCHEDULE))
+    if value is None or elsewhere or (row.tool and row.tool != tool):
+        return
+    if row.accepts == ANYTHING or value in row.accepts:
+        return
+    if not row.ours:
+        usual = " or ".join(repr(each) for each in (*row.accepts, None))
+        raise ConfigError(f"{item.key}={value!r} is not supported yet; set it to {usual}")
+    if row.items:
+        _check_items(item)
+    for ours, said in (row.reads(value) if row.reads else {row.ours: value}).items():
+        out.put(ours, said, item.key, row.unites)
+
+
+def _check_items(item: Found) -> None:
+    allowed = ", ".join(item.row.items)
+    if not isinstance(item.value, list):
+        raise ConfigError(f"{item.key}={item.value!r} is no list (allowed in it: {allowed})")
+    for word in map(str, item.value):
+        if word not in item.row.items:
+            raise ConfigError(
+                f"{item.key} holds {word!r}{near(word, item.row.items)} (allowed: {allowed})"
+            )
+
+
+def _apply_block(
+    items: Sequence[Found], common: Sequence[Found], tool: str | None, out: Translation
+) -> None:
+    """Apply what a role says, and what it takes over of the keys in which roles are united."""
+    given = {item.row.ours for item in items if item.value is not None}
+    inherited = [item for item in common if item.row.unites and item.row.ours not in given]
+    for item in (*items, *inherited):
+        _apply(item, tool, out)
+    if tool == "torch":
+        _apply_schedule(items, out)
+
+
+def _apply_schedule(items: Sequence[Found], out: Translation) -> None:
+    """Apply the schedule of a role; without ``active`` it is none, whatever else it says."""
+    counts = [item for item in items if item.value is not None and item.row.tool == "torch"]
+    said = {item.row.ours.rpartition(".")[2]: item for item in counts}
+    if "active" not in said or not said["active"].value:
+        return
+    schedule = {item.row.ours: item for item in counts if item.row.ours.startswith(SCHEDULE)}
+    repeat = f"{SCHEDULE}.repeat"
+    discrete = "discrete" in said and said["discrete"].value
+    if not (discrete or (repeat in schedule and schedule[repeat].value)):
+        schedule.pop(repeat, None)
+        out.put(repeat, 1, said["active"].key)  # verl: one cycle per step if not told otherwise
+    for ours, item in schedule.items():
+        out.put(ours, item.value, item.key)
+
+
+def _apply_role(name: str, items: Sequence[Found], tool: str | None, out: Translation) -> None:
+    keys = {"enable": (_enabled(items), f"{name}.profiler")}
+    for item in items:
+        ours = item.row.ours.rpartition(".")
+        if ours[0] == f"roles.{ROLE}" and item.value is not None and item.row.tool in (None, tool):
+            keys[ours[2]] = item.value, item.key
+    if keys.get("all_ranks", (False,))[0]:
+        keys.pop("ranks", None)  # verl: all_ranks wins
+    for key, (value, theirs) in keys.items():
+        out.put(f"roles.{name}.{key}", value, theirs)
+
+
+def _choose_tool(found: Sequence[Found], tool: str | None, out: Translation) -> None:
+    named = _named(found)
+    if named and not tool:  # verl: tool: null profiles nothing
+        out.put("tools", [], named[0])
+    theirs = named or [item.key for item in found if item.key.startswith("trainer.")]
+    says = TOOLS if named else OLD_TOOLS
+    for ours, value in says[tool].items() if tool else ():
+        out.values.setdefault(ours, value)
+        out.origins.setdefault(ours, theirs[0])
+
+
+def _old_tool(found: Sequence[Found], runs_on: str) -> str | None:
+    """The tool in a file of verl up to 0.5, which names none: that of the trainer's device.
+
+    Mere presence says little, for verl's own file has the options for Ascend and for Nsight Systems
+    side by side. They choose only where the file does not say the device: those for Nsight Systems
+    first, since without it verl runs on GPUs.
+    """
+    nsight = any(item.row.theirs in _OLD_NSIGHT and item.value is not None for item in found)
+    ascend = any(item.row.theirs.startswith("trainer.npu_profile.") for item in found)
+    if not (nsight or ascend):
+        return None
+    return "npu" if (runs_on == "npu" if runs_on else not nsight) else "nsys"
+
+
+def _complete(found: Sequence[Found], out: Translation) -> None:
+    if found and not {"steps", "integrated.profile_step_start"} & out.values.keys():
+        steps = (item.key for item in found if item.row.ours == "steps")
+        out.put("steps", [], next(steps, found[0].key))  # verl: no steps, no profiling
+    # verl: all_ranks wins, and an empty list means the captured ranks
+    if out.values.get("on_finish.all_ranks") or out.values.get("on_finish.ranks") == []:
+        out.values.pop("on_finish.ranks", None)

@@ -1,0 +1,151 @@
+"""Rules that give a method a stage without touching its code."""
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from lightning_rlprof.config.validation import Section, refused
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|\d+))*")
+
+
+def _target(value: Any) -> Any:
+    if isinstance(value, str) and not _DOTTED.fullmatch(value):
+        raise refused("is no dotted name of a method, such as policy.generate", value)
+    return value
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, str) and not value.isidentifier():
+        raise refused("is no name of an argument, such as model_type", value)
+    return value
+
+
+def _texts(value: Any) -> Any:
+    # YAML reads keys such as 0, true or on as no text; arguments are matched as text
+    if isinstance(value, Mapping) and value:
+        return {str(key): stage for key, stage in value.items()}
+    raise refused("is no mapping of an argument's values to stages", value)
+
+
+class GradStages(Section):
+    """Stages of a method that is called with gradients on and under ``torch.no_grad()``."""
+
+    grad: str | None = Field(default=None, description="Stage when gradients are on.")
+    no_grad: str | None = Field(default=None, description="Stage when gradients are off.")
+
+    @model_validator(mode="after")
+    def _given(self) -> "GradStages":
+        if not (self.grad or self.no_grad):
+            raise refused("is empty: give grad, no_grad or both", key="")
+        return self
+
+
+class ArgumentStages(Section):
+    """Stages of a method that serves several, told apart by the value of one argument."""
+
+    arg: Annotated[str, BeforeValidator(_argument)] = Field(description="Name of the argument.")
+    stages: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
+        description="Value as text, or name or value of an enum member, to its stage."
+    )
+
+
+class WrapRule(Section):
+    """One method of the LightningModule and its stage.
+
+    Example::
+
+        >>> rule = WrapRule(target="policy.forward", by_grad={"no_grad": "actor_generate"})
+        >>> rule.stage_for(grad=False), rule.stage_for(grad=True)
+        ('actor_generate', None)
+    """
+
+    target: Annotated[str, BeforeValidator(_target)] = Field(
+        description="Dotted name of the method from the LightningModule, e.g. `policy.generate`."
+    )
+    stage: str | None = Field(default=None, description="The stage of every call.")
+    by_grad: GradStages | None = Field(
+        default=None, description="The stage by grad mode: `{grad: …, no_grad: …}`."
+    )
+    by_arg: ArgumentStages | None = Field(
+        default=None,
+        description="The stage by an argument's value: `{arg: …, stages: {value: …}}`.",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "WrapRule":
+        ways = ("stage", "by_grad", "by_arg")
+        given = [key for key in ways if getattr(self, key) is not None]
+        if len(given) != 1:
+            text = f"needs exactly one of {', '.join(ways)}; {len(given)} given"
+            raise refused(text, self.target, "target")
+        return self
+
+    def names(self) -> dict[str, str]:
+        """Every stage that this rule can give, by the key that names it."""
+        if self.stage is not None:
+            return {"stage": self.stage}
+        if self.by_grad:
+            modes = {"by_grad.grad": self.by_grad.grad, "by_grad.no_grad": self.by_grad.no_grad}
+            return {key: stage for key, stage in modes.items() if stage}
+        stages = self.by_arg.stages if self.by_arg else {}
+        return {f"by_arg.stages.{value}": stage for value, stage in stages.items()}
+
+    def stage_for(self, *, grad: bool, value: object = None) -> str | None:
+        """The stage of one call, or None where the rule gives it none.
+
+        Args:
+            grad: Whether gradients are on.
+            value: The value of the argument that ``by_arg.arg`` names.
+        """
+        if self.by_grad:
+            return self.by_grad.grad if grad else self.by_grad.no_grad
+        if self.by_arg:
+            return next(filter(None, map(self.by_arg.stages.get, texts_of(value))), None)
+        return self.stage
+
+
+def as_rules(value: Any) -> Any:
+    """Rules as a list, where they may be written by method.
+
+    Example::
+
+        >>> as_rules({"policy.generate": "actor_generate"})
+        [{'target': 'policy.generate', 'stage': 'actor_generate'}]
+    """
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        if "target" in value:
+            raise refused("is one rule, where a list of rules stands: write [{target: …}]", value)
+        return [
+            {"target": target, **(says if isinstance(says, Mapping) else {"stage": says})}
+            for target, says in value.items()
+        ]
+    if not isinstance(value, list):
+        text = "is neither a list of rules nor a mapping such as {policy.generate: actor_generate}"
+        raise refused(text, value)
+    return value
+
+
+def or_by_method(schema: dict[str, Any]) -> None:
+    """Tell editors, in the schema of a list of rules, that they may be written by method."""
+    listed = {key: schema.pop(key) for key in ("type", "items")}
+    stage_or_ways = {"type": ["string", "object"]}
+    schema["anyOf"] = [listed, {"type": "object", "additionalProperties": stage_or_ways}]
+
+
+def texts_of(value: object) -> tuple[str, ...]:
+    """Return the texts by which a rule may name an argument's value.
+
+    Example::
+
+        >>> texts_of(3), texts_of(Enum("Model", {"OLD": "old"}).OLD)
+        (('3',), ('OLD', 'old', 'Model.OLD'))
+    """
+    if isinstance(value, Enum):
+        return value.name, str(value.value), str(value)
+    return (str(value),)

@@ -1,0 +1,1 @@
+"""Doors into training frameworks, one module or folder each."""

@@ -1,0 +1,188 @@
+"""Listen to a Lightning profiler's actions without disturbing the profiler itself.
+
+Replace a method on one object for a while.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from typing import Any
+
+from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.recording.session import Session
+
+_ABSENT = object()
+
+
+class Cover:
+    """A method of one object that is ours until `remove`; its class and its equals stay untouched.
+
+    A copy of the object, and what is pickled of it, has its own method again: workers of a data
+    loader that are spawned get the whole Trainer, as soon as their dataset knows it.
+
+    Args:
+        owner: The object.
+        name: The method.
+        mine: What is called instead.
+    """
+
+    def __init__(self, owner: Any, name: str, mine: Callable[..., Any]) -> None:
+        self._own, self._name = vars(owner), name
+        self._before = self._own.get(name, _ABSENT)
+        self._mine = _Covering(mine)
+        self._mine.covers = getattr(owner, name)
+        self._own[name] = self._mine
+
+    def remove(self) -> None:
+        """Uncover the method, unless somebody has covered it since."""
+        if self._own.get(self._name) is not self._mine:
+            return
+        if self._before is _ABSENT:
+            del self._own[self._name]
+        else:
+            self._own[self._name] = self._before
+
+
+class _Covering(partial[Any]):
+    """Calls ours without a Python frame; its copy is one of the method that it covers."""
+
+    covers: Callable[..., Any]
+
+    def __reduce__(self) -> Any:
+        return _itself, (self.covers,)
+
+
+def _itself(copied: Any) -> Any:
+    return copied
+
+
+# Lightning names an action "[Owner]Class.hook"; only these hooks are worth a span at every step.
+_REGIONS = {
+    "train_dataloader_next": "data_fetch",
+    "batch_to_device": "batch_transfer",
+    "training_step": "training_step",
+    "save_checkpoint": "save_checkpoint",
+}
+_BATCH = "run_training_batch"
+# optimizer_step comes from torch's own hooks, which also see raw optimizers.
+_LIGHTNINGS_OWN = {"run_training_epoch", _BATCH, "optimizer_step"}
+# Other callbacks run between two batches: worth a span where they take time.
+_CALLBACK_HOOKS = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_end")
+_OURS = "ProfilerCallback"
+_OWNERS = ("[Strategy]", "[_TrainingEpochLoop]")
+_SLOW_NS = 1_000_000
+
+
+class _Nothing:
+    """A context manager of builtins: an action that nobody wants costs no Python frame."""
+
+    __enter__: Any = ContextVar("rlprof_nothing", default=None).get
+    __exit__: Any = memoryview(b"").__exit__
+
+    def __call__(self, function: Any) -> Any:
+        """Return a function that it decorates, as Lightning's own actions may, as it is."""
+        return function
+
+
+class _IfSlow:
+    """Record an action only when it took a millisecond or more."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session, self._marker = session, Marker(name, "region")
+        self._start = 0
+
+    def __enter__(self) -> None:
+        self._start = self._session.clock()
+
+    def __exit__(self, *error: object) -> None:
+        end = self._session.clock()
+        if end - self._start >= _SLOW_NS:
+            self._session.record(self._marker, self._start, end)
+
+
+class Actions:
+    """Turn the actions of ``trainer.profiler`` into spans until `remove`.
+
+    The profiler stays the Trainer's own object: three of its methods are covered on the instance.
+    Actions that Lightning's users name themselves become regions, or stages where the name is one.
+
+    Args:
+        profiler: ``trainer.profiler``.
+        session: Where spans go.
+        stages: Names that mean a stage.
+        batch: Entered and left around each training batch, which is an action, too.
+    """
+
+    def __init__(
+        self,
+        profiler: Any,
+        session: Session,
+        stages: Collection[str],
+        batch: AbstractContextManager[object],
+    ) -> None:
+        self._session, self._stages, self._batch = session, stages, batch
+        self._start, self._stop, self._profile = profiler.start, profiler.stop, profiler.profile
+        # The caches answer without a Python frame; they are bounded, for names with a number.
+        self._known = lru_cache(maxsize=1024)(self._learn)
+        mine = {"start": self.start, "stop": self.stop, "profile": self.around}
+        changed = {*mine} & {*vars(profiler)}
+        if type(profiler).__name__ == "PassThroughProfiler" and not changed:
+            # It does nothing at the price of a generator per action, 40 of them per step.
+            profile = lru_cache(maxsize=1024)(self.profile)
+            mine = {"start": self.enter, "stop": self.exit, "profile": profile}
+        self._covers = [Cover(profiler, name, method) for name, method in mine.items()]
+
+    def profile(self, action_name: str) -> Any:
+        """Return what to enter and leave around an action."""
+        return self._batch if action_name == _BATCH else self._known(action_name)
+
+    def around(self, action_name: str) -> Any:
+        """Return the same where the profiler does something: it calls our `start` and `stop`."""
+        inner = self._profile(action_name)
+        return _both(self._batch, inner) if action_name == _BATCH else inner
+
+    def start(self, action_name: str) -> None:
+        """Start the action in the profiler, then its span."""
+        self._start(action_name)
+        self.enter(action_name)
+
+    def stop(self, action_name: str) -> None:
+        """Stop the action's span, then the action in the profiler."""
+        self.exit(action_name)
+        self._stop(action_name)
+
+    def enter(self, action_name: str) -> None:
+        """Begin the action's span."""
+        self._known(action_name).__enter__()
+
+    def exit(self, action_name: str) -> None:
+        """End the action's span."""
+        self._known(action_name).__exit__(None, None, None)
+
+    def remove(self) -> None:
+        """Uncover the profiler's methods, except those that somebody has covered since."""
+        for cover in self._covers:
+            cover.remove()
+
+    def _learn(self, action_name: object) -> Any:
+        # a user's own may be a number, or a member of an Enum, which may be a text beside
+        action_name = (str.__str__ if isinstance(action_name, str) else str)(action_name)
+        owner, _, hook = action_name.rpartition(".")
+        if action_name in self._stages:
+            return Marker(action_name, "stage")
+        if owner.startswith("[Callback]") and hook in _CALLBACK_HOOKS and owner[10:] != _OURS:
+            return _IfSlow(self._session, f"{owner[10:].partition('{')[0]}.{hook}")
+        if hook in _REGIONS and (owner.startswith(_OWNERS) or action_name in _REGIONS):
+            return Marker(_REGIONS[hook], "region")
+        if action_name.startswith("[") or action_name in _LIGHTNINGS_OWN:
+            return _Nothing()
+        return Marker(action_name, "region")
+
+
+@contextmanager
+def _both(
+    outer: AbstractContextManager[object], inner: AbstractContextManager[object]
+) -> Iterator[object]:
+    with outer, inner as found:
+        yield found

@@ -1,0 +1,404 @@
+"""`ProfilerCallback`: each Lightning hook is one call to the session.
+
+Begin and end the steps of a training around each of its batches.
+
+Record every optimizer step of the process as a region, through torch's global hooks.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import ConfigError, RecorderError
+from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
+from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
+from lightning_rlprof.recording.accelerator import device_kind
+from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.recording.method_wrapping import Wraps
+from lightning_rlprof.recording.on_finish import OnFinish
+from lightning_rlprof.recording.open_spans import made
+from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.recording.recorders.registry import recorder_names
+from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.recording.start import new_run_name, start_session
+from lightning_rlprof.records.records import STAGES, Kind
+
+
+class Batches:
+    """Tell the session that a step has a batch and when it is done, until `remove`.
+
+    One object for all ``with`` blocks around batches. A batch that raises ends no step, and one
+    that a tuner runs, without the Trainer's callbacks, is none.
+
+    Args:
+        session: Whose steps they are.
+        trainer: Who runs them.
+        callback: One of the Trainer's callbacks, as long as the batches are of its training.
+        give_up: Told what failed here; the training never hears of it.
+    """
+
+    def __init__(
+        self, session: Session, trainer: Any, callback: Any, give_up: Callable[[Exception], None]
+    ) -> None:
+        self._session, self._trainer, self._callback = session, trainer, callback
+        self._give_up = give_up
+        self._progress = trainer.fit_loop.epoch_loop.batch_progress
+        self._inside = False
+
+    def remove(self) -> None:
+        """Leave the session alone from now on, also at the end of a batch that has begun."""
+        self._inside = False
+
+    def __enter__(self) -> None:
+        """Know that the step has a batch; begin it if batches before it were skipped."""
+        if self._callback in self._trainer.callbacks:
+            self._inside = True
+            try:
+                self._session.begin_step(self._progress.total.ready)
+            except Exception as error:
+                self._give_up(error)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the step."""
+        if self._inside and kind is None:
+            try:
+                self._session.end_step()
+            except Exception as ours:
+                self._give_up(ours)
+        self._inside = False
+
+
+_UPDATE = Marker("optimizer_step", "region")
+_MOST = 64  # optimizers that step one another
+
+
+class _Running(threading.local):
+    """Steps that have begun in this thread, outermost first: whose each is, and since when.
+
+    One that raises is never heard of again: it stays until one below it ends, or too many came.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+
+
+class OptimizerSteps:
+    """Record ``optimizer_step`` regions until `remove`, also of optimizers unknown to Lightning.
+
+    Under automatic optimisation Lightning runs the training step and the backward pass inside
+    ``optimizer.step``; `closure_done`, called just before the update, cuts them off. An optimizer
+    that steps another one has a region around that one's.
+
+    Args:
+        session: Where spans go.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._running = _Running()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def closure_done(self) -> None:
+        """Begin regions anew: what ran since the optimizer was called was no update."""
+        now, steps = self._session.clock(), self._running.steps
+        steps[:] = [(whose, now) for whose, _ in steps]
+
+    def remove(self) -> None:
+        """Stop listening."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        steps = self._running.steps
+        steps.append((id(optimizer), self._session.clock()))
+        if len(steps) > _MOST:
+            del steps[0]
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        session, steps = self._session, self._running.steps
+        while steps:
+            whose, start = steps.pop()
+            if whose == id(optimizer):  # not its `record`: a frame less
+                session.append(made(_UPDATE, session.step, start, session.clock(), None))
+                return
+
+
+log = logging.getLogger(__name__)
+
+# A batch is an action of the profiler, too, and as such costs no dispatch: see `Batches`.
+_UNUSED = (
+    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
+    *("on_before_backward", "on_after_backward"),
+)
+
+
+class ProfilerCallback(Callback):
+    """Record where each RL step of a Lightning training goes; put it first in ``callbacks=[…]``.
+
+    Works in Trainers of both names. Spans are always recorded, and captures (torch.profiler, NVTX,
+    memory) where the configuration asks for them. Each ``fit`` writes one run directory.
+
+    Args:
+        config: A `ProfilerConfig`, a mapping or DictConfig, or the path of a YAML file.
+        recorders: Recorders of your own, instead of those that the configuration chooses.
+        on_finish: Called with a `Finished` when this rank's files are complete, off the training
+            thread; the key ``on_finish`` of the configuration says on which ranks, for how long.
+        **options: Fields of the configuration, which win over ``config``.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+
+    Example::
+
+        >>> callback = ProfilerCallback(stage="actor_update", profile_save_path="runs")
+        >>> callback.config.integrated.stage
+        'actor_update'
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig | dict[str, Any] | str | Path | None = None,
+        *,
+        recorders: Sequence[Recorder] | None = None,
+        on_finish: OnFinish | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._pass_over(*_UNUSED)
+        self.config = ProfilerConfig.build(config, **options)
+        self.recorders, self.on_finish = recorders, on_finish
+        self.by_environment = False
+        self.run: Path | None = None
+        self._session: Session | None = None
+        self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
+        self._undo: list[Any] = []
+        self._starts: dict[str, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the run behind in copies and other processes: it belongs to who records it."""
+        # Lightning hangs two methods of the module on every callback, and with them the weights.
+        kept = {key: value for key, value in vars(self).items() if key not in ("log", "log_dict")}
+        return {**kept, "_session": None, "_trainer": None, "_undo": [], "_starts": {}}
+
+    # ---- the life of a run
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Start the run: everything that can be known to be wrong raises here."""
+        if stage != "fit":
+            return
+        if not self._is_the_one(trainer.callbacks):
+            return
+        if self._trainer is trainer or (self._trainer and not _trains(self._trainer)):
+            self._finish("interrupted by an error of which no callback behind it heard")
+        if running := current():
+            _warn_once(running.run)
+            return
+        try:
+            self._start(trainer, pl_module)
+        except (ConfigError, RecorderError):
+            self._finish("interrupted by the configuration")
+            raise
+
+    def _is_the_one(self, callbacks: Sequence[Any]) -> bool:
+        others = [one for one in callbacks if isinstance(one, ProfilerCallback) and one is not self]
+        if not self.by_environment and any(not other.by_environment for other in others):
+            raise ConfigError("the Trainer has two ProfilerCallbacks; keep one")
+        return not (self.by_environment and others)  # what the code says wins over RLPROF=1
+
+    def _start(self, trainer: Any, pl_module: Any) -> None:
+        device = _device(trainer)
+        if self.recorders is None:
+            _refuse_a_second_profiler(trainer, self.config, device)
+        self._session = session = start_session(
+            self.config,
+            name=trainer.strategy.broadcast(new_run_name(), src=0),
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            hosts=trainer.num_nodes,
+            device=device,
+            recorders=self.recorders,
+            on_finish=self.on_finish,
+        )
+        self.run, self._trainer = session.run, trainer
+        self._starts = {}
+        vars(self).pop("on_before_optimizer_step", None)
+        with suppress(Exception):  # the module may make it in its own setup, which comes later
+            self._undo += [Wraps(pl_module, self.config.wrap)]
+        stages = {*STAGES, *self.config.custom_stages}
+        batches = Batches(session, trainer, self, self.give_up)
+        actions = Actions(trainer.profiler, session, stages, batches)
+        self._undo += [batches, actions, OptimizerSteps(session)]
+        self._cover_loop(trainer, pl_module)
+
+    def _cover_loop(self, trainer: Any, pl_module: Any) -> None:
+        """Cover what Lightning tells no callback, and what costs less than a hook."""
+        strategy, loop = trainer.strategy, trainer.fit_loop
+        backward, run = Marker("backward", "region")(strategy.backward), loop.run
+
+        def begin_and_run() -> Any:
+            # A loader of unknown length makes its first batch, a rollout, before on_train_start.
+            self.on_train_start(trainer, pl_module)
+            return run()
+
+        self._undo += [Cover(strategy, "backward", backward), Cover(loop, "run", begin_and_run)]
+        if not pl_module.automatic_optimization:  # there is no closure to cut off
+            self._pass_over("on_before_optimizer_step")
+
+    def _pass_over(self, *hooks: str) -> None:
+        """Have Lightning pass over hooks, as it does with what is no function: no dispatch of them.
+
+        Those of a class derived from this one are called, and may call ``super()``'s.
+        """
+        for hook in hooks:
+            if getattr(type(self), hook) is getattr(ProfilerCallback, hook):
+                setattr(self, hook, None)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Mark the methods of what did not exist at `setup`; what is missing now raises."""
+        if self._trainer is not trainer or any(isinstance(part, Wraps) for part in self._undo):
+            return
+        try:
+            self._undo += [Wraps(pl_module, self.config.wrap)]
+        except ConfigError:
+            self._finish("interrupted by the configuration")
+            raise
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """End the run of a fit that went through."""
+        if stage == "fit" and self._trainer is trainer:
+            self._finish("finished")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the run as far as it got; the exception goes on its way."""
+        if self._trainer is trainer:
+            self._finish(f"interrupted by {type(exception).__name__}")
+
+    def give_up(self, error: Exception) -> None:
+        """Stop recording after a failure of our own; training goes on without us."""
+        log.error("recording stops, training goes on: %s", error, exc_info=error)
+        self._finish(f"stopped by rlprof's own {type(error).__name__}")
+
+    def _finish(self, status: str) -> None:
+        session, self._session, self._trainer = self._session, None, None
+        undo, self._undo = self._undo, []
+        try:
+            for part in undo:
+                part.remove()
+                if isinstance(part, Wraps) and session is not None:
+                    for text in part.remarks():
+                        session.note("warning", text)
+            if session is not None:
+                session.close(status)
+        except Exception as error:
+            log.error("the run could not be finished: %s", error, exc_info=error)
+
+    # ---- steps
+
+    @guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the first step, so that a rollout in the data loader belongs to it."""
+        session = self._recording(trainer)
+        # Tuners run the loop without its callbacks, and their batches are no steps.
+        if session is not None and self in trainer.callbacks:
+            # Of the batch before this one, counted from 0; right after a resume, too.
+            step = trainer.fit_loop.epoch_loop.total_batch_idx + 2
+            if session.step != step:
+                session.expect_step(step)
+
+    @guarded
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave the step that no batch came for."""
+        if (session := self._recording(trainer)) is not None:
+            session.abandon_step(interrupted=False)
+
+    @guarded
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Know that what follows is the update; not called under manual optimisation."""
+        for part in self._undo:
+            if isinstance(part, OptimizerSteps):
+                part.closure_done()
+
+    # ---- what lies around steps; hooks that come without their partner leave nothing
+
+    @guarded
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the epoch; a run that resumes inside one never comes here."""
+        self._begin("epoch", trainer)
+
+    @guarded
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the epoch."""
+        self._end("epoch", trainer, "epoch")
+
+    @guarded
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin a validation, in the middle of an epoch or after it, or before training."""
+        self._begin("sanity_check" if trainer.sanity_checking else "validation", trainer)
+
+    @guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the validation."""
+        self._end("sanity_check" if trainer.sanity_checking else "validation", trainer)
+
+    def _begin(self, name: str, trainer: Any) -> None:
+        if (session := self._recording(trainer)) is not None:
+            self._starts[name] = session.clock()
+
+    def _end(self, name: str, trainer: Any, kind: Kind = "region") -> None:
+        session = self._recording(trainer)
+        if session is not None and (start := self._starts.pop(name, None)) is not None:
+            session.record(Marker(name, kind), start, session.clock())
+
+    def _recording(self, trainer: Any) -> Session | None:
+        """Return the session of this Trainer's fit, not that of a fit around it."""
+        return self._session if self._trainer is trainer else None
+
+
+@lru_cache(maxsize=1)
+def _warn_once(run: Path) -> None:
+    """Say that a fit is not recorded; there may be one inside of every step."""
+    log.warning("%s is being recorded in this process: this fit is not", run)
+
+
+def _trains(trainer: Any) -> bool:
+    return trainer.state.status.value in ("initializing", "running")
+
+
+def _device(trainer: Any) -> str:
+    """Return the kind of device that trains; Lightning itself knows none by the name of npu."""
+    kind: str = trainer.strategy.root_device.type
+    if kind == "cpu" and "torch_npu" in sys.modules:
+        return device_kind()
+    return kind
+
+
+def _refuse_a_second_profiler(trainer: Any, config: ProfilerConfig, device: str) -> None:
+    """Refuse Lightning's PyTorchProfiler beside one of ours: the later one breaks the training."""
+    kinds = {kind.__name__ for kind in type(trainer.profiler).__mro__}
+    ours = {"npu_profiler": "torch_npu.profiler", "torch_profiler": "our torch.profiler"}
+    for name in recorder_names(config, device, trainer.global_rank):
+        if "PyTorchProfiler" in kinds and name in ours:
+            raise ConfigError(
+                f"the Trainer's PyTorchProfiler and {ours[name]} cannot profile one process: "
+                "leave out Trainer(profiler=…), or set integrated.profile: false"
+            )

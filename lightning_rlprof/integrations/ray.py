@@ -1,0 +1,163 @@
+"""The door for trainings on Ray: start processes under Nsight Systems, and fetch its reports."""
+
+import logging
+import os
+import re
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from lightning_rlprof.config.blocks import NsightConfig
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.validation import near
+from lightning_rlprof.errors import ConfigError, TraceError
+from lightning_rlprof.recording.nsys.command_line import capture_range_end
+from lightning_rlprof.recording.nsys.report_files import (
+    Source,
+    captures_in,
+    fetch,
+    folder_of,
+    latest_folder,
+    ranged,
+)
+from lightning_rlprof.records.records import Note
+from lightning_rlprof.records.run_directory import (
+    RankTrace,
+    append_note,
+    rank_directory,
+    rank_files,
+    read_trace,
+)
+
+log = logging.getLogger(__name__)
+
+_Process = Literal["controller", "worker"]
+_PROCESSES = get_args(_Process)
+
+# Ray puts the path into a shell command without quotes.
+_FOLDER = re.compile(r"/[A-Za-z0-9_.,:/@%+=-]*")
+
+
+def ray_runtime_env(config: ProfilerConfig, process: _Process) -> dict[str, dict[str, str]]:
+    """Return the ``runtime_env`` with which Ray starts an actor under ``nsys profile``.
+
+    It holds ``nsight.controller`` or ``nsight.worker``; a ``role`` in the configuration is the
+    actor's. Workers open captures by ``cudaProfilerApi``, which without a GPU makes no report.
+    Whether *this* machine has a GPU, or Ray, plays no part. While captures are off, or ``tools``
+    has no ``nsight``, it is ``{}``, which starts an actor plainly. Asked for workers, it logs host
+    and PID of the process that asks: that is the controller, whose report bears the PID.
+
+    Raises:
+        ConfigError: There is no such process, or a shell would not take ``nsight.reports``.
+
+    Example::
+
+        >>> config = ProfilerConfig(tools=["nsight"], steps=[2, 5])
+        >>> ray_runtime_env(config, "worker")["nsight"]["capture-range-end"]
+        'repeat:2'
+    """
+    if process not in _PROCESSES:
+        close = near(str(process), _PROCESSES)
+        raise ConfigError(f"process={process!r} is none (allowed: controller, worker){close}")
+    if process == "worker":
+        log.info("the controller is on host %s, PID %d", socket.gethostname(), os.getpid())
+    if not config.captures or "nsight" not in (config.tools or ()):
+        return {}
+    return {"nsight": _options(config, process)}
+
+
+def _options(config: ProfilerConfig, process: _Process) -> dict[str, str]:
+    given = config.nsight.worker if process == "worker" else config.nsight.controller
+    options = {key: value for key, value in given.items() if value is not None}
+    if process == "worker":
+        options.setdefault("capture-range-end", capture_range_end(config))
+    # Ray appends its own -o, unless it finds one by this name.
+    if "output" in options:
+        options["o"] = options.pop("output")
+    folder = config.nsight.reports
+    if folder is not None and "o" not in options:
+        if not _FOLDER.fullmatch(folder):
+            raise ConfigError(
+                f"nsight.reports={folder!r} must be an absolute path that holds only letters, "
+                "digits and _.,:/@%+=-: a shell reads it on every node"
+            )
+        options["o"] = f"{folder.rstrip('/')}/worker_process_%p"
+    return options
+
+
+def collect_reports(run: str | Path) -> list[Path]:
+    """Fetch the reports of all ranks of a run that recorded on this host, into their folders.
+
+    For the driver, when the workers have ended: nsys writes the last report of a process after it.
+    Waits up to ``nsight.wait_s``, for all of them together. What does not come becomes a line in
+    its rank's file, with the reason; calling it again fetches what came later.
+
+    Returns:
+        The files, now in the run directory.
+
+    Raises:
+        TraceError: The directory holds no run.
+    """
+    files = rank_files(Path(run))
+    if not files:
+        raise TraceError(f"{run}: holds no rank-*.jsonl; give the run directory of a training")
+    found = [each for each in map(_expected, files) if each is not None]
+    return fetch([source for source, _ in found], max(wait for _, wait in found)) if found else []
+
+
+def _expected(file: Path) -> tuple[Source, float] | None:
+    """Return what there is to fetch for a rank and how long to wait for it, None if nothing."""
+    try:
+        trace = read_trace(file)
+        config = NsightConfig.model_validate(trace.header.config.get("nsight") or {})
+        source = _source(trace, config)
+    except TraceError as error:
+        log.warning("its reports are not collected: %s", error)
+        return None
+    except (AttributeError, TypeError, ValueError) as error:  # whatever wrote that header
+        said = " ".join(str(error).split())
+        log.warning("%s: its reports are not collected, its header is odd: %s", file, said)
+        return None
+    return None if source is None else (source, config.wait_s)
+
+
+def _source(trace: RankTrace, config: NsightConfig) -> Source | None:
+    """Return what there is to fetch for a rank; None if nothing, or nothing on this host."""
+    header = trace.header
+    if header.host != socket.gethostname() or "nsight" not in (header.config.get("tools") or ()):
+        return None
+    captures = captures_in(trace.notes)
+    if not captures and trace.status is not None:
+        return None  # it ended well, and captured nothing
+    return Source(
+        header=header,
+        home=rank_directory(trace.path.parent, header.rank),
+        folder=folder_of(config) or latest_folder(),
+        captures=captures if ranged(config, header.role) else {},
+        why_missing=_fate(header.pid, trace.status),
+        note=partial(_remark, trace),
+    )
+
+
+def _fate(pid: int, status: str | None) -> str:
+    if Path(f"/proc/{pid}").exists():
+        return f"process {pid} still runs, and nsys may write after it: collect again then"
+    if status is None:
+        return f"process {pid} was killed or crashed, and nsys loses what it has not written then"
+    return (
+        "nsys may still be writing (then collect again), or saw no range: without a GPU, "
+        "capture-range cudaProfilerApi makes no report"
+    )
+
+
+def _remark(trace: RankTrace, level: str, text: str) -> None:
+    """Keep a remark in a rank's file, once however often it is made."""
+    log.log(logging.WARNING if level == "warning" else logging.INFO, "%s", text)
+    if all(note.text != text for note in trace.notes):
+        now_ns = time.time_ns() - trace.header.unix_ns + trace.header.clock_ns
+        try:
+            append_note(trace.path, Note(now_ns, level, text))
+        except OSError as error:
+            log.warning("%s: the remark cannot be kept (%s)", trace.path, error.strerror)

@@ -1,0 +1,1 @@
+"""Ascend captures: databases and text files that torch_npu.profiler wrote."""

@@ -1,0 +1,267 @@
+"""Captures of torch_npu.profiler on disk: where their parts lie, and what they tell of it."""
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.records.run_directory import rank_files
+
+OUTPUT = "ASCEND_PROFILER_OUTPUT"
+"""Folder that the analysis of a capture writes."""
+
+_ENDING, _TRACE = "_ascend_pt", "trace_view.json"
+_DATABASE, _ANALYSIS = "ascend_pytorch_profiler*.db", "analysis.db"
+_MOST_EMPTY = 50_000  # folders in a row without a capture: a tree of something else
+_MOST_JSON = 1 << 26  # the files that describe a capture take kilobytes
+_MOST_RANKS = 2**20
+_NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
+_INFO_FILE = re.compile(r"profiler_info(?:_(\d{1,7}))?\.json")
+_DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
+# As `recording.capture` names captures: step-000003, step-000003-actor_update, step-000003-2.
+_WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
+# One of these is in every database of torch_npu or msprof with anything in it.
+_SIGNS = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
+_MAGIC = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One capture: one rank in one window.
+
+    Attributes:
+        path: What stands for it: a directory ``*_ascend_pt``, or one of its files.
+        output: Folder of the analysed files, None where there are none.
+        trace: Its ``trace_view.json``, if there is one.
+        database: Its ``ascend_pytorch_profiler*.db``, if there is one.
+        rank: Global rank as the files tell it, None where none does.
+        info: What ``profiler_info*.json`` says.
+        metadata: What the program added: ``role`` and our own ``rlprof_*`` among it.
+        problems: What could not be read of that.
+    """
+
+    path: Path
+    output: Path | None
+    trace: Path | None
+    database: Path | None
+    rank: int | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def file(self, name: str) -> Path | None:
+        """Return one of the analysed files of the text format, None where it is not."""
+        if self.output is None or (os.path.isfile(self.path) and self.trace is None):
+            return None
+        path = self.output / name
+        return path if os.path.isfile(path) else None
+
+    @property
+    def window(self) -> tuple[int, str]:
+        """First step of the window and its stage: 0 and "" where our recorder did not tell."""
+        names = [self.metadata.get("rlprof_window"), self.path.parent.name, self.path.name]
+        found = next((f for name in names if (f := _WINDOW.fullmatch(str(name)))), None)
+        return (int(found[1]), found[2] or "") if found else (0, "")
+
+    @property
+    def host(self) -> str:
+        """Host as the name of the directory has it, "" where the program chose another name."""
+        found = _NAME.fullmatch(self.path.name)
+        return found[1] if found else ""
+
+    @property
+    def pid(self) -> int:
+        """Process as the name of the directory has it, 0 where it does not."""
+        found = _NAME.fullmatch(self.path.name)
+        return int(found[2]) if found else 0
+
+    @property
+    def began_ns(self) -> int:
+        """Wall-clock time of the start, 0 where it is not known."""
+        end, start = self.info.get("end_info"), self.info.get("start_info")
+        try:
+            ran = end["MonotonicTimeEnd"] - start["start_monotonic"]  # type: ignore[index]
+            began = int(end["collectionTimeEnd"] - ran)  # type: ignore[index]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return 0
+        return began if 0 < began < LARGEST_TIME else 0
+
+    def option(self, name: str, block: str = "experimental_config") -> Any:
+        """Return what the profiler was told, None where the files do not say."""
+        config = self.info.get("config")
+        options = config.get(block) if isinstance(config, dict) else None
+        return options.get(name) if isinstance(options, dict) else None
+
+
+def is_ascend(path: Path) -> bool:
+    """Tell whether a path is output of torch_npu.profiler, or a directory with such captures.
+
+    Known by name are ``*_ascend_pt``, the folder in it, ``trace_view.json`` and
+    ``ascend_pytorch_profiler*.db``; another SQLite file by its tables.
+    """
+    if os.path.isdir(path):
+        return next(_folders(path, []), None) is not None
+    if not os.path.isfile(path):
+        return False
+    if path.name == _TRACE or path.match(_DATABASE):
+        return True
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                return False
+        return "STRING_IDS" in (tables := SqliteTables(path).columns) and bool(_SIGNS & set(tables))
+    except (OSError, TraceError):
+        return False
+
+
+def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]:
+    """Return the captures that a path stands for, by name; a file stands for its format alone.
+
+    Args:
+        path: What the user named.
+        remarks: Gets which folders were not looked into.
+
+    Raises:
+        TraceError: There are none.
+    """
+    if os.path.isdir(path):
+        remarks = [] if remarks is None else remarks
+        found = [each for folder in sorted(_folders(path, remarks)) for each in _in_folder(folder)]
+        if not found:
+            text = f"{path}: holds no output of torch_npu.profiler (no *{_ENDING})"
+            raise TraceError("; ".join([text, *remarks]))
+        return found
+    if not is_ascend(path):
+        raise TraceError(
+            f"{path}: is no output of torch_npu.profiler: neither a {_TRACE} nor a database of its"
+        )
+    output = path.parent.absolute()
+    folder = output.parent if output.name == OUTPUT else output
+    if path.name == _TRACE:
+        return [_described(Capture(path, output, path, None), folder)]
+    return [_described(Capture(path, output, None, path), folder)]
+
+
+def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
+    """Yield the capture directories at and below a path, the near ones first.
+
+    Links are not followed, and captures in a run below are that run's.
+    """
+    whole = path.resolve()
+    path = path if path.name == whole.name else whole  # "." has no name
+    if is_capture(path) or _holds_parts(path):
+        yield path
+        return
+    waiting, empty = deque([path]), 0
+    while waiting and empty < _MOST_EMPTY:
+        empty += 1
+        for each in _inside(waiting.popleft(), path, remarks):
+            if is_capture(each):
+                empty = 0
+                yield each
+            else:
+                waiting.append(each)
+    if waiting:
+        text = f"{len(waiting)} folders, as {waiting[0]}, are not looked into"
+        remarks.append(f"{text}: {_MOST_EMPTY:,} in a row hold no capture")
+
+
+def is_capture(path: Path) -> bool:
+    """Tell by names whether a directory is one capture, analysed or not."""
+    return path.name == OUTPUT or path.name.endswith(_ENDING) or os.path.isdir(path / OUTPUT)
+
+
+def _inside(folder: Path, top: Path, remarks: list[str]) -> list[Path]:
+    """Return the folders in one, sorted: none of a run below the top."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        remarks.append(f"{folder}: is passed over, it cannot be read ({error.strerror})")
+        return []
+    return sorted(found) if folder == top or not rank_files(folder) else []
+
+
+def _holds_parts(path: Path) -> bool:
+    return os.path.isfile(path / _TRACE) or any(path.glob(_DATABASE))
+
+
+def _in_folder(path: Path) -> list[Capture]:
+    """Return the captures of a directory: of ``*_ascend_pt`` or of the output folder in it.
+
+    That is one, and where several ranks wrote their databases into it one for each of them; what
+    else is there belongs to the rank that the files beside it tell, else to the first.
+    """
+    inner = path / OUTPUT
+    output = inner if os.path.isdir(inner) else path if _is_output(path) else None
+    if output is None:
+        return [_described(Capture(path, None, None, None), path)]
+    trace = output / _TRACE
+    folder = output.absolute().parent if path.name == OUTPUT else path
+    whole = Capture(path, output, trace if os.path.isfile(trace) else None, None)
+    told = _described(whole, folder).rank
+    databases = sorted(sorted(output.glob(_DATABASE)), key=lambda each: _number(each) != told)
+    if len(databases) < 2:
+        return [_described(replace(whole, database=next(iter(databases), None)), folder)]
+    first = replace(whole, database=databases[0])
+    found = [first, *(Capture(each, None, None, each) for each in databases[1:])]
+    return [
+        each if (number := _number(each.database)) is None else replace(each, rank=number)
+        for each in (_described(capture, folder) for capture in found)
+    ]
+
+
+def _number(database: Path | None) -> int | None:
+    """Return the rank in the name of a database."""
+    named = _DATABASE_FILE.fullmatch(database.name) if database else None
+    return _rank(named[1]) if named else None
+
+
+def _is_output(path: Path) -> bool:
+    return path.name == OUTPUT or _holds_parts(path)
+
+
+def _described(capture: Capture, folder: Path) -> Capture:
+    """Add what the files beside the output say."""
+    problems: list[str] = []
+    number = _number(capture.database)
+    files = sorted(folder.glob("profiler_info*.json"))
+    file = min(files, key=lambda each: each.name != f"profiler_info_{number}.json", default=None)
+    info = _json(file, problems) if file else {}
+    metadata = _json(folder / "profiler_metadata.json", problems)
+    named = _INFO_FILE.fullmatch(file.name) if file else None
+    ranks = (
+        metadata.get("rlprof_rank"),
+        info.get("rank_id"),
+        named[1] if named else None,
+        number,
+    )
+    rank = next((n for each in ranks if (n := _rank(each)) is not None), None)
+    parts = (capture.path, capture.output, capture.trace, capture.database)
+    return Capture(*parts, rank, info, metadata, tuple(problems))
+
+
+def _rank(value: Any) -> int | None:
+    """Return a rank that can be true; torch_npu writes it as a number or a text, -1 for none."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < _MOST_RANKS else None
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MOST_JSON), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (OSError, *NOT_JSON) as error:
+        reason = error.strerror if isinstance(error, OSError) else "damaged or cut off"
+        problems.append(f"{path.name} cannot be read ({reason})")
+        return {}

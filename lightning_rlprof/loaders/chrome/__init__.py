@@ -1,0 +1,1 @@
+"""Chrome-trace JSON as a bounded stream of events."""

@@ -1,0 +1,218 @@
+"""The bytes of a trace file, decompressed while they are read."""
+
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol
+
+from lightning_rlprof.errors import TraceError
+
+BOMB_RATIO = 200
+"""Real traces are 10 to 22 times as long as their .gz and up to 100 times as long as their .zst."""
+
+BOMB_BYTES = 1 << 28
+"""Up to here a compressed file may expand by any ratio: two seconds of work."""
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_CHUNK, _PIECE = 1 << 17, 1 << 12
+_MOST_LOST = 1 << 26  # bytes that one call can have lost, and more
+
+
+class _Stream(Protocol):
+    """Where bytes come from: a plain file, or something that decompresses one."""
+
+    def readinto(self, view: memoryview, /) -> int | None:
+        """Fill the beginning of ``view``; 0 at the end."""
+
+
+class _DamagedError(Exception):
+    """The compressed data ends early or is broken; the text says how."""
+
+
+class Source:
+    """Read a plain, gzip or zstd file as one stream; which of them, its first bytes tell.
+
+    ``problem`` says why the stream ended before the file's end, None if it did not.
+
+    Args:
+        path: The file.
+
+    Raises:
+        TraceError: It cannot be opened or read, or expands beyond `BOMB_RATIO`, or is compressed by
+            zstd and the package for that is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.problem: str | None = None
+        self._path = path
+        self._read = 0
+        try:
+            self._file = path.open("rb")
+            self._size = path.stat().st_size
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+        self._limit: int | None = None
+        try:
+            self._stream = self._opened()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> "Source":
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill the beginning of ``view`` (not empty) and return how much; 0 when all is read."""
+        if self.problem is not None:
+            return 0
+        try:
+            count = self._stream.readinto(view) or 0
+        except _DamagedError as damage:
+            self.problem = str(damage)
+            return 0
+        except OSError as error:
+            raise TraceError(f"{self._path}: cannot be read ({error.strerror})") from error
+        self._read += count
+        if self._limit is not None and self._read > self._limit:
+            raise TraceError(
+                f"{self._path}: its {self._size:,} bytes expand to more than {self._limit:,}, "
+                f"{BOMB_RATIO} times as many; decompress it yourself if it is a trace"
+            )
+        return count
+
+    def _opened(self) -> _Stream:
+        try:
+            magic = self._file.read(len(_ZSTD))
+            self._file.seek(0)
+        except OSError as error:
+            raise TraceError(f"{self._path}: cannot be read ({error.strerror})") from error
+        if not magic.startswith((_GZIP, _ZSTD)):
+            return self._file
+        self._limit = max(BOMB_BYTES, BOMB_RATIO * self._size)
+        return _Gzip(self._file) if magic.startswith(_GZIP) else _Zstd(self._file, self._path)
+
+
+class _Gzip:
+    """Gzip members, one after the other.
+
+    `isal.igzip` has a file object, too; this one gives everything that comes before a cut, and
+    before damage.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        from isal import isal_zlib
+
+        self._file, self._isal = file, isal_zlib
+        self._error: Any = isal_zlib.error
+        self._rest = b""
+        self._member: Any = self._new()
+        self._start = self._given = 0  # of this member: where it is in the file, and bytes out
+        self._late: tuple[bytes, _DamagedError] | None = None
+
+    def readinto(self, view: memoryview, /) -> int:
+        if self._late is not None:
+            return self._last(view, *self._late)
+        while not self._member.eof or self._next():
+            data = self._member.unconsumed_tail or self._rest or self._file.read(_CHUNK)
+            self._rest = b""
+            try:
+                out = self._member.decompress(data, len(view))
+            except self._error as error:
+                damage = _DamagedError(f"its compressed data is damaged ({error})")
+                return self._last(view, self._before(), damage)
+            if out:
+                view[: len(out)] = out
+                self._given += len(out)
+                return len(out)
+            if not data and not self._member.eof:
+                raise _DamagedError("its compressed data is cut off")
+        return 0
+
+    def _next(self) -> bool:
+        """Begin the next member, after zeros that only fill up a block; False without one."""
+        rest = self._member.unused_data.lstrip(b"\0")
+        while not rest and (more := self._file.read(_CHUNK)):
+            rest = more.lstrip(b"\0")
+        if rest and not rest.startswith(_GZIP[:1]):
+            raise _DamagedError("something that is not gzip follows its compressed data")
+        self._rest = rest
+        self._member = self._new() if rest else self._member
+        self._start, self._given = self._file.tell() - len(rest), 0
+        return bool(rest)
+
+    def _last(self, view: memoryview, out: bytes, damage: _DamagedError) -> int:
+        """Give what came before damage, and then the damage."""
+        if not out:
+            raise damage
+        count = min(len(out), len(view))
+        view[:count] = out[:count]
+        self._late = out[count:], damage
+        return count
+
+    def _before(self) -> bytes:
+        """Return what the member holds up to its damage and was not given yet: from its start.
+
+        What was decompressed in the call that met the damage is lost, so that the last piece goes
+        in byte by byte.
+        """
+        self._file.seek(self._start)
+        member, count, last = zlib.decompressobj(31), 0, b""
+        while len(last) < _MOST_LOST and (data := self._file.read(_PIECE)):
+            before = member.copy()
+            try:
+                out = member.decompress(data)
+            except zlib.error:
+                return last + _byte_by_byte(before, data)[max(self._given - count, 0) :]
+            last += out[max(self._given - count, 0) :]
+            count += len(out)
+        return last
+
+    def _new(self) -> Any:
+        return self._isal.decompressobj(31)  # 31: a gzip header, and its check sum at the end
+
+
+def _byte_by_byte(member: Any, data: bytes) -> bytes:
+    out = bytearray()
+    try:
+        for at in range(len(data)):
+            out += member.decompress(data[at : at + 1])
+    except zlib.error:
+        pass
+    return bytes(out)
+
+
+class _Zstd:
+    """Zstd frames, one after the other; a window above 128 MiB is refused."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise TraceError(
+                f"{path}: is compressed by zstd, and reading that needs: pip install zstandard"
+            ) from error
+        self._error: type[Exception] = zstandard.ZstdError
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        self._any = False
+        self._stream = decompressor.stream_reader(file, read_across_frames=True)
+
+    def readinto(self, view: memoryview, /) -> int:
+        try:
+            # The first gives what comes before damage; it may give nothing for a single read.
+            count: int = self._stream.readinto1(view) or self._stream.readinto(view)
+        except self._error as error:
+            raise _DamagedError(f"its compressed data is damaged ({error})") from error
+        self._any = self._any or count > 0
+        if not self._any:  # the first block is not whole; later ones end where the events do
+            raise _DamagedError("its compressed data is cut off")
+        return count

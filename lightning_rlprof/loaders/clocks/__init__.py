@@ -1,0 +1,1 @@
+"""One common timeline for the clocks of many hosts."""

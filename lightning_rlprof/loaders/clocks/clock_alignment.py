@@ -1,0 +1,250 @@
+"""One time axis for many clocks: where each rank's clock stands in wall-clock time."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.loaders.clocks.clock_fit import Clock, Knot, from_exchange, solve
+from lightning_rlprof.records.records import Header
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.spans import Problem
+from lightning_rlprof.tables.table import Column, Table
+
+# Ranks of one host read one monotonic clock, so their anchors differ only by the time between the
+# two readings and by what NTP slewed between their starts. More than this is another machine.
+_ONE_CLOCK_NS = 1_000_000_000
+
+Meetings = Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]]
+"""A rank's exchanges: with which rank, and the readings of its ping-pongs."""
+
+_COLUMNS = (
+    Column("rank", "count"),
+    Column("host", "text"),
+    Column("clock", "count"),
+    Column("reference", "count"),
+    Column("method", "text"),
+    Column("exchanges", "count"),
+    Column("wall clock off", "duration", "ns"),
+    Column("uncertainty", "duration", "ns"),
+    Column("drift", "number", "ppm"),
+    Column("drift uncertainty", "number", "ppm"),
+    Column("jumps", "count"),
+)
+
+
+class ClockRow(NamedTuple):
+    """What is known of one rank's clock, in the order of the table's columns.
+
+    Attributes:
+        rank: Whose it is.
+        host: Its host, "" where nothing tells it.
+        clock: The lowest rank that reads the same clock.
+        reference: The rank on whose clock it stands, None for one that stands alone.
+        method: ``reference``, ``ping-pong``, ``collectives`` or ``wall clock``.
+        exchanges: How many exchanges or collectives were used.
+        off_ns: How far its host's wall clock was ahead when the rank started.
+        uncertainty_ns: How far its times may be off, None where that is not known.
+        drift: In ppm.
+        drift_uncertainty: In ppm.
+        jumps: How often it was set.
+    """
+
+    rank: int
+    host: str
+    clock: int
+    reference: int | None = None
+    method: str = "wall clock"
+    exchanges: int = 0
+    off_ns: int | None = None
+    uncertainty_ns: int | None = None
+    drift: float | None = None
+    drift_uncertainty: float | None = None
+    jumps: int | None = None
+
+    def is_reference(self, rank: int) -> "ClockRow":
+        """Return the same clock as the one that others stand on."""
+        return self._replace(
+            reference=rank, method="reference", exchanges=0, off_ns=0, uncertainty_ns=0
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class OnAxis:
+    """How a rank's clock becomes wall-clock time, the same for all ranks whose clocks are known.
+
+    Attributes:
+        anchor_ns: What its host adds to this clock to get its own wall clock.
+        reference: The rank whose clock the host's was compared with, if any.
+        shift_ns: What to add to ``clock``'s times, or to the rank's own where there is no clock.
+        clock: From the rank's clock to that of the reference, None for a host that stands alone.
+    """
+
+    anchor_ns: int
+    reference: int | None
+    shift_ns: int
+    clock: Clock | None = None
+
+    def unix(self, times: Int64s) -> Int64s:
+        """Return times of the rank's clock in wall-clock time; their order stays."""
+        own = times if self.clock is None else self.clock.moved(times)
+        return own + self.shift_ns
+
+    def is_base(self, other: "OnAxis") -> bool:
+        """Tell whether the other one stands on this clock."""
+        return other.shift_ns == self.anchor_ns
+
+    def off(self, unix_ns: int) -> int:
+        """Return how far the host's wall clock is ahead when it says this."""
+        time = unix_ns - self.anchor_ns
+        return unix_ns - int(self.unix(np.array([time]))[0])
+
+
+def on_axis(
+    headers: Mapping[int, Header], meetings: Mapping[int, Meetings] | None = None
+) -> tuple[dict[int, OnAxis], list[Problem]]:
+    """Return how each rank's clock becomes wall-clock time, and what is doubtful.
+
+    Ranks on one host share a clock, so they get the median of their anchors, ``unix_ns -
+    clock_ns``: an own anchor per rank would move them against each other by the noise of reading
+    two clocks. A host whose ranks met one of another host stands by that one's anchor.
+
+    Example::
+
+        >>> one = Header(1, "r", 0, 2, "", "a", 1, "cpu", unix_ns=1_000, clock_ns=0)
+        >>> two = Header(1, "r", 1, 2, "", "a", 2, "cpu", unix_ns=1_700, clock_ns=600)
+        >>> [each.shift_ns for each in on_axis({0: one, 1: two})[0].values()]
+        [1000, 1000]
+    """
+    groups, problems = _groups(headers)
+    anchors = {rank: anchor for anchor, ranks in groups for rank in ranks}
+    found: dict[int, OnAxis] = {}
+    for anchor, ranks in groups:
+        there, clock = _solved(ranks, meetings or {})
+        own = OnAxis(anchor, None, anchor)
+        if clock is not None and there not in ranks and there in anchors:
+            own = OnAxis(anchor, there, anchors[there], clock)
+            problems += _doubts(headers[ranks[0]].host, clock)
+        found |= dict.fromkeys(ranks, own)
+    return dict(sorted(found.items())), problems
+
+
+def clock_table(
+    headers: Mapping[int, Header],
+    ranks: Mapping[int, OnAxis],
+    lives: Mapping[int, Sequence[int]] | None = None,
+) -> Table | None:
+    """Return what is known of each rank's clock: a row per rank, by rank; None for one clock.
+
+    ``wall clock off`` is how far its host's wall clock was ahead of the reference's when the rank
+    started, ``uncertainty`` the largest one from the first exchange to the last, and at the times
+    of ``lives`` on the rank's own clock. Both, and what follows, are not known without a
+    comparison; ranks of one clock need none.
+    """
+    lowest: dict[OnAxis, int] = {}
+    for rank, own in ranks.items():
+        lowest.setdefault(own, rank)
+    rows = [
+        _row(ClockRow(rank, headers[rank].host, lowest[own]), headers[rank], ranks, times)
+        for rank, own in ranks.items()
+        for times in [(lives or {}).get(rank, [])]
+    ]
+    return table_of(rows) if len(lowest) > 1 else None
+
+
+def table_of(rows: Sequence[ClockRow]) -> Table:
+    """Return the table ``clocks``."""
+    return Table("clocks", _COLUMNS, rows)
+
+
+def wall_clocks(headers: Mapping[int, Header]) -> list[ClockRow]:
+    """Return the clocks of what device tools recorded: each host's wall clock, nothing compared.
+
+    A rank whose host is not told, or that does not say when it was recorded, has its own.
+    """
+    lowest: dict[object, int] = {}
+    return [
+        ClockRow(
+            rank,
+            header.host,
+            lowest.setdefault(header.host if header.host and header.unix_ns else rank, rank),
+        )
+        for rank, header in sorted(headers.items())
+    ]
+
+
+def _row(
+    row: ClockRow, header: Header, ranks: Mapping[int, OnAxis], times: Sequence[int]
+) -> ClockRow:
+    own, clock = ranks[row.rank], ranks[row.rank].clock
+    if clock is None:
+        told = [each.reference for each in ranks.values() if each.clock and own.is_base(each)]
+        return row.is_reference(told[0]) if told and told[0] is not None else row
+    return row._replace(
+        reference=own.reference,
+        method="ping-pong",
+        exchanges=len(clock.time_ns),
+        off_ns=own.off(header.unix_ns),
+        uncertainty_ns=max([clock.largest_ns, *clock.uncertainty(times).tolist()]),
+        drift=clock.drift * 1e6,
+        drift_uncertainty=clock.drift_uncertainty * 1e6,
+        jumps=len(clock.jumps),
+    )
+
+
+def _solved(ranks: Sequence[int], meetings: Mapping[int, Meetings]) -> tuple[int, Clock | None]:
+    """Return with which rank those of a host exchanged times, and what these tell."""
+    knots: dict[int, list[Knot]] = {}
+    for rank in ranks:
+        for there, readings in meetings.get(rank, ()):
+            if len(readings):
+                knots.setdefault(there, []).append(from_exchange(readings))
+    there = max(knots, key=lambda each: len(knots[each]), default=-1)
+    clock = solve(knots.get(there, ()))
+    if clock is not None and (np.diff(clock.time_ns + clock.offset_ns) < 0).any():
+        clock = None  # another run's, or damaged: no clock runs backwards
+    return there, clock
+
+
+def _doubts(host: str, clock: Clock) -> list[Problem]:
+    """Say where a clock was set: times between two exchanges are uncertain by as much."""
+    texts = [
+        f"host {host}: its clock was set by {jump.size_ns / 1e6:+.1f} ms against the others, some "
+        f"time within {(jump.before_ns - jump.after_ns) / 1e9:.0f} s"
+        for jump in clock.jumps
+    ]
+    return [Problem(None, text) for text in texts]
+
+
+def _groups(headers: Mapping[int, Header]) -> tuple[list[tuple[int, list[int]]], list[Problem]]:
+    """Return each clock's anchor and ranks, and what is doubtful of hosts."""
+    groups, problems = [], []
+    for host, pairs in _hosts(headers).items():
+        clocks = _clocks(sorted(pairs))
+        if len(clocks) > 1:
+            text = f"host {host}: its ranks' clocks disagree by seconds, as on {len(clocks)} hosts"
+            problems.append(Problem(None, text))
+        for clock in clocks:
+            median = clock[(len(clock) - 1) // 2][0]
+            groups.append((median, sorted(rank for _, rank in clock)))
+    return groups, problems
+
+
+def _hosts(headers: Mapping[int, Header]) -> dict[str, list[tuple[int, int]]]:
+    """Return each host's (anchor, rank) pairs."""
+    hosts: dict[str, list[tuple[int, int]]] = {}
+    for rank, header in headers.items():
+        hosts.setdefault(header.host, []).append((header.unix_ns - header.clock_ns, rank))
+    return hosts
+
+
+def _clocks(pairs: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Split one host's sorted (anchor, rank) pairs where neighbours cannot share a clock."""
+    groups = [[pairs[0]]]
+    for before, pair in itertools.pairwise(pairs):
+        if pair[0] - before[0] > _ONE_CLOCK_NS:
+            groups.append([])
+        groups[-1].append(pair)
+    return groups

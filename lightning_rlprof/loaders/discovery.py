@@ -1,0 +1,250 @@
+"""Which runs and traces lie below a path, by their names first: a broken one must not be missed.
+
+Several traces of device tools in one directory: told apart by rank, read, and joined.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.loaders.ascend.capture_folder import is_ascend, is_capture
+from lightning_rlprof.loaders.chrome.byte_source import Source
+from lightning_rlprof.loaders.chrome.event_stream import read_head
+from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
+from lightning_rlprof.loaders.join_ranks import join
+from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, is_export
+from lightning_rlprof.loaders.nsys.export import Export, is_sqlite
+from lightning_rlprof.loaders.nsys.nvtx_ranges import read_ranges
+from lightning_rlprof.loaders.rank_names import rank_in_name
+from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
+from lightning_rlprof.tables.spans import Problem, Spans
+
+_MOST_RANKS = 2**20
+
+
+class _Distributed(msgspec.Struct):
+    rank: int = -1
+
+
+def told_ranks(path: Path) -> set[int]:
+    """Return which ranks a trace is of, as far as it is told; nothing is guessed.
+
+    Of a Chrome trace as torch wrote it before the events, which are not read; of an export of
+    Nsight Systems as our own marks say it; else as the file's name does.
+    """
+    try:
+        told = _exported(path) if is_sqlite(path) else _distributed(path)
+    except TraceError:
+        told = set()
+    named = rank_in_name(path.name)
+    return told or (set() if named is None else {named})
+
+
+def _exported(path: Path) -> set[int]:
+    if rank_in_name(path.name) is not None:  # which needs no look at all the ranges
+        return set()
+    return set(read_ranges(Export(path)).ranks.values())
+
+
+def _distributed(path: Path) -> set[int]:
+    top = read_head(path).top
+    try:
+        told = msgspec.json.decode(top["distributedInfo"], type=_Distributed)
+    except (KeyError, *NOT_JSON):
+        return set()
+    return {told.rank} if 0 <= told.rank < _MOST_RANKS else set()
+
+
+def read_ranks(
+    files: Sequence[Path],
+    read: Callable[[Path], Spans],
+    progress: Callable[[int, int], None] | None = None,
+) -> Spans | None:
+    """Read traces that are of different ranks as one run; None where they are not known to be.
+
+    One that cannot be read is a problem of its rank. Raises the first reason where all are such.
+    Clocks are compared as `aligned` does it.
+
+    Args:
+        files: The traces, all of one tool.
+        read: Reads one.
+        progress: Called after each with how many are read, and how many there are.
+    """
+    ranks = {file: told_ranks(file) for file in files}
+    if not all(ranks.values()) or len(set().union(*ranks.values())) < 2:
+        return None
+    parts, broken = [], {}
+    for count, file in enumerate(files, start=1):
+        try:
+            parts.append(read(file))
+        except TraceError as error:
+            broken[file] = error
+        if progress is not None:
+            progress(count, len(files))
+    if not parts:
+        raise broken[files[0]]
+    lost = [Problem(rank, str(why)) for at, why in broken.items() for rank in ranks[at]]
+    return aligned(join(parts, lost))
+
+
+# What one trace may lie there as, the form that is read where there are several first.
+_FORMS = ((".json", ".json.gz", ".json.zst"), (".sqlite", ".nsys-rep"))
+# The file of a capture, and how far down captures are looked for.
+_VIEW, _DEEPEST = "trace_view.json", 4
+_PACKED = (".json.gz", ".json.zst")
+_SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", ".sqlite", ".nsys-rep")
+
+
+class _Item(NamedTuple):
+    """A run or trace, and for captures of torch_npu how many folders down the deepest one lies."""
+
+    path: Path
+    deep: int | None = None
+
+
+def items(path: Path) -> list[Path]:
+    """Return the runs and traces that a path stands for, sorted: itself, or what lies below it.
+
+    A directory with rank files is one run, one that holds nothing but torch_npu's captures one
+    trace; below any other, every such directory and every file that is a trace by its name or
+    content. Beside traces also files that are none, to read which tells why: of their name but for
+    digits, also in a folder beside theirs, of another rank by their name, or packed and no JSON
+    inside. So is what must not be looked at. Links to directories are not followed.
+
+    Raises:
+        TraceError: There is no such path, or nothing to read below it.
+    """
+    try:
+        there, is_folder = path.exists(), path.is_dir()
+    except PermissionError:
+        return [path]
+    if not there:
+        raise TraceError(f"{path}: no such file or directory")
+    if not is_folder:
+        return [path]
+    found = [item.path for item in _below(path)]
+    if not found:
+        raise TraceError(f"{path}: holds no run and no trace")
+    return found
+
+
+def traces(folder: Path) -> list[Path]:
+    """Return the traces that are files of one folder, by name and each in one form; see `items`."""
+    return _traces(Path(entry.path) for entry in os.scandir(folder) if _is_file(entry))
+
+
+def is_run(path: Path) -> bool:
+    """Tell whether a path is a run that we recorded, or a part of one."""
+    return path.suffix == ".jsonl" or (os.path.isdir(path) and bool(rank_files(path)))
+
+
+def _below(folder: Path) -> list[_Item]:
+    """Return what lies at and below a folder; the folder itself where there are only captures."""
+    try:
+        if rank_files(folder):
+            return [_Item(folder)]
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        if is_capture(folder):
+            return [_Item(folder, 0)]
+        files = (Path(entry.path) for entry in entries if _is_file(entry))
+        found = [_Item(path) for path in _traces(files, damaged=True)]
+        folders = {
+            Path(entry.path): _below(Path(entry.path))
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and entry.name != CACHE_FOLDER
+        }
+        for folder_of_one, own in folders.items():
+            found += own or _broken(folder_of_one, folders)
+        return [_Item(folder)] if _is_output(folder, found) else _joined(folder, found)
+    except OSError:
+        return [_Item(folder)]
+
+
+def _broken(silent: Path, folders: dict[Path, list[_Item]]) -> list[_Item]:
+    """Return files that lie where folders called alike, as those of other ranks, have traces."""
+    places = {
+        _pattern(os.path.relpath(item.path, folder))
+        for folder, own in folders.items()
+        if own and _pattern(folder.name) == _pattern(silent.name)
+        for item in own
+        if item.deep is None and item.path != folder
+    }
+    files = (os.path.join(at, name) for at, _, names in os.walk(silent) for name in names)
+    found = (file for file in files if _pattern(os.path.relpath(file, silent)) in places)
+    return [_Item(Path(file)) for file in sorted(found)] if places else []
+
+
+def _is_output(folder: Path, found: list[_Item]) -> bool:
+    """Tell whether a folder holds the files of one capture themselves, and nothing else."""
+    return {item.path for item in found} <= {folder / _VIEW} and is_ascend(folder)
+
+
+def _joined(folder: Path, found: list[_Item]) -> list[_Item]:
+    depths = [item.deep for item in found if item.deep is not None]
+    if depths and len(depths) == len(found) and max(depths) < _DEEPEST:
+        return [_Item(folder, max(depths) + 1)]
+    return found
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    """Tell whether an entry is a file, or a link to one, which may be gone."""
+    if not entry.is_symlink():
+        return entry.is_file()
+    return os.path.isfile(entry.path) or not os.path.exists(entry.path)
+
+
+def _traces(files: Iterable[Path], *, damaged: bool = False) -> list[Path]:
+    """Return the traces among the files of one folder, each in one form, and broken ones."""
+    there, found = [*files], list[Path]()
+    for endings in _FORMS:
+        forms: dict[str, tuple[int, Path]] = {}
+        for path in there:
+            for order, ending in enumerate(endings):
+                if path.name.endswith(ending):
+                    stem = path.name.removesuffix(ending)
+                    forms[stem] = min(forms.get(stem, (order, path)), (order, path))
+        stems = {path: stem for stem, (_, path) in forms.items()}
+        found += _of_one_tool(stems, damaged=damaged)
+    return sorted(found)
+
+
+def _of_one_tool(stems: dict[Path, str], *, damaged: bool) -> list[Path]:
+    """Return the traces; where there are some, also files that are called as another rank's."""
+    sure = {path for path in stems if path.name.endswith(_SURE) or _is_trace(path)}
+    alike = {_pattern(stems[path]) for path in sure}
+    ranks = {rank_in_name(path.name) for path in sure} - {None}
+
+    def is_broken(path: Path) -> bool:
+        rank = rank_in_name(path.name)
+        if _pattern(stems[path]) in alike or (ranks and rank is not None and rank not in ranks):
+            return True
+        return damaged and path.name.endswith(_PACKED) and not _is_json(path)
+
+    return [path for path in stems if path in sure or (sure and is_broken(path))]
+
+
+def _is_trace(path: Path) -> bool:
+    with suppress(PermissionError):
+        return is_chrome_trace(path) and not is_export(path)
+    return False
+
+
+def _is_json(path: Path) -> bool:
+    """Tell whether a file begins as JSON does once it is unpacked."""
+    first = bytearray(1)
+    try:
+        with Source(path) as source:
+            source.readinto(memoryview(first))
+            return source.problem is None and first in b"{[ \t\r\n"
+    except TraceError:
+        return False
+
+
+def _pattern(stem: str) -> str:
+    return re.sub(r"\d+", "0", stem)

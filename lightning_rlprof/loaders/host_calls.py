@@ -1,0 +1,171 @@
+"""Tables of the host's calls: which one each lies in, and to which forward operator it belongs.
+
+Operators of torch that multiply matrices.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, heads, in_order
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.table import Column
+
+CALL_COLUMNS = (
+    Column("rank", "count"),
+    Column("thread", "count"),
+    Column("name", "text"),
+    Column("kind", "text"),
+    Column("start", "duration", "ns"),
+    Column("duration", "duration", "ns"),
+    Column("id", "count"),
+    Column("parent", "count"),
+    Column("stage", "text"),
+    Column("step", "count"),
+    Column("forward", "count"),
+)
+"""Of a table of calls."""
+
+CALL_KINDS = ("python", "operator", "runtime", "module")
+"""Kinds of calls; of two that begin and end at once the outer one is of the earlier kind."""
+
+MODULE = "nn.Module: "
+"""What torch writes before the name of a module."""
+
+SLACK_NS = 1_000
+"""A call may end that much later than the call around it: older traces count microseconds, and
+the ends of Python's functions are rounded."""
+
+NUMBERED: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("sequence", "start_ns", "row"), np.int64),
+    **dict.fromkeys(("lane", "process"), np.int32),
+    "backward": np.int8,
+}
+"""Columns of the operators that autograd numbers, as `forwards` takes them."""
+
+_NO_LANE = 2**31 - 1
+
+
+class Nesting:
+    """Finds the innermost call around each one, of calls that come some at a time."""
+
+    def __init__(self) -> None:
+        self._around, self._rows = _NOBODY, 0
+        self._lane: int | None = None
+
+    def parents(
+        self, lane: Int64s, start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
+    ) -> Int64s:
+        """Return the number, from 1, of the innermost call around each of those that follow.
+
+        0 without one. A call may end `SLACK_NS` later than the one around it, and begins before
+        that has ended.
+
+        Args:
+            lane: Of each call; those of one lane follow one another by start, outer calls first.
+            start: Start of each call.
+            end: End of each call.
+            alone: Calls that never are around others.
+
+        Example::
+
+            >>> start, end = np.array([0, 10, 20, 95_000]), np.array([90_000, 50, 30, 99_000])
+            >>> Nesting().parents(np.zeros(4, np.int64), start, end, np.zeros(4, bool)).tolist()
+            [0, 1, 2, 0]
+        """
+        found = np.zeros(len(lane), np.int64)
+        edges = [0, *(np.flatnonzero(np.diff(lane)) + 1).tolist(), len(lane)]
+        for first, over in itertools.pairwise(edges) if len(lane) else ():
+            part, own = slice(first, over), int(lane[first])
+            around = self._around if own == self._lane else _NOBODY
+            rows = (start[part], end[part], alone[part])
+            found[part], self._around = _within(around, self._rows + first, *rows)
+            self._lane = own
+        self._rows += len(lane)
+        return found
+
+
+class _Around(NamedTuple):
+    """Calls of one lane that may still be around others, outer ones first."""
+
+    number: Int64s
+    end: Int64s
+
+
+_NOBODY = _Around(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _within(
+    around: _Around, first: int, start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
+) -> tuple[Int64s, _Around]:
+    """Return the parents of some calls of a lane, and what is still around those that follow."""
+    known, own = len(around.number), np.flatnonzero(~alone)
+    number = np.append(around.number, own + (first + 1))
+    over = np.append(around.end, end[own])
+    above = np.arange(-1, len(number) - 1)
+    _climb(above[known:], start[own], end[own], over, above)
+    leaf = np.flatnonzero(alone)
+    at = np.searchsorted(own, leaf) + (known - 1)
+    _climb(at, start[leaf], end[leaf], over, above)
+    found, number = np.empty(len(start), np.int64), np.append(number, 0)  # -1 reads the last
+    found[own], found[leaf] = number[above[known:]], number[at]
+    chain, last = [], len(above) - 1
+    while last >= 0:
+        chain.append(last)
+        last = int(above[last])
+    return found, _Around(number[chain[::-1]], over[chain[::-1]])
+
+
+def _climb(at: Int64s, start: Int64s, end: Int64s, over: Int64s, above: Int64s) -> None:
+    """Go up from each call's nearest neighbour until one is around it.
+
+    All climb at once; where ``at`` is part of ``above``, each takes the way that the others have
+    gone so far, so that a thousand siblings take ten steps.
+    """
+    todo = np.flatnonzero(at >= 0)
+    while len(todo):
+        near = over[at[todo]]
+        todo = todo[(near <= start[todo]) | (near + SLACK_NS < end[todo])]
+        at[todo] = above[at[todo]]
+        todo = todo[at[todo] >= 0]
+
+
+def forwards(numbered: Grown) -> Iterator[Columns]:
+    """Yield the number of the forward operator of each backward one that has one, with its row.
+
+    Both have autograd's sequence number, the backward one tells a forward thread, too. Of several
+    forward operators with one number, which lie in each other, the last one before it made the
+    node; torch's own arrows say the same. Threads count alike: a number that several of a process
+    use is not told apart.
+    """
+    keys = ("process", "sequence", "start_ns", "backward", "row")
+    for block in in_order(numbered.parts(ROWS), *keys):
+        row, backward = block["row"], block["backward"] > 0
+        forward = _before(heads(block["process"], block["sequence"]), backward, block["lane"])
+        told = backward & (forward >= 0)
+        yield {"row": row[told], "forward": row[forward[told]] + 1}
+
+
+def _before(heads: Int64s, backward: npt.NDArray[np.bool_], lane: npt.NDArray[Any]) -> Int64s:
+    """Return the place of the last forward operator before each row of its group, -1 without."""
+    places = np.arange(len(backward))
+    last = np.maximum.accumulate(np.where(backward, -1, places))
+    low = np.minimum.reduceat(np.where(backward, _NO_LANE, lane), heads)
+    high = np.maximum.reduceat(np.where(backward, -1, lane), heads)
+    lengths = np.diff(np.append(heads, len(backward)))
+    sure = np.repeat(low == high, lengths)
+    return np.where(sure & (last >= np.repeat(heads, lengths)), last, -1)
+
+
+_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")
+PRODUCTS = frozenset(
+    [f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")]
+    + [f"aten::_scaled_dot_product_{name}{way}" for name in _ATTENTION for way in ("", "_backward")]
+)
+"""Those that multiply matrices and call no other of them."""
+
+NPU_PRODUCTS = PRODUCTS | {"aten::matmul"}
+"""Those on Ascend: ``matmul`` is torch_npu's own there, and calls no other for an NPU's tensors."""

@@ -1,0 +1,347 @@
+"""Traces of several ranks as one run: one axis, one row of problems, tables end to end.
+
+Tables of several ranks put end to end.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.clocks.shifted_tables import is_integer, is_moment
+from lightning_rlprof.loaders.native import merge
+from lightning_rlprof.loaders.rank_names import as_ranges, missing
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import Coded, end_to_end
+from lightning_rlprof.tables.spans import Counter, Problem, RankNote, Spans, Thread
+from lightning_rlprof.tables.table import Column, ColumnRows, Table
+
+# Columns of nanoseconds that count from the beginning of the axis; all others are lengths.
+# Columns of numbers that rows have in their rank, and by which others name them.
+_IDENTITIES = ("id", "parent", "forward")
+_RANK = Column("rank", "count")
+_FEW = 8
+_ABSENT = "no such table was recorded"
+
+
+class Piece(NamedTuple):
+    """A table of some ranks.
+
+    Attributes:
+        ranks: Whose it is.
+        later_ns: How far its axis begins behind that of the run.
+        read: What reads it, None where these ranks have no such table.
+    """
+
+    ranks: tuple[int, ...]
+    later_ns: int
+    read: Callable[[], Table] | None
+
+
+def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
+    """Read a table of all ranks and put the rows end to end, in the order of the pieces.
+
+    A column that only some pieces have is not known in the others' rows. Where the rows do not tell
+    their rank and the piece has one alone, it is that one. Rows that are numbered in their rank, as
+    calls are, are numbered on where a rank has several pieces. What cannot be read, abstained or is
+    not there is said in the note with its ranks; where all of it is, the joined table abstains.
+
+    Args:
+        name: Of the table.
+        pieces: Where it comes from.
+
+    Example::
+
+        >>> one = Table("t", (Column("time", "duration", "ns"),), [(5,)])
+        >>> pieces = [Piece((rank,), rank * 100, lambda: one) for rank in (0, 1)]
+        >>> list(join_tables("t", pieces).rows)
+        [(0, 5), (1, 105)]
+    """
+    tables, note = _read_all(pieces)
+    if not tables:
+        return Table(name, (_RANK,), abstained=note or _ABSENT)
+    columns: dict[str, Column] = {}
+    parts = [_tables_columns(piece, table, columns) for piece, table in tables]
+    _number_on([(piece.ranks, part) for (piece, _), part in zip(tables, parts, strict=True)])
+    counts = [len(table.rows) for _, table in tables]
+    cells = [_stacked([part.get(name) for part in parts], counts) for name in columns]
+    return Table(name, tuple(columns.values()), ColumnRows(cells), note=note)
+
+
+def _read_all(pieces: Sequence[Piece]) -> tuple[list[tuple[Piece, Table]], str]:
+    """Return the tables that there are, and what must be known about them and the others."""
+    remarks: dict[str, list[int]] = {}
+    tables: list[tuple[Piece, Table]] = []
+    for piece in pieces:
+        table, remark = _read(piece)
+        if remark:
+            remarks.setdefault(remark, []).extend(piece.ranks)
+        if table is not None:
+            tables.append((piece, table))
+    there = {rank for piece, _ in tables for rank in piece.ranks}
+    remarks[_ABSENT] = [rank for rank in remarks.get(_ABSENT, ()) if rank not in there]
+    return tables, _said(remarks)
+
+
+def _read(piece: Piece) -> tuple[Table | None, str]:
+    """Return the table if there is one, and what must be known about it."""
+    if piece.read is None:
+        return None, _ABSENT
+    try:
+        table = piece.read()
+    except TraceError as error:
+        return None, str(error)
+    return (table, table.note) if table.abstained is None else (None, table.abstained)
+
+
+def _said(remarks: dict[str, list[int]]) -> str:
+    texts = [
+        f"rank {as_ranges(ranks)}: {text}" if ranks else text
+        for text, ranks in remarks.items()
+        if ranks or text != _ABSENT
+    ]
+    more = [f"and {len(texts) - _FEW} more remarks"] if len(texts) > _FEW else []
+    return "; ".join([*texts[:_FEW], *more])
+
+
+def _tables_columns(piece: Piece, table: Table, heads: dict[str, Column]) -> dict[str, Any]:
+    """Return one table's columns by name on the axis of the run, and add new ones to the heads."""
+    found: dict[str, Any] = {}
+    if _RANK.name not in (column.name for column in table.columns) and len(piece.ranks) == 1:
+        found[_RANK.name] = np.full(len(table.rows), piece.ranks[0], np.int64)
+        heads.setdefault(_RANK.name, _RANK)
+    for column, cells in zip(table.columns, table.arrays(), strict=True):
+        found[column.name] = cells + piece.later_ns if is_moment(column, cells) else cells
+        heads.setdefault(column.name, column)
+    return found
+
+
+def _number_on(parts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> None:
+    """Keep the numbers of rows apart where several pieces are of one rank."""
+    free: dict[int, int] = {}
+    for ranks, part in parts:
+        if len(ranks) != 1 or not is_integer(part.get("id", ((), ()))):
+            continue
+        by = free.get(ranks[0], 0)
+        free[ranks[0]] = by + int(np.ma.filled(part["id"], -1).max(initial=-1)) + 1
+        for name in _IDENTITIES:
+            if by and is_integer(part.get(name, ((), ()))):
+                part[name] = part[name] + by
+
+
+def _stacked(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+    """Put one column of all tables end to end; None stands for a table that has none."""
+    if any(isinstance(part, tuple) and len(part[1]) for part in parts):
+        return end_to_end([_texts(part, n) for part, n in zip(parts, counts, strict=True)])
+    told = [part for part in parts if part is not None and not isinstance(part, tuple)]
+    if not told:
+        return np.full(sum(counts), -1), []
+    kind = np.result_type(*told)
+    filled = [
+        np.ma.masked_array(np.zeros(n, kind), np.ones(n, bool))
+        if part is None or isinstance(part, tuple)
+        else part
+        for part, n in zip(parts, counts, strict=True)
+    ]
+    data = np.concatenate([np.ma.getdata(part) for part in filled])
+    masks = np.concatenate([np.ma.getmaskarray(part) for part in filled])
+    return np.ma.masked_array(data, masks) if masks.any() else data
+
+
+def _texts(part: Any, count: int) -> Coded:
+    """Return a column as texts, also where a table has numbers or nothing under that name."""
+    if part is None:
+        return np.full(count, -1), []
+    if isinstance(part, tuple):
+        return part
+    values, codes = np.unique(np.ma.getdata(part), return_inverse=True)
+    return np.where(np.ma.getmaskarray(part), -1, codes), [str(value) for value in values.tolist()]
+
+
+_PLAIN = ("kind", "step", "id", "parent")
+
+
+class _Slice(NamedTuple):
+    """The rows of one rank in a part, and how far that lies behind the start of the run."""
+
+    rank: int
+    part: Spans
+    rows: slice
+    later_ns: int
+
+
+def join(parts: Sequence[Spans], lost: Sequence[Problem] = ()) -> Spans:
+    """Return traces of different ranks as one run, on an axis that begins with the first of them.
+
+    Each part comes onto the axis by wall clock; one that does not know when it was recorded begins
+    at zero, and that is a problem. Of parts that claim the same rank the newest stays, and what is
+    left out is a problem of its ranks. Problems and notes of a part with one rank are that rank's.
+    Tables are read and put end to end when they are asked for: see `join_tables`. Nothing of the
+    parts is changed, and it does not matter who read them.
+
+    Args:
+        parts: At least one; each with one rank or several.
+        lost: What to say of traces that could not be read; a rank named here counts as seen.
+
+    Raises:
+        ValueError: There are no parts.
+
+    Example::
+
+        >>> from lightning_rlprof.loaders.load import load
+        >>> run = join([load("rank-0.json.gz"), load("rank-1.json.gz")])  # doctest: +SKIP
+        >>> run.ranks  # doctest: +SKIP
+        (0, 1)
+    """
+    if not parts:
+        raise ValueError("join needs the spans of at least one trace")
+    parts, left = _one_each(parts)
+    return _joined(parts, [*lost, *left])
+
+
+def _joined(parts: Sequence[Spans], lost: Sequence[Problem]) -> Spans:
+    zero = min((part.unix_ns for part in parts if part.unix_ns), default=0)
+    later = [part.unix_ns - zero if part.unix_ns else 0 for part in parts]
+    slices = sorted(_slices(parts, later), key=lambda each: each.rank)
+    headers = {each.rank: each.part.headers[each.rank] for each in slices}
+    notes = [note for part, by in zip(parts, later, strict=True) for note in _notes(part, by)]
+    world = max((header.world_size for header in headers.values()), default=0)
+    return Spans(
+        _folder(parts),
+        **_columns(slices),
+        headers=headers,
+        statuses={each.rank: each.part.statuses.get(each.rank) for each in slices},
+        notes=tuple(sorted(notes, key=lambda note: note.time_ns)),
+        problems=(
+            *lost,
+            *missing(world, [*headers, *(each.rank for each in lost)]),
+            *_undated(parts),
+            *(problem for part in parts for problem in _problems(part)),
+        ),
+        unix_ns=zero,
+        tables=_tables(parts, later),
+    )
+
+
+def _one_each(parts: Sequence[Spans]) -> tuple[list[Spans], list[Problem]]:
+    """Keep the newest of the parts that claim one rank, by rank; the first of two as old."""
+    taken: dict[int, Spans] = {}
+    problems: list[Problem] = []
+    kept: list[Spans] = []
+    for part in sorted(parts, key=lambda part: -part.unix_ns):
+        if both := sorted(taken.keys() & part.headers.keys()):
+            name, other = part.path.name, taken[both[0]].path.name
+            text = f"{name} is left out: it says rank {both[0]}, as {other} does, which is kept"
+            lost = [rank for rank in part.ranks if rank not in taken]
+            text += f"; so nothing is read of rank {as_ranges(lost)}" if lost else ""
+            problems += [Problem(rank, text) for rank in (lost or both[:1])]
+            continue
+        taken |= dict.fromkeys(part.headers, part)
+        kept.append(part)
+    kept.sort(key=lambda part: part.ranks[:1])
+    return kept, problems
+
+
+def _slices(parts: Sequence[Spans], later: Sequence[int]) -> Iterable[_Slice]:
+    for part, by in zip(parts, later, strict=True):
+        edges = np.searchsorted(part.rank, [[rank, rank + 1] for rank in part.ranks])
+        for rank, (first, last) in zip(part.ranks, edges.tolist(), strict=True):
+            yield _Slice(rank, part, slice(first, last), by)
+
+
+def _columns(slices: Sequence[_Slice]) -> dict[str, Any]:
+    """Put the rows of all ranks end to end, with one list of names and one of threads."""
+    names: dict[str, int] = {}
+    threads: dict[Thread, int] = {}
+    found: dict[str, list[Int64s]] = {}
+    for rank, part, rows, later in slices:
+        name = np.array(
+            [*(names.setdefault(each, len(names)) for each in part.names), -1], np.int64
+        )
+        own = [threads.setdefault(each, len(threads)) for each in part.threads]
+        columns = {each: getattr(part, each)[rows] for each in _PLAIN}
+        columns["name"] = name[part.name[rows]]
+        columns["thread"] = np.array([*own, -1], np.int64)[part.thread[rows]]
+        columns["rank"] = np.full(rows.stop - rows.start, rank, np.int64)
+        columns |= {each: getattr(part, each)[rows] + later for each in ("start_ns", "end_ns")}
+        for each, column in columns.items():
+            found.setdefault(each, []).append(column)
+    counts = [each.rows.stop - each.rows.start for each in slices]
+    return {
+        **{each: np.concatenate(own) for each, own in found.items()},
+        "names": tuple(names),
+        "threads": tuple(threads),
+        "counters": merge([_counters(each) for each in slices], counts),
+    }
+
+
+def _counters(own: _Slice) -> dict[str, Counter]:
+    """Return the counters of one rank's rows, counted from its first."""
+    found = {}
+    for name, (rows, values) in own.part.counters.items():
+        first, last = np.searchsorted(rows, [own.rows.start, own.rows.stop]).tolist()
+        if last > first:
+            found[name] = Counter(rows[first:last] - own.rows.start, values[first:last])
+    return found
+
+
+def _notes(part: Spans, later_ns: int) -> list[RankNote]:
+    rank = _only_rank(part)
+    return [
+        note._replace(
+            rank=rank if note.rank is None else note.rank, time_ns=note.time_ns + later_ns
+        )
+        for note in part.notes
+    ]
+
+
+def _problems(part: Spans) -> list[Problem]:
+    """Return what a part says of itself, as said by its rank, or by its name if it has several."""
+    rank = _only_rank(part)
+    return [
+        problem
+        if problem.rank is not None
+        else Problem(
+            rank, problem.text if rank is not None else f"{part.path.name}: {problem.text}"
+        )
+        for problem in part.problems
+    ]
+
+
+def _only_rank(part: Spans) -> int | None:
+    return part.ranks[0] if len(part.ranks) == 1 else None
+
+
+def _undated(parts: Sequence[Spans]) -> list[Problem]:
+    text = "{} does not say when it was recorded: its times begin with those of the run"
+    return [
+        Problem(rank, text.format(part.path.name))
+        for part in parts
+        if not part.unix_ns
+        for rank in part.ranks
+    ]
+
+
+def _tables(parts: Sequence[Spans], later: Sequence[int]) -> dict[str, Callable[[], Table]]:
+    """Return what reads each table that any part has; nothing is read yet."""
+    names = sorted({name for part in parts for name in part.tables})
+    return {
+        name: partial(
+            join_tables,
+            name,
+            [
+                Piece(part.ranks, by, part.tables.get(name))
+                for part, by in zip(parts, later, strict=True)
+            ],
+        )
+        for name in names
+    }
+
+
+def _folder(parts: Sequence[Spans]) -> Path:
+    """Return the innermost folder that holds all parts."""
+    return Path(os.path.commonpath([part.path.absolute().parent for part in parts]))

@@ -1,0 +1,402 @@
+"""Arguments of a Chrome trace's events as columns, for the kinds of event that have any.
+
+The kinds of events in torch.profiler's traces: which event is of which, and what is kept.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.errors import NOT_JSON
+from lightning_rlprof.loaders.chrome.decoding import MISSING, Codes, Id, integers
+from lightning_rlprof.loaders.host_calls import PRODUCTS
+from lightning_rlprof.tables.arrays import Int64s
+
+_Columns = dict[str, npt.NDArray[Any]]
+
+_LONGEST = 1_000  # characters of the shapes of one call
+
+
+def _field(name: str, default: Id | msgspec.Raw = MISSING) -> Any:
+    return msgspec.field(default=default, name=name)
+
+
+class _Launched(msgspec.Struct, gc=False):
+    external: Id = _field("External id")
+    correlation: Id = MISSING
+
+
+class _Ran(_Launched, gc=False):
+    device: Id = MISSING
+    stream: Id = MISSING
+
+
+class _Copied(_Ran, gc=False):
+    bytes: Id = MISSING
+
+
+class _Called(msgspec.Struct, gc=False):
+    sequence: Id = _field("Sequence number")
+    forward: Id = _field("Fwd thread id")
+
+
+class _Allocated(msgspec.Struct, gc=False):
+    kind: Id = _field("Device Type")
+    device: Id = _field("Device Id")
+    allocated: Id = _field("Total Allocated")
+    reserved: Id = _field("Total Reserved")
+
+
+class _Communicated(_Ran, gc=False):
+    operation: Id = _field("Collective name", None)
+    type: Id = _field("dtype", None)
+    group: Id = _field("Process Group Name", None)
+    group_id: Id = _field("Process Group ID", None)
+    description: Id = _field("Process Group Description", None)
+    size: Id = _field("Group size")
+    incoming: Id = _field("In msg nelems")
+    outgoing: Id = _field("Out msg nelems")
+    number: Id = _field("Seq")
+
+
+class _Shaped(msgspec.Struct, gc=False):
+    dims: msgspec.Raw = _field("Input Dims", msgspec.Raw())
+    types: msgspec.Raw = _field("Input type", msgspec.Raw())
+    values: msgspec.Raw = _field("Concrete Inputs", msgspec.Raw())
+
+
+class Arguments(NamedTuple):
+    """How arguments of one kind of event become columns.
+
+    Attributes:
+        decode: Reads a JSON array of them.
+        columns: Makes columns; texts become codes.
+        sign: What stands in all that tell anything; the others, which are most, are not read.
+        often: Where one tells something, most do: all are read then.
+    """
+
+    decode: Callable[[bytes], list[Any]]
+    columns: Callable[[list[Any], Codes], _Columns]
+    sign: bytes = b""
+    often: bool = False
+
+
+def read_arguments(
+    raw: Sequence[msgspec.Raw], arguments: Arguments, texts: Codes
+) -> tuple[_Columns, list[bool] | None]:
+    """Return arguments as columns, and which of them can be read, None where all can.
+
+    Those that cannot be read have no row.
+    """
+    joined, places = b",".join(raw), None
+    if arguments.sign and not (arguments.often and arguments.sign in joined):
+        places = holding(raw, joined, arguments.sign)
+        joined = b",".join([raw[at] for at in places])
+    try:
+        args = arguments.decode(b"[" + joined + b"]")
+    except NOT_JSON:
+        sound = [_readable(each, arguments) for each in raw]
+        columns, _ = read_arguments(list(compress(raw, sound)), arguments, texts)
+        return columns, sound
+    columns = arguments.columns(args, texts)
+    if places is not None:
+        columns = {name: _spread(own, places, len(raw)) for name, own in columns.items()}
+    return columns, None
+
+
+def holding(raw: Sequence[msgspec.Raw], joined: bytes, sign: bytes) -> list[int]:
+    """Return which of some texts hold a sign, each once; found in all of them at a time.
+
+    Args:
+        raw: The texts.
+        joined: All of them, a comma between two.
+        sign: What may stand in them.
+    """
+    found, at = [], joined.find(sign)
+    while at >= 0:
+        found.append(at)
+        at = joined.find(sign, at + len(sign))
+    if not found:
+        return []
+    ends = np.cumsum([len(each) + 1 for each in raw])
+    places: list[int] = np.unique(np.searchsorted(ends, found, "right")).tolist()
+    return places
+
+
+def _readable(each: msgspec.Raw, arguments: Arguments) -> bool:
+    try:
+        arguments.decode(b"[" + bytes(each) + b"]")
+    except NOT_JSON:
+        return False
+    return True
+
+
+def _spread(own: Int64s, places: list[int], length: int) -> Int64s:
+    column = np.full(length, MISSING)
+    column[places] = own
+    return column
+
+
+def _arguments(
+    kind: type, columns: Callable[[list[Any], Codes], _Columns], sign: bytes = b""
+) -> Arguments:
+    nothing = kind()  # what null stands for
+    decode: Any = msgspec.json.Decoder(list[kind | None]).decode  # type: ignore[valid-type]
+    return Arguments(lambda data: [each or nothing for each in decode(data)], columns, sign)
+
+
+def _launched(args: list[Any], _: Codes) -> _Columns:
+    return {"launch": _launches(args)}
+
+
+def _ran(args: list[Any], _: Codes) -> _Columns:
+    return {
+        "launch": _launches(args),
+        "device": integers([each.device for each in args]),
+        "stream": integers([each.stream for each in args]),
+    }
+
+
+def _launches(args: list[Any]) -> Int64s:
+    """Return what kernels and their launches have in common: correlation, else External id."""
+    found = integers([each.correlation for each in args])
+    if np.all(found >= 0):
+        return found
+    external = integers([each.external for each in args])
+    # Below `MISSING`, so that the two kinds of number never meet.
+    return np.where(found >= 0, found, np.where(external >= 0, -2 - external, MISSING))
+
+
+def _copied(args: list[Any], texts: Codes) -> _Columns:
+    return {**_ran(args, texts), "bytes": integers([each.bytes for each in args])}
+
+
+def _called(args: list[Any], _: Codes) -> _Columns:
+    return {
+        "sequence": integers([each.sequence for each in args]),
+        "forward": integers([each.forward for each in args]),
+    }
+
+
+def _allocated(args: list[Any], _: Codes) -> _Columns:
+    return {
+        "kind": integers([each.kind for each in args]),
+        "device": integers([each.device for each in args]),
+        "allocated": integers([each.allocated for each in args]),
+        "reserved": integers([each.reserved for each in args]),
+    }
+
+
+def _communicated(args: list[Any], texts: Codes) -> _Columns:
+    numbers = ("external", "size", "incoming", "outgoing", "number")
+    words: Mapping[str, list[Any]] = {
+        "operation": [each.operation for each in args],
+        "type": [each.type for each in args],
+        "group": [_group(each) for each in args],
+    }
+    coded = {
+        name: np.array([-1 if word is None else texts[str(word)] for word in own], np.int32)
+        for name, own in words.items()
+    }
+    known = {name: integers([getattr(each, name) for each in args]) for name in numbers}
+    return {**_ran(args, texts), **known, **coded}
+
+
+def _shaped(args: list[Any], texts: Codes) -> _Columns:
+    """Return codes of JSON without white space; calls of a model are of few kinds."""
+    whole = [b"\0".join((each.dims, each.types, each.values)) for each in args]
+    kinds = {key: at for at, key in enumerate(dict.fromkeys(whole))}
+    codes = [[_code(part, texts) for part in key.split(b"\0", 2)] for key in kinds]
+    at = np.array([kinds[key] for key in whole], np.intp)
+    rows = np.array(codes, np.int64).reshape(-1, 3)[at]
+    return dict(zip(("dims", "types", "values"), rows.T, strict=True))
+
+
+def _code(raw: bytes, texts: Codes) -> int:
+    """Return the code of some JSON, `MISSING` where it says nothing or is too long."""
+    try:
+        text = msgspec.json.format(raw, indent=-1).decode()  # torch breaks lines since 2.3
+    except NOT_JSON:
+        return MISSING
+    return texts[text] if len(text) <= _LONGEST else MISSING
+
+
+def _group(args: _Communicated) -> str | None:
+    """Return a group's name, or before torch 2.4 its number, with what its maker calls it."""
+    name = args.group_id if args.group in (None, "") else args.group
+    if name is None:
+        return None
+    return f"{name} {args.description}" if args.description else str(name)
+
+
+LAUNCHED = _arguments(_Launched, _launched)
+"""Of calls of a device's driver: launch."""
+
+RAN = _arguments(_Ran, _ran)
+"""Of device work: launch, device, stream."""
+
+COPIED = _arguments(_Copied, _copied)
+"""Of copies: those and bytes."""
+
+CALLED = _arguments(_Called, _called, b'"Sequence number"')
+"""Of operators: sequence, forward (autograd's number; the thread of its forward pass)."""
+
+ALLOCATED = _arguments(_Allocated, _allocated)
+"""Of changes of memory: kind and number of the device, bytes allocated and reserved since."""
+
+COMMUNICATED = _arguments(_Communicated, _communicated)
+"""Of collectives: those of device work, external (the operator around), and what was sent."""
+
+SHAPED = _arguments(_Shaped, _shaped, b'"Input Dims"')._replace(often=True)
+"""Of operators whose FLOPs follow from their inputs: shapes, types and values, as JSON."""
+
+
+KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION = range(4)
+"""A device's work, calls of its driver, marked ranges, their shadow on the device."""
+
+COPY, OPERATOR, PYTHON, MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES = range(4, 12)
+"""Copies of a device, operators, Python's functions, changes of memory, samples of counters; the
+kernels that communicate, which are among the kernels, the operators that say what they send, and
+those whose FLOPs follow from their inputs."""
+
+KINDS: Final = 12
+"""How many kinds there are: codes from here on are those of events that are not taken."""
+
+METADATA = 2 * KINDS
+"""Events that name threads and processes."""
+
+_LEFT = METADATA + KINDS  # and of the kinds, and what else there is
+
+DERIVED = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR, SHAPES: OPERATOR}
+"""Kinds that are found by what is in events of another one, and which that is."""
+
+_DRIVERS = ("cuda", "hip", "xpu", "mtia", "musa", "privateuse1")
+_LAUNCHING = [f"{driver}_{api}" for driver in _DRIVERS for api in ("runtime", "driver")]
+_CATEGORIES = {
+    **dict.fromkeys(("kernel", "Kernel"), KERNEL),  # with capitals in torch 1.8
+    **dict.fromkeys((*_LAUNCHING, "Runtime"), LAUNCH),
+    "user_annotation": ANNOTATION,
+    "gpu_user_annotation": DEVICE_ANNOTATION,
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), COPY),
+    **dict.fromkeys(("cpu_op", "Operator"), OPERATOR),
+    "python_function": PYTHON,
+    "cpu_instant_event": MEMORY,
+}
+_ARROWS = {"ac2g", "fwdbwd", "async_cpu_to_gpu"}
+_MOST_SHAPES = 1_000
+
+_PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
+# NCCL, RCCL and their like by their prefixes; fused ones by what they do.
+_COMMUNICATES = re.compile(
+    r"[nrx]ccl|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+    r"|cross_device_reduce",
+    re.IGNORECASE,
+)
+
+ARGUMENTS: dict[int, Arguments] = {
+    KERNEL: RAN,
+    LAUNCH: LAUNCHED,
+    COPY: COPIED,
+    OPERATOR: CALLED,
+    MEMORY: ALLOCATED,
+    COLLECTIVE: COMMUNICATED,
+    PARAMETERS: COMMUNICATED,
+    SHAPES: SHAPED,
+}
+"""What is read of the arguments of a kind, where that is anything."""
+
+_ALWAYS = ("start_ns", "end_ns", "lane", "name")
+_DEVICE = (*_ALWAYS, "launch", "device", "stream")
+_SENT = ("external", "size", "incoming", "outgoing", "number", "operation", "type", "group")
+KEPT: dict[int, tuple[str, ...]] = {
+    KERNEL: _DEVICE,
+    LAUNCH: (*_ALWAYS, "launch"),
+    ANNOTATION: _ALWAYS,
+    DEVICE_ANNOTATION: _ALWAYS,
+    COPY: (*_DEVICE, "bytes"),
+    OPERATOR: (*_ALWAYS, "sequence", "forward"),
+    PYTHON: _ALWAYS,
+    MEMORY: ("start_ns", "kind", "device", "allocated", "reserved"),
+    COUNTER: ("start_ns", "lane", "name", "value"),
+    COLLECTIVE: (*_DEVICE, *_SENT),
+    PARAMETERS: (*_ALWAYS, *_SENT),
+    SHAPES: (*_ALWAYS, "dims", "types", "values"),
+}
+"""Columns of each kind."""
+
+EVERY = frozenset(KEPT)
+"""All kinds."""
+
+
+class Shapes(dict[tuple[str | None, str], int]):
+    """What to do with an event, by category and phase.
+
+    A kind below `KINDS`: take it. `KINDS` and more: it is of that kind less `KINDS`, and only a
+    beginning, as torch writes none. From ``METADATA + 1`` on: of that kind, and not to be taken.
+
+    Example::
+
+        >>> shapes = Shapes()
+        >>> shapes["kernel", "X"] == KERNEL, shapes["kernel", "B"] == KINDS + KERNEL
+        (True, True)
+        >>> shapes[None, "C"] == COUNTER, shapes["ac2g", "s"] > METADATA + KINDS
+        (True, True)
+    """
+
+    def __missing__(self, shape: tuple[str | None, str]) -> int:
+        """Return the code of a shape that was not seen yet."""
+        code = _chrome_kinds_code(*shape)
+        if len(self) < _MOST_SHAPES:
+            self[shape] = code
+        return code
+
+
+class Slices(dict[str | None, int]):
+    """The same by category alone for phase X, of which most events are: no pair is made.
+
+    Example::
+
+        >>> Slices()["kernel"] == KERNEL
+        True
+    """
+
+    def __missing__(self, category: str | None) -> int:
+        """Return the code of a category that was not seen yet."""
+        code = _chrome_kinds_code(category, "X")
+        if len(self) < _MOST_SHAPES:
+            self[category] = code
+        return code
+
+
+def _chrome_kinds_code(category: str | None, phase: str) -> int:
+    kind = _CATEGORIES.get(category or "")
+    if kind is not None:
+        if phase == ("i" if kind == MEMORY else "X"):
+            return kind
+        return KINDS + kind if phase in ("B", "b") else METADATA + 1 + kind
+    if category in _ARROWS or phase not in ("C", "M"):
+        return _LEFT + 1
+    return COUNTER if phase == "C" else METADATA
+
+
+def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
+    """Return the kind that the name of an event tells, -1 for most."""
+    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(PRODUCTS, SHAPES)}
+    kinds = (COLLECTIVE if is_communication(name) else told.get(name, -1) for name in names)
+    return np.fromiter(kinds, np.int8)
+
+
+def is_communication(kernel: str) -> bool:
+    """Tell whether a kernel of that name is a collective's.
+
+    Example::
+
+        >>> is_communication("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), is_communication("gemm")
+        (True, False)
+    """
+    return _COMMUNICATES.search(kernel) is not None

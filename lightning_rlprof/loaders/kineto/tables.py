@@ -1,0 +1,540 @@
+"""Copies and collectives of a torch.profiler trace, joined to their launches, as tables.
+
+Kernels of a torch.profiler trace joined to their launches, and to what the launches lay in.
+
+Changes of memory and samples of counters in a torch.profiler trace, as tables.
+
+The shapes of matrix products and attention in a torch.profiler trace, as a table.
+
+What the host called, of a torch.profiler trace: operators, modules, Python, the driver.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.loaders.chrome.decoding import MISSING
+from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, beside, in_order
+from lightning_rlprof.loaders.host_calls import (
+    CALL_COLUMNS,
+    CALL_KINDS,
+    MODULE,
+    NUMBERED,
+    Nesting,
+    forwards,
+)
+from lightning_rlprof.loaders.kineto.event_kinds import (
+    COLLECTIVE,
+    COPY,
+    COUNTER,
+    KERNEL,
+    LAUNCH,
+    MEMORY,
+    OPERATOR,
+    PARAMETERS,
+    PYTHON,
+    SHAPES,
+)
+from lightning_rlprof.loaders.kineto.launches import Placed, placed
+from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace
+from lightning_rlprof.loaders.stage_attribution import Launches, stages_at
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import (
+    COLUMNS,
+    UNKNOWN,
+    Coded,
+    Kernels,
+    distinct,
+    kernel_columns,
+    known,
+)
+from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
+
+_UNREAD = "no kernels in it that can be read: some events are damaged or lost"
+_PLAIN = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
+
+
+def kernels_of(trace: KinetoTrace, rank: int) -> tuple[Kernels, list[str]]:
+    """Return the kernels by start, on the axis that begins at ``trace.zero_ns``, and remarks.
+
+    Stage, step and range are as `placed` finds them.
+    """
+    rows, remarks = _kineto_kernels_placed(trace)
+    return _kernels(trace, rank, rows, 0, len(rows)), remarks
+
+
+def kernels_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return the same as a table, of which a part is in memory when it is asked for."""
+    rows, remarks = _kineto_kernels_placed(trace)
+
+    def read(low: int, high: int) -> ColumnRows:
+        return ColumnRows(kernel_columns(_kernels(trace, rank, rows, low, high)))
+
+    return Table("kernels", COLUMNS, PartRows(len(rows), read), "; ".join(remarks))
+
+
+def _kineto_kernels_placed(trace: KinetoTrace) -> tuple[Grown, list[str]]:
+    rows, remarks = placed(trace, trace.parts(KERNEL), trace.types(KERNEL))
+    if not len(rows):
+        lost = trace.counts.get(KERNEL) or trace.problems
+        return rows, [_UNREAD if lost else "no kernels in it: no device was profiled"]
+    return rows, [remark.format("kernels") for remark in remarks]
+
+
+def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
+    names = list(trace.columns.names)
+    own: dict[str, Any] = {name: rows.part(name, low, high) for name in _PLAIN}
+    for name in ("device", "stream"):
+        own[name][own[name] == MISSING] = UNKNOWN
+    own |= {name: (rows.part(name, low, high), names) for name in ("name", "stage", "range")}
+    own |= {name: rows.part(name, low, high) - trace.zero_ns for name in ("start_ns", "end_ns")}
+    return Kernels(rank=np.broadcast_to(np.int64(rank), high - low), **own)
+
+
+_TIME = Column("time", "duration", "ns")
+_MEMORY = (
+    Column("rank", "count"),
+    Column("device", "count"),
+    Column("component", "text"),
+    _TIME,
+    Column("allocated", "count", "bytes"),
+    Column("reserved", "count", "bytes"),
+)
+_COUNTERS = (
+    Column("rank", "count"),
+    Column("device", "count"),
+    Column("metric", "text"),
+    _TIME,
+    Column("value", "number"),
+)
+# https://github.com/pytorch/pytorch/blob/main/c10/core/DeviceType.h, those that have memory
+_DEVICES = {
+    **{0: "CPU", 1: "CUDA", 6: "HIP", 7: "FPGA", 8: "MAIA", 9: "XLA", 12: "XPU", 13: "MPS"},
+    **{15: "HPU", 16: "VE", 18: "IPU", 19: "MTIA", 20: "PrivateUse1"},
+}
+_GPU = re.compile(r"GPU (\d{1,6})")
+
+
+def memory_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return what torch's allocators held after each change, by time; the CPU has no number."""
+    rows = Grown(trace.types(MEMORY))
+    for block in in_order(trace.parts(MEMORY), "start_ns"):
+        rows.add(block)
+    codes: dict[int, int] = {}
+    for part in rows.parts(ROWS):
+        for kind in np.unique(part["kind"]).tolist():
+            codes.setdefault(kind, len(codes))
+    texts = [_DEVICES.get(each, f"device type {each}") for each in codes]
+    kinds = np.sort(np.array([*codes], np.int64))
+    order = np.array([codes[kind] for kind in kinds.tolist()], np.int64)
+
+    def read(low: int, high: int) -> ColumnRows:
+        kind, device, time, allocated, reserved = (
+            rows.part(name, low, high)
+            for name in ("kind", "device", "start_ns", "allocated", "reserved")
+        )
+        code = order[np.searchsorted(kinds, kind)] if len(kind) else kind
+        cells: list[Any] = [
+            np.broadcast_to(np.int64(rank), len(kind)),
+            known(np.where(kind == 0, MISSING, device), nothing=MISSING),
+            (np.where(kind == MISSING, -1, code), texts),
+            time - trace.zero_ns,
+            known(allocated, nothing=MISSING),
+            known(reserved, nothing=MISSING),
+        ]
+        return ColumnRows(cells)
+
+    return Table("memory", _MEMORY, PartRows(len(rows), read), "; ".join(trace.losses(MEMORY)))
+
+
+def counter_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return the samples of all counters by time; the device is that of the process they are of.
+
+    A counter of several series has a metric for each: its name and that of the series.
+    """
+    rows = Grown(trace.types(COUNTER))
+    for block in in_order(trace.parts(COUNTER), "start_ns"):
+        rows.add(block)
+    lanes = list(trace.columns.lanes)
+    devices = {pid: _device(label) for pid, label in trace.columns.labels.items()}
+    device = np.array([devices.get(pid, UNKNOWN) for pid, _ in lanes] or [UNKNOWN], np.int64)
+    names = list(trace.columns.names)
+
+    def read(low: int, high: int) -> ColumnRows:
+        lane, name, time, value = (
+            rows.part(each, low, high) for each in ("lane", "name", "start_ns", "value")
+        )
+        cells: list[Any] = [
+            np.broadcast_to(np.int64(rank), len(lane)),
+            known(device[lane]),
+            (name.astype(np.int64), names),
+            time - trace.zero_ns,
+            value,
+        ]
+        return ColumnRows(cells)
+
+    note = "; ".join(trace.losses(COUNTER))
+    return Table("counters", _COUNTERS, PartRows(len(rows), read), note)
+
+
+def _device(label: str) -> int:
+    found = _GPU.fullmatch(label)
+    return int(found[1]) if found else UNKNOWN
+
+
+_COLUMNS = (
+    Column("rank", "count"),
+    Column("thread", "count"),
+    Column("operator", "text"),
+    Column("start", "duration", "ns"),
+    Column("duration", "duration", "ns"),
+    Column("dims", "text"),
+    Column("types", "text"),
+    Column("values", "text"),
+)
+_NONE = (
+    "no shapes of matrix products were recorded; torch.profiler records them with record_shapes "
+    "(integrated: {profile_record_shapes: true})"
+)
+
+
+def shape_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return one row per call of an operator that multiplies matrices, by start.
+
+    ``dims``, ``types`` and ``values`` are those of its inputs, as the JSON that torch writes.
+    """
+    rows = Grown(trace.types(SHAPES))
+    for block in in_order(trace.parts(SHAPES), "start_ns"):
+        told = block["dims"] >= 0
+        rows.add({name: column[told] for name, column in block.items()})
+    note = "; ".join(trace.losses(SHAPES))
+    if not len(rows):
+        return Table("shapes", _COLUMNS, note=note, abstained=_NONE)
+    names, idents = list(trace.columns.names), trace.idents
+
+    def read(low: int, high: int) -> ColumnRows:
+        part = rows.rows(low, high)
+        cells: list[Any] = [
+            np.broadcast_to(np.int64(rank), high - low),
+            idents[part["lane"]],
+            distinct(part["name"], names),
+            part["start_ns"] - trace.zero_ns,
+            part["end_ns"] - part["start_ns"],
+            *(distinct(part[name], names) for name in ("dims", "types", "values")),
+        ]
+        return ColumnRows(cells)
+
+    return Table("shapes", _COLUMNS, PartRows(len(rows), read), note)
+
+
+_PYTHON, _RUNTIME, _MODULE = (CALL_KINDS.index(kind) for kind in ("python", "runtime", "module"))
+# In the order of `CALL_KINDS`: of two calls that begin and end at once the outer one comes first.
+_SOURCES = (PYTHON, OPERATOR, LAUNCH)
+_PLACED: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("lane", "name", "stage"), np.int32),
+    "kind": np.int8,
+    **dict.fromkeys(("start_ns", "length_ns", "parent", "step"), np.int64),
+}
+
+
+def call_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return one row per call of the host, by thread and start, outer calls first.
+
+    A module's name stands without torch's ``nn.Module: ``. Stage and step are those around the
+    start of the call, of the training thread for threads that mark nothing.
+    """
+    placed, numbered = _kineto_calls_placed(trace)
+    rows = Grown({**_PLACED, "forward": np.int64})
+    for part in beside(placed, in_order(forwards(numbered), "row"), {"forward": 0}):
+        rows.add(part)
+    names = list(trace.columns.names)
+    texts = [name.removeprefix(MODULE) for name in names]
+    read = partial(_cells, rows, rank, trace.idents, names, texts)
+    note = "; ".join(trace.losses(*_SOURCES))
+    return Table("calls", CALL_COLUMNS, PartRows(len(rows), read), note)
+
+
+def _cells(
+    rows: Grown, rank: int, idents: Int64s, names: list[str], texts: list[str], low: int, high: int
+) -> ColumnRows:
+    """Return some rows of the table."""
+    part = rows.rows(low, high)
+    cells: list[Any] = [
+        np.broadcast_to(np.int64(rank), high - low),
+        idents[part["lane"]],
+        (part["name"], texts),
+        (part["kind"], CALL_KINDS),
+        part["start_ns"],
+        part["length_ns"],
+        np.arange(low + 1, high + 1),
+        known(part["parent"], nothing=0),
+        (part["stage"], names),
+        known(part["step"], nothing=0),
+        known(part["forward"], nothing=0),
+    ]
+    return ColumnRows(cells)
+
+
+def _kineto_calls_placed(trace: KinetoTrace) -> tuple[Grown, Grown]:
+    """Return the calls in order, with what is around them, and those that autograd numbers."""
+    rows, numbered = Grown(_PLACED), Grown(NUMBERED)
+    trace.count(OPERATOR)  # before the names: they may be read with it
+    nesting, stages, processes = Nesting(), trace.ranges.stages(STAGE, STEP), trace.processes
+    modules = np.array([name.startswith(MODULE) for name in trace.columns.names] or [False])
+    for block in in_order(_calls(trace), "thread", "start_ns", "last"):
+        lane, start, end = block["lane"].astype(np.int64), block["start_ns"], -block["last"]
+        block["kind"][(block["kind"] == _PYTHON) & modules[block["name"]]] = _MODULE
+        found = stages_at(stages, Launches(processes[lane], lane, start))
+        own = np.flatnonzero(block["sequence"] >= 0)
+        told = {name: block[name][own] for name in ("sequence", "start_ns", "lane")}
+        process, backward = processes[lane[own]], block["forward"][own] > 0
+        numbered.add({**told, "row": own + len(rows), "process": process, "backward": backward})
+        rows.add(
+            {
+                **{name: block[name] for name in ("lane", "name", "kind")},
+                "start_ns": start - trace.zero_ns,
+                "length_ns": end - start,
+                "parent": nesting.parents(lane, start, end, block["kind"] == _RUNTIME),
+                "stage": found.stage,
+                "step": np.where(found.step > 0, found.step, trace.file_step),
+            }
+        )
+    return rows, numbered
+
+
+def _calls(trace: KinetoTrace) -> Iterator[Columns]:
+    """Yield the calls of all sources."""
+    for kind, source in enumerate(_SOURCES):
+        for part in trace.parts(source):
+            nothing = np.full(len(part["lane"]), MISSING)
+            yield {
+                **{name: part[name] for name in ("lane", "name", "start_ns")},
+                "thread": trace.idents[part["lane"]],
+                "last": -part["end_ns"],
+                "kind": np.full(len(nothing), kind, np.int8),
+                "sequence": part.get("sequence", nothing),
+                "forward": part.get("forward", nothing),
+            }
+
+
+_Rows = Mapping[str, npt.NDArray[Any]]
+
+_BEFORE = (Column("rank", "count"), Column("device", "count"), Column("stream", "count"))
+_AFTER = (
+    Column("start", "duration", "ns"),
+    Column("duration", "duration", "ns"),
+    Column("stage", "text"),
+    Column("step", "count"),
+    Column("launch", "duration", "ns"),
+)
+_COPIES = (
+    *_BEFORE,
+    Column("kind", "text"),
+    Column("bytes", "count", "bytes"),
+    *_AFTER,
+    Column("launch duration", "duration", "ns"),
+)
+_COLLECTIVES = (
+    *_BEFORE,
+    Column("operation", "text"),
+    Column("group", "text"),
+    Column("group size", "count"),
+    Column("number", "count"),
+    Column("bytes", "count", "bytes"),
+    Column("dtype", "text"),
+    *_AFTER,
+)
+
+# "Memcpy HtoD (Pinned -> Device)" (CUDA, ROCm), "CopyHostToDevice" (ROCm before 6), "Memcpy M2D"
+# and "zeCommandListAppendMemoryCopy(M2D)" (XPU).
+_BRIEF = re.compile(r"\b([HDAP])to([HDAP])\b")
+_LONG = re.compile(r"(Host|Device)To(Host|Device)")
+_LEVEL_ZERO = re.compile(r"\b([HDM])2([HDM])\b")
+_FILLS = re.compile(r"memset|fill", re.IGNORECASE)
+
+# Sizes of torch's types as c10::toString writes them.
+_SIZES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
+    **dict.fromkeys(("Int", "Float", "ComplexHalf", "UInt32", "QInt32"), 4),
+    **dict.fromkeys(("Long", "Double", "ComplexFloat", "UInt64"), 8),
+    "ComplexDouble": 16,
+}
+_LARGEST_COUNT = 2**50  # elements; sixteen times as many bytes still fit into 64 bits
+
+# Without lines and in the order in which they are tried: some begin like others.
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+    "crossdevicereduce": "all_reduce",
+    **dict.fromkeys(("broadcast", "barrier", "reduce", "scatter", "gather", "send", "recv")),
+}
+_BACKEND = re.compile(r"(?:nccl|rccl|xccl|gloo|ucc|mpi):(\S+)")
+_KERNEL = re.compile(r"(?:[nrxsm]ccl\w*?Kernel|oneccl)\w*?_([A-Z]\w*)|(cross_device_reduce)")
+
+
+def copy_kind(name: str) -> str | None:
+    """Return from where to where an event of that name copies, or that it sets.
+
+    Example::
+
+        >>> copy_kind("Memcpy HtoD (Pinned -> Device)"), copy_kind("Memset (Device)")
+        ('HtoD', 'memset')
+        >>> copy_kind("CopyDeviceToHost"), copy_kind("Memcpy M2D"), copy_kind("flush")
+        ('DtoH', 'HtoD', None)
+    """
+    if found := _BRIEF.search(name) or _LONG.search(name):
+        return f"{found[1][0]}to{found[2][0]}"
+    if found := _LEVEL_ZERO.search(name):
+        return "to".join(side.replace("M", "H") for side in found.groups())
+    return "memset" if _FILLS.search(name) else None
+
+
+def operation_of(text: str) -> str:
+    """Return the one name of an operation, however torch spells it.
+
+    Example::
+
+        >>> [operation_of(each) for each in ("allreduce", "_allgather_base", "all_to_allv")]
+        ['all_reduce', 'all_gather', 'all_to_all']
+        >>> operation_of("ReduceScatter_Sum_f32_RING_LL"), operation_of("coalesced")
+        ('reduce_scatter', 'coalesced')
+    """
+    joined = text.replace("_", "").lower()
+    found = next((each for each in _OPERATIONS if joined.startswith(each)), None)
+    return text.strip("_").lower() if found is None else _OPERATIONS[found] or found
+
+
+def copy_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return one row per copy between memories, and per setting of one, by start."""
+    place = placed(trace, trace.parts(COPY), trace.types(COPY))
+    rows = place.rows.rows()
+    middle = [
+        _renamed(rows["name"], list(trace.columns.names), copy_kind),
+        known(rows["bytes"], nothing=MISSING),
+    ]
+    cells = [*_before(rows, rank), *middle, *_after(trace, rows), known(rows["call_ns"])]
+    return Table("memcpy", _COPIES, ColumnRows(cells), _note(trace, place, "copies", COPY))
+
+
+def collective_table(trace: KinetoTrace, rank: int) -> Table:
+    """Return one row per kernel of a collective, by start.
+
+    What was sent is told by the kernel's arguments, else by those of the ``record_param_comms``
+    that its External id names. Without either the operation is that of the annotation around the
+    launch (``nccl:all_reduce``), else that in the kernel's name, and no more is known.
+    """
+    place = _placed(trace)
+    rows = place.rows.rows()
+    names = list(trace.columns.names)
+    size, number = (known(rows[name], nothing=MISSING) for name in ("size", "number"))
+    middle = [
+        _operations(rows, rows["range"], names),
+        distinct(rows["group"], names),
+        size,
+        number,
+        known(_bytes(rows, names)),
+        distinct(rows["type"], names),
+    ]
+    cells = [*_before(rows, rank), *middle, *_after(trace, rows)]
+    note = _note(trace, place, "collectives", COLLECTIVE, PARAMETERS)
+    return Table("collectives", _COLLECTIVES, ColumnRows(cells), note)
+
+
+def _placed(trace: KinetoTrace) -> Placed:
+    rows, parameters = trace.rows(COLLECTIVE, PARAMETERS)
+    rows = {**rows, **_told(rows, parameters)}
+    types = {name: column.dtype.type for name, column in rows.items()}
+    return placed(trace, [rows], types)
+
+
+def _before(rows: _Rows, rank: int) -> list[Any]:
+    device, stream = (known(rows[name], nothing=MISSING) for name in ("device", "stream"))
+    return [np.broadcast_to(np.int64(rank), len(rows["name"])), device, stream]
+
+
+def _after(trace: KinetoTrace, rows: _Rows) -> list[Any]:
+    return [
+        rows["start_ns"] - trace.zero_ns,
+        rows["end_ns"] - rows["start_ns"],
+        distinct(rows["stage"], list(trace.columns.names)),
+        known(np.maximum(rows["step"], 0), nothing=0),
+        known(rows["launch_ns"]),
+    ]
+
+
+def _note(trace: KinetoTrace, place: Placed, what: str, *kinds: int) -> str:
+    remarks = [remark.format(what) for remark in place.remarks]
+    return "; ".join([*trace.losses(*kinds), *remarks])
+
+
+def _renamed(
+    codes: npt.NDArray[Any], names: list[str], name_of: Callable[[str], str | None]
+) -> Coded:
+    """Return a column of texts under other names, -1 for those that have none."""
+    there, own = np.unique(codes, return_inverse=True)
+    found = [None if code < 0 else name_of(names[code]) for code in there.tolist()]
+    texts = [each for each in dict.fromkeys(found) if each is not None]
+    places = [-1 if each is None else texts.index(each) for each in found]
+    return np.array(places, np.int64)[own], texts
+
+
+def _told(rows: _Rows, parameters: _Rows) -> dict[str, npt.NDArray[Any]]:
+    """Return what was sent, for kernels that do not tell it from the operator that launched them.
+
+    Only where that is sure: one operator has that External id.
+    """
+    ids, first, count = np.unique(parameters["external"], return_index=True, return_counts=True)
+    sure = (count == 1) & (ids != MISSING)
+    ids, first = ids[sure], first[sure]
+    at = np.minimum(np.searchsorted(ids, rows["external"]), max(len(ids) - 1, 0))
+    silent = np.flatnonzero(rows["operation"] < 0)
+    silent = silent[ids[at[silent]] == rows["external"][silent]] if len(ids) else silent[:0]
+    found = {}
+    for name in ("operation", "group", "type", "size", "number", "incoming", "outgoing"):
+        found[name] = rows[name].copy()
+        found[name][silent] = parameters[name][first[at[silent]]]
+    return found
+
+
+def _operations(rows: _Rows, around: npt.NDArray[Any], names: list[str]) -> Coded:
+    told, texts = _renamed(rows["operation"], names, operation_of)
+    marked, marks = _renamed(around, names, _marked)
+    named, kernels = _renamed(rows["name"], names, _named)
+    codes = np.where(named < 0, -1, named + len(texts) + len(marks))
+    codes = np.where(marked < 0, codes, marked + len(texts))
+    return distinct(np.where(told < 0, codes, told), [*texts, *marks, *kernels])
+
+
+def _marked(annotation: str) -> str | None:
+    found = _BACKEND.match(annotation)
+    return operation_of(found[1]) if found else None
+
+
+def _named(kernel: str) -> str | None:
+    found = _KERNEL.search(kernel)
+    operation = operation_of(found[1] or found[2]) if found else None
+    return operation if operation in {*_OPERATIONS.values(), *_OPERATIONS} else None
+
+
+def _bytes(rows: _Rows, names: list[str]) -> Int64s:
+    """Return the larger of what came in and went out, `UNKNOWN` without one or a type's size."""
+    types, own = np.unique(rows["type"], return_inverse=True)
+    sizes = [0 if code < 0 else _size(names[code]) for code in types.tolist()]
+    size = np.array(sizes, np.int64)[own]
+    count = np.maximum(rows["incoming"], rows["outgoing"])
+    least = np.minimum(rows["incoming"], rows["outgoing"])
+    sound = (size > 0) & (least >= 0) & (count < _LARGEST_COUNT)
+    return np.where(sound, np.where(sound, count, 0) * size, UNKNOWN)
+
+
+def _size(dtype: str) -> int:
+    """Return the bytes of one element, 0 where that is not known."""
+    return 1 if dtype.startswith("Float8_") else _SIZES.get(dtype, 0)

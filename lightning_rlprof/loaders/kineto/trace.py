@@ -1,0 +1,321 @@
+"""One torch.profiler trace as columns: its annotations, its device work, and where they stand.
+
+What a torch.profiler trace marks: annotations of the host, and their shadows on the device.
+"""
+
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.loaders.chrome.byte_source import Source
+from lightning_rlprof.loaders.chrome.decoding import LARGEST_TIME, Event, EventDecoder
+from lightning_rlprof.loaders.chrome.event_stream import SIZE, ChromeStream
+from lightning_rlprof.loaders.chrome.spill import ROWS
+from lightning_rlprof.loaders.kineto.event_columns import MOST_LANES, ChromeColumns
+from lightning_rlprof.loaders.kineto.event_kinds import (
+    ANNOTATION,
+    DEVICE_ANNOTATION,
+    EVERY,
+    KERNEL,
+    LAUNCH,
+)
+from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
+from lightning_rlprof.records.records import KINDS, STAGES
+from lightning_rlprof.system.memory_trim import give_back
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.interval_nesting import Enclosing
+
+STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
+"""Codes of the kinds of an annotation."""
+
+_STEP_NAME = re.compile(r"ProfilerStep#(\d{1,15})")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """Annotations as columns, by start and of two that begin at once the longer one first.
+
+    Attributes:
+        lane: Code of the thread (the stream, on the device).
+        process: Code of the process (the device).
+        name: Code of the name.
+        kind: Index into `lightning_rlprof.records.records.KINDS`: step, stage or region.
+        step: Step that it is or lies in, 0 where none is known.
+        start_ns: In the trace's own time.
+        end_ns: In the trace's own time.
+    """
+
+    lane: Int64s
+    process: Int64s
+    name: Int64s
+    kind: npt.NDArray[np.int8]
+    step: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+
+    def stages(self, *kinds: int) -> Stages:
+        """Return those of some kinds for `stages_at`."""
+        told = np.isin(self.kind, kinds)
+        rows = slice(None) if told.all() else told  # a copy only where some are left out
+        return Stages(
+            self.process[rows],
+            self.lane[rows],
+            self.kind[rows],
+            self.name[rows],
+            self.step[rows],
+            self.start_ns[rows],
+            self.end_ns[rows],
+        )
+
+    def of(self, *kinds: int) -> "Around":
+        """Return those of some kinds, to be asked for the innermost around a moment."""
+        rows = np.flatnonzero(np.isin(self.kind, kinds))
+        own = Enclosing(self.lane[rows], self.start_ns[rows], self.end_ns[rows])
+        return Around(np.append(rows, -1), own)
+
+
+class Around(NamedTuple):
+    """Some of the ranges, made ready to be asked."""
+
+    rows: Int64s
+    own: Enclosing
+
+    def at(self, lane: Int64s, time_ns: Int64s) -> Int64s:
+        """Return the innermost range around each moment on a lane, -1 where none is."""
+        return self.rows[self.own.at(lane, time_ns)]
+
+
+def ranges_of(columns: ChromeColumns, kind: int, processes: Int64s) -> Ranges:
+    """Return the annotations of one kind; ``processes`` has the code of each lane's process."""
+    rows = columns.rows(kind)
+    order = np.lexsort((-rows["end_ns"], rows["start_ns"]))
+    lane, name, start, end = (
+        rows[column][order] for column in ("lane", "name", "start_ns", "end_ns")
+    )
+    names = list(columns.names)
+    kinds, steps = np.full(len(names), REGION, np.int8), np.zeros(len(names), np.int64)
+    for code in np.unique(name).tolist():
+        if names[code] in STAGES:
+            kinds[code] = STAGE
+        elif found := _STEP_NAME.fullmatch(names[code]):
+            kinds[code], steps[code] = STEP, int(found[1])
+    alone = Ranges(lane, processes[lane], name, kinds[name], steps[name], start, end)
+    around = stages_at(alone.stages(STEP), Launches(alone.process, lane, start)).step
+    return replace(alone, step=np.where(alone.kind == STEP, alone.step, around))
+
+
+T = TypeVar("T")
+
+_UNREAD = "events are left out: they cannot be read"
+_UNTRUE = "events are left out: their times cannot be true"
+_UNPAIRED = "events are left out: begin and end stand apart"
+_OTHERS = "the names of {} events are taken as one: there are too many"
+_FIRST = frozenset({KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION})
+_STEP_FILE = re.compile(r"step-(\d{1,15})")
+# Before torch 2.3 times were since 1970, now they are since a quarter of a year began, which has
+# 8 * 10**15 nanoseconds. 10**18 was in 2001.
+_SINCE_1970 = range(10**18, LARGEST_TIME)
+
+
+@dataclass(frozen=True, eq=False)
+class KinetoTrace:
+    """What is kept of a trace; times are nanoseconds as the trace counts them.
+
+    Attributes:
+        path: The file.
+        top: What stands beside the events, by key, as JSON.
+        columns: Names, threads, and what the events became.
+        counts: Events of each kind in the file, kept or not.
+        ranges: Annotations of the host.
+        shadows: Annotations as the device saw them: around the kernels that they launched.
+        problems: What was lost, and how the file ended, where that was not its end.
+        complete: Whether it was read to its end.
+        version: Size and time of the file when it was read.
+    """
+
+    path: Path
+    top: Mapping[str, msgspec.Raw]
+    columns: ChromeColumns
+    counts: Mapping[int, int]
+    ranges: Ranges
+    shadows: Ranges
+    problems: list[str]
+    complete: bool
+    version: tuple[int, int]
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _more: list[ChromeColumns] = field(default_factory=list)
+
+    def rows(self, *kinds: int) -> list[dict[str, Any]]:
+        """Return the columns of some kinds; see `ChromeColumns.rows`.
+
+        Kinds that were not kept are read from the file, all of them at the first time.
+
+        Raises:
+            TraceError: The file cannot be read again, or is another one by now.
+        """
+        self._keep(kinds)
+        return [self._of(kind).rows(kind) for kind in kinds]
+
+    def parts(self, kind: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yield the columns of one kind, some rows at a time; raises as `rows` does."""
+        self._keep((kind,))
+        return self._of(kind).grown(kind).parts(ROWS)
+
+    def types(self, kind: int) -> Mapping[str, type[np.generic]]:
+        """Return the types of the columns of one kind; raises as `rows` does."""
+        self._keep((kind,))
+        return self._of(kind).grown(kind).types
+
+    def count(self, kind: int) -> int:
+        """Return the number of rows of one kind; raises as `rows` does."""
+        self._keep((kind,))
+        return len(self._of(kind).grown(kind))
+
+    def _keep(self, kinds: tuple[int, ...]) -> None:
+        with self._turn:
+            if not self.columns.wanted.issuperset(kinds) and not self._more:
+                if _version(self.path) != self.version:
+                    raise TraceError(f"{self.path}: has changed since it was read; load it again")
+                rest = ChromeColumns(EVERY - self.columns.wanted, self.columns)
+                _stream(self.path, rest)
+                self._more.append(rest)
+
+    def losses(self, *kinds: int) -> list[str]:
+        """Say how many events of some kinds are left out, and why; they have been read."""
+        texts = _counted(
+            (sum(self._of(kind).unread[kind] for kind in kinds), _UNREAD),
+            (sum(self._of(kind).lost[kind] for kind in kinds), _UNTRUE),
+            (sum(self._of(kind).unpaired[kind] for kind in kinds), _UNPAIRED),
+        )
+        merged = self.columns.names.merged
+        return [*texts, *([_OTHERS.format(merged)] if merged else [])]
+
+    def _of(self, kind: int) -> ChromeColumns:
+        return self.columns if kind in self.columns.wanted else self._more[0]
+
+    @property
+    def processes(self) -> Int64s:
+        """Code of the process of each lane."""
+        pids: dict[Any, int] = {}
+        codes = [pids.setdefault(pid, len(pids)) for pid, _ in self.columns.lanes]
+        return np.array(codes, np.int64)
+
+    @property
+    def idents(self) -> Int64s:
+        """Identity of the thread of each lane, wrapped to 64 bits."""
+        lanes = enumerate(tid for _, tid in self.columns.lanes)
+        return np.array([(ident(tid, lane) + 2**63) % 2**64 - 2**63 for lane, tid in lanes])
+
+    @property
+    def file_step(self) -> int:
+        """Step that the file's name tells, 0 without, or where the trace itself tells steps."""
+        found = _STEP_FILE.match(self.path.name) or _STEP_FILE.match(self.path.parent.name)
+        return int(found[1]) if found and STEP not in self.ranges.kind else 0
+
+    @property
+    def zero_ns(self) -> int:
+        """When the first annotation or kernel began."""
+        first = self.columns.first_ns
+        return min((first[kind] for kind in (ANNOTATION, KERNEL) if kind in first), default=0)
+
+    @property
+    def unix_ns(self) -> int:
+        """Wall-clock time of `zero_ns`; 0 where that is not known."""
+        base = told(self.top, "baseTimeNanoseconds", int, 0)
+        if 0 < base + self.zero_ns < LARGEST_TIME and base > 0:
+            return base + self.zero_ns
+        return self.zero_ns if self.zero_ns in _SINCE_1970 else 0
+
+
+def told(top: Mapping[str, msgspec.Raw], key: str, kind: type[T], otherwise: T) -> T:
+    """Return what stands beside the events under a key, if it is of that kind."""
+    try:
+        return msgspec.json.decode(top[key], type=kind)
+    except (KeyError, *NOT_JSON):
+        return otherwise
+
+
+def ident(tid: Any, lane: int) -> int:
+    """Return the identity of a thread, one of our own where a text stands for its number."""
+    return tid if isinstance(tid, int) else -1 - lane
+
+
+def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
+    """Read a trace of torch.profiler: plain, .gz or .zst, complete or cut off.
+
+    Takes 2 to 3 ms per MB, twice that with ``every``; columns beyond 4 MB lie in a temporary file.
+
+    Args:
+        path: The file.
+        every: Keep what any table needs; else kernels, launches and annotations, the rest later.
+
+    Raises:
+        TraceError: It cannot be read or is no Chrome trace.
+    """
+    version = _version(path)
+    columns = ChromeColumns(EVERY if every else _FIRST)
+    stream = _stream(path, columns)
+    pids: dict[Any, int] = {}
+    processes = np.array([pids.setdefault(pid, len(pids)) for pid, _ in columns.lanes], np.int64)
+    trace = KinetoTrace(
+        path,
+        stream.top,
+        columns,
+        dict(columns.counts),
+        ranges_of(columns, ANNOTATION, processes),
+        ranges_of(columns, DEVICE_ANNOTATION, processes),
+        list(stream.problems),
+        stream.complete,
+        version,
+    )
+    trace.problems.extend(_losses(stream.lost, trace))
+    return trace
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
+    """Read all events into columns."""
+    with Source(path) as source:
+        stream = ChromeStream(source, EventDecoder(), SIZE)
+        if not stream.open():
+            why = f" ({source.problem})" if source.problem else ""
+            raise TraceError(f'{path}: is no Chrome trace: it has no array "traceEvents"{why}')
+        for batch in stream:
+            columns.add(batch)
+    columns.end()
+    give_back()
+    return stream
+
+
+def _losses(broken: int, trace: KinetoTrace) -> list[str]:
+    columns = trace.columns
+    unread, lost = sum(columns.unread.values()), sum(columns.lost.values())
+    texts = _counted(
+        (broken + unread, _UNREAD),
+        (lost, _UNTRUE),
+        (sum(columns.unpaired.values()), _UNPAIRED),
+    )
+    if columns.lanes.merged:
+        texts.append(f"of more than {MOST_LANES:,} threads, those beyond are taken as one")
+    if columns.names.merged:
+        texts.append(_OTHERS.format(columns.names.merged))
+    return texts
+
+
+def _counted(*texts: tuple[int, str]) -> list[str]:
+    return [f"{count} {text}" for count, text in texts if count]

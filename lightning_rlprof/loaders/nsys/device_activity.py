@@ -1,0 +1,338 @@
+"""Device activity of an Nsight Systems export, joined to the ranges around its launches.
+
+Samples of GPU metrics in an Nsight Systems export.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.loaders.nsys.export import STRINGS, Export, coded
+from lightning_rlprof.loaders.nsys.nvtx_ranges import Ranges, pid_of, possible, process_of
+from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, stages_at
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.interval_nesting import innermost
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, kernel_table, known
+from lightning_rlprof.tables.table import Column, ColumnRows, Table
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+"""The table of kernels in the export."""
+
+_COPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_SET = "CUPTI_ACTIVITY_KIND_MEMSET"
+_SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+_GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_CALL = "CUPTI_ACTIVITY_KIND_RUNTIME"
+
+ACTIVITIES = (KERNELS, _GRAPH, _COPY, _SET, _SYNC)
+"""Tables whose rows belong to processes; all but the last one are of what devices ran."""
+
+_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_COPIES = {
+    **{1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD"},
+    **{9: "HtoH", 10: "PtoP", 11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD", -1: "memset"},
+}
+_SYNCS = {1: "event", 2: "stream waits for event", 3: "stream", 4: "context"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of activities, sorted by rank and start, with what was found about them.
+
+    Attributes:
+        columns: Of the export; ``table`` is the number of the activity that a row is of.
+        rank: Rank of its process.
+        launches: The call that launched each.
+        call_ns: How long that took, `UNKNOWN` where it was not recorded or did not end.
+        found: What it lies in.
+        remarks: What must be known about them.
+    """
+
+    columns: Mapping[str, Int64s]
+    rank: Int64s
+    launches: Launches
+    call_ns: Int64s
+    found: Found
+    remarks: list[str]
+
+    def launch_ns(self, zero_ns: int) -> Int64s:
+        """Return when each was launched, `UNKNOWN` where that was not recorded."""
+        when = self.launches.time_ns
+        return np.where(when == UNKNOWN, UNKNOWN, when - zero_ns)
+
+
+class Device:
+    """Read what devices did; each call reads the file anew and keeps nothing.
+
+    Args:
+        export: The export.
+        ranges: Its ranges.
+        ranks: Rank of each process, by globalPid.
+        zero_ns: Where the axis of what is returned begins, in the export's time.
+    """
+
+    def __init__(
+        self, export: Export, ranges: Ranges, ranks: Mapping[int, int], zero_ns: int
+    ) -> None:
+        self._export, self._ranges, self._zero = export, ranges, zero_ns
+        self._ranks = ranks
+
+    def tables(self) -> dict[str, Callable[[], Table]]:
+        """Return what can be read, by name."""
+        readers: dict[str, tuple[Callable[[], Table], tuple[str, ...]]] = {
+            "kernels": (lambda: kernel_table(*self.kernels()), (KERNELS, _GRAPH)),
+            "memcpy": (self.copies, (_COPY, _SET)),
+            "sync": (self.syncs, (_SYNC,)),
+        }
+        has = self._export.has
+        return {name: read for name, (read, tables) in readers.items() if any(map(has, tables))}
+
+    def kernels(self) -> tuple[Kernels, str]:
+        """Return the kernels by rank and start, and what must be known about them."""
+        rows = self._rows((KERNELS,), "demangledName", "shortName", "graphNodeId", "graphId")
+        columns, found = rows.columns, rows.found
+        return Kernels(
+            rows.rank,
+            columns["deviceId"],
+            columns["streamId"],
+            self._kernel_names(columns["demangledName"], columns["shortName"]),
+            columns["start"] - self._zero,
+            columns["end"] - self._zero,
+            distinct(found.stage, self._ranges.names),
+            found.step,
+            distinct(self._innermost(rows), self._ranges.names),
+            rows.launch_ns(self._zero),
+            rows.call_ns,
+            # As in `Spans.threads`: the process stands above.
+            np.where(rows.launches.thread == NOWHERE, UNKNOWN, rows.launches.thread & 0xFFFFFF),
+            _replays(rows),
+        ), "; ".join([*rows.remarks, *self._graphs(columns)])
+
+    def copies(self) -> Table:
+        """Return one row per copy between memories and per memset."""
+        rows = self._rows((_COPY, _SET), "copyKind", "bytes")
+        kinds = _labels(np.where(rows.columns["table"], -1, rows.columns["copyKind"]), _COPIES)
+        size = known(rows.columns["bytes"])
+        middle = {Column("kind", "text"): kinds, Column("bytes", "count", "bytes"): size}
+        last = {
+            Column("launch", "duration", "ns"): known(rows.launch_ns(self._zero)),
+            Column("launch duration", "duration", "ns"): known(rows.call_ns),
+        }
+        return self._table("memcpy", rows, middle, last)
+
+    def syncs(self) -> Table:
+        """Return one row per wait of the host or of a stream for the device."""
+        rows = self._rows((_SYNC,), "syncType")
+        kinds = {Column("kind", "text"): _labels(rows.columns["syncType"], _SYNCS)}
+        return self._table("sync", rows, kinds, {})
+
+    def _table(
+        self, name: str, rows: _Rows, middle: Mapping[Column, Any], last: Mapping[Column, Any]
+    ) -> Table:
+        columns, stage = rows.columns, distinct(rows.found.stage, self._ranges.names)
+        cells: dict[Column, Any] = {
+            Column("rank", "count"): rows.rank,
+            Column("device", "count"): known(columns["deviceId"]),
+            Column("stream", "count"): known(columns["streamId"]),
+            **middle,
+            Column("start", "duration", "ns"): columns["start"] - self._zero,
+            Column("duration", "duration", "ns"): columns["end"] - columns["start"],
+            Column("stage", "text"): stage,
+            Column("step", "count"): known(rows.found.step, nothing=0),
+            **last,
+        }
+        note = "; ".join(rows.remarks)
+        return Table(name, tuple(cells), ColumnRows(list(cells.values())), note=note)
+
+    def _rows(self, tables: Sequence[str], *more: str) -> _Rows:
+        read = [self._export.numbers(table, *_COLUMNS, *more) for table in tables]
+        columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
+        columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
+        start, end, process = columns["start"], columns["end"], columns["globalPid"]
+        sound = possible(start) & possible(end) & (start <= end)
+        sound &= np.isin(process, list(self._ranks))
+        rank = np.zeros(len(process), dtype=np.int64)
+        for each, number in self._ranks.items():
+            rank[process == each] = number
+        order = np.lexsort((start, rank))
+        order = order[sound[order]]
+        columns = {name: column[order] for name, column in columns.items()}
+        launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
+        found = stages_at(self._ranges.stages(), launches)
+        remarks = _remarks(len(sound) - len(order), launches, found)
+        return _Rows(columns, rank[order], launches, call_ns, found, remarks)
+
+    def _launches(self, process: Int64s, correlation: Int64s) -> tuple[Launches, Int64s]:
+        """Find the call that launched each row, and how long it took.
+
+        Correlations are numbered by each process.
+        """
+        calls = self._export.numbers(_CALL, "start", "end", "globalTid", "correlationId")
+        start, thread, number = calls["start"], calls["globalTid"], calls["correlationId"]
+        own = np.where(possible(start) & (number != UNKNOWN), process_of(thread), NOWHERE)
+        found = np.full(len(process), -1, dtype=np.int64)
+        for each in np.unique(process).tolist():
+            of_process = np.flatnonzero(own == each)
+            by_number = of_process[np.lexsort((start[of_process], number[of_process]))]
+            rows = np.flatnonzero(process == each)
+            at = np.searchsorted(number[by_number], correlation[rows])
+            rows, at = rows[at < len(by_number)], at[at < len(by_number)]
+            same = number[by_number[at]] == correlation[rows]
+            found[rows[same]] = by_number[at[same]]
+        ended = possible(calls["end"]) & (calls["end"] >= start)
+        call_ns = np.where(ended, calls["end"] - start, UNKNOWN)
+        launches = Launches(
+            np.where(found >= 0, process, NOWHERE),
+            np.append(thread, NOWHERE)[found],
+            np.append(start, UNKNOWN)[found],
+        )
+        return launches, np.append(call_ns, UNKNOWN)[found]
+
+    def _innermost(self, rows: _Rows) -> Int64s:
+        """Return the name of the innermost range around each launch, of whatever domain."""
+        ranges, when = self._ranges, rows.launches.time_ns
+        columns = (ranges.thread, ranges.start_ns, ranges.end_ns)
+        found = innermost(*columns, rows.launches.thread, when)
+        lent = innermost(*columns, rows.found.thread, when)
+        return np.append(ranges.name, -1)[np.where(found < 0, lent, found)]
+
+    def _kernel_names(self, long: Int64s, short: Int64s) -> Coded:
+        texts = self._export.strings(np.concatenate([long, short]), STRINGS)
+        return coded(np.where(np.isin(long, list(texts)), long, short), texts)
+
+    def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:
+        whole = len(self._export.numbers(_GRAPH, "start")["start"])
+        return _counted(
+            (
+                _replayed(columns).sum(),
+                "kernels ran in replays of CUDA graphs and count to their launch",
+            ),
+            (whole, "replays of CUDA graphs hide their kernels (nsys --cuda-graph-trace=node)"),
+        )
+
+
+def _replayed(columns: Mapping[str, Int64s]) -> Any:
+    """Return which kernels ran in a graph."""
+    return (columns["graphNodeId"] > 0) | (columns["graphId"] > 0)
+
+
+def _replays(rows: _Rows) -> Int64s:
+    """Return the number of each kernel's replay by their beginnings in its rank, else `UNKNOWN`.
+
+    What one call launched has one correlation, also where the call itself was not recorded.
+    """
+    columns = rows.columns
+    kernels = np.flatnonzero(_replayed(columns))
+    numbers = [
+        np.unique(columns[name][kernels], return_inverse=True)[1]
+        for name in ("globalPid", "correlationId")
+    ]
+    keys = numbers[0] * (len(kernels) + 1) + numbers[1]
+    _, first, replay = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # rows come by rank and start
+    rank = rows.rank[kernels][first[order]]
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order)) - np.searchsorted(rank, rank)
+    found = np.full(len(rows.rank), UNKNOWN)
+    found[kernels] = number[replay]
+    return found
+
+
+def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
+    """Say how many rows are lost, and for how many little is known."""
+    return _counted(
+        (lost, "rows are left out: their times or their process are wrong"),
+        (
+            np.count_nonzero(launches.time_ns == UNKNOWN),
+            "launches were not recorded: their stage, step and range are not known",
+        ),
+        (
+            np.count_nonzero(found.lent),
+            "launches came from threads that mark nothing, as autograd's do: they count to what "
+            "the training thread was in",
+        ),
+    )
+
+
+def _counted(*texts: tuple[Any, str]) -> list[str]:
+    return [f"{count} {text}" for count, text in texts if count]
+
+
+def _labels(numbers: Int64s, labels: Mapping[int, str]) -> Coded:
+    there = {each: labels.get(each, f"kind {each}") for each in np.unique(numbers).tolist()}
+    there.pop(UNKNOWN, None)
+    return coded(numbers, there)
+
+
+METRICS = "GPU_METRICS"
+"""The table in the export."""
+
+_NAMES = "TARGET_INFO_GPU_METRICS"
+_KERNEL, _DEVICES = "CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_CUDA_DEVICE"
+_NSYS_METRICS_COLUMNS = (
+    Column("rank", "count"),
+    Column("device", "count"),
+    Column("time", "duration", "ns"),
+    Column("metric", "text"),
+    Column("value", "number"),
+)
+
+
+def metric_table(export: Export, ranks: Mapping[int, int], zero_ns: int) -> Table:
+    """Return one row per sample in the order of the file; metrics without a name have none.
+
+    The rank is that of the processes whose kernels ran on the GPU, not known where those are of
+    several ranks, of none, or where the export does not say which GPU is which device.
+
+    Args:
+        export: The export.
+        ranks: Rank of each process, by globalPid.
+        zero_ns: Where the axis of the times begins, in the export's time.
+    """
+    rows = export.numbers(METRICS, "timestamp", "typeId", "metricId")
+    value = export.reals(METRICS, "value")["value"]
+    sound = possible(rows["timestamp"]) & (np.isfinite(value) if len(value) else False)
+    rows = {name: column[sound] for name, column in rows.items()}
+    kind = rows["typeId"]
+    gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
+    own = np.array([*_ranks(export, ranks), UNKNOWN], np.int64)
+    cells: list[Any] = [
+        known(own[np.where(kind == UNKNOWN, -1, gpu)]),
+        known(gpu),
+        rows["timestamp"] - zero_ns,
+        _named(export, kind, rows["metricId"]),
+        value[sound] if len(value) else value,
+    ]
+    lost = np.count_nonzero(~sound)
+    note = f"{lost} samples are left out: they have no time or no value" if lost else ""
+    return Table("gpu_metrics", _NSYS_METRICS_COLUMNS, ColumnRows(cells), note=note)
+
+
+def _ranks(export: Export, ranks: Mapping[int, int]) -> list[int]:
+    """Return the rank of each GPU by its number, up to 255."""
+    devices = export.numbers(_DEVICES, "pid", "cudaId", "gpuId")
+    columns = (column.tolist() for column in devices.values())
+    place = {(pid, cuda): gpu for pid, cuda, gpu in zip(*columns, strict=True)}
+    users: dict[int, set[int]] = {}
+    if {"globalPid", "deviceId"} <= export.columns.get(_KERNEL, frozenset()):
+        for process, device in export.rows(f"SELECT DISTINCT globalPid, deviceId FROM {_KERNEL}"):
+            if process in ranks and (pid_of(process), device) in place:
+                users.setdefault(place[pid_of(process), device], set()).add(ranks[process])
+    own = [users.get(gpu, set()) for gpu in range(256)]
+    return [next(iter(each)) if len(each) == 1 else UNKNOWN for each in own]
+
+
+def _named(export: Export, kind: Int64s, metric: Int64s) -> Coded:
+    """Return names of metrics, which are numbered anew for each type of source."""
+    there = export.numbers(_NAMES, "typeId", "metricId")
+    codes, names = export.texts(_NAMES, "metricName")
+    keys = zip(there["typeId"].tolist(), there["metricId"].tolist(), strict=True)
+    known = dict(zip(keys, codes.tolist(), strict=False))
+    kinds, at_kind = np.unique(kind, return_inverse=True)
+    metrics, at_metric = np.unique(metric, return_inverse=True)
+    pairs, at_pair = np.unique(at_kind * len(metrics) + at_metric, return_inverse=True)
+    both = (kinds[pairs // len(metrics)].tolist(), metrics[pairs % len(metrics)].tolist())
+    own = [known.get(pair, -1) for pair in zip(*both, strict=True)]
+    return np.array(own, dtype=np.int64)[at_pair], names

@@ -1,0 +1,137 @@
+"""An export of Nsight Systems opened: its tables as columns of numbers and texts.
+
+Reports of Nsight Systems turned into SQLite exports by nsys itself.
+"""
+
+import shlex
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import Coded
+
+STRINGS = "StringIds"
+"""The table that holds the texts which other columns name by number."""
+
+_MAGIC = b"SQLite format 3\0"
+# Any of these is in every export from 2019 on; none is in another tool's database.
+_SIGNS = {"EXPORT_META_DATA", "META_DATA_EXPORT", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL"}
+
+
+def is_sqlite(path: Path) -> bool:
+    """Tell by its first bytes whether a file is an SQLite database.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+class Export(SqliteTables):
+    """Read tables of one SQLite export; each call opens the file and closes it again.
+
+    Args:
+        path: The SQLite file.
+        source: What the user named, where that is another file; errors name it.
+
+    Raises:
+        TraceError: The file is no SQLite database, or none that nsys wrote; also from any method
+            when the file turns out to be damaged.
+    """
+
+    def __init__(self, path: Path, source: Path | None = None) -> None:
+        if not is_sqlite(path):
+            raise TraceError(f"{source or path}: is no SQLite file, so no export of Nsight Systems")
+        super().__init__(path, source)
+        if not _SIGNS & self.columns.keys():
+            found = ", ".join(sorted(self.columns)[:5]) or "none"
+            raise TraceError(f"{self.source}: is no export of Nsight Systems (its tables: {found})")
+
+    def least(self, table: str, group: str, name: str) -> dict[int, int]:
+        """Return the smallest integer of a column for each integer in another one."""
+        if not {group, name} <= self.columns.get(table, frozenset()):
+            return {}
+        kinds = f"typeof(\"{group}\") = 'integer' AND typeof(\"{name}\") = 'integer'"
+        sql = f'SELECT "{group}", MIN("{name}") FROM "{table}" WHERE {kinds} GROUP BY "{group}"'
+        return dict(self.rows(sql))
+
+
+def coded(ids: Int64s, texts: Mapping[int, str]) -> Coded:
+    """Return a column of numbers as a column of the texts that they stand for, each kept once."""
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    codes: dict[str, int] = {}
+    own = [
+        codes.setdefault(texts[number], len(codes)) if number in texts else -1
+        for number in distinct.tolist()
+    ]
+    return np.array(own, dtype=np.int64)[inverse], list(codes)
+
+
+REPORT = ".nsys-rep"
+"""How the names of reports end."""
+
+_SECONDS = 1800  # gigabytes take nsys minutes; it has hung on reports that a crash cut short
+_EXPORT = ("export", "--type", "sqlite", "--force-overwrite", "true", "--output")
+
+
+def open_export(path: Path) -> Export:
+    """Open an SQLite export, or a report, which ``nsys export`` turns into one first.
+
+    The export of a report lies in a temporary folder, for its owner alone, until the `Export` goes.
+
+    Raises:
+        TraceError: There is no nsys here, or it fails, or the file is no export.
+    """
+    if path.suffix != REPORT or is_sqlite(path):
+        return Export(path)
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        files = (f"./{name}" for name in (path.with_suffix(".sqlite").name, path.name))
+        command = shlex.join(["nsys", *_EXPORT, *files])
+        raise TraceError(
+            f"{path}: only nsys itself reads its reports and there is none on PATH; where there "
+            f"is one, run `{command}` and load what it writes"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="rlprof-nsys-"))
+    try:
+        _export(nsys, path, folder / "report.sqlite")
+        export = Export(folder / "report.sqlite", source=path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(export, shutil.rmtree, folder, ignore_errors=True)
+    return export
+
+
+def _export(nsys: str, report: Path, into: Path) -> None:
+    command = [nsys, *_EXPORT, str(into), str(report.absolute())]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TraceError(f"{report}: nsys export took more than {_SECONDS} s") from error
+    except OSError as error:
+        raise TraceError(f"{report}: {nsys} cannot be run ({error.strerror})") from error
+    if done.returncode or not into.exists():
+        said = [*done.stdout.splitlines(), *done.stderr.splitlines()]
+        last = next((line.strip() for line in reversed(said) if line.strip()), "it says nothing")
+        raise TraceError(f"{report}: nsys export failed with code {done.returncode}: {last}")

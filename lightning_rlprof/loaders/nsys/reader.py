@@ -1,0 +1,276 @@
+"""Nsight Systems' reports as spans, with tables of what the devices did."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.loaders.nsys.device_activity import (
+    ACTIVITIES,
+    KERNELS,
+    METRICS,
+    Device,
+    metric_table,
+)
+from lightning_rlprof.loaders.nsys.export import STRINGS, Export, open_export
+from lightning_rlprof.loaders.nsys.nvtx_ranges import (
+    LARGEST,
+    Ranges,
+    pid_of,
+    process_of,
+    read_ranges,
+)
+from lightning_rlprof.loaders.rank_names import rank_in_name
+from lightning_rlprof.records.records import FORMAT, Header
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.interval_nesting import parents
+from lightning_rlprof.tables.kernels import Kernels
+from lightning_rlprof.tables.spans import NO_PARENT, Problem, RankNote, Spans, Thread
+from lightning_rlprof.tables.table import Table
+
+GUESSED = "ranks are guessed"
+"""How the problem begins of a report that does not say whose it is."""
+
+_LARGEST_CLOCK = 2**62
+# The start of a session and our marks agree within 0.2 ms; a thread that waits for the interpreter
+# between reading the clock and marking can be 5 ms late.
+_CLOCKS_AGREE_NS = 20_000_000
+_FEW = 4
+_ABOUT, _VERSION = ("META_DATA_EXPORT", "EXPORT_META_DATA"), "EXPORT_PRODUCT_VERSION"
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """A report read but for its tables.
+
+    Attributes:
+        export: Its tables.
+        ranges: Its ranges, in its own time.
+        processes: globalPids of those that marked or launched anything, by process number.
+        launching: Those of them that launched what a device ran.
+        zero_ns: Start of the first span, else of the first activity, in its own time.
+        unix_ns: Wall-clock time of zero in its own time, None where that is not known.
+        problems: What is missing or doubtful.
+    """
+
+    export: Export
+    ranges: Ranges
+    processes: list[int]
+    launching: set[int]
+    zero_ns: int
+    unix_ns: int | None
+    problems: list[str]
+
+
+def read_nsys(path: Path, rank: int | None = None) -> Spans:
+    """Read a report or an SQLite export; ranges and marks are spans, tables are read when asked.
+
+    Ranges of our domain ``rlprof`` carry kind and step; those of other domains are regions in the
+    step of ours around them. Ranks are what the processes said, else what the file's name says,
+    else counted, which is then a problem. Tables: kernels, memcpy, sync and gpu_metrics.
+
+    Args:
+        path: The file.
+        rank: As the file's name would say it.
+
+    Raises:
+        TraceError: It is no report, it is damaged, or it is a ``.nsys-rep`` and nsys is not here.
+    """
+    report = _read(path)
+    ranks, problems = _ranks(report, rank_in_name(path.name) if rank is None else rank)
+    ranges, zero, tables = report.ranges, report.zero_ns, _tables(report, ranks)
+    threads, codes = np.unique(ranges.thread, return_inverse=True)
+    return Spans(
+        path,
+        tuple(ranges.names),
+        _threads(report.export, threads, ranks),
+        **_columns(ranges, ranks, codes, zero),
+        headers=_headers(report, ranks, path.stem),
+        statuses=dict.fromkeys(sorted(set(ranks.values())), "finished"),
+        notes=tuple(_notes(report, ranks, tables)),
+        problems=tuple(Problem(None, text) for text in [*report.problems, *problems]),
+        unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
+        tables=tables,
+    )
+
+
+def _tables(report: _Report, ranks: dict[int, int]) -> dict[str, Callable[[], Table]]:
+    export, zero = report.export, report.zero_ns
+    tables = Device(export, report.ranges, ranks, zero).tables()
+    if export.has(METRICS):
+        tables["gpu_metrics"] = lambda: metric_table(export, ranks, zero)
+    return tables
+
+
+def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
+    """Read the kernels of a report or an SQLite export, to be put beside those of other files.
+
+    Returns:
+        The kernels, with rank -1 where their process does not say its rank; the wall-clock time of
+        zero on their axis, 0 where that is not known; and what must be known about them.
+
+    Raises:
+        TraceError: As `read_nsys`.
+    """
+    report = _read(path)
+    ranks = {process: report.ranges.ranks.get(process, -1) for process in report.processes}
+    kernels, remark = Device(report.export, report.ranges, ranks, 0).kernels()
+    return kernels, report.unix_ns or 0, [*report.problems, *([remark] if remark else [])]
+
+
+def _read(path: Path) -> _Report:
+    export = open_export(path)
+    ranges = read_ranges(export)
+    problems = [*export.problems, *ranges.problems]
+    active = [export.least(table, "globalPid", "start") for table in ACTIVITIES]
+    seen = {
+        *ranges.ranks,
+        *np.unique(process_of(ranges.thread)).tolist(),
+        *itertools.chain(*active),
+    }
+    processes = sorted((each for each in seen if each > 0), key=lambda each: (pid_of(each), each))
+    starts = [ns for part in active for ns in part.values() if abs(ns) < LARGEST]
+    zero = int(ranges.start_ns.min()) if len(ranges.start_ns) else min(starts, default=0)
+    unix = _unix_ns(export, ranges, problems)
+    launching = set(itertools.chain(*active[:-1]))
+    return _Report(export, ranges, processes, launching, zero, unix, problems)
+
+
+def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
+    """Return when zero was: when the session started, else what marks of ours say."""
+    found = export.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
+    started = found[(found > 0) & (found < _LARGEST_CLOCK)]
+    if not len(started):
+        if ranges.unix_ns is None:
+            problems.append("when it was recorded is not known: no TARGET_INFO_SESSION_START_TIME")
+        return ranges.unix_ns
+    unix_ns = int(started[0])
+    if ranges.unix_ns is not None and abs(off := unix_ns - ranges.unix_ns) > _CLOCKS_AGREE_NS:
+        problems.append(f"its clock is {off / 1e6:+.0f} ms off the one that the program read")
+    return unix_ns
+
+
+def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[str]]:
+    """Return the rank of each process by globalPid, and what is doubtful about that."""
+    ranks = dict(report.ranges.ranks)
+    others = [each for each in report.processes if each not in ranks]
+    if named is not None:
+        ranks |= dict.fromkeys(others, named)
+        return ranks, _shared(report, ranks)
+    if not others:
+        return ranks, _shared(report, ranks)
+    free = max(ranks.values(), default=-1) + 1
+    guess = f"{GUESSED}, counting from {free}, as no mark says them: of processes {_some(others)}"
+    ranks |= {each: free + at for at, each in enumerate(others)}
+    return ranks, [guess, *_shared(report, ranks)]
+
+
+def _shared(report: _Report, ranks: dict[int, int]) -> list[str]:
+    """Say which ranks have several processes that launched work: each has one, as a rule."""
+    of_rank = defaultdict[int, list[int]](list)
+    for process in report.processes:
+        if process in report.launching:
+            of_rank[ranks[process]].append(process)
+    return [
+        f"processes {_some(own)} all launched work and count as one rank, {rank}: by the file's "
+        "name, or by what they said"
+        for rank, own in sorted(of_rank.items())
+        if len(own) > 1
+    ]
+
+
+def _some(processes: list[int]) -> str:
+    names = ", ".join(str(pid_of(each)) for each in processes[:_FEW])
+    return names + (f" and {len(processes) - _FEW} more" if len(processes) > _FEW else "")
+
+
+def _headers(report: _Report, ranks: dict[int, int], run_id: str) -> dict[int, Header]:
+    """Return a header per rank; of several processes of one rank the first stands for it."""
+    export = report.export
+    version = next((v for t in _ABOUT if (v := export.setting(t, _VERSION))), "")
+    found: dict[int, Header] = {}
+    for process in report.processes:
+        found.setdefault(
+            ranks[process],
+            Header(
+                FORMAT,
+                run_id,
+                ranks[process],
+                max(ranks.values()) + 1,
+                "",
+                export.setting("TARGET_INFO_SYSTEM_ENV", "Hostname") or "unknown host",
+                pid_of(process),
+                "cuda" if process in report.launching else "cpu",
+                unix_ns=report.unix_ns or 0,
+                clock_ns=0,
+                versions={"nsys": version} if version else {},
+            ),
+        )
+    return dict(sorted(found.items()))
+
+
+def _threads(export: Export, threads: Int64s, ranks: dict[int, int]) -> tuple[Thread, ...]:
+    """Return threads by globalTid, with the names that the system or the program gave them."""
+    given = export.numbers("ThreadNames", "globalTid", "nameId")
+    texts = export.strings(given["nameId"], STRINGS)
+    names = {
+        thread: texts[name]
+        for thread, name in zip(given["globalTid"].tolist(), given["nameId"].tolist(), strict=True)
+        if name in texts
+    }
+    return tuple(
+        Thread(ranks[process], each - process, names.get(each, f"thread {each - process}"))
+        for each, process in zip(threads.tolist(), process_of(threads).tolist(), strict=True)
+    )
+
+
+def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Iterator[RankNote]:
+    """Say which process each rank is, and what the report does not hold."""
+    there = report.export.numbers("PROCESSES", "globalPid")["globalPid"]
+    codes, names = report.export.texts("PROCESSES", "name")
+    called = {
+        process: names[code]
+        for process, code in zip(there.tolist(), codes.tolist(), strict=False)
+        if code >= 0
+    }
+    for process in report.processes:
+        rank, name = ranks[process], called.get(process, "without a name")
+        yield RankNote(rank, 0, "info", f"process {pid_of(process)} ({name}) is rank {rank}")
+    if not report.export.has(KERNELS):
+        yield RankNote(None, 0, "warning", f"holds no kernels: {_why_none(tables)}")
+    if not len(report.ranges.start_ns):
+        yield RankNote(None, 0, "warning", "holds no NVTX ranges: NVTX was not traced or not used")
+
+
+def _why_none(tables: Iterable[str]) -> str:
+    if "kernels" in tables:
+        return "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
+    return "only copies" if "memcpy" in tables else "CUDA was not traced or not used"
+
+
+def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:
+    """Return the columns of `Spans`: sorted, numbered in each rank, and with parents."""
+    process = process_of(ranges.thread)
+    rank = np.zeros(len(process), dtype=np.int64)
+    for each, number in ranks.items():
+        rank[process == each] = number
+    # What began first is outside; of two that began at once, the longer one.
+    order = np.lexsort((-ranges.end_ns, ranges.start_ns, rank))
+    rank, start, end = rank[order], ranges.start_ns[order], ranges.end_ns[order]
+    ids = np.arange(len(order)) - np.searchsorted(rank, rank)
+    outer = parents(thread[order], start, end)
+    return {
+        "name": ranges.name[order],
+        "kind": ranges.kind[order],
+        "rank": rank,
+        "step": ranges.step[order],
+        "start_ns": start - zero,
+        "end_ns": end - zero,
+        "thread": thread[order],
+        "id": ids,
+        "parent": np.append(ids, NO_PARENT)[outer],
+    }

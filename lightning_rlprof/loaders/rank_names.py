@@ -1,0 +1,81 @@
+"""Ranks in names of files, as text, and those that are missing."""
+
+import re
+from collections.abc import Iterable
+
+from lightning_rlprof.records.records import Header
+from lightning_rlprof.tables.spans import Problem
+
+_RANK = re.compile(r"(?<![a-z])rank[-_]?(\d{1,7})(?![0-9a-z])", re.IGNORECASE)
+
+
+def rank_in_name(name: str) -> int | None:
+    """Return the rank that a file's name tells, the last one of several; None where there is none.
+
+    Example::
+
+        >>> rank_in_name("actor_node7_rank3_step2.nsys-rep"), rank_in_name("rank-0.json.gz")
+        (3, 0)
+    """
+    found = _RANK.findall(name)
+    return int(found[-1]) if found else None
+
+
+def missing(world: int, seen: Iterable[int | None]) -> list[Problem]:
+    """Name the ranks of a world that have no trace.
+
+    Example::
+
+        >>> missing(8, [0, 4])[0].text
+        'of 8 ranks, these wrote no trace: 1-3, 5-7'
+    """
+    there = {rank for rank in seen if rank is not None and 0 <= rank < world}
+    gaps, expected = [], 0
+    for rank in [*sorted(there), world]:
+        gaps += [range(expected, rank)] if rank > expected else []
+        expected = rank + 1
+    text = f"of {world} ranks, these wrote no trace: {', '.join(map(_run, gaps))}"
+    return [Problem(None, text)] if gaps else []
+
+
+def disagreeing(headers: Iterable[Header]) -> list[Problem]:
+    """Name ranks of one role that tell different sizes of their world: those of several jobs.
+
+    Roles may have a world each.
+
+    Example::
+
+        >>> from lightning_rlprof.testing import make_header
+        >>> disagreeing([make_header(0, 2), make_header(1, 2), make_header(2, 4)])[0].text
+        'ranks of one role (actor) are of several jobs: 0-1 of 2, 2 of 4'
+    """
+    worlds: dict[str, dict[int, list[int]]] = {}
+    for each in headers:
+        worlds.setdefault(each.role, {}).setdefault(each.world_size, []).append(each.rank)
+    text = "ranks of one role ({}) are of several jobs: {}"
+    return [
+        Problem(None, text.format(role, ", ".join(f"{as_ranges(of)} of {n}" for n, of in told)))
+        for role, told in ((role, sorted(own.items())) for role, own in worlds.items())
+        if len(told) > 1
+    ]
+
+
+def as_ranges(ranks: Iterable[int]) -> str:
+    """Return numbers as text: those that follow one another as first and last.
+
+    Example::
+
+        >>> as_ranges([3, 0, 1, 2, 9])
+        '0-3, 9'
+    """
+    runs: list[range] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, rank + 1)
+        else:
+            runs.append(range(rank, rank + 1))
+    return ", ".join(map(_run, runs))
+
+
+def _run(run: range) -> str:
+    return f"{run.start}" if run.stop == run.start + 1 else f"{run.start}-{run.stop - 1}"

@@ -1,0 +1,267 @@
+"""What device tools left in a run's directory, put together as the run's table of kernels.
+
+What captures in a run's folders hold beside kernels, on the axis of the run.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend_kernels
+from lightning_rlprof.loaders.clocks.shifted_tables import (
+    cells_on_run,
+    is_moment,
+    kernels_on_run,
+    table_on_run,
+)
+from lightning_rlprof.loaders.join_ranks import Piece, join_tables
+from lightning_rlprof.loaders.nsys.reader import GUESSED, read_nsys
+from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
+from lightning_rlprof.loaders.rank_names import rank_in_name
+from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, Stages, stages_at
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.records.run_directory import rank_directory
+from lightning_rlprof.tables.kernels import (
+    COLUMNS,
+    UNKNOWN,
+    Kernels,
+    distinct,
+    join,
+    kernel_table,
+    known,
+)
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import ColumnRows, Table
+
+_CAPTURES_CHROME = ("memcpy", "collectives", "calls", "memory", "counters", "shapes")
+_NSYS = ("memcpy", "sync", "gpu_metrics")
+_TELLING = (KINDS.index("stage"), KINDS.index("step"))
+
+Tables = Mapping[str, Callable[[], Table]]
+
+
+def capture_tables(
+    files: Mapping[Path, int | None],
+    spans: Spans,
+    others: Tables,
+    is_chrome: Callable[[Path], bool],
+) -> dict[str, Callable[[], Table]]:
+    """Return the tables of Chrome traces and Nsight Systems' reports in a run, all but the kernels.
+
+    A file is read when the first of its tables is asked for, and is kept. So a table may turn out
+    to be in none of them; it abstains then. Where a capture marks neither stages nor steps, they
+    are those of the run's own spans at the launch, or at the start in a table without launches. A
+    file that cannot be read, or whose time or rank is not known, is a remark.
+
+    Args:
+        files: The rank of each file, None where only its processes may tell it.
+        spans: The run.
+        others: Tables of other tools on the axis of the run; those of one name are joined.
+        is_chrome: Tells the two kinds of files apart.
+    """
+    read = cache(lambda path: _captures_read(path, files[path], chrome=is_chrome(path)))
+
+    def table(name: str) -> Table:
+        pieces = [_piece(name, path, rank, read, spans) for path, rank in files.items()]
+        if name in others:
+            pieces.append(Piece((), 0, others[name]))
+        return join_tables(name, pieces)
+
+    names = sorted(
+        {name for path in files for name in (_CAPTURES_CHROME if is_chrome(path) else _NSYS)}
+    )
+    return {**others, **{name: partial(table, name) for name in names}}
+
+
+def _captures_read(path: Path, rank: int | None, *, chrome: bool) -> Spans:
+    from lightning_rlprof.loaders.kineto.reader import read_kineto
+
+    part = read_kineto(path) if chrome else read_nsys(path, rank)
+    if not part.unix_ns:
+        raise TraceError(f"{path}: is left out: when it was recorded is not known")
+    if rank is None and (chrome or any(each.text.startswith(GUESSED) for each in part.problems)):
+        raise TraceError(f"{path}: is left out: nothing says which rank it is of")
+    return part
+
+
+def _piece(
+    name: str, path: Path, rank: int | None, read: Callable[[Path], Spans], spans: Spans
+) -> Piece:
+    """Return one file's part of a table; what is wrong with the file is said when it is read."""
+    ranks = () if rank is None else (rank,)
+    try:
+        part = read(path)
+    except TraceError as error:
+        return Piece(ranks, 0, partial(_fail, error))
+    if name not in part.tables:
+        return Piece(ranks, 0, None)
+    return Piece(ranks or part.ranks, 0, partial(_own, part, name, rank, spans))
+
+
+def _fail(error: TraceError) -> Table:
+    raise error
+
+
+def _own(part: Spans, name: str, rank: int | None, spans: Spans) -> Table:
+    """Read a table on the run's axis, with the rank of its folder, and stages where it has none.
+
+    A file of several ranks is of one host, so any of them tells its clock.
+    """
+    table = part.table(name)
+    if table.abstained is not None:
+        return table
+    heads = [column.name for column in table.columns]
+    whose = min(part.ranks, default=None) if rank is None else rank
+    cells = {
+        column.name: cells_on_run(spans, whose, part.unix_ns, each)
+        if is_moment(column, each)
+        else each
+        for column, each in zip(table.columns, table.arrays(), strict=True)
+    }
+    if rank is not None and "rank" in cells and len(part.ranks) == 1:
+        cells["rank"] = np.full(len(table.rows), rank, np.int64)
+    if "stage" in cells and not np.isin(part.kind, _TELLING).any():
+        cells |= _filled(cells, spans)
+    return Table(name, table.columns, ColumnRows([cells[head] for head in heads]), note=table.note)
+
+
+def _filled(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
+    """Return stage and step of the run's own spans at each launch, of which none is told."""
+    times, rank = cells.get("launch", cells["start"]), np.ma.getdata(cells["rank"])
+    if isinstance(times, tuple):  # no launch is known
+        times = np.ma.masked_array(rank, np.ones(len(rank), bool))
+    told, when = ~np.ma.getmaskarray(times), np.ma.getdata(times)
+    rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
+    anywhere = np.full(len(rank), NOWHERE)
+    launches = Launches(np.where(told, rank, NOWHERE), anywhere, when)
+    found = stages_at(Stages(*rows, spans.end_ns), launches)
+    step = known(np.maximum(found.step, 0), nothing=0)
+    return {"stage": distinct(found.stage, spans.names), "step": step}
+
+
+# What each tool writes, in the order of preference where one thing lies there in several forms:
+# plain before packed, exported before what only nsys itself reads.
+_CHROME = (".trace.json", ".trace.json.gz")
+_ASCEND = "*_ascend_pt"  # a directory per capture
+_TOOLS = (_CHROME, (".sqlite", ".nsys-rep"))
+
+
+def device_files(folder: Path, *, deep: bool = False) -> list[Path]:
+    """Return the traces of device tools in a folder by name, each in one form only.
+
+    Args:
+        folder: Where to look.
+        deep: Look into the folders inside, too; links are not followed.
+    """
+    found: dict[tuple[str, int], Path] = {}
+    for tool, forms in enumerate(_TOOLS):
+        for form in forms:
+            for path in folder.rglob(f"*{form}") if deep else folder.glob(f"*{form}"):
+                if path.is_file() and not path.is_symlink():
+                    found.setdefault((str(path).removesuffix(form), tool), path)
+    return sorted(found.values())
+
+
+def with_kernels(spans: Spans, run: Path) -> Spans:
+    """Return a run's spans with the tables of what device tools recorded of it.
+
+    The kernels of all tools are one table; for the others see `capture_tables`. The files are read
+    when a table is asked for. Kernels come onto the run's axis by wall clock;
+    where a tool saw none of our ranges, stage and step are those of the run's own spans at the
+    launch. A file that cannot be read is named in the table's note.
+
+    Args:
+        spans: The run.
+        run: Its directory.
+    """
+    files = {path: rank_in_name(path.name) for path in device_files(run)}
+    captures: dict[Path, int] = {}
+    for rank in spans.ranks:
+        folder = rank_directory(run, rank)
+        files |= dict.fromkeys(device_files(folder, deep=True), rank)
+        found = sorted(folder.rglob(_ASCEND), key=lambda path: (path.is_symlink(), path))
+        once = {path.resolve(): path for path in reversed(found)}  # a link to one here is no other
+        captures |= dict.fromkeys(sorted(once.values()), rank)
+    if not files and not captures:
+        return spans
+    others = ascend_tables(captures, spans.unix_ns, partial(_fill_by_wall_clock, spans))
+    if spans.wall_off:
+        others = {name: partial(table_on_run, spans, read) for name, read in others.items()}
+    others = capture_tables(files, spans, others, _is_chrome)
+    every = {**files, **captures}
+    tables = {**spans.tables, **others, "kernels": lambda: _kernels(spans, every)}
+    return replace(spans, tables=tables)
+
+
+def _is_chrome(path: Path) -> bool:
+    return path.name.endswith(_CHROME)
+
+
+def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
+    parts, remarks = [], []
+    for path, rank in files.items():
+        try:
+            part, own = _read(path, rank, spans)
+        except TraceError as error:
+            remarks.append(str(error))
+            continue
+        parts.append(part)
+        remarks += [f"{path.name}: {text}" for text in own]
+    if not parts:
+        return Table("kernels", COLUMNS, abstained="; ".join(remarks))
+    return kernel_table(join(parts), note="; ".join(remarks))
+
+
+def _read(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str]]:
+    """Read one file's kernels onto the run's axis."""
+    if path.is_dir():
+        kernels, unix_ns, remarks = read_ascend_kernels(path)
+        told = np.full(len(kernels.rank), -1)
+    elif _is_chrome(path):
+        from lightning_rlprof.loaders.kineto.reader import read_kernels
+
+        kernels, unix_ns, remarks = read_kernels(path)
+        told = np.full(len(kernels.rank), -1)  # the folder knows better than the trace
+    else:
+        kernels, unix_ns, remarks = read_nsys_kernels(path)
+        told = kernels.rank
+    if not len(kernels.rank):
+        remarks = ["holds no kernels", *remarks]
+    if not unix_ns:
+        raise TraceError(f"{path}: is left out: when it was recorded is not known")
+    if rank is None and (told < 0).any():
+        raise TraceError(f"{path}: is left out: nothing says which rank it is of")
+    kernels = replace(kernels, rank=np.where(told < 0, rank or 0, told))
+    whose = int(kernels.rank[0]) if rank is None and len(kernels.rank) else rank
+    kernels = kernels_on_run(spans, whose, unix_ns, kernels)
+    filled, count = _fill(kernels, spans)
+    return filled, [*remarks, *([f"{count} launches count to the run's spans"] if count else [])]
+
+
+def _fill_by_wall_clock(spans: Spans, kernels: Kernels) -> Kernels:
+    """Do the same for kernels of one capture that lie on the axis of the run by wall clock."""
+    rank = int(kernels.rank[0]) if len(kernels.rank) else None
+    filled, _ = _fill(kernels_on_run(spans, rank, spans.unix_ns, kernels), spans)
+    return replace(kernels, stage=filled.stage, step=filled.step)
+
+
+def _fill(kernels: Kernels, spans: Spans) -> tuple[Kernels, int]:
+    """Take stage and step from the run's spans for ranks of which the tool knows neither."""
+    codes, texts = kernels.stage
+    told = kernels.rank[(codes >= 0) | (kernels.step > 0)]
+    if kernels.launch_ns is None:
+        return kernels, 0
+    blank = (kernels.launch_ns != UNKNOWN) & ~np.isin(kernels.rank, told)
+    rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
+    anywhere = np.full(len(blank), NOWHERE)
+    launches = Launches(np.where(blank, kernels.rank, NOWHERE), anywhere, kernels.launch_ns)
+    found = stages_at(Stages(*rows, spans.end_ns), launches)
+    own = np.where(found.stage < 0, -1, found.stage + len(texts))
+    stage = distinct(np.where(blank, own, codes), [*texts, *spans.names])
+    step = np.where(blank, found.step, kernels.step)
+    return replace(kernels, stage=stage, step=step), int(np.count_nonzero(blank))

@@ -1,0 +1,1 @@
+"""Record a training run: spans, captures and notes of one rank."""

@@ -1,0 +1,171 @@
+"""Say what accelerator this process has and how its memory stands, on every kind of device.
+
+Kinds are torch's names of devices: ``cuda`` (NVIDIA and ROCm), ``npu`` (Ascend), ``xpu``, ``mps``,
+``cpu``. Questions go to ``torch.accelerator`` where the installed torch answers them there, else to
+``torch.<kind>``. What a device cannot tell is None or left out, never zero; a question that fails
+is one that the device cannot answer, so only `reset_peak` and `use_device` raise.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_BACKENDS = {"cuda": "nccl", "npu": "hccl", "xpu": "xccl"}
+
+# Counter, key of torch's memory_stats, and the question of a device without them (mps).
+_ALLOCATOR = (
+    ("device_allocated_bytes", "allocated_bytes.all.current", "current_allocated_memory"),
+    ("device_peak_bytes", "allocated_bytes.all.peak", None),
+    ("device_reserved_bytes", "reserved_bytes.all.current", "driver_allocated_memory"),
+)
+
+
+def device_kind() -> str:
+    """Return the kind of accelerator that this process can use, or ``cpu``.
+
+    Example::
+
+        >>> device_kind() in {"cpu", "cuda", "npu", "xpu", "mps"}
+        True
+    """
+    # A torch_npu without devices still names npu as the current accelerator; 2.6 fails when asked.
+    try:
+        device = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
+    except RuntimeError:
+        return "cpu"
+    return "cpu" if device is None else device.type
+
+
+def device_name(kind: str | None = None) -> str | None:
+    """Return the model of this process's accelerator, e.g. ``NVIDIA H100 80GB HBM3``, or None."""
+    name = _ask(device_kind() if kind is None else kind, "get_device_name")
+    return None if name is None else str(name)
+
+
+def device_count() -> int | None:
+    """Return how many accelerators this process sees; None on a CPU."""
+    return _number(_ask(device_kind(), "device_count"))
+
+
+def device_index() -> int | None:
+    """Return which accelerator the calling thread uses; None on a CPU."""
+    return _number(_ask(device_kind(), "current_device_index", "current_device"))
+
+
+def device_memory() -> tuple[int | None, int | None]:
+    """Return (used, total) bytes of this thread's accelerator, by all processes on it."""
+    return _used_and_total(device_kind())
+
+
+def device_backend() -> str:
+    """Return the backend of torch.distributed for this process: nccl, hccl, xccl or gloo.
+
+    Example::
+
+        >>> device_backend() in {"nccl", "hccl", "xccl", "gloo"}
+        True
+    """
+    return _BACKENDS.get(device_kind(), "gloo")
+
+
+def memory_bytes(kind: str) -> dict[str, int]:
+    """Return the memory of the calling thread's device in bytes, by torch's allocator and driver.
+
+    Keys: ``device_allocated_bytes`` (in tensors), ``device_peak_bytes`` (the highest of those since
+    `reset_peak`), ``device_reserved_bytes`` (held by torch's allocator), ``device_used_bytes``
+    (whole device, all processes) and ``device_other_bytes``, which is used less reserved: other
+    processes, and what this one holds outside torch's allocator, such as its CUDA context, NCCL's
+    buffers or the pool of a rollout engine. What a device cannot tell is left out.
+    """
+    found: dict[str, int] = {}
+    stats = _ask(kind, "memory_stats")
+    for key, name, question in _ALLOCATOR:
+        value = stats.get(name) if stats is not None else question and _ask(kind, question)
+        if value is not None:
+            found[key] = int(value)
+    used, _ = _used_and_total(kind)
+    if used is not None:
+        found["device_used_bytes"] = used
+        if "device_reserved_bytes" in found:
+            # The two are not read at one instant.
+            found["device_other_bytes"] = max(0, used - found["device_reserved_bytes"])
+    return found
+
+
+def reset_peak(kind: str) -> None:
+    """Start a new peak of allocated memory; does nothing on a device that keeps none.
+
+    Raises:
+        RuntimeError: The device keeps a peak and does not let go of it.
+    """
+    _call(kind, ("reset_peak_memory_stats",))
+
+
+def use_device(kind: str, index: int) -> None:
+    """Choose the calling thread's device: a new thread begins on the first one, not on its maker's.
+
+    Raises:
+        RuntimeError: There is no such device.
+    """
+    _call(kind, ("set_device_index", "set_device"), index)
+
+
+def host_rss_bytes() -> int | None:
+    """Return the memory of this process that is resident on the host, in bytes; None off Linux."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _used_and_total(kind: str) -> tuple[int | None, int | None]:
+    if found := _ask(kind, "get_memory_info", "mem_get_info"):
+        free, total = found
+        return int(total) - int(free), int(total)
+    return None, _number(_ask(kind, "recommended_max_memory"))
+
+
+def _number(answer: Any) -> int | None:
+    return None if answer is None else int(answer)
+
+
+def _ask(kind: str, *names: str) -> Any:
+    """Return the first answer to a question under one of its names, or None."""
+    try:
+        return _call(kind, names)
+    except Exception as error:
+        log.debug("%s does not tell %s: %s", kind, names[0], error)
+        return None
+
+
+def _call(kind: str, names: tuple[str, ...], *arguments: Any) -> Any:
+    """Return what the first function that works returns; raises the last error if none does."""
+    failed: Exception | None = None
+    for function in _functions(kind, names):
+        try:
+            return function(*arguments)
+        except Exception as error:
+            failed = error
+    if failed is not None:
+        raise failed
+    return None
+
+
+def _functions(kind: str, names: tuple[str, ...]) -> Iterator[Callable[..., Any]]:
+    """Find a question in torch.accelerator (of memory: torch >= 2.9), then in torch.<kind>."""
+    if kind == "cpu":  # torch.accelerator would answer for a device that the run does not use
+        return
+    for home in (torch.accelerator, getattr(torch, kind, None)):
+        for name in names:
+            function = getattr(home, name, None)
+            if callable(function):
+                yield function

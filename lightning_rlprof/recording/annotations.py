@@ -1,0 +1,341 @@
+"""Mark stages, regions and instants in training code; costs almost nothing while nobody records.
+
+A marker is one object per name and holds no state: what is open lives in a context variable, so one
+marker nests in itself and serves every thread and asyncio task. While no session listens, entering
+it runs no Python code at all; `listen` swaps the two methods in when a session starts.
+
+A marker that also adds up the seconds that its caller wants to have, recording or not.
+"""
+
+from _thread import get_ident
+from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, overload
+
+from lightning_rlprof.recording import open_spans
+from lightning_rlprof.recording.call_wrapping import within
+from lightning_rlprof.recording.open_spans import Line, Open, innermost, made, numbers, opened
+from lightning_rlprof.records.records import Kind, Number
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_timed: ContextVar[Any] = ContextVar("rlprof_timed", default=None)
+
+
+class Timed:
+    """A marker that also adds up seconds; made by ``stage(name, into=timings)``."""
+
+    __slots__ = ("_into", "_marker", "_name")
+
+    def __init__(
+        self, marker: AbstractContextManager[None], name: str, into: MutableMapping[str, float]
+    ) -> None:
+        self._marker, self._name, self._into = marker, name, into
+
+    def __enter__(self) -> None:
+        self._marker.__enter__()
+        _timed.set((self, perf_counter(), _timed.get()))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Add the seconds, also of a stage that raised."""
+        now, entry = perf_counter(), _timed.get()
+        while entry is not None and entry[0] is not self:
+            entry = entry[2]
+        self._marker.__exit__(kind, error, trace)
+        if entry is not None:
+            _timed.set(entry[2])
+            self._into[self._name] = self._into.get(self._name, 0.0) + now - entry[1]
+
+    def __call__(self, function: F) -> F:
+        """Return the function with every call of it, or every item of a generator, marked."""
+        return within(self, function)
+
+    # torch.compile is not to trace them; see `marking.listen`.
+    __enter__._torchdynamo_disable = __exit__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+class Sink(Protocol):
+    """What a session offers to markers: the clock, the step, and a place for completed spans."""
+
+    step: int
+    flush_at_ns: int  # when an outermost span that ends is worth a write of its own
+
+    @property
+    def clock(self) -> Callable[[], int]:
+        """The clock of the run, in nanoseconds."""
+
+    @property
+    def append(self) -> Callable[[Line], None]:
+        """Where ended spans go."""
+
+    def enter(self, name: str, kind: Kind) -> object:
+        """Tell the recorders that a span begins; return what `exit` needs."""
+
+    def exit(self, span: Open) -> None:
+        """Tell the recorders that a span ended, by its last item; add their counters to it."""
+
+    def mark(self, name: str) -> None:
+        """Tell the recorders of an instant."""
+
+    def flush(self) -> None:
+        """Bring completed spans to the disk."""
+
+    def note(self, level: str, text: str) -> None:
+        """Say something in the log and in the run."""
+
+
+class Marker:
+    """A name for stretches of time: use it as ``with`` or as ``@``; made by `stage` and `annotate`.
+
+    As a decorator it serves functions, methods, coroutines and generators of both kinds. A
+    generator gives a span per item: the time between two belongs to whoever asks for them.
+    """
+
+    __slots__ = ("counters", "kind", "name")
+
+    def __init__(self, name: str, kind: Kind, counters: dict[str, Number] | None = None) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f'a name is needed, as in @stage("actor_update"); got {name!r}')
+        self.name = name
+        self.kind = kind
+        self.counters = counters
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name}>"
+
+    def __enter__(self) -> None:
+        """Begin the span; replaced by `listen` while a session records."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the span, whatever happened in it; replaced by `listen` while a session records."""
+
+    def __call__(self, function: F) -> F:
+        """Return the function with every call of it, or every item of a generator, marked."""
+        return within(self, function)
+
+
+_stages: dict[str, Marker] = {}
+_sink: Sink | None = None
+
+
+@overload
+def stage(name: str, /, **counters: Number) -> Marker: ...
+@overload
+def stage(name: str, /, *, into: MutableMapping[str, float], **counters: Number) -> Timed: ...
+def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
+    """Mark a stage of the RL step, in a ``with`` statement or as a decorator.
+
+    Not recording, this costs 0.1 µs. Recording, a span is kept in memory until the step ends.
+
+    Args:
+        name: One of `STAGES` or a name of your own; keep step numbers out of it, names are kept.
+        into: Add the stage's seconds to ``into[name]``, too, whether or not anybody records.
+        **counters: Numbers to store with the span; `count` adds what is known only later.
+
+    Raises:
+        TypeError: There is no name, e.g. in a bare ``@stage``.
+
+    Example::
+
+        >>> with stage("actor_generate", tokens=64):
+        ...     pass
+        >>> @stage("compute_reward")
+        ... def reward(text: str) -> float:
+        ...     return 3.0
+    """
+    if into is not None:
+        return Timed(Marker(name, "stage", open_spans.counters_of(counters) or None), name, into)
+    if counters:
+        return Marker(name, "stage", open_spans.counters_of(counters))
+    try:
+        return _stages[name]
+    except KeyError:
+        return _stages.setdefault(name, Marker(name, "stage"))
+
+
+@overload
+def annotate(function: F, /) -> F: ...
+@overload
+def annotate(name: str, /) -> Marker: ...
+def annotate(target: Any, /) -> Any:
+    """Mark a function or method as a region, by its qualified name or by a name that you give.
+
+    Regions show what happens inside or between stages and take no share of the step themselves.
+
+    Example::
+
+        >>> class Worker:
+        ...     @annotate
+        ...     def offload(self) -> int:
+        ...         return 1
+        ...
+        ...     @annotate("onload parameters")
+        ...     def onload(self) -> int:
+        ...         return 2
+        >>> Worker().offload() + Worker().onload()
+        3
+    """
+    if isinstance(target, str):
+        return Marker(target, "region")
+    name = getattr(target, "__qualname__", None) or type(target).__qualname__  # of a partial
+    return Marker(name, "region")(target)
+
+
+def mark(name: str, /, **counters: Number) -> None:
+    """Record one instant, e.g. ``mark("weights published", version=3)``.
+
+    Example::
+
+        >>> mark("weights published", version=3)
+    """
+    marker, sink = Marker(name, "mark"), _sink
+    if sink is not None:
+        now = sink.clock()
+        sink.append(made(marker, sink.step, now, now, open_spans.counters_of(counters) or None))
+        sink.mark(name)
+
+
+def count(**numbers: Number) -> None:
+    """Add numbers to the innermost open span of this thread or task; outside of spans do nothing.
+
+    Example::
+
+        >>> with stage("actor_generate"):
+        ...     count(tokens=4096)
+        ...     count(tokens=1024, samples=2)
+    """
+    span = innermost()
+    if span is not None:
+        line = span[0]
+        total = dict(line[9] or {})  # a copy: the marker's own are those of every span of it
+        for name, number in open_spans.counters_of(numbers).items():
+            try:
+                total[name] = total.get(name, 0) + number
+            except Exception:  # tensors that do not fit: the training goes on
+                total[name] = number
+        line[9] = total
+
+
+def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
+    """Send every marker's spans to a session, or to nobody with None.
+
+    Args:
+        sink: The session.
+        mirrored: Also call its `enter` and `exit` around each span, for recorders.
+    """
+    global _sink
+    if _sink is None:
+        opened.set(None)  # what an earlier session left open is not around the spans of this one
+        open_spans.forget_left()
+    _sink = sink
+    # Builtins that accept these calls and return None: no Python frame while nobody records.
+    enter: Any = ContextVar("rlprof_off", default=None).get
+    leave: Any = memoryview(b"").__exit__
+    if sink is not None:
+        enter, leave = _mirrored(sink) if mirrored else _recording(sink)
+        # torch.compile looks into context managers since 2.15, and warns of what it meets there.
+        enter._torchdynamo_disable = leave._torchdynamo_disable = True
+    Marker.__enter__ = enter  # type: ignore[method-assign]
+    Marker.__exit__ = leave  # type: ignore[method-assign]
+
+
+# Made anew per session, with what a span needs as default arguments, which cost least to read.
+# A thread that is inside one of them when its session ends finishes on that session.
+
+
+def _recording(sink: Sink) -> tuple[Any, Any]:
+    def enter(self, get=opened.get, put=opened.set, ident=get_ident, ids=numbers, clock=sink.clock):  # type: ignore[no-untyped-def]
+        above, parent = get(), None
+        while above is not None:
+            if above[0][5] is None:
+                parent = above[0][7]
+                break
+            above = above[1]
+        thread, new, more = ident(), next(ids), self.counters
+        line = ["span", self.name, self.kind, sink.step, clock(), None, thread, new, parent, more]
+        put((line, above, self, None))
+
+    def leave(self: Marker, kind, error, trace, get=opened.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
+        now, span = clock(), get()
+        while span is not None:
+            line, above, marker, _ = span
+            if line[5] is None:
+                if marker is not self:
+                    break
+                line[5] = now
+                put(line)
+                if above is None and now > sink.flush_at_ns:
+                    sink.flush()
+                return
+            span = above
+        _end_around(sink, self, now)
+
+    return enter, leave
+
+
+def _mirrored(sink: Sink) -> tuple[Any, Any]:
+    def enter(self: Marker) -> None:
+        token = sink.enter(self.name, self.kind)
+        above = innermost()
+        opened.set((made(self, sink.step, sink.clock(), None, self.counters), above, self, token))
+
+    def leave(self: Marker, kind: object, error: object, trace: object) -> None:
+        _end_around(sink, self, sink.clock())
+
+    return enter, leave
+
+
+def _end_around(sink: Sink, marker: Marker, now: int) -> None:
+    """End a span of any sort, also around others that are still open; ignore one never begun."""
+    span, inside = innermost(), []
+    while span is not None and (span[2] is not marker or span[0][5] is not None):
+        if span[0][5] is None:
+            inside.append(span)
+        span = span[1]
+    if span is not None:
+        opened.set(span)
+        for one in inside:
+            _leave_open(sink, one)
+    else:
+        span = open_spans.left_open(marker)
+        if span is None:
+            return
+    span[0][5] = now
+    if span[3] is not None:
+        sink.exit(span)
+    sink.append(span[0])
+    if span[1] is None and now > sink.flush_at_ns:
+        sink.flush()
+
+
+_STILL_OPEN = (
+    "{!r} was open when what lay around it ended, as `with` around a `yield` is: it counts what "
+    "runs until it is left; put @stage or @annotate on the generator instead"
+)
+
+
+def _leave_open(sink: Sink, span: Open) -> None:
+    if span[3] is not None:
+        sink.exit(span)  # tools know only what nests
+    if open_spans.leave_open(span):
+        sink.note("warning", _STILL_OPEN.format(span[2]))
+
+
+# torch.compile is not to look into them: it takes markers made there for its own, and fails.
+stage._torchdynamo_disable = annotate._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+listen(None)

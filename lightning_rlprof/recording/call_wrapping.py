@@ -1,0 +1,97 @@
+"""Run every call of a function inside a context manager, whatever kind of function it is."""
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+Around = AbstractContextManager[Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def within(around: Around, function: F) -> F:
+    """Return the function with each call inside ``around``, which must be usable again and again.
+
+    A coroutine function is awaited inside it. Generators of both kinds are resumed inside it, once
+    per item: between two items they hold nothing open.
+
+    Example::
+
+        >>> from contextlib import nullcontext
+        >>> within(nullcontext(), abs)(-3)
+        3
+    """
+    if isinstance(function, staticmethod | classmethod):
+        return type(function)(within(around, function.__func__))
+    if isinstance(function, property):
+        raise TypeError("a property cannot be marked; put the mark below it, on its function")
+    if isinstance(function, type):
+        raise TypeError(f"the class {function.__name__} cannot be marked; mark its methods")
+    if inspect.isasyncgenfunction(function):
+        wrapper: Callable[..., Any] = _async_generator(around, function)
+    elif inspect.iscoroutinefunction(function):
+        wrapper = _coroutine(around, function)
+    elif inspect.isgeneratorfunction(function):
+        wrapper = _generator(around, function)
+    else:
+        wrapper = _function(around, function)
+    return functools.wraps(function)(wrapper)  # type: ignore[return-value]
+
+
+def _function(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with around:
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _coroutine(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        with around:
+            return await function(*args, **kwargs)
+
+    return call
+
+
+def _generator(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        inner = function(*args, **kwargs)
+        resume: Callable[[], Any] = functools.partial(next, inner)
+        while True:
+            try:
+                with around:
+                    item = resume()
+            except StopIteration as stop:
+                return stop.value
+            try:
+                resume = functools.partial(inner.send, (yield item))
+            except GeneratorExit:
+                inner.close()
+                raise
+            except BaseException as error:
+                resume = functools.partial(inner.throw, error)
+
+    return call
+
+
+def _async_generator(around: Around, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        inner = function(*args, **kwargs)
+        resume: Callable[[], Any] = inner.__anext__
+        while True:
+            try:
+                with around:
+                    item = await resume()
+            except StopAsyncIteration:
+                return
+            try:
+                resume = functools.partial(inner.asend, (yield item))
+            except GeneratorExit:
+                await inner.aclose()
+                raise
+            except BaseException as error:
+                resume = functools.partial(inner.athrow, error)
+
+    return call

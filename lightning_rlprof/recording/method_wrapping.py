@@ -1,0 +1,211 @@
+"""Mark stages by method name, from configuration, where the training code marks none itself."""
+
+import difflib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.recording.annotations import stage
+
+ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
+_ABSENT = object()
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_MOST = 5  # values that are named
+
+
+class _Values:
+    """What the argument of a rule was, until a call had a stage.
+
+    Args:
+        rule: One that chooses by an argument.
+    """
+
+    def __init__(self, rule: WrapRule) -> None:
+        self.rule = rule
+        self.came: set[str] = set()
+        self._matched = False
+
+    def add(self, value: object, stage_name: str | None) -> None:
+        """Remember what came, as far as it will be told."""
+        if stage_name:
+            self._matched = True
+        elif not self._matched and len(self.came) <= _MOST:
+            self.came.add(texts_of(value)[0])
+
+    def remark(self) -> str | None:
+        """Say what came where the method was called and no call had a stage."""
+        by_arg = self.rule.by_arg
+        if by_arg is None or self._matched or not self.came:
+            return None
+        came = ", ".join([f"{each[:40]!r}" for each in sorted(self.came)][:_MOST])
+        return (
+            f"wrap: no call of {self.rule.target!r} got a stage: {by_arg.arg} was {came}"
+            f"{', …' * (len(self.came) > _MOST)}; by_arg.stages has {', '.join(by_arg.stages)}"
+        )
+
+
+class Wraps:
+    """Methods of one module that are marked until `remove`.
+
+    Bound methods are put on the instance, so that classes stay untouched and ``copy.deepcopy`` of a
+    marked module calls the copy, never the original.
+
+    Args:
+        root: The LightningModule that targets start from.
+        rules: What to mark.
+
+    Raises:
+        ConfigError: A target does not exist or cannot be marked; nothing stays marked.
+    """
+
+    def __init__(self, root: object, rules: Sequence[WrapRule]) -> None:
+        self._installed: list[tuple[object, str, object, object]] = []
+        self._values: list[_Values] = []
+        try:
+            for rule in rules:
+                self._install(root, rule)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Take the marks off again, except where somebody has replaced the method since."""
+        for owner, name, mine, before in reversed(self._installed):
+            if vars(owner).get(name) is mine:
+                if before is _ABSENT:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+        self._installed.clear()
+
+    def remarks(self) -> list[str]:
+        """Say which rules were of no use, although their methods were called."""
+        return [text for values in self._values if (text := values.remark())]
+
+    def _install(self, root: object, rule: WrapRule) -> None:
+        owner, name = _find(root, rule.target)
+        method = getattr(owner, name)
+        values = _Values(rule)
+        self._values.append(values)
+        mine = _method(method, values)
+        holders = [each for each in (owner, getattr(owner, "_orig_mod", None)) if each is not None]
+        try:
+            had = [vars(each).get(name, _ABSENT) for each in holders]
+            setattr(owner, name, mine)
+        except (AttributeError, TypeError) as error:  # slots, or a property without a setter
+            raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({error})") from error
+        # A compiled module puts most of what it is given on the module inside of it.
+        found = [at for at, each in enumerate(holders) if vars(each).get(name) is mine]
+        if not found:
+            setattr(owner, name, method)
+            text = f"{type(owner).__name__} keeps it elsewhere: name the object that has the method"
+            raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({text})")
+        owner, before = holders[found[0]], had[found[0]]
+        self._installed.append((owner, name, mine, before))
+        if before is _ABSENT and mine.__self__ is owner:
+            mine.__func__.__name__ = name  # by which pickle will look for it
+
+
+def _find(root: object, target: str) -> tuple[object, str]:
+    *path, name = target.split(".")
+    owner = root
+    for part in path:
+        owner = _get(owner, part, target)
+    method = _get(owner, name, target)
+    if isinstance(method, torch.nn.Module):
+        raise ConfigError(f"wrap: {target!r} is a module, name its method, as '{target}.forward'")
+    if not callable(method):
+        raise ConfigError(f"wrap: {target!r} is {type(method).__name__}, which cannot be called")
+    # A function in the place of any other object would hide that object's attributes.
+    if not (inspect.isroutine(method) or isinstance(method, functools.partial)):
+        raise ConfigError(
+            f"wrap: {target!r} is an object of {type(method).__name__}, name a method that it calls"
+        )
+    if name.startswith("__") or isinstance(owner, type):
+        kind = "a method of a class" if isinstance(owner, type) else "looked up in the class"
+        raise ConfigError(f"wrap: {target!r} is {kind}: name a method of an object, as 'x.forward'")
+    return owner, name
+
+
+def _get(owner: object, name: str, target: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        hint = _hint(name, dir(owner))
+        text = f"wrap: {target!r}: {type(owner).__name__} has no {name!r}{hint}"
+        raise ConfigError(text) from None
+
+
+def _method(method: Callable[..., Any], values: _Values) -> types.MethodType:
+    """Mark a method or function as a bound method, which copies and pickles as nothing else does.
+
+    Copied, it is bound to the copy. Pickled, it is looked up by name, here also for a function,
+    which a closure could not be.
+    """
+    if isinstance(method, types.MethodType):
+        return types.MethodType(_marked(method.__func__, values), method.__self__)
+    marked = _marked(method, values)
+
+    def call(bound_to: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # A copied partial has arguments of its own, which the marked one knows nothing of.
+        return (marked if bound_to is method else bound_to)(*args, **kwargs)
+
+    async def call_awaited(bound_to: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await call(bound_to, *args, **kwargs)
+
+    outer = call_awaited if inspect.iscoroutinefunction(marked) else call
+    outer.__name__ = "__call__"
+    return types.MethodType(outer, method)
+
+
+def _marked(function: Callable[..., Any], values: _Values) -> Callable[..., Any]:
+    rule = values.rule
+    if rule.stage is not None:
+        return stage(rule.stage)(function)
+    # Marked once per stage here, so that a call only chooses; what has no stage runs as it is.
+    marked = {name: stage(name)(function) for name in rule.names().values()}
+    value_of = _argument(function, rule)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        grad, value = torch.is_grad_enabled(), value_of(args, kwargs)
+        name = rule.stage_for(grad=grad, value=value)
+        if rule.by_arg and not torch.compiler.is_compiling():  # which would compile it anew
+            values.add(value, name)
+        return (marked[name] if name else function)(*args, **kwargs)
+
+    return call
+
+
+def _argument(function: Callable[..., Any], rule: WrapRule) -> ValueOf:
+    if rule.by_arg is None:
+        return lambda args, kwargs: None
+    name = rule.by_arg.arg
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"wrap: {rule.target!r} tells no arguments ({error})") from error
+    kinds = {each.kind for each in parameters.values()}
+    if name not in parameters and inspect.Parameter.VAR_KEYWORD in kinds:
+        return lambda args, kwargs: kwargs.get(name)
+    if name not in parameters or parameters[name].kind in _MANY:
+        hint = _hint(name, [own for own, each in parameters.items() if each.kind not in _MANY])
+        raise ConfigError(f"wrap: {rule.target!r} has no argument {name!r}{hint}")
+    place, default = list(parameters).index(name), parameters[name].default
+    by_place = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
+
+    def value_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        return kwargs.get(name, args[place] if by_place and place < len(args) else default)
+
+    return value_of
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

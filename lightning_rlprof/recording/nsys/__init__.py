@@ -1,0 +1,1 @@
+"""Nsight Systems around a training: its command line and its report files."""

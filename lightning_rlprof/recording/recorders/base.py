@@ -1,0 +1,92 @@
+"""The contract of a recorder, which is also the recorder that does nothing."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_rlprof.records.records import Kind, Number, as_number
+
+log = logging.getLogger(__name__)
+
+Counters = Mapping[str, Number]
+"""Numbers to store with a span."""
+
+Late = Callable[[], Counters | None]
+"""Tells a span's numbers once they are known, and None until then."""
+
+
+def numbers_of(found: Any) -> dict[str, Number]:
+    """Return what a recorder tells of a span as plain numbers; None among them is left out.
+
+    Raises:
+        TypeError: It is no mapping of numbers, and could not be read in the run.
+    """
+    given = found if isinstance(found, Mapping) else {} if found is None else {"": found}
+    numbers = {name: as_number(value) for name, value in given.items() if value is not None}
+    if None in numbers.values() or not all(name and isinstance(name, str) for name in numbers):
+        raise TypeError(f"{type(found).__name__} is told of a span, which is no mapping of numbers")
+    return numbers  # type: ignore[return-value]
+
+
+def _log(level: str, text: str) -> None:
+    log.log(getattr(logging, level.upper(), logging.INFO), "%s", text)
+
+
+class Recorder:
+    """Mirror a session into one device tool; subclass it and override what you need.
+
+    A session calls ``open (enter exit)* close`` once per capture, always on the thread that trains.
+    Whatever raises costs this recorder its place in the run and nothing else: the session logs it,
+    notes it in the run, and goes on without it.
+
+    Attributes:
+        always: Whether `enter`, `exit` and `mark` come outside captures, too.
+        note: Call ``note(level, text)``, from any thread, to log a remark and keep it in the run;
+            ``level`` is ``info``, ``warning`` or ``error``. The session puts its own there.
+
+    Example::
+
+        >>> class Counting(Recorder):
+        ...     spans = 0
+        ...     def enter(self, name: str, kind: str, step: int) -> object:
+        ...         self.spans += 1
+        ...         return self.spans
+        >>> recorder = Counting()
+        >>> recorder.enter("actor_update", "stage", 1)
+        1
+    """
+
+    always: bool = False
+    note: Callable[[str, str], None] = staticmethod(_log)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the session's note behind in copies and other processes."""
+        return {key: value for key, value in vars(self).items() if key != "note"}
+
+    def open(self, out: Path) -> None:
+        """Start the heavy capture; ``out`` is its folder, made by whoever writes into it first."""
+
+    def enter(self, name: str, kind: Kind, step: int) -> object:
+        """Note that a span began; what is returned comes back to `exit`.
+
+        In a capture of whole steps the step itself is such a span: ``("step", "step", 3)``.
+        """
+        return None
+
+    def exit(self, token: object) -> Counters | Late | None:
+        """Note that a span ended; return numbers to store with it, or None.
+
+        Numbers that the device knows only later come as a function. It is asked at the end of each
+        step, and a last time when training is over.
+        """
+        return None
+
+    def mark(self, name: str, step: int) -> None:
+        """Note one instant."""
+
+    def close(self) -> None:
+        """Stop capturing; slow work on files belongs on a thread, to be awaited in `finish`."""
+
+    def finish(self) -> None:
+        """Wait until all files are complete; called once, at the end of the run."""

@@ -1,0 +1,137 @@
+"""Mirror spans as MSTX ranges, which the profilers of Ascend NPUs record."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.recording.recorders.torch_npu import npu_module
+from lightning_rlprof.records.records import Header, Kind
+
+_DOMAIN = "rlprof"
+_CANARY = "rlprof.canary"
+_BROKEN = (
+    "MSTX does not work here, no stage is marked in the trace: libms_tools_ext.so of CANN is "
+    "missing or broken, the line [ERROR] of torch_npu on the terminal says which"
+)
+
+
+def build(config: ProfilerConfig, header: Header) -> Recorder:
+    """Return the recorder of this rank.
+
+    Raises:
+        RecorderError: torch_npu cannot be imported, or has no MSTX.
+    """
+    npu = npu_module("npu")
+    if not hasattr(npu, "mstx"):
+        raise RecorderError("the installed torch_npu has no MSTX: pip install 'torch_npu>=2.6'")
+    stream = npu.current_stream if config.npu.device_ranges else None
+    return MstxRecorder(npu.mstx, stream, _why_deaf(config))
+
+
+def _why_deaf(config: ProfilerConfig) -> str:
+    """Say what to look at when no range is heard in a window of this configuration."""
+    if config.tools is not None and "npu_profiler" not in config.tools:
+        return f"tools={config.tools} holds no npu_profiler, and no other profiler listens"
+    if not config.integrated.profile_with_npu:
+        return "integrated.profile_with_npu is false, and MSTX is part of the device's trace"
+    return "torch_npu.profiler does not run in this window"
+
+
+class MstxRecorder(Recorder):
+    """Start one MSTX range per span in the domain ``rlprof`` and end it by its number.
+
+    MSTX hears a range only if a profiler runs from its start to its end. So what is open when a
+    window opens is started anew in it, and what is open when the window closes is ended before.
+    Ranges come outside windows, too, for tools that attach from outside: about 1 µs each.
+
+    Versions without domains get ``rlprof::actor_update`` as the message.
+
+    Args:
+        mstx: The class ``torch_npu.npu.mstx``.
+        stream: Returns the stream that ranges are put into, too; None leaves them on the host.
+        why_deaf: What to say when a range is not heard in a window.
+    """
+
+    always = True
+
+    def __init__(
+        self, mstx: Any, stream: Callable[[], Any] | None = None, why_deaf: str = ""
+    ) -> None:
+        self._mstx, self._stream, self._why_deaf = mstx, stream, why_deaf
+        # Asked for, since versions do not order this: 2.1.0.post13 has domains, 2.5.1 has none.
+        has_domains = "domain" in inspect.signature(mstx.range_start).parameters
+        self._domain = {"domain": _DOMAIN} if has_domains else {}
+        self._prefix = "" if has_domains else f"{_DOMAIN}::"
+        self._open: list[_Range] = []
+        self._heard_before: list[_Range] = []
+        self._told = self._broken = False
+
+    def enter(self, name: str, kind: Kind, step: int) -> object:
+        """Start a range."""
+        one = _Range(self._prefix + name)
+        self._start(one)
+        self._open.append(one)
+        return one
+
+    def exit(self, token: object) -> None:
+        """End the range."""
+        assert isinstance(token, _Range)
+        self._open.remove(token)
+        self._end(token)
+
+    def mark(self, name: str, step: int) -> None:
+        """Put one instant."""
+        if not self._broken:
+            self._mstx.mark(self._prefix + name, **self._domain)
+
+    def open(self, out: Path) -> None:
+        """Listen whether ranges are heard at all, and start anew what is open and was not heard."""
+        canary = _Range(self._prefix + _CANARY)
+        self._start(canary)
+        if not canary.number and not self._told:
+            self._told = True
+            self.note("warning", f"MSTX does not hear the stages: {self._why_deaf}")
+        self._end(canary)
+        self._heard_before = [one for one in self._open if one.number]
+        for one in self._open:
+            if not one.number:
+                self._start(one)
+
+    def close(self) -> None:
+        """End what is open while the profiler still listens; a tool outside goes on listening."""
+        for one in reversed(self._open):
+            if one not in self._heard_before:
+                self._end(one)
+
+    def finish(self) -> None:
+        """End what nobody ended."""
+        for one in reversed(self._open):
+            self._end(one)
+
+    def _start(self, one: "_Range") -> None:
+        if self._broken:
+            return
+        stream = self._stream() if self._stream is not None else None
+        number = self._mstx.range_start(one.message, stream, **self._domain)
+        if number is None:  # torch_npu has printed why, and would print it for every span
+            self._broken = self._told = True
+            self.note("warning", _BROKEN)
+        one.number = number or 0
+
+    def _end(self, one: "_Range") -> None:
+        if one.number:
+            self._mstx.range_end(one.number, **self._domain)
+            one.number = 0
+
+
+class _Range:
+    """A range and its number, which is 0 while nobody hears it."""
+
+    __slots__ = ("message", "number")
+
+    def __init__(self, message: str) -> None:
+        self.message, self.number = message, 0

@@ -1,0 +1,123 @@
+"""Open a capture range of Nsight Systems per capture; fetch its reports when training is over."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.nsys.command_line import capture_range_end
+from lightning_rlprof.recording.nsys.report_files import Source, captured, fetch, folder_of, ranged
+from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.records.records import Header
+
+_DOMAIN, _RANGE = "rlprof", "rlprof.capture"
+_ALONE = (
+    "no Nsight Systems is attached to this process, so nsight captures nothing: start it as "
+    "`rlprof nsys -- python …`, or in Ray with runtime_env=ray_runtime_env(config, 'worker')"
+)
+_LATER = (
+    "nsys may write it when this process has ended, and "
+    "lightning_rlprof.integrations.ray.collect_reports(run) "
+    "fetches it then; a worker that is killed loses it"
+)
+_NO_GPU = "this process sees no GPU, and capture-range cudaProfilerApi makes no report without one"
+
+
+def build(config: ProfilerConfig, header: Header) -> Recorder:
+    """Return the recorder of this rank."""
+    return NsightRecorder(config, header)
+
+
+class NsightRecorder(Recorder):
+    """Tell Nsight Systems where each capture begins and ends.
+
+    That is the NVTX range ``rlprof.capture@rlprof``, and with CUDA ``cudaProfilerStart`` and
+    ``cudaProfilerStop`` around it: nsys opens its captures by one of the two. It has to be around
+    the process already (``rlprof nsys``, or ``ray_runtime_env`` in Ray); where it is not, one
+    warning says so and nothing else happens.
+
+    In Ray, `finish` moves reports into the rank's folder. It waits up to ``nsight.wait_s`` where
+    nsys writes them by now; those that come after the process, `collect_reports` fetches.
+
+    Args:
+        config: Says how many ranges nsys expects, and where and how long to look for reports.
+        header: Whose reports.
+    """
+
+    def __init__(self, config: ProfilerConfig, header: Header) -> None:
+        self._config, self._header = config, header
+        self._home = Path()
+        self._captures: dict[int, str] = {}
+        self._cuda = False
+        self._open: Any = None  # the NVTX domain in which a range is open
+
+    def open(self, out: Path) -> None:
+        """Begin a range; the first one warns where no nsys is attached."""
+        if not self._captures and not _attached():
+            self.note("warning", _ALONE)
+        domain, event = _range()
+        # Asked beforehand: without CUDA torch has five exceptions for the calls.
+        self._cuda = torch.cuda.is_available()
+        if self._cuda:
+            torch.cuda.profiler.start()
+        domain.push_range(event)
+        self._open = domain
+        number = len(self._captures) + 1
+        self._home, self._captures[number] = out.parent, out.name
+        if _attached():
+            self.note("info", captured(number, out.name))
+
+    def close(self) -> None:
+        """End the range, after the work that the device still has to do."""
+        domain, self._open = self._open, None
+        if domain is None:
+            return
+        try:
+            if self._cuda:
+                torch.cuda.synchronize()  # kernels that run on would be missing in the report
+        finally:
+            domain.pop_range()
+            if self._cuda:
+                torch.cuda.profiler.stop()
+
+    def finish(self) -> None:
+        """Fetch this process's reports, or say where they will be."""
+        if not (self._captures and _attached()):
+            return
+        config = self._config.nsight
+        folder = folder_of(config)
+        if folder is None:
+            self.note("info", "nsys writes its reports after this process, where it was told to")
+        elif config.collect:
+            in_ranges = ranged(config, self._header.role)
+            captures = self._captures if in_ranges else {}
+            why = _LATER if self._cuda or not in_ranges else _NO_GPU
+            source = Source(self._header, self._home, folder, captures, why, self.note)
+            fetch([source], config.wait_s if in_ranges and self._writes_now() else 0.0)
+
+    def _writes_now(self) -> bool:
+        """Tell whether nsys writes before the process ends: after the last range that it expects.
+
+        Measured with nsys 2022.4 and 2023.4. Without a GPU it sees no range.
+        """
+        end = capture_range_end(self._config)
+        number = re.match(r"repeat(?:-shutdown)?:(\d+)", end)
+        enough = int(number[1]) <= len(self._captures) if number else end.startswith("stop")
+        return self._cuda and enough
+
+
+def _attached() -> bool:
+    return "NSYS_PROFILING_SESSION_ID" in os.environ
+
+
+def _range() -> tuple[Any, Any]:
+    """Return the NVTX domain and the event of the range; where no tool listens they do nothing."""
+    import nvtx
+
+    domain = nvtx.get_domain(_DOMAIN)
+    # nvtx registers the message. nsys opens no capture by one that is not registered, as those of
+    # torch.cuda.nvtx are.
+    return domain, domain.get_event_attributes(message=_RANGE)

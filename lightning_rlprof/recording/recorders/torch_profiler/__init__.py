@@ -1,0 +1,1 @@
+"""torch.profiler as a recorder: its window, event budget and export."""

@@ -1,0 +1,296 @@
+"""One rank's recording: buffer spans, open captures, tell recorders, outlive failures."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.recording import annotations, capture
+from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
+from lightning_rlprof.recording.clock_sync import Exchange
+from lightning_rlprof.recording.open_spans import Open, made
+from lightning_rlprof.recording.recorders.base import Late, Recorder
+from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
+from lightning_rlprof.records.records import Header, Kind, Number
+from lightning_rlprof.records.run_directory import rank_directory
+
+log = logging.getLogger(__name__)
+
+_STEP = annotations.Marker("step", "step")
+_STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
+
+
+class _Process:
+    """The one thing that is global to a process: which session records, if any."""
+
+    session: "Session | None" = None
+    watches_forks = False
+
+
+def current() -> "Session | None":
+    """Return the session that records in this process, or None."""
+    return _Process.session
+
+
+class Session:
+    """Record one rank from construction to `close`; one at a time in a process.
+
+    Args:
+        config: What to record.
+        run: The run directory, common to all ranks.
+        header: First line of this rank's file.
+        recorders: What captures consist of.
+        clock: Monotonic nanoseconds.
+
+    Raises:
+        ConfigError: The run directory cannot be written, or a session is recording already.
+
+    Example::
+
+        >>> import tempfile
+        >>> from lightning_rlprof.testing import make_header
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Session(ProfilerConfig(), Path(folder), make_header()) as session:
+        ...         session.begin_step(1)
+        ...         with marking.stage("actor_update"):
+        ...             pass
+        ...         session.end_step()
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        run: Path,
+        header: Header,
+        recorders: Sequence[Recorder] = (),
+        clock: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        _refuse_a_second()
+        self.config, self.run, self.header, self.clock = config, run, header, clock
+        self.step = self._ended = 0
+        self._buffer = buffer = Buffer(open_writer(run, header), clock)
+        self.append, self.add = buffer.append, buffer.add
+        self.flush_at_ns = clock() + _STAGE_NS
+        self._totals: StepTotals | None = None
+        self.waiting = self._closed = False
+        self._step_start: int | None = None
+        self._edge: int | None = None
+        self._trainer_thread = threading.get_ident()
+        self.afterwards: Callable[[], object] = bool  # called when all files are complete
+        self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
+        self._mode = ""
+        self._may_capture = config.captures and config.wants_rank(header.rank)
+        self._mirrored_step: object = None
+        self._tokens = TokenWindow(config)
+        self._capture = Capture(self, rank_directory(run, header.rank), recorders)
+        _Process.session = self
+        _watch_forks()
+        self._tune()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self.close("finished" if kind is None else f"interrupted by {kind.__name__}")
+
+    # ---- steps
+
+    def begin_step(self, step: int) -> None:
+        """Know that a step has begun; it counts from where the one before it ended."""
+        step = int(step)  # of NumPy, too
+        if step != self.step or self._step_start is None:
+            self._open_step(step)
+        self.waiting = False
+
+    def expect_step(self, step: int) -> None:
+        """Begin a step that may never come: if it does not, nothing of it stays."""
+        self._open_step(step)
+        self.waiting = True
+
+    def end_step(self) -> None:
+        """End the step, write it, and expect the next one: what follows belongs to that."""
+        end = self._end_step(None)
+        self._edge, self._ended, self._totals = end, self.step, None
+        self.flush_at_ns = end + _STAGE_NS
+        if self._may_capture:
+            self._end_window()
+        self._buffer.end_step()
+        if self.exchange is not None and self.exchange.after(self.step):
+            self._edge = None
+        self._open_step(self.step + 1)
+        self.waiting = True
+
+    def abandon_step(self, *, interrupted: bool) -> None:
+        """Leave a step that will not end; one that had begun stays in the run, marked as such."""
+        if interrupted and not self.waiting:
+            self._end_step({"interrupted": 1})
+        elif self.waiting:
+            self._capture.exit(self._mirrored_step)
+            self._capture.forget(self.step)
+        self._step_start = self._edge = None
+        self.waiting = False
+
+    def _open_step(self, step: int) -> None:
+        self.step = step
+        if self._may_capture:
+            self._capture.exit(self._mirrored_step)  # of a step that was expected and never came
+            self._move_window(step)
+            if self._capture.is_open:
+                self._mirrored_step = self._capture.enter("step", "step")
+        self._step_start = self.clock() if self._edge is None else self._edge
+
+    def _end_step(self, counters: dict[str, Number] | None) -> int:
+        now, start = self.clock(), self._step_start
+        late: list[Late] = []
+        if self._may_capture and self._capture.saw(self.step):
+            known = self._capture.exit(self._mirrored_step)
+            counters = {**(counters or {}), **known.counters, "capture": 1}
+            late = known.late
+        if start is not None:
+            span = made(_STEP, self.step, start, now, counters)
+            self.append(span)
+            if self._may_capture:
+                self._buffer.later(span, late)
+        return now
+
+    def _move_window(self, step: int) -> None:
+        action = capture.at_step(self.config, self.header.rank, step, is_open=self._capture.is_open)
+        if action == "open":
+            self._capture.open(step, None)
+        elif action == "close":
+            self._capture.close()
+        if action != "keep":
+            self._edge = None
+        self._tune()
+
+    def _end_window(self) -> None:
+        rank, is_open = self.header.rank, self._capture.is_open
+        if capture.after_step(self.config, rank, self.step, is_open=is_open) == "close":
+            self._capture.close()
+            self._edge = None
+            self._tune()
+
+    @property
+    def step_totals(self) -> StepTotals:
+        """What the last step that ended spent on its stages, on the training thread."""
+        if self._totals is None:
+            self._totals = self._buffer.totals()
+        return self._totals
+
+    def record(
+        self,
+        marker: annotations.Marker,
+        start_ns: int,
+        end_ns: int,
+        counters: Mapping[str, Number] | None = None,
+    ) -> None:
+        """Add a span whose two ends are known; its parent is the span that is open now."""
+        self.append(made(marker, self.step, start_ns, end_ns, counters))
+
+    # ---- what markers call while a capture is open or may open
+
+    def enter(self, name: str, kind: Kind) -> object:
+        """Open the capture that this stage asks for and tell the recorders."""
+        if threading.get_ident() != self._trainer_thread:
+            return None
+        opens = kind == "stage" and not self._tokens.inside and self._opens_at(name)
+        action = self._tokens.action(name, opens)
+        if action == "open":
+            self._capture.open(self.step, name if opens else GENERATION)
+        elif action == "close":
+            self._capture.close()
+        return self._capture.enter(name, kind, closes=opens)
+
+    def _opens_at(self, stage: str) -> bool:
+        self._capture.seen.add(stage)
+        is_open, rank = self._capture.is_open, self.header.rank
+        return capture.at_stage(self.config, rank, self.step, stage, is_open=is_open) == "open"
+
+    def exit(self, span: Open) -> None:
+        """Tell the recorders in reverse order; close the capture that this stage opened."""
+        line, _, _, token = span
+        known = self._capture.exit(token)
+        if known.counters:
+            line[9] = {**known.counters, **(line[9] or {})}
+        self._buffer.later(line, known.late)
+
+    def mark(self, name: str) -> None:
+        """Tell the recorders of an instant."""
+        if self._capture.mirrors and threading.get_ident() == self._trainer_thread:
+            self._capture.mark(name)
+
+    # ---- lines
+
+    def flush(self) -> None:
+        """Append everything to the file."""
+        self.flush_at_ns = self.clock() + _STAGE_NS
+        self._buffer.flush()
+
+    def note(self, level: str, text: str) -> None:
+        """Log a remark and keep it in the run; below a warning only rank 0 logs."""
+        number: int = getattr(logging, level.upper())
+        if self.header.rank == 0 or number > logging.INFO:
+            log.log(number, "%s", text)
+        self.add(("note", self.clock(), level, text))
+
+    def close(self, status: str = "finished") -> None:
+        """Finish every file and stop listening; further calls do nothing.
+
+        Args:
+            status: ``finished`` or why the run ended early; it becomes the last line.
+        """
+        if self._closed:
+            return
+        try:
+            self.abandon_step(interrupted=status != "finished")
+            if self.exchange is not None and status == "finished":
+                self.exchange.meet(self._ended)
+            self._capture.finish()
+            if reason := self._capture.why_nothing(self.config, self.header.rank, self._ended):
+                self.note("warning", reason)
+            self.add(("end", self.clock(), status))
+        finally:
+            annotations.listen(None)
+            self._closed = True
+            if _Process.session is self:
+                _Process.session = None
+            self._buffer.close()
+            self.afterwards()
+
+    def leave(self) -> None:
+        """Do nothing from now on, in a forked child: the run and its end are the parent's."""
+        self._closed, self._may_capture, self.exchange = True, False, None
+        self.append = lambda line: None  # of optimizers, which may go on for long
+        self._buffer.leave()
+
+    def _tune(self) -> None:
+        """Choose how markers behave: mirrored only where a capture is or may be open."""
+        armed = self._may_capture and capture.arms_stages(self.config, self.header.rank, self.step)
+        mirrored = self._capture.mirrors or armed
+        mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
+        if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
+            self._mode = mode
+            annotations.listen(None if mode == "off" else self, mirrored=mirrored)
+
+
+def _refuse_a_second() -> None:
+    if running := _Process.session:
+        raise ConfigError(f"a session is recording into {running.run} already; close it first")
+
+
+def _watch_forks() -> None:
+    if not _Process.watches_forks:
+        os.register_at_fork(after_in_child=_leave_to_parent)
+        _Process.watches_forks = True
+
+
+def _leave_to_parent() -> None:
+    """Stop recording in a forked child: the file belongs to the parent."""
+    session, _Process.session = _Process.session, None
+    annotations.listen(None)
+    if session is not None:
+        session.leave()

@@ -1,0 +1,286 @@
+"""Ended spans and notes of one rank on their way to its file.
+
+What one step spent on its stages, on one thread.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_rlprof.errors import ConfigError, described
+from lightning_rlprof.recording.open_spans import Line
+from lightning_rlprof.recording.recorders.base import Late, numbers_of
+from lightning_rlprof.records.records import Header, Number, as_number
+from lightning_rlprof.records.run_directory import TraceWriter
+
+_MOST = 1 << 16  # intervals of a stage that are kept apart
+_LARGEST = 1e300  # beyond it, and where it is no number, a counter is not known
+
+
+class Spent(NamedTuple):
+    """What a step spent on one stage.
+
+    Attributes:
+        ns: Nanoseconds in which at least one span of the stage was open.
+        counters: Sum of each counter.
+        counted_ns: The same time of only those spans that carry that counter.
+    """
+
+    ns: int
+    counters: dict[str, Number]
+    counted_ns: dict[str, int]
+
+
+class StepTotals(NamedTuple):
+    """What is known of a step that ended.
+
+    Attributes:
+        ns: How long it took, in nanoseconds; 0 where no step has ended.
+        captured: Whether a capture was open in it.
+        stages: What it spent on each stage of the thread that trains.
+    """
+
+    ns: int
+    captured: bool
+    stages: dict[str, Spent]
+
+
+class Tally:
+    """Adds up the spans of a step.
+
+    Args:
+        thread: Identity of the thread whose spans count.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._step: tuple[int, int] | None = None
+        self._captured = False
+        self._times: dict[tuple[str, str], _Union] = {}
+        self._sums: dict[tuple[str, str], Number] = {}
+
+    def add(self, lines: Sequence[Line]) -> None:
+        """Add spans in the order in which they ended; those before the step are left out."""
+        began = max((line[4] for line in lines if line[2] == "step"), default=0)
+        for _, name, kind, _, start, end, thread, _, _, counters in lines:
+            if thread == self._thread and kind == "step":
+                self._step, self._captured = (start, end), "capture" in (counters or {})
+            elif thread == self._thread and kind == "stage" and end > began:
+                self._add(name, start, end, counters or {})
+
+    def totals(self) -> StepTotals:
+        """Return what the step spent on each stage; what lies before or after it is cut off."""
+        if self._step is None:
+            return StepTotals(0, False, {})
+        low, high = self._step
+        stages = {}
+        for (stage, counter), union in self._times.items():
+            if not counter:
+                stages[stage] = Spent(union.within(low, high), {}, {})
+        for (stage, counter), value in self._sums.items():
+            stages[stage].counters[counter] = value
+            stages[stage].counted_ns[counter] = self._times[stage, counter].within(low, high)
+        return StepTotals(high - low, self._captured, stages)
+
+    def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
+        self._times.setdefault((stage, ""), _Union()).add(start, end)
+        for counter, told in counters.items():
+            value = as_number(told)
+            if value is not None and abs(value) < _LARGEST:
+                key = stage, counter
+                self._times.setdefault(key, _Union()).add(start, end)
+                self._sums[key] = self._sums.get(key, 0) + value
+
+
+class _Union:
+    """Intervals that come in the order of their ends, to ask for how long one at least is open."""
+
+    def __init__(self) -> None:
+        self._apart: list[tuple[int, int]] = []
+        self._done_ns = 0
+
+    def add(self, start: int, end: int) -> None:
+        apart = self._apart
+        while apart and apart[-1][1] > start:
+            start = min(start, apart.pop()[0])
+        apart.append((start, end))
+        if len(apart) > _MOST:
+            self._done_ns += sum(end - start for start, end in apart[:-1])
+            del apart[:-1]
+
+    def within(self, low: int, high: int) -> int:
+        inside = (min(end, high) - max(start, low) for start, end in self._apart)
+        return self._done_ns + sum(length for length in inside if length > 0)
+
+
+log = logging.getLogger(__name__)
+
+_MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
+_thread_of = itemgetter(6)
+
+
+def open_writer(run: Path, header: Header) -> TraceWriter:
+    """Open the file of a rank.
+
+    Raises:
+        ConfigError: The run directory cannot be written, or has this rank already.
+    """
+    try:
+        return TraceWriter(run, header)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and run.is_dir():
+            raise ConfigError(
+                f"integrated.profile_save_path: {run} has rank {header.rank} already, of another "
+                "process; give each process a rank of its own, or each training a run name"
+            ) from error
+        raise ConfigError(
+            f"integrated.profile_save_path: {run} cannot be written ({error.strerror}); "
+            "choose a directory that this process may write"
+        ) from error
+
+
+class Buffer:
+    """Collect lines in memory, and append them to the file when a step or a long stage ends.
+
+    Any thread may add spans with `append`, and flush.
+
+    Args:
+        writer: The file; a disk that takes nothing costs lines, never a run.
+        clock: Monotonic nanoseconds.
+    """
+
+    def __init__(self, writer: TraceWriter, clock: Callable[[], int]) -> None:
+        self._writer, self._clock = writer, clock
+        self._spans: list[Line] = []
+        self.append = self._spans.append
+        self._others: list[tuple[Any, ...]] = []
+        # A signal's handler may mark something while its thread writes, and must not wait for it.
+        self._lock = threading.RLock()
+        self._writes = False
+        self._threads: set[int] = set()
+        self._knows = self._threads.issuperset
+        self._lost = 0
+        self._flushed: list[Line] = []  # of the step that goes on
+        self._thread = threading.get_ident()
+        self._tally = Tally(self._thread)  # of that step, too: more lines than are kept
+        self._last: tuple[list[Line], Tally] = ([], self._tally)
+        self._late: list[tuple[Line, Late]] = []
+        self._numbers_lost = False
+
+    def end_step(self) -> None:
+        """Write everything, and close the account of a step."""
+        if self._late:
+            self._ask_late()
+        self.flush()
+        self._last = self._flushed, self._tally
+        self._flushed, self._tally = [], Tally(self._thread)
+
+    def flush(self) -> None:
+        """Append everything to the file."""
+        with self._lock:
+            if self._writes:
+                return
+            self._writes = True
+            try:
+                self._flush()
+            finally:
+                self._writes = False
+
+    def _flush(self) -> None:
+        spans = self._spans[:]
+        del self._spans[: len(spans)]
+        self._flushed += spans
+        # No loop of ours: this runs once per step, when the caches have forgotten all of it.
+        if self._others or self._lost or not self._knows(map(_thread_of, spans)):
+            self._write_with_news(spans)
+        elif spans:
+            try:
+                self._writer.write(spans)
+            except Exception as error:  # a full disk, or what no file can hold
+                self._lose(len(spans), error)
+        if len(self._flushed) > _MOST:
+            self._tally.add(self._flushed)
+            self._flushed.clear()
+
+    def add(self, line: tuple[Any, ...]) -> None:
+        """Add a line that is no span."""
+        self._others.append(line)
+
+    def later(self, span: Line, asks: Iterable[Late]) -> None:
+        """Write a span's further numbers once they are known: after its step, or at the end."""
+        self._late += [(span, ask) for ask in asks]
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        try:
+            self._ask_late()
+            self.flush()
+            if self._lost:
+                text = "%s lacks %d lines, which could not be written"
+                log.warning(text, self._writer.path, self._lost)
+            if not self._writer.path.exists():
+                log.warning("%s is gone: deleted or moved during the training", self._writer.path)
+        finally:
+            self._writer.close()
+
+    def leave(self) -> None:
+        """Lose everything from now on and say nothing, in a forked child: the file is another's."""
+        self._lock, self._writes = threading.RLock(), False  # which another thread may have held
+        self._lost = 1
+        self._writer.close()
+
+    def totals(self) -> StepTotals:
+        """Return what the last step spent on the stages of the thread that made this."""
+        lines, tally = self._last
+        self._last = [], tally
+        tally.add(lines)
+        return tally.totals()
+
+    def _ask_late(self) -> None:
+        asked, self._late = self._late, []
+        for span, ask in asked:
+            try:
+                numbers = ask()
+                if numbers is None:
+                    self._late.append((span, ask))
+                elif told := numbers_of(numbers):
+                    self.add(("count", span[7], told))
+            except Exception as error:
+                self._lose_numbers(f"of <{span[2]} {span[1]}> ({described(error)})")
+        if len(self._late) > _MOST_LATE:
+            self._lose_numbers(f"of more than {_MOST_LATE} spans, as they are never told")
+            del self._late[:-_MOST_LATE]
+
+    def _lose_numbers(self, which: str) -> None:
+        """Say it once, as it may come with every span."""
+        if not self._numbers_lost:
+            text = f"numbers that a recorder owes are lost: {which}"
+            log.warning("%s", text)
+            self.add(("note", self._clock(), "error", text))
+        self._numbers_lost = True
+
+    def _lose(self, count: int, error: Exception) -> None:
+        if not self._lost:
+            log.warning("%s cannot be written, spans are lost: %s", self._writer.path, error)
+        self._lost += count
+
+    def _write_with_news(self, spans: list[Line]) -> None:
+        """Put names of new threads and the count of lost lines around the spans."""
+        others = self._others[:]
+        del self._others[: len(others)]
+        new = set(map(_thread_of, spans)) - self._threads
+        alive = {thread.ident: thread.name for thread in threading.enumerate()}
+        lines: list[Any] = [("thread", i, alive.get(i, f"thread {i}")) for i in sorted(new)]
+        if self._lost:
+            text = f"{self._lost} lines could not be written and are lost"
+            lines.append(("note", self._clock(), "error", text))
+        try:
+            self._writer.write([*lines, *spans, *others])
+        except Exception as error:
+            self._lose(len(spans) + len(others), error)
+        else:
+            self._lost = 0
+            self._threads |= new

@@ -1,0 +1,146 @@
+"""Start a rank's session: name the run, describe the rank, build its recorders."""
+
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.recording.accelerator import device_name
+from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
+from lightning_rlprof.recording.on_finish import OnFinish, run_finish
+from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
+from lightning_rlprof.recording.session import Session
+from lightning_rlprof.records.records import FORMAT, Header
+
+log = logging.getLogger(__name__)
+
+_PACKAGES = (
+    "lightning-rlprof",
+    "torch",
+    "pytorch-lightning",
+    "lightning",
+    "torch-npu",
+    "nvtx",
+)
+
+
+def start_session(
+    config: ProfilerConfig | None = None,
+    *,
+    name: str | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    hosts: int | None = None,
+    device: str = "cpu",
+    recorders: Sequence[Recorder] | None = None,
+    on_finish: OnFinish | None = None,
+) -> Session:
+    """Start recording this process, for a loop without a Trainer; see `Session` for the steps.
+
+    All ranks need the same ``name`` of the run directory. ``hosts`` have as many ranks each; unset,
+    torchrun says. ``device`` is a kind as `device_kind` names it; ``recorders`` replace those of
+    the configuration. ``on_finish`` is called with a `Finished` when the run's files are complete.
+
+    Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
+    """
+    config = config or ProfilerConfig()
+    _check_place(config, name, rank, world_size)
+    header = make_header(config, name or new_run_name(), rank, world_size, device)
+    run = Path(config.integrated.profile_save_path, header.run_id).absolute()
+    names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
+    chosen = build_recorders(config, header) if recorders is None else recorders
+    session = Session(config, run, header, chosen)
+    _remark(session, own=recorders is not None)
+    session.afterwards = partial(run_finish, config, header, run, names, on_finish)
+    _compare_clocks(session, hosts)
+    return session
+
+
+def _check_place(config: ProfilerConfig, name: str | None, rank: int, world_size: int) -> None:
+    """Refuse ranks that the job has not, and a name that is no directory of its own."""
+    config.check_world(world_size)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")
+    if name and (name in (".", "..") or {*name} & {*"/\\\0"}):
+        raise ConfigError(f"name={name!r} is no name of a directory: it holds no / and no \\")
+
+
+def _names(recorders: Any) -> tuple[str, ...]:
+    """Return what recorders of the user's own are called; raises ConfigError where one is none."""
+    for one in recorders if isinstance(recorders, list | tuple) else [recorders]:
+        if not isinstance(one, Recorder):
+            what = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
+            raise ConfigError(f"recorders: {what:.80} is no recorder; make it one, [MyRecorder()]")
+    if isinstance(recorders, Recorder):
+        raise ConfigError(f"recorders: takes a list, such as [{type(recorders).__name__}()]")
+    return tuple(type(recorder).__name__ for recorder in recorders)
+
+
+def _compare_clocks(session: Session, hosts: int | None) -> None:
+    """Let one rank of each host compare its clock with rank 0's, where there is a process group."""
+    header, minutes = session.header, session.config.clock_minutes
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if hosts is None and here.isdecimal():
+        hosts = header.world_size // max(int(here), 1)
+    peers = leaders(header.world_size, hosts or 1)
+    store = default_store() if minutes and header.rank in (0, *peers) and peers else None
+    if store is not None:
+        every_ns = round(minutes * 60e9)
+        exchange = Exchange(store, session, header.rank, peers, header.run_id, every_ns)
+        session.exchange = exchange
+        exchange.meet()
+
+
+def _remark(session: Session, *, own: bool) -> None:
+    """Say what this process does not capture, and where it is."""
+    config, header = session.config, session.header
+    if not own and (text := unmet(config, header.device)):
+        session.note("info", text)
+    if config.integrated.profile and not config.captures:
+        session.note("info", f"nothing is captured in this process: {config.why_off}")
+    log.info("recording %s on host %s, PID %d", session.run, header.host, header.pid)
+
+
+def new_run_name() -> str:
+    """Return a name that no other job will choose: ``20261121-141500-9f2c41d7``, sorted by time."""
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+
+
+def make_header(
+    config: ProfilerConfig, run_id: str, rank: int, world_size: int, device: str
+) -> Header:
+    """Describe this rank; the two clocks are read one right after the other."""
+    versions = {"python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    model = device_name(device)
+    clock_ns = time.perf_counter_ns()
+    return Header(
+        format=FORMAT,
+        run_id=run_id,
+        rank=rank,
+        world_size=world_size,
+        role=config.role or "actor",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=device,
+        unix_ns=time.time_ns(),
+        clock_ns=clock_ns,
+        config=config.dump(),
+        versions=versions,
+        device_name=model,
+    )

@@ -1,0 +1,1 @@
+"""A run on disk: records of spans, the run directory, and its upload."""

@@ -1,0 +1,147 @@
+"""The words of this package as frozen data: spans, headers, notes and the known stages."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+FORMAT = 1
+"""Version of the trace format that this package writes; it reads this one and older ones."""
+
+EXPORT: Mapping[str, str] = {"written_by": "lightning_rlprof"}
+"""What an exported trace says of itself beside its events."""
+
+Number = int | float
+"""What a counter may hold."""
+
+Kind = Literal["epoch", "step", "stage", "region", "mark"]
+"""What a span is."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""The kinds in the order of their codes."""
+
+STAGES: tuple[str, ...] = (
+    "actor_generate",
+    "actor_compute_log_prob",
+    "actor_image_embeds",
+    "actor_update",
+    "reference_compute_log_prob",
+    "critic_compute_values",
+    "critic_update",
+    "compute_reward",
+    "compute_advantage",
+    "weight_sync",
+)
+"""The stages of an RL step that every tool of this field knows, by MindSpeed-RL's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One named stretch of time on one rank.
+
+    Attributes:
+        name: Stage or region, e.g. ``actor_update``.
+        kind: ``epoch | step | stage | region | mark``.
+        rank: Global rank of the process.
+        step: RL step, counted from 1; 0 before training.
+        start_ns: Start on the rank's monotonic clock, in nanoseconds.
+        end_ns: End on the same clock; equal to ``start_ns`` for a mark.
+        thread: Identity of the thread, see `Header` for names.
+        id: Number of the span, unique in its rank.
+        parent: ``id`` of the span that it was opened in, or None.
+        counters: Numbers attached to it, e.g. ``{"tokens": 4096}``.
+
+    Example::
+
+        >>> Span("actor_update", "stage", 0, 1, 5, 9, 1, 1, None).duration_ns
+        4
+    """
+
+    name: str
+    kind: Kind
+    rank: int
+    step: int
+    start_ns: int
+    end_ns: int
+    thread: int
+    id: int
+    parent: int | None
+    counters: Mapping[str, Number] | None = None
+
+    @property
+    def duration_ns(self) -> int:
+        """Length in nanoseconds."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class Header:
+    """First line of a rank's trace file: who recorded, where, when and with what.
+
+    ``unix_ns`` and ``clock_ns`` are read together: ``unix = t - clock_ns + unix_ns`` turns a span's
+    time into the host's wall clock. ``device`` is the kind, ``device_name`` the model; what other
+    tools recorded has the model alone, as ``device``.
+    """
+
+    format: int
+    run_id: str
+    rank: int
+    world_size: int
+    role: str
+    host: str
+    pid: int
+    device: str
+    unix_ns: int
+    clock_ns: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    device_name: str | None = None
+
+    @property
+    def hardware(self) -> str:
+        """The model of the device, ``NVIDIA H100 80GB HBM3``, or its kind where that is unknown."""
+        return self.device_name or self.device
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a run's reader must know: what was not recorded, and why.
+
+    ``level`` is ``info``, ``warning`` or ``error``; ``clock_ns`` is on the rank's monotonic clock.
+    """
+
+    clock_ns: int
+    level: str
+    text: str
+
+
+def as_number(value: object) -> Number | None:
+    """Read a number out of a NumPy scalar, a tensor of one element or the like; None if it is none.
+
+    Example::
+
+        >>> as_number(True), as_number("3"), as_number(object())
+        (1, None, None)
+    """
+    if isinstance(value, str):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    try:
+        value = value.detach() if hasattr(value, "detach") else value  # torch warns where it learns
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def copy_name(kind: str | None) -> str:
+    """Return the name of a copy as torch's traces spell it: what lies in a table is its kind.
+
+    Example::
+
+        >>> copy_name("HtoD"), copy_name("memset"), copy_name(None)
+        ('Memcpy HtoD', 'Memset', 'Memcpy')
+    """
+    return "Memset" if kind == "memset" else f"Memcpy {kind or ''}".rstrip()

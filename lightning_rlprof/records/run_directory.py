@@ -1,0 +1,292 @@
+"""The run directory on disk: what a rank appends while it trains, and how it is read back.
+
+One file per rank, ``rank-00000.jsonl``. Line 1 is the header, an object. Every other line is an
+array whose first item says what it is::
+
+    ["span", name, kind, step, start_ns, end_ns, thread, id, parent, counters]
+    ["thread", ident, name]
+    ["count", id, counters]          numbers of a span that became known later
+    ["note", clock_ns, level, text]
+    ["clock", rank, [[sent, arrived, answered, received], …]]    its clock, by ping-pongs with it
+    ["end", clock_ns, status]
+
+Lines are appended when complete, so a crash leaves at most half a last line. Readers skip and count
+what they cannot read, and ignore kinds of lines that a later version may add.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.records.records import FORMAT, Header, Kind, Note, Number, as_number
+from lightning_rlprof.system.files import open_file
+
+CACHE_FOLDER = ".rlprof-cache"
+"""Where caches of a run are kept: in its directory, or beside a single file."""
+
+_SUFFIX = ".jsonl"
+_Reading = tuple[int, int, int, int]
+
+
+class SpanLine(msgspec.Struct, array_like=True, tag="span", frozen=True, gc=False):
+    """One completed span as it stands in the file; see `lightning_rlprof.records.records.Span`."""
+
+    name: str
+    kind: Kind
+    step: int
+    start_ns: int
+    end_ns: int
+    thread: int
+    id: int
+    parent: int | None
+    counters: dict[str, Number | None] | None = None  # None: not a finite number
+
+
+class _ThreadLine(msgspec.Struct, array_like=True, tag="thread", frozen=True):
+    ident: int
+    name: str
+
+
+class _CountLine(msgspec.Struct, array_like=True, tag="count", frozen=True, gc=False):
+    id: int
+    counters: dict[str, Number | None]
+
+
+class _NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
+    clock_ns: int
+    level: str
+    text: str
+
+
+class _ClockLine(msgspec.Struct, array_like=True, tag="clock", frozen=True):
+    rank: int
+    readings: list[_Reading]
+
+
+class _EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
+    clock_ns: int
+    status: str
+
+
+_KINDS = {"span", "count", "thread", "note", "clock", "end"}
+_Line = SpanLine | _CountLine | _ThreadLine | _NoteLine | _ClockLine | _EndLine
+
+
+@dataclass
+class RankTrace:
+    """Everything that one rank's file says.
+
+    Attributes:
+        path: The file.
+        header: Its first line.
+        spans: Completed spans in the order in which they ended.
+        late: Counters that were written after their span, by its id.
+        threads: Names of threads by identity.
+        notes: What the recording had to say.
+        exchanges: Of each meeting the other rank, and `clock.from_exchange` readings.
+        status: ``finished``, the reason of an interruption, or None when the file just stops.
+        lost_lines: Lines that could not be read.
+    """
+
+    path: Path
+    header: Header
+    spans: list[SpanLine] = field(default_factory=list)
+    late: dict[int, dict[str, Number | None]] = field(default_factory=dict)
+    threads: dict[int, str] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    exchanges: list[tuple[int, list[_Reading]]] = field(default_factory=list)
+    status: str | None = None
+    lost_lines: int = 0
+
+
+class TraceWriter:
+    """Append one rank's lines to a file of its own, each call one ``write(2)``.
+
+    Args:
+        run: The run directory; made if missing.
+        header: Written at once as the first line.
+
+    Raises:
+        OSError: The directory cannot be written, or another process owns this rank's file.
+
+    Example::
+
+        >>> import tempfile
+        >>> header = Header(1, "demo", 0, 1, "actor", "box", 1, "cpu", 0, 0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = TraceWriter(Path(folder), header)
+        ...     writer.write([("note", 5, "info", "hello")])
+        ...     writer.close()
+        ...     read_trace(writer.path).notes[0].text
+        'hello'
+    """
+
+    def __init__(self, run: Path, header: Header) -> None:
+        run.mkdir(parents=True, exist_ok=True)
+        self.path = run / f"rank-{header.rank:05d}{_SUFFIX}"
+        # O_EXCL: two jobs that were given one directory must fail here, not mix their lines.
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._torn = False
+        self._encode = msgspec.json.Encoder().encode_lines
+        self.write([msgspec.Raw(msgspec.json.encode(header))])
+
+    def write(self, lines: Sequence[Any]) -> None:
+        """Append lines; what JSON has no form for is changed, see `_plain`. Raises OSError."""
+        try:
+            data = self._encode(lines)
+        except (TypeError, ValueError, OverflowError):
+            plain = [[_plain(item) for item in line] for line in lines]
+            for line, own in zip(lines, plain, strict=True):
+                if isinstance(line, list):
+                    line[:] = own  # a counter's tensor is not held any longer
+            data = self._encode(plain)
+        if self._torn:  # a failure may have left half a line, which must not swallow the next one
+            data = b"\n" + data
+        self._torn = True
+        while data:
+            data = data[os.write(self._file, data) :]
+        self._torn = False
+
+    def close(self) -> None:
+        """Close the file; further calls do nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _plain(item: Any) -> Any:
+    """Turn what a caller passed as a name or number into something that JSON can hold."""
+    if isinstance(item, str):
+        return item.encode("utf-8", "replace").decode()
+    if isinstance(item, dict):
+        numbers = {_plain(str(name)): as_number(value) for name, value in item.items()}
+        return {name: number for name, number in numbers.items() if number is not None} or None
+    if item is None or isinstance(item, list | tuple):
+        return item
+    return as_number(item)
+
+
+def append_note(path: Path, note: Note) -> None:
+    """Add a remark to a rank's file, from any process, also when the rank has ended or was killed.
+
+    Raises:
+        OSError: The file is not there, or cannot be written.
+    """
+    line = _NoteLine(note.clock_ns, note.level, _plain(note.text))
+    file = os.open(path, os.O_RDWR | os.O_APPEND)
+    try:
+        torn = os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"  # which swallows what follows
+        os.write(file, b"\n" * torn + msgspec.json.encode(line) + b"\n")
+    finally:
+        os.close(file)
+
+
+def rank_directory(run: Path, rank: int) -> Path:
+    """Return the folder of a rank's device artefacts inside a run directory."""
+    return run / f"rank-{rank:05d}"
+
+
+def rank_files(run: Path) -> list[Path]:
+    """Return the trace files of a run directory by rank; empty when it holds none."""
+    return sorted(file for file in run.glob(f"rank-*{_SUFFIX}") if file.stem[5:].isdecimal())
+
+
+def read_trace(path: Path) -> RankTrace:
+    """Read one rank's file, however it ended.
+
+    Raises:
+        TraceError: The file is missing, is no trace, or was written by a newer format.
+    """
+    try:
+        with open_file(path) as file:
+            head, _, body = file.read().partition(b"\n")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    _refuse_newer(path, header := _decode_header(path, head))
+    trace = RankTrace(path, header)
+    lines = body.split(b"\n")
+    trace.lost_lines += bool(lines.pop())  # after the last newline: a line that a crash cut
+    for line in _decode([line for line in lines if line], trace):
+        _sort_in(trace, line)
+    return trace
+
+
+def read_header(path: Path) -> Header:
+    """Read only the first line of a rank's file, in whatever format the rest is.
+
+    Raises:
+        TraceError: The file is missing or is no trace.
+    """
+    try:
+        with open_file(path) as file:
+            line = file.readline()
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
+    return _decode_header(path, line)
+
+
+def _decode_header(path: Path, line: bytes) -> Header:
+    try:
+        return msgspec.json.decode(line, type=Header)
+    except NOT_JSON as error:
+        raise TraceError(f"{path}: is no rlprof trace (its first line is no header)") from error
+
+
+def _refuse_newer(path: Path, header: Header) -> None:
+    if header.format > FORMAT:
+        raise TraceError(
+            f"{path}: was written in format {header.format}, this version reads up to {FORMAT}; "
+            "pip install -U lightning-rlprof"
+        )
+
+
+_ONE = msgspec.json.Decoder(_Line)
+_MANY = msgspec.json.Decoder(list[_Line])
+
+
+def _decode(lines: list[bytes], trace: RankTrace) -> list[_Line]:
+    # All lines at once is four times as fast as line by line, which is the way for damaged files.
+    try:
+        return _MANY.decode(b"[" + b",".join(lines) + b"]")
+    except NOT_JSON:
+        return [line for line in (_decode_one(raw, trace) for raw in lines) if line is not None]
+
+
+def _decode_one(raw: bytes, trace: RankTrace) -> _Line | None:
+    try:
+        line: _Line = _ONE.decode(raw)
+    except NOT_JSON:
+        trace.lost_lines += not _is_foreign(raw)
+        return None
+    return line
+
+
+def _is_foreign(raw: bytes) -> bool:
+    """Tell whether a line is whole but of a kind that this version does not know."""
+    try:
+        line = msgspec.json.decode(raw)
+    except NOT_JSON:
+        return False
+    kind = line[0] if isinstance(line, list) and line else None
+    return isinstance(kind, str) and kind not in _KINDS
+
+
+def _sort_in(trace: RankTrace, line: _Line) -> None:
+    match line:
+        case SpanLine():
+            trace.spans.append(line)
+        case _CountLine():
+            trace.late.setdefault(line.id, {}).update(line.counters)
+        case _ThreadLine():
+            trace.threads[line.ident] = line.name
+        case _NoteLine():
+            trace.notes.append(Note(line.clock_ns, line.level, line.text))
+        case _ClockLine():
+            trace.exchanges.append((line.rank, line.readings))
+        case _EndLine():
+            trace.status = line.status

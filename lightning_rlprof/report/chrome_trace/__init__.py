@@ -1,0 +1,1 @@
+"""A run as a Chrome trace, for ui.perfetto.dev."""

@@ -1,0 +1,228 @@
+"""Tables given to DuckDB as they lie in memory: numbers uncopied, each text once.
+
+DuckDB for our own files, one per process and purpose: to start it takes as long as to write.
+"""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.system.memory_trim import give_back
+from lightning_rlprof.tables.table import Column, Table
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+VISIBLE = "COLUMNS('^[^ ]+$')"
+"""Selects what a table's file shows: the columns of codes have a space in their name, no other."""
+
+HIDDEN = "code"
+"""Begins the name of a column of codes."""
+
+
+def sql_name(column: Column) -> str:
+    """Return what a column is called in SQL: a duration says its unit.
+
+    Example::
+
+        >>> sql_name(Column("mean wait", "duration", "ns")), sql_name(Column("end_ns", "duration"))
+        ('mean_wait_ns', 'end_ns')
+    """
+    name = "_".join(column.name.split())
+    return f"{name}_ns" if column.kind == "duration" and not name.endswith("_ns") else name
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL spells it whatever is in it; DuckDB before 2.0 takes no zero in one."""
+    return '"' + name.replace('"', '""').replace("\0", "\N{SYMBOL FOR NULL}") + '"'
+
+
+def code_name(at: int) -> str:
+    """Return what the codes of the column of that number are called, where they are kept."""
+    return f"{HIDDEN} {at}"
+
+
+def occurring(codes: Any, texts: Sequence[Any]) -> Any:
+    """Tell of each text whether its code occurs.
+
+    Example::
+
+        >>> occurring(np.array([2, -1, 0]), ["gemm", "never", "copy"])
+        array([ True, False,  True])
+    """
+    return np.bincount(codes[codes >= 0], minlength=len(texts)) > 0
+
+
+class Told(NamedTuple):
+    """The texts of a column.
+
+    Attributes:
+        texts: By their code.
+        there: Whether each occurs.
+        number: Of each that occurs, or did in rows before these, from 0; -1 of others.
+    """
+
+    texts: Sequence[Any]
+    there: Any
+    number: Any
+
+
+Texts = Mapping[int, Told]
+"""Of each column of texts, by its place."""
+
+
+def attach(connection: "DuckDBPyConnection", table: Table) -> None:
+    """Make a table a view of its name; the connection keeps the arrays alive.
+
+    Columns of text are joined from the texts that differ; what is not known is NULL. DuckDB before
+    2.0 has rows without a text last, where a query asks for no order.
+    """
+    columns = table.arrays()
+    picks, joins = [], []
+    for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True)):
+        own = f"d.c{at}"
+        if isinstance(cells, tuple):
+            room, own = f"{table.name} texts {at}", f"t{at}.text"
+            code = np.flatnonzero(occurring(*cells))
+            texts = _cleaned(cells[1], code)[code]
+            connection.register(room, {"code": code, "text": texts})
+            joins.append(f"LEFT JOIN {quoted(room)} t{at} ON d.c{at} = t{at}.code")
+        picks.append(_pick(own, column, cells))
+    data = f"{table.name} numbers"
+    source = _registered(connection, data, _numbers_of(columns))
+    select = f"SELECT {', '.join(picks)} FROM {source} d {' '.join(joins)}"
+    connection.execute(f"CREATE TEMP VIEW {quoted(table.name)} AS {select}")
+
+
+def given(
+    connection: "DuckDBPyConnection", table: Table, before: Texts | None = None
+) -> tuple[str, list[Any], Texts]:
+    """Give a table to DuckDB to be written; the connection keeps the arrays alive.
+
+    With the number of each text, from 0 in each column, -1 where there is none; what is not known
+    is NULL. Nothing is joined: no order of rows is promised behind a join.
+
+    Args:
+        connection: To a database in memory.
+        table: With columns.
+        before: Texts of earlier rows of the same table, whose numbers stay.
+
+    Returns:
+        What selects the table, its columns, and their texts.
+    """
+    columns = table.arrays()
+    texts, numbers = _texts_in(columns, before), _numbers_of(columns)
+    for at, told in texts.items():
+        codes = np.maximum(columns[at][0], -1)  # of no text: the last one
+        numbers[f"c{at}"] = _cleaned(told.texts, np.flatnonzero(told.there))[codes]
+        numbers[f"k{at}"] = np.append(told.number, np.int32(-1))[codes]
+    picks = [
+        _pick(f"c{at}", column, cells)
+        for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True))
+    ]
+    picks += [f"k{at} AS {quoted(code_name(at))}" for at in texts]
+    source = _registered(connection, f"{table.name} numbers", numbers)
+    return f"SELECT {', '.join(picks)} FROM {source}", columns, texts
+
+
+def _pick(own: str, column: Column, cells: Any) -> str:
+    return f"CAST({own} AS {sql_type(column, cells)}) AS {quoted(sql_name(column))}"
+
+
+def _numbers_of(columns: Sequence[Any]) -> dict[str, Any]:
+    """Return columns as numbers alone: ``c0`` or its codes, and ``m0`` where some are not known."""
+    numbers: dict[str, Any] = {}
+    for at, cells in enumerate(columns):
+        if isinstance(cells, tuple):
+            numbers[f"c{at}"] = cells[0]
+        else:
+            numbers[f"c{at}"] = np.ma.getdata(cells)
+            if np.ma.is_masked(cells):
+                numbers[f"m{at}"] = np.ma.getmaskarray(cells)  # DuckDB before 2.0 overlooks a mask
+    return numbers
+
+
+def _registered(connection: "DuckDBPyConnection", name: str, numbers: Mapping[str, Any]) -> str:
+    """Give arrays to DuckDB; return what selects them, NULL where ``m`` of a column says so."""
+    connection.register(name, numbers)
+    picks = [
+        f"CASE WHEN m{each[1:]} THEN NULL ELSE {each} END AS {each}"
+        if f"m{each[1:]}" in numbers
+        else each
+        for each in numbers
+        if each[0] != "m"
+    ]
+    return f"(SELECT {', '.join(picks)} FROM {quoted(name)})"
+
+
+def _texts_in(columns: Sequence[Any], before: Texts | None) -> Texts:
+    found = {}
+    for at, cells in enumerate(columns):
+        if isinstance(cells, tuple):
+            there = occurring(*cells)
+            number = before[at].number if before else np.full(len(there), -1, np.int32)
+            new = np.flatnonzero(there & (number < 0))
+            number[new] = np.arange(len(new)) + number.max(initial=-1) + 1
+            found[at] = Told(cells[1], there, number)
+    return found
+
+
+def _cleaned(texts: Sequence[Any], code: Any) -> Any:
+    """Return some of the texts at their codes, as UTF-8 can hold them, else None; and None last."""
+    found = np.full(len(texts) + 1, None, dtype=object)
+    found[code] = [_clean(texts[at]) for at in code.tolist()]
+    return found
+
+
+def sql_type(column: Column, cells: Any) -> str:
+    """Return the type in SQL of a column that holds such cells."""
+    if isinstance(cells, tuple) or column.kind == "text":
+        return "VARCHAR"
+    if column.kind in ("share", "ratio", "number") or (len(cells) and cells.dtype.kind == "f"):
+        return "DOUBLE"
+    return "BIGINT"
+
+
+def _clean(text: Any) -> str:
+    return str(text).encode("utf-8", "replace").decode()
+
+
+# Our files all have one time, by which DuckDB 1.4 tells whether what it holds of one still is true.
+# DuckDB 1.5 fails where it samples an array of objects and finds only None: they are texts, always.
+_BOTH = (
+    "temp_directory = ''",
+    "enable_external_file_cache = false",
+    "pandas_analyze_sample = 0",
+)
+# One thread: the same table is the same bytes.
+_WRITER = ("threads = 1", "memory_limit = '1GB'")
+
+
+def reader() -> "DuckDBPyConnection":
+    """Return a new cursor that reads with all cores."""
+    return _database(os.getpid(), ()).cursor()
+
+
+def writer() -> "DuckDBPyConnection":
+    """Return a new cursor that writes with one thread and 1 GB of memory at most."""
+    return _database(os.getpid(), _WRITER).cursor()
+
+
+def close() -> None:
+    """Leave no database open: it keeps the memory that it once needed, tens of megabytes."""
+    _database.cache_clear()
+    give_back()
+
+
+@functools.lru_cache(maxsize=2)
+def _database(_: int, settings: tuple[str, ...]) -> "DuckDBPyConnection":
+    """Return the database of a process, not that of the one it was forked from."""
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    for setting in (*_BOTH, *settings):
+        connection.execute(f"SET GLOBAL {setting}")  # cursors have only these
+    return connection

@@ -1,0 +1,118 @@
+"""The door to a run for who asks again and again: out of a good cache, else out of its files."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
+from lightning_rlprof.loaders.discovery import is_run, read_ranks, traces
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.run_directory import rank_files
+from lightning_rlprof.store.cache import find, sources
+from lightning_rlprof.store.cached_run import cached_spans
+from lightning_rlprof.store.ingest.make_cache import keep, kept_whole
+from lightning_rlprof.store.joined_tables import Part
+from lightning_rlprof.store.run_store import Store
+from lightning_rlprof.system.location import RemotePath, place
+from lightning_rlprof.tables.spans import Spans
+
+LARGE = 2**23
+"""Bytes from which on a trace of another tool leaves a cache when it is read."""
+
+_Progress = Callable[[int, int], None]
+
+
+def open_run(path: str | Path, *, progress: _Progress | None = None, leave: bool = True) -> Spans:
+    """Return what `lightning_rlprof.load` returns, out of the cache where a good one is there.
+
+    A directory with one trace per rank is put together from the caches of its traces. Only a trace
+    of another tool with `LARGE` bytes or more leaves a cache: with all its tables, so that no later
+    question reads it again. A run of our own is small, and perhaps still being written: reading it
+    writes nothing.
+
+    Args:
+        path: What to read.
+        progress: Called after each file with (files read, files in all).
+        leave: False leaves no cache whatever is read.
+
+    Raises:
+        TraceError: Nothing there can be read; the text says why.
+
+    Example::
+
+        >>> open_run("traces/rank-0.json.gz").table("kernels")  # doctest: +SKIP
+    """
+    path = place(path)
+    if isinstance(path, RemotePath):  # its copies go, so a cache beside them would be for nobody
+        return load(path, progress=progress)
+    cache = find(path, sources(path))
+    found = cache and cached_spans(cache, path, partial(_read, leave=False))
+    return found or _read(path, progress, leave=leave)
+
+
+def open_store(path: str | Path, *, progress: _Progress | None = None) -> Store:
+    """Return the tables of what `open_run` opens, to be asked in SQL.
+
+    Those of a directory with one trace per rank, each with its cache, are read from there as a
+    query goes: the memory does not grow with the number of ranks.
+
+    Raises:
+        TraceError: Nothing there can be read.
+    """
+    path = Path(path)
+    return Store(path, partial(open_run, progress=progress), partial(_parts, path))
+
+
+def _parts(path: Path, facts: Mapping[str, Any]) -> Sequence[Part]:
+    """Return the traces of a directory that its run was joined of, if all have caches."""
+    if not _is_folder_of_traces(path) or facts.get("moved"):
+        return ()
+    left = dict(facts.get("headers", []))
+    zero, found = facts.get("unix_ns", 0), []
+    for file in traces(path):
+        cache = kept_whole(file, sources(file))
+        own = cache.facts() if cache else None
+        if cache is None or own is None:
+            return ()
+        headers = dict(own["headers"])
+        if all(left.get(rank) == header for rank, header in headers.items()):
+            later = own["unix_ns"] - zero if own["unix_ns"] else 0
+            found.append(Part(cache, next(iter(headers)) if len(headers) == 1 else None, later))
+            left = {rank: header for rank, header in left.items() if rank not in headers}
+    return found if len(found) > 1 else ()
+
+
+def _is_folder_of_traces(path: Path) -> bool:
+    """Tell whether `load` looks for traces there: not where runs are, nor inside of one."""
+    if not os.path.isdir(path) or any(map(rank_files, (path, path.absolute().parent))):
+        return False
+    return not is_ascend(path) and not any(map(rank_files, path.iterdir()))
+
+
+def _read(path: Path, progress: _Progress | None = None, *, leave: bool) -> Spans:
+    """Read what has no cache itself; its parts may have one."""
+    if _is_folder_of_traces(path):
+        files = traces(path)
+        if len(files) == 1:
+            return open_run(files[0], progress=progress, leave=leave)
+        each = partial(open_run, leave=leave)
+        run = read_ranks(files, each, progress) if files else None
+        return load(path, progress=progress) if run is None else replace(run, path=path)
+    if leave and not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
+        kept = _kept(path, progress)
+        if kept is not None:
+            return kept
+    return load(path, progress=progress)
+
+
+def _kept(path: Path, progress: _Progress | None) -> Spans | None:
+    """Make a trace's cache and return what is in it, None where it cannot be written."""
+    try:
+        kept = keep(path, progress)
+    except (OSError, TraceError):  # to read it without one says what is wrong with the trace
+        return None
+    return cached_spans(kept.cache, path, partial(load, progress=None))

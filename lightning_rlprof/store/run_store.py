@@ -1,0 +1,263 @@
+"""The door to a run's tables: made once, kept as Parquet, asked in SQL that can only read."""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.store.cache import Cache, Parts, find, make, sources
+from lightning_rlprof.store.cached_run import facts_of
+from lightning_rlprof.store.duckdb_tables import VISIBLE, attach, quoted
+from lightning_rlprof.store.joined_tables import JoinedTable, Part, joined_table
+from lightning_rlprof.store.parquet import files_of, is_whole, read_about, reads, source_of
+from lightning_rlprof.store.sql import answer, is_users, listing, named, write_answer
+from lightning_rlprof.tables.spans import CORE, core_tables
+from lightning_rlprof.tables.table import Table
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from lightning_rlprof.tables.spans import Spans
+
+
+# Tables of the whole run; others are asked in the traces that it was put together from.
+_WHOLE = (*CORE, "clocks")
+
+Facts = Mapping[str, Any]
+_Answer = TypeVar("_Answer")
+
+
+class Store:
+    """A run on disk as tables; reads the run itself only where no cache of it is good.
+
+    Args:
+        path: What to read, as `lightning_rlprof.load` takes it.
+        read: Reads it, that is `lightning_rlprof.load`.
+        parts: Says of which traces with caches of their own it was put together, given the facts of
+            the whole: their tables are then asked where they lie.
+
+    Raises:
+        TraceError: It cannot be read.
+
+    Example::
+
+        >>> from lightning_rlprof import load
+        >>> store = Store("profiler_data/run", load)         # doctest: +SKIP
+        >>> store.sql("select name, sum(duration_ns) as total_ns from spans group by name")
+        ... # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        read: "Callable[[Path], Spans]",
+        parts: "Callable[[Facts], Sequence[Part]] | None" = None,
+    ) -> None:
+        self.path = Path(path)
+        self._read = read
+        self._spans: Spans | None = None
+        self._made_of = sources(self.path)
+        self._cache = find(self.path, self._made_of) or self._made()
+        self._joins = parts
+        self._parts = self._joined()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of all tables; those of device tools are made when a query names them."""
+        return self._cache.tables
+
+    def sql(self, query: str, rows: int | None = None) -> Table:
+        """Return what one SELECT says; see `lightning_rlprof.store.sql.answer`.
+
+        Raises:
+            TraceError: The query is wrong or would do more than read, or names a table of which
+                the run knows nothing; the text is one line.
+        """
+        notes: list[str] = []
+
+        def ask(tables: _Told) -> Table:
+            notes[:] = [each.note for each in tables.told.values()]
+            return answer(listing(query, self.tables), tables.attach, tables.files, rows)
+
+        return _noted(self._asked(query, ask), notes)
+
+    def write(self, query: str, output: Path) -> int:
+        """Write what one SELECT says to a .csv or .parquet file; return the number of rows.
+
+        Raises:
+            TraceError: As `sql`.
+            OSError: The file cannot be written.
+        """
+        told = listing(query, self.tables)
+        return self._asked(
+            query, lambda tables: write_answer(told, tables.attach, tables.files, output)
+        )
+
+    def _joined(self) -> "Sequence[Part]":
+        return self._joins(self._cache.facts() or {}) if self._joins else ()
+
+    def _asked(self, query: str, ask: "Callable[[_Told], _Answer]") -> _Answer:
+        """Ask, and once more from a new cache where a file of it turns out to be damaged."""
+        try:
+            return self._ask(query, ask)
+        except TraceError as error:
+            if is_users(error) or not self._heal():
+                raise
+        return self._ask(query, ask)
+
+    def _ask(self, query: str, ask: "Callable[[_Told], _Answer]") -> _Answer:
+        tables = self._ready(query)
+        try:
+            return ask(tables)
+        except TraceError as error:
+            raise _explained(error, self.tables, tables.untold) from error.__cause__
+
+    def _heal(self) -> bool:
+        """Remove the caches that cannot be read, and tell whether there was one."""
+        caches = [*(part.cache for part in self._parts), self._cache]
+        broken = [cache for cache in caches if not _is_sound(cache)]
+        for cache in broken:
+            shutil.rmtree(cache.folder, ignore_errors=True)
+        if self._cache in broken:
+            self._cache = self._made()
+        if broken:
+            self._parts = self._joined()
+        return bool(broken)
+
+    def _ready(self, query: str) -> "_Told":
+        """Make the tables that a query names; keep why some of them abstained."""
+        tables = _Told({}, {})
+        asked = named(query, self.tables)
+        wanted = [(part.cache, name) for part in self._parts for name in {*asked} - {*_WHOLE}]
+        if not all(cache.has(name) for cache, name in wanted if name in cache.tables):
+            self._parts = self._joined()  # a part was deleted: it may be there again, or is read
+        for name in self.tables:
+            joined = self._parts and name not in _WHOLE
+            if name in asked:
+                found = joined_table(name, self._parts) if joined else self._single(name)
+                if isinstance(found, str):
+                    tables.untold[name] = found
+                else:
+                    tables.told[name] = found
+            elif not joined and self._cache.has(name):
+                tables.told[name] = _Single(name, files_of(self._cache.file(name)), "")
+        return tables
+
+    def _single(self, name: str) -> "_Single | str":
+        if not self._cache.has(name):
+            self._add(name)
+        about = read_about(self._cache.file(name)) or {"note": "", "abstained": None}
+        if about["abstained"] is not None:
+            return str(about["abstained"])
+        return _Single(name, files_of(self._cache.file(name)), about["note"])
+
+    def _add(self, name: str) -> None:
+        table = self._table(name)
+        if sources(self.path) == self._made_of:
+            with contextlib.suppress(OSError):  # a place that only others may write
+                return self._cache.add(table, name)
+        self._cache = self._made(shared=False)  # ours alone, also where the run is still growing
+        try:
+            self._cache.add(self._table(name), name)
+        except OSError as error:
+            text = f"{self._cache.folder}: has no room for table {name} ({error.strerror})"
+            raise TraceError(text) from error
+
+    def _table(self, name: str) -> Table:
+        if self._spans is None:
+            self._spans = self._read(self.path)
+        return self._spans.table(name)
+
+    def _made(self, *, shared: bool = True) -> Cache:
+        before = self._made_of = sources(self.path)
+        spans = self._spans = self._read(self.path)
+        shared = shared and sources(self.path) == before
+        made = find(self.path, before) if shared else None  # reading may have left one
+        return made or make(self.path, before, parts_of(spans, self.path), shared=shared)
+
+
+def parts_of(spans: "Spans", path: Path) -> Parts:
+    """Return what the cache of a run that was read from a path is made of."""
+    return Parts(core_tables(spans), spans.tables, facts_of(spans, path))
+
+
+def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
+    """Return what one SELECT says of a run that is in memory; nothing is written.
+
+    Args:
+        spans: The run.
+        query: As `Store.sql`.
+        read: Returns a table of the run by its name.
+
+    Raises:
+        TraceError: As `Store.sql`.
+    """
+    names = (*CORE, *spans.tables)
+    tables = [read(name) for name in named(query, dict.fromkeys(names))]
+    untold = {table.name: table.abstained for table in tables if table.abstained is not None}
+    told = [table for table in tables if table.abstained is None]
+
+    def view(connection: "DuckDBPyConnection") -> None:
+        for table in told:
+            attach(connection, table)
+
+    try:
+        return _noted(answer(listing(query, names), view), [table.note for table in told])
+    except TraceError as error:
+        raise _explained(error, names, untold) from error
+
+
+def _is_sound(cache: Cache) -> bool:
+    """Tell whether every table that is there can be read; takes as long as reading it."""
+    there = [path for name in cache.tables if (path := cache.file(name)).exists()]
+    return all(is_whole(path) and all(map(reads, files_of(path))) for path in there)
+
+
+class _Single(NamedTuple):
+    """A table of the run's own cache, and what it says beside its rows."""
+
+    name: str
+    files: list[Path]
+    note: str
+
+    def attach(self, connection: "DuckDBPyConnection") -> None:
+        """Make it a view of its name."""
+        select = f"SELECT {VISIBLE} FROM read_parquet({source_of(self.files)})"
+        connection.execute(f"CREATE VIEW {quoted(self.name)} AS {select}")
+
+
+class _Told(NamedTuple):
+    """The tables that can be asked, and why others cannot."""
+
+    told: "dict[str, _Single | JoinedTable]"
+    untold: dict[str, str]
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that are read."""
+        return [file for table in self.told.values() for file in table.files]
+
+    def attach(self, connection: "DuckDBPyConnection") -> None:
+        """Make each a view."""
+        for table in self.told.values():
+            table.attach(connection)
+
+
+def _noted(answer: Table, notes: list[str]) -> Table:
+    """Say with an answer what must be known of the tables that it comes from."""
+    return replace(answer, note="; ".join(filter(None, [answer.note, *notes])))
+
+
+def _explained(error: TraceError, tables: Iterable[str], untold: Mapping[str, str]) -> TraceError:
+    """Say why a table abstained that was not found, else which tables there are."""
+    found = re.search(r"Table with name (\w+)", str(error))
+    if found is None:
+        return error
+    if found[1].lower() in untold:
+        return TraceError(f"table {found[1]} is not told: {untold[found[1].lower()]}")
+    text, _, _ = str(error).partition(" Did you mean")  # which knows only what is open
+    return TraceError(f"{text} (there are: {', '.join(tables)})")

@@ -1,0 +1,1 @@
+"""What the operating system and the interpreter give: files, paths, URLs, subprocesses."""

@@ -1,0 +1,250 @@
+"""Runs that lie elsewhere, at s3://, gs://, hdfs:// and what else fsspec knows, fetched to be read.
+
+A run is copied into a temporary folder before it is read, file by file, and only what is read.
+Nothing that this room says or raises holds a credential.
+"""
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.system.location import RemotePath, hidden, scrubbed, secrets_of
+
+LIMIT = "RLPROF_FETCH_GB"
+"""Variable with the gigabytes that a run may take here; unset, it is what the disk has free."""
+
+T = TypeVar("T")
+
+_CHUNK = 1 << 22
+_SPARE = 1 << 28  # bytes that stay free on the disk
+_FEW = 8
+# What loaders read. A tool's raw data is many times as large, and only the tool can read it.
+_READ = (".jsonl", ".json", ".json.gz", ".json.zst", ".sqlite", ".nsys-rep", ".csv", ".db")
+_RAW = re.compile(r"PROF_\d.*|FRAMEWORK|\..*")  # folders; hidden ones hold caches
+_RANK_FILE = re.compile(r"rank-\d+\.jsonl")
+
+
+class Fetched:
+    """Copies of remote files, removed by ``close()``, else with the last who knows this object.
+
+    Attributes:
+        path: What to read here.
+        files: Number of copies.
+        size: Bytes that they take.
+    """
+
+    def __init__(self, folder: Path, path: Path, files: int, size: int) -> None:
+        self.path, self.files, self.size = path, files, size
+        self.close = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+
+class _Listing(NamedTuple):
+    """Files of a file system by their place below ``name``: where they are, and their size."""
+
+    system: Any
+    name: str
+    files: dict[str, tuple[str, int | None]]
+
+
+@contextmanager
+def local(path: Path) -> Iterator[Path]:
+    """Give the place where a path's files can be read, while the block runs.
+
+    Raises:
+        TraceError: As `fetch`.
+    """
+    if not isinstance(path, RemotePath):
+        yield path
+        return
+    fetched = fetch(path)
+    try:
+        yield fetched.path
+    finally:
+        fetched.close()
+
+
+def fetch(path: RemotePath) -> Fetched:
+    """Copy what a loader reads of a run, a trace or a capture into a temporary folder.
+
+    Of a folder with several runs none is taken: each costs time, and money.
+
+    Raises:
+        TraceError: It is not there, is too large for the disk or for `LIMIT`, ended early, or a
+            package is missing; the text is one line and holds no credential.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rlprof-"))
+    try:
+        listing = attempt(path, "read", partial(_listed, path))
+        size = _copied(path, listing, folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Fetched(folder, folder / listing.name, len(listing.files), size)
+
+
+def attempt(path: RemotePath, done: str, action: Callable[[], T]) -> T:
+    """Do something with fsspec; whatever it raises becomes one line, without the error itself."""
+    try:
+        return action()
+    except TraceError as error:
+        text = str(error)
+    except Exception as error:  # any library may stand behind a URL
+        said = scrubbed(str(error), path.url) or "no reason was given"
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        text = f"{path}: cannot be {done} ({kind}{said})"
+    raise TraceError(text)  # not in the handler: a chained error is shown with all that it says
+
+
+def opened(path: RemotePath) -> tuple[Any, str]:
+    """Return the file system of a URL, and the place in it."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        text = f'{path}: fsspec is not there: pip install "lightning-rlprof[remote]"'
+        raise TraceError(text) from error
+    _keep_out_of_logs(secrets_of(path.url))
+    system, root = url_to_fs(path.url)
+    system.invalidate_cache()
+    return system, root
+
+
+class _Records:
+    """Makes the records of `logging`, with stars for the secrets of the URLs that were opened.
+
+    For good: the libraries behind a URL log it from threads of their own, and later.
+    """
+
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self._make = make
+        self.secrets: set[str] = set()
+
+    def __call__(self, *args: Any, **more: Any) -> logging.LogRecord:
+        record = self._make(*args, **more)
+        with suppress(Exception):  # a record that cannot be written at all
+            text = record.getMessage()
+            if (clean := hidden(text, self.secrets)) != text:
+                record.msg, record.args = clean, None
+            if record.exc_info:
+                text = logging.Formatter().formatException(record.exc_info)
+                if (clean := hidden(text, self.secrets)) != text:
+                    record.exc_info, record.exc_text = None, clean
+        return record
+
+
+def _keep_out_of_logs(secrets: set[str]) -> None:
+    make = logging.getLogRecordFactory()
+    if secrets and not isinstance(make, _Records):
+        make = _Records(make)
+        logging.setLogRecordFactory(make)
+    if isinstance(make, _Records):
+        make.secrets = make.secrets | secrets  # another set: threads look into the one before
+
+
+def _listed(path: RemotePath) -> _Listing:
+    """Look what is there, and choose what a loader reads."""
+    system, root = opened(path)
+    name = "run" if path.name in ("", "..") else path.name
+    folder = path.url.partition("?")[0].endswith("/")  # the only sign that a web server gives
+    if not folder and (info := system.info(root))["type"] != "directory":
+        return _Listing(system, name, {"": (root, info.get("size"))})
+    start = root.rstrip("/") + "/"
+    found: dict[str, tuple[str, int | None]] = {}
+    for remote, info in system.find(root, detail=True).items():
+        inside = remote.removeprefix(start)
+        if info["type"] == "file" and remote.startswith(start) and _is_read(inside):
+            found[inside] = (remote, info.get("size"))
+    found = {file: at for file, at in found.items() if not _is_exported(file, found)}
+    return _Listing(system, name, _of_one_run(path, found))
+
+
+def _is_read(inside: str) -> bool:
+    parts = inside.split("/")
+    strange = not {"", ".", ".."}.isdisjoint(parts) or "\0" in inside
+    return inside.endswith(_READ) and not strange and not any(map(_RAW.fullmatch, parts[:-1]))
+
+
+def _is_exported(inside: str, others: dict[str, Any]) -> bool:
+    """Tell whether a report of nsys lies there as SQLite, too, which needs no nsys."""
+    return inside.endswith(".nsys-rep") and inside.removesuffix("nsys-rep") + "sqlite" in others
+
+
+def _of_one_run(
+    path: RemotePath, found: dict[str, tuple[str, int | None]]
+) -> dict[str, tuple[str, int | None]]:
+    if any(map(_RANK_FILE.fullmatch, found)):
+        return found
+    folders = [file.partition("/") for file in found]
+    runs = sorted({folder for folder, _, file in folders if _RANK_FILE.fullmatch(file)})
+    if len(runs) > 1:
+        some = ", ".join(runs[-_FEW:])
+        raise TraceError(f"{path}: holds {len(runs)} runs, choose one of them: {some}")
+    if not found:
+        raise TraceError(f"{path}: is not there, or holds no file that rlprof reads")
+    return {file: at for file, at in found.items() if not runs or file.startswith(f"{runs[0]}/")}
+
+
+def _copied(path: RemotePath, listing: _Listing, folder: Path) -> int:
+    """Copy the files into a folder; return how many bytes they are."""
+    room = left = _room(folder)
+    told = sum(size or 0 for _, size in listing.files.values())
+    too_large = f"{path}: its {files_text(len(listing.files))} take {{}}, and there is room for "
+    too_large += (
+        f"{size_text(room)} in {folder.parent}: set TMPDIR to a larger disk, or raise {LIMIT}"
+    )
+    if told > room:
+        raise TraceError(too_large.format(size_text(told)))
+    for inside, (remote, size) in listing.files.items():
+        target = folder / listing.name / inside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        took = attempt(path, "read", partial(_stream, listing.system, remote, target, left))
+        if took > left:
+            raise TraceError(too_large.format("more than was told"))
+        if took < (size or 0):
+            file = inside or listing.name
+            raise TraceError(f"{path}: {file} ended after {took:,} of {size:,} bytes; try again")
+        left -= took
+    return room - left
+
+
+def _room(folder: Path) -> int:
+    """Return how many bytes may be copied."""
+    free = max(shutil.disk_usage(folder).free - _SPARE, 0)
+    text = os.environ.get(LIMIT)
+    if text is None:
+        return free
+    try:
+        return min(free, int(float(text) * 1e9))
+    except (ValueError, OverflowError) as error:
+        raise TraceError(f"{LIMIT}={text}: is no number of gigabytes, such as 20") from error
+
+
+def _stream(system: Any, remote: str, target: Path, most: int) -> int:
+    """Copy one file, a little more than allowed at most; return how many bytes came."""
+    took = 0
+    with system.open(remote, "rb") as source, target.open("wb") as copy:
+        while took <= most and (chunk := source.read(_CHUNK)):
+            copy.write(chunk)
+            took += len(chunk)
+    return took
+
+
+def files_text(count: int) -> str:
+    """Return a number of files for people."""
+    return "1 file" if count == 1 else f"{count:,} files"
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes as people say it: ``1.2 GB``."""
+    for unit, bytes_in in (("GB", 1e9), ("MB", 1e6)):
+        if count >= bytes_in:
+            return f"{count / bytes_in:,.1f} {unit}"
+    return f"{count / 1e3:,.1f} kB"

@@ -1,0 +1,1 @@
+"""Columns in memory, shared by loaders and analyses: tables, spans, kernels, intervals."""

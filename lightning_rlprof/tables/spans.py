@@ -1,0 +1,376 @@
+"""All spans of a run as columns on one time axis, with what is known to be missing.
+
+`core_tables` are the same as tables, which SQL can query.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
+
+NO_PARENT = -1
+"""Stands in ``Spans.parent`` where a span has none; ids are never negative."""
+
+
+class Thread(NamedTuple):
+    """One thread of one rank; ``Spans.thread`` holds indices into ``Spans.threads``."""
+
+    rank: int
+    ident: int
+    name: str
+
+
+class RankNote(NamedTuple):
+    """Something that a rank, or the loader (rank None), has to say; its time is on the axis."""
+
+    rank: int | None
+    time_ns: int
+    level: str
+    text: str
+
+
+class Problem(NamedTuple):
+    """What is missing or doubtful in a run; rank None means the whole run."""
+
+    rank: int | None
+    text: str
+
+
+class Counter(NamedTuple):
+    """The spans that carry one counter, ascending, and their values; integers stay exact."""
+
+    rows: Int64s
+    values: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """A run in memory: one row per span, sorted by rank, start and id.
+
+    Times are integer nanoseconds since the first event of the run. Iterating yields `Span`; the
+    columns are for everything that must be fast.
+
+    Attributes:
+        path: What was loaded.
+        names: Distinct names; ``name`` holds indices into it.
+        threads: Distinct threads; ``thread`` holds indices into it.
+        name: Index into ``names`` per span.
+        kind: Index into `lightning_rlprof.records.records.KINDS` per span.
+        rank: Global rank per span.
+        step: RL step per span, 0 before training.
+        start_ns: Start on the run's axis.
+        end_ns: End on the run's axis, never before the start.
+        thread: Index into ``threads`` per span.
+        id: Number of the span in its rank.
+        parent: Id of the enclosing span in the same rank, or `NO_PARENT`.
+        counters: Counters by name.
+        headers: Headers by rank, ascending.
+        statuses: How each rank ended: ``finished``, a reason, or None when its file just stops.
+        notes: What ranks and the loader say, by time.
+        problems: What is missing or doubtful.
+        unix_ns: Wall-clock time of zero on the axis.
+        tables: What else the files hold, by name; a table is read when it is asked for.
+        wall_off: How far a rank's wall clock was ahead of that of ``unix_ns`` when it said a time;
+            only ranks of which that is known.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    name: Int64s
+    kind: Int64s
+    rank: Int64s
+    step: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    thread: Int64s
+    id: Int64s
+    parent: Int64s
+    counters: Mapping[str, Counter] = field(default_factory=dict)
+    headers: Mapping[int, Header] = field(default_factory=dict)
+    statuses: Mapping[int, str | None] = field(default_factory=dict)
+    notes: tuple[RankNote, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    unix_ns: int = 0
+    tables: Mapping[str, Callable[[], Table]] = field(default_factory=dict)
+    wall_off: Mapping[int, Callable[[int], int]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of spans."""
+        return len(self.start_ns)
+
+    def __iter__(self) -> Iterator[Span]:
+        """Yield every span as a `Span`; convenient, and slow beyond some ten thousand."""
+        return (self.span(row) for row in range(len(self)))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that were read, ascending; a rank without spans counts."""
+        return tuple(self.headers)
+
+    @property
+    def duration_ns(self) -> Int64s:
+        """Length of every span."""
+        return self.end_ns - self.start_ns
+
+    def later(self, rank: int | None, unix_ns: int) -> int:
+        """Return the time on the axis when a rank's wall clock said ``unix_ns``."""
+        off = self.wall_off.get(-1 if rank is None else rank)
+        return unix_ns - self.unix_ns - (0 if off is None else off(unix_ns))
+
+    def table(self, name: str) -> Table:
+        """Read a table: ``spans``, ``headers``, ``notes``, ``problems``, or one of a device tool.
+
+        ``load(path).table("kernels")``. One of a device tool is read anew at every call.
+
+        Raises:
+            TraceError: The files hold no such table.
+        """
+        own = core_tables(self)
+        if name in own:
+            return own[name]()
+        if name not in self.tables:
+            there = ", ".join(sorted(self.tables)) or "none: no device tool recorded this run"
+            raise TraceError(f"{self.path} has no table {name!r} (there are: {there})")
+        return self.tables[name]()
+
+    def try_table(self, name: str, remarks: list[str]) -> Table | None:
+        """Return a table, None if the run has none.
+
+        Why a table cannot be read becomes a remark, and so do rows that its loader left out.
+        """
+        if name not in self.tables:
+            return None
+        try:
+            table = self.table(name)
+        except TraceError as error:
+            remarks.append(f"The table {name} could not be read: {error}.")
+            return None
+        if table.abstained is not None:
+            remarks.append(f"The table {name} is missing: {table.abstained}.")
+            return None
+        remarks += [f"The table {name} is not whole: {text}." for text in table.losses()]
+        return table
+
+    def span(self, row: int) -> Span:
+        """Return one row as a `Span`, its times on the run's axis."""
+        parent = int(self.parent[row])
+        return Span(
+            self.names[self.name[row]],
+            KINDS[self.kind[row]],
+            int(self.rank[row]),
+            int(self.step[row]),
+            int(self.start_ns[row]),
+            int(self.end_ns[row]),
+            self.threads[self.thread[row]].ident,
+            int(self.id[row]),
+            None if parent == NO_PARENT else parent,
+            self.counters_of(row),
+        )
+
+    def counters_of(self, row: int) -> dict[str, Number] | None:
+        """Return the counters of one row, None when it has none."""
+        found: dict[str, Number] = {}
+        for name, (rows, values) in self.counters.items():
+            at = int(np.searchsorted(rows, row))
+            if at < len(rows) and rows[at] == row:
+                value = values[at]
+                found[name] = value.item() if isinstance(value, np.generic) else value
+        return found or None
+
+    def rows(
+        self, *, kind: Kind | None = None, name: str | None = None, rank: int | None = None
+    ) -> Int64s:
+        """Return the rows that match, ascending: ``spans.start_ns[spans.rows(kind="step")]``.
+
+        Raises:
+            ValueError: There is no such kind.
+        """
+        first, last = 0, len(self)
+        if rank is not None:  # rows are sorted by rank
+            first, last = np.searchsorted(self.rank, [rank, rank + 1]).tolist()
+        keep = np.ones(last - first, dtype=bool)
+        if kind is not None:
+            if kind not in KINDS:
+                raise ValueError(f"kind={kind!r}: there are {', '.join(KINDS)}")
+            keep &= self.kind[first:last] == KINDS.index(kind)
+        if name is not None:
+            code = self.names.index(name) if name in self.names else -1
+            keep &= self.name[first:last] == code
+        return np.flatnonzero(keep) + first
+
+    def amounts(self, name: str, kind: type[np.number[Any]] = np.float64) -> Counter:
+        """Return a counter as numbers of one type to add up; empty where no span has it.
+
+        What would not fit into a sum, at 2^62 or 1e200, comes of damage and is left out.
+        """
+        if name not in self.counters:
+            return Counter(np.empty(0, np.int64), np.empty(0, kind))
+        rows, values = self.counters[name]
+        most = 2**62 if kind is np.int64 else 1e200
+        sound = np.asarray((values > -most) & (values < most), dtype=bool)
+        if not sound.all():
+            rows, values = rows[sound], values[sound]
+        return Counter(rows, values.astype(kind, copy=False))
+
+    def flagged(self, counter: str) -> Int64s:
+        """Return the rows that carry a counter that is not zero, ascending."""
+        if counter not in self.counters:
+            return np.empty(0, dtype=np.int64)
+        rows, values = self.counters[counter]
+        found: Int64s = rows[values != 0]
+        return found
+
+
+CORE = ("spans", "headers", "notes", "problems")
+"""Tables that every run has; all others are what its device tools recorded."""
+
+_MOST_COUNTERS = 256
+_SPANS = (
+    Column("name", "text"),
+    Column("kind", "text"),
+    Column("rank", "count"),
+    Column("step", "count"),
+    Column("start_ns", "duration", "ns"),
+    Column("end_ns", "duration", "ns"),
+    Column("duration_ns", "duration", "ns"),
+    Column("thread", "count"),
+    Column("thread_name", "text"),
+    Column("id", "count"),
+    Column("parent", "count"),
+)
+_HEADERS = (
+    Column("rank", "count"),
+    Column("run_id", "text"),
+    Column("world_size", "count"),
+    Column("role", "text"),
+    Column("host", "text"),
+    Column("pid", "count"),
+    Column("device", "text"),
+    Column("device_name", "text"),
+    Column("status", "text"),
+    Column("format", "count"),
+    Column("unix_ns", "count", "ns"),
+    Column("clock_ns", "count", "ns"),
+    Column("zero_unix_ns", "count", "ns"),
+    Column("config", "text"),
+    Column("versions", "text"),
+)
+_NOTES = (
+    Column("rank", "count"),
+    Column("time_ns", "duration", "ns"),
+    Column("level", "text"),
+    Column("text", "text"),
+)
+_PROBLEMS = (Column("rank", "count"), Column("text", "text"))
+
+
+def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:
+    """Return what makes each table of `CORE`; ``spans`` has a column for each counter."""
+    return {
+        "spans": lambda: _spans(spans),
+        "headers": lambda: Table("headers", _HEADERS, _headers(spans)),
+        "notes": lambda: Table("notes", _NOTES, [tuple(note) for note in spans.notes]),
+        "problems": lambda: Table("problems", _PROBLEMS, [tuple(each) for each in spans.problems]),
+    }
+
+
+def _spans(spans: Spans) -> Table:
+    counters, note = _counters(spans)
+    heads = (*_SPANS, *(column for column, _ in counters))
+    identities = _identities([thread.ident for thread in spans.threads] or [0])
+    names = [thread.name for thread in spans.threads]
+
+    def read(low: int, high: int) -> ColumnRows:
+        part = slice(low, high)
+        columns: list[Any] = [
+            (spans.name[part], spans.names),
+            (spans.kind[part], KINDS),
+            spans.rank[part],
+            spans.step[part],
+            spans.start_ns[part],
+            spans.end_ns[part],
+            spans.end_ns[part] - spans.start_ns[part],
+            identities[spans.thread[part]],
+            (spans.thread[part], names),
+            spans.id[part],
+            np.ma.masked_less(spans.parent[part], 0),
+        ]
+        return ColumnRows([*columns, *(each[part] for _, each in counters)])
+
+    return Table("spans", heads, PartRows(len(spans), read), note=note)
+
+
+def _identities(idents: Iterable[int]) -> Any:
+    """Return identities of threads as 64 bits, those of another tool wrapped where larger."""
+    return np.array([(each + 2**63) % 2**64 - 2**63 for each in idents], dtype=np.int64)
+
+
+def counter_columns(spans: Spans) -> dict[str, str]:
+    """Return the column of each counter that has one: the most frequent, by name."""
+    taken = {column.name for column in _SPANS}
+    often = sorted(spans.counters, key=lambda name: (-len(spans.counters[name].rows), name))
+    found = {}
+    for name in sorted(often[:_MOST_COUNTERS]):
+        own = "_".join(name.split()) or "counter"
+        while own.lower() in taken:  # SQL does not tell "Tokens" from "tokens"
+            own = f"counter_{own}"
+        taken.add(own.lower())
+        found[name] = own
+    return found
+
+
+def _counters(spans: Spans) -> tuple[list[tuple[Column, Any]], str]:
+    """Return a column per counter, empty where a span has none; the most frequent where many."""
+    found = []
+    for name, own in counter_columns(spans).items():
+        values = _column(spans.counters[name], len(spans))
+        whole = values.dtype.kind == "i"
+        unit = "bytes" if name.endswith("bytes") else ""
+        kind = "duration" if whole and name.endswith("_ns") else "count" if whole else "number"
+        found.append((Column(own, kind, "ns" if kind == "duration" else unit), values))  # type: ignore[arg-type]
+    left = len(spans.counters) - _MOST_COUNTERS
+    return found, f"{left} rarer counters have no column" if left > 0 else ""
+
+
+def _column(counter: Counter, length: int) -> Any:
+    """Spread a counter over all spans; whole numbers beyond 64 bits become floats."""
+    values = counter.values
+    if values.dtype.kind not in "if":
+        values = values.astype(np.float64)
+    full = np.zeros(length, dtype=values.dtype)
+    mask = np.ones(length, dtype=bool)
+    full[counter.rows], mask[counter.rows] = values, False
+    return np.ma.masked_array(full, mask=mask)
+
+
+def _headers(spans: Spans) -> list[tuple[Any, ...]]:
+    return [
+        (
+            rank,
+            header.run_id,
+            header.world_size,
+            header.role,
+            header.host,
+            header.pid,
+            header.device,
+            header.device_name,
+            spans.statuses.get(rank),
+            header.format,
+            header.unix_ns,
+            header.clock_ns,
+            spans.unix_ns,
+            json.dumps(header.config, default=str),
+            json.dumps(header.versions, default=str),
+        )
+        for rank, header in spans.headers.items()
+    ]

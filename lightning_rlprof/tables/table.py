@@ -1,0 +1,333 @@
+"""The answer of one analysis as a value: columns with units, rows, a note, or why it abstained."""
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.tables import dataframes
+from lightning_rlprof.tables.arrays import Int64s
+
+_SHOWN = 50
+_LOST = "left out"  # in every note of a loader that could not read some rows
+_INT64_LIMIT = 2**63
+
+Cell = str | int | float | None
+"""What a table holds; None means "not known", which is never zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Name of a column, the unit of its cells, and how a reader should see them.
+
+    Attributes:
+        name: Heading, unique in its table; the key in JSON.
+        kind: ``text``, ``count`` (an integer), ``duration`` (integer nanoseconds), ``share``
+            (0 to 1, shown in per cent), ``ratio`` (shown as 1.25x) or ``number``.
+        unit: ``ns`` for durations; whatever the number counts otherwise.
+    """
+
+    name: str
+    kind: Literal["text", "count", "duration", "share", "ratio", "number"]
+    unit: str = ""
+
+
+class ColumnRows(Sequence[tuple[Cell, ...]]):
+    """Rows over columns, made one by one when they are asked for: for tables of millions.
+
+    Args:
+        columns: Each either an array of numbers, or ``(codes, values)``: an array of integers and
+            what they stand for; a code below 0 stands for None.
+
+    Raises:
+        ValueError: The columns differ in length.
+
+    Example::
+
+        >>> rows = ColumnRows([np.array([5, 7]), (np.array([0, -1]), ["gemm"])])
+        >>> list(rows), len(rows[1:])
+        ([(5, 'gemm'), (7, None)], 1)
+    """
+
+    def __init__(
+        self, columns: Sequence[np.ndarray[Any, Any] | tuple[np.ndarray[Any, Any], Sequence[Cell]]]
+    ) -> None:
+        self.columns = tuple(columns)
+        sizes = {len(column[0] if isinstance(column, tuple) else column) for column in columns}
+        if len(sizes) > 1:
+            raise ValueError(f"columns of one table differ in length: {sorted(sizes)}")
+        self._length = sizes.pop() if sizes else 0
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._length
+
+    @property
+    def width(self) -> int:
+        """How many cells a row has."""
+        return len(self.columns)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return one row as a tuple, or a slice of rows as a list of tuples."""
+        if not isinstance(at, slice):
+            at = range(self._length)[at]
+            return next(self._rows(slice(at, at + 1)))
+        return list(self._rows(at))
+
+    def __iter__(self) -> Iterator[tuple[Cell, ...]]:
+        """Yield the rows; some ten thousand at a time become Python objects."""
+        for start in range(0, self._length, 65_536):
+            yield from self._rows(slice(start, start + 65_536))
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether another sequence has the same rows."""
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def column(self, at: int, rows: slice = slice(None)) -> list[Cell]:
+        """Return the cells of one column."""
+        column = self.columns[at]
+        if not isinstance(column, tuple):
+            return list(column[rows].tolist())
+        codes, values = column
+        return [values[code] if code >= 0 else None for code in codes[rows].tolist()]
+
+    def _rows(self, rows: slice) -> Iterator[tuple[Cell, ...]]:
+        return zip(*(self.column(at, rows) for at in range(len(self.columns))), strict=True)
+
+
+class PartRows(ColumnRows):
+    """Rows of which some are read at a time, from wherever they lie; see `parts`.
+
+    Asking for ``columns`` reads all of them, and keeps them.
+
+    Args:
+        length: Number of rows.
+        read: Returns the rows from one number to another, that one left out.
+    """
+
+    def __init__(self, length: int, read: Callable[[int, int], ColumnRows]) -> None:
+        self._length, self._read = length, read
+
+    @property
+    def width(self) -> int:
+        """How many cells a row has."""
+        return self._read(0, 0).width
+
+    @cached_property
+    def columns(self) -> Any:  # type: ignore[override]
+        """All columns."""
+        return self._read(0, self._length).columns
+
+    def parts(self, rows: int) -> Iterator[ColumnRows]:
+        """Yield so many rows at a time; nothing of them is kept."""
+        for low in range(0, self._length, rows):
+            yield self._read(low, min(low + rows, self._length))
+
+    def _rows(self, rows: slice) -> Iterator[tuple[Cell, ...]]:
+        low, high, step = rows.indices(self._length)
+        if step != 1:
+            return super()._rows(rows)
+        part = self._read(low, max(low, high))
+        return zip(*(part.column(at) for at in range(len(part.columns))), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under named columns; an analysis that lacks its evidence says so in ``abstained``.
+
+    Raises:
+        ValueError: A row is not as long as ``columns``.
+
+    Example::
+
+        >>> table = Table("stages", (Column("stage", "text"), Column("total", "duration", "ns")),
+        ...               [("actor_generate", 5)])
+        >>> table.column("total")
+        [5]
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: Sequence[tuple[Cell, ...]] = ()
+    note: str = ""
+    abstained: str | None = None
+
+    def __post_init__(self) -> None:
+        """Reject rows that do not fit under the columns."""
+        widths = self.rows
+        if isinstance(widths, ColumnRows):  # all alike: the first tells of all
+            widths = [tuple(range(widths.width))] if len(widths) else []
+        for row in widths:
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"table {self.name}: row {row!r} has {len(row)} cells for "
+                    f"{len(self.columns)} columns"
+                )
+
+    def column(self, name: str) -> list[Cell]:
+        """Return the cells under one heading; raises KeyError naming the headings there are."""
+        names = [column.name for column in self.columns]
+        if name not in names:
+            raise KeyError(f"table {self.name} has no column {name!r}, only {', '.join(names)}")
+        at = names.index(name)
+        if isinstance(self.rows, ColumnRows):
+            return self.rows.column(at)
+        return [row[at] for row in self.rows]
+
+    def arrays(self) -> list[Any]:
+        """Return each column as an array of numbers, masked where not known, or as (codes, texts).
+
+        A code below 0 is "not known". Integers beyond 64 bits become floats.
+        """
+        own = getattr(self.rows, "columns", None)
+        if own is None:
+            cells = ([row[at] for row in self.rows] for at in range(len(self.columns)))
+            return [
+                _cells(each, column.kind) for each, column in zip(cells, self.columns, strict=True)
+            ]
+        return [_coded(*each) if isinstance(each, tuple) else _plain(each) for each in own]
+
+    def numbers(self, name: str, unknown: int = 0) -> Int64s:
+        """Return a column of integers as an array, with ``unknown`` where one is not known."""
+        column = self._codes(name)
+        if not isinstance(column, tuple):
+            filled: Int64s = np.ma.filled(column, unknown).astype(np.int64, copy=False)
+            return filled
+        codes, values = column
+        own = [unknown if value is None else value for value in values]
+        found: Int64s = np.array([*own, unknown], dtype=np.int64)
+        return found[codes]
+
+    def texts(self, name: str) -> tuple[Int64s, Sequence[str]]:
+        """Return a column of texts as codes and distinct texts; code -1 means "not known".
+
+        The codes may be the table's own: do not write to them.
+        """
+        codes, values = self._codes(name)
+        places: dict[str, int] = {}
+        own = [places.setdefault(str(value), len(places)) for value in values]
+        if len(places) == len(own) and codes.dtype == np.int64:  # each text once: as they are
+            return codes, list(places)
+        return np.array([*own, -1], dtype=np.int64)[codes], list(places)
+
+    def losses(self) -> list[str]:
+        """Return what the note says of rows that the loader could not read."""
+        return [text for text in self.note.split("; ") if _LOST in text]
+
+    def _codes(self, name: str) -> Any:
+        """Return an array, or codes and what they stand for, whatever form the rows have."""
+        at = [column.name for column in self.columns].index(name)
+        if isinstance(self.rows, ColumnRows):
+            return self.rows.columns[at]
+        places: dict[Cell, int] = {}
+        cells = (row[at] for row in self.rows)
+        codes = [-1 if cell is None else places.setdefault(cell, len(places)) for cell in cells]
+        return np.array(codes, dtype=np.int64), list(places)
+
+    def _known(self) -> dict[str, Any]:
+        """Return the columns by name; raises RlprofError for a table without an answer."""
+        if self.abstained is not None:
+            raise RlprofError(f"table {self.name} is not told: {self.abstained}")
+        names = [column.name for column in self.columns]
+        return dict(zip(names, self.arrays(), strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON: columns with kinds and units, rows as lists."""
+        return {
+            "name": self.name,
+            "columns": [asdict(column) for column in self.columns],
+            "rows": [list(row) for row in self.rows],
+            "note": self.note,
+            "abstained": self.abstained,
+        }
+
+    def to_numpy(self) -> dict[str, Any]:
+        """Return an array per column; see `lightning_rlprof.tables.dataframes.to_numpy`."""
+        return dataframes.to_numpy(self._known())
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame``; raises RlprofError where pandas is not installed."""
+        return dataframes.to_pandas(self._known())
+
+    def to_polars(self) -> Any:
+        """Return a ``polars.DataFrame``; raises RlprofError where polars is not installed."""
+        return dataframes.to_polars(self._known())
+
+    def to_arrow(self) -> Any:
+        """Return a ``pyarrow.Table``; raises RlprofError where pyarrow is not installed."""
+        return dataframes.to_arrow(self._known())
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first rows, how many there are, and the note."""
+        title = f"<strong>{html.escape(self.name)}</strong>"
+        if self.abstained is not None:
+            return f"<p>{title}: not told, {html.escape(self.abstained)}</p>"
+        heads = "".join(f"<th>{html.escape(_heading(each))}</th>" for each in self.columns)
+        body = "".join(
+            f"<tr>{''.join(map(_html_cell, row, self.columns))}</tr>" for row in self.rows[:_SHOWN]
+        )
+        rest = len(self.rows) - _SHOWN
+        remarks = [f"and {rest:,} more rows"] * (rest > 0) + [self.note] * bool(self.note)
+        notes = "".join(f"<p>{html.escape(each)}</p>" for each in remarks)
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+        return f"<div>{title}{table}{notes}</div>"
+
+
+def figure(number: float) -> str:
+    """Return a number for people, with four significant digits, or all before the point.
+
+    Example::
+
+        >>> [figure(number) for number in (0.012345, 53_281.4, 1e30)]
+        ['0.01235', '53,281', '1e+30']
+    """
+    return f"{number:,.0f}" if 1e3 <= abs(number) < 1e15 else f"{number:,.4g}"
+
+
+def _heading(column: Column) -> str:
+    return f"{column.name} ({column.unit})" if column.unit else column.name
+
+
+def _html_cell(cell: Cell, column: Column) -> str:
+    if cell is None:
+        return "<td>-</td>"
+    if isinstance(cell, str):
+        return f'<td style="text-align: left">{html.escape(cell)}</td>'
+    if column.kind == "share":
+        return f"<td>{cell:.1%}</td>"
+    return f"<td>{cell:,}</td>" if isinstance(cell, int) else f"<td>{figure(cell)}</td>"
+
+
+def _plain(cells: Any) -> Any:
+    return cells if cells.dtype.kind in "iuf" else _cells(cells.tolist(), "text")
+
+
+def _coded(codes: Any, values: Sequence[Any]) -> Any:
+    """Keep texts as codes; numbers that are coded because some are not known become a column."""
+    if not len(values) or any(isinstance(value, str) for value in values):
+        return codes, [str(value) for value in values]
+    known = np.array(_numbers(values))
+    return np.ma.masked_array(known[codes], mask=codes < 0)
+
+
+def _cells(cells: list[Any], kind: str) -> Any:
+    if kind == "text" or any(isinstance(cell, str) for cell in cells):
+        place: dict[str, int] = {}
+        codes = [-1 if cell is None else place.setdefault(str(cell), len(place)) for cell in cells]
+        return np.array(codes, dtype=np.int64), list(place)
+    known = _numbers([0 if cell is None else cell for cell in cells])
+    mask = np.array([cell is None for cell in cells], dtype=bool)
+    return np.ma.masked_array(np.array(known, dtype=None if known else np.int64), mask=mask)
+
+
+def _numbers(cells: Sequence[Any]) -> list[Any]:
+    """Return numbers that one array can hold: floats where one is, or is beyond 64 bits."""
+    if all(isinstance(cell, int) and -_INT64_LIMIT <= cell < _INT64_LIMIT for cell in cells):
+        return [int(cell) for cell in cells]
+    return [float(cell) for cell in cells]

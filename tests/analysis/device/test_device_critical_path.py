@@ -1,0 +1,246 @@
+"""The table of the way through steps: exact sums, names, and what it leaves out."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.analysis.device.device_critical_path import device_path
+from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
+from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Column, Table
+from tests.builders.calls import Call, Copy, Kernel, run
+from tests.builders.runs import MAIN, Row, header, loaded
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+KINETO = DATA / "kineto"
+STEP = [Row("step", "step", 1, 0, 1000), Row("actor_update", "stage", 1, 100, 900)]
+LAUNCH = Call("cudaLaunchKernel", 100, 110, kind="runtime")
+SYNC = Call("cudaDeviceSynchronize", 150, 620, kind="runtime")
+GEMM = Kernel("gemm", 120, 600, launch=100, call=10, stage="actor_update")
+
+TOOL = {rank: header(rank, 2, config={}) for rank in range(2)}
+
+Told = dict[tuple[Any, ...], int]
+
+
+def told(spans: Spans, **options: Any) -> Told:
+    """Return total by part, name and stage."""
+    rows = device_path(spans, **options).rows
+    return {row[:3]: int(row[4] or 0) for row in rows}
+
+
+def job(rows: list[Row], *tables: Any) -> Spans:
+    """Return a trace of a tool, that is without a configuration of ours, with these tables."""
+    return replace(loaded(rows), headers=TOOL, tables=run(*tables).tables)
+
+
+def test_a_step_is_divided_among_host_launch_kernel_and_host_again() -> None:
+    table = device_path(job(STEP, [LAUNCH, SYNC], [GEMM]))
+    assert list(table.rows) == [
+        ("kernel", "gemm", "actor_update", 0.48, 480, 1.0, 1),
+        ("host", None, "actor_update", 0.28, 280, None, 1),
+        ("host", None, None, 0.2, 200, None, 2),
+        ("host", "cudaDeviceSynchronize", "actor_update", 0.02, 20, None, 1),
+        ("host", "cudaLaunchKernel", "actor_update", 0.01, 10, None, 1),
+        ("launch latency", None, "actor_update", 0.01, 10, None, 1),
+    ]
+    assert table.note == "Of the way through 1 step: host 51.0%, kernel 48.0%, launch latency 1.0%."
+
+
+def test_work_beside_the_way_counts_to_what_is_not_on_it() -> None:
+    short = Kernel("gemm", 121, 241, launch=100, call=10, stream=3, stage="actor_update")
+    table = device_path(job(STEP, [LAUNCH, SYNC], [GEMM, short]))
+    assert table.rows[0] == ("kernel", "gemm", "actor_update", 0.48, 480, 0.8, 1)
+
+
+def test_communication_and_copies_are_parts_of_their_own() -> None:
+    kernels = [Kernel("ncclDevKernel_AllReduce", 120, 300, launch=100, call=10)]
+    copies = [Copy("DtoH", 310, 600, launch=290, call=320)]
+    sums: Counter[str] = Counter()
+    for (part, name, _), total in told(job(STEP, [LAUNCH], kernels, copies)).items():
+        sums[part, name] += total
+    assert sums["communication", "ncclDevKernel_AllReduce"] == 180
+    assert sums["copy", "Memcpy DtoH"] == 290  # its call returned after it: the host waited
+
+
+def test_a_step_that_ends_inside_of_the_one_before_has_no_way_of_its_own() -> None:
+    rows = [Row("step", "step", at, 1000 * at, 1000 * at + 1000) for at in range(3)]
+    starts = (100, 200, 1100, 2100)
+    calls = [Call("cudaLaunchKernel", at, at + 10, "runtime") for at in starts]
+    ends = ((120, 3400, 0), (3500, 5000, 0), (1120, 1500, 1), (2120, 2500, 1))
+    kernels = [
+        Kernel("gemm", start, end, launch=at, call=10, stream=stream)
+        for at, (start, end, stream) in zip(starts, ends, strict=True)
+    ]
+    table = device_path(job(rows, calls, kernels))
+    assert sum(int(row[4] or 0) for row in table.rows) == 5_000
+    assert [row[4:] for row in table.rows if row[0] == "kernel"] == [(4780, 4780 / 5540, 2)]
+
+
+@pytest.mark.parametrize("kind", ["memset", "DtoD", "HtoD"])
+def test_copies_that_nobody_fetches_are_not_waited_for(kind: str) -> None:
+    calls = [LAUNCH, Call("cudaMemsetAsync", 700, 760, "runtime")]
+    kernel = GEMM._replace(start=115, end=705)
+    found = told(job(STEP, calls, [kernel], [Copy(kind, 725, 728, launch=700, call=60)]))
+    assert {part for part, _, _ in found} == {"host"}
+
+
+def test_a_copy_in_a_replay_waits_for_what_ran_before_it() -> None:
+    calls = [Call("cudaGraphLaunch", 100, 400, "runtime"), SYNC]
+    kernels = [
+        Kernel("one", 150, 380, launch=100, call=300, graph=0),
+        Kernel("two", 420, 600, launch=100, call=300, graph=0),
+    ]
+    copies = [Copy("memset", 385, 415, launch=100, call=300)]
+    found = told(job(STEP, calls, kernels, copies))
+    assert found["kernel", "one", None] == 230
+    assert found["copy", "Memset", None] == 30
+
+
+def test_only_calls_of_the_driver_wait() -> None:
+    module = Call("nn.Module: SynchronizedBatchNorm_0", 150, 620, kind="module")
+    assert {part for part, _, _ in told(job(STEP, [LAUNCH, module], [GEMM]))} == {"host"}
+    free = SYNC._replace(name="cudaFree")
+    assert told(job(STEP, [LAUNCH, free], [GEMM]))["kernel", "gemm", "actor_update"] == 480
+
+
+def test_a_kernel_that_ends_before_its_call_is_not_waited_for() -> None:
+    short = GEMM._replace(start=112, end=118, call=30)
+    found = told(job(STEP, [LAUNCH._replace(end=130)], [short]))
+    assert sum(found.values()) == 1_000
+    assert {part for part, _, _ in found} == {"host"}
+
+
+def test_steps_follow_one_another_where_the_host_runs_ahead() -> None:
+    rows = [Row("step", "step", at, 100 * at, 100 * at + 100) for at in range(3)]
+    calls = [Call("cudaLaunchKernel", 100 * at + 10, 100 * at + 20, "runtime") for at in range(3)]
+    kernels = [
+        Kernel("gemm", 30 + 502 * at, 530 + 502 * at, launch=100 * at + 10, call=10, step=at)
+        for at in range(3)
+    ]
+    table = device_path(job(rows, calls, kernels))
+    found = {row[:2]: row[4:7] for row in table.rows}
+    assert found["kernel", "gemm"] == (1500, 1.0, 3)
+    assert found["between two", None] == (4, None, 2)
+    assert sum(int(row[4] or 0) for row in table.rows) == kernels[-1].end
+    assert "3 steps: kernel 97.8%" in table.note
+
+
+def test_a_late_start_that_nothing_explains_is_unknown() -> None:
+    late = 110 + LATENCY_NS + 1
+    kernel = GEMM._replace(start=late, end=late + 9)
+    rows = [Row("step", "step", 1, 0, late + 9)]
+    assert told(job(rows, [LAUNCH], [kernel]))["unknown", None, "actor_update"] == LATENCY_NS + 1
+
+
+def test_of_a_replay_only_the_first_kernel_waits_for_the_host() -> None:
+    calls = [Call("cudaGraphLaunch", 100, 300, "runtime"), SYNC]
+    kernels = [
+        Kernel("one", 150, 200, launch=100, call=200, graph=0),
+        Kernel("two", 205, 280, launch=100, call=200, graph=0),
+    ]
+    found = told(job(STEP, calls, kernels))
+    assert found["kernel", "one", None] == 50
+    assert found["between two", None, None] == 5
+    assert found["host", "cudaGraphLaunch", "actor_update"] == 50
+
+
+def test_calls_of_threads_that_neither_launch_nor_train_are_not_waited_for() -> None:
+    aside = SYNC._replace(thread=99)
+    assert ("kernel", "gemm", "actor_update") not in told(job(STEP, [LAUNCH, aside], [GEMM]))
+    trains = SYNC._replace(thread=MAIN)
+    assert ("kernel", "gemm", "actor_update") in told(job(STEP, [LAUNCH, trains], [GEMM]))
+
+
+def test_only_what_was_captured_counts() -> None:
+    rows = [
+        *STEP,
+        Row(OPENED, "region", 1, 80, 90),
+        Row(CLOSED, "region", 1, 640, 700),
+        Row("step", "step", 2, 1000, 2000),
+    ]
+    found = told(job(rows, [LAUNCH, SYNC], [GEMM]))
+    assert sum(found.values()) == 640 - 90
+    beside = job([*STEP, rows[-1]], [LAUNCH, SYNC], [GEMM])
+    beside = replace(beside, headers={0: header()})
+    assert sum(told(beside).values()) == 600 - 100
+
+
+def test_waits_that_nsight_systems_tells_are_waits() -> None:
+    columns = [Column(name, "count") for name in ("rank", "kind", "start", "duration")]
+    rows = [(0, "stream waits for event", 5, 900), (0, "event", 150, 470)]
+    sync = Table("sync", tuple(columns), rows)
+    spans = job(STEP, None, [GEMM])
+    spans = replace(spans, tables={**spans.tables, "sync": lambda: sync})
+    found = told(spans)
+    assert found["kernel", "gemm", "actor_update"] == 480
+    assert found["host", "event", "actor_update"] == 20
+
+
+def test_ranks_add_up_and_can_be_chosen() -> None:
+    both = [[*STEP], [*STEP]]
+    calls = [LAUNCH, SYNC, LAUNCH._replace(rank=1), SYNC._replace(rank=1)]
+    kernels = [GEMM, GEMM._replace(rank=1, end=610)]
+    spans = replace(loaded(*both), headers=TOOL, tables=run(calls, kernels).tables)
+    assert told(spans)["kernel", "gemm", "actor_update"] == 480 + 490
+    assert told(spans, ranks=[1])["kernel", "gemm", "actor_update"] == 490
+    assert "2 steps on 2 ranks" in device_path(spans).note
+    alone = replace(spans, tables=run(calls[:2], kernels).tables)
+    assert device_path(alone).note.endswith("Of 1 ranks no calls were recorded: they are left out.")
+
+
+def test_rows_beyond_the_top_are_one() -> None:
+    spans = job(STEP, [LAUNCH, SYNC], [GEMM])
+    rows = device_path(spans, top=2).rows
+    assert rows[-1] == (None, "others", None, 0.24, 240, None, 5)
+    with pytest.raises(RlprofError, match="top=0"):
+        device_path(spans, top=0)
+
+
+def test_without_steps_it_is_all_that_was_recorded() -> None:
+    table = device_path(job([Row("actor_update", "stage", 0, 0, 90)], [LAUNCH, SYNC], [GEMM]))
+    assert sum(int(row[4] or 0) for row in table.rows) == 600
+    assert "Of the way through what was recorded: kernel 80.0%" in table.note
+
+
+def test_a_step_that_launches_nothing_has_no_way() -> None:
+    later = [Row("step", "step", 2, 1_000, 1_100), Row("step", "step", 3, 1_100, 1_200)]
+    launch = LAUNCH._replace(start=1_150, end=1_160)
+    last = GEMM._replace(start=1_165, end=1_170, launch=1_150)
+    table = device_path(job([*STEP, *later], [LAUNCH, SYNC, launch], [GEMM, last]))
+    assert sum(int(row[4] or 0) for row in table.rows) == 1_000 + 100
+    assert "2 steps" in table.note
+
+
+def test_it_abstains_without_kernels_or_calls() -> None:
+    assert device_path(loaded(STEP)).abstained == "no device tool recorded kernels"
+    assert device_path(job(STEP, [LAUNCH], [])).abstained == "no device tool recorded kernels"
+    assert device_path(job(STEP, [SYNC], [GEMM]), ranks=[5]).abstained == (
+        "no device tool recorded kernels of ranks [5]"
+    )
+    outside = GEMM._replace(start=1_200, end=1_300, launch=1_100)
+    assert device_path(job(STEP, [SYNC], [outside])).abstained == (
+        "no step that was watched launched work of a device"
+    )
+    silent = device_path(job(STEP, None, [GEMM])).abstained
+    assert silent == "for what the host waited is not known: its calls were not recorded"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no real captures in ../shared/data")
+@pytest.mark.parametrize("name", ["text_level1_rank0", "db_level1_rank0"])
+def test_ascend_tells_its_waits(name: str) -> None:
+    spans = load(DATA / "ascend" / name)
+    table = device_path(spans, top=None)
+    parts: Counter[object] = Counter()
+    for part, _, _, share, *_ in table.rows:
+        parts[part] += share
+    assert parts["communication"] == pytest.approx(0.675, abs=0.01)
+    assert parts["host"] == pytest.approx(0.26, abs=0.015)
+    assert parts["copy"] == pytest.approx(0.0055, abs=0.0005)
+    assert ("host", "aclrtSynchronizeStreamWithTimeout", None) in [row[:3] for row in table.rows]

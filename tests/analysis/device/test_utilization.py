@@ -1,0 +1,460 @@
+"""The breakdown against a rasteriser, its sums, and what it says of little evidence.
+
+Why devices idled, against a rasteriser and against the breakdown.
+
+Overlap of communication and compute against a rasteriser and the breakdown.
+"""
+
+import sys
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.device_jobs import jobs
+from tests.builders.device_work import UNSEEN, Job, Work, devices, rows_of, spans_of, table
+from tests.builders.runs import Row
+
+PARTS = ("compute", "exposed communication", "exposed copy", "idle", "unknown")
+RUN = [Row("run", "region", 1, 0, 100)]
+Key = tuple[int | None, int | None, str]
+
+
+def told(spans: Spans, *, per_rank: bool = True) -> dict[Key, dict[str, int]]:
+    """Return what is not zero by rank, device and stage; every row's sum is checked."""
+    table = breakdown(spans, per_rank=per_rank)
+    names = [column.name for column in table.columns]
+    found = {}
+    for row in table.rows:
+        cells = dict(zip(names, row, strict=True))
+        key = (cells.pop("rank", None), cells.pop("device", None), cells.pop("stage"))
+        assert cells["wall"] == sum(cells[part] or 0 for part in PARTS)
+        found[key] = {name: ns for name, ns in cells.items() if ns}
+    return found
+
+
+def one(job: Job) -> dict[str, dict[str, int]]:
+    """Return the rows of a job with one device by stage, without the total."""
+    return {
+        stage: cells for (_, _, stage), cells in told(spans_of(job)).items() if stage != "total"
+    }
+
+
+def stage(name: str, start: int, end: int) -> Row:
+    return Row(name, "stage", 1, start, end)
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs())
+def test_every_nanosecond_is_in_the_column_and_stage_that_a_rasteriser_puts_it(job: Job) -> None:
+    spans = spans_of(job)
+    expected: dict[Key, Counter[str]] = defaultdict(Counter)
+    for (rank, device), own in devices(spans, job).items():
+        for _, column, name in own.states():
+            keys = ((rank, device, name or "untraced"), (None, None, "total"))
+            for key in keys:
+                expected[key][column] += 1
+                expected[key]["wall"] += column in PARTS
+
+    assert told(spans) == {key: +times for key, times in expected.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_rows_by_stage_are_the_sums_of_the_rows_by_rank(job: Job) -> None:
+    spans = spans_of(job)
+    expected: dict[Key, Counter[str]] = defaultdict(Counter)
+    for (_, _, name), cells in told(spans).items():
+        expected[None, None, name].update(cells)
+
+    assert told(spans, per_rank=False) == expected
+
+
+def test_work_counts_to_the_stage_that_launched_it_and_idle_to_the_one_of_the_host() -> None:
+    rows = [stage("actor_generate", 0, 40), stage("actor_update", 40, 100)]
+    work = [
+        Work("compute", 10, 50, "actor_generate"),  # runs on while the host is further
+        Work("communication", 45, 70, "actor_update"),
+        Work("copy", 65, 75, "actor_update"),
+    ]
+
+    assert one(Job({0: rows}, work)) == {
+        "actor_generate": {"wall": 50, "compute": 40, "idle": 10},
+        "actor_update": {
+            **{"wall": 50, "exposed communication": 20, "exposed copy": 5, "idle": 25},
+            **{"overlapped communication": 5, "overlapped copy": 5},
+        },
+    }
+
+
+def test_of_two_at_once_the_one_that_began_last_tells_the_stage() -> None:
+    work = [Work("compute", 0, 30, "actor_generate"), Work("compute", 10, 20, "actor_update")]
+
+    found = one(Job({0: [Row("run", "region", 1, 0, 30)]}, work))
+
+    assert {name: cells["wall"] for name, cells in found.items()} == {
+        "actor_generate": 20,
+        "actor_update": 10,
+    }
+
+
+def test_rows_come_by_rank_and_wall_then_untraced_and_the_total_at_last() -> None:
+    rows = [stage("actor_generate", 10, 20), stage("actor_update", 30, 60), *RUN]
+    work = [Work("compute", 0, 5, rank=rank) for rank in (1, 0)]
+
+    table = breakdown(spans_of(Job({0: rows, 1: RUN}, work)))
+
+    assert list(zip(table.column("rank"), table.column("stage"), strict=True)) == [
+        (0, "actor_update"),
+        (0, "actor_generate"),
+        (0, "untraced"),
+        (1, "untraced"),
+        (None, "total"),
+    ]
+
+
+def test_time_before_the_first_and_after_the_last_kernel_exists() -> None:
+    job = Job({0: RUN}, [Work("compute", 40, 50)])
+
+    assert one(job) == {"untraced": {"wall": 100, "compute": 10, "idle": 90}}
+
+
+def test_beside_spans_of_our_own_the_device_is_known_from_first_to_last_work_alone() -> None:
+    work = [Work("compute", 40, 50), Work("compute", 60, 70)]
+    job = Job({0: RUN}, work, ours=True)
+
+    assert one(job) == {"untraced": {"wall": 100, "compute": 20, "idle": 10, "unknown": 70}}
+
+
+def test_outside_of_captures_and_between_them_nothing_is_known() -> None:
+    rows = [Row("step", "step", 1, 0, 100, id=1)]
+    for at, (begin, end) in enumerate(((10, 30), (50, 70)), start=2):
+        rows.append(Row("rlprof open capture", "region", 1, begin - 1, begin, id=10 * at))
+        rows.append(Row("rlprof close capture", "region", 1, end, end + 1, id=10 * at + 1))
+    job = Job({0: rows}, [Work("compute", 20, 25), Work("compute", 50, 55)], ours=True)
+
+    assert one(job) == {"untraced": {"wall": 100, "compute": 10, "idle": 30, "unknown": 60}}
+
+
+def test_between_steps_that_do_not_follow_one_another_nobody_looked() -> None:
+    rows = [Row("step", "step", 5, 0, 20, id=1), Row("step", "step", 9, 60, 80, id=2)]
+    job = Job({0: rows}, [Work("compute", 5, 10), Work("compute", 65, 70)])
+
+    assert one(job) == {"untraced": {"wall": 80, "compute": 10, "idle": 30, "unknown": 40}}
+
+
+def test_inside_of_a_replay_of_a_graph_nothing_is_said_to_idle() -> None:
+    work = [
+        Work("compute", 10, 20, graph=7, launch_ns=1),
+        Work("compute", 30, 40, graph=7, launch_ns=1),
+        Work("compute", 60, 70, graph=7, launch_ns=50),  # the same number in another capture
+    ]
+    job = Job({0: [Row("run", "region", 1, 0, 70)]}, work)
+
+    assert one(job) == {"untraced": {"wall": 70, "compute": 30, "idle": 30, "unknown": 10}}
+
+
+def test_where_replays_hide_their_kernels_nothing_is_said_to_idle() -> None:
+    job = Job({0: [Row("run", "region", 1, 0, 30)]}, [Work("compute", 10, 20)], note=UNSEEN)
+
+    assert one(job) == {"untraced": {"wall": 30, "compute": 10, "unknown": 20}}
+    assert "whether the device idled is not known" in breakdown(spans_of(job)).note
+
+
+def test_devices_of_one_rank_are_apart_and_each_has_its_whole_time() -> None:
+    work = [
+        Work("compute", 0, 10),
+        Work("compute", 5, 40, device=1),
+        Work("copy", 0, 5, device=None),
+    ]
+
+    found = told(spans_of(Job({0: [Row("run", "region", 1, 0, 50)]}, work)))
+
+    walls = {(device, name): cells["wall"] for (_, device, name), cells in found.items()}
+    assert walls == {(0, "untraced"): 50, (1, "untraced"): 50, (None, "untraced"): 50} | {
+        (None, "total"): 150
+    }
+
+
+def test_copies_that_nobody_recorded_are_not_known_rather_than_none() -> None:
+    rows, work = {0: [Row("run", "region", 1, 0, 30)]}, [Work("compute", 10, 20)]
+
+    without, with_none = (breakdown(spans_of(Job(rows, work, copies))) for copies in (None, []))
+
+    assert without.column("exposed copy") == without.column("overlapped copy") == [None, None]
+    assert "Copies were not recorded: they are among idle." in without.note
+    assert with_none.column("exposed copy") == [0, 0]
+    assert with_none.note == ""
+
+
+def test_ranks_without_device_work_are_counted_and_not_said_to_idle() -> None:
+    job = Job(
+        {rank: [Row("run", "region", 1, 0, 30)] for rank in (0, 1)}, [Work("compute", 10, 20)]
+    )
+
+    table = breakdown(spans_of(job))
+
+    assert table.column("rank") == [0, None]
+    assert "Of 1 ranks no device work was recorded" in table.note
+
+
+def test_without_device_work_it_abstains() -> None:
+    table = breakdown(spans_of(Job({0: [Row("run", "region", 1, 0, 30)]})))
+
+    assert table.abstained == "no kernels and no copies of a device were recorded"
+    assert not table.rows
+
+
+IDLE_RUN = {0: [Row("run", "region", 1, 0, 10**6)]}
+
+
+def idle_told(spans: Spans) -> dict[tuple[object, ...], tuple[object, ...]]:
+    """Return (total, count, median, longest) by rank, device, kind and stage."""
+    return {row[:4]: row[5:] for row in idle(spans).rows}
+
+
+def kinds(*work: Work, rows: dict[int, list[Row]] = IDLE_RUN) -> dict[str, int]:
+    """Return the time of each kind up to the last work, which is followed by unknown idle."""
+    table = idle(spans_of(Job(rows, work, [])))
+    found: Counter[str] = Counter()
+    for kind, ns in zip(table.column("kind"), table.column("total"), strict=True):
+        found[str(kind)] += int(ns or 0)
+    found["unknown"] -= 10**6 - max(w.end_ns for w in work)
+    return +found
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs())
+def test_every_idle_nanosecond_has_the_kind_and_stage_that_a_rasteriser_gives_it(job: Job) -> None:
+    spans = spans_of(job)
+    expected = {}
+    for place, own in devices(spans, job).items():
+        parts = defaultdict(list)
+        for (_, kind, stage), ns in own.why(latency=4).items():
+            parts[kind, stage or "untraced"].append(ns)
+        for key, each in parts.items():
+            middle = sorted(each)[(len(each) - 1) // 2]
+            expected[(*place, *key)] = (sum(each), len(each), middle, max(each))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[idle.__module__], "LATENCY_NS", 4)
+        assert idle_told(spans) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_kinds_add_up_to_the_idle_time_of_the_breakdown_in_each_stage(job: Job) -> None:
+    spans = spans_of(job)
+    sums: Counter[tuple[object, ...]] = Counter()
+    for rank, device, _, stage, share, total, *_ in idle(spans).rows:
+        sums[rank, device, stage] += total
+        assert 0 < share <= 1
+    table = breakdown(spans)
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows[:-1]]
+
+    assert sums == {(r["rank"], r["device"], r["stage"]): r["idle"] for r in rows if r["idle"]}
+
+
+def test_a_launch_after_the_device_ran_empty_is_the_hosts_and_the_latency_with_it() -> None:
+    work = [Work("compute", 0, 100), Work("compute", 20_000, 20_100, launch_ns=15_000)]
+
+    assert kinds(*work) == {"host bound": 19_900}
+
+
+def test_work_that_lay_launched_and_began_soon_is_launch_bound() -> None:
+    work = [Work("compute", 0, 100), Work("compute", 100 + LATENCY_NS, 40_000, launch_ns=100)]
+
+    assert kinds(*work) == {"launch bound": LATENCY_NS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("communication", "waiting for a collective"), ("compute", "unknown")]
+)
+def test_work_that_lay_launched_for_long_waits_for_something(kind: str, name: str) -> None:
+    work = [Work("compute", 0, 100), Work(kind, 101 + LATENCY_NS, 40_000, launch_ns=50)]
+
+    assert kinds(*work) == {name: LATENCY_NS + 1}
+
+
+def test_a_late_launch_that_then_waits_is_the_hosts_until_the_launch_alone() -> None:
+    work = [Work("compute", 0, 100), Work("communication", 90_000, 90_100, launch_ns=10_000)]
+
+    assert kinds(*work) == {"host bound": 9_900, "waiting for a collective": 80_000}
+
+
+@pytest.mark.parametrize("launch", [None, 50_001])
+def test_a_launch_that_is_not_known_or_comes_after_its_work_is_never_the_hosts(
+    launch: int | None,
+) -> None:
+    work = [Work("compute", 0, 100), Work("compute", 50_000, 50_100, launch_ns=launch)]
+
+    assert kinds(*work) == {"unknown": 49_900}
+
+
+def test_time_after_the_last_work_is_unknown_and_before_the_first_it_is_the_hosts() -> None:
+    work = [Work("compute", 50_000, 50_100, launch_ns=45_000)]
+
+    assert idle_told(spans_of(Job(IDLE_RUN, work))) == {
+        (0, 0, "host bound", "untraced"): (50_000, 1, 50_000, 50_000),
+        (0, 0, "unknown", "untraced"): (949_900, 1, 949_900, 949_900),
+    }
+
+
+def test_a_device_idles_only_where_none_of_its_streams_runs_and_the_next_to_begin_counts() -> None:
+    work = [
+        Work("compute", 0, 100),
+        Work("compute", 50, 300),  # on another stream
+        Work("copy", 400, 500, launch_ns=350),
+        Work("compute", 400, 450, launch_ns=200),  # launched first: the host was not late
+    ]
+
+    assert kinds(*work) == {"launch bound": 100}
+
+
+def test_a_gap_counts_in_each_stage_that_the_host_was_in() -> None:
+    rows = {
+        0: [
+            *IDLE_RUN[0],
+            *(Row(n, "stage", 1, a, a + 400) for n, a in (("one", 200), ("two", 600))),
+        ]
+    }
+    work = [Work("compute", 0, 100), Work("compute", 900, 10**6, launch_ns=800)]
+
+    assert idle_told(spans_of(Job(rows, work))) == {
+        (0, 0, "host bound", "one"): (400, 1, 400, 400),
+        (0, 0, "host bound", "two"): (300, 1, 300, 300),
+        (0, 0, "host bound", "untraced"): (100, 1, 100, 100),
+    }
+
+
+def test_the_first_kernel_of_a_replay_is_launched_by_the_call_that_replays() -> None:
+    work = [
+        Work("compute", 0, 100),
+        Work("compute", 900, 1_000, launch_ns=800, graph=3),
+        Work("compute", 1_100, 1_200, launch_ns=800, graph=3),  # within a replay: not idle
+    ]
+
+    assert kinds(*work) == {"host bound": 800}
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (Job(IDLE_RUN), "no kernels and no copies of a device were recorded"),
+        (
+            Job(IDLE_RUN, [Work("compute", 0, 9)], [], note=UNSEEN),
+            "no device is known to have idled",
+        ),
+        (Job(IDLE_RUN, [Work("compute", 0, 10**6)], []), "no device is known to have idled"),
+    ],
+)
+def test_without_idle_time_it_abstains(job: Job, reason: str) -> None:
+    table = idle(spans_of(job))
+
+    assert (table.abstained or "").startswith(reason)
+    assert not table.rows
+
+
+OVERLAP_RUN = {0: [Row("run", "region", 1, 0, 1_000)]}
+OPERATIONS = ("all_reduce", "all_gather", None)
+
+
+def overlap_told(spans: Spans) -> dict[tuple[object, ...], tuple[object, ...]]:
+    """Return (communication, overlapped, exposed, count) by rank, device, operation and group."""
+    found = {}
+    for row in overlap(spans).rows:
+        whole, hidden, exposed, share = row[4:8]
+        assert (whole, share) == (hidden + exposed, hidden / whole)
+        found[row[:4]] = (whole, hidden, exposed, row[8])
+    return found
+
+
+def with_collectives(job: Job, names: list[tuple[str | None, str | None]]) -> Spans:
+    """Add a table of collectives: the job's own communication under these names, in turn."""
+    own = [work for work in job.kernels if work.kind == "communication"]
+    rows = rows_of(own)
+    for at, row in enumerate(rows):
+        row["operation"], row["group"] = names[at % len(names)]
+    spans = spans_of(job)
+    return replace(
+        spans, tables={**spans.tables, "collectives": lambda: table("collectives", rows)}
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    jobs(),
+    st.lists(st.tuples(st.sampled_from(OPERATIONS), st.sampled_from(["0", "1", None])), min_size=1),
+)
+def test_every_nanosecond_of_communication_is_overlapped_or_exposed(
+    job: Job, names: list[tuple[str | None, str | None]]
+) -> None:
+    spans = with_collectives(job, names)
+    own = [work for work in job.kernels if work.kind == "communication"]
+    keys = {("all", None): own}
+    for at, work in enumerate(own):
+        keys.setdefault(names[at % len(names)], []).append(work)
+    expected: dict[tuple[object, ...], tuple[int, ...]] = {}
+    for place, device in devices(spans, job).items():
+        for key, every in keys.items():
+            mine = [w for w in every if (w.rank, w.device) == place]
+            times = {now for w in mine for now in range(w.start_ns, w.end_ns)}
+            hidden = sum("compute" in device.running(now) for now in times)
+            count = len([w for w in mine if w.end_ns > w.start_ns])
+            if times:
+                expected[(*place, *key)] = (len(times), hidden, len(times) - hidden, count)
+
+    assert overlap_told(spans) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_the_row_of_a_device_says_what_the_breakdown_says(job: Job) -> None:
+    spans = spans_of(job)
+    expected: Counter[tuple[object, ...]] = Counter()
+    rows = breakdown(spans)
+    for name in ("exposed communication", "overlapped communication"):
+        columns = (rows.column(each) for each in ("rank", "device", name))
+        for rank, device, ns in list(zip(*columns, strict=True))[:-1]:
+            expected[rank, device, name] += int(ns or 0)
+
+    found = {}
+    for (rank, device, _, _), (_, hidden, exposed, _) in overlap_told(spans).items():
+        found[rank, device, "exposed communication"] = exposed
+        found[rank, device, "overlapped communication"] = hidden
+    assert +Counter(found) == +expected
+
+
+def test_the_most_exposed_operation_comes_first_after_the_device_itself() -> None:
+    work = [
+        Work("compute", 0, 100),
+        Work("communication", 50, 120),
+        Work("communication", 110, 300),
+    ]
+    spans = with_collectives(Job(OVERLAP_RUN, work), [("all_reduce", "0"), ("all_gather", "0")])
+
+    assert [row[2:] for row in overlap(spans).rows] == [
+        ("all", None, 250, 50, 200, 0.2, 2),
+        ("all_gather", "0", 190, 0, 190, 0.0, 1),
+        ("all_reduce", "0", 70, 50, 20, 50 / 70, 1),
+    ]
+    assert "add up to more than all" in overlap(spans).note
+
+
+def test_copies_hide_nothing() -> None:
+    work = [Work("communication", 0, 100), Work("copy", 50, 80)]
+
+    assert overlap_told(spans_of(Job(OVERLAP_RUN, work))) == {(0, 0, "all", None): (100, 0, 100, 1)}
+
+
+def test_without_communication_it_abstains() -> None:
+    table = overlap(spans_of(Job(OVERLAP_RUN, [Work("compute", 0, 10)], [])))
+
+    assert table.abstained == "no communication was recorded"
+    assert not table.rows

@@ -1,0 +1,361 @@
+"""Rates of matrix products: kernels to their call, exact times, peaks that are known or not.
+
+FLOPs of matrix products and attention: those of torch's own counter, but for causal masks.
+"""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import flop_registry
+
+from lightning_rlprof.analysis.device.kernels import kernels
+from lightning_rlprof.analysis.efficiency.matmuls import FORMULAS, matmuls, work_of
+from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Column, Table
+from tests.builders.calls import Copy, Kernel, run
+from tests.builders.runs import header
+
+KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+SHAPES = (
+    *(Column(name, "count") for name in ("rank", "thread")),
+    Column("operator", "text"),
+    *(Column(name, "duration", "ns") for name in ("start", "duration")),
+    *(Column(name, "text") for name in ("dims", "types", "values")),
+)
+BF16, MM = '["c10::BFloat16","c10::BFloat16"]', "[[1000,500],[500,2000]]"
+H100 = "NVIDIA H100 80GB HBM3"  # 989.4 TFLOP/s
+
+
+def product(start: int, end: int, dims: str = MM, types: str = BF16, **changes: object):
+    row = {"rank": 0, "thread": 7, "operator": "aten::mm", "start": start, "duration": end - start}
+    return tuple({**row, "dims": dims, "types": types, "values": None, **changes}.values())
+
+
+def measured(shapes: list[tuple], *own: Kernel, device: str = H100, copies=None) -> Spans:
+    spans = run(None, own or None, copies)
+    tables = {**spans.tables, "shapes": lambda: Table("shapes", SHAPES, shapes)}
+    heads = {rank: header(rank, 2, device=device) for rank in (0, 1)}
+    return replace(spans, tables=tables, headers=heads)
+
+
+def told(table: Table) -> list[dict[str, object]]:
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def test_a_product_is_told_with_its_rate_and_its_part_of_the_peak() -> None:
+    kernels = [Kernel("gemm", 0, 5_000, launch=150), Kernel("gemm", 0, 3_000, launch=350)]
+    shapes = [product(100, 200), product(300, 400)]
+    first, total = told(matmuls(measured(shapes, *kernels, Kernel("x", 0, 2_000))))
+    flops, moved = 2 * 1000 * 500 * 2000, 2 * (500_000 + 1_000_000 + 2_000_000)
+    assert first == {
+        "operator": "aten::mm",
+        "shapes": "1000x500 @ 500x2000",
+        "type": "BFloat16",
+        "calls": 2,
+        "time": 8_000,
+        "share": 0.8,
+        "TFLOP/s": pytest.approx(2 * flops / 8e-6 / 1e12),
+        "of peak": pytest.approx(2 * flops / 8e-6 / 989.4e12),
+        "GB/s": pytest.approx(2 * moved / 8e-6 / 1e9),
+        "of bandwidth": pytest.approx(2 * moved / 8e-6 / 3350e9),
+        "FLOP/byte": pytest.approx(flops / moved),
+    }
+    assert (total["operator"], total["calls"], total["time"]) == ("total", 2, 8_000)
+    assert total["TFLOP/s"] == pytest.approx(first["TFLOP/s"])
+
+
+def test_kernels_belong_to_the_call_open_on_their_thread_as_they_were_launched() -> None:
+    shapes = [
+        product(100, 200),
+        product(100, 200, "[[2,2],[2,2]]", thread=9),
+        product(100, 200, "[[3,3],[3,3]]", rank=1),
+        product(300, 400, "[[4,4],[4,4]]"),
+    ]
+    found = matmuls(
+        measured(
+            shapes,
+            Kernel("a", 0, 10, launch=199),
+            Kernel("b", 0, 20, launch=100, thread=9),
+            Kernel("c", 0, 40, launch=150, rank=1),
+            *(Kernel("between", 0, 80, launch=at) for at in (99, 200, 250, 400)),
+            Kernel("elsewhere", 0, 160, launch=150, thread=8),
+            Kernel("unknown", 0, 320),
+        )
+    )
+    times = dict(zip(found.column("shapes"), found.column("time"), strict=True))
+    assert times == {
+        "3x3 @ 3x3": 40,
+        "2x2 @ 2x2": 20,
+        "1000x500 @ 500x2000": 10,
+        "4x4 @ 4x4": 0,
+        None: 70,
+    }
+    assert matmuls(measured(shapes), ranks=[1]).column("shapes") == ["3x3 @ 3x3", None]
+
+
+def test_what_is_above_the_peak_is_refused() -> None:
+    found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 1, launch=5)))
+    assert told(found)[0]["TFLOP/s"] is None
+    assert told(found)[0]["of peak"] is None
+    assert "What is above the peak of the device is refused." in found.note
+
+
+def test_what_came_out_of_the_cache_has_no_share_of_the_memory() -> None:
+    row = product(0, 9, dims="[[64,64],[64,64]]")  # 24,576 bytes, at 3,350 a nanosecond 7.3 ns
+    for took, part in ((8, 24_576 / 8 / 3_350), (7, None)):
+        found = matmuls(measured([row], Kernel("gemm", 0, took, launch=5)))
+        assert told(found)[0]["of bandwidth"] == pytest.approx(part)
+        assert told(found)[0]["GB/s"] == pytest.approx(24_576 / took)
+        assert ("faster than the device's memory" in found.note) is (part is None)
+
+
+def test_devices_of_one_peak_and_two_memories_share_no_bandwidth() -> None:
+    spans = measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5))
+    heads = {rank: header(rank, 2, device=name) for rank, name in ((0, H100), (1, "NVIDIA H200"))}
+    row = told(matmuls(replace(spans, headers=heads)))[0]
+    assert row["of peak"] is not None
+    assert row["of bandwidth"] is None
+
+
+@pytest.mark.parametrize("device", ["Ascend910B3", "unknown", ""])
+def test_a_device_that_nobody_knows_has_no_peak(device: str) -> None:
+    found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5), device=device))
+    assert told(found)[0]["of peak"] is None
+    assert told(found)[0]["TFLOP/s"] is not None
+    named = device if device.startswith("Ascend") else "the device"
+    assert found.note == f"The peak of {named} is not known."
+
+
+def test_a_peak_is_that_of_16_bits_alone() -> None:
+    row = product(0, 9, types='["float","float"]')
+    found = matmuls(measured([row], Kernel("gemm", 0, 9_000, launch=5)))
+    assert (told(found)[0]["type"], told(found)[0]["of peak"]) == ("float", None)
+
+
+def test_a_call_whose_work_is_not_known_keeps_its_time() -> None:
+    shapes = [product(0, 9, dims="[[1]]"), product(10, 19, dims=MM)]
+    own = Kernel("a", 0, 90, launch=5), Kernel("b", 0, 50_000, launch=15)
+    rows = told(matmuls(measured(shapes, *own)))
+    assert [row["shapes"] for row in rows] == ["1000x500 @ 500x2000", "[[1]]", None]
+    assert (rows[1]["time"], rows[1]["TFLOP/s"], rows[1]["type"]) == (90, None, None)
+    assert rows[2]["TFLOP/s"] == pytest.approx(rows[0]["TFLOP/s"])
+
+
+def test_a_call_without_kernels_of_its_own_counts_in_no_rate() -> None:
+    shapes = [product(0, 9), product(10, 19), product(20, 29, rank=1)]
+    own = Kernel("gemm", 0, 8_000, launch=5)
+    alone, both = (matmuls(measured(each, own)) for each in (shapes[:1], shapes))
+    first, row = told(alone)[0], told(both)[0]
+    assert (first["calls"], row["calls"], row["time"]) == (1, 3, first["time"])
+    for rate in ("TFLOP/s", "of peak", "GB/s", "of bandwidth"):
+        assert row[rate] == pytest.approx(first[rate])
+    assert alone.note == ""
+    assert both.note == "Of 2 calls no kernel is known to be theirs: they count in no rate."
+    other = matmuls(measured(shapes, own), ranks=[1])
+    assert (told(other)[0]["time"], told(other)[0]["calls"]) == (9, 1)
+    assert other.note == "No kernels were recorded: the times are those of the host."
+
+
+@pytest.mark.parametrize("copies", [None, [Copy("HtoD", 0, 1_000, launch=5)]])
+def test_without_kernels_times_are_the_hosts(copies: list[Copy] | None) -> None:
+    found = matmuls(measured([product(0, 4_000)], copies=copies))
+    assert (told(found)[0]["time"], told(found)[0]["share"]) == (4_000, None)
+    assert found.note == "No kernels were recorded: the times are those of the host."
+
+
+def test_copies_count_in_the_whole() -> None:
+    spans = measured([product(0, 9)], Kernel("a", 0, 30, launch=5), copies=[Copy("HtoD", 0, 70)])
+    assert told(matmuls(spans))[0]["share"] == 0.3
+
+
+def test_it_abstains_without_shapes() -> None:
+    for spans, ranks, of in ((run(None, []), None, ""), (measured([]), [3], " of ranks [3]")):
+        found = matmuls(spans, ranks=ranks)
+        assert found.abstained is not None
+        assert found.abstained.startswith(f"no shapes of matrix products were recorded{of}; torch")
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")
+def test_products_of_a_real_h100_run_below_its_peak() -> None:
+    spans = load(KINETO / "h100_qwen1.5-0.5b.json.gz")
+    rows = told(matmuls(spans))
+    for row in rows[:5]:
+        assert 0.05 < float(row["of peak"]) < 0.75  # type: ignore[arg-type]
+    wide = rows[0]
+    assert (wide["shapes"], wide["calls"]) == ("8944x1024 @ 1024x2816", 48)
+    # 48 products of 2 * 8944 * 1024 * 2816 FLOPs in 4,015,501 ns
+    assert wide["TFLOP/s"] == pytest.approx(48 * 2 * 8944 * 1024 * 2816 / 4_015_501 / 1_000)
+    whole = sum(map(int, kernels(spans).column("total")))  # type: ignore[arg-type]
+    assert rows[-1]["share"] == pytest.approx(int(rows[-1]["time"]) / whole)  # type: ignore[call-overload]
+    # TraceLens tells 6,668.682 and 2,329.076 us for mm and addmm, copies and memsets included.
+    for name, theirs in (("aten::mm", 6_668.682), ("aten::addmm", 2_329.076)):
+        time = sum(int(row["time"]) for row in rows if row["operator"] == name)  # type: ignore[call-overload]
+        assert 0.97 < time / 1_000 / theirs <= 1
+
+
+SDPA = "aten::_scaled_dot_product_"
+ATTENTIONS = [each for each in FORMULAS if each.startswith(SDPA)]
+QUERY, KEY, VALUE = [2, 8, 128, 64], [2, 8, 256, 64], [2, 8, 256, 32]
+OPERATOR_FLOPS_BF16 = '["c10::BFloat16","c10::BFloat16","c10::BFloat16","c10::BFloat16"]'
+
+
+def torchs(operator: str, *shapes: list[int], out: list[int] | None = None) -> int:
+    found = getattr(torch.ops.aten, operator.removeprefix("aten::"))
+    more = {} if out is None else {"out_shape": out}
+    return int(flop_registry[found](*map(torch.Size, shapes), **more))
+
+
+def attention(operator: str, causal: str | None, *dims: list[int]) -> tuple[str, str]:
+    """Return shapes and values as torch writes them for a call of that operator."""
+    first, place = FORMULAS[operator].inputs.start, FORMULAS[operator].causal
+    assert place is not None
+    values = [""] * place + ([] if causal is None else [causal])
+    return json.dumps([[]] * first + list(dims)), json.dumps(values)
+
+
+@pytest.mark.parametrize(
+    ("operator", "dims"),
+    [
+        ("aten::mm", [[8, 16], [16, 32]]),
+        ("aten::addmm", [[32], [8, 16], [16, 32], [], []]),
+        ("aten::bmm", [[4, 8, 16], [4, 16, 32]]),
+        ("aten::baddbmm", [[4, 8, 32], [4, 8, 16], [4, 16, 32], [], []]),
+    ],
+)
+def test_products_are_counted_as_torch_counts_them(operator: str, dims: list[list[int]]) -> None:
+    found = work_of(operator, json.dumps(dims), OPERATOR_FLOPS_BF16, None)
+    assert found is not None
+    assert found.flops == torchs(operator, *[each for each in dims if each])
+    batch = 4 if "bmm" in operator else 1
+    assert found.moved == 2 * batch * (8 * 16 + 16 * 32 + 8 * 32)
+    assert found.text.endswith("8x16 @ 4x16x32" if batch == 4 else "8x16 @ 16x32")
+    assert found.type == "c10::BFloat16"
+
+
+SIZES = st.lists(st.sampled_from([1, 1, 2, 3]), max_size=4)
+
+
+@settings(deadline=None)
+@given(SIZES, SIZES)
+@example([3], [3])
+@example([2, 3], [3])
+@example([3], [2, 3, 1])
+@example([2, 1, 2, 3], [3, 3, 1])
+@example([2, 2], [3, 2])
+@example([2, 1, 1], [3, 1, 1])
+def test_a_matmul_is_counted_for_all_that_torch_multiplies(
+    first: list[int], second: list[int]
+) -> None:
+    found = work_of("aten::matmul", json.dumps([first, second]), OPERATOR_FLOPS_BF16, None)
+    try:
+        out = torch.matmul(*(torch.empty(each, device="meta") for each in (first, second))).numel()
+    except RuntimeError:
+        assert found is None
+        return
+    assert found is not None
+    assert found.flops == 2 * out * first[-1]
+    assert found.moved == 2 * (math.prod(first) + math.prod(second) + out)
+
+
+@pytest.mark.parametrize("operator", ATTENTIONS)
+def test_attention_without_a_mask_is_counted_as_torch_counts_it(operator: str) -> None:
+    dims, values = attention(operator, "False", QUERY, KEY, VALUE)
+    found = work_of(operator, dims, OPERATOR_FLOPS_BF16, values)
+    assert found is not None
+    grad = [[2, 8, 128, 32]] if "backward" in operator else []
+    assert found.flops == torchs(operator, *grad, QUERY, KEY, VALUE)
+
+
+@pytest.mark.parametrize("operator", ATTENTIONS)
+def test_of_a_causal_mask_what_it_leaves_is_counted(operator: str) -> None:
+    whole, left = (
+        work_of(operator, dims, OPERATOR_FLOPS_BF16, values)
+        for dims, values in (
+            attention(operator, flag, QUERY, QUERY, QUERY) for flag in ("False", "True")
+        )
+    )
+    assert whole is not None
+    assert left is not None
+    assert whole.flops is not None
+    assert left.flops == whole.flops * 129 // 256
+    assert left.moved == whole.moved
+
+
+@pytest.mark.parametrize("operator", ATTENTIONS)
+def test_flops_of_attention_are_unknown_where_the_mask_is(operator: str) -> None:
+    for causal, key in ((None, QUERY), ("maybe", QUERY), ("True", [2, 8, 256, 64])):
+        dims, values = attention(operator, causal, QUERY, key, key)
+        found = work_of(operator, dims, OPERATOR_FLOPS_BF16, values)
+        assert found is not None
+        assert found.flops is None
+        assert found.moved is not None
+
+
+@pytest.mark.parametrize("operator", ATTENTIONS)
+def test_the_place_of_the_mask_is_that_of_torchs_signature(operator: str) -> None:
+    schema = getattr(torch.ops.aten, operator.removeprefix("aten::")).default._schema
+    names = [argument.name for argument in schema.arguments]
+    place = FORMULAS[operator].causal
+    assert place is not None
+    assert names[place] == "is_causal"
+    assert names[FORMULAS[operator].inputs] == ["query", "key", "value"]
+
+
+def test_what_the_loader_keeps_is_what_is_known_here() -> None:
+    assert set(FORMULAS) == NPU_PRODUCTS
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        *("", "x", "5", "{}", "[]", "[[1,2]]", "[[1,2],[3,4]]", "[[1],[1]]", "[[0,2],[2,1]]"),
+        *("[[1,2],[2,-1]]", "[[1,2],[2,1.5]]", "[[1,true],[1,1]]", '[["a",2],[2,1]]', "[[1,2],5]"),
+        *("[[1099511627776,2],[2,1]]", "[[1000000000000,100],[100,1000000000000]]", "[" * 5_000),
+        "[[2,1,2],[3,2,1]]",
+    ],
+)
+def test_shapes_that_cannot_be_are_unknown(dims: str) -> None:
+    assert work_of("aten::mm", dims, OPERATOR_FLOPS_BF16, None) is None
+    assert work_of("aten::relu", "[[1,2],[2,3]]", OPERATOR_FLOPS_BF16, None) is None
+
+
+def test_bytes_are_unknown_where_the_type_is() -> None:
+    for types in (None, "x", "[]", '["new type"]', "[5]"):
+        found = work_of("aten::mm", "[[1,2],[2,3]]", types, None)
+        assert found is not None
+        assert (found.flops, found.moved) == (12, None)
+
+
+@given(st.text(), st.text() | st.none(), st.text() | st.none())
+def test_no_text_is_a_crash(dims: str, types: str | None, values: str | None) -> None:
+    for operator in FORMULAS:
+        assert work_of(operator, dims, types, values) is None
+
+
+def test_a_real_trace_of_torch_tells_what_was_multiplied(tmp_path: Path) -> None:
+    from torch.profiler import ProfilerActivity, profile
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def multiply() -> None:
+        torch.bmm(torch.ones(5, 7, 9), torch.ones(5, 9, 4))
+        torch.nn.functional.linear(torch.ones(7, 9), torch.ones(3, 9), torch.ones(3))
+
+    with FlopCounterMode(display=False) as counter:
+        multiply()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        multiply()
+    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    table = load(tmp_path / "t.json").table("shapes")
+    columns = (table.column(each) for each in ("operator", "dims", "types", "values"))
+    found = [work_of(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
+    assert [each.text for each in found if each] == ["5x7x9 @ 5x9x4", "7x9 @ 9x3"]
+    assert sum(each.flops or 0 for each in found if each) == counter.get_total_flops()

@@ -1,0 +1,221 @@
+"""Tokens per second and MFU of stages, against sums over every nanosecond."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.efficiency.throughput import Shape, throughput
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Cell
+from tests.builders.runs import Row, loaded
+
+SECOND = 10**9
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def stage(name: str, start: float, end: float, step: int = 1, **counters: float) -> Row:
+    return Row(name, "stage", step, int(start * SECOND), int(end * SECOND), counters=counters)
+
+
+def on(device: str, spans: Spans) -> Spans:
+    headers = {rank: replace(head, device=device) for rank, head in spans.headers.items()}
+    return replace(spans, headers=headers)
+
+
+def found(spans: Spans, **stated: Any) -> dict[Any, dict[str, Cell]]:
+    table = throughput(spans, **stated)
+    assert table.abstained is None
+    names = [column.name for column in table.columns]
+    return {row[:2]: dict(zip(names[2:], row[2:], strict=True)) for row in table.rows}
+
+
+def test_tokens_and_samples_per_second_of_each_rank_and_of_the_job() -> None:
+    spans = loaded(
+        [stage("actor_generate", 0, 2, tokens=300, samples=4), stage("compute_reward", 2, 3)],
+        [stage("actor_generate", 0, 4, tokens=100, samples=4)],
+    )
+    rows = found(spans)
+    assert list(rows) == [("actor_generate", rank) for rank in (None, 0, 1)]
+    assert [row["tokens/s"] for row in rows.values()] == [400 / 3, 150.0, 25.0]
+    assert [row["samples/s"] for row in rows.values()] == [8 / 3, 2.0, 1.0]
+    assert [row["time"] for row in rows.values()] == [3 * SECOND, 2 * SECOND, 4 * SECOND]
+    assert [row["tokens"] for row in rows.values()] == [400, 300, 100]
+    assert {row["MFU"] for row in rows.values()} == {None}
+    assert "No MFU: it takes FLOPs" in throughput(spans).note
+
+
+def test_spans_that_overlap_count_their_time_once() -> None:
+    rows = [stage("actor_generate", at, at + 3, tokens=10) for at in (0, 1, 2)]
+    (row,) = found(loaded(rows)).values()
+    assert (row["time"], row["tokens/s"]) == (5 * SECOND, 6.0)
+
+
+def test_spans_without_the_counter_are_not_in_the_time() -> None:
+    spans = loaded([stage("a", 0, 1, tokens=10), stage("a", 1, 9), stage("a", 9, 10, samples=1)])
+    (row,) = found(spans).values()
+    assert (row["tokens/s"], row["samples/s"]) == (10.0, 1.0)
+
+
+def test_steps_under_capture_are_left_out_and_said_but_roles_without_steps_are_not() -> None:
+    steps = [Row("step", "step", n, n * SECOND, (n + 1) * SECOND) for n in (0, 1)]
+    steps[1] = steps[1]._replace(counters={"capture": 1})
+    mine = [stage("a", 0.2, 0.7, 0, tokens=50), stage("a", 1.2, 1.9, 1, tokens=50)]
+    spans = loaded([*steps, *mine], [stage("a", 1, 2, 1, tokens=7)])
+    rows = found(spans)
+    assert (rows["a", 0]["tokens"], rows["a", 1]["tokens"]) == (50, 7)
+    assert "Steps left out: 1 under capture." in throughput(spans).note
+
+
+def test_flops_are_stated_else_measured_else_by_formula() -> None:
+    trained = stage("actor_update", 0, 1, tokens=10_000, flops=2e14)
+    spans = on(H100, loaded([trained, stage("actor_generate", 1, 2, tokens=100)]))
+    rows = found(spans, parameters=7e9)
+    told = {key[0]: (row["flops from"], row["TFLOP/s"]) for key, row in rows.items()}
+    assert told == {"actor_update": ("measured", 200.0), "actor_generate": ("2 N", 1.4)}
+    assert rows["actor_update", 0]["MFU"] == 200 / 989.4
+    assert rows["actor_update", 0]["peak TFLOP/s"] == 989.4
+    rows = found(spans, flops_per_token={"actor_update": 1e10})
+    assert rows["actor_update", 0]["flops from"] == "stated"
+    assert rows["actor_update", 0]["TFLOP/s"] == 100.0
+    assert rows["actor_generate", 0]["flops from"] is None
+
+
+def test_formulas_by_stage_and_with_attention() -> None:
+    names = ("actor_update", "critic_update", "compute_reward", "my_filter")
+    spans = loaded([stage(name, at, at + 1, tokens=1000) for at, name in enumerate(names)])
+    sizes = {"actor_update": 1e9, "critic_update": 5e8, "compute_reward": 1e9}
+    rows = found(spans, parameters=sizes, shape=Shape(2, 100, 50.0), peak_tflops=10.0)
+    assert rows["actor_update", 0]["TFLOP/s"] == pytest.approx(6 + 12 * 2 * 100 * 50 * 1000 / 1e12)
+    assert rows["critic_update", 0]["flops from"] == "6 N + attention"
+    assert rows["critic_update", 0]["MFU"] == pytest.approx(0.3, rel=1e-3)
+    # Whether a reward model is trained, its stage's name does not tell.
+    assert [rows[name, 0]["flops from"] for name in names[2:]] == [None, None]
+
+
+def test_mfu_above_100_per_cent_is_refused() -> None:
+    spans = on("NVIDIA A10", loaded([stage("actor_update", 0, 1, flops=1.3e14)]))
+    (row,) = found(spans).values()
+    assert (row["MFU"], row["TFLOP/s"], row["peak TFLOP/s"]) == (None, 130.0, 125.0)
+    assert "MFU of actor_update is above 100 %: FLOPs, tokens or peak" in throughput(spans).note
+    assert found(spans, peak_tflops=130.0)["actor_update", 0]["MFU"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("parameters", -1, "parameters -1: takes a number above 0"),
+        ("parameters", float("nan"), "parameters nan: takes a number above 0"),
+        ("parameters", {"actor_update": 0}, "parameters 0: takes a number above 0"),
+        ("peak_tflops", -5, "peak_tflops -5: takes a number above 0"),
+        ("peak_tflops", float("inf"), "peak_tflops inf: takes a number above 0"),
+        ("peak_tflops", 0, "peak_tflops 0: takes a number above 0"),
+        ("flops_per_token", {"actor": 1}, "'actor' is no stage of this run, which has actor_upd"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(option: str, value: Any, text: str) -> None:
+    spans = loaded([stage("actor_update", 0, 10, tokens=5)])
+    with pytest.raises(RlprofError, match=re.escape(text)):
+        throughput(spans, **{option: value})
+
+
+def test_unknown_hardware_says_unknown() -> None:
+    spans = on("NVIDIA H100", loaded([stage("actor_update", 0, 1, flops=2e13)]))
+    (row,) = found(spans).values()
+    assert (row["MFU"], row["peak TFLOP/s"], row["TFLOP/s"]) == (None, None, 20.0)
+    assert "No MFU on NVIDIA H100: no peak known, state peak_tflops." in throughput(spans).note
+
+
+def test_the_job_on_unlike_devices_is_measured_by_both_peaks_and_their_times() -> None:
+    rows = [stage("actor_update", 0, 1, flops=1e14)]
+    spans = loaded(rows, [rows[0]._replace(end_ns=3 * SECOND)])
+    heads = [replace(spans.headers[0], device=H100), replace(spans.headers[1], device="NVIDIA A10")]
+    spans = replace(spans, headers=dict(enumerate(heads)))
+    job = found(spans)["actor_update", None]
+    assert job["TFLOP/s"] == 50.0
+    assert job["peak TFLOP/s"] == (989.4 + 3 * 125) / 4
+    unlike = replace(spans, headers={0: heads[0], 1: replace(heads[1], device="cpu")})
+    assert found(unlike)["actor_update", None]["MFU"] is None
+    assert found(unlike)["actor_update", 0]["MFU"] == 100 / 989.4
+
+
+def test_tokens_that_one_rank_counts_for_all_are_computed_by_the_devices_of_all() -> None:
+    own = stage("actor_update", 0, 1)
+    spans = on(H100, loaded([stage("actor_update", 0, 1, tokens=10_000)], [own], [own], [own]))
+    for stated in ({"parameters": 3e9}, {"flops_per_token": {"actor_update": 1.8e10}}):
+        rows = found(spans, **stated)
+        assert rows["actor_update", None]["MFU"] == pytest.approx(180 / 4 / 989.4)
+        assert rows["actor_update", None]["tokens/s"] == 10_000
+        assert {rows["actor_update", 0][name] for name in ("MFU", "TFLOP/s", "flops from")} == {
+            None
+        }
+        assert "FLOPs of actor_update are told of the job alone" in throughput(spans, **stated).note
+    both = [stage("actor_update", 0, 1, flops=1e14)] * 2
+    spans = on(H100, loaded([stage("actor_update", 0, 1, tokens=9, flops=1e14)], *[both[:1]] * 2))
+    assert found(spans)["actor_update", 0]["TFLOP/s"] == 100.0
+    assert "job alone" not in throughput(spans).note
+
+
+def test_it_abstains_where_nothing_was_counted() -> None:
+    for spans in (loaded([]), loaded([stage("a", 0, 1)]), loaded([Row("x", "region", 1, 0, 5)])):
+        assert throughput(spans).abstained == (
+            "no stage counted tokens, samples or flops: call count(tokens=…) inside of it"
+        )
+
+
+SPANS = st.tuples(
+    st.sampled_from(["actor_update", "b"]),
+    st.integers(0, 20),
+    st.integers(0, 8),
+    st.dictionaries(st.sampled_from(["tokens", "samples"]), st.integers(0, 99)),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(SPANS, max_size=7), min_size=1, max_size=3))
+def test_it_agrees_with_brute_force_and_a_job_lies_between_its_slowest_and_fastest_rank(
+    drawn: list[list[Any]],
+) -> None:
+    ranks = [
+        [Row(name, "stage", 1, at, at + size, counters=own) for name, at, size, own in rank]
+        for rank in drawn
+    ]
+    spans = loaded(*ranks)
+    expected = brute(spans)
+    if not expected:
+        assert throughput(spans).abstained is not None
+        return
+    rows = found(spans)
+    assert {key for key in rows if key[1] is not None} == set(expected)
+    for key, own in expected.items():
+        for name in ("tokens", "samples"):
+            assert rows[key][f"{name}/s"] == pytest.approx(own.get(name))
+    for (name, rank), row in rows.items():
+        own_rates = [rows[key]["tokens/s"] for key in expected if key[0] == name]
+        rates = [float(rate) for rate in own_rates if rate is not None]
+        if rank is None and row["tokens/s"] is not None and len(rates) == row["ranks"]:
+            each = float(row["tokens/s"]) / len(rates)
+            assert min(rates) * (1 - 1e-9) <= each <= max(rates) * (1 + 1e-9)
+
+
+def brute(spans: Spans) -> dict[Any, Mapping[str, float | None]]:
+    """Return what each stage did per second on each rank, instant by instant."""
+    amounts: Any = defaultdict(lambda: defaultdict(int))
+    instants: Any = defaultdict(lambda: defaultdict(set))
+    for one in spans:
+        for name, value in (one.counters or {}).items():
+            amounts[one.name, one.rank][name] += value
+            instants[one.name, one.rank][name] |= set(range(one.start_ns, one.end_ns))
+    return {
+        key: {
+            name: amount / len(instants[key][name]) * SECOND if instants[key][name] else None
+            for name, amount in own.items()
+        }
+        for key, own in amounts.items()
+    }

@@ -1,0 +1,171 @@
+"""Each check of the integrity sheet can be ok, doubtful, and unknown where a run cannot tell."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.findings.data_quality import integrity
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.spans import Counter, Problem, RankNote, Spans
+from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from tests.builders.device_trace import Feed, feed, traced
+from tests.builders.runs import Row, loaded
+from tests.builders.scripted import Script, play
+
+
+def sheet(spans: Spans) -> dict[str, tuple[str, str]]:
+    return {str(check): (str(state), str(what)) for check, state, what in integrity(spans).rows}
+
+
+@pytest.fixture
+def spans() -> Spans:
+    return play(Script(ranks=3, steps=4), 1).spans
+
+
+def kernels(graph: list[int | None], note: str = "") -> Table:
+    at = np.ma.masked_equal([-1 if each is None else each for each in graph], -1)
+    return Table("kernels", (Column("graph", "count"),), ColumnRows([at]), note=note)
+
+
+def test_a_healthy_run_has_no_doubts(spans: Spans) -> None:
+    assert sheet(spans) == {
+        "ranks": ("ok", "all 3"),
+        "ends": ("ok", "every file goes to its end"),
+        "steps": ("ok", "all 4"),
+        "events": ("ok", "nothing is known to be lost"),
+        "kernels": ("unknown", "no torch.profiler recorded launches and kernels, to compare them"),
+        "clocks": ("ok", "one host, one clock"),
+        "graph replay": ("unknown", "no device tool recorded kernels"),
+        "MFU": ("unknown", "no FLOPs are stated, or the device is not known"),
+        "own cost": ("ok", "opening and closing captures took 0.00%"),
+    }
+
+
+def test_missing_ranks_and_cut_files_are_doubts(spans: Spans) -> None:
+    headers = {rank: replace(head, world_size=20) for rank, head in spans.headers.items()}
+    lame = replace(spans, headers=headers, statuses={0: "finished", 1: None, 2: "killed"})
+    rows = integrity(lame).rows
+    assert rows[0][1:] == ("doubt", "17 of 20 are missing: 3, 4, 5, 6, 7, 8, 9, 10 and 9 more")
+    assert rows[1][1:] == ("doubt", "the file just stops of rank 1")
+    assert rows[2][1:] == ("doubt", "ended early: rank 2")
+
+
+def test_steps_that_ranks_lack_are_a_doubt(spans: Spans) -> None:
+    keep = ~((spans.rank == 2) & (spans.step == 4))
+    names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
+    cut = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
+    assert sheet(cut)["steps"] == ("doubt", "some of 4 are missing on rank 2")
+    none = replace(spans, kind=np.full(len(spans), KINDS.index("stage")))
+    assert sheet(none)["steps"] == ("unknown", "none goes to its end")
+
+
+def test_steps_that_no_rank_has_are_a_doubt_where_all_were_to_be_recorded(spans: Spans) -> None:
+    keep = ~np.isin(spans.step, (2, 3))
+    names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
+    holed = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
+    assert [row[1] for row in integrity(holed).rows if row[0] == "steps"] == ["ok"]
+    config = {"spans": True}
+    headers = {rank: replace(head, config=config) for rank, head in spans.headers.items()}
+    rows = integrity(replace(holed, headers=headers)).rows
+    assert ("steps", "doubt", "2 between others are in no file: 2, 3") in list(rows)
+    far = replace(holed, headers=headers, step=np.where(holed.step == 4, 10**15, holed.step))
+    (row,) = [row for row in integrity(far).rows if row[:2] == ("steps", "doubt")]
+    assert row[2] == (
+        "999999999999998 between others are in no file: "
+        "2, 3, 4, 5, 6, 7, 8, 9 and 999999999999990 more"
+    )
+
+
+@pytest.mark.parametrize("name", ["kernels", "memcpy", "collectives"])
+def test_rows_that_a_tool_lost_are_a_doubt(name: str, spans: Spans) -> None:
+    note = "3 are fine; 1721 rows are left out: their times are wrong"
+    table = replace(kernels([None], note), name=name)
+    found = sheet(replace(spans, tables={name: lambda: table}))["events"]
+    assert found == ("doubt", f"{name}: 1721 rows are left out: their times are wrong")
+
+
+def test_remarks_and_hosts_are_doubts(spans: Spans) -> None:
+    lost = replace(
+        spans,
+        problems=(Problem(0, "3 lines are lost"),),
+        notes=(RankNote(1, 0, "info", "fine"), RankNote(1, 0, "warning", "disk full")),
+    )
+    assert sheet(lost)["events"] == ("doubt", "2 remarks, the first: 3 lines are lost")
+    apart = play(Script(ranks=2, steps=4, hosts=True), 1).spans
+    assert sheet(apart)["clocks"][0] == "doubt"
+    assert sheet(apart)["clocks"][1].startswith("clocks of hosts node-0, node-1 were never")
+    heads = (Column("rank", "count"), Column("uncertainty", "duration", "ns"))
+    for unsure, state in ((30_000, "ok"), (12_000_000, "doubt")):
+        clocks = Table("clocks", heads, [(0, 0), (1, unsure)])
+        compared = replace(apart, tables={"clocks": lambda clocks=clocks: clocks})
+        text = f"those of ranks were compared: within {unsure / 1e6:.3f} ms"
+        assert sheet(compared)["clocks"] == (state, text)
+
+
+@pytest.mark.parametrize(
+    ("table", "state", "text"),
+    [
+        (kernels([None, None]), "ok", "no kernel ran in one"),
+        (kernels([]), "unknown", "no kernel was recorded"),
+        (kernels([None, 0, 0]), "doubt", "2 kernels ran in replays"),
+        (kernels([None], "5 replays of CUDA graphs hide their kernels"), "doubt", "hide"),
+    ],
+)
+def test_replays_of_graphs_are_a_doubt(spans: Spans, table: Table, state: str, text: str) -> None:
+    found = sheet(replace(spans, tables={"kernels": lambda: table}))["graph replay"]
+    assert found[0] == state
+    assert text in found[1]
+
+
+def test_a_table_that_cannot_be_read_is_a_doubt_and_not_a_run_without_kernels(
+    spans: Spans,
+) -> None:
+    def broken() -> Table:
+        raise TraceError("the file is cut off")
+
+    found = sheet(replace(spans, tables={"kernels": broken}))["graph replay"]
+    assert found == ("doubt", "The table kernels could not be read: the file is cut off.")
+
+
+@pytest.mark.parametrize(("flops", "state"), [(1e15, "ok"), (1e21, "doubt")])
+def test_an_mfu_beyond_the_hardware_is_a_doubt(spans: Spans, flops: float, state: str) -> None:
+    heads = {
+        rank: replace(head, device="NVIDIA H100 80GB HBM3") for rank, head in spans.headers.items()
+    }
+    rows = np.flatnonzero(spans.kind == KINDS.index("stage"))
+    counted = Counter(rows, np.full(len(rows), flops / len(rows)))
+    stated = replace(spans, headers=heads, counters={**spans.counters, "flops": counted})
+    assert sheet(stated)["MFU"][0] == state
+
+
+def test_captures_that_take_more_than_a_hundredth_are_a_doubt(spans: Spans) -> None:
+    first = spans.rows(kind="stage")[0]
+    kind, name = spans.kind.copy(), spans.name.copy()
+    kind[first], name[first] = KINDS.index("region"), len(spans.names)
+    dear = replace(spans, kind=kind, name=name, names=(*spans.names, "rlprof open capture"))
+    assert sheet(dear)["own cost"][0] == "doubt"
+
+
+def test_launches_that_lack_their_kernels_are_a_doubt() -> None:
+    kernels, calls = feed(Feed(pieces=300))
+    assert sheet(traced(kernels, calls))["kernels"] == ("ok", "300 of 300 launches")
+    state, text = sheet(traced(kernels[9:], calls))["kernels"]
+    assert state == "doubt"
+    assert text.startswith("9 of 300 launches have no kernel: events were dropped")
+    assert sheet(traced(kernels[3:], calls))["kernels"][0] == "ok", "the last of a capture"
+
+
+@pytest.mark.parametrize(("took", "state"), [(1_000, "ok"), (1_200, "doubt")])
+def test_captures_that_slow_their_steps_down_are_a_doubt(took: int, state: str) -> None:
+    rows, now = [], 0
+    for number in range(1, 13):
+        captured = number > 8
+        length = took if captured else 1_000
+        counters = {"capture": 1} if captured else None
+        rows.append(Row("step", "step", number, now, now + length, counters=counters))
+        now += length
+    found = sheet(loaded(rows))["own cost"]
+    assert found[0] == state
+    assert found[1].endswith(f"captured steps take {(took - 1_000) / 1_000:.1%} longer")

@@ -1,0 +1,213 @@
+"""Every rule fires where it must, is silent where it must, and abstains where it cannot know."""
+
+import importlib
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.findings.ledger_rules import RULES, Rule
+from lightning_rlprof.analysis.ledger.accounts import Book
+from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.time_categories import Label
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.spans import NO_PARENT, Counter, Spans, Thread
+from lightning_rlprof.tables.table import Table
+from tests.builders.device_trace import Feed, feed, traced
+from tests.builders.runs import header
+from tests.builders.scripted import Script, play, without
+
+# A name that means the label, and what is recorded where it does not.
+NAMES = {
+    Label.ROLLOUT: "actor_generate",
+    Label.TAIL: "rollout_tail",
+    Label.STARVATION: "data_fetch",
+    Label.PRESSURE: "back_pressure",
+    Label.WAITING: "barrier",
+    Label.TRANSFER: "all_reduce",
+    Label.HOST: "tokenize",
+    Label.COPY: "batch_transfer",
+    Label.SYNC: "weight_sync",
+    Label.REWARD: "compute_reward",
+    Label.SLEEP: "wake_up",
+    Label.EVALUATION: "validation",
+    Label.GARBAGE: "garbage_collection",
+    Label.RLPROF: "rlprof open capture",
+    Label.UNTRACED: "",
+}
+LENGTH = 1_000_000
+STEPS = 12
+
+
+def job(name: str, shares: list[float], *, fill: str = "actor_update") -> Spans:
+    """Return a rank whose steps give such shares to one name, and the rest to another stage."""
+    rows: list[tuple[int, str, int, int, int]] = []
+    for step, share in enumerate(shares):
+        begin, cut = step * LENGTH, step * LENGTH + int(share * LENGTH)
+        rows += [(KINDS.index("step"), "step", step + 1, begin, begin + LENGTH)]
+        if name and cut > begin:
+            rows += [(KINDS.index("region"), name, step + 1, begin, cut)]
+        rows += [(KINDS.index("stage"), fill, step + 1, cut, begin + LENGTH)]
+    names = tuple(dict.fromkeys(row[1] for row in rows))
+    kind, _, number, start, end = zip(*rows, strict=True)
+    count = len(rows)
+    name_of, zeros = [names.index(row[1]) for row in rows], [0] * count
+    last = (zeros, range(1, count + 1), [NO_PARENT] * count)
+    columns = (name_of, kind, zeros, number, start, end, *last)
+    arrays = [np.array(column, dtype=np.int64) for column in columns]
+    return Spans(
+        Path("job"),
+        names,
+        (Thread(0, 1, "Main"),),
+        *arrays,
+        headers={0: header(0, 1)},
+        statuses={0: "finished"},
+    )
+
+
+def cells(table: Table, claim: str) -> dict[str, Any]:
+    names = [column.name for column in table.columns]
+    return dict(zip(names, table.rows[claims(table).index(claim)], strict=True))
+
+
+def undecided(table: Table, rule: Rule) -> bool:
+    """Tell whether the note says that a rule abstained."""
+    return re.search(rf"[:,] {re.escape(rule.label.text)}[,.]", table.note) is not None
+
+
+def claims(table: Table) -> list[str]:
+    return [str(claim) for claim in table.column("finding")]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
+def test_a_rule_fires_above_its_threshold_with_price_and_evidence(rule: Rule) -> None:
+    share = min(rule.above * 1.5, 0.95)
+    table = findings(job(NAMES[rule.label], [share] * STEPS))
+
+    assert rule.claim in claims(table)
+    row = cells(table, rule.claim)
+    assert row["effect"] == pytest.approx(share * STEPS * LENGTH, rel=1e-5)
+    assert row["share"] == pytest.approx(share, rel=1e-5)
+    assert row["low"] <= row["effect"] <= row["high"] + 1
+    assert str(row["reproduce"]).startswith("rlprof ledger RUN")
+    if NAMES[rule.label]:
+        assert str(row["evidence"]).startswith("longest spans (rank/id): 0/")
+    else:
+        assert row["evidence"] == "12 steps, most of it in step 1"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
+def test_the_link_of_a_rule_returns_its_evidence_and_its_place_is_the_first_of_it(
+    rule: Rule,
+) -> None:
+    spans = job(NAMES[rule.label], [min(rule.above * 1.5, 0.95)] * STEPS)
+    row = cells(findings(spans), rule.claim)
+    found = spans.sql(str(row["query"]))
+    assert set(found.column("name")) == {NAMES[rule.label] or "step"}
+    named = [f"{rank}/{one}" for rank, one in zip(*map(found.column, ("rank", "id")), strict=True)]
+    assert str(row["evidence"]).endswith((", ".join(named), "most of it in step 1"))
+    assert found.rows[0][:6] == (
+        NAMES[rule.label] or "step",
+        "region" if NAMES[rule.label] else "step",
+        *(row["rank"], row["step"], row["from"], row["to"]),
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
+def test_a_rule_is_silent_below_its_threshold(rule: Rule) -> None:
+    table = findings(job(NAMES[rule.label], [rule.above * 0.5] * STEPS))
+    assert rule.claim not in claims(table)
+    assert not undecided(table, rule)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
+def test_a_rule_abstains_where_steps_differ_too_much_or_are_few(rule: Rule) -> None:
+    wild = [0.0, min(2 * rule.above, 1.0)] * (STEPS // 2)
+    for table in (
+        findings(job(NAMES[rule.label], wild)),
+        findings(job(NAMES[rule.label], [min(rule.above * 1.5, 0.95)] * 4)),
+    ):
+        assert rule.claim not in claims(table)
+        assert undecided(table, rule)
+
+
+def test_what_nothing_tells_of_is_no_zero() -> None:
+    note = findings(job("", [0.0] * STEPS)).note
+    assert note.startswith("Not decided, as nothing tells: ")
+    assert "starvation" in note
+
+
+def test_every_label_but_compute_and_other_stages_has_one_rule() -> None:
+    labels = [rule.label for rule in RULES]
+    assert sorted(labels) == sorted(set(Label) - {Label.COMPUTE, Label.OTHER})
+
+
+def test_a_slow_rank_is_a_finding_and_a_healthy_one_is_not() -> None:
+    spans = play(Script(slow={3: 0.2}), 5).spans
+    row = cells(findings(spans), "rank 3 makes the others wait: slow host")
+    assert row["low"] < row["effect"] < row["high"]
+    assert row["reproduce"] == "rlprof stragglers RUN --json"
+    found = spans.sql(str(row["query"]))
+    assert set(found.column("rank")) == {3} == {row["rank"]}
+    assert (found.column("start_ns")[0], found.column("step")[0]) == (row["from"], row["step"])
+    assert not any("rank " in claim for claim in claims(findings(play(Script(), 5).spans)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_deleting_a_fifth_of_the_events_never_names_a_wrong_rank(seed: int) -> None:
+    spans = without(play(Script(slow={1: 0.1}, uneven=0.3, steps=40), seed).spans, 0.2, seed)
+    named = [claim for claim in claims(findings(spans)) if claim.startswith("rank ")]
+    assert all(claim.startswith("rank 1 ") for claim in named)
+
+
+def test_the_most_costly_comes_first_and_without_steps_nothing_is_told() -> None:
+    table = findings(job("weight_sync", [0.3] * STEPS, fill="actor_generate"))
+    effects = table.column("effect")
+    assert len(effects) >= 2
+    assert effects == sorted(effects, key=lambda ns: -int(ns or 0))
+    empty = job("", [0.0])
+    none = replace(empty, kind=np.full(len(empty), KINDS.index("stage"), dtype=np.int64))
+    assert findings(none).abstained == "no step was recorded to its end"
+
+
+def test_what_devices_tell_stands_for_the_ledgers_rule_and_needs_no_five_steps() -> None:
+    kernels, calls = feed(Feed())
+    table = findings(traced(kernels, calls))
+    assert claims(table) == ["devices wait for the launches of short work"]
+    row = cells(table, claims(table)[0])
+    assert row["share"] == pytest.approx(row["effect"] / (kernels[-1]["start"] + 6_000), rel=0.01)
+    host = next(rule for rule in RULES if rule.label == Label.HOST)
+    assert not undecided(table, host)
+    assert "devices that wait for the host" in findings(traced(kernels[:199])).note
+
+
+def test_what_has_no_price_comes_last() -> None:
+    spans = job("weight_sync", [0.3] * 24)
+    steps = spans.rows(kind="step")
+    held = Counter(steps, np.arange(24) * 2**28 + 2**32)
+    table = findings(replace(spans, counters={"device_allocated_bytes": held}))
+    assert claims(table)[-1] == "memory grows from step to step: torch on rank 0"
+    assert table.column("effect")[-1] is None
+    assert table.column("effect")[-2] is not None
+
+
+def test_a_report_balances_a_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = job("weight_sync", [0.3] * STEPS)
+    alone = ledger(job("weight_sync", [0.3] * STEPS))
+    asked: list[Spans] = []
+    module = importlib.import_module("lightning_rlprof.analysis.ledger.ledger")
+    whole = module.balance
+
+    def balance(spans: Spans, *, per_step: bool = False) -> Book:
+        asked.append(spans)
+        return whole(spans, per_step=per_step)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(module, "balance", balance)
+    findings(spans)
+    again = ledger(spans)
+    assert len(asked) == 1
+    assert again == alone

@@ -1,0 +1,76 @@
+"""On real traces links resolve, numbers are those of the commands, lost events add no claim."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.device.kernels import kernels
+from lightning_rlprof.analysis.device.utilization import idle
+from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+TRACES = [
+    "kineto/nccl.json.gz",
+    "kineto/vllm_prefill_decode_graph.json.gz",
+    "kineto/h100_qwen1.5-0.5b.json.gz",
+    "kineto/ns_resolution_rank-0.json.gz",
+    "nsys/t4_power_iteration.sqlite",
+]
+KERNEL = "one kernel takes "
+
+
+def loaded(name: str) -> Spans:
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"NO TRACES: {path} is not here")
+    return load(path)
+
+
+def claims(table: Table) -> set[str]:
+    """Return what is claimed; of a kernel its name without its share."""
+    told = (str(each) for each in table.column("finding"))
+    return {each.partition(": ")[2] if each.startswith(KERNEL) else each for each in told}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_every_link_returns_events_and_every_number_is_that_of_its_command(name: str) -> None:
+    spans = loaded(name)
+    table = findings(spans)
+    columns = map(table.column, ("finding", "effect", "reproduce", "query"))
+    for text, effect, command, query in zip(*columns, strict=True):
+        assert len(spans.sql(str(query)).rows) > 0, text
+        if str(command).endswith(" idle"):
+            own = idle(spans)
+            kinds = zip(own.column("kind"), own.column("total"), strict=True)
+            assert effect == sum(int(total or 0) for kind, total in kinds if kind == "host bound")
+        if str(command).endswith(" kernels"):
+            assert effect in kernels(spans).column("total")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kineto/nccl.json.gz", {"devices run empty until the host launches again"}),
+        ("kineto/h100_qwen1.5-0.5b.json.gz", set()),
+        ("kineto/ns_resolution_rank-0.json.gz", set()),
+    ],
+)
+def test_what_is_claimed_of_known_traces(name: str, expected: set[str]) -> None:
+    assert claims(findings(loaded(name))) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", TRACES)
+def test_losing_a_fifth_of_the_kernels_adds_no_claim(name: str, seed: int) -> None:
+    spans = loaded(name)
+    whole = spans.table("kernels")
+    keep = np.random.default_rng(seed).random(len(whole.rows)) >= 0.2
+    rows = [row for row, stays in zip(whole.rows, keep, strict=True) if stays]
+    lost = replace(whole, rows=rows)
+    less = replace(spans, tables={**spans.tables, "kernels": lambda: lost})
+    assert claims(findings(less)) <= claims(findings(spans))

@@ -1,0 +1,135 @@
+"""A label is charged only with time that cannot be another one's; lost events never add a claim."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from lightning_rlprof.analysis.device.launches import Unpaired, unpaired
+from lightning_rlprof.analysis.findings.finding import Claim, Undecided
+from lightning_rlprof.analysis.findings.ledger_rules import ledger_claims
+from lightning_rlprof.analysis.ledger.accounts import balance
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.device_trace import CALLS, KERNELS, Cells, table, thinned
+from tests.builders.runs import Row, loaded
+from tests.builders.scripted import Script, play, without
+
+STEP_NS = 1_000_000
+PIECE_NS = 10_000
+MOVES = "collectives move data while nothing computes"
+WAITS = "ranks wait in collectives for a late one"
+UNTRACED = "nobody knows what the GPUs did for much of the time"
+
+
+def device(compute: float = 1.0, talk: float = 0.0) -> tuple[list[Cells], list[Cells]]:
+    """Return kernels and launches of 12 steps: collectives at their start, compute to the end."""
+    kernels: list[Cells] = []
+    for at in range(12 * STEP_NS // PIECE_NS):
+        start = at * PIECE_NS
+        part = start % STEP_NS / STEP_NS
+        for stream, name, share in ((7, "gemm", compute), (9, "ncclDevKernel_AllReduce", talk)):
+            if (part >= 1 - share) if stream == 7 else (part < share):
+                place = {"rank": 0, "device": 0, "stream": stream, "kernel": name}
+                time = {"start": start, "duration": PIECE_NS, "launch": max(0, start - 5_000)}
+                kernels.append({**place, **time, "launch": time["launch"] + stream})
+    calls = [
+        {"rank": 0, "name": "cudaLaunchKernel", "kind": "runtime", "start": row["launch"]}
+        for row in kernels
+    ]
+    return kernels, [{**call, "duration": 100} for call in calls]
+
+
+def trained(kernels: Sequence[Cells], calls: Sequence[Cells] = ()) -> Spans:
+    rows = []
+    for number in range(1, 13):
+        start, end = (number - 1) * STEP_NS, number * STEP_NS
+        rows += [Row("step", "step", number, start, end)]
+        rows += [Row("actor_update", "stage", number, start, end)]
+    tables = {"kernels": lambda: table("kernels", KERNELS, kernels)}
+    if calls:
+        tables["calls"] = lambda: table("calls", CALLS, calls)
+    return replace(loaded(rows), tables=tables)
+
+
+def said(spans: Spans) -> list[Claim | Undecided]:
+    return list(ledger_claims(spans, balance(spans, per_step=True), unpaired(spans)))
+
+
+def claims(spans: Spans) -> set[str]:
+    return {each.text for each in said(spans) if isinstance(each, Claim)}
+
+
+def why(spans: Spans, subject: str) -> str:
+    return next(
+        each.why for each in said(spans) if isinstance(each, Undecided) and each.subject == subject
+    )
+
+
+def test_exposed_transfer_by_kernels_is_charged_from_its_threshold_where_none_are_lost() -> None:
+    kernels, calls = device(compute=0.85, talk=0.15)
+    assert claims(trained(kernels, calls)) == {MOVES}
+
+
+def test_without_a_way_to_see_lost_kernels_it_takes_a_fifth() -> None:
+    kernels, _ = device(compute=0.85, talk=0.15)
+    assert claims(trained(kernels)) == set()
+    kernels, _ = device(compute=0.7, talk=0.3)
+    assert claims(trained(kernels)) == {MOVES}
+
+
+def test_where_kernels_were_lost_it_abstains() -> None:
+    kernels, calls = device(compute=0.7, talk=0.3)
+    spans = trained(thinned(kernels, 0.2, 1), calls)
+    assert claims(spans) == set()
+    assert why(spans, "exposed transfer") == "as kernels were lost: see the integrity sheet"
+    assert unpaired(spans) == Unpaired(len(calls), len(calls) - len(thinned(kernels, 0.2, 1)))
+
+
+def test_where_kernels_tell_the_host_is_no_matter_of_the_ledger() -> None:
+    kernels, calls = device(compute=0.5)
+    spans = trained(kernels, calls)
+    assert claims(spans) == set()
+    assert not any("host" in each[0] for each in said(spans))
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("known", [False, True])
+def test_losing_a_fifth_of_the_kernels_blames_no_collective_that_was_hidden(
+    seed: int, known: bool
+) -> None:
+    kernels, calls = device(compute=1.0, talk=1.0)
+    lost = thinned(kernels, 0.2, seed)
+    assert claims(trained(lost, thinned(calls, 0.2, seed + 50) if known else ())) == set()
+
+
+def meeting(late: float, count: int = 4, steps: int = 30) -> Spans:
+    """Return ranks that meet at each step's end, to which the last one comes late."""
+    ranks = []
+    for rank in range(count):
+        rows = []
+        for number in range(1, steps + 1):
+            start, end = (number - 1) * STEP_NS, number * STEP_NS
+            came = end - 10_000 - (0 if rank == count - 1 else int(late * STEP_NS))
+            rows += [Row("step", "step", number, start, end)]
+            rows += [Row("actor_update", "stage", number, start, came)]
+            rows += [Row("all_reduce", "region", number, came, end)]
+        ranks.append(rows)
+    return loaded(*ranks)
+
+
+def test_waiting_is_charged_to_waiting() -> None:
+    assert claims(meeting(0.4)) == {WAITS}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("spans", [meeting(0.4), meeting(0.95, 8, 300)], ids=["few", "many"])
+def test_losing_a_fifth_of_the_spans_never_turns_waiting_into_transfer(
+    spans: Spans, seed: int
+) -> None:
+    assert claims(without(spans, 0.2, seed)) <= {WAITS, UNTRACED}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_losing_a_fifth_of_the_spans_adds_no_claim_but_that_they_are_missing(seed: int) -> None:
+    spans = play(Script(uneven=0.3, steps=40, slow={1: 0.1} if seed % 2 else {}), seed).spans
+    assert claims(without(spans, 0.2, seed)) <= claims(spans) | {UNTRACED}

@@ -1,0 +1,188 @@
+"""Memory that keeps growing is a finding without a price; set-up, plateaus and noise are none.
+
+A verdict that accuses becomes a claim about just that rank; what is not sure accuses nobody.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.findings.finding import Claim, Undecided
+from lightning_rlprof.analysis.findings.run_rules import _claim, memory_claims, slow_claims
+from lightning_rlprof.analysis.stragglers.verdicts import SLOW_HOST, SLOW_OR_UNEVEN
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.device_trace import Cells, table, thinned
+from tests.builders.runs import Row, loaded
+from tests.builders.scripted import Script, play, without
+
+COLUMNS = ("rank", "device", "component", "time", "allocated", "reserved")
+GIB, MIB = 2**30, 2**20
+STEP_NS = 1_000_000
+
+
+def counted(held: list[int], ranks: int = 1) -> Spans:
+    """Return steps that counted what the device held as they ended; of rank 1 half of that."""
+    return loaded(
+        *(
+            [
+                Row(
+                    "step",
+                    "step",
+                    at + 1,
+                    at * STEP_NS,
+                    (at + 1) * STEP_NS,
+                    counters={"device_allocated_bytes": bytes_ // (rank + 1)},
+                )
+                for at, bytes_ in enumerate(held)
+            ]
+            for rank in range(ranks)
+        )
+    )
+
+
+def sampled(held: list[int]) -> list[Cells]:
+    """Return the table of a device tool: three samples a step, the lowest in the middle."""
+    return [
+        {
+            **{"rank": 0, "device": 0, "component": "CUDA", "reserved": 9 * GIB},
+            **{"time": at * STEP_NS + part * 250_000, "allocated": bytes_ + more},
+        }
+        for at, bytes_ in enumerate(held)
+        for part, more in ((1, GIB), (2, 0), (3, GIB // 2))
+    ]
+
+
+def with_table(rows: list[Cells], steps: int) -> Spans:
+    marks = [Row("step", "step", n + 1, n * STEP_NS, (n + 1) * STEP_NS) for n in range(steps)]
+    return replace(loaded(marks), tables={"memory": lambda: table("memory", COLUMNS, rows)})
+
+
+def leaking(steps: int = 24) -> list[int]:
+    return [4 * GIB + 50 * MIB * at for at in range(steps)]
+
+
+def said(spans: Spans) -> list[Claim | Undecided]:
+    return list(memory_claims(spans))
+
+
+def test_it_fires_on_a_leak_that_spans_counted_and_its_link_returns_the_samples() -> None:
+    spans = counted(leaking(), ranks=2)
+    (claim,) = said(spans)
+    assert isinstance(claim, Claim)
+    assert claim.text == "memory grows from step to step: torch on rank 0 and 1 more"
+    assert (claim.effect, claim.low, claim.high) == (None, None, None)
+    assert claim.evidence.startswith("50 MiB a step (50 to 50, 99 %) in steps 13-24")
+    found = spans.sql(claim.query)
+    assert found.column("step") == list(range(13, 25))
+    assert found.column("device_allocated_bytes") == leaking()[12:]
+    assert claim.place is not None
+    assert (claim.place.rank, claim.place.step) == (0, 24)
+
+
+def test_it_fires_on_a_leak_in_a_tools_table_and_its_link_returns_the_samples() -> None:
+    spans = with_table(sampled(leaking()), 24)
+    (claim,) = said(spans)
+    assert isinstance(claim, Claim)
+    assert "50 MiB a step" in claim.evidence
+    assert len(spans.sql(claim.query).rows) == 3 * 12
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [4 * GIB] * 24,
+        [4 * GIB + at * 1_000 for at in range(24)],
+        [4 * GIB - at * 50 * MIB for at in range(24)],
+    ],
+)
+def test_it_is_silent_where_nothing_grows_that_matters(held: list[int]) -> None:
+    assert said(counted(held)) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "why"),
+    [
+        (leaking(15), "of 15 steps with memory"),
+        ([GIB + 200 * MIB * min(at, 14) for at in range(24)], "as it stopped"),
+        (
+            [4 * GIB + int(e) for e in np.random.default_rng(1).normal(0, 2e9, 24)],
+            "as steps differ too much",
+        ),
+    ],
+)
+def test_it_abstains_where_steps_are_few_or_it_stopped_or_is_noise(
+    held: list[int], why: str
+) -> None:
+    (found,) = said(counted(held))
+    assert isinstance(found, Undecided)
+    assert why in found.why
+
+
+def test_where_no_memory_was_recorded_it_says_nothing() -> None:
+    assert said(loaded([Row("step", "step", 1, 0, 9)])) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_is_never_a_leak_also_where_a_fifth_of_it_is_lost(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    held = [4 * GIB + int(each) for each in random.normal(0, GIB, 40)]
+    rows = thinned(sampled(held), 0.2, seed)
+    assert not [each for each in said(with_table(rows, 40)) if isinstance(each, Claim)]
+
+
+ROW: dict[str, Any] = {
+    "rank": None,
+    "verdict": SLOW_HOST,
+    "effect": None,
+    "stages": "not known",
+    "lost by others": 5_000,
+    "steps": "2-9",
+    "low": None,
+    "high": None,
+    "chance": 0.001,
+    "group": "actor ranks 1, 2",
+}
+
+
+def test_it_fires_on_the_slow_rank_with_a_price_and_a_link_to_its_stages() -> None:
+    spans = play(Script(slow={3: 0.2}), 5).spans
+    (claim,) = slow_claims(spans)
+    assert claim.text.startswith("rank 3 makes the others wait: slow")
+    assert claim.effect is not None
+    assert claim.low is not None
+    assert claim.high is not None
+    assert claim.low < claim.effect < claim.high
+    found = spans.sql(claim.query)
+    assert set(found.column("rank")) == {3}
+    assert set(found.column("kind")) == {"stage"}
+    assert claim.place is not None
+    assert (claim.place.rank, claim.place.from_ns) == (3, found.column("start_ns")[0])
+
+
+@pytest.mark.parametrize("script", [Script(), Script(uneven=0.3), Script(more={2: 1.5})])
+def test_it_is_silent_where_nobody_is_slow_or_the_work_is_uneven(script: Script) -> None:
+    assert list(slow_claims(play(script, 5).spans)) == []
+
+
+def test_it_abstains_with_too_few_steps() -> None:
+    assert list(slow_claims(play(Script(slow={3: 0.3}, steps=8), 5).spans)) == []
+
+
+def test_where_one_of_several_is_meant_all_are_named_and_it_is_less_sure() -> None:
+    spans = play(Script(ranks=4, steps=12), 1).spans
+    claim = _claim(spans, ROW)
+    assert claim.text == "one of ranks 1, 2 makes the others wait: slow host"
+    assert (claim.effect, claim.low, claim.high, claim.confidence) == (5_000, None, None, "medium")
+    found = spans.sql(claim.query)
+    assert set(found.column("rank")) == {1, 2}
+    assert set(found.column("step")) == set(range(2, 10))
+    single = _claim(spans, {**ROW, "rank": 1, "verdict": SLOW_OR_UNEVEN, "group": "actor"})
+    assert single.confidence == "medium", "the work was not counted"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_deleting_a_fifth_of_the_events_of_a_healthy_run_accuses_nobody(seed: int) -> None:
+    spans = without(play(Script(uneven=0.3, steps=40), seed).spans, 0.2, seed)
+    assert list(slow_claims(spans)) == []

@@ -1,0 +1,291 @@
+"""The ledger of jobs that are told by hand: sums, dead ranks, evidence, prices."""
+
+import itertools
+import sqlite3
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.ledger.accounts import balance
+from lightning_rlprof.analysis.ledger.ledger import breakdown, ledger, totals
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
+from tests.builders.oracle import runs
+from tests.builders.runs import Row, grpo_rows, header, loaded, write_rank
+
+
+def stage(name: str, start: int, end: int, **changes: Any) -> Row:
+    return Row(name, "stage", 1, start, end, **changes)
+
+
+def steps(*edges: int) -> list[Row]:
+    pairs = enumerate(itertools.pairwise(edges), start=1)
+    return [Row("step", "step", number, start, end) for number, (start, end) in pairs]
+
+
+def times(table: Table) -> dict[str, int]:
+    """Return the labels that have time."""
+    pairs = zip(table.column("label"), table.column("total"), strict=True)
+    return {str(label): int(total) for label, total in pairs if total}
+
+
+def told_of(spans: Spans) -> dict[str, int]:
+    return times(ledger(spans))
+
+
+def by(spans: Spans, per_rank: bool = False, per_step: bool = False) -> Sequence[Any]:
+    table = breakdown(balance(spans, per_step=per_step, per_rank=per_rank))
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs(overlapping_steps=True), st.integers(0, 3))
+def test_all_tables_add_up_to_wall_clock_times_ranks(rows: list[list[Row]], silent: int) -> None:
+    spans = loaded_of_world(len(rows) + silent, *rows)
+    book = balance(spans)
+    whole = book.wall_ns * (len(rows) + silent)
+
+    found = times(totals(book))
+    assert sum(found.values()) == whole
+    for per_rank, per_step in ((True, False), (False, True), (True, True)):
+        lines = by(spans, per_rank, per_step)
+        assert sum(line["wall"] for line in lines) == whole
+        for label, total in found.items():
+            assert sum(line[label] for line in lines) == total
+    assert {line["wall"] for line in by(spans, per_rank=True)} <= {book.wall_ns}
+
+
+def loaded_of_world(world: int, *ranks: Sequence[Row], **changes: Any) -> Spans:
+    with tempfile.TemporaryDirectory() as folder:
+        for rank, rows in enumerate(ranks):
+            write_rank(Path(folder) / "run", header(rank, world, **changes), rows)
+        return load(Path(folder) / "run")
+
+
+def test_the_innermost_name_that_means_something_counts() -> None:
+    spans = loaded(
+        [
+            stage("actor_update", 0, 100, id=1),
+            stage("my_part", 10, 60, parent=1, id=2),  # means nothing: compute, as around it
+            Row("data_fetch", "region", 1, 20, 30, parent=2, id=3),
+            Row("my_region", "region", 1, 100, 120, id=4),  # no stage, and means nothing
+            stage("my_stage", 120, 150, id=5),
+            Row("weights published", "mark", 1, 130, 130, id=6),
+        ]
+    )
+    assert told_of(spans) == {
+        "compute": 90,
+        "starvation": 10,
+        "other stage": 30,
+        "untraced": 20,
+    }
+    assert "The ledger's table of names does not have stages my_part, my_stage." in (
+        ledger(spans).note
+    )
+
+
+def test_a_rollout_in_a_validation_is_validation_and_one_in_a_data_loader_is_a_rollout() -> None:
+    spans = loaded(
+        [
+            Row("validation", "region", 1, 0, 50, id=1),
+            stage("actor_generate", 5, 45, parent=1, id=2),
+            stage("compute_reward", 30, 40, parent=2, id=3),
+            Row("data_fetch", "region", 1, 50, 100, id=4),
+            stage("actor_generate", 60, 90, parent=4, id=5),
+        ]
+    )
+    assert told_of(spans) == {"checkpoint or evaluation": 50, "rollout": 30, "starvation": 20}
+
+
+def test_of_threads_and_tasks_at_once_the_first_in_precedence_counts() -> None:
+    spans = loaded(
+        [
+            Row("data_fetch", "region", 1, 0, 100, id=1),
+            stage("actor_generate", 20, 60, thread=7, id=2),
+            stage("compute_reward", 40, 80, thread=8, id=3),
+            stage("gc", 0, 10, thread=9, id=4),
+        ]
+    )
+    # Another thread is nothing inside of this one: the collection hides no wait for samples.
+    assert told_of(spans) == {"rollout": 40, "reward, tool, environment": 20, "starvation": 40}
+
+
+def test_a_task_that_outlives_the_stage_it_was_opened_in_hides_the_stage_around_both() -> None:
+    spans = loaded(
+        [
+            stage("actor_update", 0, 100, id=1),
+            stage("actor_generate", 15, 40, parent=1, id=2),
+            Row("data_fetch", "region", 1, 16, 60, parent=2, id=3),
+        ]
+    )
+    assert told_of(spans) == {"compute": 55, "rollout": 1, "starvation": 44}
+
+
+def test_a_rank_that_dies_is_untraced_and_no_smaller_denominator(tmp_path: Path) -> None:
+    whole = [*steps(0, 100, 200, 300), stage("actor_update", 0, 300)]
+    write_rank(tmp_path, header(0, 2), whole)
+    write_rank(tmp_path, header(1, 2), [*steps(0, 110), stage("actor_update", 0, 110)], status=None)
+    spans = load(tmp_path)
+
+    assert told_of(spans) == {"compute": 410, "untraced": 190}
+    dead = [line for line in by(spans, per_rank=True, per_step=True) if line["rank"] == 1]
+    assert dead == [
+        {"rank": 1, "step": 1, "wall": 110, "compute": 110, "untraced": 0},
+        # As long as on rank 0, but for what its own first step took of it.
+        {"rank": 1, "step": 2, "wall": 90, "compute": 0, "untraced": 90},
+        {"rank": 1, "step": 3, "wall": 100, "compute": 0, "untraced": 100},
+    ]
+    assert "Rank 1's file stops 1.9e-07 s before the end." in ledger(spans).note
+
+
+def test_ranks_of_the_world_that_wrote_nothing_are_untraced() -> None:
+    spans = loaded_of_world(4, [*steps(0, 60), stage("actor_update", 10, 50), stage("b", 60, 80)])
+    book = balance(spans)
+
+    assert (book.wall_ns, book.ranks, book.silent) == (80, (0,), (1, 2, 3))
+    assert times(totals(book)) == {"compute": 40, "other stage": 20, "untraced": 20 + 3 * 80}
+    assert by(spans, per_step=True) == [
+        {"step": 1, "wall": 4 * 60, "untraced": 200, "compute": 40, "other stage": 0},
+        {"step": None, "wall": 4 * 20, "untraced": 60, "compute": 0, "other stage": 20},
+    ]
+    assert [line["untraced"] for line in by(spans, per_rank=True)] == [20, 80, 80, 80]
+    assert "as they wrote nothing: ranks 1, 2, 3." in ledger(spans).note
+
+
+def test_one_file_alone_is_about_its_rank_alone(tmp_path: Path) -> None:
+    file = write_rank(tmp_path, header(1, 8), [stage("actor_update", 0, 50)])
+    assert told_of(load(file)) == {"compute": 50}
+    assert told_of(load(tmp_path)) == {"compute": 50, "untraced": 7 * 50}
+
+
+def test_the_job_begins_with_the_first_header_and_lasts_as_long_as_anybody_writes(
+    tmp_path: Path,
+) -> None:
+    zero = 1_700_000_000_000_000_000
+    began = header(0, 1, clock_ns=1_000, unix_ns=zero)
+    rows = [*steps(1_300, 1_400), stage("actor_update", 1_300, 1_350)]
+    write_rank(tmp_path, began, rows, notes=[(1_900, "info", "still here")])
+    assert told_of(load(tmp_path)) == {"compute": 50, "untraced": 850}
+
+
+def test_what_lies_outside_of_steps_is_part_of_the_job() -> None:
+    rows = [
+        Row("sanity_check", "region", 0, 0, 40),
+        *steps(50, 150),
+        stage("actor_update", 60, 100),
+    ]
+    table = ledger(loaded([*rows, Row("save_checkpoint", "region", 1, 150, 170)]))
+    pairs = zip(table.column("label"), table.column("in steps"), strict=True)
+    inside = {label: ns for label, ns in pairs if ns is not None}
+    assert times(table) == {"checkpoint or evaluation": 60, "compute": 40, "untraced": 70}
+    assert inside == {"checkpoint or evaluation": 0, "compute": 40, "untraced": 60}
+
+
+def test_captured_and_interrupted_steps_are_part_of_the_sum_and_the_note_says_so() -> None:
+    flags = ({"capture": 1}, {"interrupted": 1})
+    rows = [row._replace(counters=flag) for row, flag in zip(steps(0, 40, 90), flags, strict=True)]
+    table = ledger(loaded(rows))
+    assert times(table) == {"untraced": 90}
+    assert "Steps under capture are part of the sum: 1." in table.note
+    assert "Steps interrupted are part of the sum: 1." in table.note
+
+
+def test_a_label_without_evidence_is_not_told_and_one_without_time_is_zero() -> None:
+    rows = [stage("actor_update", 0, 50), Row("weight_sync", "stage", 1, 20, 20)]
+    table = ledger(loaded(rows))
+    lines = {label: told for label, *told in table.rows}
+    assert lines["weight sync"] == [0.0, 0.0, 0, "spans", 0, None]
+    assert lines["host or launch bound"] == [None, None, None, "not told", None, None]
+    assert lines["untraced"][3] == "none"
+    assert "other stage" not in lines
+    assert "rlprof itself" not in lines
+    assert "Host or launch bound: not told without kernels of a device." in table.note
+
+
+def test_hours_and_euros_are_those_of_all_ranks(tmp_path: Path) -> None:
+    hour = 3_600 * 10**9
+    spans = loaded_of_world(2, [stage("actor_update", 0, 3 * hour)], device="cuda")
+    table = totals(balance(spans), price=2.5)
+    lines = {row[0]: row for row in table.rows}
+    assert [column.name for column in table.columns[:4]] == ["label", "share", "GPU-hours", "EUR"]
+    assert lines["compute"][:5] == ("compute", 0.5, 3.0, 7.5, 3 * hour)
+    assert lines["untraced"][:5] == ("untraced", 0.5, 3.0, 7.5, 3 * hour)
+    assert lines["rollout"][1:6] == (None, None, None, None, "not told")
+    assert table.note.startswith("2 x 10800 s = 6 GPU-hours. ")
+    assert "No rank had an accelerator" not in table.note
+    assert "No rank had an accelerator" in ledger(loaded(grpo_rows(1))).note
+
+
+def test_sums_beyond_64_bits_are_exact() -> None:
+    long = 2**59 + 1
+    spans = loaded_of_world(64, *[[stage("actor_update", 0, long - rank)] for rank in range(40)])
+    assert told_of(spans) == {
+        "compute": 40 * long - sum(range(40)),
+        "untraced": 24 * long + sum(range(40)),
+    }
+
+
+def test_a_job_of_which_nothing_was_recorded_abstains() -> None:
+    spans = loaded([])
+    assert ledger(spans).abstained == "no span was recorded"
+    for per_rank, per_step in ((True, False), (False, True)):
+        table = breakdown(balance(spans, per_step=per_step, per_rank=per_rank))
+        assert table.abstained == "no span was recorded"
+
+
+def test_a_parent_that_cannot_be_one_is_none() -> None:
+    rows = [
+        stage("actor_update", 0, 50, id=1, parent=2),  # in a circle
+        stage("compute_reward", 0, 50, id=2, parent=1),
+        stage("actor_generate", 60, 80, id=3, parent=4),  # in one that begins later
+        stage("weight_sync", 70, 90, id=4),
+        stage("gc", 95, 99, id=5, parent=5),
+    ]
+    assert told_of(loaded(rows)) == {
+        "reward, tool, environment": 50,
+        "rollout": 20,
+        "weight sync": 10,
+        "garbage collection": 4,
+        "untraced": 15,
+    }
+
+
+@pytest.mark.parametrize("requests", [3, 4])
+def test_of_four_requests_or_more_the_end_of_a_rollout_is_its_tail(requests: int) -> None:
+    rows = [stage("actor_generate", 0, 100, id=1)]
+    rows += [stage("generate", 0, 10 * n, parent=1, id=1 + n) for n in range(1, requests)]
+    rows += [stage("generate", 0, 90, parent=1, id=9)]
+    found = told_of(loaded(rows))
+    # Of four, two are left until 30; the last 10 belong to the stage, in which no request is open.
+    assert found == ({"rollout": 40, "rollout tail": 60} if requests == 4 else {"rollout": 100})
+
+
+def test_a_run_without_any_rank_has_an_empty_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
+
+    book = balance(load(path), per_rank=True)
+
+    assert (book.ranks, book.wall_ns, len(book.entries.ns)) == ((), 0, 0)
+
+
+def test_stages_may_lie_in_each_other_to_any_depth() -> None:
+    depth = 20_000
+    edges = range(depth)
+    outer = Row("actor_generate", "stage", 1, -1, 2 * depth)
+    inner = [Row("odd", "region", 1, n, 2 * depth - 1 - n, parent=n + 1) for n in edges]
+
+    began = time.monotonic()
+    told_of(loaded([outer, *inner]))
+
+    assert time.monotonic() - began < 5

@@ -1,0 +1,101 @@
+"""The ledger of four real processes over gloo, beside what each of them measured of itself."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.analysis.ledger.accounts import balance
+from lightning_rlprof.analysis.ledger.ledger import breakdown, totals
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.roles import DIES, SCRIPT, STEPS
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120
+Measured = list[list[dict[str, int]]]
+
+
+def play(folder: Path, how: str) -> tuple[Spans, Measured, list[int]]:
+    """Run the four; return the run, what they measured by rank and step, and how they ended."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.builders.roles", str(folder), str(rank), how],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        for rank in range(len(SCRIPT))
+    ]
+    try:
+        statuses = [process.wait(SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    lines = [(folder / f"measured-{rank}.jsonl").read_text() for rank in range(len(SCRIPT))]
+    measured = [[json.loads(line) for line in own.splitlines()] for own in lines]
+    return load(folder / "runs"), measured, statuses
+
+
+def by_rank(spans: Spans) -> list[dict[str, Any]]:
+    table = breakdown(balance(spans, per_rank=True))
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+def expected(measured: Measured, rank: int) -> Counter[str]:
+    """Return what a rank measured, its collectives divided by what all of them measured."""
+    found = Counter[str]()
+    for step, own in enumerate(measured[rank]):
+        found.update(own)
+        shortest = min(steps[step]["all_reduce"] for steps in measured if step < len(steps))
+        found["exposed transfer"] += shortest
+        found["waiting for a late peer"] += own["all_reduce"] - shortest
+    del found["all_reduce"]
+    return +found
+
+
+def close(ns: int, measured_ns: int) -> bool:
+    return abs(ns - measured_ns) <= max(2_000_000, 0.02 * measured_ns)
+
+
+def check_sum(spans: Spans) -> None:
+    book = balance(spans)
+    whole = sum(int(ns or 0) for ns in totals(book).column("total"))
+    assert whole == len(SCRIPT) * book.wall_ns
+    assert {line["wall"] for line in by_rank(spans)} == {book.wall_ns}
+
+
+@pytest.mark.slow
+def test_four_scripted_roles_come_out_as_they_measured_themselves(tmp_path: Path) -> None:
+    spans, measured, statuses = play(tmp_path, "whole")
+
+    assert statuses == [0] * 4
+    check_sum(spans)
+    for rank, (line, script) in enumerate(zip(by_rank(spans), SCRIPT.values(), strict=True)):
+        wanted = expected(measured, rank)
+        labels = {*line, *wanted} - {"rank", "wall", "untraced"}
+        assert [each for each in labels if not close(line.get(each, 0), wanted[each])] == []
+        for part in script:  # a sleep may be late, never early
+            assert line[part.label] >= STEPS * part.ms * 1_000_000
+
+
+@pytest.mark.slow
+def test_a_role_that_is_killed_is_untraced_from_its_last_step_on(tmp_path: Path) -> None:
+    spans, measured, statuses = play(tmp_path, "dies")
+
+    assert [status != 0 for status in statuses] == [rank == DIES for rank in range(4)]
+    check_sum(spans)
+    assert len(measured[DIES]) == 1
+    for rank, line in enumerate(by_rank(spans)):
+        wanted = expected(measured, rank)
+        assert [each for each in wanted if not close(line.get(each, 0), wanted[each])] == []
+    dead = by_rank(spans)[DIES]
+    assert dead["untraced"] >= dead["wall"] - sum(expected(measured, DIES).values()) - 2_000_000
+    assert f"Rank {DIES}'s file stops " in totals(balance(spans)).note

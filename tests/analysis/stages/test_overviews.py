@@ -1,0 +1,182 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from lightning_rlprof.analysis.stages.overviews import background, coverage, ranks, regions, steps
+from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.loaders.load import load
+from tests.builders.oracle import labels, runs
+from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, spans_of, write_rank
+
+STEPS = [Row("step", "step", 1, 0, 100), Row("step", "step", 2, 100, 200, counters={"capture": 1})]
+
+
+def test_stages_of_other_threads_and_outside_steps_are_beside() -> None:
+    rows = [
+        *STEPS,
+        Row("compute_reward", "stage", 1, 10, 60),
+        Row("compute_reward", "stage", 1, 10, 80, thread=7),
+        Row("compute_reward", "stage", 1, 99, 109, thread=7),
+        Row("compute_reward", "stage", 2, 150, 199, thread=7),
+        Row("actor_generate", "stage", 2, 200, 230),
+        Row("weight_sync", "stage", 2, 230, 235, thread=7),
+    ]
+    table = background(loaded(rows))
+
+    assert table.rows == [
+        ("compute_reward", "in background", 80, 40, 10, 70, 70, 2),
+        ("actor_generate", "outside steps", 30, 30, 30, 30, 30, 1),
+        ("weight_sync", "outside steps", 5, 5, 5, 5, 5, 1),
+    ]
+    assert table.note == "Steps left out: 1 under capture."
+
+
+def test_regions_are_whole_spans_with_their_share_of_the_counted_steps() -> None:
+    rows = [
+        *STEPS,
+        Row("data_fetch", "region", 1, 0, 25),
+        Row("data_fetch", "region", 2, 100, 190),
+        Row("training_step", "region", 1, 25, 95),
+        Row("backward", "region", 1, 50, 75),
+        Row("validation", "region", 2, 300, 360),
+    ]
+    table = regions(loaded(rows))
+
+    assert table.rows == [
+        ("training_step", "in steps", 0.7, 70, 70, 70, 70, 70, 1),
+        ("validation", "outside steps", None, 60, 60, 60, 60, 60, 1),
+        ("data_fetch", "in steps", 0.25, 25, 25, 25, 25, 25, 1),
+        ("backward", "in steps", 0.25, 25, 25, 25, 25, 25, 1),
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs())
+def test_no_stage_span_is_lost_or_counted_twice(rows: list[list[Row]]) -> None:
+    quiet = [[row._replace(counters=None) for row in rank] for rank in rows]
+    spans = loaded(*quiet)
+    inside = sum(count for count in stages(spans).column("count") if isinstance(count, int))
+    beside = sum(count for count in background(spans).column("count") if isinstance(count, int))
+    assert inside + beside == len(spans.rows(kind="stage"))
+
+
+def test_without_spans_the_tables_are_empty() -> None:
+    spans = loaded([])
+    assert (background(spans).rows, regions(spans).rows) == ([], [])
+
+
+def test_ranks_are_chosen() -> None:
+    rows = [Row("step", "step", 1, 0, 9), Row("fetch", "region", 1, 1, 2)]
+    spans = loaded(rows, rows)
+    assert regions(spans, ranks=[1]).column("count") == [1]
+    assert regions(spans).column("count") == [2]
+
+
+def test_every_rank_has_a_row_and_its_times_add_up(tmp_path: Path) -> None:
+    rows = [
+        Row("sanity", "region", 0, 10, 20),
+        Row("step", "step", 1, 30, 50),
+        Row("step", "step", 2, 50, 80),
+        Row("validation", "region", 2, 80, 100),
+    ]
+    write_rank(tmp_path, header(0, 3), rows)
+    write_rank(tmp_path, header(2, 3, host="node-b", device="npu"), [], status=None)
+
+    assert coverage(load(tmp_path)).rows == [
+        (0, "node-a", "cpu", 4, 2, 50, 40, "finished"),
+        (2, "node-b", "npu", 0, 0, 0, 0, "file just stops"),
+    ]
+
+
+def test_the_slow_rank_is_named_with_its_ratio_and_the_number_of_steps(tmp_path: Path) -> None:
+    slow = grpo_rows(5, 2, slow={"actor_update": 2.0})
+    spans = spans_of(tmp_path, grpo_rows(5, 0), grpo_rows(5, 1), slow, grpo_rows(5, 3))
+
+    table = ranks(spans)
+    row = dict(zip(table.column("stage"), table.rows, strict=True))["actor_update"]
+
+    walls = steps(spans)
+    update = zip(walls.column("rank"), walls.column("actor_update"), strict=True)
+    own = [time for rank, time in update if rank == 2]
+    assert row[1] == 2
+    assert row[2] == sum(own) // 5  # type: ignore[arg-type]
+    assert row[4] == pytest.approx(2.0, abs=0.1)
+    assert row[5] == 5
+    assert "no verdicts" in table.note
+
+
+def test_no_ratio_where_the_others_have_none_of_it() -> None:
+    rows = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
+    table = ranks(loaded(rows, [*rows, Row("save", "stage", 1, 10, 16)]))
+    assert table.rows[1][:5] == ("save", 1, 2, None, None)
+
+
+def test_ranks_that_never_run_a_stage_are_none_of_the_others() -> None:
+    idle = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
+    trains = [
+        [*idle, *(Row("update", "stage", n, n * 10, n * 10 + took) for n in (1, 2, 3))]
+        for took in (4, 4, 6)
+    ]
+    assert ranks(loaded(*trains, idle, idle, idle)).rows[1][:5] == ("update", 2, 6, 4, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "reason"),
+    [
+        (1, 5, "ranks are compared where two or more have steps"),
+        (2, 2, "a rank has 2 steps, too few to compare ranks (3 needed)"),
+    ],
+)
+def test_it_abstains(tmp_path: Path, count: int, size: int, reason: str) -> None:
+    assert ranks(grpo_run(tmp_path, steps=size, ranks=count)).abstained == reason
+
+
+def test_it_abstains_without_spans() -> None:
+    assert ranks(loaded([], [])).abstained == "ranks are compared where two or more have steps"
+
+
+@settings(max_examples=80, deadline=None)
+@given(runs())
+def test_every_step_is_divided_as_the_rasteriser_does(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    slow: dict[tuple[int, int, str], int] = {}
+    for step, _, name in labels(spans):
+        slow[step.rank, step.step, name] = slow.get((step.rank, step.step, name), 0) + 1
+
+    table = steps(spans)
+    names = [column.name for column in table.columns][4:]
+
+    found = {}
+    for rank, number, _, wall, *times in table.rows:
+        assert sum(times) == wall  # type: ignore[arg-type]
+        found |= {(rank, number, n): time for n, time in zip(names, times, strict=True) if time}
+    assert found == slow
+    walls = [span.duration_ns for span in spans if span.kind == "step"]
+    assert table.column("wall") == walls
+
+
+def test_the_state_of_each_step_is_shown_and_none_is_left_out() -> None:
+    flags = [None, {"capture": 1}, {"interrupted": 1}]
+    table = steps(
+        loaded([Row("step", "step", n, n, n + 1, counters=f) for n, f in enumerate(flags)])
+    )
+    assert table.column("state") == ["complete", "capture", "interrupted"]
+
+
+def test_stages_beyond_thirty_share_a_column_and_sums_stay_exact() -> None:
+    rows = [Row("step", "step", 1, 0, 10_000)]
+    rows += [Row(f"s{n}", "stage", 1, n * 100, n * 100 + n + 1) for n in range(33)]
+
+    table = steps(loaded(rows))
+    (row,) = table.rows
+
+    names = [column.name for column in table.columns]
+    assert names[4:6] == ["s32", "s31"]
+    assert names[-2:] == ["other stages", "untraced"]
+    assert row[-2] == 1 + 2 + 3
+    assert row[3] == sum(row[4:]) == 10_000  # type: ignore[arg-type]
+
+
+def test_it_abstains_without_steps() -> None:
+    assert steps(loaded([])).abstained == "no step was recorded to its end"

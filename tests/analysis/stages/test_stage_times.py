@@ -1,0 +1,164 @@
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from lightning_rlprof.analysis.stages.overviews import ranks
+from lightning_rlprof.analysis.stages.stage_times import headline, stages
+from lightning_rlprof.analysis.step_selection import counted
+from tests.builders.oracle import UNTRACED, runs, totals
+from tests.builders.runs import STAGES, Row, grpo_run, loaded
+
+
+def _run(steps: int = 3, **lengths: int) -> str:
+    rows = []
+    for step in range(1, steps + 1):
+        at = step * 100
+        rows.append(Row("step", "step", step, at, at + 100))
+        for name, length in lengths.items():
+            rows.append(Row(name, "stage", step, at, at + length))
+            at += length
+    return headline(loaded(rows))
+
+
+def test_generation_that_dominates_points_at_the_rollout(tmp_path: Path) -> None:
+    assert headline(grpo_run(tmp_path)) == (
+        "actor_generate is 64% of the step; look at the rollout first: KV cache, batching, the "
+        "rollout engine. Almost all is in a stage."
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ({"my_stage": 80}, "my_stage is 80% of the step; look at my_stage first. 20% is in no"),
+        ({"a": 30, "b": 35, "c": 25}, "No stage dominates: the largest is b, 35% of the step; 10%"),
+        ({"a": 30}, "Most of the step is unknown: 70% is in no stage; the largest stage is a, 30%"),
+        ({"a": 30, "b": 30}, "The largest part is unknown: 40% is in no stage;"),
+        ({}, "No stage was marked in 3 steps; mark them with stage(...) or wrap:."),
+    ],
+)
+def test_the_sentence_fits_the_run(lengths: dict[str, int], said: str) -> None:
+    assert _run(**lengths).startswith(said)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_it_abstains_below_three_steps(steps: int) -> None:
+    said = f"Too few complete steps to say where the time goes: {steps}, of 3 needed."
+    assert _run(steps, a=90) == said
+
+
+def test_captured_steps_alone_are_not_taken_for_the_run() -> None:
+    rows = [Row("step", "step", n, n * 9, n * 9 + 9, counters={"capture": 1}) for n in (1, 2, 3)]
+    assert headline(loaded(rows)).startswith("No stage was marked")
+
+
+@settings(max_examples=120, deadline=None)
+@given(runs())
+def test_totals_are_the_rasterisers_and_add_up_to_the_steps(rows: list[list[Row]]) -> None:
+    spans = loaded(*rows)
+    steps = spans.rows(kind="step")
+    choice = counted(spans, steps)
+    chosen = set(spans.step[steps[choice.mask]].tolist())
+    slow = totals(spans, chosen)
+
+    whole, ranks = stages(spans), stages(spans, per_rank=True)
+
+    found = dict(zip(whole.column("stage"), whole.column("total"), strict=True))
+    by_name: Counter[str] = Counter()
+    for (_, name), total in slow.items():
+        by_name[name] += total
+    assert {name: total for name, total in found.items() if total} == dict(by_name)
+    keys = zip(ranks.column("rank"), ranks.column("stage"), strict=True)
+    per_rank = dict(zip(keys, ranks.column("total"), strict=True))
+    assert {key: total for key, total in per_rank.items() if total} == dict(slow)
+    if whole.abstained is None:
+        wall = int(spans.duration_ns[steps[choice.mask]].sum())
+        assert sum(found.values()) == wall  # type: ignore[arg-type]
+        if wall:
+            assert abs(sum(whole.column("share")) - 1.0) < 1e-9  # type: ignore[arg-type]
+            assert list(found)[-1] == UNTRACED
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs())
+def test_statistics_are_those_of_whole_spans_that_start_in_a_counted_step(
+    rows: list[list[Row]],
+) -> None:
+    spans = loaded(*rows)
+    steps = spans.rows(kind="step")
+    chosen = [spans.span(row) for row in steps[counted(spans, steps).mask].tolist()]
+    lengths: dict[str, list[int]] = {}
+    for span in spans:
+        around = any(
+            (step.rank, step.thread) == (span.rank, span.thread)
+            and step.start_ns <= span.start_ns < step.end_ns
+            for step in chosen
+        )
+        if span.kind == "stage" and around:
+            lengths.setdefault(span.name, []).append(span.duration_ns)
+
+    table = stages(spans)
+    rest = zip(table.column("count"), table.column("max"), table.column("mean"), strict=True)
+    found = dict(zip(table.column("stage"), rest, strict=True))
+
+    assert {name: cells for name, cells in found.items() if cells[0] is not None} == {
+        name: (len(own), max(own), int(np.floor(sum(own) / len(own) + 0.5)))
+        for name, own in lengths.items()
+    }
+
+
+def test_longer_stages_only_grow(tmp_path: Path) -> None:
+    plain = stages(grpo_run(tmp_path / "a"))
+    slow = stages(grpo_run(tmp_path / "b", slow={"actor_update": 3.0}))
+
+    before, after = (
+        dict(zip(table.column("stage"), table.column("total"), strict=True))
+        for table in (plain, slow)
+    )
+    assert after["actor_update"] > 2.9 * before["actor_update"]  # type: ignore[operator]
+    del after["actor_update"], before["actor_update"]
+    assert after == before
+
+
+def test_rows_are_ordered_by_time_with_untraced_last(tmp_path: Path) -> None:
+    table = stages(grpo_run(tmp_path))
+    names = ["actor_generate", "actor_update", "actor_compute_log_prob", "compute_reward"]
+    assert table.column("stage") == [*names, "untraced"]
+    assert set(names) == set(STAGES)
+
+
+def test_the_slowest_rank_has_the_most_time_per_step_not_in_all() -> None:
+    def rank(steps: int, length: int) -> list[Row]:
+        rows = [Row("step", "step", n, n * 100, n * 100 + 100) for n in range(1, steps + 1)]
+        return rows + [Row("a", "stage", s.step, s.start_ns, s.start_ns + length) for s in rows]
+
+    spans = loaded(rank(9, 20), rank(3, 30), rank(9, 10))
+    assert stages(spans).column("slowest rank") == [1, None]
+    assert stages(spans, ranks=[0, 2]).column("slowest rank") == [0, None]
+    assert stages(spans, ranks=[2]).column("slowest rank") == [None, None]
+
+    alike = loaded(rank(3, 20), rank(3, 20))
+    assert stages(alike).column("slowest rank")[0] == ranks(alike).column("slowest rank")[1] == 0
+
+
+def test_a_stage_without_length_has_a_row() -> None:
+    spans = loaded([Row("step", "step", 1, 0, 5), Row("a", "stage", 1, 2, 2)])
+    assert stages(spans).rows == [
+        ("a", 0.0, 0, 0, 0, 0, 0, 1, None),
+        ("untraced", 1.0, 5, None, None, None, None, None, None),
+    ]
+
+
+def test_a_step_without_length_has_no_shares() -> None:
+    table = stages(loaded([Row("step", "step", 1, 5, 5)]))
+    assert table.abstained is None
+    assert table.rows == [("untraced", None, 0, None, None, None, None, None, None)]
+
+
+def test_it_abstains_without_steps() -> None:
+    assert stages(loaded([Row("a", "stage", 1, 0, 1)])).abstained == (
+        "no step was recorded to its end"
+    )

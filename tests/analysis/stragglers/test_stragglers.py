@@ -1,0 +1,215 @@
+"""Who makes the others wait: the matrix, what may never be said, and what the table tells."""
+
+import gc
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.stragglers.stragglers import lost_ns, stragglers
+from lightning_rlprof.analysis.stragglers.verdicts import INSUFFICIENT, NOBODY, SLOW_OR_UNEVEN
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.arrays import Mask
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.scripted import STAGES, Script, play, without
+from tests.peers.harness import CASES, OURS, TOO_SHORT, accused, scores
+
+
+def slowly(own: np.ndarray, excess: np.ndarray, rank: int) -> float:
+    """Wait step by step, with the rank as it was and without its excess."""
+    lost = 0.0
+    for step in range(own.shape[1]):
+        times = {other: time for other, time in enumerate(own[:, step]) if not np.isnan(time)}
+        if rank not in times or np.isnan(excess[rank, step]):
+            continue
+        without = times | {rank: times[rank] - excess[rank, step]}
+        lost += (max(times.values()) - max(without.values())) * (len(times) - 1)
+    return lost
+
+
+@given(st.integers(0, 5_000), st.integers(2, 5))
+def test_it_is_what_the_others_would_not_have_waited(seed: int, ranks: int) -> None:
+    random = np.random.default_rng(seed)
+    own = random.uniform(50, 150, (ranks, 6)) * 1e6
+    excess = np.maximum(random.normal(0.1, 0.2, (ranks, 6)), 0) * own
+    own[random.random((ranks, 6)) < 0.2] = np.nan
+    excess[0, 2] = np.nan
+    assert lost_ns(own, excess, 0, 0, 5) == pytest.approx(slowly(own, excess, 0), abs=1.0)
+
+
+def test_two_equally_slow_ranks_cost_nothing_each() -> None:
+    own, excess = np.array([[100.0], [110.0], [110.0]]), np.array([[0.0], [10.0], [10.0]])
+    assert [lost_ns(own, excess, rank, 0, 0) for rank in range(3)] == [0, 0, 0]
+
+
+def test_a_rank_that_stopped_does_not_make_the_wait_of_the_others_free() -> None:
+    own = np.array([[100.0, 100.0], [100.0, np.nan], [150.0, 150.0]])
+    assert lost_ns(own, np.full((3, 2), 50.0), 2, 0, 1) == 100 + 50
+
+
+def test_only_the_steps_asked_about_count() -> None:
+    own, excess = np.array([[100.0] * 4, [150.0] * 4]), np.array([[0.0] * 4, [50.0] * 4])
+    assert lost_ns(own, excess, 1, 1, 2) == 100
+    assert lost_ns(own[1:], excess[1:], 0, 0, 3) == 0
+
+
+SEEDS = range(2_000, 2_030)
+STAGE, REGION = KINDS.index("stage"), KINDS.index("region")
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_matrix_has_no_healthy_rank_accused_and_each_slow_one_found(case: str) -> None:
+    own = scores(CASES[case], SEEDS)[OURS]
+    assert own.false == 0
+    assert own.found >= 29
+
+
+def test_eight_ranks_and_eight_steps_are_insufficient_evidence() -> None:
+    for seed in SEEDS:
+        table = stragglers(play(TOO_SHORT, seed).spans)
+        assert table.abstained == (
+            f"{INSUFFICIENT}: actor: 8 ranks take 12 steps to be compared, here are 8"
+        )
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_losing_events_never_leads_to_a_wrong_culprit(share: float) -> None:
+    for seed in SEEDS:
+        run = play(Script(slow={1: 0.1}, uneven=0.3, steps=40), seed)
+        lost = replace(run, spans=without(run.spans, share, seed))
+        assert accused(lost) <= {1}
+
+
+def test_the_row_says_effect_interval_steps_and_what_it_costs() -> None:
+    spans = play(Script(slow={3: 0.2}, meets=("actor_update",)), 5).spans
+    table = stragglers(spans)
+    ((rank, verdict, effect, stages, lost, steps, low, high, chance, _, group),) = table.rows
+
+    assert (rank, verdict, stages, steps, group) == (3, "slow host", "all", "1-24", "actor")
+    assert low < 0.2 < high
+    assert low < effect < high
+    assert chance < 0.01
+    # 1.2 s of own work a step, a fifth of that too long, and seven others who wait for it.
+    assert lost == pytest.approx(24 * 7 * 0.2 * 1.2e9, rel=0.25)
+
+
+def test_what_it_costs_is_what_the_same_run_takes_longer() -> None:
+    def one(seed: int) -> float:
+        script = Script(slow={3: 0.2}, where=("actor_generate",), steps=40)
+        slow, even = (play(each, seed).spans for each in (script, replace(script, slow={})))
+        longer = int(slow.end_ns.max()) - int(even.end_ns.max())
+        return stragglers(slow).rows[0][4] / (7 * longer)  # type: ignore[operator]
+
+    assert np.median([one(seed) for seed in range(20)]) == pytest.approx(1, abs=0.09)
+
+
+def called(spans: Spans, stage: str, where: Mask, other: str) -> Spans:
+    """Give a stage another name on some rows."""
+    mine = where & (spans.name == spans.names.index(stage))
+    names = np.where(mine, len(spans.names), spans.name)
+    return replace(spans, names=(*spans.names, other), name=names)
+
+
+def test_what_it_costs_is_told_where_some_ranks_or_steps_have_stages_of_their_own() -> None:
+    spans = play(Script(slow={3: 0.2}), 5).spans
+    whole = stragglers(spans).rows[0][4]
+    for where in (spans.rank == 0, spans.rank == 3, spans.step % 3 == 0):
+        table = stragglers(called(spans, "compute_reward", where, "score"))
+        assert table.column("rank") == [3]
+        assert table.column("lost by others") == pytest.approx([whole], rel=0.1)
+
+
+def test_a_stage_of_one_rank_alone_clears_nobody() -> None:
+    spans = play(Script(), 5).spans
+    alone = called(spans, "compute_reward", spans.rank == 0, "score")
+    ((_, verdict, _, stages, *_),) = stragglers(alone).rows
+    assert verdict == NOBODY
+    assert "score" not in f"{stages} {stragglers(alone).note}"
+    apart = replace(spans, name=np.where(spans.kind == STAGE, spans.rank, 0))
+    few = replace(apart, names=tuple("abcdefgh"))
+    assert stragglers(few).abstained == (
+        f"{INSUFFICIENT}: actor: no stage was recorded on several ranks"
+    )
+
+
+def test_steps_that_have_different_stages_are_compared_all_the_same() -> None:
+    spans = play(Script(slow={3: 0.2}), 5).spans
+    for kind in (1, 2):
+        for stage in STAGES[:3]:
+            spans = called(spans, stage, spans.step % 3 == kind, f"{stage} {kind}")
+    ((rank, verdict, _, stages, *_),) = stragglers(spans).rows
+    assert (rank, verdict, stages) == (3, "slow host", "all")
+
+
+def test_nobody_is_only_cleared_where_a_slow_rank_would_have_been_found() -> None:
+    ((rank, verdict, *_),) = stragglers(play(Script(), 5).spans).rows
+    assert (rank, verdict) == (None, NOBODY)
+    noisy = stragglers(play(Script(noise=0.3, steps=12), 5).spans)
+    assert noisy.abstained is not None
+    assert "steps differ so much" in noisy.abstained
+    spans = play(Script(), 5).spans
+    stopped = np.where(
+        (spans.rank == 2) & (spans.step > 4) & (spans.kind == STAGE), REGION, spans.kind
+    )
+    few = stragglers(replace(spans, kind=stopped)).abstained
+    assert few is not None
+    assert "too few steps of 1 of 8 ranks can be compared, rank 2 among them" in few
+    together = stragglers(play(Script(meets=STAGES), 5).spans)
+    assert [each for each in together.column("verdict") if each != NOBODY] == []
+
+
+def test_roles_are_not_compared_with_one_another() -> None:
+    spans = play(Script(slow={0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5}), 5).spans
+    roles = {
+        rank: replace(head, role="rollout" if rank < 4 else "actor")
+        for rank, head in spans.headers.items()
+    }
+    table = stragglers(replace(spans, headers=roles))
+    assert table.column("verdict") == [NOBODY, NOBODY]
+    assert table.column("group") == ["rollout", "actor"]
+
+
+def test_arrivals_alone_accuse_where_stages_hide_a_slow_rank() -> None:
+    script = Script(slow={2: 0.3}, where=("actor_update",), listed=True, steps=40)
+    table = stragglers(play(script, 5).spans)
+    ((rank, verdict, *_),) = table.rows
+    assert (rank, verdict) == (2, SLOW_OR_UNEVEN)
+    assert table.column("came last")[0] > 0.8
+    hidden = stragglers(play(replace(script, listed=False), 5).spans)
+    assert "A slow rank may be hidden in actor_update" in f"{hidden.note}{hidden.abstained}"
+
+
+def test_drifting_pace_is_said() -> None:
+    table = stragglers(play(Script(steps=60, drift=(0.03, 0.9)), 5).spans)
+    assert "steps count as one" in f"{table.note}{table.abstained}"
+
+
+def test_ranks_that_keep_a_pace_of_their_own_are_seldom_accused() -> None:
+    script = Script(drift=(0.03, 0.95))
+    assert sum(bool(accused(play(script, seed))) for seed in SEEDS) <= 1
+
+
+def test_a_run_with_nothing_to_compare_abstains() -> None:
+    spans = play(Script(ranks=2, steps=2), 5).spans
+    alone = replace(spans, headers={0: spans.headers[0]})
+    few = "actor: 2 ranks take 10 steps to be compared, here are 2"
+    assert stragglers(replace(spans, headers={})).abstained == (
+        f"{INSUFFICIENT}: no rank was recorded"
+    )
+    assert stragglers(alone).abstained == (
+        f"{INSUFFICIENT}: actor: one rank has nobody to be compared with"
+    )
+    assert stragglers(spans).abstained == f"{INSUFFICIENT}: {few}"
+
+
+def test_a_run_is_compared_once_and_forgotten_with_it() -> None:
+    spans = play(Script(), 5).spans
+    assert stragglers(spans) is stragglers(spans)
+    assert stragglers(replace(spans)) is not stragglers(spans)
+    kept = weakref.ref(spans)
+    del spans
+    gc.collect()
+    assert kept() is None

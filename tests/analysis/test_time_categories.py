@@ -1,0 +1,140 @@
+"""The table of names: complete for our own, without contradictions, and forgiving in spelling."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.analysis.time_categories import (
+    NAMES,
+    NOTHING,
+    Label,
+    canonical,
+    kernel_labels,
+    label_of,
+    paired,
+)
+from lightning_rlprof.records.records import STAGES
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_known_stage_means_itself(stage: str) -> None:
+    assert canonical(stage) == stage
+
+
+@pytest.mark.parametrize(
+    ("names", "stage"),
+    [
+        ("gen generate_sequences vLLM.generate rollout", "actor_generate"),
+        ("old_log_prob Actor.compute_log_prob", "actor_compute_log_prob"),
+        ("ref ref_log_prob", "reference_compute_log_prob"),
+        ("values Critic.compute_values", "critic_compute_values"),
+        ("update_critic critic_train", "critic_update"),
+        ("update_actor actor_train policy_training", "actor_update"),
+        ("reward reward_fn rm", "compute_reward"),
+        ("adv Compute-Advantages", "compute_advantage"),
+        ("update_weights refit reshard", "weight_sync"),
+    ],
+)
+def test_names_of_other_frameworks_mean_our_stages(names: str, stage: str) -> None:
+    assert {canonical(name) for name in names.split()} == {stage}
+
+
+@pytest.mark.parametrize("name", ["my_filter", "train", "", "#", "backward", "缓存"])
+def test_a_name_that_is_no_stage_stays(name: str) -> None:
+    assert canonical(name) == name
+
+
+def test_a_name_that_both_have_is_never_changed() -> None:
+    assert paired(["gen", "reward"], ["gen", "score"]) == {"gen": "gen", "reward": "compute_reward"}
+
+
+def test_all_known_stages_have_a_label() -> None:
+    assert [stage for stage in STAGES if label_of(stage) == NOTHING] == []
+
+
+def test_what_the_callback_records_by_itself_has_a_label() -> None:
+    names = ("data_fetch", "batch_transfer", "training_step", "backward", "optimizer_step")
+    names += ("save_checkpoint", "validation", "sanity_check")
+    names += ("rlprof open capture", "rlprof close capture")
+    assert [name for name in names if label_of(name) == NOTHING] == []
+
+
+def test_no_name_means_two_labels() -> None:
+    names = [name for listed in NAMES.values() for name in listed.split()]
+    assert len(names) == len({*names})
+
+
+def test_every_name_of_the_table_is_found_as_it_stands_there() -> None:
+    for label, listed in NAMES.items():
+        assert {label_of(name) for name in listed.split()} == {label}
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("Actor-Update", Label.COMPUTE),
+        ("wake up", Label.SLEEP),
+        ("Engine.wake_up", Label.SLEEP),
+        ("Optimizer.step#AdamW.step", Label.COMPUTE),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Label.STARVATION),
+        ("ModelCheckpoint.on_train_batch_end", Label.EVALUATION),
+        ("EMA.on_train_batch_end", NOTHING),
+        ("actor_update_2", NOTHING),
+        ("", NOTHING),
+        ("#", NOTHING),
+        ("…", NOTHING),
+    ],
+)
+def test_capitals_signs_and_owners_do_not_count_and_the_rest_does(name: str, label: int) -> None:
+    assert label_of(name) == label
+
+
+def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
+    assert [label.text for label in Label] == [
+        "compute",
+        "exposed transfer",
+        "waiting for a late peer",
+        "exposed copy",
+        "host or launch bound",
+        "rollout",
+        "rollout tail",
+        "weight sync",
+        "reward, tool, environment",
+        "starvation",
+        "back-pressure",
+        "sleep/wake/offload",
+        "checkpoint or evaluation",
+        "garbage collection",
+        "rlprof itself",
+        "other stage",
+        "untraced",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "TRANSFER"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "TRANSFER"),
+        ("hcom_allReduce__500_1_1", "TRANSFER"),
+        ("void vllm::cross_device_reduce_1stage<c10::BFloat16, 2>()", "TRANSFER"),
+        ("Memcpy HtoD (Pageable -> Device)", "COPY"),
+        ("CopyDeviceToHost", "COPY"),
+        ("__amd_rocclr_copyBuffer", "COPY"),
+        ("void at::native::reduce_kernel<512, 1>()", "COMPUTE"),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>()", "COMPUTE"),
+        ("ampere_sgemm_32x32_sliced1x4_tn", "COMPUTE"),
+    ],
+)
+def test_kernels_are_told_by_their_names(name: str, label: str) -> None:
+    assert kernel_labels([name]).tolist() == [Label[label]]
+
+
+def test_the_page_lists_the_same_names_under_the_same_labels() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    listed = {row[0].strip(): row[2] for row in rows if len(row) == 3}
+    assert [*listed][1:] == [label.text for label in Label]  # the first row is the head
+    for label, names in NAMES.items():
+        assert re.findall(r"`(\w+)`", listed[label.text]) == names.split()

@@ -1,0 +1,131 @@
+"""Requests of rollouts: which they are, and what rollouts save with other ones."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_rlprof.analysis.whatif.rollout_requests import (
+    Requests,
+    capped,
+    cut,
+    makespan,
+    more,
+    requests,
+    slots,
+)
+from lightning_rlprof.analysis.whatif.whatif import Rollout, whatif
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.runs import Row, loaded
+
+MS = 10**6
+LENGTHS = (10, 20, 30, 40, 50, 100)
+
+
+def rank(*, tokens: bool = True) -> list[Row]:
+    """Return five steps: six requests on two slots, then an update."""
+    rows = []
+    for step in range(1, 6):
+        at = step * 300 * MS
+        rows += [
+            Row("step", "step", step, at, at + 300 * MS, id=step * 100),
+            Row("actor_generate", "stage", step, at, at + 200 * MS, id=step * 100 + 1),
+        ]
+        free = [0, 0]
+        for number, length in enumerate(LENGTHS):
+            slot = free.index(min(free))
+            begin, free[slot] = free[slot], free[slot] + length
+            counted = {"tokens": length} if tokens else None
+            times = (at + begin * MS, at + free[slot] * MS)
+            own = {"thread": 9 + slot, "id": step * 100 + 10 + number}
+            rows.append(Row("generate", "region", step, *times, counters=counted, **own))
+        rows.append(Row("actor_update", "stage", step, at + 200 * MS, at + 300 * MS))
+    return [row._replace(id=row.id or row.step * 100 + 50) for row in rows]
+
+
+def found(spans: Spans) -> Requests:
+    their = requests(spans, spans.rows(kind="stage"))
+    assert their is not None
+    return their
+
+
+def test_requests_are_the_innermost_rollout_spans_of_whatever_thread() -> None:
+    their = found(loaded(rank()))
+    assert np.diff(their.first).tolist() == [6] * 5
+    assert (their.end_ns - their.start_ns).tolist() == [length * MS for length in LENGTHS] * 5
+    assert their.tokens.tolist() == [*LENGTHS] * 5
+    assert slots(their.start_ns[:6], their.end_ns[:6]) == 2
+
+
+def test_rollouts_without_requests_have_none() -> None:
+    spans = loaded([row for row in rank() if row.kind != "region"])
+    assert requests(spans, spans.rows(kind="stage")) is None
+
+
+def test_what_is_saved_is_what_the_schedule_says() -> None:
+    their = found(loaded(rank()))
+    # Two slots: 10 + 30 + 50 = 90 and 20 + 40 + 100 = 160.
+    assert cut(their, 0.8).tolist() == [70 * MS] * 5
+    assert cut(their, 1.0).tolist() == [0] * 5
+    assert capped(their, 50).tolist() == [50 * MS] * 5  # type: ignore[union-attr]
+    # Four slots: 10 + 50, 20 + 100, 30 and 40.
+    assert more(their, np.arange(5), 1).tolist() == [40 * MS] * 5
+    assert capped(found(loaded(rank(tokens=False))), 50) is None
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 4))
+def test_list_scheduling_gives_each_request_to_the_slot_that_is_free_first(
+    ns: list[int], many: int
+) -> None:
+    assert makespan(np.array(ns), many) == max(_ends(ns, many))
+
+
+def _ends(ns: list[int], many: int) -> list[int]:
+    ends = [0] * many
+    for each in ns:
+        ends[ends.index(min(ends))] += each
+    return ends
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 3))
+def test_no_schedule_is_twice_as_long_as_the_best_one(ns: list[int], many: int) -> None:
+    best = min(
+        max(
+            sum(each for each, slot in zip(ns, way, strict=True) if slot == at)
+            for at in range(many)
+        )
+        for way in itertools.product(range(many), repeat=len(ns))
+    )
+    assert best <= makespan(np.array(ns), many) <= 2 * best
+
+
+def test_predictions_about_rollouts() -> None:
+    table = whatif(loaded(rank()), rollout=Rollout(cut=0.8, cap=50, replicas=1))
+    saved = {row[0]: row[3] for row in table.rows}
+    assert saved["rollout cut at 80%"] == 70 * MS
+    assert saved["50 tokens at most"] == 50 * MS
+    assert saved["1 rollout replicas more"] == 40 * MS
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (Rollout(cut=1.5), "a share is above 0 and at most 1"),
+        (Rollout(cap=0), "takes a whole number, 1 or more"),
+        (Rollout(replicas=-1), "takes a whole number, 1 or more"),
+    ],
+)
+def test_what_cannot_be_asked_is_an_error(asked: Rollout, text: str) -> None:
+    with pytest.raises(TraceError, match=text):
+        whatif(loaded(rank()), rollout=asked)
+
+
+def test_what_the_run_does_not_hold_is_an_error_that_says_how_to_record_it() -> None:
+    bare = [row for row in rank() if row.kind != "region"]
+    with pytest.raises(TraceError, match="annotate each one"):
+        whatif(loaded(bare), rollout=Rollout(cut=0.9))
+    with pytest.raises(TraceError, match="count\\(tokens"):
+        whatif(loaded(rank(tokens=False)), rollout=Rollout(cap=50))

@@ -1,0 +1,133 @@
+"""A training on a real Ray; `test_ray_cluster` runs it as a process of its own, with a folder.
+
+A controller starts four workers, each under the nsys that is on the PATH, and each captures steps 1
+and 3. What happened goes to ``facts.json``.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.integrations.ray import collect_reports, ray_runtime_env
+from lightning_rlprof.recording.nsys.report_files import folder_of
+from lightning_rlprof.recording.start import start_session
+
+# What the fake nsys of each worker does when the worker has ended.
+# What each worker runs at its end, a while after it was told to end.
+LATE = """
+import os, time
+time.sleep(1)
+open(os.path.join(os.environ["RLPROF_RUN"], "late-" + os.environ["RLPROF_RANK"]), "w").close()
+"""
+WORKERS = {"good": "full", "early": "none", "empty": "empty", "killed": "full"}
+
+
+def configured(out: Path) -> ProfilerConfig:
+    controller = {"trace": "nvtx", "cuda-graph-trace": None}
+    return ProfilerConfig.build(
+        None,
+        tools=["nsight"],
+        steps=[1, 3],
+        profile_save_path=str(out),
+        nsight={"controller": controller, "worker": {"trace": "nvtx,osrt"}, "wait_s": 1},
+        on_finish={"command": [sys.executable, "-c", LATE], "all_ranks": True},
+    )
+
+
+class Worker:
+    def train(self, config: ProfilerConfig, rank: int) -> tuple[int, int]:
+        """Return the PIDs of this process and of the nsys around it."""
+        self.config = config
+        self.session = start_session(config, name="run", rank=rank, world_size=len(WORKERS))
+        for step in (1, 2, 3):
+            self.session.begin_step(step)
+            self.session.end_step()
+        return os.getpid(), os.getppid()
+
+    def report_early(self) -> None:
+        """Do as an nsys that has written the first report before training is over."""
+        folder = folder_of(self.config.nsight)
+        assert folder is not None
+        (folder / f"worker_process_{os.getpid()}.1.nsys-rep").write_text("early")
+
+    def finish(self) -> None:
+        self.session.close()
+
+
+class Controller:
+    def train(self, config: ProfilerConfig) -> dict[str, tuple[int, int]]:
+        self.workers = {}
+        for name, report in WORKERS.items():
+            told = {"FAKE_NSYS_RANGES": "2", "FAKE_NSYS_REPORT": report}
+            env = {"env_vars": told, **ray_runtime_env(config, "worker")}
+            self.workers[name] = ray.remote(Worker).options(num_cpus=0, runtime_env=env).remote()
+        running = [one.train.remote(config, rank) for rank, one in enumerate(self.workers.values())]
+        pids = dict(zip(WORKERS, ray.get(running), strict=True))
+        return {"controller": (os.getpid(), os.getppid()), **pids}
+
+    def end(self, nsys_of_killed: int) -> None:
+        """End the workers in order; one is killed, and its nsys with it."""
+        ray.get(self.workers["early"].report_early.remote())
+        os.kill(nsys_of_killed, signal.SIGKILL)
+        ray.kill(self.workers.pop("killed"))
+        ray.get([worker.finish.remote() for worker in self.workers.values()])
+        for worker in self.workers.values():
+            worker.__ray_terminate__.remote()
+
+
+def gone(pid: int) -> bool:
+    """Wait until a process has ended, for up to half a minute."""
+    for _ in range(300):
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def run(out: Path) -> dict[str, Any]:
+    config = configured(out)
+    env = ray_runtime_env(config, "controller")
+    controller = ray.remote(Controller).options(num_cpus=0, runtime_env=env).remote()
+    pids = ray.get(controller.train.remote(config))
+    ray.get(controller.end.remote(pids["killed"][1]))
+    controller.__ray_terminate__.remote()
+    ended = all(gone(pid) for both in pids.values() for pid in both)
+    folder = folder_of(config.nsight)
+    assert folder is not None
+    collected = [path.name for path in collect_reports(out / "run")]
+    left = sorted(path.name for path in folder.iterdir())
+    worker_pids = {name: pid for name, (pid, _) in pids.items()}
+    return {
+        "pids": worker_pids,
+        "ended": ended,
+        "collected": collected,
+        "folder": str(folder),
+        "left": left,
+    }
+
+
+def main(out: Path) -> None:
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=80 * 2**20,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=os.environ["RAY_TEMPORARY"],
+    )
+    try:
+        facts = run(out)
+    finally:
+        ray.shutdown()
+    (out / "facts.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

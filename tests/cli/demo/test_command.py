@@ -1,0 +1,105 @@
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.builders.runs import grpo_rows, header, write_rank
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Put a demo in place that trains nothing, and return what it was asked for."""
+    seen: dict[str, Any] = {}
+
+    def run_demo(options: dict[str, Any], progress: Callable[[int, int, float], None]) -> Any:
+        seen.update(options)
+        progress(1, 2, 0.25)
+        progress(2, 2, 0.75)
+        run = options["save_path"] / "run"
+        if "lost" not in str(run):
+            write_rank(run, header(), grpo_rows(4))
+        return SimpleNamespace(
+            exact_before=0.21,
+            exact_after=0.86,
+            rewards=(0.25, 0.75),
+            steps=2,
+            seconds=58.4,
+            parameters=239_872,
+            run=run if run.is_dir() else None,
+        )
+
+    demo = ModuleType("lightning_rlprof.cli.demo.run")
+    demo.run_demo, demo.DemoOptions = run_demo, dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lightning_rlprof.cli.demo.run", demo)
+    return seen
+
+
+def test_the_demo_shows_what_was_learned_where_time_went_and_what_to_type(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    status, out, err = rlprof("demo", "-o", tmp_path)
+
+    assert (status, err) == (0, "")
+    assert asked == {"kv_cache": False, "save_path": tmp_path}
+    assert "239,872 parameters, 2 steps, 58 s in all; mean reward 0.25 at first, 0.75 at" in out
+    assert "Held-out exact match: 0.21 before GRPO, 0.86 after\n" in out
+    assert "actor_generate is 65% of the step" in out
+    assert out.endswith(
+        f"Wrote {tmp_path}/run\n"
+        f"Next: rlprof report {tmp_path}/run\n"
+        "To remove the bottleneck, and to see that it is gone:\n"
+        f"Next: rlprof demo --kv-cache -o {tmp_path}\n"
+        f"Next: rlprof compare {tmp_path}/run {tmp_path}\n"
+    )
+
+
+def test_what_to_type_next_repeats_the_options(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    _, out, _ = rlprof("demo", "-o", tmp_path, "--ranks", 2, "--steps", 9)
+    assert f"Next: rlprof demo --kv-cache --steps 9 --ranks 2 -o {tmp_path}\n" in out
+
+
+def test_options_reach_the_demo_and_a_cached_one_offers_no_cache(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("demo", "--steps", 7, "--task", "sums", "--ranks", 2, "--kv-cache")
+
+    status, out, _ = rlprof(*words)
+
+    assert status == 0
+    assert asked == {
+        "steps": 7,
+        "task": "sums",
+        "ranks": 2,
+        "kv_cache": True,
+        "save_path": Path("profiler_data"),
+    }
+    assert out.endswith("Wrote profiler_data/run\nNext: rlprof report profiler_data/run\n")
+
+
+def test_a_demo_that_left_no_run_is_an_error(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    status, _, err = rlprof("demo", "-o", tmp_path / "lost")
+    assert (status, "left no run" in err) == (1, True)
+
+
+def test_a_slow_rank_is_made_and_the_command_that_finds_it_is_next(
+    rlprof: Run, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    words = ("--ranks", 2, "--slow-rank", 1, "--slow-by", 0.3)
+
+    _, out, _ = rlprof("demo", "-o", tmp_path, *words)
+
+    assert (asked["slow_rank"], asked["slow_by"]) == (1, 0.3)
+    assert out.endswith(f"Next: rlprof stragglers {tmp_path}/run\n")
+    status, _, err = rlprof("demo", "-o", tmp_path, "--slow-by", 0.3)
+    assert status == 1
+    assert "--slow-by makes no rank slow by itself; --slow-rank says which one" in err

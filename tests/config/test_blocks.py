@@ -1,0 +1,587 @@
+"""Options of an Ascend capture: their defaults, and what is refused without torch_npu.
+
+How a copy of the model is spread: what is allowed, and what a training of so many ranks has.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from lightning_rlprof.config.blocks import (
+    FinishConfig,
+    IntegratedConfig,
+    MemoryConfig,
+    NpuConfig,
+    NsightConfig,
+    RoleConfig,
+    ScheduleConfig,
+    TorchProfilerConfig,
+)
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.validation import explain
+from lightning_rlprof.errors import ConfigError
+from tests.builders.verl_blocks import new, values
+
+DEFAULTS = {
+    "profile": None,
+    "mstx": False,
+    "stage": "all",
+    "profile_save_path": "./profiler_data",
+    "profile_export_type": "text",
+    "profile_step_start": 1,
+    "profile_step_end": 2,
+    "profile_level": "level0",
+    "profile_with_memory": False,
+    "profile_record_shapes": False,
+    "profile_with_cpu": True,
+    "profile_with_npu": True,
+    "profile_with_module": False,
+    "profile_analysis": False,
+    "profile_ranks": "all",
+}
+
+
+def integrated_said(**keys: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        IntegratedConfig(**keys)  # type: ignore[arg-type]
+    return explain(caught.value)
+
+
+def test_keys_and_defaults_are_mindspeeds_and_profile_is_unset() -> None:
+    assert IntegratedConfig().model_dump() == DEFAULTS
+
+
+def test_the_whole_block_is_taken_as_users_write_it() -> None:
+    block = {**DEFAULTS, "profile": True, "profile_level": "level1", "profile_export_type": "db"}
+    assert IntegratedConfig.model_validate(block).model_dump() == block
+
+
+@pytest.mark.parametrize("end", [1, 2, -1])
+def test_an_end_not_after_the_start_is_refused(end: int) -> None:
+    text = integrated_said(profile_step_start=2, profile_step_end=end)
+    if end < 1:
+        assert text == f"profile_step_end={end} is no step; steps count from 1"
+    else:
+        assert text.startswith(f"profile_step_end={end} must be greater than profile_step_start=2")
+        assert text.endswith("one step needs profile_step_end=3")
+
+
+@pytest.mark.parametrize("key", ["profile_step_start", "profile_step_end"])
+@pytest.mark.parametrize("value", [True, "1", 1.0, None])
+def test_a_step_is_a_whole_number(key: str, value: object) -> None:
+    expected = f"{key}={value!r} is no whole number; write a step without quotes"
+    assert integrated_said(**{key: value}) == expected
+
+
+def test_steps_count_from_one() -> None:
+    assert (
+        integrated_said(profile_step_start=0)
+        == "profile_step_start=0 is no step; steps count from 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("profile_level", "level3", "did you mean"),
+        ("profile_level", 1, "'level_none', 'level0', 'level1' or 'level2'"),
+        ("profile_export_type", "texts", "did you mean 'text'?"),
+    ],
+)
+def test_a_word_that_is_not_allowed_is_refused(key: str, value: object, hint: str) -> None:
+    text = integrated_said(**{key: value})
+    assert text.startswith(f"{key}={value!r} should be ")
+    assert hint in text
+
+
+def test_markers_need_the_device_side() -> None:
+    text = integrated_said(mstx=True, profile_with_npu=False)
+    assert text.startswith("mstx=True contradicts profile_with_npu=False: markers live in")
+
+
+def test_a_path_object_is_a_path() -> None:
+    assert IntegratedConfig(profile_save_path=Path("a/b")).profile_save_path == "a/b"  # type: ignore[arg-type]
+
+
+def test_an_empty_path_is_the_default() -> None:
+    assert IntegratedConfig(profile_save_path="").profile_save_path == "./profiler_data"
+
+
+@pytest.mark.parametrize("value", [3, False, 0, [], {}])
+def test_a_path_is_text(value: object) -> None:
+    assert (
+        integrated_said(profile_save_path=value)
+        == f"profile_save_path={value} should be a valid string"
+    )
+
+
+def test_a_path_that_omegaconf_calls_missing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("integrated:\n  profile_save_path: ???", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"profile_save_path='\?\?\?' is OmegaConf's word for a"):
+        ProfilerConfig.build(path)
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/runs", "hdfs://node/runs", "file:///runs"])
+def test_a_url_is_no_path(path: str) -> None:
+    text = "is a URL: give a directory, and ship the run from it by on_finish"
+    assert integrated_said(profile_save_path=path) == f"profile_save_path='{path}' {text}"
+
+
+def test_a_path_may_begin_with_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/some")
+    block = IntegratedConfig(profile_save_path="~/runs")
+    assert block.profile_save_path == "/some/runs"
+    assert IntegratedConfig(profile_save_path="a~b").profile_save_path == "a~b"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, False),
+        ({"mstx": True}, False),
+        ({"mstx": True, "profile_level": "level_none"}, False),
+        ({"mstx": True, "profile_with_cpu": False}, False),
+        ({"profile_level": "level_none", "profile_with_cpu": False}, False),
+        ({"mstx": True, "profile_level": "level_none", "profile_with_cpu": False}, True),
+    ],
+)
+def test_lightweight_is_markers_only(keys: dict[str, object], expected: bool) -> None:
+    assert IntegratedConfig.model_validate(keys).lightweight is expected
+
+
+def npu_said(data: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        NpuConfig.model_validate(data)
+    return explain(caught.value)
+
+
+def test_by_default_nothing_is_asked_for_beyond_the_block() -> None:
+    assert NpuConfig().model_dump() == {
+        "export_types": None,
+        "aic_metrics": None,
+        "l2_cache": False,
+        "op_attr": False,
+        "with_stack": False,
+        "record_op_args": False,
+        "data_simplification": True,
+        "gc_detect_threshold_ms": None,
+        "host_sys": None,
+        "sys_io": False,
+        "sys_interconnection": False,
+        "mstx_domain_include": None,
+        "mstx_domain_exclude": None,
+        "device_ranges": False,
+        "analysis_timeout_s": 3600.0,
+    }
+
+
+GOOD: list[tuple[str, Any]] = [
+    ("export_types", ["text", "db"]),
+    ("aic_metrics", "MemoryAccess"),
+    ("gc_detect_threshold_ms", 0),
+    ("host_sys", ["cpu", "mem", "disk", "network", "osrt", "numa"]),
+    ("mstx_domain_include", ["rlprof", "default"]),
+    ("mstx_domain_exclude", ["communication"]),
+    ("analysis_timeout_s", 60),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), GOOD)
+def test_a_key_takes_its_values(key: str, value: Any) -> None:
+    assert getattr(NpuConfig.model_validate({key: value}), key) == value
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"export_types": []}, "export_types=[] is an empty list: name at least one, or leave it out"),
+    ({"export_types": ["db", "db"]}, "export_types=['db', 'db'] names 'db' twice"),
+    ({"export_types": "db"}, "export_types='db' should be a valid list"),
+    ({"export_types": ["csv"]}, "export_types[0]='csv' should be 'text' or 'db'"),
+    ({"aic_metrics": "pipes"}, "aic_metrics='pipes' should be 'PipeUtilization'"),
+    ({"host_sys": ["gpu"]}, "host_sys[0]='gpu' should be 'cpu'"),
+    ({"host_sys": ["cpu", "cpu"]}, "host_sys=['cpu', 'cpu'] names 'cpu' twice"),
+    ({"gc_detect_threshold_ms": -1}, "gc_detect_threshold_ms=-1 should be greater than or equal"),
+    ({"analysis_timeout_s": 0}, "analysis_timeout_s=0 should be greater than 0"),
+    ({"l2_cache": "yes"}, "l2_cache='yes' should be a valid boolean; write true or false"),
+    ({"l2": True}, "l2 is not a key here"),
+    ({"mstx_domain_include": ["default"]}, "mstx_domain_include=['default'] leaves out our own"),
+    ({"mstx_domain_exclude": ["rlprof"]}, "mstx_domain_exclude=['rlprof'] leaves out our own dom"),
+    (
+        {"mstx_domain_include": ["rlprof"], "mstx_domain_exclude": ["default"]},
+        "mstx_domain_exclude=['default'] contradicts mstx_domain_include: give one of the two",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "text"), BAD)
+def test_npu_bad_input_names_its_key(data: dict[str, Any], text: str) -> None:
+    assert npu_said(data).startswith(text)
+
+
+def test_an_option_of_ascend_switches_captures_on() -> None:
+    assert not ProfilerConfig.build().captures
+    assert ProfilerConfig.build(npu={"l2_cache": True}).captures
+    assert not ProfilerConfig.build(npu={"l2_cache": True}, profile=False).captures
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_contents_of_verl_choose_python_stacks(stack: bool) -> None:
+    contents = ["npu", "cpu", *(["stack"] if stack else [])]
+    actor = {"enable": True, "tool_config": {"npu": {"contents": contents}}}
+    assert values(new(actor, tool="npu"))["npu.with_stack"] is stack
+    assert ProfilerConfig.build(new(actor, tool="npu")).npu.with_stack is stack
+
+
+def nsight_said(data: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        NsightConfig.model_validate(data)
+    return explain(caught.value)
+
+
+def test_defaults_are_verls() -> None:
+    trace = {
+        "trace": "cuda,nvtx,cublas,ucx",
+        "cuda-memory-usage": "true",
+        "cuda-graph-trace": "graph",
+    }
+    assert NsightConfig().controller == trace
+    capture = {"capture-range": "cudaProfilerApi", "capture-range-end": None, "kill": "none"}
+    assert NsightConfig().worker == {**trace, **capture}
+
+
+def test_reports_are_collected_from_rays_directory_at_the_end() -> None:
+    config = NsightConfig()
+    assert (config.collect, config.reports, config.wait_s) == (True, None, 30.0)
+    given = NsightConfig(collect=False, reports="/data", wait_s=0)
+    assert (given.collect, given.reports, given.wait_s) == (False, "/data", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        ({"collect": "yes"}, "collect='yes' should be a valid boolean; write true or false"),
+        ({"wait_s": -1}, "wait_s=-1 should be greater than or equal to 0"),
+        ({"wait_s": "30"}, "wait_s='30' should be a valid number"),
+        ({"reports": ""}, "reports='' should have at least 1 character"),
+        ({"reports": 3}, "reports=3 should be a valid string"),
+        ({"wait": 1}, "wait is not a key here; did you mean 'wait_s'?"),
+        ({"workers": {}}, "workers is not a key here; did you mean 'worker'?"),
+    ],
+)
+def test_nsight_bad_input_names_its_key(data: object, part: str) -> None:
+    assert nsight_said(data).startswith(part)
+
+
+def test_options_are_laid_over_the_defaults() -> None:
+    config = NsightConfig.model_validate({"worker": {"trace": "nvtx", "gpu-metrics-device": "all"}})
+    assert config.worker["trace"] == "nvtx"
+    assert config.worker["gpu-metrics-device"] == "all"
+    assert config.worker["kill"] == "none"
+
+
+def test_null_leaves_an_option_out() -> None:
+    assert NsightConfig(controller={"trace": None}).controller["trace"] is None
+
+
+def test_underscores_in_an_option_are_dashes() -> None:
+    config = NsightConfig(controller={"cuda_memory_usage": "false"})
+    assert config.controller["cuda-memory-usage"] == "false"
+    assert "cuda_memory_usage" not in config.controller
+
+
+@pytest.mark.parametrize(("value", "quoted"), [(True, "true"), (6, "6"), (False, "false")])
+def test_a_value_that_is_no_text_is_refused(value: object, quoted: str) -> None:
+    text = nsight_said({"worker": {"cuda-memory-usage": value}})
+    expected = f"={value!r} must be text: put it into quotes, '{quoted}'"
+    assert text == f"worker.cuda-memory-usage{expected}"
+
+
+@pytest.mark.parametrize(
+    "value", ["a;b", "$(id)", "a b", "`x`", "a|b", "a&", "x>y", "a\nb", "", "*"]
+)
+def test_what_a_shell_would_interpret_is_refused(value: str) -> None:
+    text = nsight_said({"controller": {"trace": value}})
+    assert text.startswith(f"controller.trace={value!r} may hold only letters, digits and ")
+
+
+@pytest.mark.parametrize("value", ["cuda,nvtx", "/data/%p", "rlprof.capture@rlprof", "repeat:6"])
+def test_usual_values_pass(value: str) -> None:
+    assert NsightConfig(controller={"trace": value}).controller["trace"] == value
+
+
+@pytest.mark.parametrize("key", ["--trace", "a;b", "Trace", 3])
+def test_an_option_is_a_long_name_without_dashes_in_front(key: object) -> None:
+    assert nsight_said({"controller": {key: "x"}}).startswith(
+        f"controller.{key} is no option of nsys"
+    )
+
+
+def test_a_near_option_is_offered() -> None:
+    assert nsight_said({"controller": {"Trace": "x"}}).endswith("; did you mean 'trace'?")
+
+
+def test_options_are_a_mapping() -> None:
+    assert nsight_said({"worker": "nvtx"}).startswith("worker='nvtx' is no mapping of nsys options")
+
+
+@pytest.mark.parametrize("value", ["nvtx", None])
+def test_the_capture_range_of_workers_is_fixed(value: object) -> None:
+    text = nsight_said({"worker": {"capture-range": value}})
+    assert text.startswith(f"worker.capture-range={value!r} must stay 'cudaProfilerApi'")
+
+
+def build(sizes: Any) -> ProfilerConfig:
+    return ProfilerConfig.build({"parallel": sizes})
+
+
+def test_without_it_every_rank_is_a_copy_and_nothing_is_captured() -> None:
+    config = ProfilerConfig.build()
+    assert config.dump()["parallel"] == {"tp": 1, "cp": 1, "ep": 1, "pp": 1}
+    config.check_world(7)
+    assert not build({"tp": 2}).captures
+
+
+def test_sizes_are_dumped_and_read_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPROF__PARALLEL__PP", "2")
+    assert build({"tp": 2}).dump()["parallel"] == {"tp": 2, "cp": 1, "ep": 1, "pp": 2}
+
+
+@pytest.mark.parametrize("world", [4, 8, 1])
+def test_copies_that_fill_the_training_are_fine(world: int) -> None:
+    build({"tp": 2, "pp": 2}).check_world(world)
+
+
+@pytest.mark.parametrize("world", [2, 6, 9])
+def test_sizes_whose_product_does_not_divide_the_ranks_are_refused(world: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build({"tp": 2, "pp": 2}).check_world(world)
+    allowed = {2: "1, 2", 6: "1, 2, 3, 6", 9: "1, 3, 9"}[world]
+    assert str(caught.value) == (
+        "parallel={tp: 2, pp: 2} takes 4 ranks for each copy of the model, but this training has "
+        f"{world} (allowed products: {allowed})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"tp": 0}, "parallel.tp=0"),
+        ({"tp": "2"}, "parallel.tp='2'"),
+        ({"pp": True}, "parallel.pp=True"),
+        ({"dp": 4}, "parallel.dp is not a key here"),
+    ],
+)
+def test_what_is_no_size_is_refused(sizes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(sizes)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("role", "wanted"),
+    [
+        (RoleConfig(), [0]),
+        (RoleConfig(all_ranks=True), [0, 1, 2, 3]),
+        (RoleConfig(ranks=[1, 3]), [1, 3]),
+        (RoleConfig(enable=False, all_ranks=True), []),
+    ],
+)
+def test_wanted_ranks(role: RoleConfig, wanted: list[int]) -> None:
+    assert [rank for rank in range(4) if role.wants_rank(rank)] == wanted
+
+
+def test_an_empty_block_means_its_defaults() -> None:
+    config = ProfilerConfig.build({"steps": [1], "roles": {"actor": None}})
+    assert config.roles == {"actor": RoleConfig()}
+
+
+def test_all_ranks_and_ranks_contradict() -> None:
+    with pytest.raises(ValidationError) as caught:
+        RoleConfig(all_ranks=True, ranks=[1])
+    text = "ranks=[1] contradicts all_ranks=True: give one of the two"
+    assert explain(caught.value) == text
+
+
+ROLES = [
+    RoleConfig(),
+    RoleConfig(ranks=[2]),
+    RoleConfig(ranks=[1, 2]),
+    RoleConfig(all_ranks=True),
+    RoleConfig(enable=False, ranks=[3]),
+]
+
+
+@pytest.mark.parametrize("one", ROLES)
+@pytest.mark.parametrize("other", ROLES)
+def test_union_wants_what_either_wants(one: RoleConfig, other: RoleConfig) -> None:
+    both = one.union(other)
+    for rank in range(5):
+        assert both.wants_rank(rank) == (one.wants_rank(rank) or other.wants_rank(rank))
+    assert both.enable == (one.enable or other.enable)
+
+
+def test_union_keeps_discrete() -> None:
+    one = RoleConfig(discrete=True, ranks=[1])
+    assert one.union(RoleConfig(discrete=True)).discrete is True
+    assert one.union(RoleConfig(discrete=True, all_ranks=True)).discrete is True
+
+
+def test_union_refuses_different_discrete() -> None:
+    with pytest.raises(ConfigError, match="discrete=True and discrete=False share a process"):
+        RoleConfig(discrete=True).union(RoleConfig(discrete=False))
+
+
+def test_a_role_that_is_off_has_no_say_about_discrete() -> None:
+    off = RoleConfig(enable=False, discrete=True)
+    assert off.union(RoleConfig(discrete=False)).discrete is False
+    assert RoleConfig(discrete=False).union(off).discrete is False
+
+
+@pytest.mark.parametrize(
+    "off", [{"integrated": {"profile": False}}, {"steps": []}, {"steps": [1], "tools": []}]
+)
+def test_roles_that_cannot_share_a_capture_may_be_off(off: dict[str, Any]) -> None:
+    roles = {"actor": {"discrete": False}, "rollout": {"discrete": True}}
+    config = ProfilerConfig.build({"roles": roles, **off})
+    assert not config.captures
+    assert not config.wants_rank(0)
+    with pytest.raises(ConfigError, match="discrete=False and discrete=True share"):
+        ProfilerConfig.build({"roles": roles, "steps": [1]})
+
+
+def said(section: Any, **keys: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        section(**keys)
+    return explain(caught.value)
+
+
+def test_defaults() -> None:
+    schedule = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 0, "repeat": 0}
+    assert ScheduleConfig().model_dump() == schedule
+    assert TorchProfilerConfig().model_dump() == {
+        "with_stack": False,
+        "schedule": schedule,
+        "max_events": 20_000_000,
+        "max_host_bytes": None,
+    }
+    memory = {"level": None, "interval_ms": 10.0, "max_entries": 100_000, "stack_depth": 32}
+    assert MemoryConfig().model_dump() == memory
+    finish = {"command": None, "timeout_s": 600.0, "all_ranks": False, "ranks": None}
+    assert FinishConfig().model_dump() == finish
+
+
+# The dotted key, what it is without being given, the text of a variable, and what it is then.
+OPTIONS: list[tuple[str, Any, str, Any]] = [
+    ("torch_profiler.with_stack", False, "true", True),
+    ("torch_profiler.schedule.active", 0, "2", 2),
+    ("torch_profiler.max_events", 20_000_000, "1000", 1000),
+    ("torch_profiler.max_host_bytes", None, "1000", 1000),
+    ("memory.level", None, "timeline", "timeline"),
+    ("on_finish.command", None, "upload.sh now", ["upload.sh", "now"]),
+    ("on_finish.timeout_s", 600.0, "2", 2.0),
+    ("on_finish.all_ranks", False, "true", True),
+    ("on_finish.ranks", None, "[0, 8]", [0, 8]),
+    ("nsight.collect", True, "false", False),
+    ("nsight.reports", None, "/data/reports", "/data/reports"),
+    ("nsight.wait_s", 30.0, "0", 0.0),
+    ("device_time", None, "false", False),
+    ("tools", None, "[nsight]", ["nsight"]),
+]
+
+
+def value_of(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+@pytest.mark.parametrize(("key", "default", "text", "value"), OPTIONS)
+def test_every_option_has_a_default_and_can_be_changed(
+    key: str, default: Any, text: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert value_of(ProfilerConfig.build(), key) == default
+    monkeypatch.setenv(f"RLPROF__{key.replace('.', '__').upper()}", text)
+    changed = ProfilerConfig.build()
+    assert value_of(changed, key) == value
+    assert ProfilerConfig.build(changed.dump()) == changed
+
+
+@pytest.mark.parametrize("key", ["skip_first", "wait", "warmup", "repeat"])
+def test_a_schedule_needs_active(key: str) -> None:
+    assert getattr(ScheduleConfig(**{"active": 1, key: 3}), key) == 3
+    text = f"{key}=3 needs active above 0: without it there is no schedule"
+    assert said(ScheduleConfig, **{key: 3}) == text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "level"),
+    [
+        ("interval_ms", 5.0, "timeline"),
+        ("max_entries", 7, "snapshot"),
+        ("stack_depth", 8, "snapshot"),
+    ],
+)
+def test_how_memory_is_watched_needs_a_level(key: str, value: float, level: str) -> None:
+    for given in ("counters", "timeline", "snapshot"):
+        assert getattr(MemoryConfig.model_validate({"level": given, key: value}), key) == value
+    expected = f"{key}={value} needs a level, such as level: {level}"
+    assert said(MemoryConfig, **{key: value}) == expected
+    assert MemoryConfig(**MemoryConfig().model_dump()) == MemoryConfig()
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "part"),
+    [
+        (ScheduleConfig, {"active": -1}, "active=-1 should be greater than or equal to 0"),
+        (ScheduleConfig, {"active": True}, "active=True should be a valid integer"),
+        (ScheduleConfig, {"warm_up": 1}, "warm_up is not a key here; did you mean 'warmup'?"),
+        (TorchProfilerConfig, {"with_stack": 1}, "with_stack=1 should be a valid boolean"),
+        (TorchProfilerConfig, {"stack": True}, "stack is not a key here; did you mean 'with_st"),
+        (TorchProfilerConfig, {"max_events": 0}, "max_events=0 should be greater than 0"),
+        (TorchProfilerConfig, {"max_host": 1}, "max_host is not a key here; did you mean 'max_h"),
+        (TorchProfilerConfig, {"schedule": {"wait": 1}}, "schedule.wait=1 needs active above 0"),
+        (MemoryConfig, {"level": "snapshots"}, "level='snapshots' should be 'counters', 'timel"),
+        (MemoryConfig, {"interval_s": 1}, "interval_s is not a key here; did you mean 'interval_"),
+        (MemoryConfig, {"interval_ms": 0}, "interval_ms=0 should be greater than 0"),
+        (MemoryConfig, {"interval_ms": "10"}, "interval_ms='10' should be a valid number"),
+        (MemoryConfig, {"max_entries": 0}, "max_entries=0 should be greater than 0"),
+        (MemoryConfig, {"stack_depth": 1.5}, "stack_depth=1.5 should be a valid integer"),
+        (FinishConfig, {"cmd": "a"}, "cmd is not a key here"),
+        (FinishConfig, {"commands": "a"}, "commands is not a key here; did you mean 'command'?"),
+        (FinishConfig, {"command": "a | b"}, "command='a | b' holds '|', which only a shell und"),
+        (FinishConfig, {"command": ["a", 1]}, "command[1]=1 should be a valid string"),
+        (FinishConfig, {"timeout": 1}, "timeout is not a key here; did you mean 'timeout_s'?"),
+        (FinishConfig, {"timeout_s": 0}, "timeout_s=0 should be greater than 0"),
+        (FinishConfig, {"timeout_s": float("inf")}, "timeout_s=inf should be a finite number"),
+        (FinishConfig, {"timeout_s": True}, "timeout_s=True should be a valid number"),
+        (FinishConfig, {"ranks": [-1]}, "ranks=[-1] holds -1; ranks count from 0"),
+        (FinishConfig, {"ranks": "0,1"}, "ranks='0,1' is no list of ranks; write [0, 1]"),
+        (
+            FinishConfig,
+            {"all_ranks": True, "ranks": [1]},
+            "ranks=[1] contradicts all_ranks=True: give one of the two",
+        ),
+    ],
+)
+def test_bad_input_names_its_key(section: Any, keys: dict[str, Any], part: str) -> None:
+    assert said(section, **keys).startswith(part)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("torch_profiler.schedule.actives", "active"),
+        ("memory.levels", "level"),
+        ("on_finish.rank", "ranks"),
+        ("nsight.colect", "collect"),
+    ],
+)
+def test_a_near_match_is_offered_below_the_dotted_key(key: str, near: str) -> None:
+    nested: Any = 1
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.build(nested)
+    assert str(caught.value).startswith(f"{key} is not a key here; did you mean '{near}'?")

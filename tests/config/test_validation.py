@@ -1,0 +1,294 @@
+from typing import Any
+
+import pytest
+from pydantic import Field, TypeAdapter, ValidationError
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.validation import (
+    AllOrRanks,
+    Command,
+    RankList,
+    Section,
+    Steps,
+    explain,
+    near,
+    refused,
+)
+
+COMMAND: TypeAdapter[list[str] | None] = TypeAdapter(Command)
+
+
+def command_said(value: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        COMMAND.validate_python(value, strict=True)
+    return explain(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, None),
+        (["upload.sh", "a b", "*.json"], ["upload.sh", "a b", "*.json"]),
+        (("upload.sh", "a"), ["upload.sh", "a"]),
+        ("upload.sh --to s3://b/c@1,d=%e", ["upload.sh", "--to", "s3://b/c@1,d=%e"]),
+        ("upload.sh 'a | b' \"c; d\" e\\&f", ["upload.sh", "a | b", "c; d", "e&f"]),
+        ("upload.sh '*.json' a#b x~y", ["upload.sh", "*.json", "a#b", "x~y"]),
+        ("  upload.sh a\n", ["upload.sh", "a"]),
+        ("sh -c 'cp \"$RLPROF_RUN\"/* out'", ["sh", "-c", 'cp "$RLPROF_RUN"/* out']),
+        (["bash", "-lc", "cp $RLPROF_RUN out"], ["bash", "-lc", "cp $RLPROF_RUN out"]),
+        (["upload.sh", "costs $5"], ["upload.sh", "costs $5"]),
+    ],
+)
+def test_a_command_is_a_list_of_words_or_one_line(value: Any, words: list[str] | None) -> None:
+    assert COMMAND.validate_python(value, strict=True) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("gzip a | tee b", "|"),
+        ("gzip a && upload b", "&&"),
+        ("gzip a || upload b", "||"),
+        ("upload b &", "&"),
+        ("gzip a; upload b", ";"),
+        ("gzip a\nupload b", "\n"),
+        ("ls > files", ">"),
+        ("ls >> files", ">>"),
+        ("upload < files", "<"),
+        ("(upload a)", "("),
+        ("upload *.json", "*"),
+        ("upload trace-?.json", "?"),
+        ("upload [ab].json", "["),
+        ("upload ~/traces", "~"),
+        ("upload a # the traces", "#"),
+        ("upload `date`", "`"),
+        ("upload $(date)", "$"),
+        ("upload $RLPROF_RUN", "$RLPROF_RUN"),
+        ("upload ${RLPROF_RUN}/a", "${RLPROF_RUN}"),
+        ("BUCKET=a upload b", "BUCKET="),
+        ('upload "$VERL_PROFILE_SAVE_PATH"', "$VERL_PROFILE_SAVE_PATH"),
+        ("upload '$RLPROF_RUN'", "$RLPROF_RUN"),
+        ("upload 'a' \"`date`\"", "`"),
+        ("sh -c $WHAT", "$WHAT"),
+        (["upload", "$RLPROF_RUN/a"], "$RLPROF_RUN"),
+        (["upload", "$(date)"], "$("),
+    ],
+)
+def test_what_only_a_shell_understands_is_refused(value: Any, part: str) -> None:
+    text = command_said(value)
+    assert f" holds {part!r}, which only a shell understands, and none is started: " in text
+    assert text.endswith("or name the shell in a list, [sh, -c, 'the whole line']")
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("", "='' is empty: give the program and its arguments, or null"),
+        ("  ", " is empty: give the program"),
+        ([], "=[] is empty: give the program"),
+        (["", "a"], "=['', 'a'] is empty: give the program"),
+        ("echo 'a", " cannot be split into words (No closing quotation)"),
+        (["echo", "a\0b"], " holds a zero byte, which no argument can"),
+        (3, "=3 is no command: give a list of words, or one line"),
+        ({"run": "a"}, " is no command: give a list of words, or one line"),
+        (["sleep", 5], "[1]=5 should be a valid string"),
+    ],
+)
+def test_what_is_no_command_is_refused(value: Any, part: str) -> None:
+    assert part.removeprefix("=") in command_said(value)
+
+
+def test_editors_are_told_of_both_ways_and_of_none() -> None:
+    kinds = [choice["type"] for choice in COMMAND.json_schema()["anyOf"]]
+    assert kinds == ["string", "array", "null"]
+
+
+RANKS: TypeAdapter[list[int]] = TypeAdapter(RankList)
+ALL: TypeAdapter[object] = TypeAdapter(AllOrRanks)
+STEPS: TypeAdapter[object] = TypeAdapter(Steps)
+
+
+def said(kind: TypeAdapter, value: object) -> str:  # type: ignore[type-arg]
+    with pytest.raises(ValidationError) as caught:
+        kind.validate_python(value)
+    return explain(caught.value)
+
+
+@pytest.mark.parametrize("value", [[0, 2], (0, 2), {2, 0}, frozenset({0, 2}), range(0, 3, 2)])
+def test_ranks_may_come_in_any_collection(value: object) -> None:
+    assert RANKS.validate_python(value) == [0, 2]
+
+
+def test_ranks_may_be_empty() -> None:
+    assert RANKS.validate_python([]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ([-1], "[-1] holds -1; ranks count from 0"),
+        ([1, 0, 1], "[1, 0, 1] names 1 twice"),
+        (["0"], "['0'] holds '0'; ranks are whole numbers without quotes"),
+        ([True], "[True] holds True; ranks are whole numbers without quotes"),
+        ([1.0], "[1.0] holds 1.0; ranks are whole numbers without quotes"),
+        (0, "0 is no list of ranks; write [0, 1]"),
+        ("0", "'0' is no list of ranks; write [0, 1]"),
+        ({0, "a"}, "[0, 'a'] holds 'a'; ranks are whole numbers without quotes"),
+        ({None, 1}, "[None, 1] holds None; ranks are whole numbers without quotes"),
+    ],
+)
+def test_what_is_no_list_of_ranks_is_refused(value: object, part: str) -> None:
+    assert said(RANKS, value) == part
+
+
+@pytest.mark.parametrize("value", ["all", [0], [3, 1]])
+def test_all_or_ranks(value: object) -> None:
+    assert ALL.validate_python(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("0", "'0' is neither 'all' nor a list of ranks such as [0, 1]"),
+        (None, "None is neither 'all' nor a list of ranks such as [0, 1]"),
+        (0, "0 is no list of ranks; write [0, 1]"),
+        ([], "[] captures no rank; write 'all', a list such as [0], or profile: false"),
+        ([-2], "[-2] holds -2; ranks count from 0"),
+    ],
+)
+def test_what_is_neither_all_nor_ranks_is_refused(value: object, part: str) -> None:
+    assert said(ALL, value) == part
+
+
+@pytest.mark.parametrize("value", [None, "all", [], [1, 5]])
+def test_steps(value: object) -> None:
+    assert STEPS.validate_python(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("1", "'1' is neither 'all' nor a list of steps such as [1, 2]"),
+        (1, "1 is no list of steps; write [1, 2]"),
+        ([0], "[0] holds 0; steps count from 1"),
+        ([2, 2], "[2, 2] names 2 twice"),
+        ([True], "[True] holds True; steps are whole numbers without quotes"),
+    ],
+)
+def test_what_is_no_choice_of_steps_is_refused(value: object, part: str) -> None:
+    assert said(STEPS, value) == part
+
+
+def test_editors_are_told_the_same_limits() -> None:
+    schema = ProfilerConfig.model_json_schema()
+    steps, ranks = (schema["properties"][name]["anyOf"][0] for name in ("steps", "ranks"))
+    assert (steps["items"]["minimum"], ranks["items"]["minimum"]) == (1, 0)
+    block = schema["$defs"]["IntegratedConfig"]["properties"]
+    assert block["profile_step_start"]["minimum"] == block["profile_step_end"]["minimum"] == 1
+    listed = next(each for each in block["profile_ranks"]["anyOf"] if each.get("type") == "array")
+    assert (listed["minItems"], listed["uniqueItems"]) == (1, True)
+
+
+@pytest.mark.parametrize("value", [range(10**30), [*range(2**20 + 1)]])
+def test_more_ranks_than_any_job_has_are_refused(value: object) -> None:
+    assert said(RANKS, value).endswith(", … holds more than 1,048,576 ranks")
+
+
+class Inner(Section):
+    size: int = 1
+    kind: str = Field(default="a")
+
+
+class Outer(Section):
+    inner: Inner = Field(default_factory=Inner)
+    inner_list: list[Inner] = Field(default_factory=list)
+    on: bool = False
+    name: str | None = None
+
+
+def section_said(data: object, origins: dict[str, str] | None = None) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate(data)
+    return explain(caught.value, origins)
+
+
+def test_unknown_key_names_its_place_and_a_near_match() -> None:
+    expected = "inner.sizze is not a key here; did you mean 'size'? (allowed: size, kind)"
+    assert section_said({"inner": {"sizze": 2}}) == expected
+
+
+def test_unknown_key_without_likeness_lists_what_is_allowed() -> None:
+    expected = "zzz is not a key here (allowed: inner, inner_list, on, name)"
+    assert section_said({"zzz": 2}) == expected
+
+
+def test_places_in_lists_are_numbered() -> None:
+    assert section_said({"inner_list": [{}, {"sizze": 2}]}).startswith(
+        "inner_list[1].sizze is not a key"
+    )
+
+
+def test_dash_is_read_as_underscore() -> None:
+    assert Outer.model_validate({"inner-list": [{"size": 3}]}).inner_list[0].size == 3
+
+
+def test_empty_block_means_its_defaults() -> None:
+    assert Outer.model_validate({"inner": None, "inner_list": None}) == Outer()
+
+
+def test_null_is_no_default_for_a_scalar() -> None:
+    assert section_said({"on": None}) == "on=None should be a valid boolean; write true or false"
+
+
+@pytest.mark.parametrize("value", ["yes", 1, "true"])
+def test_a_switch_is_true_or_false_only(value: object) -> None:
+    assert (
+        section_said({"on": value})
+        == f"on={value!r} should be a valid boolean; write true or false"
+    )
+
+
+def test_a_section_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Outer().on = True  # type: ignore[misc]
+
+
+def test_what_is_no_mapping_is_refused() -> None:
+    assert section_said({"inner": 3}).startswith("inner=3 should be a valid dictionary")
+
+
+def test_several_problems_make_one_numbered_line() -> None:
+    text = section_said({"on": 3, "name": 4})
+    assert text.startswith("2 problems: (1) on=3 ")
+    assert "; (2) name=4 should be a valid string" in text
+    assert "\n" not in text
+
+
+def test_origin_of_the_key_is_named() -> None:
+    assert section_said({"on": 3}, {"on": "RLPROF__ON"}).endswith("(set by RLPROF__ON)")
+
+
+def test_origin_below_the_key_is_named() -> None:
+    assert section_said({"on": {"x": 1}}, {"on.x": "RLPROF__ON__X"}).endswith(
+        "(set by RLPROF__ON__X)"
+    )
+
+
+def test_long_values_are_cut() -> None:
+    assert "…" in section_said({"on": "x" * 500})
+    assert len(section_said({"on": "x" * 500})) < 200
+
+
+def test_native_text_of_pydantic_says_the_same() -> None:
+    with pytest.raises(ValidationError, match=r"sizze is not a key here; did you mean 'size'\?"):
+        Outer.model_validate({"inner": {"sizze": 2}})
+
+
+def test_refused_without_key_shows_the_value() -> None:
+    assert refused("is wrong", [1]).message() == "[1] is wrong"
+    assert refused("is wrong", [1], "inner.size").message() == "inner.size=[1] is wrong"
+
+
+def test_likeness_can_be_asked_for() -> None:
+    assert near("integratd", ["integrated"], 0.9) == "; did you mean 'integrated'?"
+    assert near("inte", ["integrated"], 0.9) == ""

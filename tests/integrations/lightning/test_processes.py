@@ -1,0 +1,185 @@
+"""Several processes: ranks under three launchers, signals, and crashes of one rank."""
+
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.loaders.load import load
+from tests.builders.models import (
+    PACKAGES,
+    Tiny,
+    cut_steps,
+    loader,
+    make_trainer,
+    module_of,
+    of,
+    only_run,
+    steps_of,
+)
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120
+
+# Lightning runs the ranks of one machine; gloo finds its address by itself.
+two_ranks = {"devices": 2, "use_distributed_sampler": False}
+
+
+def train(folder: Path, what: str, package: Any = PACKAGES[0], **variables: str) -> Any:
+    command = [sys.executable, "-m", "tests.builders.train", package.__name__, str(folder), what]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **variables},
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+
+
+def check_two_ranks(folder: Path) -> None:
+    traces = only_run(folder)
+    assert [trace.header.rank for trace in traces] == [0, 1]
+    assert {trace.header.world_size for trace in traces} == {2}
+    assert len({trace.header.run_id for trace in traces}) == 1
+    assert len({trace.header.pid for trace in traces}) == 2
+    assert [trace.status for trace in traces] == ["finished"] * 2
+    assert [steps_of(trace) for trace in traces] == [[1, 2, 3, 4]] * 2
+    assert load(folder).problems == ()
+
+
+class FailsOn(Tiny):
+    """Raises in the third step, on the ranks that it is given."""
+
+    def __init__(self, *ranks: int) -> None:
+        super().__init__()
+        self.ranks = ranks
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        if batch_idx == 2 and self.global_rank in self.ranks:
+            raise ValueError(f"rank {self.global_rank} breaks")
+        return super().training_step(batch, batch_idx)
+
+
+def test_ranks_that_are_forked_write_one_run(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    make_trainer(callback, strategy="ddp_fork", **two_ranks).fit(Tiny(), loader())
+    check_two_ranks(tmp_path)
+
+
+def test_a_callback_whose_ranks_were_forked_can_fit_again(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "two"))
+    make_trainer(callback, strategy="ddp_fork", **two_ranks).fit(Tiny(), loader())
+    assert callback.run is None  # what the ranks know stays with them
+    make_trainer(callback).fit(Tiny(), loader())
+    assert callback.run is not None
+    assert len(list((tmp_path / "two").iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_ranks_that_are_spawned_write_one_run(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    make_trainer(callback, strategy="ddp_spawn", **two_ranks).fit(Tiny(), loader())
+    check_two_ranks(tmp_path)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_scripts_write_one_run(tmp_path: Path) -> None:
+    done = train(tmp_path, "ddp")
+    assert done.returncode == 0, done.stderr
+    check_two_ranks(tmp_path)
+    (run,) = tmp_path.iterdir()
+    (file,) = run.glob("rank-*/step-*/*")  # of rank 1 alone, and it says so
+    assert file.parents[1].name == "rank-00001"
+    assert "1" in file.name
+
+
+def test_a_rank_beyond_two_ranks_is_refused_by_every_rank(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path), ranks=[1, 2], steps=[1])
+    with pytest.raises(Exception, match=r"holds rank 2, .* has 2 \(allowed: 0 to 1\)"):
+        make_trainer(callback, strategy="ddp_fork", **two_ranks).fit(Tiny(), loader())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "ranks"),
+    [
+        *[("fork", (0, 1)), ("fork", (1,)), ("fork", (0,))],
+        pytest.param("spawn", (1,), marks=pytest.mark.slow),
+    ],
+)
+def test_an_exception_in_ranks_that_lightning_starts_leaves_every_finished_step(
+    start: str, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="ValueError: rank"):
+        make_trainer(callback, strategy=f"ddp_{start}", **two_ranks).fit(FailsOn(*ranks), loader())
+    traces = only_run(tmp_path)
+    assert len(traces) == 2
+    for trace in traces:
+        assert steps_of(trace) == [1, 2]
+        assert trace.lost_lines == 0
+    assert set(load(tmp_path).statuses) == {0, 1}
+
+
+@pytest.mark.slow
+def test_an_exception_on_rank_1_of_two_scripts_leaves_both_files(tmp_path: Path) -> None:
+    done = train(tmp_path, "ddp_breaks")
+    assert done.returncode != 0
+    assert "ValueError: only here" in done.stderr
+    first, second = only_run(tmp_path)
+    assert (steps_of(second), cut_steps(second)) == ([1, 2], [3])
+    assert second.status == "interrupted by ValueError"
+    assert steps_of(first) == [1, 2]
+
+
+def fit_and_signal(folder: Path, number: int, package: Any) -> None:
+    module = module_of(package)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored behind nohup
+    module.on_batch = lambda batch_idx: os.kill(os.getpid(), number) if batch_idx == 2 else None
+    callback = ProfilerCallback(profile_save_path=str(folder))
+    make_trainer(callback, package=package).fit(module, loader())
+
+
+def signalled(folder: Path, number: int, package: Any = PACKAGES[0]) -> tuple[int | None, Any]:
+    """Train in a process of its own that gets a signal in its third step."""
+    process = get_context("fork").Process(target=fit_and_signal, args=(folder, number, package))
+    process.start()
+    process.join(SECONDS)
+    (trace,) = only_run(folder)
+    return process.exitcode, trace
+
+
+def test_kill_9_in_the_middle_of_a_step_loses_that_step_alone(tmp_path: Path) -> None:
+    code, trace = signalled(tmp_path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert (steps_of(trace), cut_steps(trace)) == ([1, 2], [])
+    assert (trace.status, trace.lost_lines) == (None, 0)
+    assert [span.step for span in of(trace, "actor_update")] == [1, 2]
+    assert load(tmp_path).statuses == {0: None}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_sigterm_ends_the_step_and_the_run_says_so(package: Any, tmp_path: Path) -> None:
+    _, trace = signalled(tmp_path, signal.SIGTERM, package)
+    assert (steps_of(trace), cut_steps(trace)) == ([1, 2, 3], [])
+    assert trace.status == "interrupted by SIGTERMException"
+
+
+def test_a_ctrl_c_is_noted_and_lightnings_exit_status_stays(tmp_path: Path) -> None:
+    code, trace = signalled(tmp_path, signal.SIGINT)
+    assert code == 1
+    assert (steps_of(trace), cut_steps(trace)) == ([1, 2], [3])
+    assert trace.status == "interrupted by KeyboardInterrupt"
+
+
+def test_an_unwritable_directory_is_refused_in_forked_ranks(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    callback = ProfilerCallback(profile_save_path=str(tmp_path / "file" / "runs"))
+    with pytest.raises(Exception, match=ConfigError.__name__):
+        make_trainer(callback, strategy="ddp_fork", **two_ranks).fit(Tiny(), loader())

@@ -1,0 +1,287 @@
+"""Batches of whole events, wherever the buffer ends, and whatever is broken."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.loaders.chrome import event_stream
+from tests.builders.chrome import ChromeTrace, Layout, read_bytes, stream_of
+
+NAMES = [
+    "plain",
+    'quote " and \\ and \\" at the end\\',
+    '}, {"ph": "X"',
+    '"}},{\\"ph\\":\\"X\\"},{"ts":1}, [{]}',
+    "at::native::{lambda()#1}, {lambda(float)#2}",
+    "ünïcode 雪 \U0001f600 \x7f",
+    "line\nbreak\ttab\x00",
+    'x": NaN, "y": inf',
+    "",
+    '"traceEvents": [',
+]
+
+
+def trace(count: int = 30) -> ChromeTrace:
+    written = ChromeTrace({"schemaVersion": 1, "deviceProperties": [{"id": 0}, {"id": 1}]})
+    for number in range(count):
+        name = NAMES[number % len(NAMES)]
+        more = {"grid": [1, 1, 1], "list": [{"name": 1}, {"name": [2, {}]}], "deep": {"a": {}}}
+        written.kernel(number, number, number + 1, name, **more, text=NAMES[-number % len(NAMES)])
+    return written
+
+
+def names(events: list[dict[str, Any]]) -> list[Any]:
+    return [event["name"] for event in events if event["ph"] == "X"]
+
+
+def expected(written: ChromeTrace) -> list[Any]:
+    return [event["name"] for event in written.events if isinstance(event, dict)]
+
+
+@pytest.mark.parametrize("layout", ["torch", "spaced", "compact"])
+@pytest.mark.parametrize("size", [16, 64, 100, 333, 1_000, 4_096, 1 << 20])
+def test_events_are_whole_wherever_the_buffer_ends(
+    size: int, layout: Layout, tmp_path: Path
+) -> None:
+    written = trace()
+
+    events, stream = read_bytes(written.encode(layout), tmp_path, size)
+
+    assert names(events) == expected(written)
+    assert (stream.lost, stream.problems, stream.complete) == (0, [], True)
+    assert {key: json.loads(bytes(value)) for key, value in stream.top.items()} == {
+        **written.before,
+        **written.after,
+    }
+
+
+@pytest.mark.parametrize("offset", range(0, 400, 7))
+def test_a_border_may_fall_on_any_byte(offset: int, tmp_path: Path) -> None:
+    written = trace(12)
+    written.before = {"pad": "x" * offset}
+
+    events, stream = read_bytes(written.encode("compact"), tmp_path, 1_000)
+
+    assert names(events) == expected(written)
+    assert stream.complete
+
+
+def test_many_events_are_cut_without_being_taken_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = []
+    one_by_one = event_stream.ChromeStream._one_by_one
+
+    def counted(self: Any, *, last: bool) -> Any:
+        slow.append(last)
+        return one_by_one(self, last=last)
+
+    monkeypatch.setattr(event_stream.ChromeStream, "_one_by_one", counted)
+    written = trace(3_000)
+
+    events, _ = read_bytes(written.encode(), tmp_path, 100_000)
+
+    assert len(events) == 3_000
+    assert slow == [True]  # the end of the file
+
+
+def test_what_is_beside_the_events_may_stand_on_either_side(tmp_path: Path) -> None:
+    top = {"baseTimeNanoseconds": 5, "distributedInfo": {"rank": 3}}
+    for before, after in ((top, {}), ({}, top)):
+        written = ChromeTrace(before, after)
+        written.kernel(1, 0, 5)
+        events, stream = read_bytes(written.encode(), tmp_path)
+        assert len(events) == 1
+        assert set(stream.top) == set(top)
+
+
+@pytest.mark.parametrize("data", [b"[%s, %s]", b" [\n%s,%s]\n", b"\xef\xbb\xbf[%s,%s ]"])
+def test_events_may_stand_in_an_array_of_their_own(data: bytes, tmp_path: Path) -> None:
+    event = b'{"ph":"X","name":"gemm"}'
+
+    events, stream = read_bytes(data % (event, event), tmp_path)
+
+    assert names(events) == ["gemm", "gemm"]
+    assert stream.complete
+
+
+@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize("most", [event_stream.LARGEST, 600])
+def test_what_stands_behind_the_end_is_left_out_and_said(
+    bare: bool, most: int, tmp_path: Path
+) -> None:
+    written = ChromeTrace({}, {"baseTimeNanoseconds": 5})
+    written.kernel(1, 0, 5)
+    data = written.encode(bare=bare)
+    for behind in (data, b"\n" + data * 9, b" killed", b"\0" * 99 + b"}"):
+        events, stream = read_bytes(data + behind, tmp_path, 16, most)
+        assert names(events) == ["gemm"]
+        assert list(stream.top) == ([] if bare else ["baseTimeNanoseconds"])
+        assert "stands behind its end, as another trace: it is left out" in stream.problems[0]
+        assert len(stream.problems) == 1
+    for nothing in (b"", b"\n \r\n", b"\0" * 99):
+        events, stream = read_bytes(data + nothing, tmp_path, 16, most)
+        assert (names(events), stream.problems, stream.complete) == (["gemm"], [], True)
+
+
+def test_a_trailing_empty_event_is_no_event(tmp_path: Path) -> None:
+    data = b'{"traceEvents": [{"ph":"X","name":"gemm"}, {}]}'
+
+    events, stream = read_bytes(data, tmp_path)
+
+    assert names(events) == ["gemm"]
+    assert stream.lost == 0
+
+
+BROKEN = [
+    b'{"ph": "X", "name": "a}',  # no closing quote
+    b'{"ph": "X", "name": a}',
+    b'{"ph": "X", "name": "a" "ts": 1}',
+    b'{"ph": "X", "name": "\\q"}',
+    b'{"ph": "X", "name": "a", "ts": [1, 2}',
+    b'{"ph": "X", "name": "a", "pid": [1]}',  # a pid is no list
+    b'{"ph": "X", "name": 5}',
+    b'{"ph": "X", "name": "\xff\xfe"}',
+    b'{"ph": "X", "pid": 1e400}',
+    b'{"ph": "X", "cat": 7}',
+    b"null",
+    b'"text"',
+    b'{"ph": "X", "deep": ' + b"[" * 100_000,
+    b'{"ph": "X"',
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
+@pytest.mark.parametrize("size", [64, 1 << 20])
+def test_a_broken_event_costs_that_event(broken: bytes, size: int, tmp_path: Path) -> None:
+    sound = [b'{"ph": "X", "name": "e%d"}' % number for number in range(9)]
+    data = b'{"traceEvents": [' + b",\n ".join([*sound[:4], broken, *sound[4:]])
+
+    events, stream = read_bytes(data + b'], "baseTimeNanoseconds": 5}', tmp_path, size)
+
+    assert names(events) == [f"e{number}" for number in range(9)]
+    assert stream.lost == 1
+    assert "baseTimeNanoseconds" in stream.top
+    assert stream.complete
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_broken_event_at_either_end_costs_that_event(place: str, tmp_path: Path) -> None:
+    events = [BROKEN[1], b'{"ph": "X", "name": "b"}']
+    data = b",".join(events if place == "first" else reversed(events))
+
+    found, stream = read_bytes(
+        b'{"traceEvents": [' + data + b'], "baseTimeNanoseconds": 5}', tmp_path
+    )
+
+    assert names(found) == ["b"]
+    assert stream.lost == 1
+    assert "baseTimeNanoseconds" in stream.top
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "inf", "-nan", "Infinity"])
+def test_numbers_that_json_cannot_write_cost_nothing(number: str, tmp_path: Path) -> None:
+    name = f"f({number}), {number}"
+    data = '{"a": %s, "traceEvents": [{"ph":"X","args":{"bandwidth": %s, "x":%s},"name":"%s"}]}'
+
+    events, stream = read_bytes((data % (number, number, number, name)).encode(), tmp_path)
+
+    assert names(events) == [name]
+    assert stream.lost == 0
+    assert stream.complete
+
+
+@pytest.mark.parametrize("size", [64, 1 << 20])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_cut_at_any_byte_is_read_to_its_last_event(
+    size: int, packed: bool, tmp_path: Path
+) -> None:
+    written = trace(3)
+    data = written.encode("compact")
+    begin = b'"traceEvents":['
+    inside = range(data.index(begin) + len(begin), data.rindex(b"]") + 1)
+    for cut in range(len(data)):
+        part = gzip.compress(data, 1)[:-cut] if packed and cut else data[:cut]
+        events, stream = read_bytes(part, tmp_path, size)
+        assert names(events) == expected(written)[: len(names(events))]
+        assert stream.lost == 0
+        if not packed and cut in inside:
+            assert stream.problems == ["it is cut off: read up to the last complete event before"]
+        assert stream.complete == (cut == len(data) or part == gzip.compress(data, 1))
+
+
+def test_an_event_beyond_all_bounds_ends_the_reading(tmp_path: Path) -> None:
+    written = ChromeTrace()
+    written.kernel(1, 0, 1, "before")
+    written.kernel(2, 0, 1, "x" * 100_000)
+    written.kernel(3, 0, 1, "behind")
+
+    events, stream = read_bytes(written.encode(), tmp_path, 1_024, 4_096)
+
+    assert names(events) == ["before"]
+    assert stream.problems == [
+        "it holds an event above 4,096 bytes: read up to the last complete event before"
+    ]
+
+
+NO_TRACES = [
+    b"",
+    b"   ",
+    b"{}",
+    b"[]",
+    b"[1, 2, 3]",
+    b'[{"name": 1}',
+    b'["span", "actor_update"]',
+    b'{"traceEvents": null}',
+    b'{"format": 1, "run_id": "r"}\n["span", "a"]',
+    b"SQLite format 3\x00" + b"\x00" * 500,
+    b"\x1f\x8b",
+    b"\x1f\x8b\x08\x00" + b"\x00" * 50,
+    b"\x80\x81\x82",
+]
+
+
+@pytest.mark.parametrize("data", NO_TRACES)
+def test_what_is_no_trace_yields_nothing(data: bytes, tmp_path: Path) -> None:
+    events, stream = read_bytes(data, tmp_path)
+
+    assert events == []
+    assert not stream.events or data.startswith(b"[")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_file_is_an_answer_never_a_crash(seed: int, tmp_path: Path) -> None:
+    noise = random.Random(seed)
+    data = bytearray(trace(40).encode(noise.choice(["torch", "spaced", "compact"])))
+    for _ in range(noise.randint(1, 12)):
+        at, length = noise.randrange(len(data)), noise.randint(1, 40)
+        with_what = noise.choice(
+            [b"", b'"', b"}", b"]", b"{", b"\\", b"\x00", b"[[", b",", b'"ph"']
+        )
+        data[at : at + length] = with_what
+    if noise.random() < 0.5:
+        data = bytearray(gzip.compress(data)[: noise.randrange(20, 3_000)])
+
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    events, stream = stream_of(path, noise.choice([64, 500, 1 << 20]))
+
+    assert len(events) + stream.lost <= 120
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 20])
+@pytest.mark.parametrize("count", [2, 1_000, 12_000])
+def test_broken_events_in_a_row_count_each(count: int, size: int, tmp_path: Path) -> None:
+    args = b'"args": {"list": [{"name": 1}, {"id": 2}]}'
+    broken = b'{"ph": "X", "name": "op"x"", ' + args + b"}"
+    sound = b'{"ph": "X", "name": "a"}'
+    data = b",\n".join([sound, *[broken] * count, sound])
+
+    events, stream = read_bytes(b'{"traceEvents": [' + data + b"]}", tmp_path, size)
+
+    assert names(events) == ["a", "a"]
+    assert (stream.lost, stream.complete) == (count, True)

@@ -1,0 +1,289 @@
+"""Damaged and hostile traces: what is lost is counted, memory and time are bounded."""
+
+import gzip
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.loaders.chrome import decoding, spill
+from lightning_rlprof.loaders.kineto import event_columns
+from lightning_rlprof.loaders.kineto import trace as kineto_trace
+from lightning_rlprof.loaders.kineto.reader import read_kineto
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.chrome import BASE, PID, ChromeTrace, written_of_all_kinds
+from tests.fuzz.bounds import bounded
+
+
+def read(trace: ChromeTrace, folder: Path) -> Spans:
+    return read_kineto(trace.write(folder / "t.json"))
+
+
+def test_what_is_lost_is_counted(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    trace.mark("sound", 0, 5)
+    trace.events.append(msgspec.Raw(b'{"ph": "X", "cat": "kernel", "name": 5}'))
+    trace.mark("backwards", 9, 5)
+    trace.event("user_annotation", "open", 0, 1, PID, 1)["ph"] = "B"
+
+    spans = read(trace, tmp_path)
+
+    assert [problem.text for problem in spans.problems] == [
+        "1 events are left out: they cannot be read",
+        "1 events are left out: their times cannot be true",
+        "1 events are left out: begin and end stand apart",
+    ]
+    assert spans.names == ("sound",)
+
+
+@pytest.mark.parametrize("odd", [b"null", b'"x"', b"[5]"])
+def test_a_time_that_is_none_after_a_broken_event_of_the_same_batch(
+    tmp_path: Path, odd: bytes
+) -> None:
+    """Of such a batch some times are numbers and some are texts."""
+    trace = ChromeTrace()
+    for at in range(9):  # more than there are looked for borders
+        trace.mark("before", at, at + 4)
+    broken = b'{"ph":"X","cat":"kernel","name":"\x9b"}'
+    head = b'{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"dur":1,"ts":'
+    trace.events.append(msgspec.Raw(head + odd + b"}"))
+    for at in range(9):
+        trace.mark("behind", 7_000 + at, 9_001 + at)
+    path = tmp_path / "t.json"
+    whole = trace.encode("compact")
+    cut = whole.index(head)
+    path.write_bytes(whole[:cut] + broken + b"," + whole[cut:])
+
+    spans = read_kineto(path)
+
+    assert spans.names == ("before", "behind")
+    assert (spans.end_ns - spans.start_ns).tolist() == [4] * 9 + [2_001] * 9
+    assert (spans.start_ns - spans.start_ns[0]).tolist() == [*range(9), *range(7_000, 7_009)]
+
+
+def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
+    trace = ChromeTrace({"baseTimeNanoseconds": BASE})
+    trace.mark("actor_update", 0, 5)
+    trace.launched(1, 2)
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(trace.encode())[:-60])
+
+    spans = read_kineto(path)
+
+    assert spans.names == ("actor_update",)
+    assert spans.statuses == {0: None}
+    assert spans.headers[0].device == "unknown"  # what tells it comes last
+    assert "its compressed data is cut off" in {problem.text for problem in spans.problems}
+
+
+HOSTILE = [1e300, -1e300, 2**62, -(2**62), 2**63, 2**70, -(2**70), None, "x", True, 0.5, [], {}]
+
+
+TABLES = {"kernels", "memcpy", "collectives", "calls", "memory", "counters", "shapes"}
+
+
+def hostile(noise: random.Random) -> ChromeTrace:
+    """Return a trace of every kind of event with odd values anywhere."""
+    trace = written_of_all_kinds()
+    events: list[Any] = trace.events
+    events[0]["name"] = "ProfilerStep#99999999999999"
+    for _ in range(noise.randint(1, 40)):
+        where = noise.choice(events)
+        where = where["args"] if noise.random() < 0.5 and isinstance(where["args"], dict) else where
+        if where:
+            where[noise.choice(list(where))] = noise.choice(HOSTILE)
+    trace.before = {
+        "distributedInfo": noise.choice(HOSTILE),
+        "deviceProperties": noise.choice(HOSTILE),
+    }
+    trace.after = {"baseTimeNanoseconds": noise.choice(HOSTILE), "trace_id": noise.choice(HOSTILE)}
+    return trace
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_hostile_values_anywhere_are_an_answer_never_a_crash(seed: int, tmp_path: Path) -> None:
+    spans = read(hostile(random.Random(seed)), tmp_path)
+    tables = {name: spans.table(name) for name in spans.tables}
+
+    assert len(spans) <= 13
+    assert set(tables) == TABLES
+    for name, table in tables.items():
+        assert len(list(table.rows)) <= 48 or name == "counters"
+        if name in ("kernels", "calls", "memcpy", "collectives"):
+            assert all(length >= 0 for length in table.column("duration"))
+    assert min(tables["kernels"].column("start"), default=0) >= 0
+    assert (spans.start_ns >= 0).all()
+    assert (spans.end_ns >= spans.start_ns).all()
+
+
+def test_what_is_lost_of_a_table_is_said_in_its_note(tmp_path: Path) -> None:
+    trace = written_of_all_kinds()
+    for event in trace.events:
+        event["dur"], event["ts"] = msgspec.Raw(b'"soon"'), msgspec.Raw(b"null")
+
+    spans = read(trace, tmp_path)
+
+    for name in set(spans.tables) - {"kernels"}:
+        table = spans.table(name)
+        assert len(table.rows) == 0
+        assert "events are left out: their times cannot be true" in table.note
+
+
+def test_names_beyond_the_bound_are_taken_as_one_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "MOST_BYTES", 20_000)
+    trace = ChromeTrace()
+    for number in range(100):
+        trace.kernel(number, number, number + 1, f"{number}" * 500)
+        trace.event("cpu_op", f"o{number}" * 500, number, number + 1, PID, 1)
+
+    spans = read(trace, tmp_path)
+    table = spans.table("calls")
+
+    assert spans.problems[0].text.endswith("events are taken as one: there are too many")
+    assert set(spans.table("kernels").column("kernel")) > {"0" * 500, "(other names)"}
+    assert set(table.column("name")) == {"(other names)"}
+    assert table.note.endswith("events are taken as one: there are too many")
+
+
+@pytest.mark.parametrize(
+    ("every", "passes"), [(False, [1, 1, 2, 2, 2, 2]), (True, [1, 1, 1, 1, 1, 1])]
+)
+def test_a_file_is_read_twice_at_most(
+    every: bool, passes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    path = written_of_all_kinds().write(tmp_path / "t.json")
+    source = kineto_trace.Source
+    monkeypatch.setattr(kineto_trace, "Source", lambda path: (opened.append(path), source(path))[1])
+
+    spans = read_kineto(path, every=every)
+
+    found = [len(opened)]
+    for name in ("kernels", "calls", "memory", "collectives", "calls"):
+        spans.table(name)
+        found.append(len(opened))
+    assert found == passes
+
+
+def test_a_file_that_changed_since_is_not_read_on(tmp_path: Path) -> None:
+    trace = written_of_all_kinds()
+    spans = read(trace, tmp_path)
+    trace.mark("another", 0, 5)
+    trace.write(tmp_path / "t.json")
+
+    with pytest.raises(TraceError, match="has changed since it was read; load it again"):
+        spans.table("calls")
+    assert len(spans.table("kernels").rows) == 12
+
+
+def test_a_file_that_is_gone_since_is_said_each_time(tmp_path: Path) -> None:
+    spans = read(written_of_all_kinds(), tmp_path)
+    (tmp_path / "t.json").unlink()
+
+    for _ in range(2):
+        with pytest.raises(TraceError, match="cannot be read"):
+            spans.table("memory")
+
+
+def test_tables_are_the_same_where_all_columns_lie_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written_of_all_kinds().write(tmp_path / "t.json")
+    spans = read_kineto(path)
+    expected = {name: list(spans.table(name).rows) for name in spans.tables}
+    for room in (event_columns, spill):
+        monkeypatch.setattr(room, "HELD", 0)
+    monkeypatch.setattr(kineto_trace, "SIZE", 2_000)
+
+    for every in (True, False):
+        spans = read_kineto(path, every=every)
+        assert {name: list(spans.table(name).rows) for name in spans.tables} == expected
+
+
+BEGIN = b'{"traceEvents": ['
+ATTACKS = {
+    "nested arrays": BEGIN + b'[{},{"ph":' * 100_000,
+    "nested objects": BEGIN + b'{"ph":[1,' * 100_000,
+    "nested events": BEGIN + b'{"ph":[1,{"ph":1},' * 60_000,
+    "broken events": BEGIN + b'{"ph":1 "a"},' * 100_000,
+    "every other one broken": BEGIN + b'{"ph":"X" "a"},{"ph":"X","name":"b"},' * 30_000,
+    "one text": BEGIN + b'{"ph":"' + b"x" * 2_000_000,
+    "backslashes": BEGIN + b'{"ph":"' + b"\\" * 2_000_000,
+    "spaces": BEGIN + b"}" + b" " * 2_000_000,
+    "ends of arrays": BEGIN + b'{"ph":1 ' + b'], "traceName":' * 100_000,
+    "no numbers": BEGIN + b'{"ph":"X","a":' + b'": NaN' * 300_000,
+    "keys before the events": b"{" + b'"traceEvents" ' * 150_000 + BEGIN[1:],
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_is_made_to_be_slow_is_answered_soon(attack: str, tmp_path: Path) -> None:
+    """The first three took up to a minute for every MB before their bounds were there."""
+    path = tmp_path / "t.json"
+    path.write_bytes(ATTACKS[attack])
+
+    with bounded(seconds=15):
+        spans = read_kineto(path)
+
+    assert len(spans) == 0
+    assert spans.statuses == {0: None}
+
+
+def test_as_many_threads_as_events_are_read(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    for number in range(6_000):
+        trace.mark("actor_update", number, number + 1, tid=number, pid=number)
+        trace.launched(number, number, tid=number)
+
+    spans = read(trace, tmp_path)
+
+    assert len(spans) == len(spans.table("kernels").rows) == 6_000
+    assert spans.problems[0].text == ("of more than 4,096 threads, those beyond are taken as one")
+
+
+_MEASURE = """
+import resource, sys
+from pathlib import Path
+from lightning_rlprof.loaders.kineto.reader import read_kineto
+def rows(path, names):
+    spans = read_kineto(path)
+    return [len(spans.table(name).rows) for name in names]
+small, large, *names = sys.argv[1:]
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+rows(Path(small), names)
+before = peak()
+print(*rows(Path(large), names), peak() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "rows", "most_mb"), [(["kernels"], [1_000], 20), (["calls"], [3_000], 60)]
+)
+def test_memory_stays_far_below_the_size_of_the_file(
+    tables: list[str], rows: list[int], most_mb: int, tmp_path: Path
+) -> None:
+    trace = ChromeTrace()
+    for number in range(1_000):
+        trace.event("cpu_op", "aten::mm", number, number + 1, PID, 1, shapes=[[8, 9]] * 20)
+        trace.event("python_function", f"model.py({number}): forward", 0, 1, PID, 1)
+        trace.launched(number, number)
+    small = trace.write(tmp_path / "small.json")
+    data = small.read_bytes()
+    begin, end = data.index(b"[", data.index(b'"traceEvents"')) + 1, data.rindex(b"]")
+    copies = 60_000_000 // (end - begin)
+    large = tmp_path / "large.json"
+    large.write_bytes(data[:begin] + b",".join([data[begin:end]] * copies) + data[end:])
+
+    command = [sys.executable, "-c", _MEASURE, small, large, *tables]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    *found, grown_mb = map(int, done.stdout.split())
+    assert found == [count * copies for count in rows]
+    assert grown_mb < most_mb, f"{grown_mb} MB for {large.stat().st_size // 10**6} MB"

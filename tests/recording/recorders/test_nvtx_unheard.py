@@ -1,0 +1,177 @@
+"""NVTX where nobody listens: no tool, a tool that is too old for nvtx, an nvtx that is too old."""
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lightning_rlprof.errors import RecorderError
+from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder, color
+from lightning_rlprof.records.records import KINDS, STAGES
+from lightning_rlprof.records.run_directory import read_trace
+from lightning_rlprof.report.html.colors import paints
+from tests.doubles.nvtx import listener
+from tests.doubles.nvtx.listener import shown
+
+SESSION = """
+from pathlib import Path
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import mark, stage
+from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder
+from lightning_rlprof.recording.session import Session
+from lightning_rlprof.testing import make_header
+
+config = ProfilerConfig(integrated={"profile": True})
+with Session(config, Path("run"), make_header(), [NvtxRecorder()]) as session:
+    for step in (1, 2, 3):
+        session.begin_step(step)
+        with stage("actor_update"):
+            mark("half")
+        session.end_step()
+"""
+
+
+def notes(folder: Path, *levels: str) -> list[str]:
+    """Return the texts of what a session noted."""
+    found = read_trace(folder / "run" / "rank-00000.jsonl").notes
+    return [note.text for note in found if note.level in levels]
+
+
+def quiet_session(folder: Path, tool: Path | None, **more: str) -> list[str]:
+    """Run a session that nobody hears; returns its warnings and errors."""
+    done = listener.run(SESSION, folder, tool, **more)
+    assert done.returncode == 0, done.stderr
+    return notes(folder, "warning", "error")
+
+
+def test_without_a_tool_nothing_raises_and_nothing_is_said(tmp_path: Path) -> None:
+    assert quiet_session(tmp_path, None) == []
+    assert not (tmp_path / "calls").exists()
+
+
+def test_a_tool_that_refuses_what_nvtx_asks_for_is_noted_once_with_the_cure(tmp_path: Path) -> None:
+    tool = listener.build(tmp_path, "-DREFUSES")
+    (text,) = quiet_session(tmp_path, tool)
+    assert [call.verb for call in listener.read(tmp_path)] == ["create"]  # as under old Nsight
+    version = metadata.version("nvtx")
+    assert text.startswith("a tool is attached (NVTX_INJECTION64_PATH is set) and gets no NVTX")
+    assert f"older than what nvtx {version} asks for" in text
+    assert "use nsys 2025.3 or newer" in text
+    assert text.endswith("pip install nvtx==0.2.11")
+
+
+def test_nsight_that_does_not_trace_nvtx_is_noted(tmp_path: Path) -> None:
+    (text,) = quiet_session(tmp_path, None, NSYS_PROFILING_SESSION_ID="7")
+    assert "NSYS_PROFILING_SESSION_ID is set" in text
+    assert "with nvtx in --trace" in text
+
+
+def test_nvtx_that_is_switched_off_under_nsight_is_noted(tmp_path: Path) -> None:
+    more = {"NSYS_PROFILING_SESSION_ID": "7", "NVTX_DISABLE": "1"}
+    (text,) = quiet_session(tmp_path, None, **more)
+    assert text == "Nsight Systems gets no NVTX ranges: NVTX_DISABLE is set; unset it"
+
+
+def test_without_a_tool_the_recorder_becomes_the_base_class(tmp_path: Path) -> None:
+    script = """
+from pathlib import Path
+from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder
+recorder = NvtxRecorder()
+recorder.FIRST
+for method in ("open", "enter", "exit", "mark"):
+    assert getattr(recorder, method).__func__ is getattr(Recorder, method), method
+"""
+    firsts = ('open(Path("out"))', 'enter("actor_update", "stage", 1)', 'mark("half", 1)')
+    for first in firsts:
+        done = listener.run(script.replace("FIRST", first), tmp_path, None)
+        assert done.returncode == 0, done.stderr
+
+
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(RecorderError, match=r"package nvtx, which is not installed; pip install"):
+        NvtxRecorder()
+
+
+def test_an_nvtx_without_get_domain_is_refused_with_the_version_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # nvtx 0.2.8 has annotate and the like, and no domains to keep.
+    monkeypatch.setitem(sys.modules, "nvtx", ModuleType("nvtx"))
+    with pytest.raises(RecorderError, match=r"need nvtx 0\.2\.11 or newer, and .* is installed"):
+        NvtxRecorder()
+
+
+@pytest.mark.skipif(
+    "TEST_NVTX_0_2_11" not in os.environ,
+    reason="TEST_NVTX_0_2_11 names no folder from `pip install --target FOLDER nvtx==0.2.11`",
+)
+def test_nvtx_0_2_11_which_old_versions_of_nsight_hear_says_the_same(tmp_path: Path) -> None:
+    tool = listener.build(tmp_path, "-DREFUSES")
+    script = """
+import asyncio
+from pathlib import Path
+from lightning_rlprof.recording.recorders.nvtx import NvtxRecorder
+
+async def inside():
+    recorder.exit(recorder.enter("compute_reward", "stage", 2))
+
+recorder = NvtxRecorder(4)
+recorder.open(Path("window"))
+token = recorder.enter("actor_update", "stage", 1)
+recorder.mark("half", 1)
+recorder.exit(token)
+asyncio.run(inside())
+"""
+    path = os.pathsep.join([os.environ["TEST_NVTX_0_2_11"], str(listener.ROOT)])
+    calls = listener.heard(script, tmp_path, tool, PYTHONPATH=path)
+    words = shown(calls)
+    assert words[0] == "mark  rlprof.rank 4"
+    assert words[2:] == [
+        *["push stage actor_update 1", "mark mark half 1", "pop"],
+        *["start stage compute_reward 2", "end"],
+    ]
+
+
+def test_the_known_stages_have_the_colours_of_the_report() -> None:
+    report = {name: int(paint.fill[1:], 16) for name, paint in paints(STAGES).items()}
+    assert {name: color(name, "stage") & 0xFFFFFF for name in STAGES} == report
+
+
+@pytest.mark.parametrize("name", ["my_filter", "tool_calls", "é", "", "\udc80"])
+def test_a_stage_of_your_own_has_the_colour_that_the_report_gives_it_alone(name: str) -> None:
+    (paint,) = paints([name]).values()
+    assert color(name, "stage") & 0xFFFFFF == int(paint.fill[1:], 16)
+
+
+def test_colours_are_opaque_and_grey_for_what_is_no_stage() -> None:
+    found = {kind: color("actor_update", kind) for kind in KINDS}
+    assert {value >> 24 for value in found.values()} == {0xFF}
+    greys = {kind: value & 0xFFFFFF for kind, value in found.items() if kind != "stage"}
+    assert all(len({value & 0xFF, value >> 8 & 0xFF, value >> 16}) == 1 for value in greys.values())
+    assert len({*found.values()}) == len(KINDS)
+
+
+def test_a_colour_is_the_same_in_another_process() -> None:
+    script = (
+        "from lightning_rlprof.recording.recorders.nvtx import color;"
+        "print(color('my_filter', 'stage'))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONPATH": str(listener.ROOT), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert found == {f"{color('my_filter', 'stage')}\n"}

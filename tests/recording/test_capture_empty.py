@@ -1,0 +1,113 @@
+"""A run that should have captured something and did not says why at its end, and no other does."""
+
+import pytest
+import torch
+
+from lightning_rlprof.recording.recorders.base import Recorder
+from lightning_rlprof.recording.recorders.device_time import DeviceTimeRecorder
+from lightning_rlprof.testing import FakeRecorder
+from tests.builders.recording import read, run_steps
+
+NO_RECORDER = (
+    "nothing was captured (no recorder was there to capture: "
+    "see profile_level, profile_with_cpu, profile_with_npu, tools)"
+)
+FAILED = "nothing was captured (what should have captured failed: FakeRecorder)"
+
+
+class Always(FakeRecorder):
+    always = True
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "reason"),
+    [
+        (
+            {"profile_step_start": 5, "profile_step_end": 7},
+            [1, 2],
+            "nothing was captured (steps wanted: 5 up to 6; the last step that ended: 2)",
+        ),
+        (
+            {"steps": [9]},
+            [1],
+            "nothing was captured (steps wanted: [9]; the last step that ended: 1)",
+        ),
+        (
+            {"steps": [1], "stage": "critic_update"},
+            [1],
+            "nothing was captured (no wanted stage began in a wanted step; "
+            "stages seen there: actor_update)",
+        ),
+        ({"steps": [9], "ranks": [1]}, [1], None),
+        ({"profile": False, "steps": [9]}, [1], None),
+        ({"steps": [1]}, [1], None),
+    ],
+)
+def test_a_run_that_captured_nothing_says_why(start, clock, options, steps, reason):
+    session = start([FakeRecorder()], **options)
+    run_steps(session, clock, steps)
+    session.close()
+    warnings = [note.text for note in read(session).notes if note.level == "warning"]
+    assert warnings == ([reason] if reason else [])
+
+
+def test_a_window_for_a_step_that_never_comes_is_closed_and_does_not_count(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], steps=[2])
+    run_steps(session, clock, [1])
+    session.close()
+    assert recorder.calls == ["open step-000002", "enter step", "exit step", "close", "finish"]
+    texts = [note.text for note in read(session).notes]
+    assert "step-000002 is empty: training ended before that step" in texts
+    assert "nothing was captured (steps wanted: [2]; the last step that ended: 1)" in texts
+
+
+def test_a_window_that_covered_a_step_counts_although_the_next_never_comes(start, clock):
+    recorder = FakeRecorder()
+    session = start([recorder], profile_step_start=1, profile_step_end=3)
+    run_steps(session, clock, [1])
+    session.close()
+    assert recorder.calls[0] == "open step-000001"
+    assert not [note for note in read(session).notes if note.level == "warning"]
+
+
+def test_always_listening_is_no_capture_and_gives_no_warning(start, clock):
+    session = start([Always()], steps=[9])
+    run_steps(session, clock, [1])
+    session.close()
+    assert not [note for note in read(session).notes if note.level == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("recorders", "options", "reason"),
+    [
+        ([], {}, NO_RECORDER),
+        ([Recorder(), DeviceTimeRecorder(torch.Event)], {}, NO_RECORDER),
+        ([], {"mstx": True, "profile_level": "level_none", "profile_with_cpu": False}, None),
+        ([FakeRecorder(fail_at="open")], {}, FAILED),
+        ([FakeRecorder(fail_at="close")], {}, FAILED),
+    ],
+)
+def test_a_window_that_no_recorder_lived_through_captured_nothing(
+    start, clock, monkeypatch, recorders, options, reason
+):
+    monkeypatch.setattr(DeviceTimeRecorder, "enter", lambda *_: None)
+    session = start(recorders, steps=[1], **options)
+    run_steps(session, clock, [1])
+    session.close()
+    notes = read(session).notes
+    assert [note.text for note in notes if note.level == "warning"] == ([reason] if reason else [])
+    assert not [note for note in notes if note.text.startswith("captured")]
+
+
+def test_one_recorder_or_one_window_that_went_well_is_a_capture(start, clock):
+    failing = FakeRecorder()
+    session = start([FakeRecorder(fail_at="open"), failing], steps=[1, 2])
+    run_steps(session, clock, [1])
+    failing.fail_at = "enter"
+    run_steps(session, clock, [2])
+    session.close()
+    notes = read(session).notes
+    assert not [note for note in notes if note.level == "warning"]
+    captured = [note.text for note in notes if note.text.startswith("captured")]
+    assert captured == ["captured step-000001 with FakeRecorder"]

@@ -1,0 +1,173 @@
+"""What runs when a run's files are complete: real processes, real threads, never a failure."""
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.recording.on_finish import Finished, run_finish
+from lightning_rlprof.recording.start import start_session
+from lightning_rlprof.testing import FakeRecorder, make_header
+
+
+def finish(action=None, rank=0, tools=("nvtx",), **hook):
+    config = ProfilerConfig.build({"on_finish": hook})
+    thread = run_finish(config, make_header(rank), Path("runs/one"), tools, action)
+    if thread:
+        thread.join()
+    return thread
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+SAY = (
+    "import os; print('/'.join(os.environ['RLPROF_' + key] for key in "
+    "('RUN', 'TOOL', 'RANK', 'PID', 'ROLE')), os.environ['VERL_PROFILE_SAVE_PATH'])"
+)
+
+
+def test_a_command_is_told_the_run_and_its_output_is_logged(caplog):
+    caplog.set_level(logging.INFO)
+
+    finish(command=python(SAY), tools=("nsight", "nvtx"))
+
+    assert "on_finish, rank 0: runs/one/nsight,nvtx/0/1/actor runs/one" in caplog.messages
+
+
+def test_a_callable_is_told_the_same_off_the_training_thread():
+    told = []
+
+    finish(lambda finished: told.append((finished, threading.get_ident())))
+
+    ((finished, thread),) = told
+    assert finished == Finished(Path("runs/one"), "nvtx", 0, 1, "actor")
+    assert thread != threading.get_ident()
+
+
+def test_a_command_that_fails_is_one_warning(caplog):
+    finish(command=python("import sys; print('no space'); sys.exit(3)"))
+
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.message == "on_finish.command ended with status 3 on rank 0"
+
+
+def test_a_command_that_does_not_exist_is_one_warning(caplog):
+    finish(command=["/no/such/program"])
+
+    assert "on_finish.command could not be started: " in caplog.text
+
+
+def test_a_callable_that_raises_is_one_warning_and_the_command_still_runs(caplog):
+    caplog.set_level(logging.INFO)
+
+    def broken(finished):
+        raise RuntimeError("bucket is gone")
+
+    finish(broken, command=python("print('ran')"))
+
+    assert "on_finish failed on rank 0: RuntimeError('bucket is gone')" in caplog.text
+    assert "on_finish, rank 0: ran" in caplog.messages
+
+
+def test_a_command_that_hangs_is_stopped_with_what_it_started(caplog):
+    child = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+
+    finish(command=python(f"import subprocess, sys; subprocess.run({child})"), timeout_s=0.5)
+
+    assert "on_finish.command has run for 0.5 s: it is stopped" in caplog.messages
+
+
+def test_a_callable_that_hangs_is_left_behind(caplog):
+    forever = threading.Event()
+
+    finish(lambda _: forever.wait(600), timeout_s=0.05)
+
+    assert "on_finish of rank 0 has run for 0.05 s: left behind" in caplog.messages
+    forever.set()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, [0]),
+        ({"steps": [1], "ranks": [1, 2]}, [1, 2]),
+        ({"steps": [1], "ranks": [1], "on_finish": {"ranks": [3]}}, [3]),
+        ({"on_finish": {"all_ranks": True}}, [0, 1, 2, 3]),
+        ({"on_finish": {"ranks": []}}, []),
+    ],
+)
+def test_it_runs_on_the_chosen_ranks(config, expected):
+    built = ProfilerConfig.build(config)
+
+    assert [rank for rank in range(4) if built.wants_finish(rank)] == expected
+    header = make_header(3)
+    thread = run_finish(built, header, Path("run"), (), lambda _: None)
+    assert (thread is not None) == (3 in expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "waits"), [("worker", True), ("driver", False), ("client", False), (None, False)]
+)
+def test_it_is_waited_for_where_ray_would_kill_it(monkeypatch, mode, waits):
+    context = SimpleNamespace(worker=SimpleNamespace(mode=mode))
+    context = SimpleNamespace() if mode == "client" else context
+    fake = SimpleNamespace(WORKER_MODE="worker", get_runtime_context=lambda: context)
+    fake.is_initialized = lambda: mode is not None
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    config = ProfilerConfig.build({"on_finish": {"timeout_s": 0.2}})
+    forever = threading.Event()
+
+    before = time.monotonic()
+    thread = run_finish(config, make_header(0), Path("run"), (), lambda _: forever.wait(600))
+    waited = time.monotonic() - before
+    forever.set()
+    thread.join()
+
+    assert (waited >= 0.2) == waits
+
+
+def test_nothing_to_do_starts_no_thread():
+    assert finish() is None
+
+
+def test_a_session_runs_it_once_when_its_files_are_complete(tmp_path):
+    statuses = []
+    config = ProfilerConfig.build(profile_save_path=str(tmp_path), steps=[1])
+    session = start_session(
+        config,
+        recorders=[FakeRecorder()],
+        on_finish=lambda finished: statuses.append((load(finished.run).statuses, finished.tool)),
+    )
+    session.begin_step(1)
+    session.end_step()
+    session.close()
+    session.close()
+    for thread in threading.enumerate():
+        if thread.name == "rlprof-finish":
+            thread.join()
+    assert statuses == [({0: "finished"}, "FakeRecorder")]
+
+
+def test_the_environment_of_the_parent_is_kept(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("RLPROF_TEST_MARK", "kept")
+
+    finish(command=python("import os; print(os.environ['RLPROF_TEST_MARK'])"))
+
+    assert "on_finish, rank 0: kept" in caplog.messages
+    assert "RLPROF_RUN" not in os.environ
+
+
+def test_what_is_told_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Finished(Path("run"), "", 0, 1, "actor").rank = 2

@@ -1,0 +1,298 @@
+"""One rank's recording: steps tile training, lines reach the disk, failures stop no run."""
+
+import errno
+import logging
+import os
+import threading
+
+import pytest
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.recording import session as session_module
+from lightning_rlprof.recording.annotations import Marker, mark, stage
+from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.records import run_directory
+from lightning_rlprof.testing import FakeRecorder, make_header
+from tests.builders.recording import read, run_steps, spans, times
+
+
+def test_steps_tile_training_without_a_gap(start, clock):
+    session = start()
+    session.begin_step(1)
+    clock.advance(10)
+    session.end_step()
+    clock.advance(3)
+    session.begin_step(2)
+    clock.advance(10)
+    session.end_step()
+    session.close()
+    assert times(session, "step") == [(1, 0, 10), (2, 10, 23)]
+    assert read(session).status == "finished"
+
+
+def test_spans_carry_the_step_in_which_they_began(start, clock):
+    session = start()
+    with stage("actor_generate"):
+        session.begin_step(1)
+    run_steps(session, clock, [1, 2])
+    session.close()
+    assert times(session, "actor_generate") == [(0, 0, 0)]
+    assert times(session, "actor_update") == [(1, 1, 6), (2, 9, 14)]
+
+
+def test_a_step_is_on_disk_when_it_ends(start, clock):
+    session = start()
+    run_steps(session, clock, [1])
+    assert [span.name for span in read(session).spans] == ["actor_update", "step"]
+
+
+def test_a_long_stage_is_on_disk_before_its_step_ends(start, clock):
+    session = start()
+    session.begin_step(1)
+    with stage("actor_generate"):
+        clock.advance(2_000_000_000)
+    assert times(session, "actor_generate") == [(1, 0, 2_000_000_000)]
+
+
+def test_an_interrupted_step_stays_and_says_so(start, clock):
+    session = start()
+    session.begin_step(1)
+    clock.advance(4)
+    session.close("interrupted by ValueError")
+    (step,) = spans(session, "step")
+    assert (step.end_ns, step.counters) == (4, {"interrupted": 1})
+    assert read(session).status == "interrupted by ValueError"
+
+
+def test_a_step_without_batch_leaves_nothing(start, clock):
+    session = start()
+    run_steps(session, clock, [1])
+    session.begin_step(2)
+    session.abandon_step(interrupted=False)
+    session.abandon_step(interrupted=True)
+    session.close()
+    assert [span.step for span in spans(session, "step")] == [1]
+
+
+def test_as_a_context_manager_it_closes_in_both_ways(start, clock):
+    with start() as session:
+        run_steps(session, clock, [1])
+    assert read(session).status == "finished"
+    assert current() is None
+
+
+def test_as_a_context_manager_it_lets_the_exception_pass(start):
+    error, session = ValueError("mine"), start()
+    session.begin_step(1)
+    with pytest.raises(ValueError, match="mine") as caught, session:
+        raise error
+    assert caught.value is error
+    assert read(session).status == "interrupted by ValueError"
+    assert spans(session, "step")[0].counters == {"interrupted": 1}
+
+
+def test_only_one_session_records_in_a_process(start, tmp_path):
+    session = start()
+    assert current() is session
+    with pytest.raises(ConfigError, match=r"a session is recording into .* already"):
+        Session(ProfilerConfig(), tmp_path / "other", make_header())
+    session.close()
+    session.close()
+    assert current() is None
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"profile_save_path: .* cannot be written \(Not a dir"):
+        Session(ProfilerConfig(), tmp_path / "file" / "run", make_header())
+    assert current() is None
+
+
+def test_threads_are_named_once(start):
+    session = start()
+
+    def work():
+        with stage("actor_generate"):
+            pass
+        session.flush()
+
+    thread = threading.Thread(target=work, name="rollout")
+    thread.start()
+    thread.join()
+    with stage("actor_update"):
+        pass
+    session.close()
+    names = read(session).threads
+    assert sorted(names.values()) == [threading.current_thread().name, "rollout"]
+
+
+def test_a_thread_that_is_gone_has_a_number(start):
+    session = start()
+    thread = threading.Thread(target=lambda: mark("hello"))
+    thread.start()
+    thread.join()
+    session.close()
+    assert read(session).threads == {thread.ident: f"thread {thread.ident}"}
+
+
+def test_spans_false_records_nothing_outside_captures(start, clock):
+    session = start([FakeRecorder()], spans=False, steps=[2])
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert [span.step for span in spans(session, "actor_update")] == [2]
+
+
+def test_totals_of_a_step_are_there_when_it_ended(start, clock):
+    session = start()
+    session.begin_step(1)
+    for tokens in (3, 4):
+        with stage("actor_generate", tokens=tokens):
+            clock.advance(10)
+    thread = threading.Thread(target=lambda: mark("elsewhere"))
+    thread.start()
+    thread.join()
+    session.record(Marker("backward", "region"), 0, 5)
+    session.end_step()
+    stages = {"actor_generate": (20, {"tokens": 7}, {"tokens": 20})}
+    assert session.step_totals == (20, False, stages)
+
+
+def test_notes_are_logged_by_rank_zero_and_warnings_by_all(start, caplog):
+    caplog.set_level(logging.INFO)
+    session = start(rank=1)
+    session.note("info", "quiet")
+    session.note("warning", "loud")
+    session.close()
+    assert [record.message for record in caplog.records] == ["loud"]
+    assert [note.text for note in read(session).notes] == ["quiet", "loud"]
+
+
+class FullDisk:
+    """Let ``os.write`` fail while `full`."""
+
+    def __init__(self, monkeypatch):
+        self.full, real = False, os.write
+
+        def write(file, data):
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(file, data)
+
+        monkeypatch.setattr(run_directory.os, "write", write)
+
+
+def test_a_full_disk_costs_lines_is_logged_once_and_noted_later(start, clock, monkeypatch, caplog):
+    disk = FullDisk(monkeypatch)
+    session = start()
+    disk.full = True
+    for step in (1, 2, 3):
+        disk.full = step < 3
+        clock.advance(60_000_000)
+        run_steps(session, clock, [step])
+    session.close()
+    assert [span.step for span in spans(session, "step")] == [3]
+    assert [note.text for note in read(session).notes] == [
+        "4 lines could not be written and are lost"
+    ]
+    assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
+    assert len(read(session).threads) == 1, "the name of the thread was lost with the first lines"
+
+
+def test_a_disk_that_stays_full_does_not_stop_the_end(start, clock, monkeypatch):
+    disk = FullDisk(monkeypatch)
+    session = start()
+    disk.full = True
+    run_steps(session, clock, [1])
+    session.close()
+    assert read(session).status is None
+
+
+def test_a_disk_that_fills_up_later_costs_the_steps_while_it_is_full(start, clock, monkeypatch):
+    disk = FullDisk(monkeypatch)
+    session = start()
+    run_steps(session, clock, [1])
+    disk.full = True
+    run_steps(session, clock, [2])
+    disk.full = False
+    run_steps(session, clock, [3])
+    session.close()
+    assert [span.step for span in spans(session, "step")] == [1, 3]
+    assert [note.text for note in read(session).notes] == [
+        "2 lines could not be written and are lost"
+    ]
+
+
+def test_counters_that_are_no_numbers_cost_only_themselves(start, clock):
+    session = start()
+    with stage("actor_generate", tokens=object(), samples=2):
+        pass
+    session.close()
+    assert spans(session, "actor_generate")[0].counters == {"samples": 2}
+
+
+def test_a_forked_child_leaves_the_file_to_its_parent(start, clock):
+    session = start()
+    run_steps(session, clock, [1])
+    child = os.fork()
+    if child == 0:
+        with stage("in the child"):
+            pass
+        session.flush()
+        os._exit(0 if current() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    session.close()
+    assert spans(session, "in the child") == []
+    assert read(session).lost_lines == 0
+
+
+def test_a_child_forgets_the_session(start):
+    """The same without a fork, which a coverage tool cannot follow into ``os._exit``."""
+    session = start()
+    session_module._leave_to_parent()
+    assert current() is None
+    with stage("in the child"):
+        pass
+    session.close()
+    assert spans(session, "in the child") == []
+
+
+def test_a_child_that_goes_on_as_its_parent_did_writes_nothing(start):
+    session = start()
+    session.begin_step(1)
+    with stage("before"):
+        pass
+    session._buffer._lock.acquire()  # as by another thread while this one forks
+    child = os.fork()
+    if child == 0:
+        session.end_step()
+        session.close("interrupted by SystemExit")
+        os._exit(0)
+    session._buffer._lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert spans(session, "before") == []
+    session.end_step()
+    session.close()
+    assert [len(spans(session, name)) for name in ("before", "step")] == [1, 1]
+    assert read(session).status == "finished"
+
+
+def test_a_child_takes_all_lines_and_keeps_none(start, clock):
+    """The same without a fork, which a coverage tool cannot follow into ``os._exit``."""
+    session = start()
+    session_module._leave_to_parent()
+    run_steps(session, clock, [1, 2])
+    session.record(stage("update"), 1, 2)
+    assert session._buffer._spans == []
+    session.note("info", "in the child")
+    session.close()
+    found = read(session)
+    assert (found.spans, found.notes, found.status) == ([], [], None)
+
+
+def test_flushing_a_closed_session_does_nothing(start):
+    session = start()
+    session.close()
+    session.note("info", "late")
+    session.flush()
+    assert read(session).notes == []

@@ -1,0 +1,183 @@
+"""The trace file: what a rank appends comes back, whatever happened in between."""
+
+import errno
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.records import run_directory
+from lightning_rlprof.records.records import FORMAT, Note
+from lightning_rlprof.records.run_directory import (
+    TraceWriter,
+    append_note,
+    rank_directory,
+    rank_files,
+    read_header,
+    read_trace,
+)
+from lightning_rlprof.testing import make_header
+
+SPAN = ("span", "actor_update", "stage", 1, 10, 20, 7, 1, None, {"tokens": 3})
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> TraceWriter:
+    return TraceWriter(tmp_path / "run", make_header())
+
+
+def test_every_kind_of_line_comes_back(writer):
+    writer.write([("thread", 7, "MainThread"), SPAN, ("note", 5, "info", "hello")])
+    writer.write([("end", 30, "finished")])
+    writer.close()
+    trace = read_trace(writer.path)
+    assert trace.header == make_header()
+    (span,) = trace.spans
+    assert (span.name, span.kind, span.step) == ("actor_update", "stage", 1)
+    assert (span.start_ns, span.end_ns, span.thread, span.id, span.parent) == (10, 20, 7, 1, None)
+    assert span.counters == {"tokens": 3}
+    assert trace.threads == {7: "MainThread"}
+    assert trace.notes == [Note(5, "info", "hello")]
+    assert (trace.status, trace.lost_lines) == ("finished", 0)
+
+
+def test_two_jobs_never_share_a_file(tmp_path):
+    TraceWriter(tmp_path, make_header())
+    with pytest.raises(FileExistsError):
+        TraceWriter(tmp_path, make_header())
+    assert [path.name for path in rank_files(tmp_path)] == ["rank-00000.jsonl"]
+    assert rank_directory(tmp_path, 12) == tmp_path / "rank-00012"
+
+
+def test_what_lies_beside_the_trace_of_a_rank_is_no_rank(tmp_path):
+    (tmp_path / "rank-0.json-predictions.jsonl").write_text("{}\n")
+    assert rank_files(tmp_path) == []
+
+
+def test_closing_twice_is_harmless(writer):
+    writer.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_a_cut_last_line_costs_that_line_only(writer, cut):
+    writer.write([SPAN, SPAN])
+    data = writer.path.read_bytes()
+    writer.path.write_bytes(data[:-cut])
+    trace = read_trace(writer.path)
+    assert (len(trace.spans), trace.lost_lines, trace.status) == (1, 1, None)
+
+
+def test_a_damaged_line_is_counted_and_its_neighbours_survive(writer):
+    writer.write([SPAN, SPAN, SPAN])
+    lines = writer.path.read_bytes().split(b"\n")
+    lines[2] = b'["span","x",\xff'
+    writer.path.write_bytes(b"\n".join(lines))
+    trace = read_trace(writer.path)
+    assert (len(trace.spans), trace.lost_lines) == (2, 1)
+
+
+def test_kinds_of_lines_from_a_later_version_are_skipped_silently(writer):
+    writer.write([SPAN, ("sample", 1, 2), SPAN])
+    trace = read_trace(writer.path)
+    assert (len(trace.spans), trace.lost_lines) == (2, 0)
+
+
+NESTED = "[" * 3_000
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "{}", "7", '["span",1]', '["end"]', "nul", "[[1]]", "[{}]", "[null]", NESTED]
+)
+def test_nonsense_lines_are_counted(writer, line):
+    with writer.path.open("a") as file:
+        file.write(line + "\n")
+    assert read_trace(writer.path).lost_lines == 1
+
+
+def test_a_newer_format_is_refused_with_the_cure(tmp_path):
+    path = tmp_path / "rank-00000.jsonl"
+    text = msgspec.json.encode(make_header()).replace(b'"format":1', b'"format":%d' % (FORMAT + 1))
+    path.write_bytes(text + b"\n")
+    with pytest.raises(TraceError, match=r"format 2, this version reads up to 1; pip install -U"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00\xff", b"{}\n", b"[1]\n", b'{"format":"x"}\n', b'{"a":' * 3_000]
+)
+def test_what_is_no_trace_is_one_clear_line(tmp_path, data):
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="is no rlprof trace") as caught:
+        read_trace(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [read_trace, read_header])
+def test_a_missing_file_is_named(tmp_path, read):
+    with pytest.raises(TraceError, match=r"gone\.jsonl: cannot be read \(No such file"):
+        read(tmp_path / "gone.jsonl")
+
+
+def test_the_header_alone_is_read_of_any_format(tmp_path):
+    path = tmp_path / "rank-00000.jsonl"
+    text = msgspec.json.encode(make_header()).replace(b'"format":1', b'"format":9')
+    path.write_bytes(text + b"\nwhatever")
+    assert read_header(path).format == 9
+
+
+def test_numbers_of_other_libraries_are_stored_as_numbers(writer):
+    counters = {"a": np.int64(4), "b": np.float32(0.5), "c": "no number", 7: 1, "d": float("nan")}
+    writer.write([(*SPAN[:9], counters), (*SPAN[:9], {"only": "text"})])
+    first, second = read_trace(writer.path).spans
+    assert first.counters == {"a": 4, "b": 0.5, "7": 1, "d": None}
+    assert second.counters is None
+
+
+def test_a_name_that_is_no_unicode_is_repaired(writer):
+    writer.write([("span", "bad \ud800 name", *SPAN[2:])])
+    assert read_trace(writer.path).spans[0].name == "bad ? name"
+
+
+def test_a_write_that_stopped_half_way_never_swallows_the_next_line(writer, monkeypatch):
+    real, calls = os.write, []
+
+    def half_then_full(file, data):
+        calls.append(len(data))
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data[: len(data) // 2] if len(calls) == 1 else data)
+
+    monkeypatch.setattr(run_directory.os, "write", half_then_full)
+    with pytest.raises(OSError, match="No space left"):
+        writer.write([SPAN])
+    writer.write([SPAN])
+    trace = read_trace(writer.path)
+    assert (len(trace.spans), trace.lost_lines) == (1, 1)
+
+
+def test_a_remark_can_be_added_when_the_rank_has_ended(writer):
+    writer.write([SPAN, ("end", 30, "finished")])
+    writer.close()
+    append_note(writer.path, Note(40, "warning", "late \ud800"))
+    trace = read_trace(writer.path)
+    assert trace.notes == [Note(40, "warning", "late ?")]
+    assert (len(trace.spans), trace.status, trace.lost_lines) == (1, "finished", 0)
+
+
+def test_a_remark_survives_the_half_line_of_a_crash(writer):
+    writer.write([SPAN, SPAN])
+    writer.path.write_bytes(writer.path.read_bytes()[:-5])
+    append_note(writer.path, Note(40, "info", "it was killed"))
+    trace = read_trace(writer.path)
+    assert (len(trace.spans), trace.notes[0].text, trace.lost_lines) == (1, "it was killed", 1)
+
+
+def test_a_remark_makes_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        append_note(tmp_path / "rank-00000.jsonl", Note(0, "info", "nobody"))
+    assert list(tmp_path.iterdir()) == []

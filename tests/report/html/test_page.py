@@ -1,0 +1,293 @@
+"""The HTML report: complete in itself, drawn without error by a real browser, inert to names."""
+
+import http.server
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof import analysis
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.report.html.page import render_report, write_report
+from lightning_rlprof.report.terminal import duration
+from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Column, Table
+from tests.builders.browser import Page, find_browser, open_page
+from tests.builders.runs import MAIN, Row, grpo_rows, grpo_run, header, spans_of, write_rank
+
+EVIL = "</script><img src=x onerror=\"document.body.dataset.evil='1'\">\u2028&lt;b>"
+
+Browse = Callable[[str], Page]
+
+
+def tables_of(spans: Spans) -> dict[str, Table]:
+    return {table.name: table for table in (each(spans) for each in analysis.ALL)}
+
+
+def source_of(spans: Spans) -> str:
+    return render_report(spans, tables_of(spans), analysis.headline(spans))
+
+
+def titles_of(source: str) -> list[str]:
+    return [text for tag, text in Page(source).texts if tag == "h2" and text.strip()]
+
+
+def data_of(source: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', source, re.S)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Browse:
+    """Open a page from disk in headless Chromium; return it as it is after its script has run."""
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
+    return lambda source: open_page(browser, source, tmp_path)
+
+
+def poked(source: str, script: str) -> str:
+    """Return the page without its policy, and with a script of the test's own at its end."""
+    source, count = re.subn(r"<meta http-equiv[^>]*>", "", source)
+    assert count == 1
+    return source.replace("</body>", f"<script>{script}</script></body>")
+
+
+def test_both_charts_are_drawn_without_error(tmp_path: Path, browse: Browse) -> None:
+    spans = grpo_run(tmp_path / "run", steps=6, ranks=3)
+    page = browse(source_of(spans))
+    assert "data-error" not in page.body
+    assert page.body["data-drawn"] == "shares timeline"
+    drawn = [a for a in page.find("rect") if "data-span" in a]
+    assert len(drawn) == 3 * 5  # of the median step: four stages and a region on each rank
+    assert all(float(a["width"]) > 0.5 and float(a["height"]) > 8 for a in drawn)
+    assert len([a for a in page.find("rect") if "data-gap" in a]) == 3 * 5
+    bars = [a["d"].count("M") for a in page.find("path") if a.get("fill")]
+    assert bars == [6] * 5  # four stages and untraced in every step
+    assert len(page.find("option")) == 6
+    for stage in analysis.stages(spans).column("stage"):
+        assert str(stage) in page.text()
+
+
+def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> None:
+    spans = grpo_run(tmp_path / "run", steps=6, ranks=2)
+    page = Page(source_of(spans))
+    cells = [text for tag, text in page.texts if tag == "bdi"]
+    table = analysis.stages(spans)
+    lists = [text for text in cells if text in table.column("stage")]
+    assert lists[0] == "untraced", "a label of the ledger, which leads"
+    assert lists[1 : len(table.rows) + 1] == table.column("stage")
+    for total in table.column("total"):
+        assert duration(int(total or 0)).rpartition(" ")[0] in cells
+    assert titles_of(page.source) == [
+        "How far this can be trusted",
+        "What to act on",
+        "Where the GPU-seconds went",
+        "Who makes the others wait",
+        "Where the steps' time went",
+        "Stages over the steps",
+        "Inside a step",
+        "Slowest rank per stage",
+        "Stages by rank",
+        "Untraced time",
+        "Regions",
+        "Ranks",
+        "The run",
+    ]
+    assert {a["scope"] for a in page.find("th")} == {"col", "row"}
+
+
+USE = """
+const say = (key, value) => { document.body.dataset[key] = value; };
+const id = (name) => document.getElementById(name);
+const bars = () => document.querySelectorAll("[data-span]").length;
+const tip = () => id("tip").hidden ? "" : id("tip").textContent;
+const move = (node, type, x, more) => node.dispatchEvent(new PointerEvent(type,
+  { bubbles: true, clientX: x, clientY: node.getBoundingClientRect().top + 3, ...more }));
+id("step").value = "0";
+id("step").dispatchEvent(new Event("change"));
+say("chosen", id("chosen").textContent);
+const bar = document.querySelector('[data-span="0"]');
+move(bar, "pointermove", bar.getBoundingClientRect().left + 1);
+say("tip", tip());
+const label = id("shares").querySelector("svg");
+say("shares", label.getAttribute("aria-label"));
+move(label, "pointermove", label.getBoundingClientRect().right - 20);
+say("bar", tip());
+say("before", bars());
+id("lanes").dispatchEvent(new KeyboardEvent("keydown", { key: "+" }));
+for (let i = 0; i < 9; i++) id("closer").click();
+say("zoomed", bars());
+id("fit").click();
+say("fitted", bars());
+label.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: 1e3 }));
+say("opened", id("chosen").textContent);
+id("timeline-table").open = true;
+id("shares-table").open = true;
+"""
+
+
+def test_a_page_can_be_used_by_mouse_and_keyboard(tmp_path: Path, browse: Browse) -> None:
+    spans = grpo_run(tmp_path / "run", steps=4)
+    page = browse(poked(source_of(spans), USE))
+    body = page.body
+    assert "data-error" not in body
+    assert body["data-chosen"].startswith("Step 1 · ")
+    assert body["data-tip"].startswith(("actor_generate", "training_step"))
+    assert body["data-bar"].startswith("Step 4: ")
+    assert "actor_generate 6" in body["data-shares"]
+    assert int(body["data-zoomed"]) < int(body["data-before"]) == int(body["data-fitted"]) == 5
+    assert body["data-opened"].startswith("Step 4 · ")
+    in_tables = [text for text in page.text().split() if text == "actor_update"]
+    assert len(in_tables) > len(re.findall("actor_update", Page(source_of(spans)).text()))
+
+
+def test_hostile_names_are_text_and_nothing_else(tmp_path: Path, browse: Browse) -> None:
+    rows = [
+        *grpo_rows(3),
+        Row(EVIL, "stage", 2, 2_000_000, 3_000_000, MAIN, counters={EVIL: 1.0}, id=900),
+        Row(EVIL, "region", 2, 2_100_000, 2_900_000, MAIN, parent=900, id=901),
+    ]
+    head = header(
+        host=EVIL, device=EVIL, config={EVIL: {EVIL: EVIL}}, versions={EVIL: EVIL}, role=EVIL
+    )
+    notes = [(0, "warning", EVIL), (0, "info", EVIL)]
+    write_rank(tmp_path / "run", head, rows, notes=notes, threads={MAIN: EVIL}, status=EVIL)
+    spans = load(tmp_path / "run")
+    tables = {**tables_of(spans), EVIL: Table(EVIL, (Column(EVIL, "text"),), [(EVIL,)], EVIL)}
+    source = render_report(spans, tables, EVIL)
+    assert "<img" not in source
+    assert "\u2028" not in str(re.search(r"<script[^>]*json.*?</script>", source, re.S))
+    assert EVIL in data_of(source)["timeline"]["names"]
+    # Without the policy too: it is the second wall, not the only one.
+    for page in (browse(source), browse(poked(source, "document.body.dataset.poked = '1'"))):
+        assert page.find("img") == []
+        assert "data-evil" not in page.body
+        assert "data-error" not in page.body
+        assert page.body["data-drawn"] == "shares timeline"
+        assert EVIL in page.text()
+    assert page.body["data-poked"] == "1"
+
+
+@contextmanager
+def counting_server() -> Iterator[tuple[str, list[str]]]:
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_policy_forbids_every_request_and_every_other_script(
+    tmp_path: Path, browse: Browse
+) -> None:
+    source = source_of(grpo_run(tmp_path / "run", steps=3))
+    with counting_server() as (address, asked):
+        added = f"<img src={address}/i><link rel=stylesheet href={address}/c>"
+        added += f"<iframe src={address}/f></iframe>"
+        added += f"<script src={address}/s></script><script>document.body.dataset.evil=1</script>"
+        page = browse(source.replace("</main>", f"{added}</main>"))
+        assert asked == []
+        assert "data-evil" not in page.body
+        assert page.body["data-drawn"] == "shares timeline"
+        page = browse(poked(source.replace("</main>", f"{added}</main>"), ""))
+        assert sorted(asked) == ["/c", "/f", "/i", "/s"]  # so the test can fail
+        assert page.body["data-evil"] == "1"
+
+
+def test_nothing_in_the_file_points_outside(tmp_path: Path) -> None:
+    source = source_of(grpo_run(tmp_path / "run", steps=3, ranks=2))
+    page = Page(source)
+    links = {a[key] for _, a in page.elements for key in ("src", "href", "action") if key in a}
+    assert links == {"data:,"}
+    assert re.findall(r"url\((?!#)|@import|https?://(?!www\.w3\.org/2000/svg)", source) == []
+
+
+def test_a_run_without_steps_is_still_a_page(tmp_path: Path, browse: Browse) -> None:
+    write_rank(tmp_path / "run", header(0, 2), [], status=None)
+    page = browse(source_of(load(tmp_path / "run")))
+    assert page.body["data-drawn"] == ""
+    assert "data-error" not in page.body
+    text = page.text()
+    assert text.count("no step was recorded to its end") == 1
+    assert "of 2 ranks, these wrote no trace: 1" in text
+    assert "its file just stops" in text
+
+
+def test_an_interrupted_step_is_drawn_and_named(tmp_path: Path, browse: Browse) -> None:
+    run = tmp_path / "run"
+    whole = grpo_rows(4)
+    write_rank(run, header(0, 2), whole)
+    cut = [row for row in grpo_rows(4, 1) if not (row.step == 4 and row.kind != "stage")]
+    write_rank(run, header(1, 2, host="node-b"), cut[:-1], status=None)
+    script = "const s = document.getElementById('step'); s.value = '3';"
+    script += "s.dispatchEvent(new Event('change'));"
+    page = browse(poked(source_of(load(run)), script))
+    assert "data-error" not in page.body
+    assert "not ended by rank 1" in page.text()
+    assert "as hosts' clocks are not calibrated" in page.text()
+
+
+def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
+    spans = spans_of(tmp_path / "run", grpo_rows(3))
+    own = Table("mine", (Column("what", "text"), Column("speed", "number", "MB/s")), [("a", 1.5)])
+    empty = Table("none", (Column("what", "text"),))
+    page = Page(render_report(spans, {"mine": own, "none": empty, **tables_of(spans)}, "x"))
+    assert titles_of(page.source)[-2:] == ["Mine", "The run"]
+    assert "MB/s" in page.text()
+
+
+def test_a_page_needs_no_table(tmp_path: Path) -> None:
+    spans = grpo_run(tmp_path / "run", steps=3, ranks=2)
+    steps, coverage = analysis.steps(spans), analysis.coverage(spans)
+    assert titles_of(render_report(spans, {}, "x")) == ["Inside a step", "The run"]
+    assert titles_of(render_report(spans, {"steps": steps}, "x")) == [
+        "Stages over the steps",
+        "Inside a step",
+        "Stages by rank",
+        "The run",
+    ]
+    both = render_report(spans, {"steps": steps, "coverage": coverage}, "x")
+    assert titles_of(both)[-2:] == ["Ranks", "The run"]
+    assert "Outside steps, in no bar: 0 ns per rank." in Page(both).text()
+
+
+def test_a_report_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = grpo_run(tmp_path / "a\udcffb", steps=3)
+    path = tmp_path / "report.html"
+    write_report(spans, tables_of(spans), "one", path)
+    first = path.read_bytes()
+    assert b"a?b" in first
+
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:99])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        write_report(spans, tables_of(spans), "two", path)
+    assert path.read_bytes() == first
+    assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == ["report.html"]
