@@ -67,12 +67,12 @@ def _analysed(name: str) -> _Read:
     """Answer one analysis out of the cache, as the command does."""
     import duckdb  # noqa: F401
 
-    from lightning_rlprof.analysis import NAMED
+    from lightning_rlprof.analysis.catalog import ANALYSES
     from lightning_rlprof.store.open_run import open_run
     from lightning_rlprof.system.memory_trim import keep_freed
 
     keep_freed()
-    analysis = NAMED[name]
+    analysis = ANALYSES[name].run
     return lambda path: len(analysis(open_run(path)).rows)
 
 

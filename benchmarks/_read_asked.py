@@ -11,7 +11,7 @@ from _peers import Run, alone
 from _read_columns import QUESTIONS, write_spans
 from _read_parse import BAND
 
-from lightning_rlprof.analysis import NAMED
+from lightning_rlprof.analysis.catalog import ANALYSES
 
 __all__ = ["Asked", "ask_columns", "ask_trace", "report"]
 
@@ -51,8 +51,8 @@ def ask_trace(path: Path, rounds: int) -> Asked:
     """Ask every analysis of one trace out of its cache, each in a process of its own."""
     alone("rlprof", [path])
     asked = Asked(f"{path.parent.name}, out of its cache")
-    asked.limits = dict.fromkeys(NAMED, (_WARM_S, None))
-    _ask(asked, {name: f"analysis:{name}" for name in NAMED}, path, rounds)
+    asked.limits = dict.fromkeys(ANALYSES, (_WARM_S, None))
+    _ask(asked, {name: f"analysis:{name}" for name in ANALYSES}, path, rounds)
     return asked
 
 

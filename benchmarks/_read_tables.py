@@ -12,11 +12,11 @@ from _read_parse import BAND
 from _read_spans import complete_table
 
 from lightning_rlprof.analysis.stages.overviews import (
-    background,
-    coverage,
-    device,
-    ranks,
+    background_stages,
+    host_vs_device,
+    rank_status,
     regions,
+    slowest_ranks,
     steps,
 )
 from lightning_rlprof.analysis.stages.stage_times import stages
@@ -32,12 +32,12 @@ TABLES: dict[str, Callable[[Spans], Table]] = {
     "stages": stages,
     "stages per rank": partial(stages, per_rank=True),
     "steps": steps,
-    "ranks": ranks,
+    "slowest_ranks": slowest_ranks,
     "gaps": gaps,
     "regions": regions,
-    "background": background,
-    "coverage": coverage,
-    "device": device,
+    "background_stages": background_stages,
+    "rank_status": rank_status,
+    "host_vs_device": host_vs_device,
 }
 """Every table that is made of stages."""
 

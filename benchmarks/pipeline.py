@@ -19,7 +19,7 @@ from _cost import STEPS, large, reported
 from _measure import Bound, options, verdict
 
 from lightning_rlprof.analysis.comparison.compare import compare
-from lightning_rlprof.analysis.critical_path.critical_path import path
+from lightning_rlprof.analysis.critical_path.critical_path import critical_path
 from lightning_rlprof.analysis.critical_path.replay import OWN, longest, replay
 from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
 from lightning_rlprof.analysis.whatif.whatif import whatif
@@ -53,7 +53,7 @@ def with_itself(spans: Spans) -> object:
 
 
 VERDICTS: Mapping[str, tuple[Callable[[Spans], object], tuple[int, int]]] = {
-    "path": (path, (10, 4)),
+    "critical_path": (critical_path, (10, 4)),
     "whatif": (whatif, (10, 4)),
     "compare": (with_itself, (6, 2)),
 }

@@ -1,12 +1,12 @@
-"""Show where the GPU-seconds of an RL training step go, who makes the others wait, what to change.
+"""Profile RL post-training: where GPU time goes, which rank slows the others, what to fix first.
 
 Two lines record a run::
 
     from lightning_rlprof import ProfilerCallback
     trainer = Trainer(callbacks=[ProfilerCallback()])
 
-and ``rlprof summary profiler_data`` reads it. Names are imported when they are first used, so that
-the command line starts without torch and training pays for no reader.
+and ``rlprof summary profiler_data`` reads it. Names are imported on first use: the command line
+starts without torch, and a training loads no reader.
 """
 
 from importlib import import_module
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError, TraceError
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
     from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
     from lightning_rlprof.integrations.ray import ray_runtime_env
@@ -23,15 +24,20 @@ if TYPE_CHECKING:
     from lightning_rlprof.recording.recorders.base import Recorder
     from lightning_rlprof.recording.start import start_session
     from lightning_rlprof.records.records import STAGES, Span
-    from lightning_rlprof.run import load
+    from lightning_rlprof.run import Run, load
 
 __all__ = [
     "STAGES",
+    "ConfigError",
     "ProfilerCallback",
     "ProfilerConfig",
     "Recorder",
+    "RecorderError",
+    "RlprofError",
+    "Run",
     "Span",
     "StageMetrics",
+    "TraceError",
     "annotate",
     "count",
     "gather_timings",
@@ -47,24 +53,29 @@ __all__ = [
 ]
 
 _HOME = {
-    "STAGES": "model",
-    "ProfilerCallback": "callbacks.profiler",
-    "ProfilerConfig": "config.profiler",
-    "Recorder": "recorders.base",
-    "Span": "model",
-    "StageMetrics": "callbacks.metrics",
-    "annotate": "marking",
-    "count": "marking",
-    "gather_timings": "timings",
-    "load": "notebook",
-    "log_memory": "memory_log",
-    "log_memory_around": "memory_log",
-    "mark": "marking",
-    "ray_runtime_env": "ray",
-    "reduce_timings": "timings",
-    "stage": "marking",
-    "start_session": "run",
-    "tail_ratio": "timings",
+    "ConfigError": "errors",
+    "ProfilerCallback": "integrations.lightning.profiler_callback",
+    "ProfilerConfig": "config.profiler_config",
+    "Recorder": "recording.recorders.base",
+    "RecorderError": "errors",
+    "RlprofError": "errors",
+    "Run": "run",
+    "STAGES": "records.records",
+    "Span": "records.records",
+    "StageMetrics": "integrations.lightning.stage_metrics",
+    "TraceError": "errors",
+    "annotate": "recording.annotations",
+    "count": "recording.annotations",
+    "gather_timings": "recording.rank_timings",
+    "load": "run",
+    "log_memory": "recording.memory_log",
+    "log_memory_around": "recording.memory_log",
+    "mark": "recording.annotations",
+    "ray_runtime_env": "integrations.ray",
+    "reduce_timings": "recording.rank_timings",
+    "stage": "recording.annotations",
+    "start_session": "recording.start",
+    "tail_ratio": "recording.rank_timings",
 }
 
 

@@ -6,7 +6,34 @@ from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 
-from lightning_rlprof import analysis
+from lightning_rlprof.analysis.collectives import communication
+from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
+from lightning_rlprof.analysis.critical_path.critical_path import critical_path
+from lightning_rlprof.analysis.device.device_counters import device_counters
+from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
+from lightning_rlprof.analysis.device.kernels import kernels
+from lightning_rlprof.analysis.device.launches import launches
+from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
+from lightning_rlprof.analysis.efficiency.matmuls import matmuls
+from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.findings.data_quality import data_quality
+from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.memory import memory, memory_timeline
+from lightning_rlprof.analysis.operators.costs import modules, operators
+from lightning_rlprof.analysis.stages.overviews import (
+    background_stages,
+    host_vs_device,
+    rank_status,
+    regions,
+    slowest_ranks,
+    steps,
+)
+from lightning_rlprof.analysis.stages.stage_times import headline, stages
+from lightning_rlprof.analysis.stages.untraced_gaps import gaps
+from lightning_rlprof.analysis.stragglers.stragglers import stragglers
+from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.store.open_run import open_run
 from lightning_rlprof.store.run_store import ask
 from lightning_rlprof.tables.spans import Spans
@@ -22,37 +49,42 @@ class Run(Spans):
         >>> run.stages(per_rank=True).to_pandas()             # doctest: +SKIP
     """
 
-    background = analysis.background
-    breakdown = analysis.breakdown
-    communication = analysis.communication
-    compare = analysis.compare
-    counter_statistics = analysis.counters
-    coverage = analysis.coverage
-    critical_path = analysis.path
-    device = analysis.device
-    device_path = analysis.device_path
-    findings = analysis.findings
-    gaps = analysis.gaps
-    headline = analysis.headline
-    idle = analysis.idle
-    integrity = analysis.integrity
-    kernels = analysis.kernels
-    launches = analysis.launches
-    ledger = analysis.ledger
-    matmuls = analysis.matmuls
-    memory = analysis.memory
-    memory_timeline = analysis.memory_timeline
-    modules = analysis.modules
-    operators = analysis.operators
-    overlap = analysis.overlap
-    regions = analysis.regions
-    slowest_ranks = analysis.ranks
-    stages = analysis.stages
-    steps = analysis.steps
-    stragglers = analysis.stragglers
-    throughput = analysis.throughput
-    trace_diff = analysis.trace_diff
-    whatif = analysis.whatif
+    background_stages = background_stages
+    breakdown = breakdown
+    communication = communication
+    compare = compare
+    critical_path = critical_path
+    data_quality = data_quality
+    device_counters = device_counters
+    device_critical_path = device_critical_path
+    findings = findings
+    gaps = gaps
+    headline = headline
+    host_vs_device = host_vs_device
+    idle = idle
+    kernels = kernels
+    launches = launches
+    ledger = ledger
+    matmuls = matmuls
+    memory = memory
+    memory_timeline = memory_timeline
+    modules = modules
+    operators = operators
+    overlap = overlap
+    rank_status = rank_status
+    regions = regions
+    slowest_ranks = slowest_ranks
+    stages = stages
+    steps = steps
+    stragglers = stragglers
+    throughput = throughput
+    trace_diff = trace_diff
+    whatif = whatif
+
+    @classmethod
+    def of(cls, spans: Spans) -> "Run":
+        """Return a run with the spans, tables and notes of ``spans``; nothing is copied."""
+        return cls(**{each.name: getattr(spans, each.name) for each in fields(Spans)})
 
     def table(self, name: str) -> Table:
         """Read a table as `Spans.table` does, once: it stays in memory with this object."""
@@ -103,5 +135,4 @@ def load(
     Raises:
         TraceError: Nothing there can be read; the text says why.
     """
-    spans = open_run(path, progress=progress, leave=leave)
-    return Run(**{each.name: getattr(spans, each.name) for each in fields(Spans)})
+    return Run.of(open_run(path, progress=progress, leave=leave))

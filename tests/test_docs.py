@@ -16,10 +16,10 @@ import yaml
 from lightning_rlprof.cli.app import app
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
+from tests.places import ROOT, SHARED_DATA
 
-ROOT = Path(__file__).parents[1]
 PAGES = [path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.is_file()]
-REAL = ROOT.parent / "shared" / "data" / "kineto" / "h100_qwen1.5-0.5b.json.gz"
+REAL = SHARED_DATA / "kineto" / "h100_qwen1.5-0.5b.json.gz"
 FLAGS = re.MULTILINE | re.DOTALL
 FENCE = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^\1```", FLAGS)
 

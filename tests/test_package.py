@@ -3,14 +3,14 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 import lightning_rlprof
+from tests.places import ROOT
 
-TOP = Path(__file__).parent.parent
+TOP = ROOT
 UNTESTED = {"torch", "torch_npu", "ray", "reasoning-gym"}
 
 

@@ -4,17 +4,14 @@ import dataclasses
 from pathlib import Path
 
 import lightning_rlprof
-from lightning_rlprof import analysis
+from lightning_rlprof.analysis.catalog import ANALYSES
+from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.analysis.stages.stage_times import headline, stages
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.run import Run
 from lightning_rlprof.testing import make_header
 
 MS = 1_000_000
-_RENAMED = {
-    "ranks": "slowest_ranks",
-    "counters": "counter_statistics",
-    "path": "critical_path",
-}
 
 
 def recorded(path: Path) -> Run:
@@ -32,11 +29,11 @@ def recorded(path: Path) -> Run:
 def test_every_analysis_is_a_method_with_the_same_answer(tmp_path: Path) -> None:
     run = recorded(tmp_path)
 
-    for name, function in analysis.NAMED.items():
-        assert getattr(run, _RENAMED.get(name, name))() == function(run), name
-    assert run.stages(per_rank=True) == analysis.stages(run, per_rank=True)
-    assert run.headline() == analysis.headline(run)
-    assert run.compare(run) == analysis.compare(run, run)
+    for name, each in ANALYSES.items():
+        assert getattr(run, name)() == each.run(run), name
+    assert run.stages(per_rank=True) == stages(run, per_rank=True)
+    assert run.headline() == headline(run)
+    assert run.compare(run) == compare(run, run)
 
 
 def test_a_run_stays_one_when_a_part_is_replaced(tmp_path: Path) -> None:

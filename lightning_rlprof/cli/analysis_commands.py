@@ -50,15 +50,15 @@ def analysis(
 
     Example: rlprof show RUN breakdown
     """
-    from lightning_rlprof.analysis import NAMED
+    from lightning_rlprof.analysis.catalog import ANALYSES
 
     if name is None:
         _list(run, as_json=as_json)
         return
-    if name not in NAMED:
-        raise RlprofError(f"{name}: is no analysis (there are: {', '.join(NAMED)})")
+    if name not in ANALYSES:
+        raise RlprofError(f"{name}: is no analysis (there are: {', '.join(ANALYSES)})")
     spans = opened(run)
-    table = _told(NAMED[name], spans, rank)
+    table = _told(ANALYSES[name].run, spans, rank)
     if as_json:
         shown = replace(table, rows=list(table.rows[:rows]))
         put_json(facts(spans) | {"tables": [shown.to_dict()]})
@@ -76,20 +76,15 @@ def _print(spans: "Spans", table: "Table", rows: int) -> None:
 
 
 def _list(run: Run, *, as_json: bool) -> None:
-    from lightning_rlprof.analysis import NAMED
+    from lightning_rlprof.analysis.catalog import CATALOG
 
-    answers = {name: _answer(each.__doc__ or "") for name, each in NAMED.items()}
+    answers = {each.name: each.answers for each in CATALOG}
     if as_json:
         put_json(answers)
         return
     for name, text in answers.items():
         say(f"{name:16} {text}")
     next_command("rlprof", "show", run, "stages")
-
-
-def _answer(doc: str) -> str:
-    """Return the line of a docstring that says what comes out, as plain text."""
-    return doc.partition("\n")[0].replace("`", "").rstrip(".")
 
 
 def _told(function: "Callable[..., Table]", spans: "Spans", rank: int | None) -> "Table":
@@ -115,10 +110,11 @@ _STYLES = {"ok": "green", "doubt": "yellow", "unknown": "dim"}
 
 def findings(run: Run, as_json: Json = False) -> None:
     """Say what is worth acting on, with its price, its evidence, and what would refute it."""
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.findings.data_quality import data_quality
+    from lightning_rlprof.analysis.findings.findings import findings as findings_table
 
     spans = opened(run)
-    sheet, found = analysis.integrity(spans), analysis.findings(spans)
+    sheet, found = data_quality(spans), findings_table(spans)
     if as_json:
         put_json(facts(spans) | {"tables": [sheet.to_dict(), found.to_dict()]})
         return
@@ -206,10 +202,10 @@ def _facts(spans: "Spans", book: "Book") -> dict[str, object]:
 
 def stragglers(run: Run, as_json: Json = False) -> None:
     """Name the ranks that make the others wait, or say why nobody can be named."""
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.stragglers.stragglers import stragglers as stragglers_table
 
     spans = opened(run)
-    table = analysis.stragglers(spans)
+    table = stragglers_table(spans)
     tell(spans, table, "who makes the others wait", as_json=as_json, follow=("report", run))
 
 
@@ -225,7 +221,7 @@ def path(
     Where steps overlap, also the cycle that their rate hangs on.
     """
     from lightning_rlprof.analysis.critical_path.bottleneck_cycle import cycle
-    from lightning_rlprof.analysis.critical_path.critical_path import path as analysis
+    from lightning_rlprof.analysis.critical_path.critical_path import critical_path as analysis
     from lightning_rlprof.report.terminal import render
 
     spans = opened(run)
@@ -258,11 +254,11 @@ _HOW = {
 
 def memory(run: Run, as_json: Json = False) -> None:
     """Show how much memory each stage took on each rank, and the files that say more."""
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.memory import memory as memory_table
     from lightning_rlprof.report.terminal import render
 
     spans = opened(run)
-    table, files = analysis.memory(spans), _files(spans)
+    table, files = memory_table(spans), _files(spans)
     if as_json:
         problems = [problem._asdict() for problem in spans.problems]
         tables = [table.to_dict()]
@@ -311,11 +307,11 @@ def throughput(
     """Show tokens and samples per second of each stage, and MFU where FLOPs are stated."""
     _check("--parameters", parameters, "7.6e9")
     _check("--peak-tflops", peak_tflops, "989")
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.efficiency.throughput import throughput as throughput_table
     from lightning_rlprof.report.terminal import render
 
     spans = opened(run)
-    table = analysis.throughput(spans, parameters=parameters, peak_tflops=peak_tflops)
+    table = throughput_table(spans, parameters=parameters, peak_tflops=peak_tflops)
     if as_json:
         put_json(facts(spans) | {"tables": [table.to_dict()]})
         return

@@ -86,10 +86,10 @@ def _compare_runs(a: Path, b: Path, as_json: bool, markdown: bool, fail_over: st
     if as_json and markdown:
         raise RlprofError("--json and --markdown: one of them can be printed; leave one out")
     before, after = opened(a), opened(b)
-    from lightning_rlprof import analysis
     from lightning_rlprof.analysis.comparison.comparability import comparability
+    from lightning_rlprof.analysis.comparison.compare import compare as compare_table
 
-    table, alike = analysis.compare(before, after), comparability(before, after)
+    table, alike = compare_table(before, after), comparability(before, after)
     gate = None if limit is None else _gate(table, alike, limit)
     if as_json:
         put_json(_facts(before, after, table, alike, gate))

@@ -52,11 +52,11 @@ def opened(path: Path) -> "Spans":
 
 def facts(spans: "Spans") -> dict[str, Any]:
     """Return what JSON says of a run before its tables."""
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.stages.stage_times import headline
 
     return {
         "run": str(spans.path),
-        "headline": analysis.headline(spans),
+        "headline": headline(spans),
         "ranks": list(spans.ranks),
         "problems": [problem._asdict() for problem in spans.problems],
         "notes": [note._asdict() for note in spans.notes],

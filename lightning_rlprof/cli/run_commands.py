@@ -45,11 +45,12 @@ def summary(
 ) -> None:
     """Show where the time of a step went."""
     spans = opened(run)
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.catalog import CATALOG
+    from lightning_rlprof.analysis.stages.stage_times import stages
 
     if as_json:
-        tables = [each(spans) for each in analysis.ALL]
-        tables += [analysis.stages(spans, per_rank=True)] if per_rank else []
+        tables = [each(spans) for each in [each.run for each in CATALOG if each.summary]]
+        tables += [stages(spans, per_rank=True)] if per_rank else []
         put_json(facts(spans) | {"tables": [table.to_dict() for table in tables]})
         return
     describe(spans)
@@ -62,17 +63,18 @@ def report(run: Run, output: Output = None, force: Force = False) -> None:
     """Write one HTML file with the run's tables, timeline and set-up."""
     spans = opened(run)
     path = destination(output, spans.path, "report.html", force=force)
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.catalog import CATALOG
+    from lightning_rlprof.analysis.stages.stage_times import headline
     from lightning_rlprof.report.html.page import write_report
 
     with bar("Analysing") as step:
         tables = {}
-        for done, each in enumerate(analysis.REPORTED, start=1):
+        for done, each in enumerate([each.run for each in CATALOG if each.report], start=1):
             table = each(spans)
             tables[table.name] = table
-            step(done, len(analysis.REPORTED))
+            step(done, len([each.run for each in CATALOG if each.report]))
     with writing(path):
-        write_report(spans, tables, analysis.headline(spans), path)
+        write_report(spans, tables, headline(spans), path)
     doubts(spans)
     wrote(path)
     next_command("rlprof", "trace", run)
@@ -104,15 +106,15 @@ def trace(run: Run, output: Output = None, kernels: Devices = False, force: Merg
 
 def describe(spans: "Spans") -> None:
     """Show the run in a line, its stages, and the headline."""
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.stages.stage_times import headline, stages
     from lightning_rlprof.report.terminal import render
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
     devices = sorted({header.hardware for header in spans.headers.values()})
     ranks, device = _count(len(spans.ranks), "rank"), ", ".join(devices)
     say(f"{spans.path}: {ranks} on {device}, {_count(steps, 'step')}", "bold")
-    show("", render(analysis.stages(spans)), "")
-    say(analysis.headline(spans), "bold")
+    show("", render(stages(spans)), "")
+    say(headline(spans), "bold")
 
 
 def _count(number: int, word: str) -> str:
@@ -120,14 +122,21 @@ def _count(number: int, word: str) -> str:
 
 
 def _details(spans: "Spans", *, per_rank: bool) -> None:
-    from lightning_rlprof import analysis
+    from lightning_rlprof.analysis.stages.overviews import (
+        background_stages,
+        host_vs_device,
+        regions,
+        slowest_ranks,
+    )
+    from lightning_rlprof.analysis.stages.stage_times import stages
+    from lightning_rlprof.analysis.stages.untraced_gaps import gaps
     from lightning_rlprof.report.terminal import render
 
-    tables = [analysis.stages(spans, per_rank=True)] if per_rank else []
+    tables = [stages(spans, per_rank=True)] if per_rank else []
     if "device_ns" in spans.counters:
-        tables.append(analysis.device(spans))
-    tables += [each(spans) for each in (analysis.background, analysis.regions, analysis.gaps)]
-    tables += [analysis.ranks(spans)] if len(spans.ranks) > 1 else []
+        tables.append(host_vs_device(spans))
+    tables += [each(spans) for each in (background_stages, regions, gaps)]
+    tables += [slowest_ranks(spans)] if len(spans.ranks) > 1 else []
     for table in tables:
         if table.rows or table.abstained:
             show("", render(table, rows=None if "rank" in table.name else FEW))

@@ -56,7 +56,7 @@ class Session:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with Session(ProfilerConfig(), Path(folder), make_header()) as session:
         ...         session.begin_step(1)
-        ...         with marking.stage("actor_update"):
+        ...         with annotations.stage("actor_update"):
         ...             pass
         ...         session.end_step()
     """

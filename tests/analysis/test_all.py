@@ -3,24 +3,28 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof import analysis
+from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.analysis.stages.stage_times import headline
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, grpo_rows, grpo_run, loaded
 
 
 def test_each_is_named_as_its_table(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path, ranks=2)
-    assert [each.__name__ for each in analysis.ALL] == [each(spans).name for each in analysis.ALL]
+    assert [each.__name__ for each in [each.run for each in CATALOG if each.summary]] == [
+        each(spans).name for each in [each.run for each in CATALOG if each.summary]
+    ]
 
 
 @settings(max_examples=60, deadline=None)
 @given(runs(overlapping_steps=True))
 def test_none_fails_on_odd_runs(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
-    for each in analysis.ALL:
+    for each in [each.run for each in CATALOG if each.summary]:
         each(spans)
-    analysis.headline(spans)
-    analysis.compare(spans, spans)
+    headline(spans)
+    compare(spans, spans)
 
 
 COUNTED = (
@@ -35,12 +39,12 @@ def test_none_fails_on_counters_that_nothing_can_have(odd: float, other: float) 
     counters = [dict.fromkeys(COUNTED, value) for value in (odd, other)]
     rows = [row._replace(counters=counters[at % 2]) for at, row in enumerate(grpo_rows(steps=6))]
     spans = loaded(rows, rows)
-    for each in analysis.ALL:
+    for each in [each.run for each in CATALOG if each.summary]:
         each(spans)
-    analysis.compare(spans, spans)
+    compare(spans, spans)
 
 
-@pytest.mark.parametrize("each", analysis.ALL)
+@pytest.mark.parametrize("each", [each.run for each in CATALOG if each.summary])
 def test_each_is_pure(tmp_path: Path, each: object) -> None:
     spans = grpo_run(tmp_path, ranks=2)
     before = [column.copy() for column in (spans.start_ns, spans.end_ns, spans.name)]

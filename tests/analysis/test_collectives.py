@@ -10,7 +10,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +33,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import Row, loaded
+from tests.places import SHARED_DATA
 
 
 def matched(*members: tuple[int, int, int]) -> list[int]:
@@ -88,7 +88,7 @@ def test_what_is_found_is_what_was_put_in(seed: int) -> None:
     assert transfers(*columns).tolist() == [expected[at] for at in order]
 
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = SHARED_DATA
 ASCEND, TWO_RANKS = DATA / "ascend", DATA / "kineto" / "two_ranks"
 
 

@@ -7,7 +7,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from lightning_rlprof.records.records import Number
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import Row, loaded
+from tests.places import SHARED_DATA
 
 GIB = 2**30
 COLUMNS = {
@@ -150,7 +150,7 @@ def by_stage_and_rank(
     return groups
 
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = SHARED_DATA
 ASCEND = DATA / "ascend" / "text_level1_rank0"
 KINETO = DATA / "kineto" / "h100_qwen1.5-0.5b.json.gz"
 NAMES = ("rank", "device", "component", "time", "allocated", "reserved")

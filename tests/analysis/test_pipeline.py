@@ -12,8 +12,8 @@ from lightning_rlprof.analysis.critical_path.step_graph import dag
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.loaders.load import load
 from tests.builders.pipeline import CONDITIONS, ROLES, ROUNDS
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 120
 
 

@@ -1,7 +1,6 @@
 """The table of names: complete for our own, without contradictions, and forgiving in spelling."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from lightning_rlprof.analysis.time_categories import (
     paired,
 )
 from lightning_rlprof.records.records import STAGES
+from tests.places import ROOT
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -132,7 +132,7 @@ def test_kernels_are_told_by_their_names(name: str, label: str) -> None:
 
 
 def test_the_page_lists_the_same_names_under_the_same_labels() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text()
+    page = (ROOT / "docs" / "ledger.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     listed = {row[0].strip(): row[2] for row in rows if len(row) == 3}
     assert [*listed][1:] == [label.text for label in Label]  # the first row is the head

@@ -11,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+from tests.places import ROOT
+
+FOLDER = ROOT / "benchmarks"
 
 
 @pytest.fixture(scope="module")

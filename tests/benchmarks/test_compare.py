@@ -3,14 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.peers.diffs import DIFFS
+from tests.places import ROOT
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 
 
 @pytest.fixture

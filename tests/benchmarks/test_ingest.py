@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.loaders.load import load
+from tests.places import ROOT
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,13 @@
 import importlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from tests.places import ROOT
+
+FOLDER = ROOT / "benchmarks"
 
 
 @pytest.fixture(scope="module")

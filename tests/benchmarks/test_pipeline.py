@@ -3,15 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from lightning_rlprof.analysis.critical_path.step_graph import dag
 from tests.builders.scripted import Script, play
+from tests.places import ROOT
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 
 
 def test_it_prints_every_verdict_at_both_sizes() -> None:

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from lightning_rlprof import load
+from tests.places import ROOT
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 NAMES = (
     "_measure",
     "_peers",
@@ -205,7 +206,7 @@ def test_it_runs_at_a_small_size(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     read = rooms["read"]
-    monkeypatch.setattr("lightning_rlprof.analysis.NAMED", {"stages": None})
+    monkeypatch.setattr("lightning_rlprof.analysis.catalog.ANALYSES", {"stages": None})
     monkeypatch.setattr(rooms["_read_asked"], "NAMED", {"stages": None})
     words = ["--quick", "--real", str(tmp_path / "none"), "--folder", str(tmp_path)]
     file = tmp_path / "found.json"

@@ -3,13 +3,14 @@
 import importlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from tests.places import ROOT
+
+FOLDER = ROOT / "benchmarks"
 NAMES = ("_measure", "_contenders", "_timing", "spans", "torch_profiler")
 
 

@@ -2,14 +2,14 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.peers.formulas import FORMULAS
 from tests.peers.harness import CASES, OURS, TOO_SHORT, Score, scores
+from tests.places import ROOT
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 
 
 def test_it_prints_ours_beside_every_formula() -> None:

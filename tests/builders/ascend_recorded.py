@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.tables.spans import Spans
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "ascend"
+DATA = SHARED_DATA / "ascend"
 TEXT = [DATA / f"text_level1_rank{rank}" for rank in range(2)]
 DATABASE = DATA / "db_level1_rank0"
 CAPTURES = [*TEXT, DATABASE]

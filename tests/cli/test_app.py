@@ -69,10 +69,12 @@ def test_no_words_are_a_question_for_help(rlprof: Run, words: list[str]) -> None
 def test_the_command_line_reads_without_torch_or_lightning() -> None:
     code = (
         "import sys\n"
-        "from lightning_rlprof.cli import app, config, read, record\n"
-        "from lightning_rlprof import analysis\n"
+        "from lightning_rlprof.cli import app, config, run_commands\n"
+        "from lightning_rlprof.analysis import catalog\n"
         "from lightning_rlprof.loaders import load\n"
-        "from lightning_rlprof.report import html, perfetto, text\n"
+        "from lightning_rlprof.report import terminal\n"
+        "from lightning_rlprof.report.html import page\n"
+        "from lightning_rlprof.report.chrome_trace import writer\n"
         "print(sorted({'torch', 'torch_npu', 'nvtx', 'pytorch_lightning', 'lightning'}"
         " & sys.modules.keys()))"
     )

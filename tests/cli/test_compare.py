@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof import analysis
 from lightning_rlprof.analysis.comparison.comparability import comparability
+from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 from lightning_rlprof.loaders.load import load
 from tests.builders.chrome import PID, ChromeTrace
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
@@ -54,7 +55,7 @@ def test_json_holds_both_tables_and_the_score(rlprof: Run, pair: tuple[Path, Pat
     data = json.loads(rlprof("compare", a, b, "--json")[1])
     runs = load(a), load(b)
     assert (data["a"]["run"], data["b"]["run"]) == (str(a), str(b))
-    tables = analysis.compare(*runs), comparability(*runs)
+    tables = compare(*runs), comparability(*runs)
     assert data["tables"] == [_plain(table.to_dict()) for table in tables]
     assert data["comparability"] == math.prod(tables[1].column("score"))  # type: ignore[arg-type]
     assert "fail_over" not in data
@@ -199,7 +200,7 @@ def test_two_traces_are_compared_by_kernel_and_by_operator(
         data = json.loads(rlprof("compare", a, b, *options)[1])
         runs = load(a), load(b)
         assert (data["a"]["run"], data["b"]["run"]) == (str(a), str(b))
-        table = analysis.trace_diff(*runs, by=by, stage="update_actor")  # type: ignore[arg-type]
+        table = trace_diff(*runs, by=by, stage="update_actor")  # type: ignore[arg-type]
         assert data["tables"] == [_plain(table.to_dict())]
     rows = json.loads(rlprof("compare", a, b, "--by", "kernels", "--rows", 1, "--json")[1])
     assert [row[0] for row in rows["tables"][0]["rows"]] == ["copy", "others", "total"]

@@ -30,7 +30,7 @@ def test_trust_comes_first_and_each_finding_with_price_and_next_step(
 
 def test_as_json_both_tables_are_there(rlprof: Run, tmp_path: Path) -> None:
     data = json.loads(rlprof("findings", recorded(tmp_path, steps=20, slow={}), "--json")[1])
-    assert [table["name"] for table in data["tables"]] == ["integrity", "findings"]
+    assert [table["name"] for table in data["tables"]] == ["data_quality", "findings"]
     assert data["ranks"] == [0, 1, 2, 3]
 
 

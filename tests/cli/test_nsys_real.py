@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.recording.nsys.command_line import installed_version
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 NSYS = os.environ.get("RLPROF_NSYS", "")
 TRAIN = """
 import sys, time

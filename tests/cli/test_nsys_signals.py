@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.nsys.on_path import FakeNsys
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 # Says when it can be interrupted, and ends a moment after that: a second signal would get through.
 TARGET = """
 import signal, sys, time

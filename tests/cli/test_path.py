@@ -42,7 +42,7 @@ def test_of_an_asynchronous_run_the_cycle_comes_second(rlprof: Run, tmp_path: Pa
     assert "A round takes 0.07 s and 1 step, 0.07 s by step" in " ".join(out.split())
 
     tables = json.loads(rlprof("path", tmp_path / "run", "--json", "--per-sample")[1])["tables"]
-    assert [table["name"] for table in tables] == ["path", "cycle"]
+    assert [table["name"] for table in tables] == ["critical_path", "cycle"]
     assert [row[:4] for row in tables[1]["rows"]] == [["actor_generate", "own time", "rollout", 1]]
     assert tables[0]["columns"][-1]["name"] == "sample"
     on = [row for row in tables[0]["rows"] if row[7]]

@@ -8,8 +8,8 @@ import yaml
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.capture import after_step, at_stage, at_step
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "nvidia"
 FILES = sorted(FOLDER.glob("*.yaml"))
 STAGES = (

@@ -19,8 +19,9 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
 from lightning_rlprof.config.verl.key_table import SPELLINGS
 from lightning_rlprof.config.wrap_rules import WrapRule
+from tests.places import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 @pytest.fixture

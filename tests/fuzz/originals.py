@@ -14,8 +14,9 @@ from tests.builders.ascend_output import EPOCH, MAIN, DatabaseRows, TraceEvents,
 from tests.builders.chrome import ChromeTrace
 from tests.builders.nsys_export import PID, NsysExport, global_pid
 from tests.builders.runs import Row, grpo_rows, header, write_rank
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = SHARED_DATA
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 _SIZE = 60_000  # bytes kept of a real file of text
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.fuzz.bounds import Answer, TooMuchError, bounded, read
 from tests.fuzz.mutations import damage, damage_values_of
 from tests.fuzz.originals import MADE, REAL, Original
+from tests.places import ROOT
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 pytest.importorskip("zstandard", reason="the zstandard package is not installed")
@@ -127,7 +128,7 @@ def look(name: str, folder: Path) -> None:
     """Let atheris damage a file sixty times."""
     pytest.importorskip("atheris", reason="atheris is not installed: it needs x86-64 or macOS")
     words = [sys.executable, "-m", "tests.fuzz.atheris_loaders", name, "-runs=60", "-seed=1"]
-    places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    places = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     told = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
     done = subprocess.run(
         words, cwd=folder, env=told, check=False, capture_output=True, text=True, timeout=120

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.ray import ray_runtime_env
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[1]
 ON: dict[str, Any] = {"tools": ["nsight"], "steps": [2, 5]}
 TRACE = {"trace": "cuda,nvtx,cublas,ucx", "cuda-memory-usage": "true", "cuda-graph-trace": "graph"}
 

@@ -15,8 +15,8 @@ import pytest
 
 from lightning_rlprof.records.run_directory import RankTrace, read_trace
 from tests.doubles.nsys.on_path import FakeNsys
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[1]
 RANKS = {"good": 0, "early": 1, "empty": 2, "killed": 3}
 
 pytestmark = [

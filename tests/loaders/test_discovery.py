@@ -19,8 +19,9 @@ from tests.builders.chrome import AFTER, BASE, ChromeTrace
 from tests.builders.ingest_traces import write_trace, write_traces
 from tests.builders.nsys_export import EPOCH, NsysExport
 from tests.builders.runs import grpo_run
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = SHARED_DATA
 
 
 def names(folder: Path) -> list[str]:
@@ -204,7 +205,7 @@ def _as_a_user() -> list[str]:
     return ["setpriv", f"--bounding-set={less}", f"--inh-caps={less}"]
 
 
-SEVERAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "kineto" / "two_ranks"
+SEVERAL_DATA = SHARED_DATA / "kineto" / "two_ranks"
 
 
 def chrome(path: Path, rank: int | None = None, late: int = 0, world: int = 0) -> Path:

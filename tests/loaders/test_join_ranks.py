@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.join_ranks import Piece, join, join_tables
 from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, Problem, RankNote, Spans, Thread
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table
 from tests.builders.runs import header
@@ -174,7 +175,7 @@ def test_tables_are_read_when_asked_and_on_the_axis_of_the_run() -> None:
 
     assert asked == []
     assert list(run.table("kernels").rows) == [(0, 3), (1, 4)]
-    assert run.sql("select count(*) as n from kernels").column("n") == [2]
+    assert Run.of(run).sql("select count(*) as n from kernels").column("n") == [2]
 
 
 def test_nothing_cannot_be_joined() -> None:

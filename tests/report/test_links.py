@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rlprof import analysis
+from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.report.chrome_trace.writer import write_trace
 from lightning_rlprof.report.html.page import render_report
 from lightning_rlprof.tables.spans import Spans
@@ -39,7 +40,10 @@ def spans() -> Spans:
 
 
 def source_of(spans: Spans) -> str:
-    tables = {table.name: table for table in (each(spans) for each in analysis.ALL)}
+    tables = {
+        table.name: table
+        for table in (each(spans) for each in [each.run for each in CATALOG if each.summary])
+    }
     return render_report(spans, tables, "headline")
 
 
@@ -80,7 +84,7 @@ def test_the_exported_trace_has_the_evidence_at_the_place_that_is_named(
     write_trace(spans, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     drawn = {(e["pid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
-    table = analysis.findings(spans)
+    table = findings(spans)
     places = [*zip(*map(table.column, ("rank", "from", "to")), strict=True)]
     assert len(places) == 2
     for rank, start, end in places:

@@ -6,6 +6,7 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.run import Run
 from lightning_rlprof.store import cache
 from lightning_rlprof.store.run_store import Store
 from tests.builders.reader import Reader
@@ -31,7 +32,7 @@ def test_a_counter_beyond_64_bits_is_a_float(run: Path) -> None:
     spans = load(run)
     counter = replace(spans).counters["tokens"]
     huge = counter._replace(values=np.array([2**70] * len(counter.rows), dtype=object))
-    found = replace(spans, counters={"n": huge}).sql("select max(n), count(n) from spans")
+    found = Run.of(replace(spans, counters={"n": huge})).sql("select max(n), count(n) from spans")
     assert list(found.rows) == [(2.0**70, len(counter.rows))]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.run import Run
 from lightning_rlprof.store import cache
 from lightning_rlprof.store.run_store import Store
 from lightning_rlprof.tables.spans import Spans
@@ -251,8 +252,9 @@ def test_every_column_of_spans_is_there(tmp_path: Path) -> None:
 
 def test_spans_in_memory_answer_the_same_and_write_nothing(run: Path) -> None:
     spans = load(run)
+    run_in_memory = Run.of(spans)
     query = "select * exclude (thread_name) from spans order by rank, id"
-    assert list(spans.sql(query).rows) == list(Store(run, load).sql(query).rows)
+    assert list(run_in_memory.sql(query).rows) == list(Store(run, load).sql(query).rows)
     assert spans.table("problems").rows == []
     shutil.rmtree(run / cache.CACHE_FOLDER)
     assert list(load(run).sql(COUNT).rows) == truth(run)
@@ -261,13 +263,13 @@ def test_spans_in_memory_answer_the_same_and_write_nothing(run: Path) -> None:
 
 def test_spans_in_memory_read_a_table_once_and_say_why_not(run: Path) -> None:
     reader = Reader()
-    spans = reader(run)
+    run_in_memory = Run.of(reader(run))
     for _ in range(2):
-        assert list(spans.sql("select sum(duration_ns) from kernels").rows) == [(5,)]
+        assert list(run_in_memory.sql("select sum(duration_ns) from kernels").rows) == [(5,)]
     assert reader.kernels == 1
     with pytest.raises(TraceError, match="table memcpy is not told: none was traced"):
-        spans.sql("from memcpy")
-    assert list(spans.sql("select 'memcpy'").rows) == [("memcpy",)]
-    assert spans.sql("from kernels").note == "a note"
+        run_in_memory.sql("from memcpy")
+    assert list(run_in_memory.sql("select 'memcpy'").rows) == [("memcpy",)]
+    assert run_in_memory.sql("from kernels").note == "a note"
     with pytest.raises(TraceError, match=r"\(there are: spans, headers, notes, problems, kernels"):
-        spans.sql("from spam")
+        run_in_memory.sql("from spam")

@@ -43,7 +43,7 @@ class _Sums(NamedTuple):
     most: Int64s
 
 
-def path(spans: Spans, *, per_rank: bool = False, per_sample: bool = False) -> Table:
+def critical_path(spans: Spans, *, per_rank: bool = False, per_sample: bool = False) -> Table:
     """Divide steady steps by what is on their longest path, longest first; beside it is slack.
 
     ``part`` is a stage's ``own time``, a ``transfer`` in it, or the ``hand-over`` of a sample or of
@@ -60,10 +60,10 @@ def path(spans: Spans, *, per_rank: bool = False, per_sample: bool = False) -> T
     """
     graph = dag(spans)
     if isinstance(graph, str):
-        return Table("path", _COLUMNS, abstained=graph)
+        return Table("critical_path", _COLUMNS, abstained=graph)
     if len(graph.steps) < FEWEST:
         text = f"{len(graph.steps)} steps can be cut, it takes {FEWEST}"
-        return Table("path", _COLUMNS, abstained=text)
+        return Table("critical_path", _COLUMNS, abstained=text)
     measured = (graph.plan, graph.ns, graph.transfer_ns, graph.offset_ns)
     laps, found = replay(*measured).lap, longest(*measured)
     sample = _samples(graph, found) if per_sample else None
@@ -72,7 +72,7 @@ def path(spans: Spans, *, per_rank: bool = False, per_sample: bool = False) -> T
     took = float(np.median(graph.wall_ns)) / 1e9
     text = f"Median of {len(graph.steps)} steps: {took:.4g} s; played again, {error:.2%} off."
     columns, rows = (*_COLUMNS, _SAMPLE), _rows(graph, sums, sample, int(laps.sum()))
-    return Table("path", columns[: 10 + per_sample], rows, f"{text} {graph.note}")
+    return Table("critical_path", columns[: 10 + per_sample], rows, f"{text} {graph.note}")
 
 
 def _rows(graph: Dag, sums: _Sums, sample: Int64s | None, laps: int) -> list[tuple[Cell, ...]]:

@@ -44,7 +44,7 @@ class _Samples:
     value: Float64s
 
 
-def counters(spans: Spans) -> Table:
+def device_counters(spans: Spans) -> Table:
     """Summarize every counter of device tools over time, as a whole and in each stage.
 
     ``mean``, ``p50`` and ``p95`` weigh each value with the time that it held: until the next sample
@@ -58,9 +58,9 @@ def counters(spans: Spans) -> Table:
     found = [each for each in read_ones if each is not None and len(each.time)]
     if not found:
         reason = " ".join(["no device tool recorded counters", *remarks])
-        return Table("counters", _COLUMNS, abstained=reason)
+        return Table("device_counters", _COLUMNS, abstained=reason)
     rows = [row for each in found for row in _rows(spans, each)]
-    return Table("counters", _COLUMNS, rows, " ".join([*remarks, _NOTE]))
+    return Table("device_counters", _COLUMNS, rows, " ".join([*remarks, _NOTE]))
 
 
 def _samples(spans: Spans, name: str, remarks: list[str]) -> _Samples | None:

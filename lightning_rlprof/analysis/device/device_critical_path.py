@@ -36,7 +36,7 @@ _Coded = tuple[Int64s, Int64s, Int64s]
 _Key = tuple[str, str | None, str | None]
 
 
-def device_path(
+def device_critical_path(
     spans: Spans, *, top: int | None = 20, ranks: Collection[int] | None = None
 ) -> Table:
     """Tell what the length of the steps hung on: host, launches, kernels, copies; sums exactly.
@@ -62,10 +62,10 @@ def device_path(
     if not totals:
         of = "" if ranks is None else f" of ranks {sorted(ranks)}"
         why = _NO_CALLS if silent else _NO_STEP if ways else _NO_WORK + of
-        return Table("device_path", _COLUMNS, abstained="; ".join([why, *remarks]))
+        return Table("device_critical_path", _COLUMNS, abstained="; ".join([why, *remarks]))
     remarks = [_summary(ways, totals), *remarks]
     remarks += [f"Of {silent} ranks no calls were recorded: they are left out."] if silent else []
-    return Table("device_path", _COLUMNS, _rows(totals, top), " ".join(remarks))
+    return Table("device_critical_path", _COLUMNS, _rows(totals, top), " ".join(remarks))
 
 
 def _all_ways(

@@ -25,13 +25,13 @@ _ROUGH_NS = 1_000_000  # what times of two ranks may be off before it is a doubt
 _Row = tuple[str, str, str]
 
 
-def integrity(spans: Spans) -> Table:
+def data_quality(spans: Spans) -> Table:
     """Return what must be known before a number of this run is believed, a row per check.
 
     ``state`` is "ok", "doubt", or "unknown" where the run cannot tell.
     """
     checks = (_ranks, _ends, _steps, _events, _kernels, _clocks, _graphs, _mfu, _cost)
-    return Table("integrity", _COLUMNS, [row for check in checks for row in check(spans)])
+    return Table("data_quality", _COLUMNS, [row for check in checks for row in check(spans)])
 
 
 def _ranks(spans: Spans) -> Iterator[_Row]:

@@ -94,7 +94,7 @@ _NOTE = (
 )
 
 
-def ranks(spans: Spans) -> Table:
+def slowest_ranks(spans: Spans) -> Table:
     """Name per stage the rank with the most exclusive time per step, beside others that run it.
 
     Abstains with one rank. With fewer than three steps no rank is named.
@@ -103,11 +103,13 @@ def ranks(spans: Spans) -> Table:
     choice = counted(spans, cut.steps)
     numbers, count = np.unique(spans.rank[cut.steps][choice.mask], return_counts=True)
     if len(numbers) < 2:
-        return Table("ranks", _COLUMNS, abstained="ranks are compared where two or more have steps")
+        return Table(
+            "slowest_ranks", _COLUMNS, abstained="ranks are compared where two or more have steps"
+        )
     fewest = int(count.min())
     if fewest < FEWEST:
         reason = f"a rank has {fewest} steps, too few to compare ranks ({FEWEST} needed)"
-        return Table("ranks", _COLUMNS, abstained=reason)
+        return Table("slowest_ranks", _COLUMNS, abstained=reason)
     totals = _totals(spans, cut, choice, numbers)
     means = totals // count[:, None]
     rows: list[tuple[Cell, ...]] = []
@@ -122,7 +124,7 @@ def ranks(spans: Spans) -> Table:
         own = int(means[worst, code])
         ratio = own / others if others else None
         rows.append((name, int(numbers[worst]), own, others, ratio, fewest))
-    return Table("ranks", _COLUMNS, rows, f"{choice.note} {_NOTE}".strip())
+    return Table("slowest_ranks", _COLUMNS, rows, f"{choice.note} {_NOTE}".strip())
 
 
 def _totals(spans: Spans, cut: Partition, choice: Counted, ranks: Int64s) -> Int64s:
@@ -145,7 +147,7 @@ _COVERAGE_COLUMNS = (
 )
 
 
-def coverage(spans: Spans) -> Table:
+def rank_status(spans: Spans) -> Table:
     """List the ranks; ``in steps`` and ``outside steps`` add up to first event to last exactly."""
     cut = partition(spans)
     cells = cut.cells(spans)
@@ -161,7 +163,7 @@ def coverage(spans: Spans) -> Table:
         took = int(inside[rank])
         times = (took, last - first - took)
         rows.append((rank, header.host, header.hardware, len(mine), steps, *times, ended))
-    return Table("coverage", _COVERAGE_COLUMNS, rows)
+    return Table("rank_status", _COVERAGE_COLUMNS, rows)
 
 
 _DEVICE_COLUMNS = (
@@ -180,7 +182,7 @@ _DEVICE_NOTE = (
 _COUNTER = "device_ns"
 
 
-def device(spans: Spans) -> Table:
+def host_vs_device(spans: Spans) -> Table:
     """Compare per stage the mean host time of a span with the mean device time of the same spans.
 
     ``measured`` counts the spans that have a device time, ``count`` all of them; means are over the
@@ -190,7 +192,7 @@ def device(spans: Spans) -> Table:
     """
     if _COUNTER not in spans.counters:
         reason = "no device time was recorded: it takes an accelerator, and device_time not false"
-        return Table("device", _DEVICE_COLUMNS, abstained=reason)
+        return Table("host_vs_device", _DEVICE_COLUMNS, abstained=reason)
     steps = spans.rows(kind="step")
     choice = counted(spans, steps)
     rows = spans.rows(kind="stage")
@@ -200,7 +202,7 @@ def device(spans: Spans) -> Table:
     known = np.isin(at, rows)
     at, nanoseconds = at[known], nanoseconds[known]
     lines = _lines(spans, rows, at, nanoseconds)
-    return Table("device", _DEVICE_COLUMNS, lines, f"{choice.note} {_DEVICE_NOTE}".strip())
+    return Table("host_vs_device", _DEVICE_COLUMNS, lines, f"{choice.note} {_DEVICE_NOTE}".strip())
 
 
 def _lines(spans: Spans, rows: Int64s, at: Int64s, device_ns: Int64s) -> list[tuple[Cell, ...]]:
@@ -231,7 +233,7 @@ _STATISTICS = (
 _OUTSIDE = "outside steps"
 
 
-def background(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
+def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Sum stages of other threads than the training's (``in background``) or ``outside steps``.
 
     They run beside the steps, so they have no share of them. A span belongs where it starts.
@@ -244,7 +246,7 @@ def background(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         (name, _OUTSIDE if outside else "in background", *cells)
         for name, outside, cells in _sums(spans, steps, choice, rows)
     ]
-    return Table("background", columns, table, choice.note)
+    return Table("background_stages", columns, table, choice.note)
 
 
 def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:

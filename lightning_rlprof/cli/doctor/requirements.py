@@ -11,15 +11,14 @@ _ANSWERS_S = 180.0
 # The recorders themselves say what they cannot do here, as they would in a training.
 _BUILD = """
 import json
-from importlib import import_module
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.recorders.registry import recorder_names, unmet
+from lightning_rlprof.recording.recorders.registry import build_recorder, recorder_names, unmet
 from lightning_rlprof.recording.start import make_header
 config, device = ProfilerConfig.model_validate(json.loads(sys.argv[1])), sys.argv[2]
 header, refused = make_header(config, "doctor", 0, 1, device), {}
 for name in recorder_names(config, device):
     try:
-        import_module(f"lightning_rlprof.recording.recorders.{name}").build(config, header)
+        build_recorder(name, config, header)
         refused[name] = ""
     except Exception as error:
         refused[name] = str(error) or type(error).__name__

@@ -29,12 +29,21 @@ from lightning_rlprof.tables.table import Table
 _SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
 
 # Not missed where the run has nothing for them.
-_OPTIONAL = {"breakdown", "communication", "device", "idle", "memory", "overlap", "path", "whatif"}
+_OPTIONAL = {
+    "breakdown",
+    "communication",
+    "host_vs_device",
+    "idle",
+    "memory",
+    "overlap",
+    "critical_path",
+    "whatif",
+}
 # These stand before the charts.
-_LEADS = ("integrity", "findings", "ledger", "stragglers", "path", "whatif", "stages")
+_LEADS = ("data_quality", "findings", "ledger", "stragglers", "critical_path", "whatif", "stages")
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
-    "integrity": (
+    "data_quality": (
         "How far this can be trusted",
         "What is missing, cut off, hidden, not aligned, or our own doing.",
     ),
@@ -52,7 +61,10 @@ _SECTIONS = {
         "Ranks of one role compared at equal work, step by step; “lost by others” is what all of "
         "them waited for that rank.",
     ),
-    "path": ("On the critical path", "What the length of a step depends on, and slack beside it."),
+    "critical_path": (
+        "On the critical path",
+        "What the length of a step depends on, and slack beside it.",
+    ),
     "whatif": (
         "What a change would buy",
         "Steps replayed after one edit; low and high bound the prediction with 95 % confidence.",
@@ -62,7 +74,7 @@ _SECTIONS = {
         "“share” and “total” are exclusive and add up to the steps, summed over ranks; "
         "“mean” to “max” are whole spans, with what is nested in them.",
     ),
-    "device": (
+    "host_vs_device": (
         "Host and device",
         "How long the host and the device took for the same stages, whole spans.",
     ),
@@ -80,7 +92,7 @@ _SECTIONS = {
         "Collectives across ranks",
         "Transfer is the shortest duration of a meeting, wait is what the others took beyond it.",
     ),
-    "ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
+    "slowest_ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
     "steps": (
         "Stages by rank",
         "Exclusive time per step, the mean of the complete ones. Shaded: above the median rank; "
@@ -91,7 +103,7 @@ _SECTIONS = {
         "Regions",
         "Parts of a step that are no stages. They lie in one another: shares do not add up.",
     ),
-    "background": (
+    "background_stages": (
         "Stages beside the steps",
         "On other threads than the one that trains, or outside steps; no share of a step.",
     ),
@@ -100,7 +112,7 @@ _SECTIONS = {
         "The highest of every stage on every rank, over the spans of captures; rlprof memory also "
         "lists the files that say more.",
     ),
-    "coverage": ("Ranks", "What every rank recorded, in steps and outside of them."),
+    "rank_status": ("Ranks", "What every rank recorded, in steps and outside of them."),
 }
 
 
@@ -109,9 +121,9 @@ def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> s
 
     Args:
         spans: The run; the timeline, the set-up and what is missing come from it.
-        tables: Answers by the name of their analysis. ``stages``, ``steps``, ``ranks``,
-            ``gaps``, ``regions``, ``background`` and ``coverage`` have their place on the page;
-            others follow them under their own name.
+        tables: Answers by the name of their analysis. ``stages``, ``steps``, ``gaps``,
+            ``slowest_ranks``, ``regions``, ``background_stages`` and ``rank_status`` have their
+            place on the page; others follow them under their own name.
         headline: The one sentence to remember.
 
     Example::
@@ -120,11 +132,11 @@ def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> s
         tables = {
             "stages": stages(spans),
             "steps": steps(spans),
-            "ranks": ranks(spans),
+            "slowest_ranks": slowest_ranks(spans),
             "gaps": gaps(spans),
             "regions": regions(spans),
-            "background": background(spans),
-            "coverage": coverage(spans),
+            "background_stages": background_stages(spans),
+            "rank_status": rank_status(spans),
         }
         write_report(spans, tables, headline, Path("run.html"))
     """
@@ -167,7 +179,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "versions": run_facts.versions(spans),
         "leads": [grids.pop(name) for name in _LEADS if name in grids],
         "tables": list(grids.values()),
-        "shares_lead": _shares_lead(bars, tables.get("coverage")),
+        "shares_lead": _shares_lead(bars, tables.get("rank_status")),
         "timeline_lead": _timeline_lead(lanes),
         "linked": linked,
         "policy": _policy(script),
@@ -181,7 +193,7 @@ def _grids(
     tables: Mapping[str, Table], colors: Mapping[str, Paint], alone: bool
 ) -> dict[str, GridView]:
     """Return the tables in the order of the page, without those that have nothing to say."""
-    hidden = {"steps", "ranks", "stragglers"} if alone else set()
+    hidden = {"steps", "slowest_ranks", "stragglers"} if alone else set()
     hidden |= {name for name in _OPTIONAL if name in tables and tables[name].abstained}
     reasons: set[str] = set()
     found: dict[str, GridView] = {}
@@ -225,7 +237,7 @@ def _doubtful(table: Table) -> Table:
     return replace(table, rows=rows, note=f"In order: {', '.join(fine)}." if fine else "")
 
 
-_SHORTER = {"ledger": _told, "integrity": _doubtful}
+_SHORTER = {"ledger": _told, "data_quality": _doubtful}
 
 
 def _shares_lead(bars: Mapping[str, Any], coverage: Table | None) -> str:

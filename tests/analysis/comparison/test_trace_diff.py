@@ -18,8 +18,9 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, recorded, run, traces
+from tests.places import SHARED_DATA
 
-KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+KINETO = SHARED_DATA / "kineto"
 EXACT = ("A", "B", "delta", "from count", "from duration")
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from lightning_rlprof.analysis.comparison.trace_diff import TOTAL, trace_diff
 from lightning_rlprof.loaders.load import load
+from tests.places import SHARED_DATA
 
-RANKS = Path(__file__).parents[3] / "shared" / "data" / "kineto" / "two_ranks"
+RANKS = SHARED_DATA / "kineto" / "two_ranks"
 PEERS = os.environ.get("RLPROF_PEERS", "")
 pytestmark = [
     pytest.mark.skipif(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.critical_path.critical_path import path
+from lightning_rlprof.analysis.critical_path.critical_path import critical_path
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import STAGES, Script, play
@@ -19,7 +19,7 @@ def rows(table: Any) -> list[dict[str, Any]]:
 
 
 def test_the_path_of_a_slow_rank_is_that_rank_and_adds_up_to_the_steps() -> None:
-    table = path(play(Script(listed=True, slow={2: 0.2}), 7).spans)
+    table = critical_path(play(Script(listed=True, slow={2: 0.2}), 7).spans)
 
     own = [row for row in rows(table) if row["part"] == "own time"]
     assert [row["rank"] for row in own if row["stage"] in STAGES] == [2] * 4
@@ -30,7 +30,7 @@ def test_the_path_of_a_slow_rank_is_that_rank_and_adds_up_to_the_steps() -> None
 
 def test_per_rank_the_others_have_the_slack_that_they_wait() -> None:
     run = play(Script(listed=True, slow={2: 0.2}, hiccups=0.0), 7)
-    table = path(run.spans, per_rank=True)
+    table = critical_path(run.spans, per_rank=True)
 
     update = {
         row["rank"]: row
@@ -45,7 +45,7 @@ def test_per_rank_the_others_have_the_slack_that_they_wait() -> None:
 
 
 def test_stages_that_wait_are_joins_where_nothing_lists_collectives() -> None:
-    table = path(play(Script(slow={1: 0.1}), 3).spans)
+    table = critical_path(play(Script(slow={1: 0.1}), 3).spans)
 
     assert "Joins told by stages that hold waiting (actor_update)." in table.note
     parts = {row["stage"]: row["part"] for row in rows(table)}
@@ -57,7 +57,7 @@ def test_stages_that_wait_are_joins_where_nothing_lists_collectives() -> None:
 def test_clocks_that_are_off_change_nothing(listed: bool) -> None:
     script = Script(listed=listed, slow={1: 0.1})
     off = Script(listed=listed, slow={1: 0.1}, offsets_ms={1: 5.0, 3: -40.0})
-    near, far = (path(play(each, 3).spans) for each in (script, off))
+    near, far = (critical_path(play(each, 3).spans) for each in (script, off))
     assert [row[:3] for row in near.rows] == [row[:3] for row in far.rows]
     for one, other in zip(rows(near), rows(far), strict=True):
         assert one["total"] == pytest.approx(other["total"], abs=100)
@@ -73,7 +73,7 @@ def test_one_rank_alone_is_its_own_path() -> None:
             Row("actor_update", "stage", step, (step * 10 + 2) * ms, (step * 10 + 9) * ms),
         )
     ]
-    table = path(loaded(own))
+    table = critical_path(loaded(own))
     assert [(row[0], row[7]) for row in table.rows] == [
         ("actor_update", 28 * ms),
         ("between stages", 12 * ms),
@@ -82,7 +82,7 @@ def test_one_rank_alone_is_its_own_path() -> None:
 
 
 def test_without_joins_several_ranks_have_no_path() -> None:
-    table = path(play(Script(meets=()), 1).spans)
+    table = critical_path(play(Script(meets=()), 1).spans)
     assert table.abstained is not None
     assert table.abstained.startswith("nothing shows where ranks wait for one another")
 
@@ -90,6 +90,6 @@ def test_without_joins_several_ranks_have_no_path() -> None:
 @settings(max_examples=60, deadline=None)
 @given(runs(overlapping_steps=True))
 def test_odd_runs_abstain_or_add_up(spans_rows: list[list[Row]]) -> None:
-    table = path(loaded(*spans_rows))
+    table = critical_path(loaded(*spans_rows))
     if table.abstained is None and any(row["total"] for row in rows(table)):
         assert sum(row["share"] for row in rows(table)) == pytest.approx(1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.critical_path.critical_path import path
+from lightning_rlprof.analysis.critical_path.critical_path import critical_path
 from lightning_rlprof.analysis.critical_path.handoffs import handed
 from lightning_rlprof.analysis.critical_path.replay import longest, replay
 from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
@@ -34,7 +34,7 @@ def took(job: Fed) -> float:
 
 
 def test_a_step_goes_from_rollout_to_reward_to_trainer_and_adds_up() -> None:
-    table = path(feed(Fed()))
+    table = critical_path(feed(Fed()))
 
     on = {(row[0], row[1], row[3]): row[5] for row in table.rows if row[7]}
     assert on == {
@@ -51,7 +51,7 @@ def test_a_step_goes_from_rollout_to_reward_to_trainer_and_adds_up() -> None:
 
 
 def test_the_shorter_rollout_has_as_much_slack_as_it_may_take_longer() -> None:
-    rows = {(row[0], row[1], row[3]): row for row in path(feed(Fed()), per_rank=True).rows}
+    rows = {(row[0], row[1], row[3]): row for row in critical_path(feed(Fed()), per_rank=True).rows}
     slack = int(rows["actor_generate", "own time", 0][6]) // MS  # type: ignore[arg-type]
 
     assert slack == 9  # generated at 51, scored until 62; the other is there at 71
@@ -82,7 +82,7 @@ def test_a_weight_sync_is_hidden_where_nothing_is_asked_for() -> None:
 
 
 def test_without_samples_and_versions_nothing_is_told() -> None:
-    table = path(feed(Fed(tell=False)))
+    table = critical_path(feed(Fed(tell=False)))
     assert "no sample or version that two ranks had" in (table.abstained or "")
 
 
@@ -92,8 +92,10 @@ def test_samples_are_told_apart_however_large_their_numbers_are(more: int) -> No
     own = spans.counters["sample"]
     values = own.values.astype(object) + more
     large = own._replace(values=values.astype(np.int64) if more < 2**63 else values)
-    table = path(spans, per_sample=True)
-    found = path(replace(spans, counters={**spans.counters, "sample": large}), per_sample=True)
+    table = critical_path(spans, per_sample=True)
+    found = critical_path(
+        replace(spans, counters={**spans.counters, "sample": large}), per_sample=True
+    )
     assert [row[:-1] for row in found.rows] == [row[:-1] for row in table.rows]
     samples = table.column("sample")
     assert found.column("sample") == [each if each is None else each + more for each in samples]
@@ -120,7 +122,7 @@ def test_with_a_join_of_all_clocks_may_be_off() -> None:
     runs[1:] = [replace(spans, headers=heads) for spans in runs[1:]]
     want = [("actor_generate", 60), ("actor_update", 28), ("barrier", 10), ("actor_generate", 2)]
     for spans in runs:
-        on = [(row[0], row[5]) for row in path(spans).rows if row[7]]
+        on = [(row[0], row[5]) for row in critical_path(spans).rows if row[7]]
         assert on == want
 
 

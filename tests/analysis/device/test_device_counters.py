@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.device_counters import counters
+from lightning_rlprof.analysis.device.device_counters import device_counters
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -29,7 +29,7 @@ def with_samples(spans: Spans, *samples: Sample) -> Spans:
 
 
 def found(spans: Spans) -> dict[Any, dict[str, Cell]]:
-    table = counters(spans)
+    table = device_counters(spans)
     assert table.abstained is None
     names = [column.name for column in table.columns]
     return {row[:4]: dict(zip(names[4:], row[4:], strict=True)) for row in table.rows}
@@ -97,7 +97,7 @@ def test_metrics_of_a_machine_have_no_rank_and_the_stage_of_the_only_one() -> No
 def test_samples_without_a_value_are_left_out_and_counted() -> None:
     spans = with_samples(loaded([]), (0, None, "W", 0, None), (0, None, None, 0, 2.0))
     assert found(spans)[None, 0, None, "all"]["samples"] == 1
-    assert "Left out of counters: 1 samples without a value." in counters(spans).note
+    assert "Left out of counters: 1 samples without a value." in device_counters(spans).note
 
 
 def broken() -> Table:
@@ -105,10 +105,10 @@ def broken() -> Table:
 
 
 def test_it_abstains_without_counters() -> None:
-    assert counters(loaded([])).abstained == "no device tool recorded counters"
-    assert counters(with_samples(loaded([]))).abstained == "no device tool recorded counters"
+    assert device_counters(loaded([])).abstained == "no device tool recorded counters"
+    assert device_counters(with_samples(loaded([]))).abstained == "no device tool recorded counters"
     spans = replace(loaded([]), tables={"counters": broken})
-    assert "trace.json: is no trace" in str(counters(spans).abstained)
+    assert "trace.json: is no trace" in str(device_counters(spans).abstained)
 
 
 SAMPLES = st.lists(

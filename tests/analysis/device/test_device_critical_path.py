@@ -2,12 +2,11 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.device.device_critical_path import device_path
+from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
 from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
 from lightning_rlprof.errors import RlprofError
@@ -16,8 +15,9 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.calls import Call, Copy, Kernel, run
 from tests.builders.runs import MAIN, Row, header, loaded
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = SHARED_DATA
 KINETO = DATA / "kineto"
 STEP = [Row("step", "step", 1, 0, 1000), Row("actor_update", "stage", 1, 100, 900)]
 LAUNCH = Call("cudaLaunchKernel", 100, 110, kind="runtime")
@@ -31,7 +31,7 @@ Told = dict[tuple[Any, ...], int]
 
 def told(spans: Spans, **options: Any) -> Told:
     """Return total by part, name and stage."""
-    rows = device_path(spans, **options).rows
+    rows = device_critical_path(spans, **options).rows
     return {row[:3]: int(row[4] or 0) for row in rows}
 
 
@@ -41,7 +41,7 @@ def job(rows: list[Row], *tables: Any) -> Spans:
 
 
 def test_a_step_is_divided_among_host_launch_kernel_and_host_again() -> None:
-    table = device_path(job(STEP, [LAUNCH, SYNC], [GEMM]))
+    table = device_critical_path(job(STEP, [LAUNCH, SYNC], [GEMM]))
     assert list(table.rows) == [
         ("kernel", "gemm", "actor_update", 0.48, 480, 1.0, 1),
         ("host", None, "actor_update", 0.28, 280, None, 1),
@@ -55,7 +55,7 @@ def test_a_step_is_divided_among_host_launch_kernel_and_host_again() -> None:
 
 def test_work_beside_the_way_counts_to_what_is_not_on_it() -> None:
     short = Kernel("gemm", 121, 241, launch=100, call=10, stream=3, stage="actor_update")
-    table = device_path(job(STEP, [LAUNCH, SYNC], [GEMM, short]))
+    table = device_critical_path(job(STEP, [LAUNCH, SYNC], [GEMM, short]))
     assert table.rows[0] == ("kernel", "gemm", "actor_update", 0.48, 480, 0.8, 1)
 
 
@@ -78,7 +78,7 @@ def test_a_step_that_ends_inside_of_the_one_before_has_no_way_of_its_own() -> No
         Kernel("gemm", start, end, launch=at, call=10, stream=stream)
         for at, (start, end, stream) in zip(starts, ends, strict=True)
     ]
-    table = device_path(job(rows, calls, kernels))
+    table = device_critical_path(job(rows, calls, kernels))
     assert sum(int(row[4] or 0) for row in table.rows) == 5_000
     assert [row[4:] for row in table.rows if row[0] == "kernel"] == [(4780, 4780 / 5540, 2)]
 
@@ -124,7 +124,7 @@ def test_steps_follow_one_another_where_the_host_runs_ahead() -> None:
         Kernel("gemm", 30 + 502 * at, 530 + 502 * at, launch=100 * at + 10, call=10, step=at)
         for at in range(3)
     ]
-    table = device_path(job(rows, calls, kernels))
+    table = device_critical_path(job(rows, calls, kernels))
     found = {row[:2]: row[4:7] for row in table.rows}
     assert found["kernel", "gemm"] == (1500, 1.0, 3)
     assert found["between two", None] == (4, None, 2)
@@ -190,21 +190,25 @@ def test_ranks_add_up_and_can_be_chosen() -> None:
     spans = replace(loaded(*both), headers=TOOL, tables=run(calls, kernels).tables)
     assert told(spans)["kernel", "gemm", "actor_update"] == 480 + 490
     assert told(spans, ranks=[1])["kernel", "gemm", "actor_update"] == 490
-    assert "2 steps on 2 ranks" in device_path(spans).note
+    assert "2 steps on 2 ranks" in device_critical_path(spans).note
     alone = replace(spans, tables=run(calls[:2], kernels).tables)
-    assert device_path(alone).note.endswith("Of 1 ranks no calls were recorded: they are left out.")
+    assert device_critical_path(alone).note.endswith(
+        "Of 1 ranks no calls were recorded: they are left out."
+    )
 
 
 def test_rows_beyond_the_top_are_one() -> None:
     spans = job(STEP, [LAUNCH, SYNC], [GEMM])
-    rows = device_path(spans, top=2).rows
+    rows = device_critical_path(spans, top=2).rows
     assert rows[-1] == (None, "others", None, 0.24, 240, None, 5)
     with pytest.raises(RlprofError, match="top=0"):
-        device_path(spans, top=0)
+        device_critical_path(spans, top=0)
 
 
 def test_without_steps_it_is_all_that_was_recorded() -> None:
-    table = device_path(job([Row("actor_update", "stage", 0, 0, 90)], [LAUNCH, SYNC], [GEMM]))
+    table = device_critical_path(
+        job([Row("actor_update", "stage", 0, 0, 90)], [LAUNCH, SYNC], [GEMM])
+    )
     assert sum(int(row[4] or 0) for row in table.rows) == 600
     assert "Of the way through what was recorded: kernel 80.0%" in table.note
 
@@ -213,22 +217,24 @@ def test_a_step_that_launches_nothing_has_no_way() -> None:
     later = [Row("step", "step", 2, 1_000, 1_100), Row("step", "step", 3, 1_100, 1_200)]
     launch = LAUNCH._replace(start=1_150, end=1_160)
     last = GEMM._replace(start=1_165, end=1_170, launch=1_150)
-    table = device_path(job([*STEP, *later], [LAUNCH, SYNC, launch], [GEMM, last]))
+    table = device_critical_path(job([*STEP, *later], [LAUNCH, SYNC, launch], [GEMM, last]))
     assert sum(int(row[4] or 0) for row in table.rows) == 1_000 + 100
     assert "2 steps" in table.note
 
 
 def test_it_abstains_without_kernels_or_calls() -> None:
-    assert device_path(loaded(STEP)).abstained == "no device tool recorded kernels"
-    assert device_path(job(STEP, [LAUNCH], [])).abstained == "no device tool recorded kernels"
-    assert device_path(job(STEP, [SYNC], [GEMM]), ranks=[5]).abstained == (
+    assert device_critical_path(loaded(STEP)).abstained == "no device tool recorded kernels"
+    assert (
+        device_critical_path(job(STEP, [LAUNCH], [])).abstained == "no device tool recorded kernels"
+    )
+    assert device_critical_path(job(STEP, [SYNC], [GEMM]), ranks=[5]).abstained == (
         "no device tool recorded kernels of ranks [5]"
     )
     outside = GEMM._replace(start=1_200, end=1_300, launch=1_100)
-    assert device_path(job(STEP, [SYNC], [outside])).abstained == (
+    assert device_critical_path(job(STEP, [SYNC], [outside])).abstained == (
         "no step that was watched launched work of a device"
     )
-    silent = device_path(job(STEP, None, [GEMM])).abstained
+    silent = device_critical_path(job(STEP, None, [GEMM])).abstained
     assert silent == "for what the host waited is not known: its calls were not recorded"
 
 
@@ -236,7 +242,7 @@ def test_it_abstains_without_kernels_or_calls() -> None:
 @pytest.mark.parametrize("name", ["text_level1_rank0", "db_level1_rank0"])
 def test_ascend_tells_its_waits(name: str) -> None:
     spans = load(DATA / "ascend" / name)
-    table = device_path(spans, top=None)
+    table = device_critical_path(spans, top=None)
     parts: Counter[object] = Counter()
     for part, _, _, share, *_ in table.rows:
         parts[part] += share

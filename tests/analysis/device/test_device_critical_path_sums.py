@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.device_critical_path import device_path
+from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
 from lightning_rlprof.loaders.load import load
 from tests.analysis.device.test_device_critical_path import KINETO, STEP, job
 from tests.builders.calls import Call, Kernel
@@ -29,7 +29,7 @@ def test_sums_are_exact_whatever_was_recorded(data: st.DataObject) -> None:
         calls.append(Call(name, start, start + data.draw(times), "runtime"))
     calls.append(Call("aten::mm", 0, 10))
     spans = job(STEP, calls, kernels)
-    table = device_path(spans, top=None)
+    table = device_critical_path(spans, top=None)
     if any(each.end > each.start and _begun(each) < 1_000 for each in kernels):
         ends = [each.end for each in kernels if each.end > each.start and _begun(each) < 1_000]
         assert sum(table.column("total")) == max(1_000, *ends)
@@ -50,7 +50,7 @@ def test_no_time_is_told_twice_whatever_the_steps(data: st.DataObject) -> None:
         length, stream = data.draw(st.integers(1, 500)), data.draw(st.integers(0, 2))
         start = max(start, launch)
         kernels.append(Kernel(str(number), start, start + length, launch, 3, stream=stream))
-    table = device_path(job(rows, [Call("aten::mm", 0, 10)], kernels), top=None)
+    table = device_critical_path(job(rows, [Call("aten::mm", 0, 10)], kernels), top=None)
     assert sum(table.column("total")) <= max(starts[-1], *(each.end for each in kernels))
     assert all(part is None or 0 < part <= 1 for part in table.column("on path"))
 
@@ -62,7 +62,7 @@ def _begun(kernel: Kernel) -> int:
 @pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")
 def test_a_real_trace_is_divided_exactly() -> None:
     spans = load(KINETO / "h100_qwen1.5-0.5b.json.gz")
-    table = device_path(spans, top=None)
+    table = device_critical_path(spans, top=None)
     (step,) = spans.rows(kind="step").tolist()
     kernels = spans.table("kernels")
     ends = [a + b for a, b in zip(kernels.column("start"), kernels.column("duration"), strict=True)]

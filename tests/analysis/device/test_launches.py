@@ -5,7 +5,6 @@ Launches without a kernel are counted exactly, per rank, and not guessed.
 
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, run
 from tests.builders.device_trace import Feed, feed, thinned, traced
 from tests.builders.runs import Row, loaded
+from tests.places import SHARED_DATA
 
 
 def told(table: Table, *columns: str) -> list[tuple[object, ...]]:
@@ -235,7 +235,7 @@ def queue(kernels: list[Kernel]) -> list[float | None]:
     return [max(counts), sum(counts) / len(counts), counts.count(0) / len(counts)]
 
 
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+TRACES = SHARED_DATA / "kineto"
 
 
 def test_in_a_whole_trace_each_launch_has_its_kernel() -> None:

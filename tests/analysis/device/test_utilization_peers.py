@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,9 @@ import pytest
 from lightning_rlprof.analysis.device.timeline import device_runs
 from lightning_rlprof.analysis.device.utilization import breakdown, overlap
 from lightning_rlprof.loaders.load import load
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+DATA = SHARED_DATA / "kineto"
 PEERS = os.environ.get("RLPROF_PEERS", "")
 NAMES = [
     *("h100_qwen1.5-0.5b", "mi300_bert-small", "nccl", "ns_resolution_rank-0"),

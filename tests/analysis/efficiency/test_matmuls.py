@@ -22,8 +22,9 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.calls import Copy, Kernel, run
 from tests.builders.runs import header
+from tests.places import SHARED_DATA
 
-KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+KINETO = SHARED_DATA / "kineto"
 SHAPES = (
     *(Column(name, "count") for name in ("rank", "thread")),
     Column("operator", "text"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.findings.data_quality import integrity
+from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import Counter, Problem, RankNote, Spans
@@ -16,7 +16,7 @@ from tests.builders.scripted import Script, play
 
 
 def sheet(spans: Spans) -> dict[str, tuple[str, str]]:
-    return {str(check): (str(state), str(what)) for check, state, what in integrity(spans).rows}
+    return {str(check): (str(state), str(what)) for check, state, what in data_quality(spans).rows}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_healthy_run_has_no_doubts(spans: Spans) -> None:
 def test_missing_ranks_and_cut_files_are_doubts(spans: Spans) -> None:
     headers = {rank: replace(head, world_size=20) for rank, head in spans.headers.items()}
     lame = replace(spans, headers=headers, statuses={0: "finished", 1: None, 2: "killed"})
-    rows = integrity(lame).rows
+    rows = data_quality(lame).rows
     assert rows[0][1:] == ("doubt", "17 of 20 are missing: 3, 4, 5, 6, 7, 8, 9, 10 and 9 more")
     assert rows[1][1:] == ("doubt", "the file just stops of rank 1")
     assert rows[2][1:] == ("doubt", "ended early: rank 2")
@@ -65,13 +65,13 @@ def test_steps_that_no_rank_has_are_a_doubt_where_all_were_to_be_recorded(spans:
     keep = ~np.isin(spans.step, (2, 3))
     names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
     holed = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
-    assert [row[1] for row in integrity(holed).rows if row[0] == "steps"] == ["ok"]
+    assert [row[1] for row in data_quality(holed).rows if row[0] == "steps"] == ["ok"]
     config = {"spans": True}
     headers = {rank: replace(head, config=config) for rank, head in spans.headers.items()}
-    rows = integrity(replace(holed, headers=headers)).rows
+    rows = data_quality(replace(holed, headers=headers)).rows
     assert ("steps", "doubt", "2 between others are in no file: 2, 3") in list(rows)
     far = replace(holed, headers=headers, step=np.where(holed.step == 4, 10**15, holed.step))
-    (row,) = [row for row in integrity(far).rows if row[:2] == ("steps", "doubt")]
+    (row,) = [row for row in data_quality(far).rows if row[:2] == ("steps", "doubt")]
     assert row[2] == (
         "999999999999998 between others are in no file: "
         "2, 3, 4, 5, 6, 7, 8, 9 and 999999999999990 more"

@@ -15,6 +15,7 @@ from lightning_rlprof.analysis.device.timeline import device_runs
 from lightning_rlprof.analysis.device.utilization import idle
 from lightning_rlprof.analysis.findings.device_rules import _waits, device_claims, kernel_claims
 from lightning_rlprof.analysis.findings.finding import Claim, Undecided
+from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_jobs import jobs
 from tests.builders.device_trace import KERNELS, Cells, Feed, feed, table, thinned, traced
@@ -61,7 +62,7 @@ def test_its_link_returns_just_the_gaps_that_it_counted() -> None:
     spans = traced(*feed(Feed()))
     (claim,) = said(spans)
     assert isinstance(claim, Claim)
-    ((rank, device, gaps, ns),) = spans.sql(claim.query).rows
+    ((rank, device, gaps, ns),) = Run.of(spans).sql(claim.query).rows
     assert (rank, device) == (0, 0)
     assert f" {gaps:,} gaps" in claim.evidence
     assert int(str(ns)) <= (claim.effect or 0)
@@ -72,7 +73,7 @@ def test_the_link_of_a_long_gap_returns_what_stands_around_it() -> None:
     (claim,) = said(spans)
     assert isinstance(claim, Claim)
     assert claim.place is not None
-    before, after = spans.sql(claim.query).rows
+    before, after = Run.of(spans).sql(claim.query).rows
     assert int(str(before[4])) + int(str(before[5])) == claim.place.from_ns
     assert after[4] == claim.place.to_ns
     assert claim.place.step == 1
@@ -181,7 +182,7 @@ def test_it_fires_with_the_exact_time_and_the_link_returns_its_launches() -> Non
     assert claim.low is not None
     assert claim.high is not None
     assert claim.low <= claim.effect <= claim.high + 1
-    found = traced(rows).sql(claim.query)
+    found = Run.of(traced(rows)).sql(claim.query)
     assert len(found.rows) == 500
     assert sum(int(str(ns)) for ns in found.column("duration_ns")) == claim.effect
     assert claim.place is not None

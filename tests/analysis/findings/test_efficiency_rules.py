@@ -11,6 +11,7 @@ import pytest
 from lightning_rlprof.analysis.device.timeline import device_runs
 from lightning_rlprof.analysis.findings.efficiency_rules import speed_claims, transfer_claims
 from lightning_rlprof.analysis.findings.finding import Claim, Undecided
+from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import KERNELS, Cells, table, thinned
 from tests.builders.runs import MAIN, Row, header, loaded
@@ -56,7 +57,7 @@ def test_it_fires_with_what_the_threshold_would_save(inside: Sequence[str]) -> N
     assert claim.high is not None
     assert claim.low <= claim.effect <= claim.high
     assert claim.confidence == "high"
-    found = spans.sql(claim.query)
+    found = Run.of(spans).sql(claim.query)
     assert found.column("step")[0] in {12, 1, 2}
     assert len(found.rows) == 3
     assert claim.place is not None
@@ -153,7 +154,7 @@ def test_it_fires_with_what_they_cost_and_the_link_returns_the_calls() -> None:
     assert isinstance(claim, Claim)
     assert claim.text.startswith("small messages, exposed: all_reduce of group dp in small: 1/")
     assert (claim.low, claim.effect, claim.high) == (16_000_000,) * 3
-    found = spans.sql(claim.query)
+    found = Run.of(spans).sql(claim.query)
     assert len(found.rows) == 400
     assert set(found.column("bytes")) == {SMALL}
     assert claim.place is not None

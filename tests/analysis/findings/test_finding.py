@@ -10,6 +10,7 @@ from lightning_rlprof.analysis.findings.finding import (
     quoted,
     spans_query,
 )
+from lightning_rlprof.run import Run
 from tests.builders.runs import Row, loaded
 
 
@@ -53,7 +54,7 @@ def test_a_place_knows_the_step_of_its_own_rank() -> None:
 
 def test_a_query_returns_the_spans_that_were_named_and_texts_are_quoted() -> None:
     spans = loaded([Row("it's", "stage", 1, 0, 4), Row("b", "stage", 1, 4, 9)])
-    table = spans.sql(spans_query(spans, [1, 0]))
+    table = Run.of(spans).sql(spans_query(spans, [1, 0]))
     assert table.column("id") == [int(spans.id[1]), int(spans.id[0])]
-    found = spans.sql(f"select name from spans where name = {quoted(spans.names[0])}")
+    found = Run.of(spans).sql(f"select name from spans where name = {quoted(spans.names[0])}")
     assert found.rows == [(spans.names[0],)]

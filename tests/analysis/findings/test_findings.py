@@ -15,6 +15,7 @@ from lightning_rlprof.analysis.ledger.accounts import Book
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.time_categories import Label
 from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, Spans, Thread
 from lightning_rlprof.tables.table import Table
 from tests.builders.device_trace import Feed, feed, traced
@@ -106,7 +107,7 @@ def test_the_link_of_a_rule_returns_its_evidence_and_its_place_is_the_first_of_i
 ) -> None:
     spans = job(NAMES[rule.label], [min(rule.above * 1.5, 0.95)] * STEPS)
     row = cells(findings(spans), rule.claim)
-    found = spans.sql(str(row["query"]))
+    found = Run.of(spans).sql(str(row["query"]))
     assert set(found.column("name")) == {NAMES[rule.label] or "step"}
     named = [f"{rank}/{one}" for rank, one in zip(*map(found.column, ("rank", "id")), strict=True)]
     assert str(row["evidence"]).endswith((", ".join(named), "most of it in step 1"))
@@ -151,7 +152,7 @@ def test_a_slow_rank_is_a_finding_and_a_healthy_one_is_not() -> None:
     row = cells(findings(spans), "rank 3 makes the others wait: slow host")
     assert row["low"] < row["effect"] < row["high"]
     assert row["reproduce"] == "rlprof stragglers RUN --json"
-    found = spans.sql(str(row["query"]))
+    found = Run.of(spans).sql(str(row["query"]))
     assert set(found.column("rank")) == {3} == {row["rank"]}
     assert (found.column("start_ns")[0], found.column("step")[0]) == (row["from"], row["step"])
     assert not any("rank " in claim for claim in claims(findings(play(Script(), 5).spans)))

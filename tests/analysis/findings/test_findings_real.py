@@ -1,7 +1,6 @@
 """On real traces links resolve, numbers are those of the commands, lost events add no claim."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +9,12 @@ from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.utilization import idle
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = SHARED_DATA
 TRACES = [
     "kineto/nccl.json.gz",
     "kineto/vllm_prefill_decode_graph.json.gz",
@@ -43,7 +44,7 @@ def test_every_link_returns_events_and_every_number_is_that_of_its_command(name:
     table = findings(spans)
     columns = map(table.column, ("finding", "effect", "reproduce", "query"))
     for text, effect, command, query in zip(*columns, strict=True):
-        assert len(spans.sql(str(query)).rows) > 0, text
+        assert len(Run.of(spans).sql(str(query)).rows) > 0, text
         if str(command).endswith(" idle"):
             own = idle(spans)
             kinds = zip(own.column("kind"), own.column("total"), strict=True)

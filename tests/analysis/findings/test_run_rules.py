@@ -12,6 +12,7 @@ import pytest
 from lightning_rlprof.analysis.findings.finding import Claim, Undecided
 from lightning_rlprof.analysis.findings.run_rules import _claim, memory_claims, slow_claims
 from lightning_rlprof.analysis.stragglers.verdicts import SLOW_HOST, SLOW_OR_UNEVEN
+from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import Cells, table, thinned
 from tests.builders.runs import Row, loaded
@@ -74,7 +75,7 @@ def test_it_fires_on_a_leak_that_spans_counted_and_its_link_returns_the_samples(
     assert claim.text == "memory grows from step to step: torch on rank 0 and 1 more"
     assert (claim.effect, claim.low, claim.high) == (None, None, None)
     assert claim.evidence.startswith("50 MiB a step (50 to 50, 99 %) in steps 13-24")
-    found = spans.sql(claim.query)
+    found = Run.of(spans).sql(claim.query)
     assert found.column("step") == list(range(13, 25))
     assert found.column("device_allocated_bytes") == leaking()[12:]
     assert claim.place is not None
@@ -86,7 +87,7 @@ def test_it_fires_on_a_leak_in_a_tools_table_and_its_link_returns_the_samples() 
     (claim,) = said(spans)
     assert isinstance(claim, Claim)
     assert "50 MiB a step" in claim.evidence
-    assert len(spans.sql(claim.query).rows) == 3 * 12
+    assert len(Run.of(spans).sql(claim.query).rows) == 3 * 12
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_it_fires_on_the_slow_rank_with_a_price_and_a_link_to_its_stages() -> No
     assert claim.low is not None
     assert claim.high is not None
     assert claim.low < claim.effect < claim.high
-    found = spans.sql(claim.query)
+    found = Run.of(spans).sql(claim.query)
     assert set(found.column("rank")) == {3}
     assert set(found.column("kind")) == {"stage"}
     assert claim.place is not None
@@ -175,7 +176,7 @@ def test_where_one_of_several_is_meant_all_are_named_and_it_is_less_sure() -> No
     claim = _claim(spans, ROW)
     assert claim.text == "one of ranks 1, 2 makes the others wait: slow host"
     assert (claim.effect, claim.low, claim.high, claim.confidence) == (5_000, None, None, "medium")
-    found = spans.sql(claim.query)
+    found = Run.of(spans).sql(claim.query)
     assert set(found.column("rank")) == {1, 2}
     assert set(found.column("step")) == set(range(2, 10))
     single = _claim(spans, {**ROW, "rank": 1, "verdict": SLOW_OR_UNEVEN, "group": "actor"})

@@ -15,8 +15,8 @@ from lightning_rlprof.analysis.ledger.ledger import breakdown, totals
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.roles import DIES, SCRIPT, STEPS
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 120
 Measured = list[list[dict[str, int]]]
 

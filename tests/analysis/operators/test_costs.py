@@ -20,8 +20,9 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, recorded, run, traces
+from tests.places import SHARED_DATA
 
-MODULES_ASCEND = Path(__file__).parents[3] / "shared" / "data" / "ascend" / "text_level1_rank0"
+MODULES_ASCEND = SHARED_DATA / "ascend" / "text_level1_rank0"
 US = 1_000
 
 
@@ -254,7 +255,7 @@ def test_modules_that_lie_deeper_in_one_another_than_any_program_are_not_told() 
     assert modules(run(calls)).abstained == "calls lie in one another 1,001 deep, beyond 1,000"
 
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = SHARED_DATA
 ASCEND, KINETO = DATA / "ascend" / "text_level1_rank0", DATA / "kineto"
 TRACES = sorted(path.relative_to(KINETO).as_posix() for path in KINETO.rglob("*.json.gz"))
 # Microseconds of the H100 trace in TraceLens' own reference report, with copies and memsets.

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lightning_rlprof.analysis.stages.overviews import device
+from lightning_rlprof.analysis.stages.overviews import host_vs_device
 from tests.builders.runs import Row, grpo_rows, loaded
 
 
@@ -26,7 +26,7 @@ def test_means_are_over_the_spans_that_were_measured():
         timed("compute_reward", 3, 290, 299),
     ]
 
-    table = device(loaded(rows))
+    table = host_vs_device(loaded(rows))
 
     assert list(table.rows) == [("actor_update", 20, 30, 1.5, 2, 3)]
 
@@ -39,7 +39,7 @@ def test_steps_under_capture_are_left_out():
         *[timed("actor_update", n, n * 100 - 90, n * 100 - 80, n) for n in (1, 2, 3)],
     ]
 
-    table = device(loaded(rows))
+    table = host_vs_device(loaded(rows))
 
     assert table.column("device mean") == [2]
     assert table.column("count") == [2]
@@ -64,7 +64,7 @@ def test_agrees_with_a_brute_force_sum_over_ranks(seed):
                 for row in rows
             ]
         )
-    table = device(loaded(*ranks))
+    table = host_vs_device(loaded(*ranks))
 
     for name, host, own, _, measured, count in table.rows:
         spans = [row for rows in ranks for row in rows if row[:2] == (name, "stage")]
@@ -75,10 +75,10 @@ def test_agrees_with_a_brute_force_sum_over_ranks(seed):
 
 
 def test_it_abstains_where_no_device_time_was_recorded():
-    assert "no device time was recorded" in device(loaded(grpo_rows(3))).abstained
+    assert "no device time was recorded" in host_vs_device(loaded(grpo_rows(3))).abstained
 
 
 def test_a_stage_outside_of_every_step_is_no_part_of_it():
     rows = [*steps(1), timed("actor_update", 0, 500, 600, 5)]
 
-    assert list(device(loaded(rows)).rows) == []
+    assert list(host_vs_device(loaded(rows)).rows) == []

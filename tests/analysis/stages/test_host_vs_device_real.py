@@ -7,7 +7,6 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,9 @@ from lightning_rlprof.analysis.device.timeline import device_runs
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = SHARED_DATA
 NAMES = [
     *("kineto/alexnet.json.gz", "kineto/h100_qwen1.5-0.5b.json.gz", "kineto/nccl.json.gz"),
     *("kineto/mi300_bert-small.json.gz", "kineto/ns_resolution_rank-0.json.gz"),

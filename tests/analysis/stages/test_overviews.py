@@ -3,7 +3,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.stages.overviews import background, coverage, ranks, regions, steps
+from lightning_rlprof.analysis.stages.overviews import (
+    background_stages,
+    rank_status,
+    regions,
+    slowest_ranks,
+    steps,
+)
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.loaders.load import load
 from tests.builders.oracle import labels, runs
@@ -22,7 +28,7 @@ def test_stages_of_other_threads_and_outside_steps_are_beside() -> None:
         Row("actor_generate", "stage", 2, 200, 230),
         Row("weight_sync", "stage", 2, 230, 235, thread=7),
     ]
-    table = background(loaded(rows))
+    table = background_stages(loaded(rows))
 
     assert table.rows == [
         ("compute_reward", "in background", 80, 40, 10, 70, 70, 2),
@@ -57,13 +63,15 @@ def test_no_stage_span_is_lost_or_counted_twice(rows: list[list[Row]]) -> None:
     quiet = [[row._replace(counters=None) for row in rank] for rank in rows]
     spans = loaded(*quiet)
     inside = sum(count for count in stages(spans).column("count") if isinstance(count, int))
-    beside = sum(count for count in background(spans).column("count") if isinstance(count, int))
+    beside = sum(
+        count for count in background_stages(spans).column("count") if isinstance(count, int)
+    )
     assert inside + beside == len(spans.rows(kind="stage"))
 
 
 def test_without_spans_the_tables_are_empty() -> None:
     spans = loaded([])
-    assert (background(spans).rows, regions(spans).rows) == ([], [])
+    assert (background_stages(spans).rows, regions(spans).rows) == ([], [])
 
 
 def test_ranks_are_chosen() -> None:
@@ -83,7 +91,7 @@ def test_every_rank_has_a_row_and_its_times_add_up(tmp_path: Path) -> None:
     write_rank(tmp_path, header(0, 3), rows)
     write_rank(tmp_path, header(2, 3, host="node-b", device="npu"), [], status=None)
 
-    assert coverage(load(tmp_path)).rows == [
+    assert rank_status(load(tmp_path)).rows == [
         (0, "node-a", "cpu", 4, 2, 50, 40, "finished"),
         (2, "node-b", "npu", 0, 0, 0, 0, "file just stops"),
     ]
@@ -93,7 +101,7 @@ def test_the_slow_rank_is_named_with_its_ratio_and_the_number_of_steps(tmp_path:
     slow = grpo_rows(5, 2, slow={"actor_update": 2.0})
     spans = spans_of(tmp_path, grpo_rows(5, 0), grpo_rows(5, 1), slow, grpo_rows(5, 3))
 
-    table = ranks(spans)
+    table = slowest_ranks(spans)
     row = dict(zip(table.column("stage"), table.rows, strict=True))["actor_update"]
 
     walls = steps(spans)
@@ -108,7 +116,7 @@ def test_the_slow_rank_is_named_with_its_ratio_and_the_number_of_steps(tmp_path:
 
 def test_no_ratio_where_the_others_have_none_of_it() -> None:
     rows = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
-    table = ranks(loaded(rows, [*rows, Row("save", "stage", 1, 10, 16)]))
+    table = slowest_ranks(loaded(rows, [*rows, Row("save", "stage", 1, 10, 16)]))
     assert table.rows[1][:5] == ("save", 1, 2, None, None)
 
 
@@ -118,7 +126,7 @@ def test_ranks_that_never_run_a_stage_are_none_of_the_others() -> None:
         [*idle, *(Row("update", "stage", n, n * 10, n * 10 + took) for n in (1, 2, 3))]
         for took in (4, 4, 6)
     ]
-    assert ranks(loaded(*trains, idle, idle, idle)).rows[1][:5] == ("update", 2, 6, 4, 1.5)
+    assert slowest_ranks(loaded(*trains, idle, idle, idle)).rows[1][:5] == ("update", 2, 6, 4, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +137,13 @@ def test_ranks_that_never_run_a_stage_are_none_of_the_others() -> None:
     ],
 )
 def test_it_abstains(tmp_path: Path, count: int, size: int, reason: str) -> None:
-    assert ranks(grpo_run(tmp_path, steps=size, ranks=count)).abstained == reason
+    assert slowest_ranks(grpo_run(tmp_path, steps=size, ranks=count)).abstained == reason
 
 
 def test_it_abstains_without_spans() -> None:
-    assert ranks(loaded([], [])).abstained == "ranks are compared where two or more have steps"
+    assert (
+        slowest_ranks(loaded([], [])).abstained == "ranks are compared where two or more have steps"
+    )
 
 
 @settings(max_examples=80, deadline=None)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis import NAMED
+from lightning_rlprof.analysis.catalog import ANALYSES
 from lightning_rlprof.analysis.stages.partition import (
     UNTRACED,
     Cells,
@@ -35,7 +35,10 @@ from tests.builders.oracle import labels, runs
 from tests.builders.runs import Row, grpo_run, loaded
 
 TABLES: dict[str, Callable[[Spans], Table]] = {
-    **{name: NAMED[name] for name in ("stages", "steps", "ranks", "gaps", "coverage")},
+    **{
+        name: ANALYSES[name].run
+        for name in ("stages", "steps", "slowest_ranks", "gaps", "rank_status")
+    },
     "stages per rank": partial(stages, per_rank=True),
 }
 

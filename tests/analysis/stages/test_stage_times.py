@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.stages.overviews import ranks
+from lightning_rlprof.analysis.stages.overviews import slowest_ranks
 from lightning_rlprof.analysis.stages.stage_times import headline, stages
 from lightning_rlprof.analysis.step_selection import counted
 from tests.builders.oracle import UNTRACED, runs, totals
@@ -64,15 +64,15 @@ def test_totals_are_the_rasterisers_and_add_up_to_the_steps(rows: list[list[Row]
     chosen = set(spans.step[steps[choice.mask]].tolist())
     slow = totals(spans, chosen)
 
-    whole, ranks = stages(spans), stages(spans, per_rank=True)
+    whole, slowest_ranks = stages(spans), stages(spans, per_rank=True)
 
     found = dict(zip(whole.column("stage"), whole.column("total"), strict=True))
     by_name: Counter[str] = Counter()
     for (_, name), total in slow.items():
         by_name[name] += total
     assert {name: total for name, total in found.items() if total} == dict(by_name)
-    keys = zip(ranks.column("rank"), ranks.column("stage"), strict=True)
-    per_rank = dict(zip(keys, ranks.column("total"), strict=True))
+    keys = zip(slowest_ranks.column("rank"), slowest_ranks.column("stage"), strict=True)
+    per_rank = dict(zip(keys, slowest_ranks.column("total"), strict=True))
     assert {key: total for key, total in per_rank.items() if total} == dict(slow)
     if whole.abstained is None:
         wall = int(spans.duration_ns[steps[choice.mask]].sum())
@@ -141,7 +141,11 @@ def test_the_slowest_rank_has_the_most_time_per_step_not_in_all() -> None:
     assert stages(spans, ranks=[2]).column("slowest rank") == [None, None]
 
     alike = loaded(rank(3, 20), rank(3, 20))
-    assert stages(alike).column("slowest rank")[0] == ranks(alike).column("slowest rank")[1] == 0
+    assert (
+        stages(alike).column("slowest rank")[0]
+        == slowest_ranks(alike).column("slowest rank")[1]
+        == 0
+    )
 
 
 def test_a_stage_without_length_has_a_row() -> None:

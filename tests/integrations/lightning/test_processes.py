@@ -25,8 +25,8 @@ from tests.builders.models import (
     only_run,
     steps_of,
 )
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 120
 
 # Lightning runs the ranks of one machine; gloo finds its address by itself.

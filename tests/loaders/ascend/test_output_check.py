@@ -9,8 +9,9 @@ import pytest
 from lightning_rlprof.loaders.ascend.capture_folder import find_captures
 from lightning_rlprof.loaders.ascend.output_check import Content, check_content, has_raw_data
 from tests.builders.ascend_captures import HOST, OUTPUT, RANGE, TASK, capture, database, trace
+from tests.places import SHARED_DATA
 
-REAL = Path(__file__).parents[2] / "shared" / "data" / "ascend"
+REAL = SHARED_DATA / "ascend"
 MARKED = {"device": True, "_mstx": True}
 
 

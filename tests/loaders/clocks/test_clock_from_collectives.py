@@ -17,8 +17,9 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import RankNote, Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.clock_jobs import MS, SECOND, Job, drifting, job_of, run_of, true
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "kineto" / "two_ranks"
+DATA = SHARED_DATA / "kineto" / "two_ranks"
 
 
 def rows_of(run: Spans) -> list[ClockRow]:

@@ -17,8 +17,9 @@ from lightning_rlprof.loaders.kineto import trace
 from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kernels, read_kineto
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.chrome import stream_of
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+DATA = SHARED_DATA / "kineto"
 NAMES = [
     "alexnet",
     "cpu_only_rank-34",

@@ -12,8 +12,9 @@ import pytest
 
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.nsys.reader import read_kernels
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "nsys"
+DATA = SHARED_DATA / "nsys"
 H100, T4 = DATA / "h100_2gpu_1s.sqlite", DATA / "t4_power_iteration.sqlite"
 CPU = DATA / "cpu_only"
 VERSIONS = ("2022.4.2", "2023.4.4")

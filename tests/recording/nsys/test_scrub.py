@@ -10,8 +10,9 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.recording.nsys.scrub import Removed, scrub_export
+from tests.places import SHARED_DATA
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "nsys"
+SHARED = SHARED_DATA / "nsys"
 REAL = sorted(SHARED.rglob("*.sqlite"))
 NONE_HERE = pytest.param(Path("none"), marks=pytest.mark.skip("no ../shared/data/nsys here"))
 EXPORTS = [pytest.param(path, id=path.stem) for path in REAL] or [NONE_HERE]

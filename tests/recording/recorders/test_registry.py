@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ from lightning_rlprof.recording.recorders.registry import build_recorders, recor
 from lightning_rlprof.recording.recorders.torch_profiler.recorder import TorchProfilerRecorder
 from lightning_rlprof.testing import make_header
 from tests.doubles.torch_npu.fake import install
-
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
 
 LIGHTWEIGHT = {"mstx": True, "profile_level": "level_none", "profile_with_cpu": False}
 DEVICE_ONLY = {"profile": True, "profile_with_cpu": False}

@@ -14,8 +14,9 @@ from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, kernel_table
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.runs import Row, loaded
+from tests.places import SHARED_DATA
 
-KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+KINETO = SHARED_DATA / "kineto"
 TWO = ([Row("actor_update", "stage", 1, 0, 90)], [Row("actor_update", "stage", 1, 0, 90)])
 COPIES = [
     Column(name, "text" if name in ("kind", "stage") else "count")

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof import analysis
+from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.stages.overviews import rank_status
+from lightning_rlprof.analysis.stages.overviews import steps as steps_table
+from lightning_rlprof.analysis.stages.stage_times import headline, stages
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, write_report
 from lightning_rlprof.report.terminal import duration
@@ -26,11 +29,14 @@ Browse = Callable[[str], Page]
 
 
 def tables_of(spans: Spans) -> dict[str, Table]:
-    return {table.name: table for table in (each(spans) for each in analysis.ALL)}
+    return {
+        table.name: table
+        for table in (each(spans) for each in [each.run for each in CATALOG if each.summary])
+    }
 
 
 def source_of(spans: Spans) -> str:
-    return render_report(spans, tables_of(spans), analysis.headline(spans))
+    return render_report(spans, tables_of(spans), headline(spans))
 
 
 def titles_of(source: str) -> list[str]:
@@ -71,7 +77,7 @@ def test_both_charts_are_drawn_without_error(tmp_path: Path, browse: Browse) -> 
     bars = [a["d"].count("M") for a in page.find("path") if a.get("fill")]
     assert bars == [6] * 5  # four stages and untraced in every step
     assert len(page.find("option")) == 6
-    for stage in analysis.stages(spans).column("stage"):
+    for stage in stages(spans).column("stage"):
         assert str(stage) in page.text()
 
 
@@ -79,7 +85,7 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
     spans = grpo_run(tmp_path / "run", steps=6, ranks=2)
     page = Page(source_of(spans))
     cells = [text for tag, text in page.texts if tag == "bdi"]
-    table = analysis.stages(spans)
+    table = stages(spans)
     lists = [text for text in cells if text in table.column("stage")]
     assert lists[0] == "untraced", "a label of the ledger, which leads"
     assert lists[1 : len(table.rows) + 1] == table.column("stage")
@@ -259,7 +265,7 @@ def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
 
 def test_a_page_needs_no_table(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path / "run", steps=3, ranks=2)
-    steps, coverage = analysis.steps(spans), analysis.coverage(spans)
+    steps, coverage = steps_table(spans), rank_status(spans)
     assert titles_of(render_report(spans, {}, "x")) == ["Inside a step", "The run"]
     assert titles_of(render_report(spans, {"steps": steps}, "x")) == [
         "Stages over the steps",

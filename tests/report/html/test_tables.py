@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof import analysis
+from lightning_rlprof.analysis.stages.overviews import steps as steps_table
+from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.report.html import tables as page_shares
@@ -69,7 +71,7 @@ def test_a_cell_says_what_it_holds(
 
 
 def test_a_column_of_which_nothing_is_known_is_not_drawn(tmp_path: Path) -> None:
-    table = analysis.stages(grpo_run(tmp_path / "run", steps=3))
+    table = stages(grpo_run(tmp_path / "run", steps=3))
     assert "slowest rank" in [column.name for column in table.columns]
     assert "slowest rank" not in [head.text for head in grid(table, "a", "A", "", {}).heads]
 
@@ -87,7 +89,7 @@ def test_the_slow_rank_stands_out_and_equal_ranks_do_not(tmp_path: Path) -> None
     for rank in range(4):
         slow = {"compute_reward": 1.3} if rank == 2 else None
         write_rank(run, header(rank, 4), grpo_rows(5, rank, slow=slow))
-    steps = analysis.steps(load(run))
+    steps = steps_table(load(run))
     view = ranks_grid(steps, "a", "A", "")
     at = [head.text for head in view.heads].index("compute_reward")
     parts = [row[at].part or 0.0 for row in view.rows]
@@ -102,12 +104,12 @@ def test_a_rank_with_more_steps_is_not_slower(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_rank(run, header(0, 2), grpo_rows(8))
     write_rank(run, header(1, 2), grpo_rows(4))
-    view = ranks_grid(analysis.steps(load(run)), "a", "A", "")
+    view = ranks_grid(steps_table(load(run)), "a", "A", "")
     assert all((cell.part or 0.0) < 0.2 for row in view.rows for cell in row[1:])
 
 
 def test_bars_add_up_to_the_mean_step(tmp_path: Path) -> None:
-    steps = analysis.steps(grpo_run(tmp_path / "run", steps=6, ranks=3))
+    steps = steps_table(grpo_run(tmp_path / "run", steps=6, ranks=3))
     bars = shares(steps)
     assert bars["bars"] == [[n, n] for n in range(1, 7)]
     for bar, number in enumerate(range(1, 7)):
@@ -118,7 +120,7 @@ def test_bars_add_up_to_the_mean_step(tmp_path: Path) -> None:
 
 def test_many_steps_share_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_shares, "_MOST_BARS", 3)
-    steps = analysis.steps(grpo_run(tmp_path / "run", steps=7))
+    steps = steps_table(grpo_run(tmp_path / "run", steps=7))
     rows = [(*row[:2], "capture" if row[1] == 5 else row[2], *row[3:]) for row in steps.rows]
     bars = shares(dataclasses.replace(steps, rows=rows))
     assert bars["bars"] == [[1, 3], [4, 6], [7, 7]]
@@ -181,7 +183,7 @@ def test_sizes_are_for_people() -> None:
 
 def test_the_bounds_of_a_change_are_called_what_they_bound(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path / "run", steps=9)
-    table = analysis.whatif(spans)
+    table = whatif(spans)
     rows = [*zip(*map(table.column, ("low", "predicted", "high")), strict=True)]
     assert rows
     assert all(int(low or 0) <= int(middle or 0) <= int(high or 0) for low, middle, high in rows)

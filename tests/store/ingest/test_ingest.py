@@ -19,8 +19,7 @@ from lightning_rlprof.tables.table import Table
 from tests.builders.alike import assert_same_run, assert_same_table
 from tests.builders.ingest_traces import cached_files, write_trace, write_traces
 from tests.builders.runs import grpo_run
-
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.run import Run
 from lightning_rlprof.store.cache import Cache, place, sources
 from lightning_rlprof.store.ingest.ingest import ingest
 from lightning_rlprof.store.joined_tables import JoinedTable, Part, joined_table
@@ -34,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_sql_sees_all_ranks_on_one_axis_as_the_joined_run_does(folder: Path) -> None:
-    joined = load(folder)
+    joined = Run.of(load(folder))
     ingest([folder], jobs=1)
     store = open_store(folder)
     assert set(store.tables) == {"spans", "headers", "notes", "problems", *joined.tables}

@@ -11,8 +11,8 @@ import pytest
 
 from lightning_rlprof.store.ingest import process_engine
 from tests.builders.ingest_traces import write_traces
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 from lightning_rlprof.store.ingest.ingest import ingest
 print("trains")

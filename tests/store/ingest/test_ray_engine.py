@@ -16,8 +16,8 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.store.ingest import ray_engine
 from lightning_rlprof.store.ingest.ingest import ingest
 from tests.builders.ingest_traces import cached_files, write_trace, write_traces
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 needs_ray = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs pip install lightning-rlprof[ray]"),

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.run import Run
 from lightning_rlprof.store.ingest.ingest import ingest
 from lightning_rlprof.store.open_run import open_run, open_store
 from lightning_rlprof.tables.table import Table
 from tests.builders.alike import assert_same_run
+from tests.places import SHARED_DATA
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "kineto"
+DATA = SHARED_DATA / "kineto"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="no real traces in ../shared/data/kineto")
 
 
@@ -39,4 +41,4 @@ def test_two_real_ranks_are_one_run_in_sql(tmp_path: Path) -> None:
     spans, store = load(tmp_path), open_store(tmp_path)
     for name in spans.tables.keys() - {"clocks"}:  # which has no start
         query = f"select rank, count(*) as n, min(start_ns) from {name} group by 1 order by 1"
-        assert list(store.sql(query).rows) == list(spans.sql(query).rows)
+        assert list(store.sql(query).rows) == list(Run.of(spans).sql(query).rows)
