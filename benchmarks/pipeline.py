@@ -1,6 +1,6 @@
 """The verdicts on a whole step, how fast and how right: ``python benchmarks/pipeline.py``.
 
-Timed are `path`, `whatif` and `compare` (of a job with itself) on the jobs of
+Timed are `critical_path`, `whatif` and `compare` (of a job with itself) on the jobs of
 `benchmarks/ledger.py`, each in a process of its own. Then scripted runs of known seeds,
 not used while anything was tuned, are played again: unchanged, with one piece longer or shorter,
 and without their straggler.

@@ -207,7 +207,7 @@ def test_it_runs_at_a_small_size(
 ) -> None:
     read = rooms["read"]
     monkeypatch.setattr("lightning_rlprof.analysis.catalog.ANALYSES", {"stages": None})
-    monkeypatch.setattr(rooms["_read_asked"], "NAMED", {"stages": None})
+    monkeypatch.setattr(rooms["_read_asked"], "ANALYSES", {"stages": None})
     words = ["--quick", "--real", str(tmp_path / "none"), "--folder", str(tmp_path)]
     file = tmp_path / "found.json"
 

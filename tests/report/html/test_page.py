@@ -265,7 +265,7 @@ def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
 
 def test_a_page_needs_no_table(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path / "run", steps=3, ranks=2)
-    steps, coverage = steps_table(spans), rank_status(spans)
+    steps, status = steps_table(spans), rank_status(spans)
     assert titles_of(render_report(spans, {}, "x")) == ["Inside a step", "The run"]
     assert titles_of(render_report(spans, {"steps": steps}, "x")) == [
         "Stages over the steps",
@@ -273,7 +273,7 @@ def test_a_page_needs_no_table(tmp_path: Path) -> None:
         "Stages by rank",
         "The run",
     ]
-    both = render_report(spans, {"steps": steps, "coverage": coverage}, "x")
+    both = render_report(spans, {"steps": steps, "rank_status": status}, "x")
     assert titles_of(both)[-2:] == ["Ranks", "The run"]
     assert "Outside steps, in no bar: 0 ns per rank." in Page(both).text()
 
