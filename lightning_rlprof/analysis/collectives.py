@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
-from lightning_rlprof.analysis.time_categories import Label, kernel_labels
+from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import differs
 from lightning_rlprof.tables.spans import Spans
@@ -156,7 +156,7 @@ def calls_of(table: Table) -> Calls:
 
 def _of_kernels(table: Table) -> Calls | None:
     codes, names = table.texts("kernel")
-    keep = (np.append(kernel_labels(names), UNKNOWN) == Label.TRANSFER)[codes]
+    keep = (np.append(kernel_categories(names), UNKNOWN) == Category.COMMUNICATION)[codes]
     if not keep.any():
         return None
     places: dict[str, int] = {}

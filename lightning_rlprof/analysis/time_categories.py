@@ -11,29 +11,29 @@ import numpy as np
 
 from lightning_rlprof.tables.arrays import Int64s
 
-NOTHING = -1
+NO_CATEGORY = -1
 """Stands for "no label": the name is not in the table."""
 
 
-class Label(IntEnum):
+class Category(IntEnum):
     """What a GPU-second went into; where several apply at one instant, the smallest number wins."""
 
     COMPUTE = 0
-    TRANSFER = 1
-    WAITING = 2
-    COPY = 3
-    HOST = 4
+    COMMUNICATION = 1
+    COLLECTIVE_WAIT = 2
+    MEMCPY = 3
+    HOST_IDLE = 4
     ROLLOUT = 5
-    TAIL = 6
-    SYNC = 7
+    ROLLOUT_TAIL = 6
+    WEIGHT_SYNC = 7
     REWARD = 8
-    STARVATION = 9
-    PRESSURE = 10
-    SLEEP = 11
+    DATA_WAIT = 9
+    BACKPRESSURE = 10
+    OFFLOAD = 11
     EVALUATION = 12
-    GARBAGE = 13
-    RLPROF = 14
-    OTHER = 15
+    PYTHON_GC = 13
+    PROFILER = 14
+    CUSTOM = 15
     UNTRACED = 16
 
     @property
@@ -44,29 +44,29 @@ class Label(IntEnum):
 
 _TEXTS = (
     "compute",
-    "exposed transfer",
-    "waiting for a late peer",
-    "exposed copy",
-    "host or launch bound",
+    "exposed communication",
+    "collective wait",
+    "exposed memcpy",
+    "host-bound idle",
     "rollout",
     "rollout tail",
     "weight sync",
-    "reward, tool, environment",
-    "starvation",
-    "back-pressure",
-    "sleep/wake/offload",
-    "checkpoint or evaluation",
+    "reward/tool/env",
+    "data wait",
+    "backpressure",
+    "offload/onload",
+    "checkpoint/eval",
     "garbage collection",
-    "rlprof itself",
-    "other stage",
+    "profiler overhead",
+    "custom stage",
     "untraced",
 )
 
-WHOLE = (Label.SYNC, Label.REWARD, Label.EVALUATION)
+WHOLE = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)
 """Labels that hold for all that lies in their spans: a rollout in a validation is validation."""
 
-NAMES: dict[Label, str] = {
-    Label.COMPUTE: """
+NAMES: dict[Category, str] = {
+    Category.COMPUTE: """
         actor_compute_log_prob actor_image_embeds actor_update reference_compute_log_prob
         critic_compute_values critic_update compute_advantage
         training_step backward optimizer_step
@@ -76,53 +76,53 @@ NAMES: dict[Label, str] = {
         old_log_prob old_log_probs policy_and_reference_logprobs policy_training ppo_update ref
         ref_log_prob ref_log_probs reference_log_prob reference_log_probs train train_batch
         train_step training update update_actor update_critic update_policy values zero_grad""",
-    Label.TRANSFER: """
+    Category.COMMUNICATION: """
         all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single
         allgather allreduce alltoall broadcast broadcast_object_list grad_sync gradient_sync
         reduce_scatter reduce_scatter_tensor sync_gradients""",
-    Label.WAITING: """
+    Category.COLLECTIVE_WAIT: """
         barrier dist_barrier monitored_barrier wait_for_peer wait_for_peers wait_for_ranks""",
-    Label.COPY: """
+    Category.MEMCPY: """
         batch_transfer batch_to_device copy_to_device d2h device_to_host h2d host_to_device
         memcpy to_device""",
-    Label.HOST: """
+    Category.HOST_IDLE: """
         balance_batch collate data_preprocess data_processing pack_sequences prepare_batch
         preprocess tokenize""",
-    Label.ROLLOUT: """
+    Category.ROLLOUT: """
         actor_generate
         actor_rollout agenerate decode gen generate generate_async generate_samples
         generate_sequences generation prefill rollout rollouts sglang_generate vllm_generate""",
-    Label.TAIL: "generation_tail rollout_tail",
-    Label.SYNC: """
+    Category.ROLLOUT_TAIL: "generation_tail rollout_tail",
+    Category.WEIGHT_SYNC: """
         weight_sync
         broadcast_weights load_weights publish_weights refit refit_bubble refit_event_wait
         refit_policy_generation reshard sync_weights update_rollout_weights update_weights
         weight_update""",
-    Label.REWARD: """
+    Category.REWARD: """
         compute_reward
         compute_rewards compute_rm_score env env_step environment environment_step judge reward
         reward_calculation reward_fn rewards rm rm_score sandbox score scoring tool tool_call
         tool_calls toolcall verifier verify""",
-    Label.STARVATION: """
+    Category.DATA_WAIT: """
         data_fetch
         buffer_starvation dataloader_next enumerate_dataloader fetch_batch get_batch next_batch
         queue_get starvation train_wait wait_for_batch wait_for_data wait_for_rollout
         wait_for_rollouts wait_for_sample wait_for_samples""",
-    Label.PRESSURE: """
+    Category.BACKPRESSURE: """
         back_pressure backpressure buffer_full buffer_full_backoff generation_limit_pause
         queue_put staleness_wait wait_for_consumer wait_for_space wait_for_trainer""",
-    Label.SLEEP: """
+    Category.OFFLOAD: """
         finish_generation load_to_gpu offload offload_model offload_optimizer offload_to_cpu
         onload onload_kv onload_model onload_optimizer onload_weights prepare_for_generation
         prepare_for_training release_memory_occupation resume_memory_occupation sleep wake
         wake_up""",
-    Label.EVALUATION: """
+    Category.EVALUATION: """
         save_checkpoint validation sanity_check
         checkpoint checkpointing eval eval_rollout evaluate evaluation load_checkpoint
         modelcheckpoint_on_train_batch_end modelcheckpoint_on_train_epoch_end save save_model
         test testing validate""",
-    Label.GARBAGE: "garbage_collection gc gc_collect",
-    Label.RLPROF: "rlprof_open_capture rlprof_close_capture",
+    Category.PYTHON_GC: "garbage_collection gc gc_collect",
+    Category.PROFILER: "rlprof_open_capture rlprof_close_capture",
 }
 """Names that mean a label: ours first, then what verl, slime, NeMo-RL and others write."""
 
@@ -137,51 +137,53 @@ _COLLECTIVE = re.compile(
 _COPY = re.compile(r"memcpy|memset|copy(?:host|device)to|__amd_rocclr_(?:copy|fill)")
 
 
-def label_of(name: str) -> int:
-    """Return the label that a name of a stage or a region means, `NOTHING` where it means none.
+def category_of(name: str) -> int:
+    """Return the label that a name of a stage or a region means, `NO_CATEGORY` where it means none.
 
     Capitals and signs do not count, nor what follows a ``#``; of ``Class.method`` the method alone
     will do.
 
     Example::
 
-        >>> label_of("Engine.wake-up"), label_of("Optimizer.step#Adam.step"), label_of("my_filter")
-        (<Label.SLEEP: 11>, <Label.COMPUTE: 0>, -1)
+        >>> category_of("Engine.wake-up"), category_of("Optimizer.step#Adam.step")
+        (<Category.OFFLOAD: 11>, <Category.COMPUTE: 0>)
+        >>> category_of("my_filter")
+        -1
     """
     whole = name.lower().partition("#")[0]
     for part in (whole, whole.rpartition(".")[2]):
         found = _LABELS.get(_SIGNS.sub("_", part).strip("_"))
         if found is not None:
             return found
-    return NOTHING
+    return NO_CATEGORY
 
 
-def labels_of(names: Sequence[str]) -> Int64s:
-    """Return the label of each name, and a last one, `NOTHING`, for the code -1."""
-    return np.array([*map(label_of, names), NOTHING], dtype=np.int64)
+def categories_of(names: Sequence[str]) -> Int64s:
+    """Return the label of each name, and a last one, `NO_CATEGORY`, for the code -1."""
+    return np.array([*map(category_of, names), NO_CATEGORY], dtype=np.int64)
 
 
-def kernel_labels(names: Sequence[str]) -> Int64s:
+def kernel_categories(names: Sequence[str]) -> Int64s:
     """Return for each kernel's name compute, transfer or copy.
 
     Example::
 
-        >>> kernel_labels(["ampere_sgemm", "ncclDevKernel_AllReduce", "Memcpy HtoD"]).tolist()
+        >>> kernel_categories(["ampere_sgemm", "ncclDevKernel_AllReduce", "Memcpy HtoD"]).tolist()
         [0, 1, 3]
     """
     return np.array([_kernel_label(name.lower()) for name in names], dtype=np.int64)
 
 
-def _kernel_label(name: str) -> Label:
+def _kernel_label(name: str) -> Category:
     if _COPY.match(name):
-        return Label.COPY
-    return Label.TRANSFER if _COLLECTIVE.search(name) else Label.COMPUTE
+        return Category.MEMCPY
+    return Category.COMMUNICATION if _COLLECTIVE.search(name) else Category.COMPUTE
 
 
 _BY_LABEL: dict[int, str] = {
-    Label.ROLLOUT: "actor_generate",
-    Label.REWARD: "compute_reward",
-    Label.SYNC: "weight_sync",
+    Category.ROLLOUT: "actor_generate",
+    Category.REWARD: "compute_reward",
+    Category.WEIGHT_SYNC: "weight_sync",
 }
 """Labels that are one stage each; the others hold several."""
 
@@ -201,16 +203,16 @@ _ALIASES = {
 _STAGE_OF = {alias: stage for stage, names in _ALIASES.items() for alias in names.split()}
 
 
-def canonical(name: str) -> str:
+def standard_stage(name: str) -> str:
     """Return the known stage (`records.STAGES`) that a name means, else the name.
 
     Capitals and signs do not count; of ``Class.method`` the method alone will do.
 
     Example::
 
-        >>> canonical("ActorRolloutRefWorker.update_actor"), canonical("old_log_prob")
+        >>> standard_stage("ActorRolloutRefWorker.update_actor"), standard_stage("old_log_prob")
         ('actor_update', 'actor_compute_log_prob')
-        >>> canonical("generate_sequences"), canonical("my_filter")
+        >>> standard_stage("generate_sequences"), standard_stage("my_filter")
         ('actor_generate', 'my_filter')
     """
     whole = name.lower().partition("#")[0]
@@ -218,10 +220,10 @@ def canonical(name: str) -> str:
         found = _STAGE_OF.get(_SIGNS.sub("_", part).strip("_"))
         if found is not None:
             return found
-    return _BY_LABEL.get(label_of(name), name)
+    return _BY_LABEL.get(category_of(name), name)
 
 
-def paired(own: Collection[str], others: Collection[str]) -> dict[str, str]:
+def align_stage_names(own: Collection[str], others: Collection[str]) -> dict[str, str]:
     """Return under which name each stage of a run is compared with another run's.
 
     A name that both runs have stays; any other becomes the stage that it means, so that several of
@@ -229,8 +231,8 @@ def paired(own: Collection[str], others: Collection[str]) -> dict[str, str]:
 
     Example::
 
-        >>> paired(["gen", "update_actor", "env_step"], ["actor_generate", "env_step"])
+        >>> align_stage_names(["gen", "update_actor", "env_step"], ["actor_generate", "env_step"])
         {'gen': 'actor_generate', 'update_actor': 'actor_update', 'env_step': 'env_step'}
     """
     both = set(own) & set(others)
-    return {name: name if name in both else canonical(name) for name in own}
+    return {name: name if name in both else standard_stage(name) for name in own}

@@ -29,7 +29,7 @@ from lightning_rlprof.errors import RlprofError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_rlprof.analysis.ledger.accounts import Book
+    from lightning_rlprof.analysis.ledger.accounts import Accounts
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Table
 
@@ -165,11 +165,11 @@ def ledger(
     """Show where the GPU-seconds of the whole job went, and what they cost."""
     if price is not None and not 0 <= price < math.inf:
         raise RlprofError(f"--price {price}: a GPU-hour costs 0 euros or more, for instance 2.5")
-    from lightning_rlprof.analysis.ledger.accounts import balance
+    from lightning_rlprof.analysis.ledger.accounts import compute_accounts
     from lightning_rlprof.analysis.ledger.ledger import breakdown, totals
 
     spans = opened(run)
-    book = balance(spans, per_step=per_step, per_rank=per_rank)
+    book = compute_accounts(spans, per_step=per_step, per_rank=per_rank)
     tables = [totals(book, price=price)]
     tables += [breakdown(book)] if per_rank or per_step else []
     if as_json:
@@ -189,7 +189,7 @@ def _show(spans: "Spans", tables: "list[Table]") -> None:
     count_doubts(spans)
 
 
-def _facts(spans: "Spans", book: "Book") -> dict[str, object]:
+def _facts(spans: "Spans", book: "Accounts") -> dict[str, object]:
     """Return what the totals add up to, ``wall_ns`` times all ranks, and what is doubtful."""
     return {
         "run": str(spans.path),

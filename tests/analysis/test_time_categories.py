@@ -6,12 +6,12 @@ import pytest
 
 from lightning_rlprof.analysis.time_categories import (
     NAMES,
-    NOTHING,
-    Label,
-    canonical,
-    kernel_labels,
-    label_of,
-    paired,
+    NO_CATEGORY,
+    Category,
+    align_stage_names,
+    category_of,
+    kernel_categories,
+    standard_stage,
 )
 from lightning_rlprof.records.records import STAGES
 from tests.places import ROOT
@@ -19,7 +19,7 @@ from tests.places import ROOT
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_known_stage_means_itself(stage: str) -> None:
-    assert canonical(stage) == stage
+    assert standard_stage(stage) == stage
 
 
 @pytest.mark.parametrize(
@@ -37,27 +37,30 @@ def test_a_known_stage_means_itself(stage: str) -> None:
     ],
 )
 def test_names_of_other_frameworks_mean_our_stages(names: str, stage: str) -> None:
-    assert {canonical(name) for name in names.split()} == {stage}
+    assert {standard_stage(name) for name in names.split()} == {stage}
 
 
 @pytest.mark.parametrize("name", ["my_filter", "train", "", "#", "backward", "缓存"])
 def test_a_name_that_is_no_stage_stays(name: str) -> None:
-    assert canonical(name) == name
+    assert standard_stage(name) == name
 
 
 def test_a_name_that_both_have_is_never_changed() -> None:
-    assert paired(["gen", "reward"], ["gen", "score"]) == {"gen": "gen", "reward": "compute_reward"}
+    assert align_stage_names(["gen", "reward"], ["gen", "score"]) == {
+        "gen": "gen",
+        "reward": "compute_reward",
+    }
 
 
 def test_all_known_stages_have_a_label() -> None:
-    assert [stage for stage in STAGES if label_of(stage) == NOTHING] == []
+    assert [stage for stage in STAGES if category_of(stage) == NO_CATEGORY] == []
 
 
 def test_what_the_callback_records_by_itself_has_a_label() -> None:
     names = ("data_fetch", "batch_transfer", "training_step", "backward", "optimizer_step")
     names += ("save_checkpoint", "validation", "sanity_check")
     names += ("rlprof open capture", "rlprof close capture")
-    assert [name for name in names if label_of(name) == NOTHING] == []
+    assert [name for name in names if category_of(name) == NO_CATEGORY] == []
 
 
 def test_no_name_means_two_labels() -> None:
@@ -67,47 +70,47 @@ def test_no_name_means_two_labels() -> None:
 
 def test_every_name_of_the_table_is_found_as_it_stands_there() -> None:
     for label, listed in NAMES.items():
-        assert {label_of(name) for name in listed.split()} == {label}
+        assert {category_of(name) for name in listed.split()} == {label}
 
 
 @pytest.mark.parametrize(
     ("name", "label"),
     [
-        ("Actor-Update", Label.COMPUTE),
-        ("wake up", Label.SLEEP),
-        ("Engine.wake_up", Label.SLEEP),
-        ("Optimizer.step#AdamW.step", Label.COMPUTE),
-        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Label.STARVATION),
-        ("ModelCheckpoint.on_train_batch_end", Label.EVALUATION),
-        ("EMA.on_train_batch_end", NOTHING),
-        ("actor_update_2", NOTHING),
-        ("", NOTHING),
-        ("#", NOTHING),
-        ("…", NOTHING),
+        ("Actor-Update", Category.COMPUTE),
+        ("wake up", Category.OFFLOAD),
+        ("Engine.wake_up", Category.OFFLOAD),
+        ("Optimizer.step#AdamW.step", Category.COMPUTE),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Category.DATA_WAIT),
+        ("ModelCheckpoint.on_train_batch_end", Category.EVALUATION),
+        ("EMA.on_train_batch_end", NO_CATEGORY),
+        ("actor_update_2", NO_CATEGORY),
+        ("", NO_CATEGORY),
+        ("#", NO_CATEGORY),
+        ("…", NO_CATEGORY),
     ],
 )
 def test_capitals_signs_and_owners_do_not_count_and_the_rest_does(name: str, label: int) -> None:
-    assert label_of(name) == label
+    assert category_of(name) == label
 
 
 def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
-    assert [label.text for label in Label] == [
+    assert [label.text for label in Category] == [
         "compute",
-        "exposed transfer",
-        "waiting for a late peer",
-        "exposed copy",
-        "host or launch bound",
+        "exposed communication",
+        "collective wait",
+        "exposed memcpy",
+        "host-bound idle",
         "rollout",
         "rollout tail",
         "weight sync",
-        "reward, tool, environment",
-        "starvation",
-        "back-pressure",
-        "sleep/wake/offload",
-        "checkpoint or evaluation",
+        "reward/tool/env",
+        "data wait",
+        "backpressure",
+        "offload/onload",
+        "checkpoint/eval",
         "garbage collection",
-        "rlprof itself",
-        "other stage",
+        "profiler overhead",
+        "custom stage",
         "untraced",
     ]
 
@@ -128,13 +131,13 @@ def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
     ],
 )
 def test_kernels_are_told_by_their_names(name: str, label: str) -> None:
-    assert kernel_labels([name]).tolist() == [Label[label]]
+    assert kernel_categories([name]).tolist() == [Category[label]]
 
 
 def test_the_page_lists_the_same_names_under_the_same_labels() -> None:
     page = (ROOT / "docs" / "ledger.md").read_text()
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
     listed = {row[0].strip(): row[2] for row in rows if len(row) == 3}
-    assert [*listed][1:] == [label.text for label in Label]  # the first row is the head
+    assert [*listed][1:] == [label.text for label in Category]  # the first row is the head
     for label, names in NAMES.items():
         assert re.findall(r"`(\w+)`", listed[label.text]) == names.split()

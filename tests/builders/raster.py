@@ -4,13 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_rlprof.analysis.time_categories import NOTHING, Label, label_of
+from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, category_of
 from lightning_rlprof.records.records import Span
 from lightning_rlprof.tables.spans import Spans
 
-WHOLE = {Label.SYNC, Label.REWARD, Label.EVALUATION}
-LAUNCHING = {Label.ROLLOUT, Label.TAIL, Label.SLEEP, *WHOLE}
-Key = tuple[int, int | None, Label]
+WHOLE = {Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION}
+LAUNCHING = {Category.ROLLOUT, Category.ROLLOUT_TAIL, Category.OFFLOAD, *WHOLE}
+Key = tuple[int, int | None, Category]
 
 
 class Kernel(NamedTuple):
@@ -30,7 +30,7 @@ class Run(NamedTuple):
     rank: int
     start_ns: int
     end_ns: int
-    label: Label
+    label: Category
 
 
 class Item(NamedTuple):
@@ -58,7 +58,7 @@ def raster(
         [
             Item(span.rank, span.id, span.step, span.name, span.start_ns, span.end_ns)
             for span in every
-            if span.kind in ("stage", "region") and label_of(span.name) == Label.TRANSFER
+            if span.kind in ("stage", "region") and category_of(span.name) == Category.COMMUNICATION
         ]
     )
     runs, found = device_of(kernels, copies), Counter[Key]()
@@ -78,14 +78,14 @@ class Rank:
     ) -> None:
         self.by_id = {span.id: span for span in own}
         self.spans = [span for span in own if span.kind in ("stage", "region")]
-        self.label = {span.id: self.label_of(span) for span in self.spans}
+        self.label = {span.id: self.category_of(span) for span in self.spans}
         self.joined, self.runs = joined, runs
         self.requests = [
             span
             for span in self.spans
-            if self.label[span.id] == Label.ROLLOUT
+            if self.label[span.id] == Category.ROLLOUT
             and not any(
-                self.label[each.id] == Label.ROLLOUT and span in self.labelled_above(each)[:1]
+                self.label[each.id] == Category.ROLLOUT and span in self.categorized_above(each)[:1]
                 for each in self.spans
             )
         ]
@@ -99,45 +99,47 @@ class Rank:
             found.append(span)
         return found
 
-    def labelled_above(self, span: Span) -> list[Span]:
-        return [each for each in self.above(span) if self.label.get(each.id, NOTHING) != NOTHING]
+    def categorized_above(self, span: Span) -> list[Span]:
+        return [
+            each for each in self.above(span) if self.label.get(each.id, NO_CATEGORY) != NO_CATEGORY
+        ]
 
-    def label_of(self, span: Span) -> int:
+    def category_of(self, span: Span) -> int:
         chain = [span, *(each for each in self.above(span) if each.kind in ("stage", "region"))]
-        names = [label_of(each.name) for each in chain]
+        names = [category_of(each.name) for each in chain]
         whole = [name for name in names[1:] if name in WHOLE]
         if whole:
             return whole[-1]
-        known = [name for name in names if name != NOTHING]
+        known = [name for name in names if name != NO_CATEGORY]
         if known:
             return known[0]
-        return Label.OTHER if span.kind == "stage" else NOTHING
+        return Category.CUSTOM if span.kind == "stage" else NO_CATEGORY
 
-    def label_at(self, now: int) -> Label:
+    def label_at(self, now: int) -> Category:
         host = self.host_at(now)
         running = [run.label for run in self.runs if run.start_ns <= now < run.end_ns]
-        if host == Label.EVALUATION:
+        if host == Category.EVALUATION:
             return host
         if running:
             host = min(running)
-        elif host == Label.COMPUTE and any(start <= now < end for start, end in self.windows):
-            return Label.HOST
-        return Label.TAIL if host == Label.ROLLOUT and self.in_tail(now) else host
+        elif host == Category.COMPUTE and any(start <= now < end for start, end in self.windows):
+            return Category.HOST_IDLE
+        return Category.ROLLOUT_TAIL if host == Category.ROLLOUT and self.in_tail(now) else host
 
-    def host_at(self, now: int) -> Label:
+    def host_at(self, now: int) -> Category:
         up = [
             span
             for span in self.spans
-            if span.start_ns <= now < span.end_ns and self.label[span.id] != NOTHING
+            if span.start_ns <= now < span.end_ns and self.label[span.id] != NO_CATEGORY
         ]
-        hidden = {each.id for span in up for each in self.labelled_above(span)}
+        hidden = {each.id for span in up for each in self.categorized_above(span)}
         labels = [self.collective_at(span, now) for span in up if span.id not in hidden]
-        return Label(min(labels, default=Label.UNTRACED))
+        return Category(min(labels, default=Category.UNTRACED))
 
     def collective_at(self, span: Span, now: int) -> int:
         label = self.label[span.id]
         waits = now < self.joined.get((span.rank, span.id), 0)
-        return Label.WAITING if waits and label == Label.TRANSFER else label
+        return Category.COLLECTIVE_WAIT if waits and label == Category.COMMUNICATION else label
 
     def active(self, now: int) -> int:
         return sum(span.start_ns <= now < span.end_ns for span in self.requests)
@@ -192,29 +194,29 @@ def device_of(kernels: Sequence[Kernel], copies: Sequence[Kernel]) -> list[Run]:
         [
             Item(kernel.rank, at, kernel.step or 0, kernel.name, kernel.start_ns, kernel.end_ns)
             for at, kernel in enumerate(kernels)
-            if labels[at] == Label.TRANSFER and "SendRecv" not in kernel.name
+            if labels[at] == Category.COMMUNICATION and "SendRecv" not in kernel.name
         ]
     )
     found = []
     for at, kernel in enumerate(kernels):
         start = split.get((kernel.rank, at), kernel.start_ns)
-        found += [Run(kernel.rank, kernel.start_ns, start, Label.WAITING)]
+        found += [Run(kernel.rank, kernel.start_ns, start, Category.COLLECTIVE_WAIT)]
         found += [Run(kernel.rank, start, kernel.end_ns, labels[at])]
     return found + [
-        Run(copy.rank, copy.start_ns, copy.end_ns, launched_in(copy) or Label.COPY)
+        Run(copy.rank, copy.start_ns, copy.end_ns, launched_in(copy) or Category.MEMCPY)
         for copy in copies
     ]
 
 
-def launched_in(kernel: Kernel) -> Label | None:
-    label = label_of(kernel.stage or "")
-    return Label(label) if label in LAUNCHING else None
+def launched_in(kernel: Kernel) -> Category | None:
+    label = category_of(kernel.stage or "")
+    return Category(label) if label in LAUNCHING else None
 
 
-def label_of_kernel(kernel: Kernel) -> Label:
+def label_of_kernel(kernel: Kernel) -> Category:
     if (label := launched_in(kernel)) is not None:
         return label
-    return Label.TRANSFER if kernel.name.startswith("nccl") else Label.COMPUTE
+    return Category.COMMUNICATION if kernel.name.startswith("nccl") else Category.COMPUTE
 
 
 def windows_of(own: list[Span], runs: list[Run]) -> list[tuple[int, int]]:

@@ -37,21 +37,21 @@ class Part(NamedTuple):
 SCRIPT = {
     "actor": (
         Part("actor_compute_log_prob", True, 90, "compute"),
-        Part("sleep", True, 50, "sleep/wake/offload"),
+        Part("sleep", True, 50, "offload/onload"),
     ),
     "rollout": (
         Part("actor_generate", True, 80, "rollout"),
-        Part("queue_put", False, 55, "back-pressure"),
+        Part("queue_put", False, 55, "backpressure"),
         Part("weight_sync", True, 60, "weight sync"),
     ),
     "reward": (
-        Part("wait_for_samples", False, 65, "starvation"),
-        Part("compute_reward", True, 75, "reward, tool, environment"),
+        Part("wait_for_samples", False, 65, "data wait"),
+        Part("compute_reward", True, 75, "reward/tool/env"),
     ),
     "trainer": (
-        Part("data_fetch", False, 50, "starvation"),
+        Part("data_fetch", False, 50, "data wait"),
         Part("actor_update", True, 100, "compute"),
-        Part("save_checkpoint", False, 70, "checkpoint or evaluation"),
+        Part("save_checkpoint", False, 70, "checkpoint/eval"),
     ),
 }
 

@@ -19,7 +19,7 @@ def test_it_shows_where_the_seconds_went_and_what_is_not_told(rlprof: Run, tmp_p
     names = ("rollout", "compute", "untraced")
     first = [line[0] for line in lines if line[:1] and line[0] in names and line[1].endswith("%")]
     assert first == list(names)
-    assert [line[-3:-1] for line in lines if line[:1] == ["back-pressure"]] == [["not", "told"]]
+    assert [line[-3:-1] for line in lines if line[:1] == ["backpressure"]] == [["not", "told"]]
     text = " ".join(out.split())
     assert "2 x 0.28" in text
     assert "Host or launch bound: not told without kernels of a device." in text

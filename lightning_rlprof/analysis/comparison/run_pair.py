@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.stages.partition import Partition, partition
 from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted, recent
-from lightning_rlprof.analysis.time_categories import paired
+from lightning_rlprof.analysis.time_categories import align_stage_names
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
@@ -74,7 +74,10 @@ def sides(a: Spans, b: Spans) -> tuple[Side, Side]:
     """Return both runs, their stages under common names; of very large ones the last steps."""
     runs = [recent(spans) for spans in (a, b)]
     names = [_stage_names(spans) for spans, _ in runs]
-    called = _apart(paired(names[0], names[1])), _apart(paired(names[1], names[0]))
+    called = (
+        _apart(align_stage_names(names[0], names[1])),
+        _apart(align_stage_names(names[1], names[0])),
+    )
     # One after the other: what the first one was cut into goes with it.
     first = _side(*runs.pop(0), called[0])
     return first, _side(*runs.pop(), called[1])

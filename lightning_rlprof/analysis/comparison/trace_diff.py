@@ -14,7 +14,7 @@ from lightning_rlprof.analysis.operators.call_tree import (
     call_tree,
     launched,
 )
-from lightning_rlprof.analysis.time_categories import canonical
+from lightning_rlprof.analysis.time_categories import standard_stage
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import NONE
@@ -145,7 +145,7 @@ def _check_stage(stage: str | None, pieces: Iterable[_Pieces]) -> None:
     works = [each.timed for each in pieces]
     seen = ((each.stages, np.unique(each.stage[each.stage >= 0]).tolist()) for each in works)
     there = sorted({stages[code] for stages, codes in seen for code in codes})
-    if canonical(stage) not in map(canonical, there):
+    if standard_stage(stage) not in map(standard_stage, there):
         told = ", ".join(there[:_FEW]) + (", ..." if there[_FEW:] else "") or "no stages"
         raise RlprofError(f"stage={stage!r}: nothing was launched in it; these traces tell {told}")
 
@@ -169,7 +169,7 @@ def _sums(
     """Return the time of the work of each name, and how many pieces there are."""
     keep = work.step > 0 if stepped else np.ones(len(work.step), dtype=bool)
     if stage is not None:
-        alike = [canonical(name) == canonical(stage) for name in work.stages]
+        alike = [standard_stage(name) == standard_stage(stage) for name in work.stages]
         keep &= np.array([*alike, False])[work.stage]
     names: Sequence[str | None] = [*(name or None for name in work.names), None]
     sums = np.zeros((2, len(names)), np.int64)

@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.critical_path.step_intervals import Laps, laps
 from lightning_rlprof.analysis.critical_path.sync_points import Joins, joins
 from lightning_rlprof.analysis.stages.partition import Flat, Partition, partition
 from lightning_rlprof.analysis.step_selection import FEWEST, counted, last_steps
-from lightning_rlprof.analysis.time_categories import Label, labels_of
+from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -261,7 +261,7 @@ _COLUMNS = (
     Column("per round", "duration", "ns"),
 )
 _BETWEEN = "between stages"
-_IDLE = (Label.STARVATION, Label.SYNC, Label.WAITING)
+_IDLE = (Category.DATA_WAIT, Category.WEIGHT_SYNC, Category.COLLECTIVE_WAIT)
 
 
 def cycle(spans: Spans) -> Table:
@@ -293,7 +293,7 @@ def _nothing(why: str) -> Table:
 def _overlap(spans: Spans, cut: Partition, its: Laps) -> bool:
     """Tell whether most steps begin, on some rank, before the one before has ended on all."""
     rows, step = cut.stages(spans)
-    works = ~np.isin(labels_of(spans.names), _IDLE)[spans.name[rows]]
+    works = ~np.isin(categories_of(spans.names), _IDLE)[spans.name[rows]]
     numbers = np.append(its.steps, its.steps[-1:] + 1)
     place = np.searchsorted(numbers, spans.step[cut.steps[step]])
     known = works & (np.append(numbers, -1)[place] == spans.step[cut.steps[step]])

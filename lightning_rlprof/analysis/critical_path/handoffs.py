@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.step_intervals import Laps
 from lightning_rlprof.analysis.critical_path.sync_points import Joins
-from lightning_rlprof.analysis.time_categories import Label, labels_of
+from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import differs
@@ -134,7 +134,7 @@ def _versions(spans: Spans, when: Times) -> Int64s:
     A thread that passes over some versions needs the last that was published.
     """
     rows, version = _numbered(spans, "version")
-    gives = labels_of(spans.names)[spans.name[rows]] == Label.SYNC
+    gives = categories_of(spans.names)[spans.name[rows]] == Category.WEIGHT_SYNC
     gives |= spans.kind[rows] == _MARK
     there = np.unique(version[gives])
     takes = rows[~gives]
@@ -184,7 +184,7 @@ def _chains(spans: Spans, threads: Int64s) -> Int64s:
 
 def _since(spans: Spans, threads: Int64s, chain: Int64s, when: Int64s) -> Int64s:
     """Return when each chain had last begun or ended some work before a time."""
-    feeds = labels_of(spans.names) == Label.STARVATION
+    feeds = categories_of(spans.names) == Category.DATA_WAIT
     work = np.isin(spans.kind, _WORK) & ~feeds[spans.name] & np.isin(spans.thread, threads)
     rows = np.flatnonzero(work)
     own, low = np.searchsorted(threads, spans.thread[rows]), int(spans.start_ns.min(initial=0))

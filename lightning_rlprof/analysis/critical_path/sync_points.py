@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.statistics.robust import expected
 from lightning_rlprof.analysis.step_selection import recent
 from lightning_rlprof.analysis.stragglers.rank_matrix import Lineup, line_up, stage_rows
 from lightning_rlprof.analysis.stragglers.wait_detection import waits
-from lightning_rlprof.analysis.time_categories import Label, labels_of
+from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import differs
@@ -119,7 +119,7 @@ def _listing(spans: Spans, stays: _Stays) -> str:
 
 def _named(spans: Spans, threads: Int64s) -> _Stays:
     """Return spans whose names are those of collectives or barriers."""
-    joint = np.isin(labels_of(spans.names), (Label.TRANSFER, Label.WAITING))
+    joint = np.isin(categories_of(spans.names), (Category.COMMUNICATION, Category.COLLECTIVE_WAIT))
     return _stays(spans, threads, np.flatnonzero(joint[spans.name] & np.isin(spans.kind, _SPANS)))
 
 
@@ -156,7 +156,7 @@ def _waiting(spans: Spans, threads: Int64s, known: _Stays, fed: bool) -> _Stays:
     """Return the spans of stages that hold waiting, where no join inside of them explains it."""
     some, _ = recent(spans, _LEARNED)
     found = stage_rows(some)
-    parts, feeds = [], np.flatnonzero(fed & (labels_of(spans.names) == Label.STARVATION))
+    parts, feeds = [], np.flatnonzero(fed & (categories_of(spans.names) == Category.DATA_WAIT))
     for number, ranks in enumerate(_roles(spans)):
         codes = list(_bound(some, line_up(some, found, ranks))) if len(found.rows) else []
         mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)

@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.work import OTHERS, Work, device_work
 from lightning_rlprof.analysis.statistics.group_summary import summarize
-from lightning_rlprof.analysis.time_categories import Label, kernel_labels
+from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -27,7 +27,11 @@ _COLUMNS = (
     Column("share in stage", "share"),
     Column("ranks", "count"),
 )
-_KINDS = {Label.COMPUTE: "compute", Label.TRANSFER: "communication", Label.COPY: "copy"}
+_KINDS = {
+    Category.COMPUTE: "compute",
+    Category.COMMUNICATION: "communication",
+    Category.MEMCPY: "copy",
+}
 
 
 def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | None = None) -> Table:
@@ -79,7 +83,7 @@ def _heads(runs: Work, top: int | None) -> tuple[list[tuple[Cell, Cell]], Int64s
 
 
 def _kind(name: str | None) -> str | None:
-    return None if name is None else _KINDS[Label(int(kernel_labels([name])[0]))]
+    return None if name is None else _KINDS[Category(int(kernel_categories([name])[0]))]
 
 
 def _rows(runs: Work, group: Int64s, heads: Sequence[tuple[Cell, Cell]]) -> list[tuple[Cell, ...]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.time_categories import Label, kernel_labels
+from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.records.records import KINDS, copy_name
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import differs
@@ -197,8 +197,8 @@ def _columns(
     }
     code, own = table.texts(named)
     if named == "kernel":
-        labels = kernel_labels(own)
-        parts = [_KERNEL if label == Label.COMPUTE else _COMMUNICATION for label in labels]
+        labels = kernel_categories(own)
+        parts = [_KERNEL if label == Category.COMPUTE else _COMMUNICATION for label in labels]
         keys = [*zip(parts, own, strict=True), (_KERNEL, None)]
     else:
         keys = [(_COPY, copy_name(text)) for text in (*own, None)]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.analysis.step_selection import captures
-from lightning_rlprof.analysis.time_categories import Label, kernel_labels
+from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import cells_of, differs, edges, open_count
@@ -204,7 +204,7 @@ def _columns(table: Table, places: dict[str, int]) -> tuple[Int64s, ...]:
     start, duration = table.numbers("start"), table.numbers("duration")
     if "kernel" in there:
         named, names = table.texts("kernel")
-        kind = _KINDS[np.append(kernel_labels(names), Label.COMPUTE)][named]
+        kind = _KINDS[np.append(kernel_categories(names), Category.COMPUTE)][named]
     else:
         kind = np.full(len(start), COPY)
     launch, graph = (

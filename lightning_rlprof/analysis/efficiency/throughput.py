@@ -12,7 +12,7 @@ from lightning_rlprof.analysis.efficiency.peak_flops import (
     peak_of,
     token_flops,
 )
-from lightning_rlprof.analysis.stages.partition import home
+from lightning_rlprof.analysis.stages.partition import containing_step
 from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Float64s, Int64s
@@ -132,7 +132,7 @@ def _stages(spans: Spans) -> tuple[Int64s, str]:
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
     choice = counted(spans, steps)
     if len(steps):
-        step = home(spans, steps, stages, spans.rank)
+        step = containing_step(spans, steps, stages, spans.rank)
         other = ~np.isin(spans.rank[stages], spans.rank[steps])  # a role that knows no steps
         stages = stages[other | ((step >= 0) & choice.mask[step])]
     return stages, choice.note

@@ -21,7 +21,7 @@ from lightning_rlprof.analysis.findings.finding import (
     quoted,
 )
 from lightning_rlprof.analysis.step_selection import slowdown
-from lightning_rlprof.analysis.time_categories import Label, kernel_labels
+from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -218,7 +218,7 @@ def kernel_claims(spans: Spans, seen_ns: int) -> Iterator[Claim | Undecided]:
     if len(code) < FEWEST:
         yield Undecided(_SUBJECT, f"of {len(code)} kernels")
         return
-    computes = np.append(kernel_labels(names), Label.OTHER)[code] == Label.COMPUTE
+    computes = np.append(kernel_categories(names), Category.CUSTOM)[code] == Category.COMPUTE
     if not computes.any():
         return
     duration = table.numbers("duration")

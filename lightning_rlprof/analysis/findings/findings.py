@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.findings.efficiency_rules import speed_claims, tr
 from lightning_rlprof.analysis.findings.finding import Claim, Undecided
 from lightning_rlprof.analysis.findings.ledger_rules import ledger_claims
 from lightning_rlprof.analysis.findings.run_rules import memory_claims, slow_claims
-from lightning_rlprof.analysis.ledger.ledger import balanced
+from lightning_rlprof.analysis.ledger.ledger import cached_accounts
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -51,7 +51,7 @@ def findings(spans: Spans) -> Table:
     found = [*_said(spans)]
     if not found and not len(spans.rows(kind="step")):
         return Table("findings", _COLUMNS, abstained=_NOTHING)
-    book = balanced(spans)
+    book = cached_accounts(spans)
     whole = book.wall_ns * (len(book.ranks) + len(book.silent))
     rows = [_row(each, whole) for each in found if isinstance(each, Claim)]
     rows.sort(key=lambda row: -int(row[2] or 0))
@@ -76,7 +76,7 @@ def _said(spans: Spans) -> Iterator[Claim | Undecided]:
     yield from transfer_claims(held, devices, seen_ns)
     yield from memory_claims(held)
     yield from speed_claims(spans)
-    yield from ledger_claims(spans, balanced(spans, held), pairs)
+    yield from ledger_claims(spans, cached_accounts(spans, held), pairs)
 
 
 def _row(claim: Claim, whole: int) -> tuple[Cell, ...]:

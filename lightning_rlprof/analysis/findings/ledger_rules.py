@@ -18,9 +18,9 @@ from lightning_rlprof.analysis.findings.finding import (
     place_of,
     spans_query,
 )
-from lightning_rlprof.analysis.ledger.accounts import Book
+from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import breakdown
-from lightning_rlprof.analysis.time_categories import Label, labels_of
+from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
         refuted: What would show that the claim is wrong.
     """
 
-    label: Label
+    label: Category
     above: float
     claim: str
     experiment: str
@@ -45,7 +45,7 @@ class Rule(NamedTuple):
 
 RULES = (
     Rule(
-        Label.ROLLOUT,
+        Category.ROLLOUT,
         0.5,
         "most GPU-seconds generate responses",
         "measure one step with a longer batch per engine, a KV cache that fits, or speculative "
@@ -53,98 +53,98 @@ RULES = (
         "tokens per second of the rollout do not rise, or the rest of the step grows by as much",
     ),
     Rule(
-        Label.TAIL,
+        Category.ROLLOUT_TAIL,
         0.1,
         "GPUs wait for the last responses of a rollout",
         "cap the length, cut the tail with partial rollouts, or sample more prompts than needed",
         "the tail is as long with capped lengths: then requests start late or an engine is slow",
     ),
     Rule(
-        Label.STARVATION,
+        Category.DATA_WAIT,
         0.05,
         "GPUs wait for samples",
         "prefetch the next batch, use more DataLoader workers, or start the rollout earlier",
         "the wait stays with a batch that is in memory already",
     ),
     Rule(
-        Label.PRESSURE,
+        Category.BACKPRESSURE,
         0.05,
         "those who generate wait for those who train",
         "allow more staleness, or move GPUs from rollout to training",
         "the buffer is not full while they wait",
     ),
     Rule(
-        Label.WAITING,
+        Category.COLLECTIVE_WAIT,
         0.05,
         "ranks wait in collectives for a late one",
         "rlprof stragglers names the late rank; balance the tokens of the ranks",
         "the wait stays when every rank gets the same batch",
     ),
     Rule(
-        Label.TRANSFER,
+        Category.COMMUNICATION,
         0.1,
         "collectives move data while nothing computes",
         "overlap them: larger buckets, gradients reduced in the backward pass, fewer gathers",
         "rlprof show RUN overlap tells that they overlap already, and the links are at their limit",
     ),
     Rule(
-        Label.HOST,
+        Category.HOST_IDLE,
         0.1,
         "the device waits for the host to launch",
         "rlprof show RUN idle and launches; compile, use CUDA graphs, or raise the micro-batch",
         "the same share stays with a micro-batch of twice the size",
     ),
     Rule(
-        Label.COPY,
+        Category.MEMCPY,
         0.05,
         "copies between host and device are exposed",
         "pin the memory, copy without blocking, and keep the data on the device between stages",
         "the copies take as long from pinned memory",
     ),
     Rule(
-        Label.SYNC,
+        Category.WEIGHT_SYNC,
         0.05,
         "moving weights to the rollout engine takes its time",
         "larger buckets, no copy through the host, or update while the engine drains",
         "the time stays as it is for a model of half the size: then it is a fixed pause",
     ),
     Rule(
-        Label.REWARD,
+        Category.REWARD,
         0.15,
         "GPUs wait for rewards, tools or environments",
         "score samples as they arrive, in parallel, and not a batch at its end",
         "the rewards take as long for one sample as for the batch",
     ),
     Rule(
-        Label.SLEEP,
+        Category.OFFLOAD,
         0.05,
         "memory changes hands between training and generation",
         "keep more of it on the device, offload only the optimizer, or separate the two",
         "the phases do not fit into memory together",
     ),
     Rule(
-        Label.EVALUATION,
+        Category.EVALUATION,
         0.1,
         "checkpoints and validation take their time",
         "do them less often, write checkpoints asynchronously",
         "their number, not their length, is what the schedule asks for",
     ),
     Rule(
-        Label.GARBAGE,
+        Category.PYTHON_GC,
         0.02,
         "Python's garbage collection stops the ranks",
         "gc.freeze() after set-up, and collect at the same step on all ranks",
         "the pauses stay with gc.disable()",
     ),
     Rule(
-        Label.RLPROF,
+        Category.PROFILER,
         0.02,
         "capturing itself takes its time",
         "capture fewer steps, one stage, or a lower level",
         "the share stays with integrated.profile: false",
     ),
     Rule(
-        Label.UNTRACED,
+        Category.UNTRACED,
         0.2,
         "nobody knows what the GPUs did for much of the time",
         "mark what is between the stages with stage(…) or wrap:, see rlprof show RUN gaps",
@@ -174,14 +174,16 @@ class _Job(NamedTuple):
     """What the rules look at: the time of each label in each step, summed over ranks."""
 
     spans: Spans
-    book: Book
+    book: Accounts
     pairs: Unpaired | None
     numbers: list[int]
-    steps: dict[Label, Float64s]
+    steps: dict[Category, Float64s]
     walls: Float64s
 
 
-def ledger_claims(spans: Spans, book: Book, pairs: Unpaired | None) -> Iterator[Claim | Undecided]:
+def ledger_claims(
+    spans: Spans, book: Accounts, pairs: Unpaired | None
+) -> Iterator[Claim | Undecided]:
     """Yield what each rule says; nothing where no step was recorded to its end.
 
     Where kernels tell what is host bound, that is a matter of the rule on devices: it looks at the
@@ -196,16 +198,16 @@ def ledger_claims(spans: Spans, book: Book, pairs: Unpaired | None) -> Iterator[
     if not len(job.walls):
         return
     for rule in RULES:
-        if rule.label == Label.HOST and book.told.get(rule.label) in _KERNELS:
+        if rule.label == Category.HOST_IDLE and book.told.get(rule.label) in _KERNELS:
             continue
         found = _of_label(job, rule)
         if found is not None:
             yield found
 
 
-def _job(spans: Spans, book: Book, pairs: Unpaired | None) -> _Job:
+def _job(spans: Spans, book: Accounts, pairs: Unpaired | None) -> _Job:
     by_step = breakdown(book)
-    names = {label.text: label for label in Label}
+    names = {label.text: label for label in Category}
     steps: list[Any] = [row for row in by_step.rows if row[0] is not None]
     columns = [column.name for column in by_step.columns]
     table = np.array([row[1:] for row in steps], dtype=np.float64).reshape(-1, len(columns) - 1)
@@ -236,11 +238,11 @@ def _threshold(job: _Job, rule: Rule) -> float:
     return max(rule.above, UNSURE) if by_kernels and job.pairs is None else rule.above
 
 
-def _doubt(job: _Job, label: Label) -> str:
+def _doubt(job: _Job, label: Category) -> str:
     """Return why a label may have time that is another one's."""
     if job.book.told[label] in _KERNELS and job.pairs is not None and job.pairs.lossy:
         return _LOSSY
-    return _UNMATCHED if label == Label.TRANSFER and _alone(job) else ""
+    return _UNMATCHED if label == Category.COMMUNICATION and _alone(job) else ""
 
 
 def _alone(job: _Job) -> bool:
@@ -248,7 +250,7 @@ def _alone(job: _Job) -> bool:
     spans = job.spans
     if len(job.book.ranks) + len(job.book.silent) < 2:
         return False
-    rows = np.flatnonzero((labels_of(spans.names) == Label.TRANSFER)[spans.name])
+    rows = np.flatnonzero((categories_of(spans.names) == Category.COMMUNICATION)[spans.name])
     width = int(spans.rank.max(initial=0)) + 1
     met = (spans.step[rows] * len(spans.names) + spans.name[rows]) * width + spans.rank[rows]
     met, ranks = np.unique(np.unique(met) // width, return_counts=True)
@@ -275,10 +277,10 @@ def _claim(job: _Job, rule: Rule, own: Float64s, share: tuple[float, float], abo
     )
 
 
-def _seen(job: _Job, label: Label, step: int) -> tuple[Int64s, str]:
+def _seen(job: _Job, label: Category, step: int) -> tuple[Int64s, str]:
     """Return the label's longest spans; without any, the step that has most of it, on each rank."""
     spans = job.spans
-    rows = np.flatnonzero((labels_of(spans.names) == label)[spans.name])
+    rows = np.flatnonzero((categories_of(spans.names) == label)[spans.name])
     rows = rows[np.argsort(spans.start_ns[rows] - spans.end_ns[rows], kind="stable")][:_SHOWN]
     named = (f"{spans.rank[row]}/{spans.id[row]}" for row in rows.tolist())
     if len(rows):

@@ -20,7 +20,7 @@ from lightning_rlprof.analysis.ledger.host_activity import (
     rollout_tail,
 )
 from lightning_rlprof.analysis.stages.partition import paint
-from lightning_rlprof.analysis.time_categories import NOTHING, Label, labels_of
+from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
@@ -30,7 +30,7 @@ OUTSIDE = -1
 """Stands for the time outside of steps."""
 
 _STEP = KINDS.index("step")
-_KEYS = 2 * len(Label)
+_KEYS = 2 * len(Category)
 
 
 class Calendar(NamedTuple):
@@ -48,7 +48,7 @@ class Entries(NamedTuple):
 
     Attributes:
         step: Index of the step's number, 0 where steps are not told apart; or `OUTSIDE`.
-        label: A `Label`.
+        label: A `Category`.
         by_kernels: 1 where kernels told the label, 0 where spans did, or nothing.
         ns: How long.
     """
@@ -100,7 +100,7 @@ def enter(
     by_kernels = np.zeros_like(label) if work is None else _look(label, work, times)
     tail = rollout_tail(own, times)
     if tail is not None:
-        label[tail & (label == Label.ROLLOUT)] = Label.TAIL
+        label[tail & (label == Category.ROLLOUT)] = Category.ROLLOUT_TAIL
     sums = _zeros(int(days.number.max(initial=OUTSIDE)))
     np.add.at(sums, _keys(step, label, by_kernels), np.diff(times))
     return _entries(sums), tail is not None
@@ -141,14 +141,14 @@ def _look(label: Int64s, work: Work, times: Int64s) -> Int64s:
     """
     cells = len(label)
     first, last = cells_of(times, work.start_ns, work.end_ns)
-    free, runs = label != Label.EVALUATION, np.zeros(cells, dtype=bool)
+    free, runs = label != Category.EVALUATION, np.zeros(cells, dtype=bool)
     for each in np.unique(work.label)[::-1].tolist():
         mine = work.label == each
         here = free & (open_count(first[mine], last[mine], cells) > 0)
         label[here], runs = each, runs | here
     known = open_count(*cells_of(times, work.known_start_ns, work.known_end_ns), cells) > 0
-    idle = known & ~runs & (label == Label.COMPUTE)
-    label[idle] = Label.HOST
+    idle = known & ~runs & (label == Category.COMPUTE)
+    label[idle] = Category.HOST_IDLE
     told: Int64s = (runs | idle).astype(np.int64)
     return told
 
@@ -163,7 +163,7 @@ _SPANS = (KINDS.index("stage"), KINDS.index("region"))
 
 
 @dataclass(frozen=True, eq=False)
-class Book:
+class Accounts:
     """Where the time of a job went: ``wall_ns`` of each rank, and its entries add up to it exactly.
 
     Attributes:
@@ -188,7 +188,7 @@ class Book:
     by_rank: bool
     rank: npt.NDArray[np.int32]
     entries: Entries
-    told: Mapping[Label, str]
+    told: Mapping[Category, str]
     remarks: tuple[str, ...]
 
     @property
@@ -202,7 +202,7 @@ class _Job(NamedTuple):
 
     Attributes:
         spans: The run.
-        labels: Label per name.
+        labels: Category per name.
         joined: Collectives of which it is known when their transfer began, see `_joined`.
         calendar: The steps of the job.
         per_step: Whether they are told apart.
@@ -221,7 +221,7 @@ class _Job(NamedTuple):
     end_ns: int
 
 
-def balance(spans: Spans, *, per_step: bool = False, per_rank: bool = False) -> Book:
+def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = False) -> Accounts:
     """Give every instant of every rank of the job one label, and one step.
 
     A rank lives from the job's start to its end, whenever its file begins and stops, and also where
@@ -229,17 +229,17 @@ def balance(spans: Spans, *, per_step: bool = False, per_rank: bool = False) -> 
     told from what lies outside of them; see `days_of` for steps that a rank lacks. Ranks are told
     apart ``per_rank``: that is a thousand times as much to hold for a thousand of them.
     """
-    devices, labels, calendar = occupancy(spans), labels_of(spans.names), calendar_of(spans)
+    devices, labels, calendar = occupancy(spans), categories_of(spans.names), calendar_of(spans)
     joined, remarks = _joined(spans, labels)
     missing = _missing(spans)
     silent = tuple(sorted(missing - {*devices.work}))
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _life(spans, devices.work)
     job = _Job(spans, labels, joined, calendar, per_step, devices.work, start, end)
-    told, parts = {Label.UNTRACED}, []
+    told, parts = {Category.UNTRACED}, []
     for group in _groups(silent, ranks, 1 if per_rank else _AT_ONCE, end - start):
         pages = [_page(job, rank) for rank in group]
-        told |= set[Label]().union(*(page[1] for page in pages))
+        told |= set[Category]().union(*(page[1] for page in pages))
         entries = merged([page[0] for page in pages])
         parts.append((np.full(len(entries.ns), group[0], np.int32), *entries))
     rank_of, *columns = _joint(parts)
@@ -248,7 +248,7 @@ def balance(spans: Spans, *, per_step: bool = False, per_rank: bool = False) -> 
     remarks += [clocks] if clocks else []
     known = (_told(told, devices.told), tuple(remarks))
     steps = calendar.number if per_step else None
-    return Book(ranks, silent, start, end, steps, per_rank, rank_of, Entries(*columns), *known)
+    return Accounts(ranks, silent, start, end, steps, per_rank, rank_of, Entries(*columns), *known)
 
 
 def _groups(
@@ -260,15 +260,15 @@ def _groups(
     return ([[SILENT]] if silent or not ranks else []) + groups
 
 
-def _page(job: _Job, rank: int) -> tuple[Entries, set[Label]]:
+def _page(job: _Job, rank: int) -> tuple[Entries, set[Category]]:
     """Return the entries of a rank, and the labels for which it has evidence."""
     rows = slice(*np.searchsorted(job.spans.rank, [rank, rank + 1]).tolist())
     own = activity(job.spans, rows, job.labels, _in_rank(job.joined, rows))
     days = days_of(job.spans, rows, job.calendar)
     days = days if job.per_step else days._replace(number=np.zeros_like(days.number))
     entries, has_tails = enter(own, days, job.work.get(rank), job.start_ns, job.end_ns)
-    told = {Label(each) for each in np.unique(own.label).tolist()}
-    return entries, told | ({Label.TAIL} if has_tails else set())
+    told = {Category(each) for each in np.unique(own.label).tolist()}
+    return entries, told | ({Category.ROLLOUT_TAIL} if has_tails else set())
 
 
 def _joint(parts: list[tuple[Any, ...]]) -> list[Any]:
@@ -278,7 +278,7 @@ def _joint(parts: list[tuple[Any, ...]]) -> list[Any]:
     return [np.concatenate(columns.pop()) for _ in range(len(columns))]
 
 
-def _told(by_spans: set[Label], by_kernels: set[Label]) -> dict[Label, str]:
+def _told(by_spans: set[Category], by_kernels: set[Category]) -> dict[Category, str]:
     both = dict.fromkeys(by_spans & by_kernels, "both")
     return dict.fromkeys(by_spans, "spans") | dict.fromkeys(by_kernels, "kernels") | both
 
@@ -324,7 +324,7 @@ def _joined(spans: Spans, labels: Int64s) -> tuple[Int64s, list[str]]:
     Returns:
         Two rows: the spans' own rows, ascending, and when their transfers began; and remarks.
     """
-    rows = np.flatnonzero((labels == Label.TRANSFER)[spans.name])
+    rows = np.flatnonzero((labels == Category.COMMUNICATION)[spans.name])
     rows = rows[np.isin(spans.kind[rows], _SPANS)]
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     columns = (spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
@@ -363,7 +363,7 @@ def _odd(spans: Spans, labels: Int64s) -> list[str]:
     interrupted, captured = ({*spans.step[rows].tolist()} for rows in steps)
     counts = {"under capture": len(captured - interrupted), "interrupted": len(interrupted)}
     texts = [f"Steps {how} are part of the sum: {n}." for how, n in counts.items() if n]
-    rows = np.flatnonzero((labels == NOTHING)[spans.name])
+    rows = np.flatnonzero((labels == NO_CATEGORY)[spans.name])
     stages = np.unique(spans.name[rows[spans.kind[rows] == _SPANS[0]]])
     if unknown := [spans.names[code] for code in stages.tolist()]:
         listed = _some("stage", unknown)

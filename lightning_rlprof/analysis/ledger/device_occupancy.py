@@ -8,7 +8,7 @@ import numpy as np
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, calls_of, matched, transfers
 from lightning_rlprof.analysis.step_selection import captures
-from lightning_rlprof.analysis.time_categories import Label, kernel_labels, labels_of
+from lightning_rlprof.analysis.time_categories import Category, categories_of, kernel_categories
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import differs, unions
 from lightning_rlprof.tables.spans import Spans
@@ -16,7 +16,14 @@ from lightning_rlprof.tables.table import Table
 
 # What is launched in such a stage is part of it; elsewhere it is what its own name says. Stages
 # that wait are not among them: what runs meanwhile was launched by others.
-_STAGES = (Label.ROLLOUT, Label.TAIL, Label.SYNC, Label.REWARD, Label.SLEEP, Label.EVALUATION)
+_STAGES = (
+    Category.ROLLOUT,
+    Category.ROLLOUT_TAIL,
+    Category.WEIGHT_SYNC,
+    Category.REWARD,
+    Category.OFFLOAD,
+    Category.EVALUATION,
+)
 _HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
 _SAME = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
 _ROUNDED = (0, -1, 1)  # ns that the two tables of an Ascend output may be apart
@@ -48,7 +55,7 @@ class Occupancy:
     """
 
     work: dict[int, Work] = field(default_factory=dict)
-    told: set[Label] = field(default_factory=set)
+    told: set[Category] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -75,21 +82,21 @@ def occupancy(spans: Spans) -> Occupancy:
     copies = spans.try_table("memcpy", found.remarks)
     parts = []
     if kernels is not None and len(kernels.rows):
-        found.told |= {Label.COMPUTE, Label.TRANSFER}
+        found.told |= {Category.COMPUTE, Category.COMMUNICATION}
         parts.append(_kernels(spans, kernels, found))
     # Without a kernel it is not sure that any would have been recorded.
     hidden = _hides(kernels, found) or not parts
     if copies is not None and (parts or len(copies.rows)):
-        found.told.add(Label.COPY)
-        parts.append(_runs(copies, np.full(len(copies.rows), int(Label.COPY))))
+        found.told.add(Category.MEMCPY)
+        parts.append(_runs(copies, np.full(len(copies.rows), int(Category.MEMCPY))))
     if not parts:
         return found
     runs = _Runs(*map(np.concatenate, zip(*parts, strict=True)))
-    found.told |= {Label(each) for each in np.unique(runs.label).tolist()}
+    found.told |= {Category(each) for each in np.unique(runs.label).tolist()}
     for rank, own in _by_rank(runs):
         found.work[rank] = _work(own, *_known(spans, rank, own, hidden))
     if any(len(work.known_start_ns) for work in found.work.values()):
-        found.told.add(Label.HOST)
+        found.told.add(Category.HOST_IDLE)
     return found
 
 
@@ -104,9 +111,11 @@ def _hides(kernels: Table | None, found: Occupancy) -> bool:
 def _kernels(spans: Spans, table: Table, found: Occupancy) -> _Runs:
     """Return the kernels by label, collectives divided where that is possible."""
     codes, names = table.texts("kernel")
-    labels = np.append(kernel_labels(names), Label.COMPUTE)  # a name that is not known reads this
+    labels = np.append(
+        kernel_categories(names), Category.COMPUTE
+    )  # a name that is not known reads this
     runs = _runs(table, labels[codes])
-    at = np.flatnonzero(runs.label == Label.TRANSFER)
+    at = np.flatnonzero(runs.label == Category.COMMUNICATION)
     took = _listed(spans, table, at)
     if took is None:
         took = _named(spans, table, runs, at)
@@ -117,7 +126,7 @@ def _kernels(spans: Spans, table: Table, found: Occupancy) -> _Runs:
     at, took = at[took != UNMATCHED], took[took != UNMATCHED]
     came, start = runs.start_ns[at], runs.start_ns.copy()
     start[at] = np.maximum(runs.end_ns[at] - took, came)
-    waiting = _Runs(runs.rank[at], came, start[at], np.full(len(at), int(Label.WAITING)))
+    waiting = _Runs(runs.rank[at], came, start[at], np.full(len(at), int(Category.COLLECTIVE_WAIT)))
     return _Runs(*map(np.append, runs._replace(start_ns=start), waiting))
 
 
@@ -164,7 +173,7 @@ def _collective_of(listed: Table, kernels: Table, at: Int64s) -> Int64s:
 
 def _runs(table: Table, label: Int64s) -> _Runs:
     codes, stages = table.texts("stage")
-    stage = labels_of(stages)[codes]
+    stage = categories_of(stages)[codes]
     start = table.numbers("start")
     end = start + table.numbers("duration")
     return _Runs(table.numbers("rank"), start, end, np.where(np.isin(stage, _STAGES), stage, label))

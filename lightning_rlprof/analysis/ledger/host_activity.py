@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.time_categories import NOTHING, WHOLE, Label
+from lightning_rlprof.analysis.time_categories import NO_CATEGORY, WHOLE, Category
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import open_count, unions
@@ -22,7 +22,7 @@ class Activity:
     Attributes:
         start_ns: Start of each.
         end_ns: End of each.
-        label: `Label` of each.
+        label: `Category` of each.
         outer: Index of a span in which another one was opened.
         inner: Index of that other one; it may end later than the outer one.
     """
@@ -35,24 +35,24 @@ class Activity:
 
 
 def activity(spans: Spans, rows: slice, labels: Int64s, joined: Int64s) -> Activity:
-    """Label the stages and regions of one rank.
+    """Categorize the stages and regions of one rank.
 
     A name that means nothing takes the label of the nearest span around it that has one; a stage
-    without is "other stage", a region without says nothing. Labels of `WHOLE` hold for all that was
+    without is "custom stage", a region without says nothing. Those of `WHOLE` hold for all that was
     opened inside.
 
     Args:
         spans: The run.
         rows: The rank's rows.
-        labels: Label per name.
+        labels: Category per name.
         joined: Collectives of which it is known when their transfer began: before that the rank
             waited. Shape (2, n): rows counted from the rank's first, and times.
     """
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     parent = _parents(spans.id[rows], spans.parent[rows], start, end)
     label = _labels(spans.kind[rows], labels[spans.name[rows]], parent)
-    outer = _nearest(parent, label != NOTHING)
-    keep = np.flatnonzero(label != NOTHING)
+    outer = _nearest(parent, label != NO_CATEGORY)
+    keep = np.flatnonzero(label != NO_CATEGORY)
     place = np.full(len(label) + 1, _NONE)  # the last item is read for "none"
     place[keep] = np.arange(len(keep))
     began = start.copy()
@@ -62,7 +62,7 @@ def activity(spans: Spans, rows: slice, labels: Int64s, joined: Int64s) -> Activ
 
 def _divided(start: Int64s, end: Int64s, label: Int64s, outer: Int64s, began: Int64s) -> Activity:
     """Add to each collective its wait as one more span, with the same spans inside."""
-    waited = np.flatnonzero((began > start) & (label == Label.TRANSFER))
+    waited = np.flatnonzero((began > start) & (label == Category.COMMUNICATION))
     wait = np.full(len(label) + 1, _NONE)
     wait[waited] = np.arange(len(label), len(label) + len(waited))
     outers, inners = _pairs(end, outer)
@@ -70,7 +70,7 @@ def _divided(start: Int64s, end: Int64s, label: Int64s, outer: Int64s, began: In
     return Activity(
         np.append(start, start[waited]),
         np.append(end, began[waited]),
-        np.append(label, np.full(len(waited), int(Label.WAITING))),
+        np.append(label, np.full(len(waited), int(Category.COLLECTIVE_WAIT))),
         np.concatenate([outers, wait[outers[held]], waited]),
         np.concatenate([inners, inners[held], wait[waited]]),
     )
@@ -91,7 +91,7 @@ def host_labels(own: Activity, times: Int64s) -> Int64s:
     end = np.minimum(last[own.outer], last[own.inner])
     outer, begin, end = unions(own.outer, begin, end)
     hidden, cells = own.label[outer], len(times) - 1
-    found = np.full(cells, int(Label.UNTRACED))
+    found = np.full(cells, int(Category.UNTRACED))
     for each in np.unique(own.label)[::-1].tolist():
         mine, less = np.flatnonzero(own.label == each), np.flatnonzero(hidden == each)
         count = open_count(first[mine], last[mine], cells)
@@ -107,8 +107,8 @@ def rollout_tail(own: Activity, times: Int64s) -> Mask | None:
     Requests are the innermost rollout spans; a rollout is a stretch in which one at least is open,
     and the most that were open at once stand for its slots. None where there never were four.
     """
-    holds = own.outer[own.label[own.inner] == Label.ROLLOUT]
-    requests = own.label == Label.ROLLOUT
+    holds = own.outer[own.label[own.inner] == Category.ROLLOUT]
+    requests = own.label == Category.ROLLOUT
     requests[holds] = False
     first = np.searchsorted(times, own.start_ns[requests])
     last = np.searchsorted(times, own.end_ns[requests])
@@ -156,11 +156,11 @@ def _nearest(parent: Int64s, wanted: Mask) -> Int64s:
 def _labels(kind: Int64s, named: Int64s, parent: Int64s) -> Int64s:
     """Return the label of each span by its name, else by what is around it."""
     ours = (kind == _STAGE) | (kind == _REGION)
-    named = np.where(ours, named, NOTHING)
-    around = np.append(named, NOTHING)[_nearest(parent, named != NOTHING)]
-    label = np.where(named == NOTHING, around, named)
-    label[(label == NOTHING) & (kind == _STAGE)] = Label.OTHER
-    label[~ours] = NOTHING
+    named = np.where(ours, named, NO_CATEGORY)
+    around = np.append(named, NO_CATEGORY)[_nearest(parent, named != NO_CATEGORY)]
+    label = np.where(named == NO_CATEGORY, around, named)
+    label[(label == NO_CATEGORY) & (kind == _STAGE)] = Category.CUSTOM
+    label[~ours] = NO_CATEGORY
     top = _nearest(parent, np.isin(named, WHOLE))
     at = np.flatnonzero(top >= 0)
     while len(at := at[top[top[at]] >= 0]):  # the outermost one has the last word

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, SILENT, Book, balance
-from lightning_rlprof.analysis.time_categories import Label
+from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, SILENT, Accounts, compute_accounts
+from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -16,15 +16,18 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 _HOUR_NS = 3_600 * 10**9
 _HALF = 30  # bits of a time that are summed apart from the others
 _CHUNK = 2**20
-_OURS = (Label.RLPROF, Label.OTHER)  # shown where there is such time; nothing to miss elsewhere
+_OURS = (
+    Category.PROFILER,
+    Category.CUSTOM,
+)  # shown where there is such time; nothing to miss elsewhere
 _NOTHING = "no span was recorded"
 _NEEDS = {
-    Label.WAITING: "barriers or collectives that two ranks recorded",
-    Label.HOST: "kernels of a device",
-    Label.TAIL: "a span per request",
+    Category.COLLECTIVE_WAIT: "barriers or collectives that two ranks recorded",
+    Category.HOST_IDLE: "kernels of a device",
+    Category.ROLLOUT_TAIL: "a span per request",
 }
 # The last book of each run, by step: a report balances it for the findings, and sums it again here.
-_LAST: "WeakKeyDictionary[Spans, Book]" = WeakKeyDictionary()
+_LAST: "WeakKeyDictionary[Spans, Accounts]" = WeakKeyDictionary()
 
 
 def ledger(spans: Spans) -> Table:
@@ -32,10 +35,10 @@ def ledger(spans: Spans) -> Table:
 
     The rows are those of `totals`. Abstains where nothing was recorded.
     """
-    return totals(_LAST.get(spans) or balance(spans))
+    return totals(_LAST.get(spans) or compute_accounts(spans))
 
 
-def balanced(spans: Spans, held: Spans | None = None) -> Book:
+def cached_accounts(spans: Spans, held: Spans | None = None) -> Accounts:
     """Balance a run per step; the last answer about it is kept as long as the run is.
 
     Args:
@@ -44,11 +47,11 @@ def balanced(spans: Spans, held: Spans | None = None) -> Book:
     """
     found = _LAST.get(spans)
     if found is None:
-        found = _LAST[spans] = balance(spans if held is None else held, per_step=True)
+        found = _LAST[spans] = compute_accounts(spans if held is None else held, per_step=True)
     return found
 
 
-def totals(book: Book, *, price: float | None = None) -> Table:
+def totals(book: Accounts, *, price: float | None = None) -> Table:
     """Return one row per label: what it took of the job, in hours and money, and who says so.
 
     ``total`` adds up to ``wall_ns`` times all ranks; ``in steps`` is the part inside of steps.
@@ -71,13 +74,13 @@ def totals(book: Book, *, price: float | None = None) -> Table:
     )
     if not book.wall_ns:
         return Table("ledger", columns, abstained=_NOTHING)
-    missing = [label for label in Label if label not in {*book.told, *_OURS}]
+    missing = [label for label in Category if label not in {*book.told, *_OURS}]
     blank = (None,) * (len(columns) - 4)
     untold = [(label.text, *blank, "not told", None, None) for label in missing]
     return Table("ledger", columns, [*_lines(book, price), *untold], _note(book, missing))
 
 
-def _lines(book: Book, price: float | None) -> Iterator[tuple[Cell, ...]]:
+def _lines(book: Accounts, price: float | None) -> Iterator[tuple[Cell, ...]]:
     for label, total, inside, seen in _by_label(book):
         hours = total / _HOUR_NS
         prices = (hours,) if price is None else (hours, hours * price)
@@ -87,11 +90,11 @@ def _lines(book: Book, price: float | None) -> Iterator[tuple[Cell, ...]]:
         yield (label.text, share, *prices, total, evidence, inside, by_kernels)
 
 
-def _whole(book: Book) -> int:
+def _whole(book: Accounts) -> int:
     return book.wall_ns * (len(book.ranks) + len(book.silent))
 
 
-def breakdown(book: Book) -> Table:
+def breakdown(book: Accounts) -> Table:
     """Return the labels as columns: a row per rank, per step, or both, as the book tells them.
 
     Each row adds up to its ``wall``, and the walls of all rows add up to those of `totals`. The
@@ -99,7 +102,7 @@ def breakdown(book: Book) -> Table:
     """
     per_rank, per_step = book.by_rank, book.steps is not None
     name = "ledger by " + " and ".join(["rank"] * per_rank + ["step"] * per_step)
-    shown = [label for label, total, *_ in _by_label(book) if total or label == Label.UNTRACED]
+    shown = [label for label, total, *_ in _by_label(book) if total or label == Category.UNTRACED]
     columns = (
         *([Column("rank", "count")] if per_rank else []),
         *([Column("step", "count")] if per_step else []),
@@ -115,21 +118,21 @@ def breakdown(book: Book) -> Table:
     return Table(name, columns, rows)
 
 
-def _by_label(book: Book) -> list[tuple[Label, int, int, int]]:
+def _by_label(book: Accounts) -> list[tuple[Category, int, int, int]]:
     """Return (label, total, in steps, by kernels), most time first and untraced last."""
     entries = book.entries
     keys = entries.label * np.int8(4) + np.int8(2) * (entries.step != OUTSIDE) + entries.by_kernels
-    sums = _sums(book, keys, 4 * len(Label))
+    sums = _sums(book, keys, 4 * len(Category))
     rows = []
     for label in book.told:
         each = sums[4 * label : 4 * label + 4]
         rows.append((label, sum(each), each[2] + each[3], each[1] + each[3]))
-    return sorted(rows, key=lambda row: (row[0] == Label.UNTRACED, -row[1], row[0]))
+    return sorted(rows, key=lambda row: (row[0] == Category.UNTRACED, -row[1], row[0]))
 
 
-def _groups(book: Book) -> Iterator[tuple[int, int | None, list[int]]]:
+def _groups(book: Accounts) -> Iterator[tuple[int, int | None, list[int]]]:
     """Yield (rank, step, time of each label) by rank, then step, the time outside of steps last."""
-    entries, width = book.entries, len(Label)
+    entries, width = book.entries, len(Category)
     numbers = [None] if book.steps is None else [*book.steps.tolist(), None]
     size, zeros = len(numbers), np.zeros(len(book.rank), dtype=np.int64)
     rank = book.rank.astype(np.int64) - SILENT if book.by_rank else zeros
@@ -144,7 +147,7 @@ def _groups(book: Book) -> Iterator[tuple[int, int | None, list[int]]]:
             yield each, numbers[keys[at] % size], sums[at * width : (at + 1) * width]
 
 
-def _sums(book: Book, keys: npt.NDArray[Any], size: int, *, each: bool = False) -> list[int]:
+def _sums(book: Accounts, keys: npt.NDArray[Any], size: int, *, each: bool = False) -> list[int]:
     """Sum the entries by key, exactly: a thousand ranks for a hundred days exceed 64 bits.
 
     Silent ranks count as many times as they are, or once where ``each`` is for itself.
@@ -166,18 +169,18 @@ def _exact(keys: npt.NDArray[Any], ns: Int64s, size: int) -> list[int]:
     return [(above << _HALF) + below for above, below in pairs]
 
 
-def _evidence(book: Book, label: Label, total: int, seen: int) -> str:
-    if label == Label.UNTRACED:
+def _evidence(book: Accounts, label: Category, total: int, seen: int) -> str:
+    if label == Category.UNTRACED:
         return "none"
     if not total:
         return book.told[label]
     return "spans" if not seen else "kernels" if seen == total else "both"
 
 
-def _note(book: Book, missing: Sequence[Label]) -> str:
+def _note(book: Accounts, missing: Sequence[Category]) -> str:
     ranks, wall = len(book.ranks) + len(book.silent), book.wall_ns / 1e9
     texts = [f"{ranks} x {wall:.6g} s = {_whole(book) / _HOUR_NS:.4g} GPU-hours.", *book.remarks]
-    if Label.HOST in missing and Label.COMPUTE in book.told:
+    if Category.HOST_IDLE in missing and Category.COMPUTE in book.told:
         texts.append("Without kernels, compute is all time in stages that compute.")
     texts += [
         f"{label.text.capitalize()}: not told without {_NEEDS[label]}."

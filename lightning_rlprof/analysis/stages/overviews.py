@@ -17,9 +17,9 @@ from lightning_rlprof.analysis.stages.partition import (
     UNTRACED,
     Cells,
     Partition,
-    home,
+    containing_step,
     partition,
-    select,
+    rows_on_ranks,
 )
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, STATES, Counted, counted, states
@@ -196,7 +196,7 @@ def host_vs_device(spans: Spans) -> Table:
     steps = spans.rows(kind="step")
     choice = counted(spans, steps)
     rows = spans.rows(kind="stage")
-    step = home(spans, steps, rows, spans.thread)
+    step = containing_step(spans, steps, rows, spans.thread)
     rows = rows[(step >= 0) & choice.mask[step]] if len(steps) else rows
     at, nanoseconds = spans.amounts(_COUNTER, np.int64)
     known = np.isin(at, rows)
@@ -239,9 +239,9 @@ def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> 
     They run beside the steps, so they have no share of them. A span belongs where it starts.
     """
     columns = (Column("stage", "text"), Column("where", "text"), *_STATISTICS)
-    steps, rows = select(spans, "step", ranks), select(spans, "stage", ranks)
+    steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "stage", ranks)
     choice = counted(spans, steps)
-    rows = rows[home(spans, steps, rows, spans.thread) < 0]
+    rows = rows[containing_step(spans, steps, rows, spans.thread) < 0]
     table: list[tuple[Cell, ...]] = [
         (name, _OUTSIDE if outside else "in background", *cells)
         for name, outside, cells in _sums(spans, steps, choice, rows)
@@ -257,7 +257,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """
     where = Column("where", "text")
     columns = (Column("region", "text"), where, Column("share", "share"), *_STATISTICS)
-    steps, rows = select(spans, "step", ranks), select(spans, "region", ranks)
+    steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "region", ranks)
     choice = counted(spans, steps)
     whole = int(spans.duration_ns[steps[choice.mask]].sum())
     table: list[tuple[Cell, ...]] = [
@@ -271,7 +271,7 @@ def _sums(
     spans: Spans, steps: Int64s, choice: Counted, rows: Int64s
 ) -> Iterator[tuple[str, bool, list[int]]]:
     """Yield (name, outside steps, statistics), largest total first; other steps are left out."""
-    step = home(spans, steps, rows, spans.rank)
+    step = containing_step(spans, steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
     rows, outside = rows[keep], (step[keep] < 0).astype(np.int64)
     found = summarize(spans.name[rows] * 2 + outside, spans.duration_ns[rows])

@@ -146,7 +146,7 @@ class Partition:
         if isinstance(self.divided, Flat):
             return self.divided.rows, self.divided.step
         rows = spans.rows(kind="stage")
-        step = home(spans, self.steps, rows, spans.thread)
+        step = containing_step(spans, self.steps, rows, spans.thread)
         return rows[step >= 0], step[step >= 0]
 
 
@@ -159,12 +159,12 @@ def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
     asked = None if ranks is None else tuple(sorted(set(ranks)))
     last = _LAST.get(spans)
     if last is None or last[0] != asked:
-        steps = select(spans, "step", ranks)
+        steps = rows_on_ranks(spans, "step", ranks)
         last = _LAST[spans] = asked, Partition(steps, flat(spans, steps) or painted(spans, steps))
     return last[1]
 
 
-def select(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> Int64s:
+def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> Int64s:
     """Return the rows of a kind on some ranks, None for all.
 
     Raises:
@@ -285,7 +285,7 @@ def _paint(first: Int64s, last: Int64s, cells: int) -> Int64s:
     return top
 
 
-def home(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) -> Int64s:
+def containing_step(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) -> Int64s:
     """Return for each row the step in which it starts, as an index into ``steps``, or -1.
 
     Args:

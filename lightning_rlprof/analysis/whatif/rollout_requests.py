@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.time_categories import Label, labels_of
+from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
@@ -42,7 +42,7 @@ def requests(spans: Spans, rows: Int64s) -> Requests | None:
 
     A request is an innermost rollout span that begins within the stage, on any thread of its rank.
     """
-    rollout = labels_of(spans.names)[spans.name] == Label.ROLLOUT
+    rollout = categories_of(spans.names)[spans.name] == Category.ROLLOUT
     rows = rows[rollout[rows]]
     there = np.flatnonzero(rollout & np.isin(spans.kind, _KINDS))
     own = there[~np.isin(there, rows)]

@@ -9,7 +9,7 @@ import numpy as np
 from lightning_rlprof.analysis.critical_path.replay import longest, replay
 from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
 from lightning_rlprof.analysis.step_selection import FEWEST
-from lightning_rlprof.analysis.time_categories import Label, label_of
+from lightning_rlprof.analysis.time_categories import Category, category_of
 from lightning_rlprof.analysis.whatif.edits import (
     Edit,
     balanced,
@@ -133,7 +133,7 @@ def _usual(graph: Dag) -> tuple[dict[str, float], list[str], list[str]]:
     found = longest(graph.plan, graph.ns, graph.transfer_ns, graph.offset_ns)
     on = np.bincount(graph.name[found.on], found.weight[found.on], len(graph.names))[:-1]
     stages = [code for code in np.argsort(-on, kind="stable").tolist() if on[code] > 0][:_SHOWN]
-    syncs = [name for name in _there(graph) if label_of(name) == Label.SYNC]
+    syncs = [name for name in _there(graph) if category_of(name) == Category.WEIGHT_SYNC]
     return {graph.names[code]: 2.0 for code in stages}, [], syncs
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.ledger_rules import RULES, Rule
-from lightning_rlprof.analysis.ledger.accounts import Book
+from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.time_categories import Label
+from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, Spans, Thread
@@ -24,21 +24,21 @@ from tests.builders.scripted import Script, play, without
 
 # A name that means the label, and what is recorded where it does not.
 NAMES = {
-    Label.ROLLOUT: "actor_generate",
-    Label.TAIL: "rollout_tail",
-    Label.STARVATION: "data_fetch",
-    Label.PRESSURE: "back_pressure",
-    Label.WAITING: "barrier",
-    Label.TRANSFER: "all_reduce",
-    Label.HOST: "tokenize",
-    Label.COPY: "batch_transfer",
-    Label.SYNC: "weight_sync",
-    Label.REWARD: "compute_reward",
-    Label.SLEEP: "wake_up",
-    Label.EVALUATION: "validation",
-    Label.GARBAGE: "garbage_collection",
-    Label.RLPROF: "rlprof open capture",
-    Label.UNTRACED: "",
+    Category.ROLLOUT: "actor_generate",
+    Category.ROLLOUT_TAIL: "rollout_tail",
+    Category.DATA_WAIT: "data_fetch",
+    Category.BACKPRESSURE: "back_pressure",
+    Category.COLLECTIVE_WAIT: "barrier",
+    Category.COMMUNICATION: "all_reduce",
+    Category.HOST_IDLE: "tokenize",
+    Category.MEMCPY: "batch_transfer",
+    Category.WEIGHT_SYNC: "weight_sync",
+    Category.REWARD: "compute_reward",
+    Category.OFFLOAD: "wake_up",
+    Category.EVALUATION: "validation",
+    Category.PYTHON_GC: "garbage_collection",
+    Category.PROFILER: "rlprof open capture",
+    Category.UNTRACED: "",
 }
 LENGTH = 1_000_000
 STEPS = 12
@@ -139,12 +139,12 @@ def test_a_rule_abstains_where_steps_differ_too_much_or_are_few(rule: Rule) -> N
 def test_what_nothing_tells_of_is_no_zero() -> None:
     note = findings(job("", [0.0] * STEPS)).note
     assert note.startswith("Not decided, as nothing tells: ")
-    assert "starvation" in note
+    assert "data wait" in note
 
 
 def test_every_label_but_compute_and_other_stages_has_one_rule() -> None:
     labels = [rule.label for rule in RULES]
-    assert sorted(labels) == sorted(set(Label) - {Label.COMPUTE, Label.OTHER})
+    assert sorted(labels) == sorted(set(Category) - {Category.COMPUTE, Category.CUSTOM})
 
 
 def test_a_slow_rank_is_a_finding_and_a_healthy_one_is_not() -> None:
@@ -181,7 +181,7 @@ def test_what_devices_tell_stands_for_the_ledgers_rule_and_needs_no_five_steps()
     assert claims(table) == ["devices wait for the launches of short work"]
     row = cells(table, claims(table)[0])
     assert row["share"] == pytest.approx(row["effect"] / (kernels[-1]["start"] + 6_000), rel=0.01)
-    host = next(rule for rule in RULES if rule.label == Label.HOST)
+    host = next(rule for rule in RULES if rule.label == Category.HOST_IDLE)
     assert not undecided(table, host)
     assert "devices that wait for the host" in findings(traced(kernels[:199])).note
 
@@ -201,13 +201,13 @@ def test_a_report_balances_a_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = ledger(job("weight_sync", [0.3] * STEPS))
     asked: list[Spans] = []
     module = importlib.import_module("lightning_rlprof.analysis.ledger.ledger")
-    whole = module.balance
+    whole = module.compute_accounts
 
-    def balance(spans: Spans, *, per_step: bool = False) -> Book:
+    def compute_accounts(spans: Spans, *, per_step: bool = False) -> Accounts:
         asked.append(spans)
         return whole(spans, per_step=per_step)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(module, "balance", balance)
+    monkeypatch.setattr(module, "compute_accounts", compute_accounts)
     findings(spans)
     again = ledger(spans)
     assert len(asked) == 1

@@ -8,7 +8,7 @@ import pytest
 from lightning_rlprof.analysis.device.launches import Unpaired, unpaired
 from lightning_rlprof.analysis.findings.finding import Claim, Undecided
 from lightning_rlprof.analysis.findings.ledger_rules import ledger_claims
-from lightning_rlprof.analysis.ledger.accounts import balance
+from lightning_rlprof.analysis.ledger.accounts import compute_accounts
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import CALLS, KERNELS, Cells, table, thinned
 from tests.builders.runs import Row, loaded
@@ -52,7 +52,7 @@ def trained(kernels: Sequence[Cells], calls: Sequence[Cells] = ()) -> Spans:
 
 
 def said(spans: Spans) -> list[Claim | Undecided]:
-    return list(ledger_claims(spans, balance(spans, per_step=True), unpaired(spans)))
+    return list(ledger_claims(spans, compute_accounts(spans, per_step=True), unpaired(spans)))
 
 
 def claims(spans: Spans) -> set[str]:
@@ -81,7 +81,7 @@ def test_where_kernels_were_lost_it_abstains() -> None:
     kernels, calls = device(compute=0.7, talk=0.3)
     spans = trained(thinned(kernels, 0.2, 1), calls)
     assert claims(spans) == set()
-    assert why(spans, "exposed transfer") == "as kernels were lost: see the integrity sheet"
+    assert why(spans, "exposed communication") == "as kernels were lost: see the integrity sheet"
     assert unpaired(spans) == Unpaired(len(calls), len(calls) - len(thinned(kernels, 0.2, 1)))
 
 

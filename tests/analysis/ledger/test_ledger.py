@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.ledger.accounts import balance
+from lightning_rlprof.analysis.ledger.accounts import compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import breakdown, ledger, totals
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
@@ -42,7 +42,7 @@ def told_of(spans: Spans) -> dict[str, int]:
 
 
 def by(spans: Spans, per_rank: bool = False, per_step: bool = False) -> Sequence[Any]:
-    table = breakdown(balance(spans, per_step=per_step, per_rank=per_rank))
+    table = breakdown(compute_accounts(spans, per_step=per_step, per_rank=per_rank))
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
@@ -51,7 +51,7 @@ def by(spans: Spans, per_rank: bool = False, per_step: bool = False) -> Sequence
 @given(runs(overlapping_steps=True), st.integers(0, 3))
 def test_all_tables_add_up_to_wall_clock_times_ranks(rows: list[list[Row]], silent: int) -> None:
     spans = loaded_of_world(len(rows) + silent, *rows)
-    book = balance(spans)
+    book = compute_accounts(spans)
     whole = book.wall_ns * (len(rows) + silent)
 
     found = times(totals(book))
@@ -84,8 +84,8 @@ def test_the_innermost_name_that_means_something_counts() -> None:
     )
     assert told_of(spans) == {
         "compute": 90,
-        "starvation": 10,
-        "other stage": 30,
+        "data wait": 10,
+        "custom stage": 30,
         "untraced": 20,
     }
     assert "The ledger's table of names does not have stages my_part, my_stage." in (
@@ -103,7 +103,7 @@ def test_a_rollout_in_a_validation_is_validation_and_one_in_a_data_loader_is_a_r
             stage("actor_generate", 60, 90, parent=4, id=5),
         ]
     )
-    assert told_of(spans) == {"checkpoint or evaluation": 50, "rollout": 30, "starvation": 20}
+    assert told_of(spans) == {"checkpoint/eval": 50, "rollout": 30, "data wait": 20}
 
 
 def test_of_threads_and_tasks_at_once_the_first_in_precedence_counts() -> None:
@@ -116,7 +116,7 @@ def test_of_threads_and_tasks_at_once_the_first_in_precedence_counts() -> None:
         ]
     )
     # Another thread is nothing inside of this one: the collection hides no wait for samples.
-    assert told_of(spans) == {"rollout": 40, "reward, tool, environment": 20, "starvation": 40}
+    assert told_of(spans) == {"rollout": 40, "reward/tool/env": 20, "data wait": 40}
 
 
 def test_a_task_that_outlives_the_stage_it_was_opened_in_hides_the_stage_around_both() -> None:
@@ -127,7 +127,7 @@ def test_a_task_that_outlives_the_stage_it_was_opened_in_hides_the_stage_around_
             Row("data_fetch", "region", 1, 16, 60, parent=2, id=3),
         ]
     )
-    assert told_of(spans) == {"compute": 55, "rollout": 1, "starvation": 44}
+    assert told_of(spans) == {"compute": 55, "rollout": 1, "data wait": 44}
 
 
 def test_a_rank_that_dies_is_untraced_and_no_smaller_denominator(tmp_path: Path) -> None:
@@ -149,13 +149,13 @@ def test_a_rank_that_dies_is_untraced_and_no_smaller_denominator(tmp_path: Path)
 
 def test_ranks_of_the_world_that_wrote_nothing_are_untraced() -> None:
     spans = loaded_of_world(4, [*steps(0, 60), stage("actor_update", 10, 50), stage("b", 60, 80)])
-    book = balance(spans)
+    book = compute_accounts(spans)
 
     assert (book.wall_ns, book.ranks, book.silent) == (80, (0,), (1, 2, 3))
-    assert times(totals(book)) == {"compute": 40, "other stage": 20, "untraced": 20 + 3 * 80}
+    assert times(totals(book)) == {"compute": 40, "custom stage": 20, "untraced": 20 + 3 * 80}
     assert by(spans, per_step=True) == [
-        {"step": 1, "wall": 4 * 60, "untraced": 200, "compute": 40, "other stage": 0},
-        {"step": None, "wall": 4 * 20, "untraced": 60, "compute": 0, "other stage": 20},
+        {"step": 1, "wall": 4 * 60, "untraced": 200, "compute": 40, "custom stage": 0},
+        {"step": None, "wall": 4 * 20, "untraced": 60, "compute": 0, "custom stage": 20},
     ]
     assert [line["untraced"] for line in by(spans, per_rank=True)] == [20, 80, 80, 80]
     assert "as they wrote nothing: ranks 1, 2, 3." in ledger(spans).note
@@ -186,8 +186,8 @@ def test_what_lies_outside_of_steps_is_part_of_the_job() -> None:
     table = ledger(loaded([*rows, Row("save_checkpoint", "region", 1, 150, 170)]))
     pairs = zip(table.column("label"), table.column("in steps"), strict=True)
     inside = {label: ns for label, ns in pairs if ns is not None}
-    assert times(table) == {"checkpoint or evaluation": 60, "compute": 40, "untraced": 70}
-    assert inside == {"checkpoint or evaluation": 0, "compute": 40, "untraced": 60}
+    assert times(table) == {"checkpoint/eval": 60, "compute": 40, "untraced": 70}
+    assert inside == {"checkpoint/eval": 0, "compute": 40, "untraced": 60}
 
 
 def test_captured_and_interrupted_steps_are_part_of_the_sum_and_the_note_says_so() -> None:
@@ -204,17 +204,17 @@ def test_a_label_without_evidence_is_not_told_and_one_without_time_is_zero() -> 
     table = ledger(loaded(rows))
     lines = {label: told for label, *told in table.rows}
     assert lines["weight sync"] == [0.0, 0.0, 0, "spans", 0, None]
-    assert lines["host or launch bound"] == [None, None, None, "not told", None, None]
+    assert lines["host-bound idle"] == [None, None, None, "not told", None, None]
     assert lines["untraced"][3] == "none"
-    assert "other stage" not in lines
-    assert "rlprof itself" not in lines
+    assert "custom stage" not in lines
+    assert "profiler overhead" not in lines
     assert "Host or launch bound: not told without kernels of a device." in table.note
 
 
 def test_hours_and_euros_are_those_of_all_ranks(tmp_path: Path) -> None:
     hour = 3_600 * 10**9
     spans = loaded_of_world(2, [stage("actor_update", 0, 3 * hour)], device="cuda")
-    table = totals(balance(spans), price=2.5)
+    table = totals(compute_accounts(spans), price=2.5)
     lines = {row[0]: row for row in table.rows}
     assert [column.name for column in table.columns[:4]] == ["label", "share", "GPU-hours", "EUR"]
     assert lines["compute"][:5] == ("compute", 0.5, 3.0, 7.5, 3 * hour)
@@ -238,7 +238,7 @@ def test_a_job_of_which_nothing_was_recorded_abstains() -> None:
     spans = loaded([])
     assert ledger(spans).abstained == "no span was recorded"
     for per_rank, per_step in ((True, False), (False, True)):
-        table = breakdown(balance(spans, per_step=per_step, per_rank=per_rank))
+        table = breakdown(compute_accounts(spans, per_step=per_step, per_rank=per_rank))
         assert table.abstained == "no span was recorded"
 
 
@@ -251,7 +251,7 @@ def test_a_parent_that_cannot_be_one_is_none() -> None:
         stage("gc", 95, 99, id=5, parent=5),
     ]
     assert told_of(loaded(rows)) == {
-        "reward, tool, environment": 50,
+        "reward/tool/env": 50,
         "rollout": 20,
         "weight sync": 10,
         "garbage collection": 4,
@@ -274,7 +274,7 @@ def test_a_run_without_any_rank_has_an_empty_ledger(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
 
-    book = balance(load(path), per_rank=True)
+    book = compute_accounts(load(path), per_rank=True)
 
     assert (book.ranks, book.wall_ns, len(book.entries.ns)) == ((), 0, 0)
 

@@ -68,14 +68,14 @@ def test_kernels_divide_the_stages_that_compute() -> None:
     )
     assert told(spans) == {
         "compute": 10 + 40 + 15,
-        "exposed transfer": 20,
-        "exposed copy": 5,
-        "host or launch bound": 20,
+        "exposed communication": 20,
+        "exposed memcpy": 5,
+        "host-bound idle": 20,
         "rollout": 90,
     }
     found = evidence(spans)
     assert [found[name] for name in ("compute", "rollout")] == ["both", "both"]
-    assert found["host or launch bound"] == found["exposed copy"] == "kernels"
+    assert found["host-bound idle"] == found["exposed memcpy"] == "kernels"
     assert "1 kernels of collectives have no counterpart" in ledger(spans).note
 
 
@@ -93,7 +93,7 @@ def test_between_two_captures_nothing_is_known_of_the_device() -> None:
     spans = loaded(rows)
     kernels = (Kernel(0, "gemm", 20, 25), Kernel(0, "gemm", 80, 85))
     # In the first and the third, 15 of 20 ns; in the second there was no recorder of kernels.
-    assert told(with_kernels(spans, *kernels))["host or launch bound"] == 30
+    assert told(with_kernels(spans, *kernels))["host-bound idle"] == 30
     assert told(spans)["compute"] == 100
 
 
@@ -105,7 +105,7 @@ def test_the_device_counts_before_what_the_host_waits_for_but_not_within_a_valid
         Kernel(0, "gemm", 60, 70, "actor_update"),
         Kernel(0, "gemm", 110, 120, "actor_update"),  # after the end of the job
     )
-    assert told(spans) == {"compute": 20, "starvation": 30, "checkpoint or evaluation": 50}
+    assert told(spans) == {"compute": 20, "data wait": 30, "checkpoint/eval": 50}
 
 
 def test_kernels_tell_of_time_and_of_ranks_that_no_span_tells_of() -> None:
@@ -113,15 +113,15 @@ def test_kernels_tell_of_time_and_of_ranks_that_no_span_tells_of() -> None:
     spans = with_kernels(
         spans, Kernel(0, "gemm", 30, 60), Kernel(0, "x", 90, 95), Kernel(1, "y", 0, 10)
     )
-    assert told(spans) == {"compute": 30 + 5 + 10, "other stage": 30 + 30, "untraced": 35 + 60}
+    assert told(spans) == {"compute": 30 + 5 + 10, "custom stage": 30 + 30, "untraced": 35 + 60}
 
 
 def test_copies_have_a_table_of_their_own() -> None:
     spans = with_kernels(loaded([stage("actor_update", 0, 50)]), Kernel(0, "gemm", 0, 20))
     copies = kernels_of([Kernel(0, "HtoD", 15, 30, "actor_update"), Kernel(0, "DtoH", 49, 50)])
     both = replace(spans, tables={**spans.tables, "memcpy": lambda: copies})
-    assert told(both) == {"compute": 20, "exposed copy": 11, "host or launch bound": 19}
-    assert evidence(spans)["exposed copy"] == "not told"
+    assert told(both) == {"compute": 20, "exposed memcpy": 11, "host-bound idle": 19}
+    assert evidence(spans)["exposed memcpy"] == "not told"
 
 
 def test_where_replays_hide_their_kernels_nobody_is_said_to_idle() -> None:
@@ -129,7 +129,7 @@ def test_where_replays_hide_their_kernels_nobody_is_said_to_idle() -> None:
     spans = loaded([stage("actor_update", 0, 50)])
     spans = with_kernels(spans, Kernel(0, "a", 0, 9), Kernel(0, "b", 40, 50), note=note)
     assert told(spans) == {"compute": 50}
-    assert evidence(spans)["host or launch bound"] == "not told"
+    assert evidence(spans)["host-bound idle"] == "not told"
     assert "whether the device idled is not known" in ledger(spans).note
 
 
@@ -160,10 +160,10 @@ def test_a_collective_is_the_wait_for_the_last_to_come_and_then_the_transfer() -
     early = [stage("actor_update", 0, 30), Row("all_reduce", "region", 1, 30, 100)]
     late = [stage("actor_update", 0, 90), Row("all_reduce", "region", 1, 90, 100)]
     spans = loaded(early, late)
-    assert told(spans) == {"compute": 120, "waiting for a late peer": 60, "exposed transfer": 20}
+    assert told(spans) == {"compute": 120, "collective wait": 60, "exposed communication": 20}
     alone = loaded(early)
-    assert told(alone) == {"compute": 30, "exposed transfer": 70}
-    assert evidence(alone)["waiting for a late peer"] == "not told"
+    assert told(alone) == {"compute": 30, "exposed communication": 70}
+    assert evidence(alone)["collective wait"] == "not told"
     assert "1 collectives have no counterpart on other ranks" in ledger(alone).note
 
 
@@ -172,9 +172,9 @@ def test_what_is_opened_inside_of_a_collective_hides_its_wait_too() -> None:
     first = [reduce, stage("actor_generate", 10, 30, parent=1, id=2)]
     second = [Row("all_reduce", "region", 1, 50, 60)]
     assert told(loaded(first, second)) == {
-        "waiting for a late peer": 30,
+        "collective wait": 30,
         "rollout": 20,
-        "exposed transfer": 20,
+        "exposed communication": 20,
         "untraced": 50,
     }
 
@@ -190,15 +190,15 @@ def test_kernels_of_collectives_are_divided_alike_but_those_between_two_ranks() 
         Kernel(1, send, 95, 100, "actor_update", 1),
     )
     assert told(spans) == {
-        "waiting for a late peer": 50,
-        "exposed transfer": 10 + 10 + 40 + 5,
-        "host or launch bound": 35,
+        "collective wait": 50,
+        "exposed communication": 10 + 10 + 40 + 5,
+        "host-bound idle": 35,
         "compute": 50,  # before its first kernel nothing is known of rank 1's device
     }
 
 
 def test_a_barrier_transfers_nothing() -> None:
-    assert told(loaded([Row("barrier", "region", 1, 0, 70)])) == {"waiting for a late peer": 70}
+    assert told(loaded([Row("barrier", "region", 1, 0, 70)])) == {"collective wait": 70}
 
 
 def listed(*rows: tuple[int, int, int, int, str]) -> Table:
@@ -236,8 +236,8 @@ def test_collectives_that_are_listed_meet_as_the_list_says() -> None:
         (1, 3, 75, 5, "recv"),
     )
 
-    assert "waiting for a late peer" not in told(spans)
+    assert "collective wait" not in told(spans)
     spans = replace(spans, tables={**spans.tables, "collectives": lambda: table})
 
-    assert told(spans)["waiting for a late peer"] == 50
+    assert told(spans)["collective wait"] == 50
     assert "2 kernels of collectives have no counterpart" in ledger(spans).note

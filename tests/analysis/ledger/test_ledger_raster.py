@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.ledger.accounts import balance
+from lightning_rlprof.analysis.ledger.accounts import compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import breakdown
-from lightning_rlprof.analysis.time_categories import Label
+from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
@@ -65,19 +65,19 @@ def table_of(name: str, kernels: list[Kernel]) -> Table:
     return Table(name, columns, rows)
 
 
-def ledger_of(spans: Spans) -> Counter[tuple[int, int | None, Label]]:
-    return cells_of(breakdown(balance(spans, per_step=True, per_rank=True)), 2)
+def ledger_of(spans: Spans) -> Counter[tuple[int, int | None, Category]]:
+    return cells_of(breakdown(compute_accounts(spans, per_step=True, per_rank=True)), 2)
 
 
-def together(spans: Spans, ranks: int) -> Counter[tuple[int | None, Label]]:
+def together(spans: Spans, ranks: int) -> Counter[tuple[int | None, Category]]:
     """Return the same of all ranks as one, entered so many at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module(balance.__module__), "_AT_ONCE", ranks)
-        return cells_of(breakdown(balance(spans, per_step=True)), 1)
+        patch.setattr(importlib.import_module(compute_accounts.__module__), "_AT_ONCE", ranks)
+        return cells_of(breakdown(compute_accounts(spans, per_step=True)), 1)
 
 
 def cells_of(table: Table, keys: int) -> Counter[Any]:
-    labels = {label.text: label for label in Label}
+    labels = {label.text: label for label in Category}
     found = Counter[Any]()
     for row in table.rows:
         key, (wall, *times) = row[:keys], row[keys:]

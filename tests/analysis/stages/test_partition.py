@@ -19,12 +19,12 @@ from lightning_rlprof.analysis.stages.partition import (
     Flat,
     Partition,
     Segments,
+    containing_step,
     flat,
-    home,
     paint,
     painted,
     partition,
-    select,
+    rows_on_ranks,
 )
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.analysis.stages.untraced_gaps import stretches
@@ -277,7 +277,7 @@ def test_ranks_are_chosen_or_refused(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path, ranks=3, steps=2)
 
     assert set(spans.rank[partition(spans, [0, 2]).steps].tolist()) == {0, 2}
-    assert len(select(spans, "stage", [1])) == 8
+    assert len(rows_on_ranks(spans, "stage", [1])) == 8
     with pytest.raises(TraceError, match="rank 7 is not in this run, which has 0, 1, 2"):
         partition(spans, [1, 7])
 
@@ -288,7 +288,7 @@ def test_home_is_the_step_that_contains_the_start(rows: list[list[Row]]) -> None
     spans = loaded(*rows)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
     for group in (spans.thread, spans.rank):
-        found = home(spans, steps, stages, group)
+        found = containing_step(spans, steps, stages, group)
         for row, at in zip(stages.tolist(), found.tolist(), strict=True):
             inside = [
                 step
@@ -304,7 +304,7 @@ def test_home_is_the_step_that_contains_the_start(rows: list[list[Row]]) -> None
 def test_where_steps_overlap_home_is_the_last_that_began_or_none(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
     steps, stages = spans.rows(kind="step"), spans.rows(kind="stage")
-    found = home(spans, steps, stages, spans.rank)
+    found = containing_step(spans, steps, stages, spans.rank)
     for row, at in zip(stages.tolist(), found.tolist(), strict=True):
         began = [
             step
@@ -325,4 +325,4 @@ def test_a_step_without_length_hides_no_other() -> None:
     ]
     spans = loaded(rows)
     steps = spans.rows(kind="step")
-    assert home(spans, steps, spans.rows(kind="stage"), spans.thread).tolist() == [0]
+    assert containing_step(spans, steps, spans.rows(kind="stage"), spans.thread).tolist() == [0]
