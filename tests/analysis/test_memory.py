@@ -26,10 +26,10 @@ from tests.places import SHARED_DATA
 GIB = 2**30
 COLUMNS = {
     "peak": "device_peak_bytes",
-    "at end": "device_allocated_bytes",
+    "end": "device_allocated_bytes",
     "reserved": "device_reserved_bytes",
     "used": "device_used_bytes",
-    "others": "device_other_bytes",
+    "non-PyTorch": "device_other_bytes",
     "host": "host_rss_bytes",
 }
 
@@ -195,16 +195,16 @@ def test_peak_fragmentation_and_both_ends_of_a_recording_and_of_a_stage() -> Non
         "peak at": 40,
         "reserved": 120,
         "fragmentation": 10,
-        "at start": 5,
-        "at end": 10,
+        "start": 5,
+        "end": 10,
         "growth per step": None,
-        "from": None,
-        "to": None,
+        "CI low": None,
+        "CI high": None,
         "steps": 1,
-        "leak": None,
+        "growing": None,
         "samples": 4,
     }
-    assert (update["stage"], update["at start"], update["at end"]) == ("actor_update", 5, 60)
+    assert (update["stage"], update["start"], update["end"]) == ("actor_update", 5, 60)
     assert update["samples"] == 2  # the value that the stage began with was carried into it
 
 
@@ -217,7 +217,7 @@ def test_no_value_is_carried_from_one_capture_to_the_next() -> None:
 
 def test_what_only_tells_reserved_has_no_peak() -> None:
     (row,) = rows_of(with_memory(loaded([]), (0, 0, "APP", 5, None, 30), (0, 0, "APP", 9, None, 4)))
-    assert (row["peak"], row["peak at"], row["at start"]) == (None, None, None)
+    assert (row["peak"], row["peak at"], row["start"]) == (None, None, None)
     assert (row["reserved"], row["fragmentation"]) == (30, None)
 
 
@@ -237,7 +237,7 @@ def test_a_leak_is_said_from_eight_steps_on_where_growth_is_above_zero(
     steps: int, per_step: int, leak: str | None
 ) -> None:
     (row,) = rows_of(leaking(steps, per_step))
-    assert (row["steps"], row["leak"]) == (steps, leak)
+    assert (row["steps"], row["growing"]) == (steps, leak)
     assert row["growth per step"] == (per_step if steps > 1 else None)
 
 
@@ -257,7 +257,7 @@ def test_spans_tell_of_memory_where_no_tool_does() -> None:
         (1, "host", "all", 8),
     ]
     assert found[0]["fragmentation"] is None  # the peak was somewhere within
-    assert (found[0]["reserved"], found[0]["at end"], found[0]["peak at"]) == (99, 40, 5)
+    assert (found[0]["reserved"], found[0]["end"], found[0]["peak at"]) == (99, 40, 5)
 
 
 def broken() -> Table:
@@ -363,7 +363,7 @@ def test_it_agrees_with_a_walk_through_time(samples: list[Sample], stages: list[
         assert row["peak"] == max(held, default=None)
         assert row["reserved"] == max(reserved, default=None)
         ends = (held[0], held[-1]) if held else (None, None)
-        assert (row["at start"], row["at end"]) == ends
+        assert (row["start"], row["end"]) == ends
         assert row["samples"] == count
 
 

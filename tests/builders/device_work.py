@@ -16,6 +16,7 @@ from tests.builders.runs import Row, header, write_rank
 
 NAMES = {"compute": "gemm", "communication": "ncclDevKernel_AllReduce", "copy": "Memcpy HtoD"}
 UNSEEN = "2 replays of CUDA graphs hide their kernels"
+COLUMNS = {"copy": "memcpy"}
 _KINDS: dict[str, Any] = {
     **{"rank": "count", "device": "count", "kernel": "text", "kind": "text", "stage": "text"},
     **{"start": "duration", "duration": "duration", "launch": "duration", "graph": "count"},
@@ -130,7 +131,8 @@ class Device:
                 continue
             for kind, work in there.items():
                 word = "exposed " if kind == first else "overlapped "
-                yield now, kind if kind == "compute" else word + kind, work.stage
+                column = word + COLUMNS.get(kind, kind)
+                yield now, kind if kind == "compute" else column, work.stage
 
     def why(self, latency: int) -> Counter[tuple[int, str, str | None]]:
         """Return idle nanoseconds by (start of the gap, kind, stage of the host)."""
@@ -148,13 +150,13 @@ class Device:
     def kind(self, now: int, first: int, last: int, latency: int) -> str:
         after = min([w for w in self.own if w.start_ns == last], key=begin, default=None)
         if after is None or after.launch_ns is None or after.launch_ns > last:
-            return "unknown"
+            return "unattributed idle"
         late = after.launch_ns > first
         if last - max(after.launch_ns, first) <= latency:
-            return "host bound" if late else "launch bound"
+            return "host-bound idle" if late else "launch latency"
         if now < after.launch_ns:
-            return "host bound"
-        return "waiting for a collective" if after.kind == "communication" else "unknown"
+            return "host-bound idle"
+        return "collective wait" if after.kind == "communication" else "unattributed idle"
 
 
 def begin(work: Work) -> tuple[int, float]:

@@ -25,7 +25,7 @@ _COLUMNS = (
     Column("count", "count"),
 )
 _LONG = GAP - 1
-_PARTS = {HOST: "host", LAUNCH: "launch latency", GAP: "between two", _LONG: "unknown"}
+_PARTS = {HOST: "host", LAUNCH: "launch latency", GAP: "kernel gap", _LONG: "unattributed delay"}
 _OTHERS = "others"
 _NO_WORK = "no device tool recorded kernels"
 _NO_STEP = "no step that was watched launched work of a device"

@@ -28,9 +28,9 @@ from lightning_rlprof.tables.intervals import edges, unions
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
-_PARTS = ("compute", "exposed communication", "exposed copy", "idle", "unknown")
-_HIDDEN = ("overlapped communication", "overlapped copy")
-_COPIES = ("exposed copy", "overlapped copy")
+_PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
+_HIDDEN = ("overlapped communication", "overlapped memcpy")
+_COPIES = ("exposed memcpy", "overlapped memcpy")
 _BREAKDOWN_NOTHING = "no kernels and no copies of a device were recorded"
 _UNTRACED = "untraced"
 _TOTAL = "total"
@@ -42,7 +42,7 @@ _Sums = dict[int, list[int]]
 def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
     """Divide the time of each rank's device among kinds of work, idle and unknown, by stage.
 
-    The wall of a row is compute + exposed communication + exposed copy + idle + unknown, and walls
+    The wall of a row is compute + exposed communication + exposed memcpy + idle + unknown, and walls
     of a rank's device add up to the time from the first thing that its rank recorded to the last,
     in integer nanoseconds. What is overlapped runs beside compute (copies: or communication) and is
     in no sum. The last row is the total.
@@ -148,7 +148,7 @@ _IDLE_COLUMNS = (
     Column("longest", "duration", "ns"),
 )
 _HOST, _LAUNCH, _COLLECTIVE, _UNKNOWN = range(4)
-_KINDS = ("host bound", "launch bound", "waiting for a collective", "unknown")
+_KINDS = ("host-bound idle", "launch latency", "collective wait", "unattributed idle")
 _NO_WORK = "no kernels and no copies of a device were recorded"
 _NO_IDLE = "no device is known to have idled"
 

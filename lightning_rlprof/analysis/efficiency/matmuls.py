@@ -187,10 +187,10 @@ _COLUMNS = (
     Column("time", "duration", "ns"),
     Column("share", "share"),
     Column("TFLOP/s", "number"),
-    Column("of peak", "share"),
+    Column("% of peak", "share"),
     Column("GB/s", "number"),
-    Column("of bandwidth", "share"),
-    Column("FLOP/byte", "number"),
+    Column("% of bandwidth", "share"),
+    Column("arithmetic intensity", "number"),
 )
 _TOTAL = "total"
 _NONE = (

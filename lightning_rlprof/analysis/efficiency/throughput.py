@@ -28,7 +28,7 @@ _COLUMNS = (
     Column("MFU", "share"),
     Column("TFLOP/s", "number", "TFLOP/s"),
     Column("peak TFLOP/s", "number", "TFLOP/s"),
-    Column("flops from", "text"),
+    Column("FLOPs source", "text"),
     Column("tokens", "count"),
     Column("samples", "count"),
     Column("time", "duration", "ns"),
@@ -42,7 +42,7 @@ _NAMES = [column.name for column in _COLUMNS]
 _NOTHING = "no stage counted tokens, samples or flops: call count(tokens=…) inside of it"
 _COUNTERS = ("tokens", "samples", "flops")
 _SILENT = "silent"  # ranks that ran a stage, and counted no tokens of it where others did
-_MEASURED, _STATED = "measured", "stated"
+_MEASURED, _STATED = "counter", "user"
 
 PerStage = Mapping[str, float]
 """A number by the name of a stage."""
@@ -253,12 +253,12 @@ def _flops(stage: str, work: Mapping[str, Work], known: _Known) -> tuple[str, Wo
         size = size.get(stage)
     if size is None or kind is None:
         return "", {}
-    label, each = ("6 N" if kind == "training" else "2 N"), token_flops(size, kind)
+    label, each = ("6N" if kind == "training" else "2N"), token_flops(size, kind)
     if known.shape is not None:
         shape = known.shape
         each += attention_flops(shape.layers, shape.hidden, shape.length, kind)
         label += " + attention"
-    return label, (_times(tokens, each) | work[_SILENT]) if tokens else {}
+    return f"{label} estimate", (_times(tokens, each) | work[_SILENT]) if tokens else {}
 
 
 def _times(work: Work, factor: float) -> Work:
@@ -274,7 +274,7 @@ def _judged(
     if above:
         names = ", ".join(dict.fromkeys(str(row[0]) for row in above))
         doubts.append(f"MFU of {names} is above 100 %: FLOPs, tokens or peak are wrong.")
-    told = any(row[_NAMES.index("flops from")] for row in rows)
+    told = any(row[_NAMES.index("FLOPs source")] for row in rows)
     unknown = {head.hardware for rank, head in spans.headers.items() if not known.peaks.get(rank)}
     if not told:
         doubts.append("No MFU: it takes FLOPs, by count(flops=…) or parameters.")
@@ -289,7 +289,7 @@ def _judged(
 
 def _shared(rows: list[tuple[Cell, ...]]) -> list[str]:
     """Return stages whose FLOPs by tokens are those of the job, and of no rank."""
-    source = _NAMES.index("flops from")
+    source = _NAMES.index("FLOPs source")
     jobs = {row[0] for row in rows if row[1] is None and row[source] not in (None, _MEASURED)}
     told = {row[0] for row in rows if row[1] is not None and row[source] is not None}
     return sorted(map(str, jobs - told))

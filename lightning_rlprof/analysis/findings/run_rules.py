@@ -114,16 +114,16 @@ def memory_claims(spans: Spans) -> Iterator[Claim | Undecided]:
     names = [column.name for column in table.columns]
     rows: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in table.rows]
     rows = [row for row in rows if row["stage"] == _ALL]
-    grown = [row for row in rows if row["leak"] == "yes" and _matters(row, "from")]
+    grown = [row for row in rows if row["growing"] == "yes" and _matters(row, "CI low")]
     few = max((row["steps"] for row in rows), default=0)
     if rows and few < FEWEST:
         yield Undecided(_SUBJECT, f"of {few} steps with memory")
         return
-    if not grown and any(row["leak"] == "no" and _matters(row, "to") for row in rows):
+    if not grown and any(row["growing"] == "no" and _matters(row, "CI high") for row in rows):
         yield Undecided(_SUBJECT, "as steps differ too much")
     for component in dict.fromkeys(row["component"] for row in grown):
         own = [row for row in grown if row["component"] == component]
-        yield from _worst(spans, max(own, key=lambda row: row["from"]), len(own))
+        yield from _worst(spans, max(own, key=lambda row: row["CI low"]), len(own))
 
 
 def _matters(row: dict[str, Any], bound: str) -> bool:

@@ -80,7 +80,7 @@ _SECTIONS = {
     ),
     "breakdown": (
         "What the device did",
-        "Compute, exposed communication, exposed copy, idle and unknown add up to the wall time of "
+        "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time of "
         "each row; what is overlapped is among the compute.",
     ),
     "idle": ("Why the device idled", "Idle time by what it waited for; unknown is not guessed."),

@@ -127,7 +127,7 @@ def test_steps_follow_one_another_where_the_host_runs_ahead() -> None:
     table = device_critical_path(job(rows, calls, kernels))
     found = {row[:2]: row[4:7] for row in table.rows}
     assert found["kernel", "gemm"] == (1500, 1.0, 3)
-    assert found["between two", None] == (4, None, 2)
+    assert found["kernel gap", None] == (4, None, 2)
     assert sum(int(row[4] or 0) for row in table.rows) == kernels[-1].end
     assert "3 steps: kernel 97.8%" in table.note
 
@@ -136,7 +136,10 @@ def test_a_late_start_that_nothing_explains_is_unknown() -> None:
     late = 110 + LATENCY_NS + 1
     kernel = GEMM._replace(start=late, end=late + 9)
     rows = [Row("step", "step", 1, 0, late + 9)]
-    assert told(job(rows, [LAUNCH], [kernel]))["unknown", None, "actor_update"] == LATENCY_NS + 1
+    assert (
+        told(job(rows, [LAUNCH], [kernel]))["unattributed delay", None, "actor_update"]
+        == LATENCY_NS + 1
+    )
 
 
 def test_of_a_replay_only_the_first_kernel_waits_for_the_host() -> None:
@@ -147,7 +150,7 @@ def test_of_a_replay_only_the_first_kernel_waits_for_the_host() -> None:
     ]
     found = told(job(STEP, calls, kernels))
     assert found["kernel", "one", None] == 50
-    assert found["between two", None, None] == 5
+    assert found["kernel gap", None, None] == 5
     assert found["host", "cudaGraphLaunch", "actor_update"] == 50
 
 

@@ -50,9 +50,13 @@ def test_calls_delays_and_short_kernels_of_each_stream_and_call() -> None:
         (0, 0, 7, "cuLaunchKernelEx", 1, 1),
         (0, 0, 9, "cudaMemcpyAsync", 1, 1),
     ]
-    assert told(table, "call total", "call p50", "call p95") == [(14, 4, 10), (5,) * 3, (8,) * 3]
+    assert told(table, "API time total", "API time p50", "API time p95") == [
+        (14, 4, 10),
+        (5,) * 3,
+        (8,) * 3,
+    ]
     assert told(table, "delay p50", "delay p95", "delay max") == [(5, 15, 15), (3,) * 3, (10,) * 3]
-    assert table.column("short") == [1, 0, None]
+    assert table.column("shorter than launch") == [1, 0, None]
 
 
 def test_without_names_the_kind_of_launch_is_told() -> None:
@@ -68,8 +72,8 @@ def test_without_names_the_kind_of_launch_is_told() -> None:
         "launch",
         "not recorded",
     ]
-    assert table.column("call total") == [None] * 4
-    assert set(table.column("short")) == {None}
+    assert table.column("API time total") == [None] * 4
+    assert set(table.column("shorter than launch")) == {None}
 
 
 def test_a_replay_is_one_launch_that_starts_with_its_first_kernel() -> None:
@@ -80,14 +84,22 @@ def test_a_replay_is_one_launch_that_starts_with_its_first_kernel() -> None:
         for at in (50, 30, 40)
     ]
     table = launches(run(calls, kernels))
-    columns = ("call", "launches", "kernels", "call total", "delay max", "short", "queue max")
+    columns = (
+        "call",
+        "launches",
+        "kernels",
+        "API time total",
+        "delay max",
+        "shorter than launch",
+        "queue max depth",
+    )
     assert told(table, *columns) == [("cudaGraphLaunch", 2, 6, 40, 30, None, 1)]
 
 
 def test_kernels_of_unknown_launch_are_counted_apart() -> None:
     kernels = [Kernel("k", 9, 10, launch=0, call=3), Kernel("k", 20, 21), Kernel("k", 30, 31)]
     table = launches(run([], kernels))
-    assert told(table, "call", "launches", "kernels", "delay p50", "queue max") == [
+    assert told(table, "call", "launches", "kernels", "delay p50", "queue max depth") == [
         ("launch", 1, 1, 9, 1),
         ("not recorded", None, 2, None, 1),
     ]
@@ -96,7 +108,9 @@ def test_kernels_of_unknown_launch_are_counted_apart() -> None:
 def test_what_starts_before_its_launch_is_said_and_counts_to_no_delay() -> None:
     kernels = [Kernel("k", 5, 6, launch=10, call=2), Kernel("k", 25, 26, launch=20, call=2)]
     table = launches(run([], kernels))
-    assert told(table, "launches", "call total", "delay max", "queue max") == [(2, 4, 5, 1)]
+    assert told(table, "launches", "API time total", "delay max", "queue max depth") == [
+        (2, 4, 5, 1)
+    ]
     assert table.note.startswith("1 launches count to no delay")
 
 
@@ -105,8 +119,8 @@ def test_a_delay_far_from_the_others_is_late() -> None:
     kernels = [
         Kernel("k", at * 1_000 + d, at * 1_000 + 500, at * 1_000) for at, d in enumerate(delays)
     ]
-    assert launches(run([], kernels)).column("late") == [1]
-    assert launches(run([], kernels[:-1])).column("late") == [0]
+    assert launches(run([], kernels)).column("outliers") == [1]
+    assert launches(run([], kernels[:-1])).column("outliers") == [0]
 
 
 def test_the_queue_of_a_stream_over_time() -> None:
@@ -117,7 +131,7 @@ def test_the_queue_of_a_stream_over_time() -> None:
     ]
     table = launches(run(None, kernels))
     # 0 to 5: one, to 10: two, to 30: one, to 50: none
-    assert told(table, "queue max", "queue mean", "queue empty", "queue full") == [
+    assert told(table, "queue max depth", "queue mean depth", "queue empty %", "queue full %") == [
         (2, (5 + 10 + 20) / 50, 20 / 50, 0.0)
     ]
 
@@ -126,14 +140,14 @@ def test_a_thousand_launches_are_a_full_queue() -> None:
     count = FULL + 10
     kernels = [Kernel("k", 10_000 + at, 10_001 + at, launch=at) for at in range(count)]
     table = launches(run(None, kernels))
-    assert table.column("queue max") == [count]
+    assert table.column("queue max depth") == [count]
     # full from the 1,000th launch to the moment when the 11th has started
-    assert table.column("queue full") == [(10_000 + 10 - (FULL - 1)) / (10_000 + count - 1)]
+    assert table.column("queue full %") == [(10_000 + 10 - (FULL - 1)) / (10_000 + count - 1)]
 
 
 def test_a_stream_that_starts_all_at_once_has_no_time_in_which_to_queue() -> None:
     table = launches(run(None, [Kernel("k", 5, 9, launch=5)]))
-    assert told(table, "queue max", "queue mean", "queue empty") == [(0, None, None)]
+    assert told(table, "queue max depth", "queue mean depth", "queue empty %") == [(0, None, None)]
 
 
 def test_between_captures_nothing_is_known_of_the_queue() -> None:
@@ -149,7 +163,7 @@ def test_between_captures_nothing_is_known_of_the_queue() -> None:
     shift = min(spans.start_ns)  # the axis begins with the first span
     assert shift == 0
     # queued 10 to 20 and 1,010 to 1,030; empty 20 to 40 and 1,000 to 1,010
-    assert told(table, "queue mean", "queue empty") == [(30 / 60, 30 / 60)]
+    assert told(table, "queue mean depth", "queue empty %") == [(30 / 60, 30 / 60)]
 
 
 def test_one_rank_alone() -> None:
@@ -208,12 +222,16 @@ def test_every_number_is_that_of_brute_force(kernels: list[Kernel]) -> None:
         own = firsts(groups[key])
         sound = [each.start - each.launch for each in own if each.start >= each.launch]
         assert found["launches"] == (len(own) if key[2] != "not recorded" else None)
-        assert found["call total"] == (sum(each.call for each in own) if own else None)
+        assert found["API time total"] == (sum(each.call for each in own) if own else None)
         assert found["delay max"] == max(sound, default=None)
         both = [groups.get((key[0], key[1], name), []) for name in ("launch", "graph replay")]
         every = [each for some in both for each in firsts(some)]
         expected = queue([each for each in every if each.start >= each.launch])
-        assert [found["queue max"], found["queue mean"], found["queue empty"]] == expected
+        assert [
+            found["queue max depth"],
+            found["queue mean depth"],
+            found["queue empty %"],
+        ] == expected
 
 
 def firsts(kernels: list[Kernel]) -> list[Kernel]:

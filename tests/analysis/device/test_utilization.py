@@ -20,7 +20,7 @@ from tests.builders.device_jobs import jobs
 from tests.builders.device_work import UNSEEN, Job, Work, devices, rows_of, spans_of, table
 from tests.builders.runs import Row
 
-PARTS = ("compute", "exposed communication", "exposed copy", "idle", "unknown")
+PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
 RUN = [Row("run", "region", 1, 0, 100)]
 Key = tuple[int | None, int | None, str]
 
@@ -86,8 +86,8 @@ def test_work_counts_to_the_stage_that_launched_it_and_idle_to_the_one_of_the_ho
     assert one(Job({0: rows}, work)) == {
         "actor_generate": {"wall": 50, "compute": 40, "idle": 10},
         "actor_update": {
-            **{"wall": 50, "exposed communication": 20, "exposed copy": 5, "idle": 25},
-            **{"overlapped communication": 5, "overlapped copy": 5},
+            **{"wall": 50, "exposed communication": 20, "exposed memcpy": 5, "idle": 25},
+            **{"overlapped communication": 5, "overlapped memcpy": 5},
         },
     }
 
@@ -186,9 +186,9 @@ def test_copies_that_nobody_recorded_are_not_known_rather_than_none() -> None:
 
     without, with_none = (breakdown(spans_of(Job(rows, work, copies))) for copies in (None, []))
 
-    assert without.column("exposed copy") == without.column("overlapped copy") == [None, None]
+    assert without.column("exposed memcpy") == without.column("overlapped memcpy") == [None, None]
     assert "Copies were not recorded: they are among idle." in without.note
-    assert with_none.column("exposed copy") == [0, 0]
+    assert with_none.column("exposed memcpy") == [0, 0]
     assert with_none.note == ""
 
 
@@ -224,7 +224,7 @@ def kinds(*work: Work, rows: dict[int, list[Row]] = IDLE_RUN) -> dict[str, int]:
     found: Counter[str] = Counter()
     for kind, ns in zip(table.column("kind"), table.column("total"), strict=True):
         found[str(kind)] += int(ns or 0)
-    found["unknown"] -= 10**6 - max(w.end_ns for w in work)
+    found["unattributed idle"] -= 10**6 - max(w.end_ns for w in work)
     return +found
 
 
@@ -264,17 +264,17 @@ def test_kinds_add_up_to_the_idle_time_of_the_breakdown_in_each_stage(job: Job) 
 def test_a_launch_after_the_device_ran_empty_is_the_hosts_and_the_latency_with_it() -> None:
     work = [Work("compute", 0, 100), Work("compute", 20_000, 20_100, launch_ns=15_000)]
 
-    assert kinds(*work) == {"host bound": 19_900}
+    assert kinds(*work) == {"host-bound idle": 19_900}
 
 
 def test_work_that_lay_launched_and_began_soon_is_launch_bound() -> None:
     work = [Work("compute", 0, 100), Work("compute", 100 + LATENCY_NS, 40_000, launch_ns=100)]
 
-    assert kinds(*work) == {"launch bound": LATENCY_NS}
+    assert kinds(*work) == {"launch latency": LATENCY_NS}
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("communication", "waiting for a collective"), ("compute", "unknown")]
+    ("kind", "name"), [("communication", "collective wait"), ("compute", "unattributed idle")]
 )
 def test_work_that_lay_launched_for_long_waits_for_something(kind: str, name: str) -> None:
     work = [Work("compute", 0, 100), Work(kind, 101 + LATENCY_NS, 40_000, launch_ns=50)]
@@ -285,7 +285,7 @@ def test_work_that_lay_launched_for_long_waits_for_something(kind: str, name: st
 def test_a_late_launch_that_then_waits_is_the_hosts_until_the_launch_alone() -> None:
     work = [Work("compute", 0, 100), Work("communication", 90_000, 90_100, launch_ns=10_000)]
 
-    assert kinds(*work) == {"host bound": 9_900, "waiting for a collective": 80_000}
+    assert kinds(*work) == {"host-bound idle": 9_900, "collective wait": 80_000}
 
 
 @pytest.mark.parametrize("launch", [None, 50_001])
@@ -294,15 +294,15 @@ def test_a_launch_that_is_not_known_or_comes_after_its_work_is_never_the_hosts(
 ) -> None:
     work = [Work("compute", 0, 100), Work("compute", 50_000, 50_100, launch_ns=launch)]
 
-    assert kinds(*work) == {"unknown": 49_900}
+    assert kinds(*work) == {"unattributed idle": 49_900}
 
 
 def test_time_after_the_last_work_is_unknown_and_before_the_first_it_is_the_hosts() -> None:
     work = [Work("compute", 50_000, 50_100, launch_ns=45_000)]
 
     assert idle_told(spans_of(Job(IDLE_RUN, work))) == {
-        (0, 0, "host bound", "untraced"): (50_000, 1, 50_000, 50_000),
-        (0, 0, "unknown", "untraced"): (949_900, 1, 949_900, 949_900),
+        (0, 0, "host-bound idle", "untraced"): (50_000, 1, 50_000, 50_000),
+        (0, 0, "unattributed idle", "untraced"): (949_900, 1, 949_900, 949_900),
     }
 
 
@@ -314,7 +314,7 @@ def test_a_device_idles_only_where_none_of_its_streams_runs_and_the_next_to_begi
         Work("compute", 400, 450, launch_ns=200),  # launched first: the host was not late
     ]
 
-    assert kinds(*work) == {"launch bound": 100}
+    assert kinds(*work) == {"launch latency": 100}
 
 
 def test_a_gap_counts_in_each_stage_that_the_host_was_in() -> None:
@@ -327,9 +327,9 @@ def test_a_gap_counts_in_each_stage_that_the_host_was_in() -> None:
     work = [Work("compute", 0, 100), Work("compute", 900, 10**6, launch_ns=800)]
 
     assert idle_told(spans_of(Job(rows, work))) == {
-        (0, 0, "host bound", "one"): (400, 1, 400, 400),
-        (0, 0, "host bound", "two"): (300, 1, 300, 300),
-        (0, 0, "host bound", "untraced"): (100, 1, 100, 100),
+        (0, 0, "host-bound idle", "one"): (400, 1, 400, 400),
+        (0, 0, "host-bound idle", "two"): (300, 1, 300, 300),
+        (0, 0, "host-bound idle", "untraced"): (100, 1, 100, 100),
     }
 
 
@@ -340,7 +340,7 @@ def test_the_first_kernel_of_a_replay_is_launched_by_the_call_that_replays() -> 
         Work("compute", 1_100, 1_200, launch_ns=800, graph=3),  # within a replay: not idle
     ]
 
-    assert kinds(*work) == {"host bound": 800}
+    assert kinds(*work) == {"host-bound idle": 800}
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_compute_other_work_and_idle_are_htas(name: str) -> None:
     # Its times since 1970 are doubles, a quarter of a microsecond apart.
     near = {"rel": 1e-6, "abs": 0.25}
     assert ours["compute"] / 1e3 == pytest.approx(theirs["compute"], **near)
-    others = ours["exposed communication"] + ours["exposed copy"]
+    others = ours["exposed communication"] + ours["exposed memcpy"]
     assert others / 1e3 + waits == pytest.approx(theirs["non_compute"], **near)
     inside = ours["idle"] + ours["unknown"] - outside
     assert inside / 1e3 - waits == pytest.approx(theirs["idle"], **near)

@@ -65,10 +65,10 @@ def test_a_product_is_told_with_its_rate_and_its_part_of_the_peak() -> None:
         "time": 8_000,
         "share": 0.8,
         "TFLOP/s": pytest.approx(2 * flops / 8e-6 / 1e12),
-        "of peak": pytest.approx(2 * flops / 8e-6 / 989.4e12),
+        "% of peak": pytest.approx(2 * flops / 8e-6 / 989.4e12),
         "GB/s": pytest.approx(2 * moved / 8e-6 / 1e9),
-        "of bandwidth": pytest.approx(2 * moved / 8e-6 / 3350e9),
-        "FLOP/byte": pytest.approx(flops / moved),
+        "% of bandwidth": pytest.approx(2 * moved / 8e-6 / 3350e9),
+        "arithmetic intensity": pytest.approx(flops / moved),
     }
     assert (total["operator"], total["calls"], total["time"]) == ("total", 2, 8_000)
     assert total["TFLOP/s"] == pytest.approx(first["TFLOP/s"])
@@ -106,7 +106,7 @@ def test_kernels_belong_to_the_call_open_on_their_thread_as_they_were_launched()
 def test_what_is_above_the_peak_is_refused() -> None:
     found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 1, launch=5)))
     assert told(found)[0]["TFLOP/s"] is None
-    assert told(found)[0]["of peak"] is None
+    assert told(found)[0]["% of peak"] is None
     assert "What is above the peak of the device is refused." in found.note
 
 
@@ -114,7 +114,7 @@ def test_what_came_out_of_the_cache_has_no_share_of_the_memory() -> None:
     row = product(0, 9, dims="[[64,64],[64,64]]")  # 24,576 bytes, at 3,350 a nanosecond 7.3 ns
     for took, part in ((8, 24_576 / 8 / 3_350), (7, None)):
         found = matmuls(measured([row], Kernel("gemm", 0, took, launch=5)))
-        assert told(found)[0]["of bandwidth"] == pytest.approx(part)
+        assert told(found)[0]["% of bandwidth"] == pytest.approx(part)
         assert told(found)[0]["GB/s"] == pytest.approx(24_576 / took)
         assert ("faster than the device's memory" in found.note) is (part is None)
 
@@ -123,14 +123,14 @@ def test_devices_of_one_peak_and_two_memories_share_no_bandwidth() -> None:
     spans = measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5))
     heads = {rank: header(rank, 2, device=name) for rank, name in ((0, H100), (1, "NVIDIA H200"))}
     row = told(matmuls(replace(spans, headers=heads)))[0]
-    assert row["of peak"] is not None
-    assert row["of bandwidth"] is None
+    assert row["% of peak"] is not None
+    assert row["% of bandwidth"] is None
 
 
 @pytest.mark.parametrize("device", ["Ascend910B3", "unknown", ""])
 def test_a_device_that_nobody_knows_has_no_peak(device: str) -> None:
     found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5), device=device))
-    assert told(found)[0]["of peak"] is None
+    assert told(found)[0]["% of peak"] is None
     assert told(found)[0]["TFLOP/s"] is not None
     named = device if device.startswith("Ascend") else "the device"
     assert found.note == f"The peak of {named} is not known."
@@ -139,7 +139,7 @@ def test_a_device_that_nobody_knows_has_no_peak(device: str) -> None:
 def test_a_peak_is_that_of_16_bits_alone() -> None:
     row = product(0, 9, types='["float","float"]')
     found = matmuls(measured([row], Kernel("gemm", 0, 9_000, launch=5)))
-    assert (told(found)[0]["type"], told(found)[0]["of peak"]) == ("float", None)
+    assert (told(found)[0]["type"], told(found)[0]["% of peak"]) == ("float", None)
 
 
 def test_a_call_whose_work_is_not_known_keeps_its_time() -> None:
@@ -157,7 +157,7 @@ def test_a_call_without_kernels_of_its_own_counts_in_no_rate() -> None:
     alone, both = (matmuls(measured(each, own)) for each in (shapes[:1], shapes))
     first, row = told(alone)[0], told(both)[0]
     assert (first["calls"], row["calls"], row["time"]) == (1, 3, first["time"])
-    for rate in ("TFLOP/s", "of peak", "GB/s", "of bandwidth"):
+    for rate in ("TFLOP/s", "% of peak", "GB/s", "% of bandwidth"):
         assert row[rate] == pytest.approx(first[rate])
     assert alone.note == ""
     assert both.note == "Of 2 calls no kernel is known to be theirs: they count in no rate."
@@ -190,7 +190,7 @@ def test_products_of_a_real_h100_run_below_its_peak() -> None:
     spans = load(KINETO / "h100_qwen1.5-0.5b.json.gz")
     rows = told(matmuls(spans))
     for row in rows[:5]:
-        assert 0.05 < float(row["of peak"]) < 0.75  # type: ignore[arg-type]
+        assert 0.05 < float(row["% of peak"]) < 0.75  # type: ignore[arg-type]
     wide = rows[0]
     assert (wide["shapes"], wide["calls"]) == ("8944x1024 @ 1024x2816", 48)
     # 48 products of 2 * 8944 * 1024 * 2816 FLOPs in 4,015,501 ns

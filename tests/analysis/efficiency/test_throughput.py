@@ -77,14 +77,14 @@ def test_flops_are_stated_else_measured_else_by_formula() -> None:
     trained = stage("actor_update", 0, 1, tokens=10_000, flops=2e14)
     spans = on(H100, loaded([trained, stage("actor_generate", 1, 2, tokens=100)]))
     rows = found(spans, parameters=7e9)
-    told = {key[0]: (row["flops from"], row["TFLOP/s"]) for key, row in rows.items()}
-    assert told == {"actor_update": ("measured", 200.0), "actor_generate": ("2 N", 1.4)}
+    told = {key[0]: (row["FLOPs source"], row["TFLOP/s"]) for key, row in rows.items()}
+    assert told == {"actor_update": ("counter", 200.0), "actor_generate": ("2N estimate", 1.4)}
     assert rows["actor_update", 0]["MFU"] == 200 / 989.4
     assert rows["actor_update", 0]["peak TFLOP/s"] == 989.4
     rows = found(spans, flops_per_token={"actor_update": 1e10})
-    assert rows["actor_update", 0]["flops from"] == "stated"
+    assert rows["actor_update", 0]["FLOPs source"] == "user"
     assert rows["actor_update", 0]["TFLOP/s"] == 100.0
-    assert rows["actor_generate", 0]["flops from"] is None
+    assert rows["actor_generate", 0]["FLOPs source"] is None
 
 
 def test_formulas_by_stage_and_with_attention() -> None:
@@ -93,10 +93,10 @@ def test_formulas_by_stage_and_with_attention() -> None:
     sizes = {"actor_update": 1e9, "critic_update": 5e8, "compute_reward": 1e9}
     rows = found(spans, parameters=sizes, shape=Shape(2, 100, 50.0), peak_tflops=10.0)
     assert rows["actor_update", 0]["TFLOP/s"] == pytest.approx(6 + 12 * 2 * 100 * 50 * 1000 / 1e12)
-    assert rows["critic_update", 0]["flops from"] == "6 N + attention"
+    assert rows["critic_update", 0]["FLOPs source"] == "6N + attention estimate"
     assert rows["critic_update", 0]["MFU"] == pytest.approx(0.3, rel=1e-3)
     # Whether a reward model is trained, its stage's name does not tell.
-    assert [rows[name, 0]["flops from"] for name in names[2:]] == [None, None]
+    assert [rows[name, 0]["FLOPs source"] for name in names[2:]] == [None, None]
 
 
 def test_mfu_above_100_per_cent_is_refused() -> None:
@@ -152,7 +152,7 @@ def test_tokens_that_one_rank_counts_for_all_are_computed_by_the_devices_of_all(
         rows = found(spans, **stated)
         assert rows["actor_update", None]["MFU"] == pytest.approx(180 / 4 / 989.4)
         assert rows["actor_update", None]["tokens/s"] == 10_000
-        assert {rows["actor_update", 0][name] for name in ("MFU", "TFLOP/s", "flops from")} == {
+        assert {rows["actor_update", 0][name] for name in ("MFU", "TFLOP/s", "FLOPs source")} == {
             None
         }
         assert "FLOPs of actor_update are told of the job alone" in throughput(spans, **stated).note

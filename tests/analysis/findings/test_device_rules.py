@@ -38,7 +38,7 @@ def of(how: Feed) -> list[Claim | Undecided]:
 def host_bound(spans: Spans) -> int:
     table = idle(spans)
     kinds = zip(table.column("kind"), table.column("total"), strict=True)
-    return sum(int(total or 0) for kind, total in kinds if kind == "host bound")
+    return sum(int(total or 0) for kind, total in kinds if kind == "host-bound idle")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def test_every_link_returns_events_and_every_number_is_that_of_its_command(name:
         if str(command).endswith(" idle"):
             own = idle(spans)
             kinds = zip(own.column("kind"), own.column("total"), strict=True)
-            assert effect == sum(int(total or 0) for kind, total in kinds if kind == "host bound")
+            assert effect == sum(
+                int(total or 0) for kind, total in kinds if kind == "host-bound idle"
+            )
         if str(command).endswith(" kernels"):
             assert effect in kernels(spans).column("total")
 

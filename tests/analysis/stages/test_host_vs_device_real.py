@@ -26,7 +26,7 @@ NAMES = [
     *("nsys/h100_2gpu_1s.sqlite", "nsys/t4_power_iteration.sqlite"),
     *("ascend/text_level1_rank0", "ascend/db_level1_rank0"),
 ]
-PARTS = ("compute", "exposed communication", "exposed copy", "idle", "unknown")
+PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
 every_trace = pytest.mark.parametrize("name", NAMES)
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="no real traces in ../shared/data")
 
@@ -95,7 +95,13 @@ def test_kinds_are_those_of_the_launches_in_the_file() -> None:
     for before, after in pairwise(work):
         empty = nanoseconds(before, "ts") + nanoseconds(before, "dur")
         launch = calls.get(after["args"]["correlation"])
-        late = "unknown" if launch is None else "host bound" if launch > empty else "launch bound"
+        late = (
+            "unattributed idle"
+            if launch is None
+            else "host-bound idle"
+            if launch > empty
+            else "launch latency"
+        )
         expected[late] += nanoseconds(after, "ts") - empty
 
     table = idle(loaded("kineto/h100_qwen1.5-0.5b.json.gz"))
@@ -118,9 +124,9 @@ def test_ascends_own_step_trace_says_the_same(folder: str, rounding: int) -> Non
     whole, every = loaded(folder), total(folder)
     spans = replace(whole, tables={k: v for k, v in whole.tables.items() if k != "memcpy"})
     cells = cells_of(spans)
-    assert {**every, "exposed copy": 0, "overlapped copy": 0} == {
+    assert {**every, "exposed memcpy": 0, "overlapped memcpy": 0} == {
         **cells,
-        "idle": cells["idle"] - every["exposed copy"],
+        "idle": cells["idle"] - every["exposed memcpy"],
     }
     (lane,) = device_runs(spans).lanes
     outside = lane.runs.start_ns.min() - lane.start_ns + lane.end_ns - lane.runs.end_ns.max()

@@ -245,7 +245,7 @@ def test_a_capture_without_copies_says_that_there_were_none(tmp_path: Path) -> N
     run = load(tmp_path)
 
     assert (len(run.table("memcpy").rows), run.table("memcpy").note) == (0, "")
-    assert breakdown(run).column("exposed copy") == [0, 0]
+    assert breakdown(run).column("exposed memcpy") == [0, 0]
 
 
 @recorded
