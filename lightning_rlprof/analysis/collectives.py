@@ -19,12 +19,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
-from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.intervals import differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -219,8 +218,9 @@ def meet(
         start_ns: When the rank came; ``end_ns``: when it went on.
     """
     told = number != NO_NUMBER
-    order, heads = _counted_off(rank, what, told, np.where(told, number, step), start_ns)
-    size = np.diff(np.append(heads, len(order)))
+    place = np.where(told, number, step)
+    order, heads = match_occurrences((what, told, place), rank, start_ns)
+    size = group_sizes(heads, len(order))
     apart = _apart(rank[order], start_ns[order], end_ns[order], heads, size)
     kept = told[order[heads]] | ~apart
     order, size, apart = order[np.repeat(kept, size)], size[kept], apart[kept]
@@ -245,36 +245,13 @@ def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s
     late = went - np.repeat(went[heads], size)
     pair = np.stack([np.repeat(rank[heads], size), rank])
     order = np.lexsort((late, *pair))
-    first = np.flatnonzero(differs(*pair[:, order]))
-    count = np.diff(np.append(first, len(order)))
+    first = group_starts(*pair[:, order])
+    count = group_sizes(first, len(order))
     offset = np.where(count > 2, late[order][first + count // 2], 0)
     shift = np.empty_like(late)
     shift[order] = np.repeat(offset, count)
     latest = np.maximum.reduceat(came - shift, heads)
     return np.asarray(latest > np.minimum.reduceat(went - shift, heads))
-
-
-def _counted_off(
-    rank: Int64s, what: Int64s, told: Mask, place: Int64s, start: Int64s
-) -> tuple[Int64s, Int64s]:
-    """Return the matched calls, those of one meeting after one another, and where each begins."""
-    order = np.lexsort((start, rank, place, told, what))
-    if not len(order):
-        return order, order
-    columns = [column[order] for column in (what, told, place)]
-    row = np.arange(len(order))
-    whole = np.flatnonzero(differs(*columns))  # where each group and operation of a place begins
-    own = np.flatnonzero(differs(*columns, rank[order]))  # the same of one rank
-    count = np.diff(np.append(own, len(order)))
-    nth = row - np.repeat(own, count)
-    first = np.searchsorted(own, whole)
-    ranks = np.diff(np.append(first, len(own)))
-    alike = np.minimum.reduceat(count, first) == np.maximum.reduceat(count, first)
-    size = np.diff(np.append(whole, len(order)))
-    kept = np.flatnonzero(np.repeat(alike & (ranks > 1), size))
-    number = np.repeat(whole, size)[kept] + nth[kept]  # unique: a place has more rows than numbers
-    again = np.argsort(number, kind="stable")
-    return order[kept[again]], np.flatnonzero(differs(number[again]))
 
 
 def transfers(
@@ -299,43 +276,14 @@ def transfers(
         [3, 3]
     """
     found = np.full(len(rank), UNMATCHED, dtype=np.int64)
-    order, heads = _groups(rank, step, name, start_ns)
-    if len(heads):
-        size = np.diff(np.append(heads, len(order)))
-        least, sound = _shortest(start_ns[order], end_ns[order], heads, unsure_ns)
-        found[order] = np.repeat(np.where(sound & (size > 1), least, UNMATCHED), size)
-    return found
-
-
-def _shortest(
-    came: Int64s, went: Int64s, heads: Int64s, unsure_ns: int | None
-) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """Return the shortest stay in each collective, and whether all were there at one time."""
+    order, heads = match_occurrences((step, name), rank, start_ns)
+    came, went = start_ns[order], end_ns[order]
     least = np.minimum.reduceat(went - came, heads)
-    if unsure_ns is None:
-        return least, np.full(len(heads), True)
-    early = np.maximum.reduceat(came, heads) - np.minimum.reduceat(went, heads)
-    return least, early <= unsure_ns
-
-
-def _groups(rank: Int64s, step: Int64s, name: Int64s, start_ns: Int64s) -> tuple[Int64s, Int64s]:
-    """Return rows so that those of one collective follow one another, and where each begins.
-
-    Rows of a name in a step of which not all ranks have as many are left out.
-    """
-    order = np.lexsort((start_ns, rank, name, step))
-    if not len(order):
-        return order, order
-    heads = np.flatnonzero(differs(step[order], name[order], rank[order]))
-    count = np.diff(np.append(heads, len(order)))
-    number = np.arange(len(order)) - np.repeat(heads, count)
-    names = np.flatnonzero(differs(step[order[heads]], name[order[heads]]))
-    alike = np.minimum.reduceat(count, names) == np.maximum.reduceat(count, names)
-    kept = np.repeat(np.repeat(alike, np.diff(np.append(names, len(heads)))), count)
-    order, number = order[kept], number[kept]
-    again = np.lexsort((number, name[order], step[order]))
-    order, number = order[again], number[again]
-    return order, np.flatnonzero(differs(step[order], name[order], number))
+    if unsure_ns is not None:
+        early = np.maximum.reduceat(came, heads) - np.minimum.reduceat(went, heads)
+        least[early > unsure_ns] = UNMATCHED
+    found[order] = np.repeat(least, group_sizes(heads, len(order)))
+    return found
 
 
 _COLUMNS = (

@@ -11,8 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import differs
+from lightning_rlprof.tables.arrays import Int64s, differs
 
 NONE = -1
 """Stands for an interval that there is not."""

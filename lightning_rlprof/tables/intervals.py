@@ -1,12 +1,10 @@
 """Many intervals at once on a grid of cells: how many are open, and unions of them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, differs
 
 _FEW = 8  # cells per interval
 
@@ -28,21 +26,6 @@ def cells_of(times: Int64s, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, I
     first: Int64s = np.searchsorted(times, start_ns.clip(low, high))
     last: Int64s = np.searchsorted(times, end_ns.clip(low, high))
     return first, last
-
-
-def differs(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tell which rows differ from the one before in any column; the first one does.
-
-    Example::
-
-        >>> differs(np.array([3, 3, 5]), np.array([1, 1, 1])).tolist()
-        [True, False, True]
-    """
-    changed = np.zeros(len(columns[0]), dtype=bool)
-    changed[:1] = True
-    for column in columns:
-        changed[1:] |= column[1:] != column[:-1]
-    return changed
 
 
 def edges(*columns: Int64s) -> Int64s:

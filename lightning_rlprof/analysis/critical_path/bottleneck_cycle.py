@@ -19,7 +19,8 @@ from lightning_rlprof.analysis.critical_path.sync_points import Joins, joins
 from lightning_rlprof.analysis.stages.partition import Flat, Partition, partition
 from lightning_rlprof.analysis.step_selection import FEWEST, counted, last_steps
 from lightning_rlprof.analysis.time_categories import Category, categories_of
-from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -100,10 +101,7 @@ def _events(met: Joins, got: Handed) -> _Events:
     chain, come, leave, join, name, step, _ = (each[order] for each in own)
     kind = name * 2 + (join >= 0)
     key = (chain * (int(kind.max(initial=0)) + 1) + kind) * (int(step.max(initial=0)) + 1) + step
-    by = np.argsort(key, kind="stable")
-    heads = np.flatnonzero(np.diff(key[by], prepend=-1))
-    nth = np.empty_like(by)
-    nth[by] = np.arange(len(by)) - np.repeat(heads, np.diff(np.append(heads, len(by))))
+    nth = number_occurrences(key)[0]
     every = (chain * (int(kind.max(initial=0)) + 1) + kind) * (int(nth.max(initial=0)) + 1) + nth
     place = np.unique(every, return_inverse=True)[1]
     return _Events(chain, come, leave, join, name, step, place)
@@ -217,8 +215,8 @@ def heaviest(source: Int64s, target: Int64s, weight: Int64s, steps: Int64s) -> C
 def _positive(source: Int64s, target: Int64s, gain: Int64s, nodes: int) -> Int64s | None:
     """Return the edges of a cycle whose gains add up to more than 0, None where there is none."""
     order = np.argsort(target, kind="stable")
-    heads = np.flatnonzero(np.diff(target[order], prepend=-1))
-    size, where = np.diff(np.append(heads, len(order))), target[order][heads]
+    heads = group_starts(target[order])
+    size, where = group_sizes(heads, len(order)), target[order][heads]
     best, by = np.zeros(nodes, dtype=np.int64), np.full(nodes, -1)
     while len(order):
         reach = best[source[order]] + gain[order]

@@ -13,8 +13,7 @@ from lightning_rlprof.analysis.critical_path.step_intervals import Laps
 from lightning_rlprof.analysis.critical_path.sync_points import Joins
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.intervals import differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.spans import Spans
 
 Times = tuple[Int64s, Int64s]

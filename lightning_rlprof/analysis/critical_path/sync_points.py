@@ -13,8 +13,8 @@ from lightning_rlprof.analysis.stragglers.rank_matrix import Lineup, line_up, st
 from lightning_rlprof.analysis.stragglers.wait_detection import waits
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.intervals import differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes
+from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
 
 _TABLES = {"collectives": "operation", "communication": "operator"}
@@ -212,37 +212,12 @@ def _matched(stays: _Stays, unsure_ns: int | None) -> tuple[Int64s, Int64s]:
         stays: Possible joins; those of one set and step come by start on each chain.
         unsure_ns: How far their times may be off; None where they cannot be compared.
     """
-    sets, chains = int(stays.set.max(initial=0)) + 1, int(stays.chain.max(initial=0)) + 1
-    together = stays.step * sets + stays.set
-    order = np.argsort(together * chains + stays.chain, kind="stable")
-    together, chain = together[order], stays.chain[order]
-    heads = np.flatnonzero(differs(together, chain))
-    count = np.diff(np.append(heads, len(order)))
-    of_set = np.flatnonzero(differs(together[heads]))
-    if not len(of_set):
-        return order, order
-    alike = np.minimum.reduceat(count, of_set) == np.maximum.reduceat(count, of_set)
-    even = np.repeat(alike, np.diff(np.append(of_set, len(heads))))
-    nth = np.arange(len(order)) - np.repeat(heads, count)
-    keep = np.repeat(even, count)
-    order, nth, together = order[keep], nth[keep], together[keep]
-    if nth.any():  # else they come by step and set already
-        again = np.lexsort((nth, together))
-        order, nth, together = order[again], nth[again], together[again]
-    new = differs(together, nth)
-    return _attended(stays, order, new, unsure_ns)
-
-
-def _attended(
-    stays: _Stays, order: Int64s, new: Mask, unsure_ns: int | None
-) -> tuple[Int64s, Int64s]:
-    """Leave out joins of one chain alone and, where times are known, of some that never met."""
-    heads = np.flatnonzero(new)
-    size = np.diff(np.append(heads, len(order)))
-    fits = size > 1
-    if unsure_ns is not None and len(heads):
+    order, heads = match_occurrences((stays.step, stays.set), stays.chain, stays.start_ns)
+    size = group_sizes(heads, len(order))
+    fits = np.ones(len(heads), dtype=bool)
+    if unsure_ns is not None:
         last = np.maximum.reduceat(stays.start_ns[order], heads)
-        fits &= last <= np.minimum.reduceat(stays.end_ns[order], heads) + unsure_ns
+        fits = last <= np.minimum.reduceat(stays.end_ns[order], heads) + unsure_ns
     whole = np.repeat(fits, size)
     return order[whole], np.repeat(np.arange(fits.sum()), size[fits])
 

@@ -10,8 +10,8 @@ from lightning_rlprof.analysis.device.wait_chain import GAP, HOST, LATENCY_NS, L
 from lightning_rlprof.analysis.stages.partition import paint, summed
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import differs, edges
+from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.intervals import edges
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 

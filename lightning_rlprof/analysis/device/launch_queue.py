@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.records.records import KINDS, copy_name
-from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import differs
+from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 

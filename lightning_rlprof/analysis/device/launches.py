@@ -13,8 +13,7 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.operators.call_tree import UNKNOWN, drivers
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
-from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import differs
+from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import cells_of, differs, edges, open_count
+from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 

@@ -9,8 +9,8 @@ from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, calls_of, matched, transfers
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.analysis.time_categories import Category, categories_of, kernel_categories
-from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import differs, unions
+from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.intervals import unions
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 

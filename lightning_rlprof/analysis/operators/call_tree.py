@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.interval_nesting import (
     NONE,
     alone,
@@ -16,7 +16,7 @@ from lightning_rlprof.tables.interval_nesting import (
     holding,
     open_at,
 )
-from lightning_rlprof.tables.intervals import differs, edges
+from lightning_rlprof.tables.intervals import edges
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 

@@ -11,8 +11,7 @@ import numpy as np
 from lightning_rlprof.analysis.stages.partition import UNTRACED, Flat, Partition, partition
 from lightning_rlprof.analysis.statistics.group_summary import Summary, summarize, summarize_runs
 from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted
-from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import differs
+from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 

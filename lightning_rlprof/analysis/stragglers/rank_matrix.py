@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.stages.partition import Flat, partition
 from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans
 
 MOST = 32
@@ -115,7 +116,7 @@ def line_up(spans: Spans, found: StageRows, ranks: Sequence[int]) -> Lineup:
     rows, own, name = found.rows[mine], found.own_ns[mine], spans.name[found.rows[mine]]
     rank = np.searchsorted(numbers, spans.rank[rows])
     step = np.searchsorted(found.steps, spans.step[rows])
-    nth, count = _occurrences((rank * len(found.steps) + step) * len(spans.names) + name)
+    nth, count = number_occurrences((rank * len(found.steps) + step) * len(spans.names) + name)
     most = np.zeros((len(found.steps), len(spans.names)), dtype=np.int64)
     np.maximum.at(most, (step, name), count)
     keep = (count == most[step, name]) & (nth < MOST) & _shared(rank, name, len(numbers))
@@ -144,17 +145,6 @@ def _placed(shape: tuple[int, ...], at: tuple[Int64s, ...], values: npt.NDArray[
     found = np.full(shape, np.nan)
     found[at] = values
     return found
-
-
-def _occurrences(keys: Int64s) -> tuple[Int64s, Int64s]:
-    """Return each row's number among those of its key, in their order, and how many they are."""
-    order = np.argsort(keys, kind="stable")
-    heads = np.flatnonzero(np.diff(keys[order], prepend=-1))
-    size = np.diff(np.append(heads, len(order)))
-    nth, count = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
-    nth[order] = np.arange(len(order)) - np.repeat(heads, size)
-    count[order] = np.repeat(size, size)
-    return nth, count
 
 
 def _in_order(start_ns: Float64s) -> Int64s:

@@ -23,7 +23,8 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     UNEVEN,
     Verdict,
 )
-from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
@@ -100,8 +101,8 @@ def came_last(group: Int64s, rank: Int64s, duration_ns: Int64s) -> Arrivals:
     """
     order = np.lexsort((duration_ns, group))
     group, rank, duration_ns = group[order], rank[order], duration_ns[order]
-    heads = np.flatnonzero(np.diff(group, prepend=group[:1] - 1))
-    size = np.diff(np.append(heads, len(group)))
+    heads = group_starts(group)
+    size = group_sizes(heads, len(group))
     several = np.repeat(size > 1, size)
     ranks, place = np.unique(rank[several], return_inverse=True)
     alone = (size > 1) & (duration_ns[heads] < np.append(duration_ns, 0)[heads + 1])
@@ -166,8 +167,8 @@ def between_replicas(found: Listed, who: Replicas) -> Listed:
     replica, alike = who.replica[at], _one_of(found.one, who.work[at])
     found, replica = found.only(alike), replica[alike]
     order = np.lexsort((found.took, replica, found.one))
-    heads = np.flatnonzero(_differ(found.one[order], replica[order]))
-    size, lasts = np.diff(np.append(heads, len(order))), order[heads]
+    heads = group_starts(found.one[order], replica[order])
+    size, lasts = group_sizes(heads, len(order)), order[heads]
     own = Listed(*(column[lasts] for column in found))._replace(rank=replica[lasts])
     own = own.only(_one_of(own.one, size) & ~_one_of(own.one, own.rank))
     return own._replace(group=np.zeros_like(own.group)) if who.place.any() else own
@@ -217,11 +218,6 @@ def _one_of(one: Int64s, values: Int64s) -> Mask:
     return found
 
 
-def _differ(*columns: Int64s) -> Mask:
-    found: Mask = np.any(np.diff(np.stack(columns), axis=1, prepend=-2) != 0, axis=0)
-    return found
-
-
 def _matched(
     group: Int64s, step: Int64s, operator: Int64s, rank: Int64s, start: Int64s
 ) -> tuple[Int64s, Mask]:
@@ -229,11 +225,9 @@ def _matched(
 
     Also tell which are whole: all ranks that the group has anywhere are in them.
     """
-    order = np.lexsort((start, rank, operator, step, group))
-    keys = np.stack([group, step, operator, rank])[:, order]
-    heads = np.flatnonzero(np.any(np.diff(keys, axis=1, prepend=-2) != 0, axis=0))
+    order = np.argsort(start, kind="stable")
     nth = np.empty(len(order), dtype=np.int64)
-    nth[order] = np.arange(len(order)) - np.repeat(heads, np.diff(np.append(heads, len(order))))
+    nth[order] = number_occurrences(*(each[order] for each in (group, step, operator, rank)))[0]
     one = np.unique(np.stack([group, step, operator, nth]), axis=1, return_inverse=True)[1].ravel()
     members = np.unique(np.stack([group, rank]), axis=1)[0]
     size = np.bincount(members, minlength=int(group.max(initial=0)) + 1)
