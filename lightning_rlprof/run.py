@@ -121,7 +121,7 @@ def load(
     path: str | Path,
     *,
     progress: Callable[[int, int], None] | None = None,
-    leave: bool = False,
+    cache: bool = False,
 ) -> Run:
     """Read a run or a trace, out of its cache where ``rlprof ingest`` left a good one.
 
@@ -130,9 +130,9 @@ def load(
     Args:
         path: What to read.
         progress: Called after each file with (files read, files in all).
-        leave: Leave a cache of a large trace of another tool; reading writes nothing else.
+        cache: Write a cache of a large external trace; reading writes nothing else.
 
     Raises:
         TraceError: Nothing there can be read; the text says why.
     """
-    return Run.of(open_run(path, progress=progress, leave=leave))
+    return Run.of(open_run(path, progress=progress, cache=cache))

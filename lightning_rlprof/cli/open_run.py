@@ -47,7 +47,7 @@ def opened(path: Path) -> "Spans":
 
     keep_freed()
     with bar("Reading") as step:
-        return load(path, progress=step, leave=True)
+        return load(path, progress=step, cache=True)
 
 
 def facts(spans: "Spans") -> dict[str, Any]:

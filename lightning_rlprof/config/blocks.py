@@ -290,7 +290,7 @@ class NsightConfig(Section):
             "`capture-range-end: null` is worked out from the number of captures."
         ),
     )
-    collect: bool = Field(
+    collect_reports: bool = Field(
         default=True,
         description=(
             "Move finished reports of this process into the run directory; verl's "
@@ -302,7 +302,7 @@ class NsightConfig(Section):
         min_length=1,
         description="Directory in which reports of workers appear; unset, Ray's.",
     )
-    wait_s: NotNegative = Field(
+    report_timeout_s: NotNegative = Field(
         default=30.0,
         description="Seconds to wait at the end for reports that nsys is still writing.",
     )

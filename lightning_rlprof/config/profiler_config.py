@@ -133,7 +133,7 @@ class Options(Section):
             "numbered as Megatron does it: `tp` first, then `cp`, `ep`, the copies, and `pp` last."
         ),
     )
-    clock_minutes: NonNegativeFloat = Field(
+    clock_sync_interval_minutes: NonNegativeFloat = Field(
         default=10,
         description=(
             "Compare the clocks of several hosts at the start, at the end, and about every so many "

@@ -90,9 +90,9 @@ def _options(config: ProfilerConfig, process: _Process) -> dict[str, str]:
 def collect_reports(run: str | Path) -> list[Path]:
     """Fetch the reports of all ranks of a run that recorded on this host, into their folders.
 
-    For the driver, when the workers have ended: nsys writes the last report of a process after it.
-    Waits up to ``nsight.wait_s``, for all of them together. What does not come becomes a line in
-    its rank's file, with the reason; calling it again fetches what came later.
+    Call it in the driver when the workers have ended: nsys writes the last report of a process
+    after the process ends. It waits up to ``nsight.report_timeout_s`` in total. A missing report
+    becomes a warning in its rank's file, with the reason. Call it again to fetch late reports.
 
     Returns:
         The files, now in the run directory.
@@ -120,7 +120,7 @@ def _expected(file: Path) -> tuple[Source, float] | None:
         said = " ".join(str(error).split())
         log.warning("%s: its reports are not collected, its header is odd: %s", file, said)
         return None
-    return None if source is None else (source, config.wait_s)
+    return None if source is None else (source, config.report_timeout_s)
 
 
 def _source(trace: RankTrace, config: NsightConfig) -> Source | None:

@@ -89,7 +89,7 @@ def _names(recorders: Any) -> tuple[str, ...]:
 
 def _compare_clocks(session: Session, hosts: int | None) -> None:
     """Let one rank of each host compare its clock with rank 0's, where there is a process group."""
-    header, minutes = session.header, session.config.clock_minutes
+    header, minutes = session.header, session.config.clock_sync_interval_minutes
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if hosts is None and here.isdecimal():
         hosts = header.world_size // max(int(here), 1)

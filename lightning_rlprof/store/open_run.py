@@ -26,7 +26,7 @@ LARGE = 2**23
 _Progress = Callable[[int, int], None]
 
 
-def open_run(path: str | Path, *, progress: _Progress | None = None, leave: bool = True) -> Spans:
+def open_run(path: str | Path, *, progress: _Progress | None = None, cache: bool = True) -> Spans:
     """Return what `lightning_rlprof.load` returns, out of the cache where a good one is there.
 
     A directory with one trace per rank is put together from the caches of its traces. Only a trace
@@ -37,7 +37,7 @@ def open_run(path: str | Path, *, progress: _Progress | None = None, leave: bool
     Args:
         path: What to read.
         progress: Called after each file with (files read, files in all).
-        leave: False leaves no cache whatever is read.
+        cache: Write a cache of a large external trace.
 
     Raises:
         TraceError: Nothing there can be read; the text says why.
@@ -49,9 +49,9 @@ def open_run(path: str | Path, *, progress: _Progress | None = None, leave: bool
     path = place(path)
     if isinstance(path, RemotePath):  # its copies go, so a cache beside them would be for nobody
         return load(path, progress=progress)
-    cache = find(path, sources(path))
-    found = cache and cached_spans(cache, path, partial(_read, leave=False))
-    return found or _read(path, progress, leave=leave)
+    existing = find(path, sources(path))
+    found = existing and cached_spans(existing, path, partial(_read, cache=False))
+    return found or _read(path, progress, cache=cache)
 
 
 def open_store(path: str | Path, *, progress: _Progress | None = None) -> Store:
@@ -93,16 +93,16 @@ def _is_folder_of_traces(path: Path) -> bool:
     return not is_ascend(path) and not any(map(rank_files, path.iterdir()))
 
 
-def _read(path: Path, progress: _Progress | None = None, *, leave: bool) -> Spans:
+def _read(path: Path, progress: _Progress | None = None, *, cache: bool) -> Spans:
     """Read what has no cache itself; its parts may have one."""
     if _is_folder_of_traces(path):
         files = traces(path)
         if len(files) == 1:
-            return open_run(files[0], progress=progress, leave=leave)
-        each = partial(open_run, leave=leave)
+            return open_run(files[0], progress=progress, cache=cache)
+        each = partial(open_run, cache=cache)
         run = read_ranks(files, each, progress) if files else None
         return load(path, progress=progress) if run is None else replace(run, path=path)
-    if leave and not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
+    if cache and not is_run(path) and sum(size for _, size, _, _ in sources(path)) >= LARGE:
         kept = _kept(path, progress)
         if kept is not None:
             return kept

@@ -36,7 +36,7 @@ def configured(out: Path) -> ProfilerConfig:
         tools=["nsight"],
         steps=[1, 3],
         profile_save_path=str(out),
-        nsight={"controller": controller, "worker": {"trace": "nvtx,osrt"}, "wait_s": 1},
+        nsight={"controller": controller, "worker": {"trace": "nvtx,osrt"}, "report_timeout_s": 1},
         on_finish={"command": [sys.executable, "-c", LATE], "all_ranks": True},
     )
 

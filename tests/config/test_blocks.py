@@ -253,20 +253,26 @@ def test_defaults_are_verls() -> None:
 
 def test_reports_are_collected_from_rays_directory_at_the_end() -> None:
     config = NsightConfig()
-    assert (config.collect, config.reports, config.wait_s) == (True, None, 30.0)
-    given = NsightConfig(collect=False, reports="/data", wait_s=0)
-    assert (given.collect, given.reports, given.wait_s) == (False, "/data", 0.0)
+    assert (config.collect_reports, config.reports, config.report_timeout_s) == (True, None, 30.0)
+    given = NsightConfig(collect_reports=False, reports="/data", report_timeout_s=0)
+    assert (given.collect_reports, given.reports, given.report_timeout_s) == (False, "/data", 0.0)
 
 
 @pytest.mark.parametrize(
     ("data", "part"),
     [
-        ({"collect": "yes"}, "collect='yes' should be a valid boolean; write true or false"),
-        ({"wait_s": -1}, "wait_s=-1 should be greater than or equal to 0"),
-        ({"wait_s": "30"}, "wait_s='30' should be a valid number"),
+        (
+            {"collect_reports": "yes"},
+            "collect_reports='yes' should be a valid boolean; write true or false",
+        ),
+        ({"report_timeout_s": -1}, "report_timeout_s=-1 should be greater than or equal to 0"),
+        ({"report_timeout_s": "30"}, "report_timeout_s='30' should be a valid number"),
         ({"reports": ""}, "reports='' should have at least 1 character"),
         ({"reports": 3}, "reports=3 should be a valid string"),
-        ({"wait": 1}, "wait is not a key here; did you mean 'wait_s'?"),
+        (
+            {"report_timeout": 1},
+            "report_timeout is not a key here; did you mean 'report_timeout_s'?",
+        ),
         ({"workers": {}}, "workers is not a key here; did you mean 'worker'?"),
     ],
 )
@@ -483,9 +489,9 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("on_finish.timeout_s", 600.0, "2", 2.0),
     ("on_finish.all_ranks", False, "true", True),
     ("on_finish.ranks", None, "[0, 8]", [0, 8]),
-    ("nsight.collect", True, "false", False),
+    ("nsight.collect_reports", True, "false", False),
     ("nsight.reports", None, "/data/reports", "/data/reports"),
-    ("nsight.wait_s", 30.0, "0", 0.0),
+    ("nsight.report_timeout_s", 30.0, "0", 0.0),
     ("device_time", None, "false", False),
     ("tools", None, "[nsight]", ["nsight"]),
 ]
@@ -575,7 +581,7 @@ def test_bad_input_names_its_key(section: Any, keys: dict[str, Any], part: str) 
         ("torch_profiler.schedule.actives", "active"),
         ("memory.levels", "level"),
         ("on_finish.rank", "ranks"),
-        ("nsight.colect", "collect"),
+        ("nsight.colect_reports", "collect_reports"),
     ],
 )
 def test_a_near_match_is_offered_below_the_dotted_key(key: str, near: str) -> None:

@@ -205,7 +205,7 @@ def test_variables_set_keys() -> None:
         "RLPROF__ROLES__ACTOR__RANKS": "[0]",
         "RLPROF__NSIGHT__WORKER__CUDA_MEMORY_USAGE": "true",
         "RLPROF__NSIGHT__CONTROLLER": "{trace: nvtx}",
-        "RLPROF__NSIGHT__COLLECT": "false",
+        "RLPROF__NSIGHT__COLLECT_REPORTS": "false",
         "RLPROF__TORCH_PROFILER__SCHEDULE__ACTIVE": "2",
         "RLPROF__ON_FINISH__COMMAND": "[upload.sh, now]",
         "RLPROF": "1",
@@ -220,7 +220,7 @@ def test_variables_set_keys() -> None:
         "nsight": {
             "worker": {"cuda_memory_usage": "true"},
             "controller": {"trace": "nvtx"},
-            "collect": False,
+            "collect_reports": False,
         },
         "torch_profiler": {"schedule": {"active": 2}},
         "on_finish": {"command": ["upload.sh", "now"]},

@@ -35,7 +35,10 @@ class Run:
 
     def rank(self, rank: int = 0, status: str | None = "finished", **header: Any) -> int:
         """Write a rank that captured steps 2 and 5; returns its PID."""
-        options = {"tools": ["nsight"], "nsight": {"reports": str(self.reports), "wait_s": 2}}
+        options = {
+            "tools": ["nsight"],
+            "nsight": {"reports": str(self.reports), "report_timeout_s": 2},
+        }
         facts = {"pid": GONE + rank, "host": socket.gethostname(), "config": options, **header}
         writer = TraceWriter(self.path, replace(make_header(rank), **facts))
         names = ("step-000002", "step-000005")
@@ -75,7 +78,9 @@ def test_the_reports_of_every_rank_go_into_its_own_folder(run: Run, pauses: list
     assert list(run.reports.iterdir()) == []
 
 
-@pytest.mark.parametrize("odd", [{"nsight": {"wait_s": "soon"}}, {"nsight": 3}, {"tools": 3}])
+@pytest.mark.parametrize(
+    "odd", [{"nsight": {"report_timeout_s": "soon"}}, {"nsight": 3}, {"tools": 3}]
+)
 def test_a_rank_with_an_odd_header_costs_no_other_its_reports(
     run: Run, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,7 +111,7 @@ def test_a_worker_that_was_killed_before_its_first_line_is_missed_as_a_whole(run
     facts = replace(
         make_header(), pid=GONE, host=socket.gethostname(), config={"tools": ["nsight"]}
     )
-    options = {**facts.config, "nsight": {"reports": str(run.reports), "wait_s": 0}}
+    options = {**facts.config, "nsight": {"reports": str(run.reports), "report_timeout_s": 0}}
     TraceWriter(run.path, replace(facts, config=options)).close()
     assert run.collected() == []
     assert run.warnings()[0].startswith(f"no nsys report of process {GONE} in ")

@@ -175,7 +175,9 @@ def test_a_leader_is_the_first_rank_of_a_host() -> None:
 def _train(rank: int, folder: str, method: str, minutes: float) -> None:
     timeout = timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2, timeout=timeout)
-    config = ProfilerConfig.build(None, profile_save_path=folder, clock_minutes=minutes)
+    config = ProfilerConfig.build(
+        None, profile_save_path=folder, clock_sync_interval_minutes=minutes
+    )
     with start_session(config, name="run", rank=rank, world_size=2, hosts=2) as session:
         for step in range(1, 11):
             session.begin_step(step)

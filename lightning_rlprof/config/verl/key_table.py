@@ -164,7 +164,7 @@ def _hooks(place: str) -> tuple[Spelling, ...]:
     return (
         Spelling(f"{place}._target_", accepts=ANYTHING),
         Spelling(f"{place}.save_path", "integrated.profile_save_path"),
-        Spelling(f"{place}.relocate_results", "nsight.collect", accepts=(False,)),
+        Spelling(f"{place}.relocate_results", "nsight.collect_reports", accepts=(False,)),
         Spelling(f"{place}.finish_hook_cmd", "on_finish.command", accepts=("",)),
         Spelling(f"{place}.finish_hook_all_ranks", "on_finish.all_ranks", unites=either),
         Spelling(f"{place}.finish_hook_ranks", "on_finish.ranks", unites=union),

@@ -144,7 +144,7 @@ def latest_folder() -> Path:
 
 
 def fetch(
-    sources: Sequence[Source], wait_s: float, pause: Callable[[float], object] = time.sleep
+    sources: Sequence[Source], timeout_s: float, pause: Callable[[float], object] = time.sleep
 ) -> list[Path]:
     """Move reports home once they are whole, and note the others; nothing is ever overwritten.
 
@@ -152,13 +152,13 @@ def fetch(
 
     Args:
         sources: Whose reports.
-        wait_s: How long to wait, for all of them together; two looks are always taken.
+        timeout_s: How long to wait, for all of them together; two looks are always taken.
         pause: Lets seconds pass.
 
     Returns:
         The files at home.
     """
-    before, now = _settled(sources, wait_s, pause)
+    before, now = _settled(sources, timeout_s, pause)
     fetched = []
     for source, earlier, later in zip(sources, before, now, strict=True):
         for number, look in sorted(later.items()):
@@ -174,14 +174,14 @@ def fetch(
 
 
 def _settled(
-    sources: Sequence[Source], wait_s: float, pause: Callable[[float], object]
+    sources: Sequence[Source], timeout_s: float, pause: Callable[[float], object]
 ) -> tuple[list[_Looks], list[_Looks]]:
     """Return the last two looks at every source: when all is whole, or when time is up."""
     before: list[_Looks] = []
     now = [_look(source) for source in sources]
-    if wait_s and any(map(Source.missing, sources, now)):
-        log.info("waiting up to %g s for the reports of nsys", wait_s)
-    for _ in range(max(1, math.ceil(wait_s / _LOOK_S))):
+    if timeout_s and any(map(Source.missing, sources, now)):
+        log.info("waiting up to %g s for the reports of nsys", timeout_s)
+    for _ in range(max(1, math.ceil(timeout_s / _LOOK_S))):
         pause(_LOOK_S)
         before, now = now, [_look(source) for source in sources]
         empty = any(not look.size for looks in now for look in looks.values())

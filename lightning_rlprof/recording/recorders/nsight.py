@@ -39,8 +39,8 @@ class NsightRecorder(Recorder):
     the process already (``rlprof nsys``, or ``ray_runtime_env`` in Ray); where it is not, one
     warning says so and nothing else happens.
 
-    In Ray, `finish` moves reports into the rank's folder. It waits up to ``nsight.wait_s`` where
-    nsys writes them by now; those that come after the process, `collect_reports` fetches.
+    In Ray, `finish` moves reports into the rank's folder, after at most
+    ``nsight.report_timeout_s``. Reports written after the process ends: use `collect_reports`.
 
     Args:
         config: Says how many ranges nsys expects, and where and how long to look for reports.
@@ -91,12 +91,12 @@ class NsightRecorder(Recorder):
         folder = folder_of(config)
         if folder is None:
             self.note("info", "nsys writes its reports after this process, where it was told to")
-        elif config.collect:
+        elif config.collect_reports:
             in_ranges = ranged(config, self._header.role)
             captures = self._captures if in_ranges else {}
             why = _LATER if self._cuda or not in_ranges else _NO_GPU
             source = Source(self._header, self._home, folder, captures, why, self.note)
-            fetch([source], config.wait_s if in_ranges and self._writes_now() else 0.0)
+            fetch([source], config.report_timeout_s if in_ranges and self._writes_now() else 0.0)
 
     def _writes_now(self) -> bool:
         """Tell whether nsys writes before the process ends: after the last range that it expects.

@@ -110,7 +110,7 @@ def test_role_configs_inherit_the_global_finish_hook() -> None:
         config = build(file(**NSYS, **hook), **{name: {}})
         assert config.on_finish.command == ["upload.sh"]
         assert config.on_finish.ranks == [0, 8]
-        assert config.nsight.collect
+        assert config.nsight.collect_reports
         everywhere = build(file(**NSYS, **hook, finish_hook_all_ranks=True), **{name: {}})
         assert everywhere.on_finish.all_ranks
 
@@ -140,7 +140,7 @@ def test_the_union_of_roles_carries_the_fields_of_the_finish_hook() -> None:
     assert [rank for rank in range(9) if config.wants_rank(rank)] == [0, 4]
     assert [rank for rank in range(9) if config.wants_finish(rank)] == [0, 1, 2]
     assert config.on_finish.command == ["a"]
-    assert config.nsight.collect
+    assert config.nsight.collect_reports
     everywhere = build(file(**NSYS), actor=one, critic={**other, "finish_hook_all_ranks": True})
     assert [rank for rank in range(9) if everywhere.wants_finish(rank)] == list(range(9))
 

@@ -125,7 +125,7 @@ def test_sizes_of_snapshots_do_not_count_for_another_tool() -> None:
 @pytest.mark.parametrize("value", [True, False, None])
 def test_relocating_is_collecting(value: bool | None) -> None:
     found = values(new(tool="nsys", relocate_results=value))
-    assert found.get("nsight.collect") is (True if value else None)
+    assert found.get("nsight.collect_reports") is (True if value else None)
 
 
 def test_the_finish_hook() -> None:

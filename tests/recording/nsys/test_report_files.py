@@ -44,8 +44,8 @@ class Worker:
         if self.happenings:
             self.happenings.pop(0)()
 
-    def fetched(self, captures: dict[int, str], wait_s: float = 0.0) -> list[str]:
-        found = fetch([self.source(captures)], wait_s, self.pause)
+    def fetched(self, captures: dict[int, str], timeout_s: float = 0.0) -> list[str]:
+        found = fetch([self.source(captures)], timeout_s, self.pause)
         assert all(path.parent == self.home for path in found)
         return [path.name for path in found]
 
@@ -146,14 +146,14 @@ def test_nothing_is_overwritten(nsys: Worker) -> None:
 
 def test_a_report_that_is_whole_is_looked_at_twice_and_not_waited_for(nsys: Worker) -> None:
     nsys.put("worker_process_41.1.nsys-rep")
-    assert len(nsys.fetched({1: "step-000002"}, wait_s=30.0)) == 1
+    assert len(nsys.fetched({1: "step-000002"}, timeout_s=30.0)) == 1
     assert nsys.paused == [1.0]
 
 
 def test_a_report_that_comes_late_is_waited_for_until_it_stops_growing(nsys: Worker) -> None:
     path = nsys.folder / "worker_process_41.1.nsys-rep"
     nsys.happenings = [bool, path.touch, *[partial(grow, path)] * 3]
-    assert len(nsys.fetched({1: "step-000002"}, wait_s=30.0)) == 1
+    assert len(nsys.fetched({1: "step-000002"}, timeout_s=30.0)) == 1
     assert nsys.paused == [1.0] * 6
     assert nsys.notes == []
 
@@ -161,7 +161,7 @@ def test_a_report_that_comes_late_is_waited_for_until_it_stops_growing(nsys: Wor
 def test_a_report_that_still_grows_when_time_is_up_stays(nsys: Worker) -> None:
     path = nsys.put("worker_process_41.1.nsys-rep")
     nsys.happenings = [partial(grow, path)] * 5
-    assert nsys.fetched({1: "step-000002"}, wait_s=4.5) == []
+    assert nsys.fetched({1: "step-000002"}, timeout_s=4.5) == []
     assert nsys.paused == [1.0] * 5
     ((level, text),) = nsys.notes
     assert (level, path.exists()) == ("warning", True)
@@ -171,7 +171,7 @@ def test_a_report_that_still_grows_when_time_is_up_stays(nsys: Worker) -> None:
 def test_an_empty_report_stays_and_the_others_come(nsys: Worker) -> None:
     path = nsys.put("worker_process_41.1.nsys-rep", "")
     nsys.put("worker_process_41.2.nsys-rep")
-    assert len(nsys.fetched(TWO, wait_s=2.0)) == 1
+    assert len(nsys.fetched(TWO, timeout_s=2.0)) == 1
     ((level, text),) = nsys.notes
     assert (level, path.exists()) == ("warning", True)
     assert text.startswith(f"{path} is empty: nsys is still at it, or was killed; it stays there")
@@ -179,7 +179,7 @@ def test_an_empty_report_stays_and_the_others_come(nsys: Worker) -> None:
 
 def test_a_report_that_never_comes_is_said_with_its_capture_and_the_reason(nsys: Worker) -> None:
     nsys.put("worker_process_41.1.nsys-rep")
-    nsys.fetched(TWO, wait_s=3.0)
+    nsys.fetched(TWO, timeout_s=3.0)
     text = f"no nsys report of step-000005-actor_update in {nsys.folder}: {WHY}"
     assert nsys.notes == [("warning", text)]
     assert nsys.paused == [1.0] * 3
@@ -200,7 +200,7 @@ def test_what_is_at_home_already_is_not_missed(nsys: Worker) -> None:
     nsys.put("worker_process_41.1.nsys-rep")
     nsys.put("worker_process_41.2.nsys-rep")
     nsys.fetched(TWO)
-    assert nsys.fetched(TWO, wait_s=30.0) == []
+    assert nsys.fetched(TWO, timeout_s=30.0) == []
     assert (nsys.notes, nsys.paused) == ([], [1.0, 1.0])
 
 

@@ -100,7 +100,7 @@ def test_reports_are_waited_for_when_training_is_over_and_not_before(
 def test_reports_that_do_not_come_in_time_can_be_collected_later(
     waiting: Waiting, cuda: FakeCuda, tmp_path: Path
 ) -> None:
-    recorder = recorder_of(reports=str(tmp_path), wait_s=1)
+    recorder = recorder_of(reports=str(tmp_path), report_timeout_s=1)
     notes = noted(recorder)
     capture(recorder, tmp_path / "run", "step-000001")
     recorder.finish()
