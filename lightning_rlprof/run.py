@@ -110,8 +110,8 @@ class Run(Spans):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the headline, the stages, and what is doubtful."""
-        whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.problems)
-        texts = map(str.__add__, whose, (each.text for each in self.problems))
+        whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
+        texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
         title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
         return f"{title}{self.stages()._repr_html_()}<ul>{doubts}</ul>"

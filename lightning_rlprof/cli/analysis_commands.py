@@ -196,7 +196,7 @@ def _facts(spans: "Spans", book: "Accounts") -> dict[str, object]:
         "wall_ns": book.wall_ns,
         "ranks": list(book.ranks),
         "silent_ranks": list(book.silent),
-        "problems": [problem._asdict() for problem in spans.problems],
+        "warnings": [problem._asdict() for problem in spans.warnings],
     }
 
 
@@ -229,8 +229,8 @@ def path(
     if tables[1].abstained is not None:
         del tables[1]
     if as_json:
-        problems = [problem._asdict() for problem in spans.problems]
-        about = {"run": str(spans.path), "ranks": list(spans.ranks), "problems": problems}
+        problems = [problem._asdict() for problem in spans.warnings]
+        about = {"run": str(spans.path), "ranks": list(spans.ranks), "warnings": problems}
         put_json(about | {"tables": [table.to_dict() for table in tables]})
         return
     say(f"{spans.path}: what a step's length hangs on", "bold")
@@ -260,9 +260,9 @@ def memory(run: Run, as_json: Json = False) -> None:
     spans = opened(run)
     table, files = memory_table(spans), _files(spans)
     if as_json:
-        problems = [problem._asdict() for problem in spans.problems]
+        problems = [problem._asdict() for problem in spans.warnings]
         tables = [table.to_dict()]
-        put_json({"run": str(spans.path), "problems": problems, "tables": tables, "files": files})
+        put_json({"run": str(spans.path), "warnings": problems, "tables": tables, "files": files})
         return
     say(f"{spans.path}: memory by stage and rank", "bold")
     show("", render(table), "")

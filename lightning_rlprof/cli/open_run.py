@@ -58,7 +58,7 @@ def facts(spans: "Spans") -> dict[str, Any]:
         "run": str(spans.path),
         "headline": headline(spans),
         "ranks": list(spans.ranks),
-        "problems": [problem._asdict() for problem in spans.problems],
+        "warnings": [problem._asdict() for problem in spans.warnings],
         "notes": [note._asdict() for note in spans.notes],
     }
 
@@ -68,8 +68,8 @@ def tell(
 ) -> None:
     """Print the one table of a command, or its JSON; `follow` is the command to type next."""
     if as_json:
-        problems = [problem._asdict() for problem in spans.problems]
-        run = {"run": str(spans.path), "ranks": list(spans.ranks), "problems": problems}
+        problems = [problem._asdict() for problem in spans.warnings]
+        run = {"run": str(spans.path), "ranks": list(spans.ranks), "warnings": problems}
         put_json(run | {"tables": [table.to_dict()]})
         return
     from lightning_rlprof.report.terminal import render
@@ -82,12 +82,12 @@ def tell(
 
 def doubts(spans: "Spans") -> None:
     """Say what is missing or doubtful, and what the run itself noted."""
-    for problem in spans.problems[:FEW]:
+    for problem in spans.warnings[:FEW]:
         who = "" if problem.rank is None else f"rank {problem.rank}: "
         say(f"! {who}{problem.text}", "yellow")
-    if len(spans.problems) > FEW:
+    if len(spans.warnings) > FEW:
         say(
-            f"! and {len(spans.problems) - FEW} more: rlprof summary --json shows them all",
+            f"! and {len(spans.warnings) - FEW} more: rlprof summary --json shows them all",
             "yellow",
         )
     notes = sorted(spans.notes, key=lambda note: note.level == "info")  # what went wrong first
@@ -100,6 +100,6 @@ def doubts(spans: "Spans") -> None:
 
 def count_doubts(spans: "Spans") -> None:
     """Say that there are doubts, where a command's own answer is the matter."""
-    if spans.problems:
-        count = "1 doubt" if len(spans.problems) == 1 else f"{len(spans.problems)} doubts"
+    if spans.warnings:
+        count = "1 doubt" if len(spans.warnings) == 1 else f"{len(spans.warnings)} doubts"
         say(f"! {count} about this run: rlprof summary tells them", "yellow")

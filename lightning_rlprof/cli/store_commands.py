@@ -103,14 +103,14 @@ def _print(store: "Store", run: Path, query: str, rows: int | None, *, as_json: 
     from lightning_rlprof.report.terminal import render
 
     table = store.sql(query, rows if as_json else rows or _SHOWN)
-    problems = store.sql("select rank, text from problems").rows
+    problems = store.sql("select rank, text from warnings").rows
     if as_json:
         doubts = [{"rank": rank, "text": text} for rank, text in problems]
         put_json(
             {
                 "run": str(run),
                 "query": query,
-                "problems": doubts,
+                "warnings": doubts,
                 "tables": [table.to_dict()],
             }
         )
@@ -119,7 +119,7 @@ def _print(store: "Store", run: Path, query: str, rows: int | None, *, as_json: 
     for rank, text in problems[:_FEW]:
         say(f"! {text}" if rank is None else f"! rank {rank}: {text}", "yellow")
     if len(problems) > _FEW:
-        say(f"! and {len(problems) - _FEW} more: the table problems has them all", "yellow")
+        say(f"! and {len(problems) - _FEW} more: the table warnings has them all", "yellow")
 
 
 Runs = Annotated[

@@ -102,8 +102,8 @@ def _print(
     from lightning_rlprof.report.terminal import render
 
     if as_json:
-        problems = [problem._asdict() for problem in spans.problems]
-        facts = {"run": str(spans.path), "ranks": list(spans.ranks), "problems": problems}
+        problems = [problem._asdict() for problem in spans.warnings]
+        facts = {"run": str(spans.path), "ranks": list(spans.ranks), "warnings": problems}
         kept = None if file is None else str(file)
         put_json(facts | {"kept": kept, "tables": [table.to_dict()]})
         return

@@ -23,7 +23,7 @@ from lightning_rlprof.loaders.nsys.export import Export, is_sqlite
 from lightning_rlprof.loaders.nsys.nvtx_ranges import read_ranges
 from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
-from lightning_rlprof.tables.spans import Problem, Spans
+from lightning_rlprof.tables.spans import RunWarning, Spans
 
 _MOST_RANKS = 2**20
 
@@ -89,7 +89,7 @@ def read_ranks(
             progress(count, len(files))
     if not parts:
         raise broken[files[0]]
-    lost = [Problem(rank, str(why)) for at, why in broken.items() for rank in ranks[at]]
+    lost = [RunWarning(rank, str(why)) for at, why in broken.items() for rank in ranks[at]]
     return aligned(join(parts, lost))
 
 

@@ -17,7 +17,7 @@ from lightning_rlprof.loaders.native import merge
 from lightning_rlprof.loaders.rank_names import as_ranges, missing
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import Coded, end_to_end
-from lightning_rlprof.tables.spans import Counter, Problem, RankNote, Spans, Thread
+from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
 # Columns of nanoseconds that count from the beginning of the axis; all others are lengths.
@@ -174,7 +174,7 @@ class _Slice(NamedTuple):
     later_ns: int
 
 
-def join(parts: Sequence[Spans], lost: Sequence[Problem] = ()) -> Spans:
+def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
     """Return traces of different ranks as one run, on an axis that begins with the first of them.
 
     Each part comes onto the axis by wall clock; one that does not know when it was recorded begins
@@ -203,7 +203,7 @@ def join(parts: Sequence[Spans], lost: Sequence[Problem] = ()) -> Spans:
     return _joined(parts, [*lost, *left])
 
 
-def _joined(parts: Sequence[Spans], lost: Sequence[Problem]) -> Spans:
+def _joined(parts: Sequence[Spans], lost: Sequence[RunWarning]) -> Spans:
     zero = min((part.unix_ns for part in parts if part.unix_ns), default=0)
     later = [part.unix_ns - zero if part.unix_ns else 0 for part in parts]
     slices = sorted(_slices(parts, later), key=lambda each: each.rank)
@@ -216,7 +216,7 @@ def _joined(parts: Sequence[Spans], lost: Sequence[Problem]) -> Spans:
         headers=headers,
         statuses={each.rank: each.part.statuses.get(each.rank) for each in slices},
         notes=tuple(sorted(notes, key=lambda note: note.time_ns)),
-        problems=(
+        warnings=(
             *lost,
             *missing(world, [*headers, *(each.rank for each in lost)]),
             *_undated(parts),
@@ -227,10 +227,10 @@ def _joined(parts: Sequence[Spans], lost: Sequence[Problem]) -> Spans:
     )
 
 
-def _one_each(parts: Sequence[Spans]) -> tuple[list[Spans], list[Problem]]:
+def _one_each(parts: Sequence[Spans]) -> tuple[list[Spans], list[RunWarning]]:
     """Keep the newest of the parts that claim one rank, by rank; the first of two as old."""
     taken: dict[int, Spans] = {}
-    problems: list[Problem] = []
+    problems: list[RunWarning] = []
     kept: list[Spans] = []
     for part in sorted(parts, key=lambda part: -part.unix_ns):
         if both := sorted(taken.keys() & part.headers.keys()):
@@ -238,7 +238,7 @@ def _one_each(parts: Sequence[Spans]) -> tuple[list[Spans], list[Problem]]:
             text = f"{name} is left out: it says rank {both[0]}, as {other} does, which is kept"
             lost = [rank for rank in part.ranks if rank not in taken]
             text += f"; so nothing is read of rank {as_ranges(lost)}" if lost else ""
-            problems += [Problem(rank, text) for rank in (lost or both[:1])]
+            problems += [RunWarning(rank, text) for rank in (lost or both[:1])]
             continue
         taken |= dict.fromkeys(part.headers, part)
         kept.append(part)
@@ -299,16 +299,16 @@ def _notes(part: Spans, later_ns: int) -> list[RankNote]:
     ]
 
 
-def _problems(part: Spans) -> list[Problem]:
+def _problems(part: Spans) -> list[RunWarning]:
     """Return what a part says of itself, as said by its rank, or by its name if it has several."""
     rank = _only_rank(part)
     return [
         problem
         if problem.rank is not None
-        else Problem(
+        else RunWarning(
             rank, problem.text if rank is not None else f"{part.path.name}: {problem.text}"
         )
-        for problem in part.problems
+        for problem in part.warnings
     ]
 
 
@@ -316,10 +316,10 @@ def _only_rank(part: Spans) -> int | None:
     return part.ranks[0] if len(part.ranks) == 1 else None
 
 
-def _undated(parts: Sequence[Spans]) -> list[Problem]:
+def _undated(parts: Sequence[Spans]) -> list[RunWarning]:
     text = "{} does not say when it was recorded: its times begin with those of the run"
     return [
-        Problem(rank, text.format(part.path.name))
+        RunWarning(rank, text.format(part.path.name))
         for part in parts
         if not part.unix_ns
         for rank in part.ranks

@@ -17,7 +17,7 @@ from lightning_rlprof.loaders.rank_names import disagreeing, missing
 from lightning_rlprof.records.records import KINDS, Header, Note, Number
 from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_trace
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.spans import NO_PARENT, Counter, Problem, RankNote, Spans, Thread
+from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
 _NOTHING: dict[str, Number | None] = {}
 
@@ -101,7 +101,7 @@ class _Rank:
     counters: dict[str, Counter]
     notes: list[Note]
     status: str | None
-    problems: list[Problem]
+    problems: list[RunWarning]
     meetings: Meetings
 
 
@@ -127,7 +127,7 @@ def read_run(
         TraceError: None of the files can be read.
     """
     ranks: dict[int, _Rank] = {}
-    problems: list[Problem] = []
+    problems: list[RunWarning] = []
     broken: list[TraceError] = []
     tables = _Tables()
     for count, file in enumerate(files, start=1):
@@ -135,7 +135,7 @@ def read_run(
             problems += _admit(_read_rank(file, tables), ranks)
         except TraceError as error:
             broken.append(error)
-            problems.append(Problem(_rank_of(file), str(error)))
+            problems.append(RunWarning(_rank_of(file), str(error)))
         if progress is not None:
             progress(count, len(files))
     if not ranks:
@@ -149,17 +149,17 @@ def _world(ranks: Mapping[int, _Rank]) -> int:
     return max(rank.header.world_size for rank in ranks.values())
 
 
-def _admit(rank: _Rank, ranks: dict[int, _Rank]) -> list[Problem]:
+def _admit(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
     """Add a rank to the run unless its file does not belong there."""
     number, name = rank.header.rank, rank.path.name
     if number in ranks:
         other = ranks[number].path.name
-        return [Problem(number, f"{name} is left out: it says rank {number}, as {other} does")]
+        return [RunWarning(number, f"{name} is left out: it says rank {number}, as {other} does")]
     first = next(iter(ranks.values()), rank)
     ranks[number] = rank
     if rank.header.run_id != first.header.run_id:
         text = f"{name} belongs to run {rank.header.run_id}, {first.path.name} to another one"
-        return [Problem(number, text)]
+        return [RunWarning(number, text)]
     return []
 
 
@@ -182,12 +182,12 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, met)
 
 
-def _head(head: Header, problems: list[Problem]) -> Header:
+def _head(head: Header, problems: list[RunWarning]) -> Header:
     """Return a header whose world can be true; one that cannot is as small as its rank allows."""
     if 0 < head.world_size <= _MOST_RANKS:
         return head
     text = f"its header says {head.world_size} ranks, allowed are 1 to {_MOST_RANKS}: not taken"
-    problems.append(Problem(head.rank, text))
+    problems.append(RunWarning(head.rank, text))
     return replace(head, world_size=head.rank + 1)
 
 
@@ -205,7 +205,7 @@ def _is_causal(sent: int, arrived: int, answered: int, received: int) -> bool:
     return -most < sent <= received < most and -most < arrived <= answered < most
 
 
-def _sound(trace: RankTrace) -> tuple[list[SpanLine], list[Problem]]:
+def _sound(trace: RankTrace) -> tuple[list[SpanLine], list[RunWarning]]:
     """Return the spans that can be true, and say how many cannot, and how the file ended."""
     rank, lines = trace.header.rank, trace.spans
     small = [line for line in lines if _is_small(line)]
@@ -217,7 +217,7 @@ def _sound(trace: RankTrace) -> tuple[list[SpanLine], list[Problem]]:
         (trace.status is None, "its file just stops: killed, or still running"),
         (trace.status not in (None, "finished"), f"it ended early: {trace.status}"),
     ]
-    return forward, [Problem(rank, text.format(int(count))) for count, text in texts if count]
+    return forward, [RunWarning(rank, text.format(int(count))) for count, text in texts if count]
 
 
 def _is_small(line: SpanLine) -> bool:
@@ -258,7 +258,7 @@ def _columns(
     }
 
 
-def _family(columns: dict[str, Int64s], rank: int) -> list[Problem]:
+def _family(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
     """Say how many spans share an id or name a parent that is not in the file."""
     ids, parents = columns["id"], columns["parent"]
     twins = len(ids) - len(np.unique(ids))
@@ -267,7 +267,7 @@ def _family(columns: dict[str, Int64s], rank: int) -> list[Problem]:
         (twins, "{} spans have the id of another one"),
         (orphans, "{} spans lost the span around them, which never ended"),
     ]
-    return [Problem(rank, text.format(count)) for count, text in texts if count]
+    return [RunWarning(rank, text.format(count)) for count, text in texts if count]
 
 
 def _rank_of(file: Path) -> int | None:
@@ -276,7 +276,7 @@ def _rank_of(file: Path) -> int | None:
 
 
 def _assemble(
-    path: Path, ranks: dict[int, _Rank], tables: _Tables, problems: list[Problem]
+    path: Path, ranks: dict[int, _Rank], tables: _Tables, problems: list[RunWarning]
 ) -> Spans:
     """Put all ranks on one axis that starts with the first event."""
     headers = {number: rank.header for number, rank in ranks.items()}
@@ -301,7 +301,7 @@ def _assemble(
         headers=headers,
         statuses={number: rank.status for number, rank in ranks.items()},
         notes=tuple(_notes(ranks, clocks, zero)),
-        problems=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
+        warnings=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
         unix_ns=zero,
         **_known(headers, clocks, lives),
     )

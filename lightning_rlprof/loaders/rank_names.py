@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.tables.spans import Problem
+from lightning_rlprof.tables.spans import RunWarning
 
 _RANK = re.compile(r"(?<![a-z])rank[-_]?(\d{1,7})(?![0-9a-z])", re.IGNORECASE)
 
@@ -21,7 +21,7 @@ def rank_in_name(name: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def missing(world: int, seen: Iterable[int | None]) -> list[Problem]:
+def missing(world: int, seen: Iterable[int | None]) -> list[RunWarning]:
     """Name the ranks of a world that have no trace.
 
     Example::
@@ -35,10 +35,10 @@ def missing(world: int, seen: Iterable[int | None]) -> list[Problem]:
         gaps += [range(expected, rank)] if rank > expected else []
         expected = rank + 1
     text = f"of {world} ranks, these wrote no trace: {', '.join(map(_run, gaps))}"
-    return [Problem(None, text)] if gaps else []
+    return [RunWarning(None, text)] if gaps else []
 
 
-def disagreeing(headers: Iterable[Header]) -> list[Problem]:
+def disagreeing(headers: Iterable[Header]) -> list[RunWarning]:
     """Name ranks of one role that tell different sizes of their world: those of several jobs.
 
     Roles may have a world each.
@@ -54,7 +54,7 @@ def disagreeing(headers: Iterable[Header]) -> list[Problem]:
         worlds.setdefault(each.role, {}).setdefault(each.world_size, []).append(each.rank)
     text = "ranks of one role ({}) are of several jobs: {}"
     return [
-        Problem(None, text.format(role, ", ".join(f"{as_ranges(of)} of {n}" for n, of in told)))
+        RunWarning(None, text.format(role, ", ".join(f"{as_ranges(of)} of {n}" for n, of in told)))
         for role, told in ((role, sorted(own.items())) for role, own in worlds.items())
         if len(told) > 1
     ]

@@ -84,7 +84,7 @@ def _captures_read(path: Path, rank: int | None, *, chrome: bool) -> Spans:
     part = read_kineto(path) if chrome else read_nsys(path, rank)
     if not part.unix_ns:
         raise TraceError(f"{path}: is left out: when it was recorded is not known")
-    if rank is None and (chrome or any(each.text.startswith(GUESSED) for each in part.problems)):
+    if rank is None and (chrome or any(each.text.startswith(GUESSED) for each in part.warnings)):
         raise TraceError(f"{path}: is left out: nothing says which rank it is of")
     return part
 

@@ -22,8 +22,8 @@ from lightning_rlprof.tables.spans import (
     CORE,
     NO_PARENT,
     Counter,
-    Problem,
     RankNote,
+    RunWarning,
     Spans,
     Thread,
     counter_columns,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(spans: "Spans", path: Path) -> bytes:
-    """Return JSON of names, threads, headers, notes, problems, and how to find the counters.
+    """Return JSON of names, threads, headers, notes, warnings, and how to find the counters.
 
     ``names`` and ``threads`` are all that the run has, in its order; the codes in the file of the
     spans count those that occur, which ``used_names`` and ``used_threads`` tell. Of each counter
@@ -60,7 +60,7 @@ def facts_of(spans: "Spans", path: Path) -> bytes:
         ],
         "statuses": list(spans.statuses.items()),
         "notes": spans.notes,
-        "problems": spans.problems,
+        "warnings": spans.warnings,
         "counters": _counters(spans),
     }
     return json.dumps(facts, default=_plain).encode()
@@ -146,7 +146,7 @@ def _spans(
         headers={rank: Header(**header) for rank, header in facts["headers"]},
         statuses=dict(facts["statuses"]),
         notes=tuple(RankNote(*note) for note in facts["notes"]),
-        problems=tuple(Problem(*problem) for problem in facts["problems"]),
+        warnings=tuple(RunWarning(*problem) for problem in facts["warnings"]),
         unix_ns=facts["unix_ns"],
         tables=tables,
     )

@@ -38,7 +38,7 @@ class RankNote(NamedTuple):
     text: str
 
 
-class Problem(NamedTuple):
+class RunWarning(NamedTuple):
     """What is missing or doubtful in a run; rank None means the whole run."""
 
     rank: int | None
@@ -76,7 +76,7 @@ class Spans:
         headers: Headers by rank, ascending.
         statuses: How each rank ended: ``finished``, a reason, or None when its file just stops.
         notes: What ranks and the loader say, by time.
-        problems: What is missing or doubtful.
+        warnings: What is missing or doubtful.
         unix_ns: Wall-clock time of zero on the axis.
         tables: What else the files hold, by name; a table is read when it is asked for.
         wall_off: How far a rank's wall clock was ahead of that of ``unix_ns`` when it said a time;
@@ -99,7 +99,7 @@ class Spans:
     headers: Mapping[int, Header] = field(default_factory=dict)
     statuses: Mapping[int, str | None] = field(default_factory=dict)
     notes: tuple[RankNote, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    warnings: tuple[RunWarning, ...] = ()
     unix_ns: int = 0
     tables: Mapping[str, Callable[[], Table]] = field(default_factory=dict)
     wall_off: Mapping[int, Callable[[int], int]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Spans:
         return unix_ns - self.unix_ns - (0 if off is None else off(unix_ns))
 
     def table(self, name: str) -> Table:
-        """Read a table: ``spans``, ``headers``, ``notes``, ``problems``, or one of a device tool.
+        """Read a table: ``spans``, ``headers``, ``notes``, ``warnings``, or one of a device tool.
 
         ``load(path).table("kernels")``. One of a device tool is read anew at every call.
 
@@ -231,7 +231,7 @@ class Spans:
         return found
 
 
-CORE = ("spans", "headers", "notes", "problems")
+CORE = ("spans", "headers", "notes", "warnings")
 """Tables that every run has; all others are what its device tools recorded."""
 
 _MOST_COUNTERS = 256
@@ -271,7 +271,7 @@ _NOTES = (
     Column("level", "text"),
     Column("text", "text"),
 )
-_PROBLEMS = (Column("rank", "count"), Column("text", "text"))
+_WARNINGS = (Column("rank", "count"), Column("text", "text"))
 
 
 def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:
@@ -280,7 +280,7 @@ def core_tables(spans: Spans) -> Mapping[str, Callable[[], Table]]:
         "spans": lambda: _spans(spans),
         "headers": lambda: Table("headers", _HEADERS, _headers(spans)),
         "notes": lambda: Table("notes", _NOTES, [tuple(note) for note in spans.notes]),
-        "problems": lambda: Table("problems", _PROBLEMS, [tuple(each) for each in spans.problems]),
+        "warnings": lambda: Table("warnings", _WARNINGS, [tuple(each) for each in spans.warnings]),
     }
 
 

@@ -35,7 +35,7 @@ def test_its_traces_are_read_whole(benchmark: ModuleType, tmp_path: Path) -> Non
     size = benchmark.write_rank(tmp_path / "rank0003.json", 3, 8, 3_300)
     spans = load(tmp_path / "rank0003.json")
     assert size == (tmp_path / "rank0003.json").stat().st_size
-    assert (spans.ranks, spans.headers[3].world_size, spans.problems) == ((3,), 8, ())
+    assert (spans.ranks, spans.headers[3].world_size, spans.warnings) == ((3,), 8, ())
     kernels = spans.table("kernels")
     assert len(kernels.rows) == 1_100
     assert set(kernels.column("stage")) == {"actor_update"}

@@ -99,7 +99,7 @@ def test_we_read_of_a_trace_what_is_in_it(trace: Path) -> None:
         "actor_compute_log_prob",
         "actor_update",
     }
-    assert {problem.text for problem in spans.problems} == set()
+    assert {problem.text for problem in spans.warnings} == set()
 
 
 def test_a_complete_table_has_every_stage_of_every_step_once(

@@ -20,7 +20,7 @@ def assert_same_run(found: Spans, wanted: Spans) -> None:
         assert column.tolist() == own.tolist(), name
     assert list(found.headers.items()) == list(wanted.headers.items())
     assert list(found.statuses.items()) == list(wanted.statuses.items())
-    assert (found.notes, found.problems) == (wanted.notes, wanted.problems)
+    assert (found.notes, found.warnings) == (wanted.notes, wanted.warnings)
     assert found.unix_ns == wanted.unix_ns
     assert_same_counters(found, wanted)
     assert list(found.tables) == list(wanted.tables)

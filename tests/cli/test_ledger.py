@@ -51,7 +51,7 @@ def test_as_json_the_totals_are_the_wall_clock_times_the_ranks(rlprof: Run, tmp_
     data = json.loads(rlprof("ledger", tmp_path, "--json", "--per-rank", "--price", "2")[1])
 
     assert (data["run"], data["ranks"], data["silent_ranks"]) == (str(tmp_path), [0, 2], [1])
-    assert [problem["rank"] for problem in data["problems"]] == [None, 2]
+    assert [problem["rank"] for problem in data["warnings"]] == [None, 2]
     table, by_rank = data["tables"]
     assert (table["name"], by_rank["name"]) == ("ledger", "ledger by rank")
     names = [column["name"] for column in table["columns"]]

@@ -60,7 +60,7 @@ def test_doubts_about_the_run_are_not_passed_over(rlprof: Run, tmp_path: Path) -
 def test_as_json_it_is_the_table_and_the_files(rlprof: Run, tmp_path: Path) -> None:
     gpu_run(tmp_path)
     data = json.loads(rlprof("memory", tmp_path, "--json")[1])
-    assert (data["run"], data["problems"]) == (str(tmp_path), [])
+    assert (data["run"], data["warnings"]) == (str(tmp_path), [])
     (table,) = data["tables"]
     assert table["name"] == "memory"
     peak = [column["name"] for column in table["columns"]].index("peak")

@@ -59,7 +59,7 @@ def test_summary_as_json_is_every_table_and_nothing_else(rlprof: Run, tmp_path: 
         "run": str(tmp_path),
         "headline": headline(spans),
         "ranks": [0, 1],
-        "problems": [],
+        "warnings": [],
         "notes": [],
         "tables": tables,
     }
@@ -84,7 +84,7 @@ def test_many_problems_are_counted(rlprof: Run, tmp_path: Path) -> None:
         write_rank(tmp_path, header(rank, 12), [], status=None)
     out = rlprof("summary", tmp_path)[1]
     assert "! and 4 more: rlprof summary --json shows them all\n" in out
-    assert len(json.loads(rlprof("summary", tmp_path, "--json")[1])["problems"]) == 12
+    assert len(json.loads(rlprof("summary", tmp_path, "--json")[1])["warnings"]) == 12
 
 
 def test_many_notes_are_counted(rlprof: Run, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_sql_shows_the_answer(rlprof: Run, run: Path) -> None:
 def test_sql_as_json_is_all_rows_exactly_and_nothing_else(rlprof: Run, run: Path) -> None:
     query = "select 9223372036854775807 - range as n, 'é' as text, null as nothing from range(60)"
     data = json.loads(rlprof("sql", run, query, "--json")[1])
-    assert (data["run"], data["query"], data["problems"]) == (str(run), query, [])
+    assert (data["run"], data["query"], data["warnings"]) == (str(run), query, [])
     (table,) = data["tables"]
     assert table["rows"][:2] == [[2**63 - 1, "é", None], [2**63 - 2, "é", None]]
     assert len(table["rows"]) == 60
@@ -61,10 +61,10 @@ def test_sql_writes_all_rows_to_a_file_and_replaces_none(
 
 def test_sql_without_a_query_lists_the_tables(rlprof: Run, run: Path) -> None:
     out = rlprof("sql", run)[1]
-    assert out.startswith(f"{run} has the tables: spans, headers, notes, problems\n")
-    assert out.endswith(f"Next: rlprof sql '{run}' 'describe problems'\n")
+    assert out.startswith(f"{run} has the tables: spans, headers, notes, warnings\n")
+    assert out.endswith(f"Next: rlprof sql '{run}' 'describe warnings'\n")
     data = json.loads(rlprof("sql", run, "--json")[1])
-    assert data["tables"] == ["spans", "headers", "notes", "problems"]
+    assert data["tables"] == ["spans", "headers", "notes", "warnings"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_sql_without_a_query_lists_the_tables(rlprof: Run, run: Path) -> None:
         ("copy spans to 'x.csv'", "a query is one SELECT and only reads; this is COPY"),
         ("from read_csv('/etc/passwd')", "SQL: Permission Error: Cannot access file"),
         ("select nme from spans", 'SQL: Binder Error: Referenced column "nme" not found'),
-        ("from kernels", "does not exist! (there are: spans, headers, notes, problems)"),
+        ("from kernels", "does not exist! (there are: spans, headers, notes, warnings)"),
         ("select error('a\nb\x1b[2J')", "SQL: Invalid Input Error: a b\\x1b[2J"),
     ],
 )
@@ -101,7 +101,7 @@ def test_what_is_missing_in_the_run_is_said_with_the_answer(rlprof: Run, tmp_pat
     assert "! of 3 ranks, these wrote no trace: 1-2\n" in out
     assert "! rank 0: its file just stops: killed, or still running\n" in out
     data = json.loads(rlprof("sql", tmp_path, "select 1", "--json")[1])
-    assert {"rank": None, "text": "of 3 ranks, these wrote no trace: 1-2"} in data["problems"]
+    assert {"rank": None, "text": "of 3 ranks, these wrote no trace: 1-2"} in data["warnings"]
 
 
 def test_sql_shows_a_column_that_is_nowhere_known(rlprof: Run, run: Path) -> None:

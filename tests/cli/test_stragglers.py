@@ -56,7 +56,7 @@ def test_as_json_the_verdict_comes_with_its_evidence(rlprof: Run, tmp_path: Path
     (table,) = data["tables"]
     names = [column["name"] for column in table["columns"]]
     (row,) = (dict(zip(names, each, strict=True)) for each in table["rows"])
-    assert (data["ranks"], data["problems"]) == ([0, 1, 2, 3], [])
+    assert (data["ranks"], data["warnings"]) == ([0, 1, 2, 3], [])
     assert (row["rank"], row["verdict"], row["steps"]) == (2, "slow host", "1-20")
     assert row["low"] < 0.15 < row["high"]
     assert row["lost by others"] == pytest.approx(20 * 3 * 0.13 * 100 * MS, rel=0.2)

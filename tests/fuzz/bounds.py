@@ -69,7 +69,7 @@ def read(path: Path) -> Answer | None:
     assert (spans.end_ns >= spans.start_ns).all()
     assert (np.diff(spans.rank) >= 0).all()
     assert len(spans.names) == 0 or int(spans.name.max(initial=0)) < len(spans.names)
-    told = {*(each.text for each in spans.problems), *map(str, spans.statuses.items())}
+    told = {*(each.text for each in spans.warnings), *map(str, spans.statuses.items())}
     rows = {name: _read_table(spans, name, told) for name in spans.tables}
     return Answer(spans, rows, frozenset(told))
 

@@ -99,7 +99,7 @@ def test_an_original_is_read_without_a_doubt(name: str) -> None:
     answer = changed(MADE[name], lambda _: None)
     assert answer is not None
     assert len(answer.spans) >= 1
-    assert answer.spans.problems == ()
+    assert answer.spans.warnings == ()
     assert name == "native" or answer.rows["kernels"] >= 1
 
 

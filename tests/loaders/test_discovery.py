@@ -13,7 +13,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.discovery import items
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.chrome_trace import writer
-from lightning_rlprof.tables.spans import Problem
+from lightning_rlprof.tables.spans import RunWarning
 from tests.builders.ascend_output import capture_folder
 from tests.builders.chrome import AFTER, BASE, ChromeTrace
 from tests.builders.ingest_traces import write_trace, write_traces
@@ -240,7 +240,7 @@ def test_chrome_traces_are_joined_by_what_is_in_them(tmp_path: Path) -> None:
         (0, 0, 7, "gemm", 30, 10),
         (1, 0, 7, "gemm", 1030, 10),
     ]
-    assert (run.problems, run.path, calls) == ((), tmp_path, [(1, 2), (2, 2)])
+    assert (run.warnings, run.path, calls) == ((), tmp_path, [(1, 2), (2, 2)])
 
 
 def test_names_tell_the_ranks_of_traces_that_do_not(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_exports_are_joined_by_name_or_by_their_marks(tmp_path: Path) -> None:
 
     assert [(span.rank, span.start_ns) for span in run] == [(1, 0), (3, 50)]
     assert run.table("kernels").column("start") == [30, 80]
-    assert run.problems == (Problem(None, "of 4 ranks, these wrote no trace: 0, 2"),)
+    assert run.warnings == (RunWarning(None, "of 4 ranks, these wrote no trace: 0, 2"),)
 
 
 @pytest.mark.parametrize("damage", [b"", b"hello", b"\x1f\x8b\x08\x00"])
@@ -272,8 +272,8 @@ def test_a_trace_that_cannot_be_read_is_a_problem_of_its_rank(
     run = load(tmp_path)
 
     assert run.ranks == (0, 2)
-    assert [problem.rank for problem in run.problems] == [1]
-    assert "rank-1.json: is no Chrome trace" in run.problems[0].text
+    assert [problem.rank for problem in run.warnings] == [1]
+    assert "rank-1.json: is no Chrome trace" in run.warnings[0].text
 
 
 def test_a_damaged_export_costs_its_own_rank_alone(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_damaged_export_costs_its_own_rank_alone(tmp_path: Path) -> None:
     run = load(tmp_path)
 
     assert run.ranks == (0, 1)
-    assert [(problem.rank, "cannot be read as SQLite" in problem.text) for problem in run.problems]
+    assert [(problem.rank, "cannot be read as SQLite" in problem.text) for problem in run.warnings]
 
 
 def test_where_none_can_be_read_the_first_says_why(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_trace_cut_off_is_read_up_to_its_cut_beside_the_others(tmp_path: Path)
     run = load(tmp_path)
 
     assert run.statuses == {0: "finished", 1: None}
-    assert {problem.rank for problem in run.problems} == {1}
+    assert {problem.rank for problem in run.warnings} == {1}
 
 
 def test_other_json_beside_the_traces_is_no_trace(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_other_json_beside_the_traces_is_no_trace(tmp_path: Path) -> None:
         (tmp_path / f"profiler_rank{rank}.json").write_text("{}")
     (tmp_path / "settings.json").write_text("{}")
 
-    assert load(tmp_path).problems == ()
+    assert load(tmp_path).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -348,8 +348,8 @@ def test_an_older_trace_of_the_same_rank_is_left_out_and_said(tmp_path: Path) ->
     run = load(tmp_path)
 
     assert [(span.rank, span.start_ns) for span in run] == [(0, 0), (1, 500)]
-    assert [problem.rank for problem in run.problems] == [1]
-    assert "rank-1-before.json is left out" in run.problems[0].text
+    assert [problem.rank for problem in run.warnings] == [1]
+    assert "rank-1-before.json is left out" in run.warnings[0].text
 
 
 @pytest.mark.skipif(not SEVERAL_DATA.is_dir(), reason="the real traces in shared/data are not here")
@@ -364,4 +364,4 @@ def test_two_real_ranks_are_what_they_are_alone() -> None:
         by = part.unix_ns - run.unix_ns
         assert (run.start_ns[own] == part.start_ns + by).all()
     text = "of 128 ranks, these wrote no trace: 2-127"
-    assert run.problems[0] == Problem(None, text)
+    assert run.warnings[0] == RunWarning(None, text)

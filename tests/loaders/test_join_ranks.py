@@ -15,7 +15,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.join_ranks import Piece, join, join_tables
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.run import Run
-from lightning_rlprof.tables.spans import NO_PARENT, Counter, Problem, RankNote, Spans, Thread
+from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table
 from tests.builders.runs import header
 
@@ -111,7 +111,7 @@ def test_the_newest_of_two_of_one_rank_stays_and_the_other_is_said() -> None:
 
     assert [span.name for span in run] == ["new"]
     text = "old.json is left out: it says rank 0, as new.json does, which is kept"
-    assert run.problems[0] == Problem(0, text)
+    assert run.warnings[0] == RunWarning(0, text)
 
 
 def test_what_else_is_lost_with_a_part_is_a_problem_of_those_ranks() -> None:
@@ -119,8 +119,8 @@ def test_what_else_is_lost_with_a_part_is_a_problem_of_those_ranks() -> None:
     run = join([old, spans_of([], {0}, 5000), spans_of([], {1})])
 
     assert run.ranks == (0, 1)
-    assert [problem.rank for problem in run.problems if "old.json" in problem.text] == [2, 3]
-    assert "so nothing is read of rank 2-3" in run.problems[0].text
+    assert [problem.rank for problem in run.warnings if "old.json" in problem.text] == [2, 3]
+    assert "so nothing is read of rank 2-3" in run.warnings[0].text
 
 
 def test_a_part_that_does_not_know_its_time_begins_at_zero_and_is_a_problem() -> None:
@@ -131,31 +131,31 @@ def test_a_part_that_does_not_know_its_time_begins_at_zero_and_is_a_problem() ->
 
     assert (run.start_ns.tolist(), run.unix_ns) == ([5, 5], 7000)
     text = "b.json does not say when it was recorded: its times begin with those of the run"
-    assert Problem(1, text) in run.problems
+    assert RunWarning(1, text) in run.warnings
 
 
 def test_problems_and_notes_are_of_the_rank_or_of_the_file_with_several() -> None:
     one = spans_of(
-        [], {4}, 1000, problems=(Problem(None, "lost"),), notes=(RankNote(None, 5, "info", "n"),)
+        [], {4}, 1000, warnings=(RunWarning(None, "lost"),), notes=(RankNote(None, 5, "info", "n"),)
     )
-    two = spans_of([], {0, 1}, 1500, problems=(Problem(None, "lost"), Problem(1, "cut")))
+    two = spans_of([], {0, 1}, 1500, warnings=(RunWarning(None, "lost"), RunWarning(1, "cut")))
 
     run = join([two, one])
 
-    assert [problem for problem in run.problems if "wrote no" not in problem.text] == [
-        Problem(None, "part.json: lost"),
-        Problem(1, "cut"),
-        Problem(4, "lost"),
+    assert [problem for problem in run.warnings if "wrote no" not in problem.text] == [
+        RunWarning(None, "part.json: lost"),
+        RunWarning(1, "cut"),
+        RunWarning(4, "lost"),
     ]
     assert run.notes == (RankNote(4, 5, "info", "n"),)
 
 
 def test_ranks_of_the_world_without_a_part_are_named_but_not_those_that_were_lost() -> None:
-    run = join([spans_of([], {0}), spans_of([], {5})], [Problem(3, "broken")])
+    run = join([spans_of([], {0}), spans_of([], {5})], [RunWarning(3, "broken")])
 
-    assert run.problems == (
-        Problem(3, "broken"),
-        Problem(None, "of 8 ranks, these wrote no trace: 1-2, 4, 6-7"),
+    assert run.warnings == (
+        RunWarning(3, "broken"),
+        RunWarning(None, "of 8 ranks, these wrote no trace: 1-2, 4, 6-7"),
     )
 
 

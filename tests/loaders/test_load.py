@@ -119,7 +119,7 @@ def test_a_broken_rank_among_good_ones_is_a_problem_of_the_run(tmp_path: Path) -
     spans = load(tmp_path)
 
     assert spans.ranks == (0,)
-    assert [(problem.rank, "is no rlprof trace" in problem.text) for problem in spans.problems] == [
+    assert [(problem.rank, "is no rlprof trace" in problem.text) for problem in spans.warnings] == [
         (1, True)
     ]
 

@@ -7,12 +7,12 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.tables.spans import Problem, Thread
+from lightning_rlprof.tables.spans import RunWarning, Thread
 from tests.builders.runs import MAIN, Row, grpo_rows, grpo_run, header, loaded, write_rank
 
 
 def _problems(path: Path) -> list[tuple[int | None, str]]:
-    return [(problem.rank, problem.text) for problem in load(path).problems]
+    return [(problem.rank, problem.text) for problem in load(path).warnings]
 
 
 def test_rows_are_sorted_by_rank_start_and_id_and_keep_what_was_written(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_rows_are_sorted_by_rank_start_and_id_and_keep_what_was_written(tmp_path
         (s.rank, s.id, s.name, s.kind, s.step, s.duration_ns, s.parent, str(s.counters))
         for s in spans
     }
-    assert spans.problems == ()
+    assert spans.warnings == ()
     assert spans.statuses == dict.fromkeys(range(3), "finished")
 
 
@@ -83,7 +83,7 @@ def test_missing_ranks_are_named_as_ranges(tmp_path: Path) -> None:
 
 def test_one_ranks_file_alone_misses_nobody(tmp_path: Path) -> None:
     file = write_rank(tmp_path, header(1, 8), [])
-    assert load(file).problems == ()
+    assert load(file).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_spans_that_cannot_be_true_are_left_out_and_counted(row: Row, said: str)
     spans = loaded([Row("b", "stage", 1, 3, 4), row])
 
     assert [span.name for span in spans] == ["b"]
-    (problem,) = spans.problems
+    (problem,) = spans.warnings
     assert problem.text.startswith(said)
 
 
@@ -136,9 +136,9 @@ def test_twins_and_orphans_are_counted_and_kept() -> None:
     spans = loaded(rows)
 
     assert len(spans) == 3
-    assert spans.problems == (
-        Problem(0, "1 spans have the id of another one"),
-        Problem(0, "1 spans lost the span around them, which never ended"),
+    assert spans.warnings == (
+        RunWarning(0, "1 spans have the id of another one"),
+        RunWarning(0, "1 spans lost the span around them, which never ended"),
     )
 
 

@@ -18,7 +18,7 @@ from lightning_rlprof.records.records import KINDS, Header
 from lightning_rlprof.store.cache import Cache, place, sources
 from lightning_rlprof.store.cached_run import cached_spans
 from lightning_rlprof.store.run_store import parts_of
-from lightning_rlprof.tables.spans import Counter, Problem, RankNote, Spans, Thread
+from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 from tests.builders.alike import assert_same_run, assert_same_table
 from tests.builders.runs import grpo_run, header
@@ -83,7 +83,7 @@ def runs(draw: Any) -> Spans:
         headers={rank: draw(headers(rank)) for rank in ranks},
         statuses={rank: draw(st.none() | TEXT) for rank in ranks},
         notes=tuple(draw(st.lists(note, max_size=2))),
-        problems=tuple(draw(st.lists(st.builds(Problem, st.none() | BYTE, TEXT), max_size=2))),
+        warnings=tuple(draw(st.lists(st.builds(RunWarning, st.none() | BYTE, TEXT), max_size=2))),
         unix_ns=draw(st.integers(0, 2**62)),
     )
 

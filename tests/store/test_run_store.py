@@ -39,13 +39,13 @@ def test_the_second_time_the_run_is_not_read(run: Path) -> None:
     assert list(Store(run, second).sql(COUNT).rows) == truth(run)
     assert (first.loads, second.loads) == (1, 0)
     names = [path.stem for path in files(run)]
-    assert names == ["headers", "notes", "problems", "spans"]
+    assert names == ["headers", "notes", "warnings", "spans"]
 
 
 def test_a_table_of_a_device_is_made_when_it_is_named(run: Path) -> None:
     reader = Reader()
     store = Store(run, reader)
-    assert store.tables == ("spans", "headers", "notes", "problems", "kernels", "memcpy")
+    assert store.tables == ("spans", "headers", "notes", "warnings", "kernels", "memcpy")
     store.sql(COUNT)
     assert reader.kernels == 0
     query = 'select kernel, duration_ns from main."Kernels" order by kernel'
@@ -242,7 +242,7 @@ def test_every_column_of_spans_is_there(tmp_path: Path) -> None:
         (3, 30, "warning", "late")
     ]
     assert ("of 4 ranks, these wrote no trace: 0-2",) in list(
-        store.sql("select text from problems").rows
+        store.sql("select text from warnings").rows
     )
     query = "select rank, world_size, host, status, config from headers"
     assert list(store.sql(query).rows) == [
@@ -255,7 +255,7 @@ def test_spans_in_memory_answer_the_same_and_write_nothing(run: Path) -> None:
     run_in_memory = Run.of(spans)
     query = "select * exclude (thread_name) from spans order by rank, id"
     assert list(run_in_memory.sql(query).rows) == list(Store(run, load).sql(query).rows)
-    assert spans.table("problems").rows == []
+    assert spans.table("warnings").rows == []
     shutil.rmtree(run / cache.CACHE_FOLDER)
     assert list(load(run).sql(COUNT).rows) == truth(run)
     assert not (run / cache.CACHE_FOLDER).exists()
@@ -271,5 +271,5 @@ def test_spans_in_memory_read_a_table_once_and_say_why_not(run: Path) -> None:
         run_in_memory.sql("from memcpy")
     assert list(run_in_memory.sql("select 'memcpy'").rows) == [("memcpy",)]
     assert run_in_memory.sql("from kernels").note == "a note"
-    with pytest.raises(TraceError, match=r"\(there are: spans, headers, notes, problems, kernels"):
+    with pytest.raises(TraceError, match=r"\(there are: spans, headers, notes, warnings, kernels"):
         run_in_memory.sql("from spam")

@@ -95,7 +95,7 @@ def test_a_run_in_memory_reads_as_it_does_here(
     memory.put(str(run), "/bucket/my run", recursive=True)
     spans, here = remotely(f"memory://bucket/my run{folder}"), load(run)
     assert str(spans.path) == f"memory://bucket/my run{folder}"
-    assert (len(spans), spans.headers, spans.problems) == (len(here), here.headers, here.problems)
+    assert (len(spans), spans.headers, spans.warnings) == (len(here), here.headers, here.warnings)
     assert list(spans.table("kernels").rows) == list(here.table("kernels").rows)
     assert spans.notes[0].text.startswith(f"{spans.path}: 3 files, ")
     assert [name.partition("/")[2] for name in files_in(temporary)] == [

@@ -82,7 +82,7 @@ def _first_between(steps: Int64s) -> list[int]:
 
 def _events(spans: Spans) -> Iterator[_Row]:
     warnings = [note for note in spans.notes if note.level != "info"]
-    texts = [*(each.text for each in spans.problems), *(note.text for note in warnings)]
+    texts = [*(each.text for each in spans.warnings), *(note.text for note in warnings)]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
         texts += [f"{name}: {text}" for text in table.losses()] if table else []

@@ -122,8 +122,8 @@ def _spans(spans: Spans) -> Check:
     steps = {span.step: span for span in mine if span.kind == "step"}
     if not all(_inside(span, steps[span.step]) for span in mine):
         return Check("spans", "broken", "a stage reaches beyond its step")
-    if spans.problems:
-        return Check("spans", "broken", "; ".join(problem.text for problem in spans.problems))
+    if spans.warnings:
+        return Check("spans", "broken", "; ".join(problem.text for problem in spans.warnings))
     return Check("spans", "ok", "2 steps with 2 stages each, all inside of their step")
 
 

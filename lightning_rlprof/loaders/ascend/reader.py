@@ -32,7 +32,7 @@ from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import COLUMNS, UNKNOWN, Kernels, join, kernel_table
-from lightning_rlprof.tables.spans import NO_PARENT, Counter, Problem, RankNote, Spans, Thread
+from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Table
 
 _MOST_RANKS = 2**20
@@ -204,7 +204,7 @@ def read_ascend(path: Path) -> Spans:
         headers=headers,
         statuses={rank: None if rank in cut else "finished" for rank in headers},
         notes=tuple(notes_of(captures, zero)),
-        problems=tuple(problems),
+        warnings=tuple(problems),
         unix_ns=zero,
         tables=_tables(captures, zero),
     )
@@ -258,10 +258,10 @@ def ascend_tables(
     return _part_tables(opened, zero_ns, read_capture, placed)
 
 
-def _recorded(path: Path) -> tuple[list[Recorded], list[Problem]]:
+def _recorded(path: Path) -> tuple[list[Recorded], list[RunWarning]]:
     """Read the ranges of all captures; one that cannot be read is a problem of the others."""
     opened, guessed = open_captures(path)
-    problems = [Problem(None, text) for text in guessed]
+    problems = [RunWarning(None, text) for text in guessed]
     captures: list[Recorded] = []
     broken: list[TraceError] = []
     for each in opened:
@@ -269,17 +269,17 @@ def _recorded(path: Path) -> tuple[list[Recorded], list[Problem]]:
             captures.append(read_capture(each))
         except TraceError as error:
             broken.append(error)
-            problems.append(Problem(each.rank, str(error)))
+            problems.append(RunWarning(each.rank, str(error)))
     if not captures:
         raise broken[0]
     captures.sort(key=lambda each: (each.opened.rank, max(each.first_ns, 0)))
     captures, copies = _without_copies(captures)
-    problems += [Problem(each.opened.rank, text) for each in captures for text in each.problems]
+    problems += [RunWarning(each.opened.rank, text) for each in captures for text in each.problems]
     doubts = (_strangers, _twice, _apart)
     return captures, [*problems, *copies, *(one for doubt in doubts for one in doubt(captures))]
 
 
-def _without_copies(captures: Sequence[Recorded]) -> tuple[list[Recorded], list[Problem]]:
+def _without_copies(captures: Sequence[Recorded]) -> tuple[list[Recorded], list[RunWarning]]:
     """Leave out captures that another one is the same as: copies would be added up."""
     first: dict[object, Recorded] = {}
     problems = []
@@ -288,7 +288,7 @@ def _without_copies(captures: Sequence[Recorded]) -> tuple[list[Recorded], list[
         if one is not each:
             path, rank = each.opened.capture.path, each.opened.rank
             text = f"{path} is left out: it is the same as {one.opened.capture.path}"
-            problems.append(Problem(rank, text))
+            problems.append(RunWarning(rank, text))
     return list(first.values()), problems
 
 
@@ -302,7 +302,7 @@ def _print(recorded: Recorded) -> object:
     return (who, recorded.first_ns, capture.began_ns, times, tuple(ranges.names))
 
 
-def _strangers(captures: Sequence[Recorded]) -> list[Problem]:
+def _strangers(captures: Sequence[Recorded]) -> list[RunWarning]:
     """Say which ranks are those of several programs, as where trainer and rollout count apart.
 
     Captures of one program come one after the other.
@@ -320,14 +320,14 @@ def _strangers(captures: Sequence[Recorded]) -> list[Problem]:
         for before, after in pairwise(captures)
         if before.opened.rank == after.opened.rank and 0 < after.first_ns < _last_ns(before)
     }
-    return [Problem(rank, text) for rank, text in {**met, **several}.items()]
+    return [RunWarning(rank, text) for rank, text in {**met, **several}.items()]
 
 
 def _last_ns(recorded: Recorded) -> int:
     return int(recorded.ranges.end_ns.max(initial=0))
 
 
-def _twice(captures: Sequence[Recorded]) -> list[Problem]:
+def _twice(captures: Sequence[Recorded]) -> list[RunWarning]:
     """Say which ranks have a step in captures far apart, as where two runs lie in one folder.
 
     Captures of several stages of one step hold it, too, each a part of it.
@@ -346,15 +346,15 @@ def _twice(captures: Sequence[Recorded]) -> list[Problem]:
             found[rank] = (
                 f"step {step} is in captures far apart, and added up: are they of one run?"
             )
-    return [Problem(rank, text) for rank, text in found.items()]
+    return [RunWarning(rank, text) for rank, text in found.items()]
 
 
-def _apart(captures: Sequence[Recorded]) -> list[Problem]:
+def _apart(captures: Sequence[Recorded]) -> list[RunWarning]:
     """Say that captures lie further apart than a run is long."""
     first = [each.first_ns for each in captures if each.first_ns > 0]
     days = (max(first, default=0) - min(first, default=0)) // _DAY_NS
     text = f"its captures lie {days} days apart, so its wall clock is no time of work: choose those"
-    return [Problem(None, f"{text} of one run")] if days > _LONGEST_DAYS else []
+    return [RunWarning(None, f"{text} of one run")] if days > _LONGEST_DAYS else []
 
 
 def _tables(captures: Sequence[Recorded], zero_ns: int) -> dict[str, Callable[[], Table]]:

@@ -10,7 +10,7 @@ import numpy as np
 from lightning_rlprof.loaders.clocks.clock_fit import Clock, Knot, from_exchange, solve
 from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.spans import Problem
+from lightning_rlprof.tables.spans import RunWarning
 from lightning_rlprof.tables.table import Column, Table
 
 # Ranks of one host read one monotonic clock, so their anchors differ only by the time between the
@@ -104,7 +104,7 @@ class OnAxis:
 
 def on_axis(
     headers: Mapping[int, Header], meetings: Mapping[int, Meetings] | None = None
-) -> tuple[dict[int, OnAxis], list[Problem]]:
+) -> tuple[dict[int, OnAxis], list[RunWarning]]:
     """Return how each rank's clock becomes wall-clock time, and what is doubtful.
 
     Ranks on one host share a clock, so they get the median of their anchors, ``unix_ns -
@@ -208,24 +208,24 @@ def _solved(ranks: Sequence[int], meetings: Mapping[int, Meetings]) -> tuple[int
     return there, clock
 
 
-def _doubts(host: str, clock: Clock) -> list[Problem]:
+def _doubts(host: str, clock: Clock) -> list[RunWarning]:
     """Say where a clock was set: times between two exchanges are uncertain by as much."""
     texts = [
         f"host {host}: its clock was set by {jump.size_ns / 1e6:+.1f} ms against the others, some "
         f"time within {(jump.before_ns - jump.after_ns) / 1e9:.0f} s"
         for jump in clock.jumps
     ]
-    return [Problem(None, text) for text in texts]
+    return [RunWarning(None, text) for text in texts]
 
 
-def _groups(headers: Mapping[int, Header]) -> tuple[list[tuple[int, list[int]]], list[Problem]]:
+def _groups(headers: Mapping[int, Header]) -> tuple[list[tuple[int, list[int]]], list[RunWarning]]:
     """Return each clock's anchor and ranks, and what is doubtful of hosts."""
     groups, problems = [], []
     for host, pairs in _hosts(headers).items():
         clocks = _clocks(sorted(pairs))
         if len(clocks) > 1:
             text = f"host {host}: its ranks' clocks disagree by seconds, as on {len(clocks)} hosts"
-            problems.append(Problem(None, text))
+            problems.append(RunWarning(None, text))
         for clock in clocks:
             median = clock[(len(clock) - 1) // 2][0]
             groups.append((median, sorted(rank for _, rank in clock)))

@@ -18,7 +18,7 @@ from lightning_rlprof.loaders.clocks.clock_fit import Clock, from_collectives, s
 from lightning_rlprof.loaders.clocks.shifted_tables import moved
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.spans import Problem, Spans
+from lightning_rlprof.tables.spans import RunWarning, Spans
 from lightning_rlprof.tables.table import Table
 
 # Those in which everybody needs something from everybody. Of a broadcast the root is done before
@@ -235,9 +235,9 @@ def aligned(spans: Spans) -> Spans:
     clocks = {row.rank: found[row.clock].clock for row in rows if row.clock in found}
     spans = moved(spans, {rank: each for rank, each in clocks.items() if each.offset_ns.any()})
     rows = _told(spans, rows, found)
-    problems = (*spans.problems, *_doubts(spans, rows))
+    warnings = (*spans.warnings, *_doubts(spans, rows))
     table = table_of(rows)
-    return replace(spans, problems=problems, tables={**spans.tables, "clocks": lambda: table})
+    return replace(spans, warnings=warnings, tables={**spans.tables, "clocks": lambda: table})
 
 
 def _known(spans: Spans) -> list[ClockRow]:
@@ -279,7 +279,7 @@ def _off(spans: Spans, rank: int) -> int | None:
     return unix - spans.unix_ns - spans.later(rank, unix) if unix else None
 
 
-def _doubts(spans: Spans, rows: Sequence[ClockRow]) -> list[Problem]:
+def _doubts(spans: Spans, rows: Sequence[ClockRow]) -> list[RunWarning]:
     """Say whose times can be compared only roughly; of a trace without a date that is said."""
     rows = [row for row in rows if spans.headers[row.rank].unix_ns]
     left = [row for row in rows if row.uncertainty_ns is None]
@@ -289,9 +289,9 @@ def _doubts(spans: Spans, rows: Sequence[ClockRow]) -> list[Problem]:
     if not all(row.host for row in left):
         ranks = as_ranges(row.rank for row in left if not row.host)
         text = f"hosts of ranks {ranks} are not told, and clocks not calibrated: between ranks"
-        return [Problem(None, f"{text}, times may be off by ms")]
+        return [RunWarning(None, f"{text}, times may be off by ms")]
     text = f"clocks of {clocks} hosts are not calibrated: between hosts, times may be off by ms"
-    return [Problem(None, text)]
+    return [RunWarning(None, text)]
 
 
 def _solved(spans: Spans, rows: Sequence[ClockRow]) -> dict[int, _Solved]:

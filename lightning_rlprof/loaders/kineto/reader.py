@@ -36,7 +36,7 @@ from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace, iden
 from lightning_rlprof.records.records import EXPORT, FORMAT, Header
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import Kernels
-from lightning_rlprof.tables.spans import NO_PARENT, Problem, Spans, Thread
+from lightning_rlprof.tables.spans import NO_PARENT, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Table
 
 _MOST_RANKS = 2**20
@@ -104,7 +104,7 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
         **_columns(trace, rank),
         headers={rank: header},
         statuses={rank: "finished" if trace.complete else None},
-        problems=tuple(Problem(rank, text) for text in problems),
+        warnings=tuple(RunWarning(rank, text) for text in problems),
         unix_ns=trace.unix_ns,
         tables={name: partial(read, trace, rank) for name, read in _readers(trace)},
     )

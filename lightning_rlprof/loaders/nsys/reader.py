@@ -29,7 +29,7 @@ from lightning_rlprof.records.records import FORMAT, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import Kernels
-from lightning_rlprof.tables.spans import NO_PARENT, Problem, RankNote, Spans, Thread
+from lightning_rlprof.tables.spans import NO_PARENT, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Table
 
 GUESSED = "ranks are guessed"
@@ -92,7 +92,7 @@ def read_nsys(path: Path, rank: int | None = None) -> Spans:
         headers=_headers(report, ranks, path.stem),
         statuses=dict.fromkeys(sorted(set(ranks.values())), "finished"),
         notes=tuple(_notes(report, ranks, tables)),
-        problems=tuple(Problem(None, text) for text in [*report.problems, *problems]),
+        warnings=tuple(RunWarning(None, text) for text in [*report.problems, *problems]),
         unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
         tables=tables,
     )

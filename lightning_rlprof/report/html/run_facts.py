@@ -55,7 +55,7 @@ def is_whole(spans: Spans) -> bool:
 def missing(spans: Spans) -> list[Remark]:
     """Return what is missing or doubtful, ranks with the same trouble together."""
     notes = ((note.rank, note.text) for note in spans.notes if note.level != "info")
-    return _grouped([*((problem.rank, problem.text) for problem in spans.problems), *notes])
+    return _grouped([*((problem.rank, problem.text) for problem in spans.warnings), *notes])
 
 
 def remarks(spans: Spans) -> list[Remark]:

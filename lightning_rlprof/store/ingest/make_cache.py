@@ -168,7 +168,7 @@ def _size(path: Path) -> int:
 
 
 def _problems(cache: Cache) -> list[str]:
-    problems = (cache.facts() or {}).get("problems", [])
+    problems = (cache.facts() or {}).get("warnings", [])
     return [text if rank is None else f"rank {rank}: {text}" for rank, text in problems]
 
 

@@ -8,7 +8,7 @@ import pytest
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.spans import Counter, Problem, RankNote, Spans
+from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 from tests.builders.device_trace import Feed, feed, traced
 from tests.builders.runs import Row, loaded
@@ -89,7 +89,7 @@ def test_rows_that_a_tool_lost_are_a_doubt(name: str, spans: Spans) -> None:
 def test_remarks_and_hosts_are_doubts(spans: Spans) -> None:
     lost = replace(
         spans,
-        problems=(Problem(0, "3 lines are lost"),),
+        warnings=(RunWarning(0, "3 lines are lost"),),
         notes=(RankNote(1, 0, "info", "fine"), RankNote(1, 0, "warning", "disk full")),
     )
     assert sheet(lost)["events"] == ("doubt", "2 remarks, the first: 3 lines are lost")

@@ -36,7 +36,7 @@ def test_both_trainers_take_the_callback_in_a_list(package: Any, tmp_path: Path)
     assert steps_of(trace) == [1, 2, 3, 4]
     assert [span.step for span in of(trace, "actor_update")] == [1, 2, 3, 4]
     assert trace.status == "finished"
-    assert load(callback.run).problems == ()
+    assert load(callback.run).warnings == ()
 
 
 @pytest.mark.parametrize("package", PACKAGES)

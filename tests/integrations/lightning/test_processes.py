@@ -50,7 +50,7 @@ def check_two_ranks(folder: Path) -> None:
     assert len({trace.header.pid for trace in traces}) == 2
     assert [trace.status for trace in traces] == ["finished"] * 2
     assert [steps_of(trace) for trace in traces] == [[1, 2, 3, 4]] * 2
-    assert load(folder).problems == ()
+    assert load(folder).warnings == ()
 
 
 class FailsOn(Tiny):

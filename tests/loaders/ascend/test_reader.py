@@ -99,7 +99,7 @@ def test_stages_and_steps_are_of_our_own_domain_and_count_from_the_window(
     assert run.span(1).start_ns == 8_000
     assert run.span(1).duration_ns == 30_000
     assert run.threads == ((0, MAIN, f"thread {MAIN}"),)
-    assert run.problems == ()
+    assert run.warnings == ()
 
 
 def test_the_time_that_the_device_was_in_a_range_is_a_counter_of_its_span(
@@ -116,7 +116,7 @@ def test_without_a_window_steps_count_from_one_and_that_is_said(
     run = read_ascend(write(tmp_path, STEPS))
 
     assert [span.step for span in run if span.kind == "step"] == [1, 2]
-    assert "counted from 1" in run.problems[0].text
+    assert "counted from 1" in run.warnings[0].text
 
 
 def test_a_window_of_one_stage_holds_no_step_and_all_of_it_is_in_the_windows_step(
@@ -270,7 +270,7 @@ def test_steps_that_torch_and_mstx_both_show_are_there_once(tmp_path: Path) -> N
 def test_a_capture_without_a_device_warns_of_its_clock(write: Write, tmp_path: Path) -> None:
     run = read_ascend(write(tmp_path, STEPS[:2], activities=["ProfilerActivity.CPU"]))
 
-    assert "only the CPU was profiled" in run.problems[-1].text
+    assert "only the CPU was profiled" in run.warnings[-1].text
     assert run.headers[0].device == "cpu"
 
 

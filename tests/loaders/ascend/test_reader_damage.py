@@ -39,7 +39,7 @@ def test_a_trace_cut_off_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
     for cut in range(2_000, len(data), 131):
         path.write_bytes(data[:cut])
         run = read_ascend(tmp_path)
-        assert any("cut off" in problem.text for problem in run.problems)
+        assert any("cut off" in problem.text for problem in run.warnings)
         assert run.statuses == {0: None}
         kernels.append(every_table(run)["kernels"])
     assert kernels == sorted(kernels)
@@ -117,7 +117,7 @@ def test_a_damaged_database_gives_way_to_the_text(tmp_path: Path) -> None:
 
     run = read_ascend(tmp_path)
 
-    assert "cannot be read as SQLite" in run.problems[0].text
+    assert "cannot be read as SQLite" in run.warnings[0].text
     assert (len(run), every_table(run)["kernels"]) == (2, 9)
 
 
@@ -164,7 +164,7 @@ def test_a_capture_that_nobody_analysed_says_what_to_do(tmp_path: Path) -> None:
     whole().write(capture_folder(tmp_path, rank=1) / "trace_view.json")
     run = read_ascend(tmp_path)
     assert run.ranks == (1,)
-    assert any("is not analysed yet" in problem.text for problem in run.problems)
+    assert any("is not analysed yet" in problem.text for problem in run.warnings)
 
 
 def test_an_empty_output_is_refused_and_a_damaged_description_is_a_problem(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_empty_output_is_refused_and_a_damaged_description_is_a_problem(tmp_p
     (output.parent / "profiler_info_0.json").write_text("{")
     (output.parent / "profiler_metadata.json").write_bytes(b"\xff" * 9)
     run = read_ascend(tmp_path)
-    assert [problem.text for problem in run.problems][:2] == [
+    assert [problem.text for problem in run.warnings][:2] == [
         "profiler_info_0.json cannot be read (damaged or cut off)",
         "profiler_metadata.json cannot be read (damaged or cut off)",
     ]

@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_read_is_passed_over_and_said(
 
     monkeypatch.setattr(os, "scandir", refuse)
 
-    (problem,) = read_ascend(tmp_path).problems
+    (problem,) = read_ascend(tmp_path).warnings
     assert problem.text == f"{shut}: is passed over, it cannot be read (Permission denied)"
     with pytest.raises(TraceError, match="Permission denied"):
         find_captures(shut)
@@ -63,7 +63,7 @@ def test_a_tree_of_something_else_is_given_up_and_said(
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     monkeypatch.setattr(ascend_folder, "_MOST_EMPTY", 2)
 
-    (problem,) = read_ascend(tmp_path).problems
+    (problem,) = read_ascend(tmp_path).warnings
 
     text = f"1 folders, as {tmp_path}/a/b/c, are not looked into: 2 in a row hold no capture"
     assert problem.text == text
@@ -99,7 +99,7 @@ def test_a_copy_of_a_capture_is_left_out_and_not_added_up(tmp_path: Path, name: 
     run = read_ascend(tmp_path)
 
     assert len(run) == 1
-    (problem,) = run.problems
+    (problem,) = run.warnings
     assert problem.text.endswith(f"is left out: it is the same as {folder}")
 
 
@@ -109,7 +109,7 @@ def test_captures_of_one_process_that_overlap_are_a_doubt(tmp_path: Path) -> Non
     trace.mark("actor_update", 400, 500)
     trace.write(capture_folder(tmp_path / "b") / "trace_view.json")
 
-    (problem,) = read_ascend(tmp_path).problems
+    (problem,) = read_ascend(tmp_path).warnings
 
     assert "overlap in time, and are added up" in problem.text
 
@@ -120,6 +120,6 @@ def test_a_journal_beside_a_database_is_said(tmp_path: Path) -> None:
     path = rows.write(capture_folder(tmp_path) / "ascend_pytorch_profiler_0.db")
     path.with_name(f"{path.name}-wal").write_bytes(b"rows")
 
-    (problem,) = read_ascend(tmp_path).problems
+    (problem,) = read_ascend(tmp_path).warnings
 
     assert problem.text.endswith(f"what {path.name}-wal beside it holds is not read")

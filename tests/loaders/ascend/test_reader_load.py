@@ -95,7 +95,7 @@ def test_ranks_that_nothing_tells_are_counted_by_process_and_that_is_said(tmp_pa
 
     assert run.ranks == (0, 1)
     assert [len(run.rows(rank=rank)) for rank in run.ranks] == [2, 2]
-    assert "ranks of 2 processes are guessed" in run.problems[0].text
+    assert "ranks of 2 processes are guessed" in run.warnings[0].text
 
 
 def test_two_processes_of_one_rank_stand_side_by_side_and_that_is_said(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_two_processes_of_one_rank_stand_side_by_side_and_that_is_said(tmp_path:
     run = load(tmp_path)
 
     assert [span.parent for span in run] == [None, None]
-    assert "captures of 2 processes say that they are this rank" in run.problems[0].text
+    assert "captures of 2 processes say that they are this rank" in run.warnings[0].text
 
 
 def run_of(path: Path) -> Path:

@@ -59,7 +59,7 @@ def test_every_table_is_there_and_every_row_is_counted(folder: Path) -> None:
     assert [len(run.table(name).rows) for name in TABLES] == [
         *(called(folder), 4, 4, 191, 24, 1004, 1078, 26, 184, 33, 133, 382, 9, 1, 13)
     ]
-    assert run.problems == ()
+    assert run.warnings == ()
     assert [(span.name, span.kind, span.step) for span in run] == [("ProfilerStep#50", "step", 50)]
     assert [len(column(run, name, "rank")) for name in TABLES]
 
@@ -132,7 +132,7 @@ def test_ranks_of_several_captures_share_an_axis() -> None:
     assert run.ranks == (0, 1)
     starts = {span.rank: span.start_ns + run.unix_ns for span in run if span.step == 50}
     assert starts[1] == 1_736_408_883_688_868_080
-    assert [problem.text for problem in run.problems] == [
+    assert [problem.text for problem in run.warnings] == [
         "step 50 is in captures far apart, and added up: are they of one run?",
         "its captures lie 426 days apart, so its wall clock is no time of work: choose those of "
         "one run",
@@ -173,11 +173,11 @@ def test_what_verl_recorded_says_who_it_was_and_what_overlapped() -> None:
 
 
 def test_captures_of_several_runs_in_one_folder_are_a_doubt() -> None:
-    texts = {(problem.rank, problem.text) for problem in read_ascend(DATA).problems}
+    texts = {(problem.rank, problem.text) for problem in read_ascend(DATA).warnings}
     assert (0, "step 50 is in captures far apart, and added up: are they of one run?") in texts
     (apart,) = (text for rank, text in texts if rank is None)
     assert apart.startswith("its captures lie 426 days apart")
-    alone = read_ascend(DATA / "text_level1_rank0").problems
+    alone = read_ascend(DATA / "text_level1_rank0").warnings
     assert not [problem for problem in alone if "apart" in problem.text]
 
 

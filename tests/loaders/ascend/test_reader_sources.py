@@ -49,7 +49,7 @@ def test_a_damaged_database_hides_no_text_beside_it(
     assert len(found.rows) == len(text.rows) > 0
     assert "cannot be read as SQLite" in found.note
     damage = f"{MAIN_DATABASE.name} is damaged in its table {broken}"
-    assert damage in [problem.text for problem in run.problems]
+    assert damage in [problem.text for problem in run.warnings]
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from lightning_rlprof.loaders.clocks.clock_alignment import (
     wall_clocks,
 )
 from lightning_rlprof.records.records import Header
-from lightning_rlprof.tables.spans import Problem
+from lightning_rlprof.tables.spans import RunWarning
 from tests.builders.runs import header
 
 SECOND = 10**9
 DAY = 86_400 * SECOND
 
 
-def anchors(headers: dict[int, Header]) -> tuple[dict[int, int], list[Problem]]:
+def anchors(headers: dict[int, Header]) -> tuple[dict[int, int], list[RunWarning]]:
     found, problems = on_axis(headers)
     assert all(each.clock is None for each in found.values())
     return {rank: each.shift_ns for rank, each in found.items()}, problems

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kineto
-from lightning_rlprof.tables.spans import Problem, Spans, Thread
+from lightning_rlprof.tables.spans import RunWarning, Spans, Thread
 from tests.builders.chrome import BASE, PID, ChromeTrace
 
 
@@ -40,7 +40,7 @@ def test_annotations_are_spans_and_nothing_else_is(tmp_path: Path) -> None:
         ("between", "region", 0, 8_500, 8_600, 4, None),
     ]
     assert spans.unix_ns == BASE + 1_000
-    assert spans.problems == ()
+    assert spans.warnings == ()
     assert spans.statuses == {0: "finished"}
 
 
@@ -174,7 +174,7 @@ def test_before_torch_2_3_times_are_since_1970(tmp_path: Path) -> None:
 
     assert spans.unix_ns == 1_712_195_495_406_752_800
     assert spans.duration_ns.tolist() == [3]
-    assert "since 1970" in spans.problems[0].text
+    assert "since 1970" in spans.warnings[0].text
 
 
 @pytest.mark.parametrize("base", [None, -5, "1", 2**70, 1e30])
@@ -186,7 +186,7 @@ def test_without_a_base_time_the_wall_clock_is_not_known(base: Any, tmp_path: Pa
 
     assert spans.unix_ns == 0
     text = "when it was recorded is not known: it names no base time"
-    assert spans.problems == (Problem(0, text),)
+    assert spans.warnings == (RunWarning(0, text),)
 
 
 NO_TRACES = [b"", b"{}", b"[]", b"SQLite format 3\0", b'{"format": 1}\n["span"]', b"\x1f\x8b\x08"]
@@ -247,7 +247,7 @@ def test_events_are_those_of_the_trace_and_not_of_what_stands_before(
 
     spans = read_kineto(path)
 
-    assert (spans.names, spans.problems) == (("sound",), ())
+    assert (spans.names, spans.warnings) == (("sound",), ())
 
 
 def test_a_second_array_of_events_is_left_out_and_said(tmp_path: Path) -> None:
@@ -258,6 +258,6 @@ def test_a_second_array_of_events_is_left_out_and_said(tmp_path: Path) -> None:
 
     spans = read_kineto(path)
 
-    texts = [problem.text for problem in spans.problems]
+    texts = [problem.text for problem in spans.warnings]
     assert texts == ["it holds a second array of events: that is left out"]
     assert spans.names == ("sound",)

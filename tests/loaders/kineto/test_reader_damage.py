@@ -33,7 +33,7 @@ def test_what_is_lost_is_counted(tmp_path: Path) -> None:
 
     spans = read(trace, tmp_path)
 
-    assert [problem.text for problem in spans.problems] == [
+    assert [problem.text for problem in spans.warnings] == [
         "1 events are left out: they cannot be read",
         "1 events are left out: their times cannot be true",
         "1 events are left out: begin and end stand apart",
@@ -78,7 +78,7 @@ def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
     assert spans.names == ("actor_update",)
     assert spans.statuses == {0: None}
     assert spans.headers[0].device == "unknown"  # what tells it comes last
-    assert "its compressed data is cut off" in {problem.text for problem in spans.problems}
+    assert "its compressed data is cut off" in {problem.text for problem in spans.warnings}
 
 
 HOSTILE = [1e300, -1e300, 2**62, -(2**62), 2**63, 2**70, -(2**70), None, "x", True, 0.5, [], {}]
@@ -146,7 +146,7 @@ def test_names_beyond_the_bound_are_taken_as_one_and_said(
     spans = read(trace, tmp_path)
     table = spans.table("calls")
 
-    assert spans.problems[0].text.endswith("events are taken as one: there are too many")
+    assert spans.warnings[0].text.endswith("events are taken as one: there are too many")
     assert set(spans.table("kernels").column("kernel")) > {"0" * 500, "(other names)"}
     assert set(table.column("name")) == {"(other names)"}
     assert table.note.endswith("events are taken as one: there are too many")
@@ -245,7 +245,7 @@ def test_as_many_threads_as_events_are_read(tmp_path: Path) -> None:
     spans = read(trace, tmp_path)
 
     assert len(spans) == len(spans.table("kernels").rows) == 6_000
-    assert spans.problems[0].text == ("of more than 4,096 threads, those beyond are taken as one")
+    assert spans.warnings[0].text == ("of more than 4,096 threads, those beyond are taken as one")
 
 
 _MEASURE = """

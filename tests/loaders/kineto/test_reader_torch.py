@@ -37,7 +37,7 @@ def test_a_trace_of_this_torch_is_read_to_the_nanosecond(suffix: str, tmp_path: 
     assert (step.kind, step.step, step.parent) == ("step", 3, None)
     assert (stage.name, stage.kind, stage.step, stage.parent) == ("actor_update", "stage", 3, 1)
     assert (region.kind, region.step, region.parent) == ("region", 3, 2)
-    assert spans.problems == ()
+    assert spans.warnings == ()
     assert before - TOLERANCE_NS < spans.unix_ns < after + TOLERANCE_NS
     if suffix == ".json":
         found = json.loads(path.read_text(), parse_float=Decimal)

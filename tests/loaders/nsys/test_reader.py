@@ -74,7 +74,7 @@ def test_capture_ranges_and_marks_for_the_reader_are_no_spans(export: NsysExport
         ("rlprof.capture", "region", 1, 1, 2, 0),
     ]
     assert spans.ranks == (5,)
-    assert spans.problems == ()
+    assert spans.warnings == ()
 
 
 def test_without_categories_the_name_tells_the_kind(export: NsysExport) -> None:
@@ -97,7 +97,7 @@ def test_ranges_that_never_ended_or_cannot_be_true_are_counted(export: NsysExpor
     spans = load(export.write())
 
     assert rows(spans) == [("kept", "stage", 0, 0, 10, None)]
-    assert [problem.text for problem in spans.problems if "guessed" not in problem.text] == [
+    assert [problem.text for problem in spans.warnings if "guessed" not in problem.text] == [
         "1 NVTX events are left out: they have no type",
         "2 NVTX ranges are left out: they have no time or no thread",
         "2 NVTX ranges are left out: they never ended",

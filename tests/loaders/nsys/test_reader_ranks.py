@@ -9,7 +9,7 @@ from tests.builders.nsys_export import EPOCH, NsysExport
 
 
 def texts(path: Path) -> list[str]:
-    return [problem.text for problem in load(path).problems]
+    return [problem.text for problem in load(path).warnings]
 
 
 def export(path: Path, *pids: int, epoch: int | None = EPOCH) -> NsysExport:
@@ -111,7 +111,7 @@ def test_without_a_session_start_the_marks_of_the_clock_tell_the_time(tmp_path: 
 
     assert spans.unix_ns == EPOCH - 50 + 1000
     assert spans.headers[0].unix_ns == EPOCH - 50
-    assert spans.problems == ()
+    assert spans.warnings == ()
 
 
 def test_without_either_the_wall_clock_is_not_known_and_said(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_every_range_and_every_row_is_there(
     assert [len(run.table(name).rows) for name in sorted(run.tables)] == [kernels, copies, syncs]
     assert (f"{unlaunched} launches were not recorded" in table.note) is (unlaunched > 0)
     assert table.column("range").count(None) >= unlaunched
-    assert [problem.text.partition(",")[0] for problem in run.problems] == ["ranks are guessed"]
+    assert [problem.text.partition(",")[0] for problem in run.warnings] == ["ranks are guessed"]
 
 
 @pytest.mark.parametrize("path", [H100, T4], ids=["h100", "t4"])

@@ -17,7 +17,7 @@ from lightning_rlprof.report.html.colors import paints
 from lightning_rlprof.report.html.page import render_report
 from lightning_rlprof.report.html.run_facts import configuration, facts, missing, remarks, versions
 from lightning_rlprof.report.html.tables import grid, ranks_grid, shares
-from lightning_rlprof.tables.spans import Problem, RankNote
+from lightning_rlprof.tables.spans import RankNote, RunWarning
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import grpo_rows, grpo_run, header, write_rank
 
@@ -132,10 +132,10 @@ def test_many_steps_share_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_ranks_with_one_trouble_are_named_together(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path / "run", steps=3)
-    problems = [Problem(rank, "it stopped") for rank in (3, 0, 1, 2, 9)]
+    problems = [RunWarning(rank, "it stopped") for rank in (3, 0, 1, 2, 9)]
     spans = dataclasses.replace(
         spans,
-        problems=(*problems, Problem(None, "no clock"), Problem(4, "late")),
+        warnings=(*problems, RunWarning(None, "no clock"), RunWarning(4, "late")),
         notes=(RankNote(7, 0, "warning", "disk"), RankNote(None, 0, "info", "newest")),
     )
     assert missing(spans) == [

@@ -40,7 +40,7 @@ def test_every_trace_gets_a_cache_with_all_tables(folder: Path) -> None:
     ]
     assert seen == [(1, 3), (2, 3), (3, 3)]
     spans = load(folder / "rank2.pt.trace.json")
-    tables = {"spans", "headers", "notes", "problems", *spans.tables}
+    tables = {"spans", "headers", "notes", "warnings", *spans.tables}
     made = {name.partition("/")[2] for name in cached_files(folder) if name.startswith("rank2")}
     assert made == {f"{name}.parquet" for name in tables}
     rows = sum(len(spans.table(name).rows) for name in tables)

@@ -38,7 +38,7 @@ def test_sql_sees_all_ranks_on_one_axis_as_the_joined_run_does(folder: Path) -> 
     joined = Run.of(load(folder))
     ingest([folder], jobs=1)
     store = open_store(folder)
-    assert set(store.tables) == {"spans", "headers", "notes", "problems", *joined.tables}
+    assert set(store.tables) == {"spans", "headers", "notes", "warnings", *joined.tables}
     for name in store.tables:
         query = QUERY.format(name)
         found, wanted = store.sql(query), joined.sql(query)
@@ -50,7 +50,7 @@ def test_sql_sees_all_ranks_on_one_axis_as_the_joined_run_does(folder: Path) -> 
     (spread,) = store.sql("select max(start_ns) - min(start_ns) from kernels").rows
     assert spread[0] > 2 * 10**9
     own = {name for name in cached_files(folder) if name.startswith("run/")}
-    whole = ("clocks", "spans", "headers", "notes", "problems")
+    whole = ("clocks", "spans", "headers", "notes", "warnings")
     assert own == {f"run/{name}.parquet" for name in whole}
 
 
