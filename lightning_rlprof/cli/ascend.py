@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _WIDEST = 40
-_STATES = ("analysed", "already", "failed")
+_STATES = ("cached", "up to date", "failed")
 
 
 class _Format(str, Enum):
@@ -65,14 +65,14 @@ def analyse(
     exports: list[room.Export] = [each.value for each in export or []]
     options = room.Options(jobs or max(1, _cores() // 2), timeout, exports, force)
     with bar("Analysing") as step:
-        outcomes = room.analyse(directories, options, step)
+        outcomes = room.parse_captures(directories, options, step)
     if as_json:
         put_json({"outcomes": [asdict(each) | {"path": str(each.path)} for each in outcomes]})
     else:
         _tell(outcomes)
     if failed := [each for each in outcomes if each.state == "failed"]:
         text = f"{len(failed)} of {len(outcomes)} directories could not be analysed"
-        raise RlprofError(f"{text}; {failed[0].path}: {failed[0].said}")
+        raise RlprofError(f"{text}; {failed[0].path}: {failed[0].message}")
     if not as_json:
         next_command("rlprof", "summary", paths[0])
 
@@ -90,11 +90,10 @@ def _tell(outcomes: list["Outcome"]) -> None:
     names = _names([each.path for each in outcomes])
     show(render(_table(outcomes, names)), "")
     for name, each in zip(names, outcomes, strict=True):
-        if each.said:
-            say(f"! {name}: {each.said}", "yellow")
+        if each.message:
+            say(f"! {name}: {each.message}", "yellow")
     counts = {state: sum(each.state == state for each in outcomes) for state in _STATES}
-    words = {"already": "analysed before"}
-    said = [f"{count} {words.get(state, state)}" for state, count in counts.items() if count]
+    said = [f"{count} {state}" for state, count in counts.items() if count]
     say(", ".join(said), "bold")
 
 
@@ -109,18 +108,18 @@ def _table(outcomes: list["Outcome"], names: list[str]) -> "Table":
         Column("took", "duration", "ns"),
     )
     rows = [
-        (_end(name), each.rank, each.state, _wrote(each), int(each.seconds * 1e9) or None)
+        (_end(name), each.rank, each.state, _formats(each), int(each.seconds * 1e9) or None)
         for name, each in zip(names, outcomes, strict=True)
     ]
     return Table("captures", columns, rows)
 
 
-def _wrote(outcome: "Outcome") -> str | None:
+def _formats(outcome: "Outcome") -> str | None:
     suffixes = {"text": "trace_view.json", "db": ".db"}
     kinds = [
         kind
         for kind, suffix in suffixes.items()
-        if any(name.endswith(suffix) and name != "analysis.db" for name in outcome.wrote)
+        if any(name.endswith(suffix) and name != "analysis.db" for name in outcome.files)
     ]
     return " and ".join(kinds) or None
 

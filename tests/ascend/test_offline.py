@@ -75,21 +75,21 @@ def test_raw_data_is_analysed_at_once_and_only_once(rlprof: Rlprof, windows: Pat
     first = rlprof("analyse", windows, "-j", 2)
     outcomes = first.data["outcomes"]
     assert (first.status, first.error) == (0, "")
-    assert [each["state"] for each in outcomes] == ["analysed", "analysed"]
+    assert [each["state"] for each in outcomes] == ["cached", "cached"]
     assert [each["rank"] for each in outcomes] == [0, 0]
     for each in outcomes:
         trace = Path(each["path"]) / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
         names = {event["name"] for event in json.loads(trace.read_text())}
         assert {"actor_generate", "actor_update"} <= names
-    assert rlprof.states(windows) == ["already", "already"]
+    assert rlprof.states(windows) == ["up to date", "up to date"]
 
 
 def test_another_format_is_written_on_request(rlprof: Rlprof, windows: Path) -> None:
     said = rlprof("analyse", windows / "deep", "--export", "db")
     (outcome,) = said.data["outcomes"]
-    assert outcome["state"] == "analysed"
+    assert outcome["state"] == "cached"
     assert "actor_update" in ranges(outcome)
-    assert rlprof.states(windows / "deep", "--export", "db") == ["already"]
+    assert rlprof.states(windows / "deep", "--export", "db") == ["up to date"]
 
 
 def test_a_failure_that_torch_npu_calls_done_is_told_and_mended_by_the_next_call(
@@ -100,12 +100,12 @@ def test_a_failure_that_torch_npu_calls_done_is_told_and_mended_by_the_next_call
     said = rlprof("analyse", windows / "deep", PATH=f"{tmp_path}:{os.environ['PATH']}")
     (outcome,) = said.data["outcomes"]
     assert (said.status, outcome["state"]) == (1, "failed")
-    assert "analyse.done" in outcome["wrote"]
-    lacks, told = outcome["said"].split("; the tool said: ")
-    assert lacks.startswith("trace_view.json cannot be read (it is cut off")
-    assert told.startswith("Failed to export CANN Profiling data")
+    assert "analyse.done" in outcome["files"]
+    missing, printed = outcome["message"].split("; torch_npu: ")
+    assert missing.startswith("trace_view.json cannot be read (it is cut off")
+    assert printed.startswith("Failed to export CANN Profiling data")
     assert said.error.startswith("rlprof: 1 of 1 directories could not be analysed; ")
-    assert rlprof.states(windows / "deep") == ["analysed"]
+    assert rlprof.states(windows / "deep") == ["cached"]
 
 
 def test_the_doctor_finds_torch_npu_and_all_that_a_configuration_for_it_needs(

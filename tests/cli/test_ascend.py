@@ -34,21 +34,21 @@ def test_a_table_says_what_became_of_each_window(rlprof: Run, tmp_path: Path) ->
     assert (status, err) == (0, "")
     rows = [line.split() for line in out.splitlines() if line.startswith("rank-")]
     assert [row[:-2] for row in rows] == [
-        ["rank-00000/step-000003-actor_update", "0", "analysed", "text"],
-        ["rank-00001/step-000003-actor_update", "1", "analysed", "text", "and", "db"],
-        ["rank-00002/step-000003-actor_update", "2", "already", "text", "and"],
+        ["rank-00000/step-000003-actor_update", "0", "cached", "text"],
+        ["rank-00001/step-000003-actor_update", "1", "cached", "text", "and", "db"],
+        ["rank-00002/step-000003-actor_update", "2", "up", "to", "date", "text", "and"],
     ]
-    assert out.endswith(f"\n2 analysed, 1 analysed before\nNext: rlprof summary {run}\n")
+    assert out.endswith(f"\n2 cached, 1 up to date\nNext: rlprof summary {run}\n")
     assert "!" not in out
 
 
 def test_a_failure_is_told_in_full_and_is_exit_status_1(rlprof: Run, tmp_path: Path) -> None:
     good, bad = tell(window(tmp_path, 0), HOST), tell(window(tmp_path, 1), raises="x" * 100)
     status, out, err = rlprof("analyse", good, bad)
-    said = "trace_view.json is missing; its process ended with status 1; the tool said: "
+    said = "trace_view.json is missing; its process ended with status 1; torch_npu: "
     said += f"RuntimeError: {'x' * 100}"
     assert status == 1
-    assert f"! rank-00001/step-000003-actor_update: {said}\n1 analysed, 1 failed\n" in out
+    assert f"! rank-00001/step-000003-actor_update: {said}\n1 cached, 1 failed\n" in out
     assert "Next:" not in out
     assert err == f"rlprof: 1 of 2 directories could not be analysed; {bad}: {said}\n"
 
@@ -68,9 +68,9 @@ def test_as_json_it_is_the_outcomes(rlprof: Run, tmp_path: Path) -> None:
     assert outcome == {
         "path": str(directory),
         "rank": 4,
-        "state": "analysed",
-        "wrote": ["analyse.done", "trace_view.json"],
-        "said": "",
+        "state": "cached",
+        "files": ["analyse.done", "trace_view.json"],
+        "message": "",
     }
 
 
@@ -81,8 +81,8 @@ def test_half_of_the_cores_work_at_least_one(
 
     trace(window(tmp_path, 0) / OUTPUT, HOST)
     given = []
-    real = room.analyse
-    monkeypatch.setattr(room, "analyse", lambda *a: given.append(a[1].jobs) or real(*a))
+    real = room.parse_captures
+    monkeypatch.setattr(room, "parse_captures", lambda *a: given.append(a[1].jobs) or real(*a))
     for cores, words in ((1, []), (7, []), (7, ["-j", 5])):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: range(n))
         rlprof("analyse", tmp_path, *words)
@@ -102,7 +102,7 @@ def test_options_reach_the_analysis(rlprof: Run, tmp_path: Path) -> None:
     assert json.loads(called.read_text())["options"] == [1, None]
     tell(directory, HOST, hangs=True)
     _, out, _ = rlprof("analyse", tmp_path, "--force", "--timeout", 2)
-    assert "it took longer than 2 s and was stopped (--timeout)" in out
+    assert "stopped after 2 s (--timeout)" in out
 
 
 def test_names_are_as_short_as_they_can_be(rlprof: Run, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_names_are_as_short_as_they_can_be(rlprof: Run, tmp_path: Path) -> None:
     for each in (alone, *twins, deep):
         trace(each / OUTPUT, HOST)
     _, out, _ = rlprof("analyse", tmp_path)
-    names = [line.split()[0] for line in out.splitlines() if " already " in line]
+    names = [line.split()[0] for line in out.splitlines() if " up to date " in line]
     assert names == [f"...{'l' * 37}", "t/a_ascend_pt", "t/b_ascend_pt", "w"]
 
 
@@ -127,6 +127,6 @@ def test_a_directory_without_raw_data_says_what_makes_it(rlprof: Run, tmp_path: 
     status, out, err = rlprof("analyse", tmp_path)
     assert (status, out) == (1, "")
     assert err == (
-        f"rlprof: {tmp_path}: holds no _ascend_pt directory, which torch_npu.profiler makes per "
-        "window\n"
+        f"rlprof: {tmp_path}: contains no *_ascend_pt directory; torch_npu.profiler writes "
+        "one per capture\n"
     )

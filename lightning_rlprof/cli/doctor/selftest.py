@@ -13,7 +13,11 @@ from typing import Any
 from lightning_rlprof.cli.doctor.check import Check
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.loaders.ascend.offline_analysis import Options, analyse, ascend_directories
+from lightning_rlprof.loaders.ascend.offline_analysis import (
+    Options,
+    ascend_directories,
+    parse_captures,
+)
 from lightning_rlprof.loaders.ascend.output_check import device_data
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage
@@ -173,12 +177,12 @@ def _npu(run: Path) -> Iterator[Check]:
     says = "CANN recorded the device (PROF_)" if there else "no data of the device (no PROF_)"
     yield Check("capture", "ok" if there else "broken", says)
     try:
-        (outcome,) = analyse([directory], Options(timeout_s=_ANALYSIS_S))
+        (outcome,) = parse_captures([directory], Options(timeout_s=_ANALYSIS_S))
     except RlprofError as error:
         yield Check("analysis", "broken", str(error))
         return
     done = outcome.state != "failed"
-    yield Check("analysis", "ok" if done else "broken", outcome.said or "all that was promised")
+    yield Check("analysis", "ok" if done else "broken", outcome.message or "all that was promised")
     trace = directory / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
     text = trace.read_bytes() if trace.is_file() else b""
     missing = [name for name in _STAGES if f'"{name}"'.encode() not in text]

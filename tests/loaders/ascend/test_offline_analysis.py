@@ -1,4 +1,4 @@
-"""Offline analysis, with a stand-in for torch_npu's; the real one runs on the double."""
+"""Parsing of raw captures with a stand-in for torch_npu's parser."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from lightning_rlprof.loaders.ascend import offline_analysis as room
 from lightning_rlprof.loaders.ascend.offline_analysis import (
     Options,
     Outcome,
-    analyse,
     ascend_directories,
+    parse_captures,
 )
 from tests.builders.ascend_captures import (
     HOST,
@@ -34,7 +34,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*directories: Path, progress: Any = None, **options: Any) -> list[Outcome]:
-    return analyse(directories, Options(**{"jobs": 2, "timeout_s": 60, **options}), progress)
+    return parse_captures(directories, Options(**{"jobs": 2, "timeout_s": 60, **options}), progress)
 
 
 def make(tmp_path: Path, name: str = "a", **options: Any) -> Path:
@@ -70,7 +70,7 @@ def test_a_path_without_any_is_an_error_that_names_it(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=f"{name}: {reason}"):
             ascend_directories([make(tmp_path, name="ok_" + name), tmp_path / name])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TraceError, match="empty: holds no _ascend_pt directory"):
+    with pytest.raises(TraceError, match=r"empty: contains no \*_ascend_pt directory"):
         ascend_directories([tmp_path / "empty"])
 
 
@@ -78,8 +78,8 @@ def test_a_path_without_any_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_raw_data_is_analysed_in_a_process_of_its_own_that_is_no_daemon(tmp_path: Path) -> None:
     directory = tell(make(tmp_path, rank=3, activities=["CPU"]), HOST)
     (outcome,) = run(directory)
-    assert (outcome.state, outcome.rank, outcome.said) == ("analysed", 3, "")
-    assert outcome.wrote == ("analyse.done", "trace_view.json")
+    assert (outcome.state, outcome.rank, outcome.message) == ("cached", 3, "")
+    assert outcome.files == ("analyse.done", "trace_view.json")
     assert outcome.seconds > 0
     made = called(directory)
     assert made["pid"] != os.getpid()
@@ -90,17 +90,17 @@ def test_what_verifies_is_left_alone_and_needs_no_torch_npu(tmp_path: Path) -> N
     directory = make(tmp_path)
     trace(directory / OUTPUT, HOST)
     (outcome,) = run(directory)
-    assert (outcome.state, outcome.wrote) == ("already", ("trace_view.json",))
-    assert outcome.said == "no data of the device (no PROF_ folder)"
+    assert (outcome.state, outcome.files) == ("up to date", ("trace_view.json",))
+    assert outcome.message == "no device data (no PROF_* folder)"
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_second_call_does_what_the_first_one_could_not(tmp_path: Path) -> None:
     directories = [tell(make(tmp_path, name), HOST) for name in "abc"]
     tell(directories[1], raises="out of memory")
-    assert [each.state for each in run(*directories)] == ["analysed", "failed", "analysed"]
+    assert [each.state for each in run(*directories)] == ["cached", "failed", "cached"]
     tell(directories[1], HOST)
-    assert [each.state for each in run(*directories)] == ["already", "analysed", "already"]
+    assert [each.state for each in run(*directories)] == ["up to date", "cached", "up to date"]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -108,7 +108,10 @@ def test_force_analyses_again_but_never_what_has_no_raw_data(tmp_path: Path) -> 
     directory, trimmed = tell(make(tmp_path), HOST), make(tmp_path, "b", host=False)
     for each in (directory, trimmed):
         trace(each / OUTPUT, HOST)
-    assert [each.state for each in run(directory, trimmed, force=True)] == ["analysed", "already"]
+    assert [each.state for each in run(directory, trimmed, reparse=True)] == [
+        "cached",
+        "up to date",
+    ]
     assert (trimmed / OUTPUT / "trace_view.json").exists()
 
 
@@ -123,10 +126,10 @@ def test_analyse_done_without_content_is_a_failure_in_the_tools_own_words(tmp_pa
         line.format("INFO", "All profiling data parsed"),
     ]
     (outcome,) = run(tell(make(tmp_path), prints=prints))
-    assert outcome.wrote == ("analyse.done",)
-    assert (outcome.state, outcome.said) == (
+    assert outcome.files == ("analyse.done",)
+    assert (outcome.state, outcome.message) == (
         "failed",
-        "trace_view.json is missing; the tool said: Failed to export. 'msprof' failed / "
+        "trace_view.json is missing; torch_npu: Failed to export. 'msprof' failed / "
         "Task [TraceViewParser] run failed.",
     )
 
@@ -136,31 +139,31 @@ def test_what_the_tool_complains_of_is_passed_on_where_all_is_there(tmp_path: Pa
     directory = make(tmp_path)
     text = f"[2026-11-21 15:29:20] [ERROR] [7] profiler.py: see {directory}/logs"
     (outcome,) = run(tell(directory, HOST, prints=[text]))
-    assert outcome.state == "analysed"
-    assert outcome.said.endswith("; the tool said: see logs")
+    assert outcome.state == "cached"
+    assert outcome.message.endswith("; torch_npu: see logs")
 
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"raises": "no memory"}, "status 1; the tool said: RuntimeError: no memory"),
+        ({"raises": "no memory"}, "status 1; torch_npu: RuntimeError: no memory"),
         ({"status": 3}, "status 3"),
     ],
 )
 def test_a_process_that_fails_says_how(tmp_path: Path, told: dict[str, Any], said: str) -> None:
     (outcome,) = run(tell(make(tmp_path), **told))
     assert outcome.state == "failed"
-    assert outcome.said == f"trace_view.json is missing; its process ended with {said}"
+    assert outcome.message == f"trace_view.json is missing; its process ended with {said}"
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_one_that_hangs_is_stopped_with_its_children_and_leaves_nothing(tmp_path: Path) -> None:
     hangs, works = tell(make(tmp_path), HOST, hangs=True), tell(make(tmp_path, "b"), HOST)
     outcomes = run(hangs, works, timeout_s=4)
-    assert [each.state for each in outcomes] == ["failed", "analysed"]
-    said = "it took longer than 4 s and was stopped (--timeout)"
-    assert (outcomes[0].said, outcomes[0].wrote) == (said, ())
+    assert [each.state for each in outcomes] == ["failed", "cached"]
+    said = "stopped after 4 s (--timeout)"
+    assert (outcomes[0].message, outcomes[0].files) == (said, ())
     assert gone(int((hangs / "child").read_text()))
     assert not (hangs / OUTPUT).exists()
 
@@ -171,11 +174,11 @@ def test_so_many_run_at_a_time_as_were_asked_for(tmp_path: Path) -> None:
     # Each waits for the other to have begun.
     tell(first, HOST, meets=str(second / "called.json"))
     tell(second, HOST, meets=str(first / "called.json"))
-    assert [each.state for each in run(first, second, jobs=2)] == ["analysed", "analysed"]
+    assert [each.state for each in run(first, second, jobs=2)] == ["cached", "cached"]
     for each in (first, second):
         (each / "called.json").unlink()
-    outcomes = run(first, second, jobs=1, timeout_s=4, force=True)
-    assert [each.state for each in outcomes] == ["failed", "analysed"]  # the first had begun
+    outcomes = run(first, second, jobs=1, timeout_s=4, reparse=True)
+    assert [each.state for each in outcomes] == ["failed", "cached"]  # the first had begun
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -208,10 +211,10 @@ def test_without_raw_data_or_the_right_to_write_nothing_is_tried(
     monkeypatch.setattr(room.os, "access", lambda path, mode: path.name != "b_ascend_pt")
     outcomes = run(make(tmp_path, host=False, rank=5), make(tmp_path, "b"))
     assert [(each.state, each.rank) for each in outcomes] == [("failed", 5), ("failed", None)]
-    assert outcomes[0].said == (
-        "it was never analysed, and there is no raw data (FRAMEWORK, PROF_*) to analyse"
+    assert outcomes[0].message == (
+        "it is not parsed yet, and there is no raw data (FRAMEWORK, PROF_*) to parse"
     )
-    assert outcomes[1].said.startswith("it cannot be written: copy it")
+    assert outcomes[1].message.startswith("the directory is read-only: copy it")
 
 
 def test_without_torch_npu_the_error_says_how_to_get_it_or_where_to_go(
@@ -221,9 +224,9 @@ def test_without_torch_npu_the_error_says_how_to_get_it_or_where_to_go(
     with pytest.raises(RecorderError) as raised:
         run(make(tmp_path))
     assert str(raised.value) == (
-        "the analysis needs torch_npu, which cannot be imported (No module named 'torch_npu'): pip "
-        'install "lightning-rlprof[npu]" on a machine with CANN and source its set_env.sh; raw '
-        "data can be moved to a machine that has both"
+        "parsing needs torch_npu, which cannot be imported (No module named 'torch_npu'): pip "
+        'install "lightning-rlprof[npu]" on a machine with CANN and source its set_env.sh, or '
+        "move the raw data to a machine that has both"
     )
 
 
@@ -234,7 +237,7 @@ def test_data_of_the_device_needs_msprof(tmp_path: Path, monkeypatch: pytest.Mon
         run(directory)
     assert not (directory / "called.json").exists()
     put_msprof(tmp_path / "bin", monkeypatch)
-    assert run(directory)[0].state == "analysed"
+    assert run(directory)[0].state == "cached"
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -243,10 +246,10 @@ def test_formats_are_handed_on_and_looked_for(tmp_path: Path) -> None:
     (outcome,) = run(directory, exports=["text", "db"])
     assert called(directory)["options"] == [1, ["text", "db"]]
     assert outcome.state == "failed"
-    assert "the database ascend_pytorch_profiler*.db is missing" in outcome.said
+    assert "the database ascend_pytorch_profiler*.db is missing" in outcome.message
     tell(directory, HOST, tables=["PYTORCH_API"])
-    assert run(directory, exports=["text", "db"])[0].state == "analysed"
-    assert run(directory, exports=["db"])[0].state == "already"
+    assert run(directory, exports=["text", "db"])[0].state == "cached"
+    assert run(directory, exports=["db"])[0].state == "up to date"
 
 
 def test_a_format_that_the_installed_torch_npu_cannot_choose_is_refused(
@@ -254,7 +257,7 @@ def test_a_format_that_the_installed_torch_npu_cannot_choose_is_refused(
 ) -> None:
     install(tmp_path / "site", monkeypatch, chooses=False)
     directory = tell(make(tmp_path), HOST, RANGE)
-    with pytest.raises(RecorderError, match="--export: the installed torch_npu writes what was"):
+    with pytest.raises(RecorderError, match="--export: the installed torch_npu only writes the"):
         run(directory, exports=["db"])
-    assert run(directory)[0].state == "analysed"
+    assert run(directory)[0].state == "cached"
     assert called(directory)["options"] == [1, None]

@@ -34,11 +34,11 @@ def test_a_trace_with_all_that_was_promised_verifies(place: Path) -> None:
 @pytest.mark.parametrize(
     ("events", "lacks"),
     [
-        ([RANGE, *TASK], "operators of the host"),
+        ([RANGE, *TASK], "host operators"),
         ([HOST, *TASK], "MSTX ranges"),
-        ([HOST, RANGE, TASK[1]], "tasks of the device"),
-        ([HOST, RANGE, TASK[0]], "tasks of the device"),
-        ([HOST], "MSTX ranges and no tasks of the device"),
+        ([HOST, RANGE, TASK[1]], "device tasks"),
+        ([HOST, RANGE, TASK[0]], "device tasks"),
+        ([HOST], "MSTX ranges and no device tasks"),
     ],
 )
 def test_each_kind_of_rows_that_the_raw_data_has_is_missed(
@@ -46,7 +46,7 @@ def test_each_kind_of_rows_that_the_raw_data_has_is_missed(
 ) -> None:
     capture(place, tasks=b"tasks", **MARKED)
     trace(place / OUTPUT, *events)
-    assert check(place).lacks == f"trace_view.json holds no {lacks}"
+    assert check(place).missing == f"trace_view.json has no {lacks}"
 
 
 @pytest.mark.parametrize(
@@ -63,39 +63,39 @@ def test_what_the_raw_data_does_not_promise_is_not_missed(
     place: Path, config: dict[str, Any]
 ) -> None:
     trace(capture(place, **config) / OUTPUT, HOST)
-    assert check(place).lacks == ""
+    assert check(place).missing == ""
 
 
 @pytest.mark.parametrize("key", ["_mstx", "_msprof_tx"])
 def test_ranges_are_promised_by_both_names_of_the_option(place: Path, key: str) -> None:
     trace(capture(place, device=True, **{key: True}) / OUTPUT, HOST)
-    assert check(place).lacks == "trace_view.json holds no MSTX ranges"
+    assert check(place).missing == "trace_view.json has no MSTX ranges"
 
 
 def test_ranges_of_old_exporters_count(place: Path) -> None:
     capture(place, **MARKED)
     trace(place / OUTPUT, HOST, {**HOST, "cat": "", "args": {"mark_id": 3}})
-    assert check(place).lacks == ""
+    assert check(place).missing == ""
 
 
 def test_the_name_of_the_hardware_may_come_after_its_rows(place: Path) -> None:
     capture(place, device=True, tasks=b"tasks")
     trace(place / OUTPUT, HOST, *reversed(TASK))
-    assert check(place).lacks == ""
+    assert check(place).missing == ""
 
 
 @pytest.mark.parametrize(
     ("text", "lacks"),
     [
-        ("", "trace_view.json cannot be read (it holds no events)"),
-        ("[]", "trace_view.json cannot be read (it holds no events)"),
+        ("", "trace_view.json cannot be read (it contains no events)"),
+        ("[]", "trace_view.json cannot be read (it contains no events)"),
         (json.dumps([HOST, HOST])[:-9], "trace_view.json cannot be read (it is cut off"),
         ("no JSON", "trace_view.json cannot be read"),
     ],
 )
 def test_a_trace_that_does_not_parse_is_none(place: Path, text: str, lacks: str) -> None:
     trace(capture(place) / OUTPUT).write_text(text)
-    assert check(place).lacks.startswith(lacks)
+    assert check(place).missing.startswith(lacks)
 
 
 def test_analyse_done_and_other_files_are_no_proof(place: Path) -> None:
@@ -104,37 +104,37 @@ def test_analyse_done_and_other_files_are_no_proof(place: Path) -> None:
     for name in ("analyse.done", "operator_details.csv"):
         (output / name).touch()
     found = check(place)
-    assert found.wrote == ("analyse.done", "operator_details.csv")
-    assert found.lacks == "trace_view.json is missing"
-    assert check(capture(place.parent / "never_ascend_pt")).lacks == "it was never analysed"
+    assert found.files == ("analyse.done", "operator_details.csv")
+    assert found.missing == "trace_view.json is missing"
+    assert check(capture(place.parent / "never_ascend_pt")).missing == "it is not parsed yet"
 
 
 def test_a_database_is_judged_by_the_rows_of_its_tables(place: Path) -> None:
     capture(place, exports=["db"], tasks=b"tasks", **MARKED)
     path = database(place / OUTPUT, "MSTX_EVENTS", "TASK", "PYTORCH_API")
-    assert check(place).lacks == ""
+    assert check(place).missing == ""
     path.unlink()
     database(place / OUTPUT, "MSTX_EVENTS", empty=["TASK"])
     name = "ascend_pytorch_profiler_0.db"
-    assert check(place).lacks == f"{name} holds no operators of the host and no tasks of the device"
+    assert check(place).missing == f"{name} has no device tasks and no host operators"
     path.write_text("no database")
-    assert check(place).lacks.startswith(f"{name}: cannot be read as SQLite")
+    assert check(place).missing.startswith(f"{name}: cannot be read as SQLite")
     path.write_bytes(b"")
-    assert check(place).lacks == f"{name}: is empty, no SQLite database"
+    assert check(place).missing == f"{name}: is empty, no SQLite database"
     path.unlink()
-    assert check(place).lacks == "the database ascend_pytorch_profiler*.db is missing"
+    assert check(place).missing == "the database ascend_pytorch_profiler*.db is missing"
 
 
 def test_every_format_that_was_recorded_for_is_looked_at(place: Path) -> None:
     output = capture(place, exports=["text", "db"]) / OUTPUT
     trace(output, HOST)
-    assert check(place).lacks == "the database ascend_pytorch_profiler*.db is missing"
-    assert check(place, "text").lacks == ""
+    assert check(place).missing == "the database ascend_pytorch_profiler*.db is missing"
+    assert check(place, "text").missing == ""
     database(output, "PYTORCH_API")
-    assert check(place).lacks == ""
+    assert check(place).missing == ""
     (output / "trace_view.json").unlink()
-    assert check(place).lacks == "trace_view.json is missing"
-    assert check(place, "db").lacks == ""
+    assert check(place).missing == "trace_view.json is missing"
+    assert check(place, "db").missing == ""
 
 
 @pytest.mark.parametrize(
@@ -147,17 +147,15 @@ def test_what_it_was_recorded_for_may_be_told_in_any_way(
     capture(place, _export_type=told)
     (place / OUTPUT).mkdir(exist_ok=True)
     missing = {"trace": "trace_view.json", "data": "the database ascend_pytorch_profiler*.db"}
-    assert check(place).lacks == f"{missing[wanted]} is missing"
+    assert check(place).missing == f"{missing[wanted]} is missing"
 
 
 def test_a_recording_without_data_of_the_device_is_remarked_on(place: Path) -> None:
     trace(capture(place) / OUTPUT, HOST)
-    assert check(place) == Content(
-        ("trace_view.json",), "", "no data of the device (no PROF_ folder)"
-    )
+    assert check(place) == Content(("trace_view.json",), "", "no device data (no PROF_* folder)")
     host = capture(place.parent / "host_ascend_pt", activities=["CPU"])
     trace(host / OUTPUT, HOST)
-    assert check(host).remark == ""
+    assert check(host).note == ""
 
 
 def test_raw_data_is_what_either_half_recorded(place: Path) -> None:
@@ -171,5 +169,5 @@ def test_what_real_analyses_wrote_verifies_and_nothing_is_written_beside_it() ->
     folders = sorted(REAL.glob("*level1_rank?"))
     assert len(folders) == 3
     before = sorted(REAL.rglob("*"))
-    assert [check(folder).lacks for folder in folders] == ["", "", ""]
+    assert [check(folder).missing for folder in folders] == ["", "", ""]
     assert sorted(REAL.rglob("*")) == before
