@@ -19,7 +19,7 @@ def test_it_prints_every_verdict_at_both_sizes() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
     assert done.returncode == 0, done.stderr
-    for name in ("path", "whatif", "compare"):
+    for name in ("critical_path", "whatif", "compare"):
         for ranks in ("64", "1,024"):
             assert f"| {name}, {ranks} ranks " in done.stdout
 
