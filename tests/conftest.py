@@ -1,4 +1,4 @@
-"""What every test stands on: no RLPROF variables from outside, one torch thread, a fake clock."""
+"""For every test: no RLPROF variables from outside, one torch thread, a fake clock, the deep mark."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -9,12 +9,24 @@ import pytest
 
 # Before torch is imported, here and in every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Lightning would otherwise read a cluster's variables from the machine that runs the tests.
-# Where tests find the tools that they ask for.
+# Lightning would read a cluster's variables from the machine that runs the tests. Kept are those
+# that say where tests find a tool.
 _KEPT = {"RLPROF_MSPROF_ANALYZE", "RLPROF_NSYS", "RLPROF_PEERS", "RLPROF_TORCH_NPU"}
 for _name in [name for name in os.environ if name.startswith(("RLPROF", "SLURM_", "PL_"))]:
     if _name not in _KEPT:
         del os.environ[_name]
+
+
+DEEP_FOLDERS = ("ascend", "benchmarks", "fuzz", "peers")
+"""All their tests are deep: each needs a process, a fuzzer, or many seeds."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in the folders of slow tests."""
+    folders = [Path(__file__).parent / name for name in DEEP_FOLDERS]
+    for item in items:
+        if any(folder in item.path.parents for folder in folders):
+            item.add_marker(pytest.mark.deep)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

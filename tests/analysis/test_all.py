@@ -8,6 +8,7 @@ from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.stages.stage_times import headline
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, grpo_rows, grpo_run, loaded
+from tests.effort import examples
 
 
 def test_each_is_named_as_its_table(tmp_path: Path) -> None:
@@ -17,7 +18,7 @@ def test_each_is_named_as_its_table(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_none_fails_on_odd_runs(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)

@@ -33,6 +33,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import Row, loaded
+from tests.effort import examples
 from tests.places import SHARED_DATA
 
 
@@ -272,7 +273,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(CALLS)
 def test_it_agrees_with_brute_force_and_its_sums_are_whole(calls: list[Call]) -> None:
     rows = rows_of(with_calls(*calls))
@@ -469,7 +470,7 @@ MATCHED_CALLS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(MATCHED_CALLS)
 def test_it_agrees_with_brute_force(calls: list[MatchedCall]) -> None:
     found = met(calls)

@@ -21,6 +21,7 @@ from lightning_rlprof.records.records import Number
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import Row, loaded
+from tests.effort import examples
 from tests.places import SHARED_DATA
 
 GIB = 2**30
@@ -115,7 +116,7 @@ SPANS = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.lists(SPANS, max_size=12), min_size=1, max_size=3))
 def test_it_agrees_with_brute_force(drawn: list[list[Any]]) -> None:
     spans = loaded(*[[span(*one) for one in rank] for rank in drawn])
@@ -272,7 +273,7 @@ def test_it_abstains_without_memory() -> None:
     assert "no memory was recorded" in str(series(loaded([]), 0).abstained)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 50)), min_size=1, max_size=200),
     st.integers(2, 40),
@@ -295,7 +296,7 @@ def test_a_series_of_one_point_is_refused() -> None:
         series(loaded([]), 0, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.dictionaries(st.integers(1, 60), st.integers(-(2**40), 2**40), max_size=30),
 )
@@ -349,7 +350,7 @@ STAGES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SAMPLES, STAGES)
 def test_it_agrees_with_a_walk_through_time(samples: list[Sample], stages: list[Any]) -> None:
     rows = [Row("", "epoch", 1, 0, 50), *(stage(name, at, at + size) for name, at, size in stages)]

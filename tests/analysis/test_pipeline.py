@@ -46,7 +46,7 @@ def took(folder: Path, number: int) -> float:
     return float(np.median(np.concatenate(walls)))
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_five_changes_to_a_real_pipeline_take_what_was_predicted(tmp_path: Path) -> None:
     play(tmp_path)
 

@@ -21,7 +21,7 @@ from tests.ascend import double
 from tests.ascend.double import Call, Run
 from tests.builders.npu_run import notes
 
-pytestmark = pytest.mark.ascend_double
+pytestmark = pytest.mark.deep
 
 ANALYSE = """
 import sys

@@ -9,7 +9,7 @@ from tests.ascend.double import Process, Run, shown
 from tests.builders.npu_run import notes
 from tests.doubles.cann import cann
 
-pytestmark = pytest.mark.ascend_double
+pytestmark = pytest.mark.deep
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.ascend import double
 from tests.ascend.conftest import Run
 from tests.doubles.cann import cann
 
-pytestmark = pytest.mark.ascend_double
+pytestmark = pytest.mark.deep
 
 
 class Said(NamedTuple):

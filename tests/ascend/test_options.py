@@ -9,7 +9,7 @@ from tests.ascend.double import Run, shown
 from tests.ascend.training import OPTIONS
 from tests.builders.npu_run import notes
 
-pytestmark = pytest.mark.ascend_double
+pytestmark = pytest.mark.deep
 
 # acl_prof.h of CANN
 ACL_API, TASK_TIME, AICORE, AICPU, L2_CACHE, HCCL = 0x1, 0x2, 0x4, 0x8, 0x10, 0x20

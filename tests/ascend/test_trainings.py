@@ -13,7 +13,7 @@ import pytest
 from tests.ascend.double import Run, left_open, shown
 from tests.builders.npu_run import notes
 
-pytestmark = pytest.mark.ascend_double
+pytestmark = pytest.mark.deep
 
 CANARY = ["+ rlprof rlprof.canary", "- rlprof rlprof.canary"]
 # torch_npu's own: a range per step, and one in every fetch of a DataLoader.

@@ -198,7 +198,7 @@ def test_no_real_trace_is_told_and_nothing_is_left_beside_one(
     assert found.megabytes == pytest.approx(len(gzip.decompress(trace.read_bytes())) / 1e6)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_it_runs_at_a_small_size(
     rooms: dict[str, ModuleType],
     tmp_path: Path,

@@ -29,7 +29,7 @@ sys.exit(7)
 """
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.skipif(not NSYS, reason="opt-in: RLPROF_NSYS=/path/to/nsys, a real one"),
 ]
 

@@ -20,7 +20,7 @@ from tests.places import ROOT
 RANKS = {"good": 0, "early": 1, "empty": 2, "killed": 3}
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs pip install lightning-rlprof[ray]"),
     pytest.mark.skipif(sys.platform != "linux", reason="Ray starts nsys on Linux only"),
 ]

@@ -18,6 +18,7 @@ from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table
 from tests.builders.runs import header
+from tests.effort import examples
 
 Row = tuple[int, str, int, int, int | None]  # rank, name, start, length, tokens
 
@@ -79,7 +80,7 @@ def parts(draw: st.DrawFn) -> list[Spans]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(parts())
 def test_every_span_of_every_part_is_there_once_by_rank_on_one_axis(own: list[Spans]) -> None:
     run = join(own)

@@ -22,6 +22,7 @@ from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, 
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 from tests.builders.alike import assert_same_run, assert_same_table
 from tests.builders.runs import grpo_run, header
+from tests.effort import examples
 
 INT = st.integers(-(2**63) + 1, 2**63 - 1)
 TEXT = st.text(max_size=8)
@@ -105,7 +106,7 @@ def unread(path: Path) -> Spans:
     raise AssertionError(f"{path} was read")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(runs())
 def test_a_run_out_of_its_cache_is_the_same_in_every_column_counter_and_header(
     spans: Spans,
@@ -148,7 +149,7 @@ def whole(array: Any) -> bool:
     return bool(array.dtype.kind == "i")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(tables())
 def test_a_table_out_of_its_file_is_the_same_in_every_row(table: Table) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from lightning_rlprof.tables.interval_nesting import (
     open_at,
     parents,
 )
+from tests.effort import examples
 
 
 def brute(lane, start, end, point_lane, point):
@@ -139,7 +140,7 @@ def columns(pairs: list[tuple[int, int, int]], unit: int) -> tuple[Int64s, Int64
 
 
 @given(_PAIRS, st.sampled_from([5_000, SLACK_NS, 300]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_each_lies_in_the_last_before_it_that_holds_it_but_for_the_slack(pairs, unit) -> None:
     lane, start, end = columns(pairs, unit)
     found = enclosing(lane, start, end)
@@ -152,7 +153,7 @@ def test_each_lies_in_the_last_before_it_that_holds_it_but_for_the_slack(pairs, 
 
 
 @given(_PAIRS, st.sampled_from([5_000, SLACK_NS, 300]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_moment_belongs_to_the_last_to_begin_even_where_intervals_overlap(pairs, unit) -> None:
     """Of damaged traces."""
     lane, start, end = columns(pairs, unit)

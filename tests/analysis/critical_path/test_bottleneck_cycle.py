@@ -18,6 +18,7 @@ from tests.analysis.critical_path.test_handoffs import jobs
 from tests.builders.fed import MS, Fed, feed
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play
+from tests.effort import examples
 
 ASYNC = Fed(lag=1)
 
@@ -78,7 +79,7 @@ def test_where_every_step_waits_for_the_one_before_nothing_is_said() -> None:
     assert "nobody counts samples" in str(cycle(play(Script(), 1).spans).abstained)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(jobs())
 def test_odd_runs_abstain_or_name_a_cycle_that_adds_up(ranks: list[list[Row]]) -> None:
     table = cycle(loaded(*ranks))

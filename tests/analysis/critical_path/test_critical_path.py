@@ -9,6 +9,7 @@ from lightning_rlprof.analysis.critical_path.critical_path import critical_path
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import STAGES, Script, play
+from tests.effort import examples
 
 LISTED = Script(listed=True)
 
@@ -87,7 +88,7 @@ def test_without_joins_several_ranks_have_no_path() -> None:
     assert table.abstained.startswith("nothing shows where ranks wait for one another")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_odd_runs_abstain_or_add_up(spans_rows: list[list[Row]]) -> None:
     table = critical_path(loaded(*spans_rows))

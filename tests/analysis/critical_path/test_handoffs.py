@@ -19,6 +19,7 @@ from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.fed import MS, Fed, feed, with_roles
 from tests.builders.runs import Row, header, loaded
+from tests.effort import examples
 
 Draw = Any
 
@@ -178,7 +179,7 @@ def jobs(draw: Draw) -> list[list[Row]]:
     return ranks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(jobs())
 def test_whatever_was_handed_over_laps_are_tiled_and_play_again_no_later(
     ranks: list[list[Row]],

@@ -11,6 +11,7 @@ from lightning_rlprof.tables.spans import Spans
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, header, loaded
 from tests.builders.scripted import Script, play, without
+from tests.effort import examples
 
 
 def graph(spans: Spans) -> Dag:
@@ -90,7 +91,7 @@ def test_steps_that_lost_events_never_make_a_lap_that_is_not_tiled() -> None:
             assert np.allclose(total, found.wall_ns, rtol=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_odd_runs_are_tiled_or_refused(rows: list[list[Row]]) -> None:
     found = dag(loaded(*rows))

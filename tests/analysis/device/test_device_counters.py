@@ -13,6 +13,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import Row, loaded
+from tests.effort import examples
 
 Sample = tuple[int | None, int | None, str | None, int, float | None]
 """Rank, device, metric, time, value."""
@@ -128,7 +129,7 @@ STAGES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SAMPLES, STAGES, STAGES, st.none() | st.integers(0, 40))
 def test_it_agrees_with_a_walk_through_time(
     samples: list[Sample], first: list[Any], second: list[Any], closed: int | None

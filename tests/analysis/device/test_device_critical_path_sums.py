@@ -11,9 +11,10 @@ from lightning_rlprof.loaders.load import load
 from tests.analysis.device.test_device_critical_path import KINETO, STEP, job
 from tests.builders.calls import Call, Kernel
 from tests.builders.runs import Row
+from tests.effort import examples
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_sums_are_exact_whatever_was_recorded(data: st.DataObject) -> None:
     times = st.integers(0, 1_000)
@@ -38,7 +39,7 @@ def test_sums_are_exact_whatever_was_recorded(data: st.DataObject) -> None:
         assert table.abstained
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data())
 def test_no_time_is_told_twice_whatever_the_steps(data: st.DataObject) -> None:
     times = st.integers(0, 400)

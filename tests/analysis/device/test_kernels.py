@@ -13,6 +13,7 @@ from lightning_rlprof.analysis.device.work import OTHERS
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Copy, Kernel, run
+from tests.effort import examples
 
 
 def named(table: Table, name: str | None) -> dict[str, object]:
@@ -130,7 +131,7 @@ runs = st.builds(
 
 
 @given(st.lists(runs, min_size=1, max_size=40), st.none() | st.integers(1, 14))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_every_number_is_that_of_brute_force(drawn: list[Kernel], top: int | None) -> None:
     found = kernels(run(None, drawn), top=top)
     groups = defaultdict(list)

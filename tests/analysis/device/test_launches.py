@@ -16,6 +16,7 @@ from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, run
 from tests.builders.device_trace import Feed, feed, thinned, traced
 from tests.builders.runs import Row, loaded
+from tests.effort import examples
 from tests.places import SHARED_DATA
 
 
@@ -203,7 +204,7 @@ def works(draw: st.DrawFn) -> list[Kernel]:
 
 
 @given(works())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_every_number_is_that_of_brute_force(kernels: list[Kernel]) -> None:
     table = launches(run([], kernels))
     if table.abstained:

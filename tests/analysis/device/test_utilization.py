@@ -19,6 +19,7 @@ from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_jobs import jobs
 from tests.builders.device_work import UNSEEN, Job, Work, devices, rows_of, spans_of, table
 from tests.builders.runs import Row
+from tests.effort import examples
 
 PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
 RUN = [Row("run", "region", 1, 0, 100)]
@@ -49,7 +50,7 @@ def stage(name: str, start: int, end: int) -> Row:
     return Row(name, "stage", 1, start, end)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(jobs())
 def test_every_nanosecond_is_in_the_column_and_stage_that_a_rasteriser_puts_it(job: Job) -> None:
     spans = spans_of(job)
@@ -64,7 +65,7 @@ def test_every_nanosecond_is_in_the_column_and_stage_that_a_rasteriser_puts_it(j
     assert told(spans) == {key: +times for key, times in expected.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(jobs())
 def test_rows_by_stage_are_the_sums_of_the_rows_by_rank(job: Job) -> None:
     spans = spans_of(job)
@@ -228,7 +229,7 @@ def kinds(*work: Work, rows: dict[int, list[Row]] = IDLE_RUN) -> dict[str, int]:
     return +found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(jobs())
 def test_every_idle_nanosecond_has_the_kind_and_stage_that_a_rasteriser_gives_it(job: Job) -> None:
     spans = spans_of(job)
@@ -246,7 +247,7 @@ def test_every_idle_nanosecond_has_the_kind_and_stage_that_a_rasteriser_gives_it
         assert idle_told(spans) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(jobs())
 def test_kinds_add_up_to_the_idle_time_of_the_breakdown_in_each_stage(job: Job) -> None:
     spans = spans_of(job)
@@ -387,7 +388,7 @@ def with_collectives(job: Job, names: list[tuple[str | None, str | None]]) -> Sp
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     jobs(),
     st.lists(st.tuples(st.sampled_from(OPERATIONS), st.sampled_from(["0", "1", None])), min_size=1),
@@ -413,7 +414,7 @@ def test_every_nanosecond_of_communication_is_overlapped_or_exposed(
     assert overlap_told(spans) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(jobs())
 def test_the_row_of_a_device_says_what_the_breakdown_says(job: Job) -> None:
     spans = spans_of(job)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.device.wait_chain import GAP, HOST, LAUNCH, Walk
+from tests.effort import examples
 
 UNKNOWN = -(2**63)
 LATENCY, TURN = 5, 2
@@ -88,7 +89,7 @@ programs = st.lists(
 ).map(lambda program: [Do(1), *program])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(programs, st.data())
 def test_what_lies_on_the_way_lengthens_the_step(program: list[Do], data: st.DataObject) -> None:
     machine = Machine().run(program)

@@ -15,6 +15,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell
 from tests.builders.runs import Row, loaded
+from tests.effort import examples
 
 SECOND = 10**9
 H100 = "NVIDIA H100 80GB HBM3"
@@ -177,7 +178,7 @@ SPANS = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.lists(SPANS, max_size=7), min_size=1, max_size=3))
 def test_it_agrees_with_brute_force_and_a_job_lies_between_its_slowest_and_fastest_rank(
     drawn: list[list[Any]],

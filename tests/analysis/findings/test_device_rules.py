@@ -21,6 +21,7 @@ from tests.builders.device_jobs import jobs
 from tests.builders.device_trace import KERNELS, Cells, Feed, feed, table, thinned, traced
 from tests.builders.device_work import Job, spans_of
 from tests.builders.runs import Row, loaded
+from tests.effort import examples
 
 SHORT = "devices wait for the launches of short work"
 LONG = "devices run empty until the host launches again"
@@ -146,7 +147,7 @@ def no_calls() -> Sequence[Cells]:
     return ()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(jobs())
 def test_what_waits_for_the_host_is_what_idle_says(job: Job) -> None:
     spans = spans_of(job)

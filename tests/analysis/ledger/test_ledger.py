@@ -20,6 +20,7 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, grpo_rows, header, loaded, write_rank
+from tests.effort import examples
 
 
 def stage(name: str, start: int, end: int, **changes: Any) -> Row:
@@ -47,7 +48,7 @@ def by(spans: Spans, per_rank: bool = False, per_step: bool = False) -> Sequence
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(runs(overlapping_steps=True), st.integers(0, 3))
 def test_all_tables_add_up_to_wall_clock_times_ranks(rows: list[list[Row]], silent: int) -> None:
     spans = loaded_of_world(len(rows) + silent, *rows)

@@ -19,6 +19,7 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.raster import Kernel, raster
 from tests.builders.runs import MAIN, Row, header, write_rank
+from tests.effort import examples
 
 NAMES = (
     "actor_update",
@@ -168,7 +169,7 @@ def crowds(draw: st.DrawFn) -> Job:
     return Job(1, {0: [*around, *rows, update]}, draw(st.sampled_from([[], [kernel]])), [])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(jobs())
 def test_every_nanosecond_has_the_label_and_step_that_a_rasteriser_gives_it(job: Job) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +183,7 @@ def test_every_nanosecond_has_the_label_and_step_that_a_rasteriser_gives_it(job:
         assert together(spans, ranks) == summed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(crowds())
 def test_tails_of_rollouts_are_those_of_a_rasteriser(job: Job) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -72,7 +72,7 @@ def check_sum(spans: Spans) -> None:
     assert {line["wall"] for line in by_rank(spans)} == {book.wall_ns}
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_four_scripted_roles_come_out_as_they_measured_themselves(tmp_path: Path) -> None:
     spans, measured, statuses = play(tmp_path, "whole")
 
@@ -86,7 +86,7 @@ def test_four_scripted_roles_come_out_as_they_measured_themselves(tmp_path: Path
             assert line[part.label] >= STEPS * part.ms * 1_000_000
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_role_that_is_killed_is_untraced_from_its_last_step_on(tmp_path: Path) -> None:
     spans, measured, statuses = play(tmp_path, "dies")
 

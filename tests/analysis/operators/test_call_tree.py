@@ -17,6 +17,7 @@ from lightning_rlprof.analysis.operators.call_tree import (
 )
 from lightning_rlprof.tables.interval_nesting import enclosing
 from tests.builders.calls import Call, Copy, Kernel, run, traces
+from tests.effort import examples
 
 
 def tree_of(calls: list[Call], kind: str = "operator", ranks: tuple[int, ...] | None = None):
@@ -118,7 +119,7 @@ def test_a_stack_of_names_is_one_path_however_often_it_occurs() -> None:
 
 
 @given(traces())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_moment_belongs_to_the_call_that_began_last(trace) -> None:
     calls, _ = trace
     tree = tree_of(calls)
@@ -136,7 +137,7 @@ def test_every_moment_belongs_to_the_call_that_began_last(trace) -> None:
 
 
 @given(traces())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_each_lies_in_the_last_before_it_that_holds_it(trace) -> None:
     calls, _ = trace
     tree = tree_of(calls)
@@ -152,7 +153,7 @@ def test_each_lies_in_the_last_before_it_that_holds_it(trace) -> None:
 
 
 @given(traces())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_paths_are_the_distinct_stacks(trace) -> None:
     calls, _ = trace
     tree = tree_of(calls)
@@ -219,7 +220,7 @@ def test_of_drivers_calls_that_began_at_once_each_launch_has_its_own() -> None:
     assert found[0] == max(at for at, each in enumerate(own) if each == (0, 5, 4))
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_million_calls_take_seconds() -> None:
     """The number that the page states comes from here; the bound leaves room for slow machines."""
     count = 1_000_000

@@ -20,6 +20,7 @@ from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, recorded, run, traces
+from tests.effort import examples
 from tests.places import SHARED_DATA
 
 MODULES_ASCEND = SHARED_DATA / "ascend" / "text_level1_rank0"
@@ -162,7 +163,7 @@ def trainings(draw: st.DrawFn):
 
 
 @given(trainings())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_kernel_is_where_brute_force_puts_it_and_all_add_up(trace) -> None:
     calls, kernels = trace
     if not any(call.kind == "module" for call in calls):
@@ -381,7 +382,7 @@ def test_it_abstains_without_operators_and_says_what_records_them(calls) -> None
 
 
 @given(traces())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_rows_are_those_of_brute_force_and_add_up(trace) -> None:
     calls, kernels = trace
     if not calls:

@@ -14,6 +14,7 @@ from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.loaders.load import load
 from tests.builders.oracle import labels, runs
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, spans_of, write_rank
+from tests.effort import examples
 
 STEPS = [Row("step", "step", 1, 0, 100), Row("step", "step", 2, 100, 200, counters={"capture": 1})]
 
@@ -57,7 +58,7 @@ def test_regions_are_whole_spans_with_their_share_of_the_counted_steps() -> None
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(runs())
 def test_no_stage_span_is_lost_or_counted_twice(rows: list[list[Row]]) -> None:
     quiet = [[row._replace(counters=None) for row in rank] for rank in rows]
@@ -146,7 +147,7 @@ def test_it_abstains_without_spans() -> None:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(runs())
 def test_every_step_is_divided_as_the_rasteriser_does(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)

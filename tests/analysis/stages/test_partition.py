@@ -33,6 +33,7 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.oracle import labels, runs
 from tests.builders.runs import Row, grpo_run, loaded
+from tests.effort import examples
 
 TABLES: dict[str, Callable[[Spans], Table]] = {
     **{
@@ -65,7 +66,7 @@ def complete_runs(draw: st.DrawFn) -> list[list[Row]]:
     return ranks
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(complete_runs())
 def test_a_complete_table_has_the_answers_of_any_other_run(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -122,7 +123,7 @@ def names(spans: Spans, label: np.ndarray) -> list[str]:
     return [spans.names[spans.name[row]] if row >= 0 else "untraced" for row in label.tolist()]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_segments_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -181,7 +182,7 @@ def alike(own: Partition, other: Partition, spans: Spans) -> None:
         assert [column.tolist() for column in columns] == [column.tolist() for column in others]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(flat_runs())
 def test_stages_in_a_row_need_no_paint_and_give_the_same(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -193,7 +194,7 @@ def test_stages_in_a_row_need_no_paint_and_give_the_same(rows: list[list[Row]]) 
     alike(Partition(steps, found), Partition(steps, painted(spans, steps)), spans)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_whatever_is_called_flat_gives_the_same_as_paint(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -245,7 +246,7 @@ def test_the_last_partition_of_a_run_is_kept_and_goes_with_it() -> None:
     assert gone() is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(runs())
 def test_cells_add_up_to_every_steps_wall_exactly(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -282,7 +283,7 @@ def test_ranks_are_chosen_or_refused(tmp_path: Path) -> None:
         partition(spans, [1, 7])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(runs())
 def test_home_is_the_step_that_contains_the_start(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -299,7 +300,7 @@ def test_home_is_the_step_that_contains_the_start(rows: list[list[Row]]) -> None
             assert inside == ([] if at < 0 else [steps[at]])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_where_steps_overlap_home_is_the_last_that_began_or_none(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)

@@ -10,6 +10,7 @@ from lightning_rlprof.analysis.stages.stage_times import headline, stages
 from lightning_rlprof.analysis.step_selection import counted
 from tests.builders.oracle import UNTRACED, runs, totals
 from tests.builders.runs import STAGES, Row, grpo_run, loaded
+from tests.effort import examples
 
 
 def _run(steps: int = 3, **lengths: int) -> str:
@@ -55,7 +56,7 @@ def test_captured_steps_alone_are_not_taken_for_the_run() -> None:
     assert headline(loaded(rows)).startswith("No stage was marked")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(runs())
 def test_totals_are_the_rasterisers_and_add_up_to_the_steps(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -82,7 +83,7 @@ def test_totals_are_the_rasterisers_and_add_up_to_the_steps(rows: list[list[Row]
             assert list(found)[-1] == UNTRACED
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(runs())
 def test_statistics_are_those_of_whole_spans_that_start_in_a_counted_step(
     rows: list[list[Row]],

@@ -11,9 +11,10 @@ from lightning_rlprof.analysis.stages.untraced_gaps import gaps, stretches
 from lightning_rlprof.analysis.step_selection import counted
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, loaded
+from tests.effort import examples
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(runs())
 def test_gaps_add_up_to_untraced_exactly(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -24,7 +25,7 @@ def test_gaps_add_up_to_untraced_exactly(rows: list[list[Row]]) -> None:
     assert found.column("total") == sorted(found.column("total"), reverse=True)  # type: ignore[type-var]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(runs())
 def test_the_worst_is_the_last_of_the_longest(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
@@ -61,7 +62,7 @@ def test_gaps_lie_between_stages_or_at_the_edge_of_a_step() -> None:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=7, max_size=7), min_size=4, max_size=4))
 def test_steps_that_are_all_alike_say_the_same_as_any_others(lengths: list[list[int]]) -> None:
     ranks = [even_rank(lengths[rank : rank + 2], at=9 * rank) for rank in range(3)]

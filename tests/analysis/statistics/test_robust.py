@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.statistics.robust import apart, expected, middle, middle_of_others
+from tests.effort import examples
 
 COLUMN = st.lists(st.sampled_from([math.nan, 1.0, 2.0, 3.5, 7.0]), min_size=1, max_size=7)
 
@@ -103,7 +104,7 @@ def test_what_is_not_known_stays_so() -> None:
     assert np.isnan(expected(np.full((2, 2), np.nan), [])).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1_000), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
 def test_units_do_not_matter(seed: int, time: float, work: float) -> None:
     tokens, noise = made(seed, (3, 12))

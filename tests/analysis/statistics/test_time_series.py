@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.statistics.time_series import joined, lasting, stretches
+from tests.effort import examples
 
 STEP = st.sampled_from([0.0, 0.01, 0.2, 0.2, np.nan])
 
@@ -23,7 +24,7 @@ def scores(effect: np.ndarray, rank: int) -> list[float]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.lists(STEP, min_size=7, max_size=7), min_size=2, max_size=3))
 def test_the_stretch_is_the_best_of_all_stretches(rows: list[list[float]]) -> None:
     effect = np.array(rows)

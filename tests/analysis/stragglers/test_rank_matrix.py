@@ -24,6 +24,7 @@ from lightning_rlprof.tables.spans import Spans
 from tests.builders.oracle import labels, runs
 from tests.builders.runs import Row, header, loaded, write_rank
 from tests.builders.scripted import Script, play
+from tests.effort import examples
 
 
 def lined_up(*ranks: list[Row]) -> tuple[Spans, Lineup]:
@@ -65,7 +66,7 @@ def test_time_inside_another_stage_is_not_the_outer_ones_own() -> None:
     }
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(runs())
 def test_own_times_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)

@@ -9,6 +9,7 @@ from lightning_rlprof.analysis.statistics.robust import expected, slope
 from lightning_rlprof.analysis.stragglers.rank_matrix import line_up, stage_rows
 from lightning_rlprof.analysis.stragglers.wait_detection import Waits, meetings, waits
 from tests.builders.scripted import STAGES, Script, play
+from tests.effort import examples
 
 OFFSETS = {0: 5.0, 2: -5.0}
 
@@ -118,7 +119,7 @@ def test_work_that_hides_waiting_is_taken_off() -> None:
     assert found + 2 * error < -0.5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 10_000))
 def test_no_ratio_gives_less_absolute_deviation(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -15,6 +15,7 @@ from tests.builders import scripted
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import STAGES, TYPICAL, Script, play
+from tests.effort import examples
 
 SEEDS = range(3_000, 3_010)
 
@@ -138,7 +139,7 @@ def test_a_later_run_scores_what_was_predicted() -> None:
     assert score([], even).abstained == "no prediction was kept"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_odd_runs_do_no_harm(rows: list[list[Row]]) -> None:
     whatif(loaded(*rows))

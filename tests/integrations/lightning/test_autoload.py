@@ -60,7 +60,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_variable_records_a_script_that_knows_nothing(
     installed: Path, config: Path, tmp_path: Path
 ) -> None:

@@ -200,7 +200,7 @@ def test_a_rank_that_is_not_wanted_says_nothing(tool: Path, tmp_path: Path) -> N
     assert by_process(calls) == [run_words(1)]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_each_spawned_rank_says_which_it_is(tool: Path, tmp_path: Path) -> None:
     calls = heard(f"fit(strategy='ddp_spawn', **{TWO_RANKS})", tmp_path, tool)
     assert sorted(by_process(calls)) == sorted([run_words(0), run_words(1)])

@@ -81,14 +81,14 @@ def test_a_callback_whose_ranks_were_forked_can_fit_again(tmp_path: Path) -> Non
     assert len(list((tmp_path / "two").iterdir())) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_ranks_that_are_spawned_write_one_run(tmp_path: Path) -> None:
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
     make_trainer(callback, strategy="ddp_spawn", **two_ranks).fit(Tiny(), loader())
     check_two_ranks(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_ranks_that_are_scripts_write_one_run(tmp_path: Path) -> None:
     done = train(tmp_path, "ddp")
     assert done.returncode == 0, done.stderr
@@ -110,7 +110,7 @@ def test_a_rank_beyond_two_ranks_is_refused_by_every_rank(tmp_path: Path) -> Non
     ("start", "ranks"),
     [
         *[("fork", (0, 1)), ("fork", (1,)), ("fork", (0,))],
-        pytest.param("spawn", (1,), marks=pytest.mark.slow),
+        pytest.param("spawn", (1,), marks=pytest.mark.deep),
     ],
 )
 def test_an_exception_in_ranks_that_lightning_starts_leaves_every_finished_step(
@@ -127,7 +127,7 @@ def test_an_exception_in_ranks_that_lightning_starts_leaves_every_finished_step(
     assert set(load(tmp_path).statuses) == {0, 1}
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_an_exception_on_rank_1_of_two_scripts_leaves_both_files(tmp_path: Path) -> None:
     done = train(tmp_path, "ddp_breaks")
     assert done.returncode != 0

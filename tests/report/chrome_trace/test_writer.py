@@ -13,6 +13,7 @@ from lightning_rlprof.report.chrome_trace.writer import lanes, write_trace
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.runs import MAIN, Row, grpo_run, header, loaded, write_rank
+from tests.effort import examples
 
 
 def _lanes(spans: Spans) -> list[list[str]]:
@@ -91,7 +92,7 @@ SPANS = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(SPANS, max_size=12))
 def test_every_span_is_drawn_once_and_lanes_always_nest(given_spans: list[tuple]) -> None:  # type: ignore[type-arg]
     rows = [

@@ -19,7 +19,7 @@ from tests.builders.ingest_traces import cached_files, write_trace, write_traces
 from tests.places import ROOT
 
 needs_ray = [
-    pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs pip install lightning-rlprof[ray]"),
 ]
 
