@@ -17,6 +17,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "traces"
 
 
+@pytest.mark.deep
 def test_ingest_shows_a_row_per_rank_and_leaves_the_caches(rlprof: Run, folder: Path) -> None:
     status, out, err = rlprof("ingest", folder, "-j", "1")
     assert (status, err) == (0, "")

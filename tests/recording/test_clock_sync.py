@@ -200,6 +200,7 @@ def _trained(folder: Path, method: str, minutes: float = 10) -> list[RankTrace]:
     return [read_trace(folder / "run" / f"rank-0000{rank}.jsonl") for rank in range(2)]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["tcp", "file"])
 def test_two_gloo_ranks_meet_at_start_end_and_between_and_share_a_clock(
     tmp_path: Path, kind: str
@@ -224,6 +225,7 @@ def test_two_gloo_ranks_meet_at_start_end_and_between_and_share_a_clock(
     assert inside == []
 
 
+@pytest.mark.deep
 def test_zero_minutes_compare_nothing(tmp_path: Path) -> None:
     zero, one = _trained(tmp_path, f"tcp://127.0.0.1:{_free_port()}", minutes=0)
     assert one.exchanges == []

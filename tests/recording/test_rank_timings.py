@@ -39,6 +39,7 @@ def ranks(tmp_path_factory):
         return [found[0], found[1]]
 
 
+@pytest.mark.deep
 def test_ranks_with_different_names_gather_all_of_them_on_gloo(ranks):
     expected = {
         "actor_update": [1.0, 3.0],

@@ -34,6 +34,7 @@ def test_a_short_run_reports_each_step_and_says_nothing(
     assert all(name in text for name in ("weight_sync", "actor_generate", "actor_update"))
 
 
+@pytest.mark.deep
 def test_the_seed_decides_and_the_cache_changes_nothing_but_time() -> None:
     first = run_demo(DemoOptions(**SHORT, seed=4))
     assert first.run is None
@@ -50,6 +51,7 @@ def test_the_random_state_outside_is_left_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.deep
 def test_the_warm_start_has_the_length_that_was_asked_for() -> None:
     none = run_demo(DemoOptions(steps=1, warmup_steps=0, task="number_sorting"))
     default = run_demo(DemoOptions(steps=1, task="number_sorting"))
@@ -84,6 +86,7 @@ class Gather(pl.Callback):
         torch.save((weights, self.batches, torch.get_num_threads()), self.path(trainer.global_rank))
 
 
+@pytest.mark.deep
 def test_two_ranks_learn_from_different_prompts_and_bring_back_their_mean(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ def accused(**options: object) -> set[object]:
 
 # Twice as slow, as a test must hold on machines that are busy otherwise; 15 % takes a quiet one. On
 # a very busy one nobody may be accused, which is right, and the next training is looked at.
+@pytest.mark.deep
 def test_the_slow_rank_is_found_and_without_one_nobody_is(tmp_path: Path) -> None:
     trainings = (
         accused(save_path=tmp_path / f"slow-{number}", slow_rank=1, slow_by=1.0)

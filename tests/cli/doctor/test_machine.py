@@ -20,6 +20,7 @@ def versions(monkeypatch: pytest.MonkeyPatch, **known: str) -> None:
     monkeypatch.setattr(machine, "installed", found.get)
 
 
+@pytest.mark.deep
 def test_torch_is_asked_for_its_build_and_its_device() -> None:
     import torch
 

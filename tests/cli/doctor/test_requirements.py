@@ -33,6 +33,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.deep
 def test_recorders_are_built_here_and_say_themselves_what_they_cannot_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -59,6 +59,7 @@ def ours(trainer: Any) -> ProfilerCallback:
     return callback
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("cli", CLIS)
 def test_the_yaml_means_what_python_means(cli: str, block: str) -> None:
@@ -66,6 +67,7 @@ def test_the_yaml_means_what_python_means(cli: str, block: str) -> None:
     assert made.config == ProfilerCallback(**BLOCKS[block]).config
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("cli", CLIS)
 def test_a_saved_configuration_loaded_again_means_the_same(
@@ -79,6 +81,7 @@ def test_a_saved_configuration_loaded_again_means_the_same(
     assert second.parser.dump(second.config, skip_none=False) == text
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("cli", CLIS)
 def test_a_run_saves_its_configuration_and_the_saved_one_runs(cli: str, tmp_path: Path) -> None:
     kind, module = CLIS[cli]

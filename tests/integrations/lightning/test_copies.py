@@ -42,6 +42,7 @@ class Data(pytorch_lightning.LightningDataModule):
         )
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:.*persistent_workers:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*num_workers:UserWarning")
 def test_workers_that_are_spawned_may_know_the_trainer(tmp_path: Path) -> None:

@@ -189,12 +189,14 @@ def test_ranges_are_the_spans_of_the_run(trained: tuple[list[Call], Path]) -> No
     assert ranges == spans
 
 
+@pytest.mark.deep
 def test_each_forked_rank_says_which_it_is(tool: Path, tmp_path: Path) -> None:
     calls = heard(f"fit(strategy='ddp_fork', **{TWO_RANKS})", tmp_path, tool)
     assert sorted(by_process(calls)) == sorted([run_words(0), run_words(1)])
     assert left_open(calls) == []
 
 
+@pytest.mark.deep
 def test_a_rank_that_is_not_wanted_says_nothing(tool: Path, tmp_path: Path) -> None:
     calls = heard(f"fit(ranks=[1], strategy='ddp_fork', **{TWO_RANKS})", tmp_path, tool)
     assert by_process(calls) == [run_words(1)]
@@ -208,6 +210,7 @@ def test_each_spawned_rank_says_which_it_is(tool: Path, tmp_path: Path) -> None:
     assert [call.verb for call in calls].count("create") == 2
 
 
+@pytest.mark.deep
 def test_a_forked_data_worker_leaves_the_ranges_to_its_parent(tool: Path, tmp_path: Path) -> None:
     calls = heard("fit_with_a_worker()", tmp_path, tool)
     (words,) = by_process(calls)
@@ -219,6 +222,7 @@ def test_a_forked_data_worker_leaves_the_ranges_to_its_parent(tool: Path, tmp_pa
     assert steps_of(only_run(tmp_path / "runs")[0]) == [1, 2, 3, 4]
 
 
+@pytest.mark.deep
 def test_an_exception_in_any_sort_of_range_closes_it_and_passes(tool: Path, tmp_path: Path) -> None:
     calls = heard("fit_and_break()", tmp_path, tool)
     assert left_open(calls) == []
@@ -231,12 +235,14 @@ def test_an_exception_in_any_sort_of_range_closes_it_and_passes(tool: Path, tmp_
     assert not [word for word in words if "nobody records" in word]
 
 
+@pytest.mark.deep
 def test_the_step_that_never_comes_is_closed(tool: Path, tmp_path: Path) -> None:
     calls = heard("fit_all_steps()", tmp_path, tool)
     assert shown(calls).count("push step step 5") == 1
     assert left_open(calls) == []
 
 
+@pytest.mark.deep
 def test_a_stage_that_nobody_ends_is_closed_with_the_run(tool: Path, tmp_path: Path) -> None:
     calls = heard("fit_and_forget()", tmp_path, tool)
     assert shown(calls).count("push stage weight_sync 2") == 1

@@ -59,12 +59,14 @@ def test_a_captured_step_lies_in_an_nvtx_range_of_its_own(tool: Path, tmp_path: 
     assert words.endswith(" ".join(captured))
 
 
+@pytest.mark.deep
 def test_a_captured_stage_lies_in_an_nvtx_range_of_its_own(tool: Path, tmp_path: Path) -> None:
     words = " ".join(heard(tool, tmp_path, "discrete=True"))
     assert words.count("rlprof.capture actor_update . .") == 2
     assert words.count("actor_update") == 3
 
 
+@pytest.mark.deep
 def test_the_message_is_registered_or_nsys_would_not_see_it(tool: Path, tmp_path: Path) -> None:
     calls = listener.heard(SESSION.format(options=""), tmp_path, tool)
     registered = [call.message for call in calls if call.verb == "register"]

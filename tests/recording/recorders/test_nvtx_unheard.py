@@ -76,6 +76,7 @@ def test_nvtx_that_is_switched_off_under_nsight_is_noted(tmp_path: Path) -> None
     assert text == "Nsight Systems gets no NVTX ranges: NVTX_DISABLE is set; unset it"
 
 
+@pytest.mark.deep
 def test_without_a_tool_the_recorder_becomes_the_base_class(tmp_path: Path) -> None:
     script = """
 from pathlib import Path
@@ -159,6 +160,7 @@ def test_colours_are_opaque_and_grey_for_what_is_no_stage() -> None:
     assert len({*found.values()}) == len(KINDS)
 
 
+@pytest.mark.deep
 def test_a_colour_is_the_same_in_another_process() -> None:
     script = (
         "from lightning_rlprof.recording.recorders.nvtx import color;"

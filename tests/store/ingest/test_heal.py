@@ -41,6 +41,7 @@ def kernels(folder: Path, rank: int) -> Path:
     return path
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("part", [slice(4, -200), slice(-60, -8)], ids=["pages", "footer"])
 def test_a_rotten_table_of_one_of_many_traces_is_read_from_the_trace(
     folder: Path, part: slice
@@ -51,12 +52,14 @@ def test_a_rotten_table_of_one_of_many_traces_is_read_from_the_trace(
     assert list(open_store(folder).sql(QUERY).rows) == ALL
 
 
+@pytest.mark.deep
 def test_ingest_makes_a_cache_anew_whose_footer_is_rotten(folder: Path) -> None:
     rot(kernels(folder, 1), slice(-60, -8))
     made = ingest_one(str(folder / "rank1.pt.trace.json"))
     assert (made.state, made.why) == ("made", None)
 
 
+@pytest.mark.deep
 def test_a_rotten_cache_that_cannot_be_removed_fails_and_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +73,7 @@ def test_a_rotten_cache_that_cannot_be_removed_fails_and_says_so(
     assert "cannot be written (Permission denied)" in str(made.why)
 
 
+@pytest.mark.deep
 def test_a_cache_that_goes_while_its_store_is_open_is_no_silent_hole(folder: Path) -> None:
     store = open_store(folder)
     assert list(store.sql(QUERY).rows) == ALL
@@ -132,6 +136,7 @@ def test_a_folder_whose_name_is_no_text_is_read_without_a_cache_there(tmp_path: 
     assert ingest_one(str(path)).state == "failed"
 
 
+@pytest.mark.deep
 def test_a_trace_whose_name_is_no_text_has_a_cache(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "rank0\udcff.json")
     for state in ("made", "ready"):

@@ -74,6 +74,7 @@ def test_wrong_arguments_are_told_in_one_line(wrong: dict[str, Any], said: str) 
         ingest(**{"paths": [], **wrong})
 
 
+@pytest.mark.deep
 def test_what_has_a_cache_is_ready_and_a_new_one_is_made(folder: Path) -> None:
     ingest([folder / "rank1.pt.trace.json"], jobs=1)
     before = cached_files(folder)
@@ -96,6 +97,7 @@ def test_a_trace_of_another_process_with_the_same_host_in_its_name_is_another_tr
     assert make_cache.ingest_one(str(first)).state == "ready"
 
 
+@pytest.mark.deep
 def test_a_cache_that_lacks_a_table_or_is_cut_or_changed_is_made_whole(folder: Path) -> None:
     ingest([folder], jobs=1)
     whole = cached_files(folder)
@@ -120,6 +122,7 @@ def test_a_broken_trace_is_a_row_and_the_others_are_made(folder: Path) -> None:
     assert path == str(folder / "rank1.pt.trace.json")
 
 
+@pytest.mark.deep
 def test_a_trace_that_is_cut_off_is_made_and_says_so(folder: Path) -> None:
     path = folder / "rank1.pt.trace.json"
     path.write_bytes(path.read_bytes()[:-300])
@@ -182,6 +185,7 @@ def test_a_place_that_cannot_be_written_is_a_row(folder: Path) -> None:
     assert states(ingest([folder], jobs=1)) == ["failed"] * 3
 
 
+@pytest.mark.deep
 def test_a_process_that_is_killed_costs_its_file_alone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

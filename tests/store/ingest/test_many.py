@@ -61,6 +61,7 @@ def test_without_the_caches_of_all_it_is_one_run_too(folder: Path) -> None:
     assert list(open_store(folder).sql(query).rows) == [(0, 5), (1, 6), (2, 7)]
 
 
+@pytest.mark.deep
 def test_of_two_traces_of_one_rank_one_counts(folder: Path) -> None:
     write_trace(folder / "rank2-again.pt.trace.json", 2, 3)
     ingest([folder], jobs=1)

@@ -40,6 +40,7 @@ def test_a_process_that_does_not_hear_is_killed(monkeypatch: pytest.MonkeyPatch)
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("piped", [False, True])
 def test_a_script_without_a_guard_runs_once(tmp_path: Path, piped: bool) -> None:
     write_traces(tmp_path / "traces", 3)
@@ -57,6 +58,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path, piped: bool) -> None
     assert (done.stdout, done.stderr) == ("trains\nmade made made\n", "")
 
 
+@pytest.mark.deep
 def test_processes_import_nothing_that_their_caller_would_not(tmp_path: Path) -> None:
     write_traces(tmp_path / "traces", 2)
     (tmp_path / "signal.py").write_text("raise SystemExit('not the one of Python')")

@@ -21,6 +21,7 @@ def numbered(table: Table) -> list[tuple[object, ...]]:
     return [tuple(row) for row in table.rows]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["alexnet", "h100_qwen1.5-0.5b", "mi300_bert-small", "nccl"])
 def test_a_real_trace_out_of_its_cache_is_the_same(name: str, tmp_path: Path) -> None:
     path = Path(shutil.copy(DATA / f"{name}.json.gz", tmp_path))

@@ -317,6 +317,7 @@ def _rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.deep
 def test_the_grid_of_a_real_device_mesh_is_in_the_name_of_every_rank(tmp_path: Path) -> None:
     multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=4)
     grids = [(tmp_path / f"rank{rank}").read_text().split("_")[3] for rank in range(4)]

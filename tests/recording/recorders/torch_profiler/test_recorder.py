@@ -279,6 +279,7 @@ def test_a_window_leaves_no_thread_behind(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.deep
 def test_the_events_of_a_window_are_freed_when_it_closes(tmp_path: Path) -> None:
     recorder = Noted(options())
     used = recorder._memory.used

@@ -74,6 +74,7 @@ def test_a_capture_of_too_many_events_ends_without_any_span_and_is_kept(tmp_path
     assert f" events (torch_profiler.max_events={MOST:,}); what it holds is kept. Take few" in text
 
 
+@pytest.mark.deep
 def test_the_estimate_is_near_the_truth(tmp_path: Path) -> None:
     """Of 40 MB: another code's few megabytes, which are in the count as well, do not matter."""
     recorder = Noted(options({"max_events": 4 * MOST}))

@@ -194,6 +194,7 @@ def test_without_a_profiler_block_nothing_is_built() -> None:
     assert build_recorders(ProfilerConfig.build(profile=False), make_header()) == []
 
 
+@pytest.mark.deep
 def test_a_profiler_of_the_training_inside_of_a_capture_costs_its_trace_not_the_process(
     tmp_path: Path,
 ) -> None:
