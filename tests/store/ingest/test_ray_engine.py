@@ -57,7 +57,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, A
         "RLPROF_TEST_MARKER": str(out / "marker"),
         "PYTHONPATH": os.pathsep.join([str(out), str(ROOT)]),
     }
-    driver = str(ROOT / "tests" / "ingest" / "ray_driver.py")
+    driver = str(ROOT / "tests" / "builders" / "ray_ingest.py")
     command = [sys.executable, driver, str(out / "traces"), str(out / "no"), str(out / "told.json")]
     try:
         done = subprocess.run(
