@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from lightning_rlprof.tables.spans import Spans
 
-BELOW = "below the clocks' ±"
+BELOW = "within clock uncertainty"
 """What a row says of an effect that is smaller than the clocks are sure."""
 
 _FEW = 5
@@ -55,16 +55,16 @@ def never_compared(spans: Spans, ranks: Iterable[int] | None = None) -> str:
 
         >>> from lightning_rlprof.loaders.load import load
         >>> never_compared(load("run"))  # doctest: +SKIP
-        'clocks of hosts a, b were never compared'
+        'clocks of hosts a, b were not synchronized'
     """
     if uncertainty_ns(spans, ranks) is not None:
         return ""
     chosen = set(spans.headers if ranks is None else ranks)
     hosts = sorted({spans.headers[rank].host for rank in chosen})
     if "" in hosts:
-        return "hosts of some ranks are not told, and clocks were never compared"
+        return "the hosts of some ranks are unknown and clocks were not synchronized"
     more = f" and {len(hosts) - _FEW} more" if len(hosts) > _FEW else ""
-    return f"clocks of hosts {', '.join(hosts[:_FEW])}{more} were never compared"
+    return f"clocks of hosts {', '.join(hosts[:_FEW])}{more} were not synchronized"
 
 
 def remark(
@@ -82,9 +82,9 @@ def remark(
     if unsure == 0:
         return ""
     if unsure is None:
-        return f"{what}: may be off by milliseconds, as {never_compared(spans, ranks)}."
+        return f"{what}: may be off by milliseconds, because {never_compared(spans, ranks)}."
     below = effect_ns is not None and says_nothing(effect_ns, unsure)
-    return f"{what}: ±{unsure / 1e6:.3f} ms{', and below that' if below else ''}."
+    return f"{what}: ±{unsure / 1e6:.3f} ms{', larger than the value itself' if below else ''}."
 
 
 def _clocks(spans: Spans) -> tuple[dict[object, object], dict[object, object]]:

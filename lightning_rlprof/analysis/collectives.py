@@ -43,8 +43,8 @@ NOBODY = -1
 Coded = tuple[Int64s, Sequence[str]]
 
 _BY_NAME = (
-    "From kernels by their names: groups and bytes are not known, and groups that communicate at "
-    "once are matched with one another."
+    "Taken from kernel names: process groups and bytes are unknown, and groups that communicate at "
+    "the same time are matched with each other."
 )
 
 # Whatever the libraries call them; what contains another one's name stands before it.
@@ -292,22 +292,21 @@ _COLUMNS = (
     Column("stage", "text"),
     Column("total", "duration", "ns"),
     Column("count", "count"),
-    Column("meetings", "count"),
+    Column("matched", "count"),
     Column("transfer", "duration", "ns"),
     Column("wait", "duration", "ns"),
-    Column("last to come", "count"),
+    Column("last rank", "count"),
     Column("times last", "count"),
     Column("bytes", "count", "bytes"),
-    Column("typical", "count", "bytes"),
-    Column("algorithm GB/s", "number", "GB/s"),
-    Column("bus GB/s", "number", "GB/s"),
+    Column("median bytes", "count", "bytes"),
+    Column("algbw", "number", "GB/s"),
+    Column("busbw", "number", "GB/s"),
     Column("group size", "count"),
     Column("ranks", "count"),
 )
 _FORMULA = (
-    "Transfer is the shortest duration of a meeting, wait is what the others took beyond it: no "
-    "clocks of two ranks are compared, so neither has a ± of them. Who "
-    "came last is a count and no verdict: that rank may have had more work."
+    "transfer: shortest duration among the matched ranks. wait: the rest. Clock offsets don't "
+    "affect either. last rank: the rank that arrived last most often (not proof that it is slow)."
 )
 _ONE_WAY = {"all_gather", "reduce_scatter", "all_to_all"}
 _PLAIN = {"broadcast", "reduce", *PAIRWISE}
@@ -329,7 +328,9 @@ def communication(spans: Spans) -> Table:
     remarks: list[str] = []
     calls = collectives(spans, remarks)
     if calls is None:
-        reason = " ".join(["no device tool recorded a collective", *remarks])
+        reason = " ".join(
+            ["This run has no collectives. Capture a step with a profiler.", *remarks]
+        )
         return Table("communication", _COLUMNS, abstained=reason)
     found, calls = matched(calls)
     remarks += [calls.remark, *_doubts(calls, found), _FORMULA]
@@ -361,19 +362,21 @@ def _doubts(calls: Calls, found: Meetings) -> list[str]:
     doubts = []
     alone = int(np.count_nonzero(found.meeting == UNMATCHED))
     if alone:
-        text = "have no counterpart on other ranks: their wait and transfer are not told apart."
-        doubts.append(f"{alone} of {len(calls.rank)} calls {text}")
+        text = "calls have no counterpart on other ranks: their transfer and wait are unknown."
+        doubts.append(f"{alone} of {len(calls.rank)} {text}")
     at = np.flatnonzero(found.meeting != UNMATCHED)
     members = np.zeros(len(found.ranks), np.int64)
     np.maximum.at(members, found.meeting[at], calls.members[at])
     few = int(np.count_nonzero(found.ranks < members))
     if few:
-        text = "not every rank of the group was recorded, and transfer may hold a wait for those."
-        doubts.append(f"In {few} of {len(members)} meetings {text}")
+        text = (
+            "matched collectives lack ranks of their group: transfer may include waiting for them."
+        )
+        doubts.append(f"{few} of {len(members)} {text}")
     apart = int(np.count_nonzero(found.apart))
     if apart:
-        text = "a rank was done before another began, although their numbers are equal."
-        doubts.append(f"In {apart} of {len(members)} meetings {text}")
+        text = "matched collectives have equal numbers, but one rank ended before another began."
+        doubts.append(f"{apart} of {len(members)} {text}")
     return doubts
 
 

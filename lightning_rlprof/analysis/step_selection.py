@@ -76,16 +76,16 @@ def counted(spans: Spans, steps: Int64s) -> Counted:
     numbers, state = spans.step[steps], states(spans, steps)
     mask = state == 0
     parts = []
-    for code, text in ((1, "under capture"), (2, "interrupted")):
+    for code, text in ((1, "captured"), (2, "interrupted")):
         count = len(np.unique(numbers[state == code]))
         if count:
             parts.append(f"{count} {text}")
     if not parts:
         return Counted(mask, len(np.unique(numbers)), "")
     if not mask.any():
-        text = f"No step is complete: {' and '.join(parts)} are counted all the same."
+        text = f"No complete steps, so {' and '.join(parts)} steps are included."
         return Counted(np.ones_like(mask), len(np.unique(numbers)), text)
-    return Counted(mask, len(np.unique(numbers[mask])), f"Steps left out: {', '.join(parts)}.")
+    return Counted(mask, len(np.unique(numbers[mask])), f"Excluded steps: {', '.join(parts)}.")
 
 
 MOST_SPANS = 1_300_000
@@ -110,7 +110,7 @@ def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _KEPT) -> tuple
     if len(spans) <= most:
         return spans, ""
     spans, left, steps = cut_before(spans, kept)
-    return spans, f"Looked at are the last {left} of {steps} steps."
+    return spans, f"Only the last {left} of {steps} steps are analyzed, because the run is large."
 
 
 def cut_before(spans: Spans, kept: int, among: Mask | None = None) -> tuple[Spans, int, int]:
@@ -155,7 +155,7 @@ def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:
     spans, kept, steps = cut_before(spans, most, compared)
     if kept == steps:
         return spans, ""
-    return spans, f"Compared are the last {kept} steps: with all, they were too many."
+    return spans, f"Only the last {kept} steps are compared, because the run is large."
 
 
 _COMPLETE, _CAPTURE = STATES.index("complete"), STATES.index("capture")

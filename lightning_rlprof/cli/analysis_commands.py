@@ -220,12 +220,12 @@ def path(
 
     Where steps overlap, also the cycle that their rate hangs on.
     """
-    from lightning_rlprof.analysis.critical_path.bottleneck_cycle import cycle
+    from lightning_rlprof.analysis.critical_path.bottleneck_cycle import bottleneck_cycle
     from lightning_rlprof.analysis.critical_path.critical_path import critical_path as analysis
     from lightning_rlprof.report.terminal import render
 
     spans = opened(run)
-    tables = [analysis(spans, per_rank=per_rank, per_sample=per_sample), cycle(spans)]
+    tables = [analysis(spans, per_rank=per_rank, per_sample=per_sample), bottleneck_cycle(spans)]
     if tables[1].abstained is not None:
         del tables[1]
     if as_json:

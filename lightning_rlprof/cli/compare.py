@@ -153,8 +153,8 @@ def _gate(table: "Table", alike: "Table", limit: float) -> _Gate:
 
     over = f"slower at equal work by more than {limit * 100:g} %"
     if table.abstained is not None:
-        return _Gate(_UNSURE, f"insufficient evidence: {table.abstained}", [])
-    columns = (table.column(name) for name in ("stage", "low", "high"))
+        return _Gate(_UNSURE, f"inconclusive: {table.abstained}", [])
+    columns = (table.column(name) for name in ("stage", "CI low", "CI high"))
     bounds = {str(name): (low, high) for name, low, high in zip(*columns, strict=True)}
     judged = {name: pair for name, pair in bounds.items() if name != _NOT_JUDGED}
     slower = [name for name, (low, _) in judged.items() if low is not None and low > 1 + limit]
@@ -163,10 +163,10 @@ def _gate(table: "Table", alike: "Table", limit: float) -> _Gate:
         return _Gate(_SLOWER, f"{over}: {', '.join(texts)} at least", slower)
     score, high = score_of(alike), bounds["step"][1]
     if score < HARDLY:
-        return _Gate(_UNSURE, f"insufficient evidence: runs hardly compare ({score:.2f} of 1)", [])
+        return _Gate(_UNSURE, f"inconclusive: runs hardly compare ({score:.2f} of 1)", [])
     if high is None or float(high) > 1 + limit:
         most = "nothing bounds it" if high is None else f"up to {100 * (float(high) - 1):.1f} %"
-        return _Gate(_UNSURE, f"insufficient evidence: the step may be {over}, {most}", [])
+        return _Gate(_UNSURE, f"inconclusive: the step may be {over}, {most}", [])
     return _Gate(0, f"the step is not {over}, nor is any stage for sure", [])
 
 
@@ -204,7 +204,7 @@ def _put_markdown(table: "Table", alike: "Table", gate: _Gate | None) -> None:
     if table.abstained is not None:
         lines = [f"Not told: {_text(table.abstained)}."]
     else:
-        lines = ["| stage | A | B | B/A | work | equal work | 99 % interval | verdict |"]
+        lines = ["| stage | A | B | raw B/A | work B/A | adjusted | 99% CI | verdict |"]
         lines += ["|---|---:|---:|---:|---:|---:|:---:|---|"]
         lines += [_line(table, row) for row in table.rows]
     less = [row for row in alike.rows if float(row[3] or 0) < 1]
@@ -219,8 +219,10 @@ def _line(table: "Table", row: "tuple[Cell, ...]") -> str:
 
     own = dict(zip((column.name for column in table.columns), row, strict=True))
     times = [duration(int(own[name] or 0)) for name in ("A", "B")]
-    ratios = [_ratio(own[name]) for name in ("B/A", "work", "equal-work")]
-    bounds = f"{_ratio(own['low'])} to {_ratio(own['high'])}" if own["low"] is not None else "-"
+    ratios = [_ratio(own[name]) for name in ("raw B/A", "work B/A", "adjusted")]
+    bounds = (
+        f"{_ratio(own['CI low'])} to {_ratio(own['CI high'])}" if own["CI low"] is not None else "-"
+    )
     cells = [_text(own["stage"]), *times, *ratios, bounds, _text(own["verdict"])]
     return f"| {' | '.join(cells)} |"
 

@@ -85,7 +85,7 @@ def _asked(
     from lightning_rlprof.analysis.whatif.whatif import Rollout, whatif
 
     asked = None if rollout == (None,) * 3 else Rollout(*rollout)
-    return whatif(spans, faster=speeds, removed=stages[0], hidden=stages[1], rollout=asked)
+    return whatif(spans, speedup=speeds, remove=stages[0], overlap=stages[1], rollout=asked)
 
 
 def _speed(text: str) -> tuple[str, float]:
@@ -157,7 +157,7 @@ def _read(file: Path, lines: list[str]) -> list[dict[str, Any]]:
             each = json.loads(line)
         except ValueError:
             continue
-        if isinstance(each, dict) and {"change", "predicted", "low", "high"} <= each.keys():
+        if isinstance(each, dict) and {"change", "predicted", "CI low", "CI high"} <= each.keys():
             kept.append(each)
     if not kept:
         raise RlprofError(f"{file}: holds no prediction; rlprof whatif RUN writes them")

@@ -81,12 +81,12 @@ def test_a_table_tells_the_uncertainty_of_a_number_that_crosses_ranks(tmp_path: 
 def test_a_table_says_where_clocks_were_never_compared(tmp_path: Path) -> None:
     spans = spans_of(tmp_path, "ba", None)
     assert remark(spans, "Skew", 5) == (
-        "Skew: may be off by milliseconds, as clocks of hosts a, b were never compared."
+        "Skew: may be off by milliseconds, because clocks of hosts a, b were not synchronized."
     )
     columns = tuple(Column(name, "count") for name in ("rank", "clock", "uncertainty"))
     table = Table("clocks", columns, [(0, 0, None), (1, 1, None)])
     unnamed = {rank: header(rank, 2, host="") for rank in (0, 1)}
     unknown = replace(spans, headers=unnamed, tables={"clocks": lambda: table})
-    assert never_compared(unknown).startswith("hosts of some ranks are not told")
+    assert never_compared(unknown).startswith("the hosts of some ranks are unknown")
     many = spans_of(tmp_path / "3", "abcdefg", None)
     assert "a, b, c, d, e and 2 more" in never_compared(many)

@@ -154,15 +154,15 @@ def test_transfer_wait_and_who_came_last() -> None:
         "stage": "actor_update",
         "total": 150,
         "count": 6,
-        "meetings": 3,
+        "matched": 3,
         "transfer": 13,  # 10, 10, 20
         "wait": 12,  # 40 + 20 + 10 over six calls, rounded
-        "last to come": 1,
+        "last rank": 1,
         "times last": 2,
         "bytes": 24_000,
-        "typical": 4000,
-        "algorithm GB/s": 12_000 / 40,
-        "bus GB/s": 12_000 / 40,  # 2 (n - 1) / n is 1 of two
+        "median bytes": 4000,
+        "algbw": 12_000 / 40,
+        "busbw": 12_000 / 40,  # 2 (n - 1) / n is 1 of two
         "group size": 2,
         "ranks": 2,
     }
@@ -170,48 +170,48 @@ def test_transfer_wait_and_who_came_last() -> None:
 
 def test_where_two_ranks_came_last_as_often_none_is_named() -> None:
     row = one_of(with_calls(Call(0, 0, 5), Call(1, 0, 9), Call(0, 20, 9), Call(1, 20, 5)))
-    assert (row["last to come"], row["times last"], row["meetings"]) == (None, 1, 2)
+    assert (row["last rank"], row["times last"], row["matched"]) == (None, 1, 2)
     row = one_of(with_calls(Call(0, 0, 5), Call(1, 0, 5)))
-    assert (row["last to come"], row["times last"], row["meetings"]) == (None, 0, 1)
+    assert (row["last rank"], row["times last"], row["matched"]) == (None, 0, 1)
 
 
 def test_groups_and_operations_do_not_meet_one_another() -> None:
     calls = [Call(0, 0, 5), Call(1, 0, 5, group="tp"), Call(2, 0, 5, operation="all_gather")]
     rows = rows_of(with_calls(*calls))
-    assert [row["meetings"] for row in rows] == [0, 0, 0]
+    assert [row["matched"] for row in rows] == [0, 0, 0]
 
 
 def test_ranks_with_different_counts_are_not_matched_and_it_says_so() -> None:
     spans = with_calls(Call(0, 0, 9), Call(0, 10, 9), Call(1, 0, 9), Call(0, 50, 9, step=2))
     row = one_of(spans)
-    assert (row["count"], row["meetings"], row["transfer"], row["wait"]) == (4, 0, None, None)
+    assert (row["count"], row["matched"], row["transfer"], row["wait"]) == (4, 0, None, None)
     assert "4 of 4 calls have no counterpart" in communication(spans).note
 
 
 def test_a_group_that_was_not_recorded_as_a_whole_is_said() -> None:
     calls = [Call(rank, 10 * at, 5 + rank, size=8) for rank in (0, 1) for at in range(3)]
     note = communication(with_calls(*calls)).note
-    assert "In 3 of 3 meetings not every rank of the group was recorded" in note
-    assert "not every rank" not in communication(with_calls(Call(0, 0, 5), Call(1, 0, 5))).note
+    assert "3 of 3 matched collectives lack ranks of their group" in note
+    assert "lack ranks" not in communication(with_calls(Call(0, 0, 5), Call(1, 0, 5))).note
 
 
 def test_numbered_meetings_whose_members_lie_apart_are_kept_and_counted() -> None:
     spans = with_calls(Call(0, 0, 50, number=4), Call(1, 900, 10, number=4))
     assert one_of(spans)["transfer"] == 10
-    assert "In 1 of 1 meetings a rank was done before another began" in communication(spans).note
+    assert "1 of 1 matched collectives have equal numbers" in communication(spans).note
 
 
 def test_one_rank_alone_has_durations_and_bytes_only() -> None:
     row = one_of(with_calls(Call(0, 0, 5), Call(0, 9, 7, bytes=None)))
-    assert (row["total"], row["count"], row["bytes"], row["typical"]) == (12, 2, 1000, 1000)
-    nothing = ("transfer", "wait", "last to come", "times last", "algorithm GB/s")
+    assert (row["total"], row["count"], row["bytes"], row["median bytes"]) == (12, 2, 1000, 1000)
+    nothing = ("transfer", "wait", "last rank", "times last", "algbw")
     assert [row[name] for name in nothing] == [None] * 5
 
 
 def test_sends_and_receives_meet_nobody() -> None:
     for operation in ("send", "recv", "send_recv"):
         calls = [Call(rank, 0, 5, operation, number=3) for rank in (0, 1)]
-        assert one_of(with_calls(*calls))["meetings"] == 0
+        assert one_of(with_calls(*calls))["matched"] == 0
 
 
 def test_a_stage_that_one_rank_knows_holds_for_the_meeting() -> None:
@@ -226,14 +226,14 @@ def test_kernels_stand_in_by_their_names() -> None:
     rows += [(1, reduce, 40, 10, None, 1), (1, None, 0, 9, None, 1), (1, send, 60, 5, None, 1)]
     spans = with_table("kernels", Table("kernels", columns(*names), rows))
     found = {str(row["operation"]): row for row in rows_of(spans)}
-    assert {name: (row["count"], row["meetings"]) for name, row in found.items()} == {
+    assert {name: (row["count"], row["matched"]) for name, row in found.items()} == {
         "all_reduce": (2, 1),
         "send_recv": (2, 0),
     }
     row = found["all_reduce"]
-    assert (row["transfer"], row["wait"], row["last to come"], row["group"]) == (10, 20, 1, None)
-    assert row["bus GB/s"] is None
-    assert "From kernels by their names" in communication(spans).note
+    assert (row["transfer"], row["wait"], row["last rank"], row["group"]) == (10, 20, 1, None)
+    assert row["busbw"] is None
+    assert "Taken from kernel names" in communication(spans).note
 
 
 @pytest.mark.parametrize("name", ["collectives", "kernels"])
@@ -327,13 +327,13 @@ def cells(calls: list[Call], meetings: list[tuple[Call, ...]]) -> dict[str, Any]
         moved, took = (moved + payload, took + least) if payload and least else (moved, took)
     sizes = [call.bytes for call in calls if call.bytes is not None]
     return {
-        "meetings": len(meetings),
+        "matched": len(meetings),
         "transfer": half_up(shortest),
         "wait": half_up(waited),
-        "last to come": best[0] if len(best) == 1 else None,
+        "last rank": best[0] if len(best) == 1 else None,
         "times last": max(last.values(), default=0) if meetings else None,
         "bytes": sum(sizes) if sizes else None,
-        "algorithm GB/s": moved / took if took else None,
+        "algbw": moved / took if took else None,
         "ranks": len({call.rank for call in calls}),
     }
 
@@ -352,7 +352,7 @@ def test_two_ranks_of_a_real_ascend_run_meet_in_every_collective() -> None:
         durations[group, number].append(int(took or 0))
     both = [own for own in durations.values() if len(own) == 2]
     (row,) = [row for row in rows_of(spans) if row["ranks"] == 2]
-    assert (row["operation"], row["count"], row["meetings"]) == ("all_reduce", 8, 4)
+    assert (row["operation"], row["count"], row["matched"]) == ("all_reduce", 8, 4)
     assert row["total"] == sum(map(sum, both))
     assert row["transfer"] == half_up([min(own) for own in both])
 
@@ -360,7 +360,7 @@ def test_two_ranks_of_a_real_ascend_run_meet_in_every_collective() -> None:
 @pytest.mark.skipif(not TWO_RANKS.is_dir(), reason="no real traces in ../shared/data/kineto")
 def test_of_two_real_ranks_that_lost_calls_only_what_ended_together_meets() -> None:
     spans = load(TWO_RANKS)
-    rows = {row["operation"]: (row["count"], row["meetings"]) for row in rows_of(spans)}
+    rows = {row["operation"]: (row["count"], row["matched"]) for row in rows_of(spans)}
     # The traces were thinned out by those who published them: the n-th of a step is not the n-th.
     assert rows == {"all_to_all": (8, 0), "all_reduce": (8, 2), "all_gather": (4, 2)}
     assert "12 of 20 calls have no counterpart" in communication(spans).note

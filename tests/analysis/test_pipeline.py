@@ -52,7 +52,7 @@ def test_five_changes_to_a_real_pipeline_take_what_was_predicted(tmp_path: Path)
 
     asked = {"actor_generate": 2.0, "compute_reward": 2.0}
     tables = [
-        whatif(load(tmp_path / "runs" / f"0-{turn}"), faster=asked, removed=["weight_sync"])
+        whatif(load(tmp_path / "runs" / f"0-{turn}"), speedup=asked, remove=["weight_sync"])
         for turn in range(ROUNDS)
     ]
     tables = [table for table in tables if table.abstained is None]

@@ -33,7 +33,7 @@ def test_whole_steps_without_a_capture_count() -> None:
 
     assert choice.mask.tolist() == [True, True, False, True, False]
     assert choice.steps == 3
-    assert choice.note == "Steps left out: 1 under capture, 1 interrupted."
+    assert choice.note == "Excluded steps: 1 captured, 1 interrupted."
 
 
 def test_a_capture_on_one_rank_takes_the_step_from_all() -> None:
@@ -55,9 +55,7 @@ def test_where_no_step_is_complete_all_count_and_it_is_said() -> None:
     choice = counted(spans, spans.rows(kind="step"))
 
     assert choice.mask.all()
-    assert choice.note == (
-        "No step is complete: 1 under capture and 1 interrupted are counted all the same."
-    )
+    assert choice.note == ("No complete steps, so 1 captured and 1 interrupted steps are included.")
 
 
 def test_a_flag_on_another_span_is_not_about_the_step() -> None:
@@ -76,7 +74,7 @@ def test_a_small_run_comes_back_as_it_is() -> None:
 
 def test_the_last_steps_stay_with_all_that_is_in_them() -> None:
     some, note = last_steps(RUN, most=len(RUN) - 1, kept=8 * 5 * 3 + 39)
-    assert note == "Looked at are the last 3 of 24 steps."
+    assert note == "Only the last 3 of 24 steps are analyzed, because the run is large."
     assert len(some) == 8 * 5 * 3
     tail = [row for row in range(len(RUN)) if RUN.step[row] > 21]
     assert [some.span(row) for row in range(len(some))] == [RUN.span(row) for row in tail]
@@ -84,7 +82,10 @@ def test_the_last_steps_stay_with_all_that_is_in_them() -> None:
 
 def test_the_last_step_stays_however_large_it_is() -> None:
     some, note = last_steps(RUN, most=1, kept=1)
-    assert (len(some), note) == (40, "Looked at are the last 1 of 24 steps.")
+    assert (len(some), note) == (
+        40,
+        "Only the last 1 of 24 steps are analyzed, because the run is large.",
+    )
 
 
 def test_the_graph_is_made_of_them_and_so_are_its_joins() -> None:
@@ -103,7 +104,7 @@ def test_recent_a_small_run_comes_back_as_it_is() -> None:
 def test_of_a_large_run_the_last_whole_steps_are_left_on_all_ranks() -> None:
     spans = play(Script(ranks=3, steps=10), 0).spans
     found, note = recent(spans, most=3 * 5 * 4 + 7)
-    assert note == "Compared are the last 4 steps: with all, they were too many."
+    assert note == "Only the last 4 steps are compared, because the run is large."
     assert np.unique(found.step).tolist() == [7, 8, 9, 10]
     assert len(found) == 3 * 5 * 4
     kept = np.flatnonzero(spans.step >= 7)

@@ -26,7 +26,7 @@ CONDITIONS = {
     "compute_reward 2x faster": BASE | {"compute_reward": 25},
     "weight_sync removed": BASE | {"weight_sync": 0},
     "no straggler": BASE | {"slow": 1.0},
-    "balanced work": BASE | {"even": True},
+    "balanced load": BASE | {"even": True},
 }
 SLOW = 1.4
 """How many times as long the last trainer takes, but where that is changed."""

@@ -65,7 +65,7 @@ def test_too_few_steps_abstain(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path, 2)
     status, out, _ = rlprof("compare", tmp_path, tmp_path)
     assert status == 0
-    assert "compare: not told, run A has 2 complete steps, 3 are needed\n" in out
+    assert "compare: not told, Run A has 2 complete steps; a comparison needs 3.\n" in out
 
 
 def test_a_regression_fails_in_ci_and_says_by_how_much(
@@ -92,7 +92,7 @@ def test_what_cannot_be_excluded_is_status_two(rlprof: Run, tmp_path: Path, step
     grpo_run(tmp_path, steps)
     status, out, _ = rlprof("compare", tmp_path, tmp_path, "--fail-over", "3%")
     assert status == 2
-    assert "fail-over: insufficient evidence: " in out
+    assert "fail-over: inconclusive: " in out
 
 
 def test_runs_that_hardly_compare_are_status_two_and_a_warning(rlprof: Run, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_runs_that_hardly_compare_are_status_two_and_a_warning(rlprof: Run, tmp_
     status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-over", "3%")
     assert status == 2
     assert "! these runs are hardly comparable: 0." in out
-    assert "insufficient evidence: runs hardly compare" in out
+    assert "inconclusive: runs hardly compare" in out
     assert "Ascend 910B" in out
 
 
@@ -121,7 +121,7 @@ def test_markdown_is_a_table_and_nothing_else(rlprof: Run, pair: tuple[Path, Pat
     status, out, _ = rlprof("compare", *pair, "--markdown", "--fail-over", "3%")
     lines = out.splitlines()
     assert status == 1
-    assert lines[0] == "| stage | A | B | B/A | work | equal work | 99 % interval | verdict |"
+    assert lines[0] == "| stage | A | B | raw B/A | work B/A | adjusted | 99% CI | verdict |"
     assert lines[2].startswith("| actor\\_update | ")
     assert lines[2].endswith(" | slower |")
     assert len({line.replace("\\|", "").count("|") for line in lines[:8]}) == 1
@@ -143,7 +143,7 @@ def test_hostile_names_stay_in_their_cell(rlprof: Run, tmp_path: Path) -> None:
 def test_markdown_of_too_few_steps_says_why(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path, 2)
     out = rlprof("compare", tmp_path, tmp_path, "--markdown")[1]
-    assert out.startswith("Not told: run A has 2 complete steps, 3 are needed.\n")
+    assert out.startswith("Not told: Run A has 2 complete steps; a comparison needs 3..\n")
 
 
 def test_two_forms_of_output_are_refused(rlprof: Run, tmp_path: Path) -> None:

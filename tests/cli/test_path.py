@@ -30,7 +30,7 @@ def test_the_path_as_json_and_per_rank(rlprof: Run, tmp_path: Path) -> None:
 
     (table,) = data["tables"]
     assert data["ranks"] == [0, 1, 2, 3]
-    own = [row for row in table["rows"] if row[:2] == ["actor_generate", "own time"]]
+    own = [row for row in table["rows"] if row[:2] == ["actor_generate", "work"]]
     assert [row[3] for row in own if row[7]] == [2]
     assert len(own) == 4
 
@@ -39,11 +39,11 @@ def test_of_an_asynchronous_run_the_cycle_comes_second(rlprof: Run, tmp_path: Pa
     write(Fed(lag=1), tmp_path / "run")
     status, out, _ = rlprof("path", tmp_path / "run")
     assert status == 0
-    assert "A round takes 0.07 s and 1 step, 0.07 s by step" in " ".join(out.split())
+    assert "The cycle takes 70 ms and 1 step: 70 ms per step." in " ".join(out.split())
 
     tables = json.loads(rlprof("path", tmp_path / "run", "--json", "--per-sample")[1])["tables"]
-    assert [table["name"] for table in tables] == ["critical_path", "cycle"]
-    assert [row[:4] for row in tables[1]["rows"]] == [["actor_generate", "own time", "rollout", 1]]
+    assert [table["name"] for table in tables] == ["critical_path", "bottleneck_cycle"]
+    assert [row[:4] for row in tables[1]["rows"]] == [["actor_generate", "work", "rollout", 1]]
     assert tables[0]["columns"][-1]["name"] == "sample"
     on = [row for row in tables[0]["rows"] if row[7]]
     assert {row[10] % 100 for row in on} == {1}  # the samples of the slower rollout rank
@@ -51,4 +51,4 @@ def test_of_an_asynchronous_run_the_cycle_comes_second(rlprof: Run, tmp_path: Pa
 
 def test_of_others_there_is_none(rlprof: Run, tmp_path: Path) -> None:
     write(Fed(), tmp_path / "run")
-    assert "A round takes" not in rlprof("path", tmp_path / "run")[1]
+    assert "The cycle takes" not in rlprof("path", tmp_path / "run")[1]

@@ -164,13 +164,13 @@ def test_hosts_that_never_compared_clocks_are_merged_by_force_alone_and_marked(
 
     status, out, err = rlprof("trace", tmp_path)
     assert (status, out) == (1, "")
-    assert "clocks of hosts a, b were never compared" in err
+    assert "clocks of hosts a, b were not synchronized" in err
     assert "--force writes it, marked" in err
     assert not (tmp_path / "trace.json.gz").exists()
 
     status, out, _ = rlprof("trace", tmp_path, "--force")
     assert status == 0
-    assert "! UNCALIBRATED: clocks of hosts a, b were never compared" in out
+    assert "! UNCALIBRATED: clocks of hosts a, b were not synchronized" in out
     found = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert found["otherData"]["clocks"].startswith("UNCALIBRATED: clocks of hosts a, b")
     alone = rlprof("trace", tmp_path / "rank-00000.jsonl")

@@ -58,12 +58,12 @@ def test_as_json_the_verdict_comes_with_its_evidence(rlprof: Run, tmp_path: Path
     (row,) = (dict(zip(names, each, strict=True)) for each in table["rows"])
     assert (data["ranks"], data["warnings"]) == ([0, 1, 2, 3], [])
     assert (row["rank"], row["verdict"], row["steps"]) == (2, "slow host", "1-20")
-    assert row["low"] < 0.15 < row["high"]
-    assert row["lost by others"] == pytest.approx(20 * 3 * 0.13 * 100 * MS, rel=0.2)
+    assert row["CI low"] < 0.15 < row["CI high"]
+    assert row["peer time lost"] == pytest.approx(20 * 3 * 0.13 * 100 * MS, rel=0.2)
 
 
 @pytest.mark.parametrize(
-    ("steps", "text"), [(20, "nobody is slow"), (6, "4 ranks take 11 steps to be compared")]
+    ("steps", "text"), [(20, "no straggler"), (6, "comparing 4 ranks needs 11, this run has 6")]
 )
 def test_where_nobody_can_be_named_it_says_why(
     steps: int, text: str, rlprof: Run, tmp_path: Path

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
-from lightning_rlprof.analysis.stragglers.verdicts import INSUFFICIENT, UNEVEN
+from lightning_rlprof.analysis.stragglers.verdicts import IMBALANCE, INCONCLUSIVE
 from tests.builders.scripted import Script, Scripted, play
 from tests.peers.formulas import FORMULAS
 
@@ -64,7 +64,7 @@ def accused(run: Scripted) -> set[int]:
     """Return the ranks that we call slow, for whatever reason and however long."""
     table = stragglers(run.spans)
     pairs = zip(table.column("rank"), table.column("verdict"), strict=True)
-    innocent = {INSUFFICIENT, UNEVEN}
+    innocent = {INCONCLUSIVE, IMBALANCE}
     return {int(rank) for rank, verdict in pairs if rank is not None and verdict not in innocent}
 
 

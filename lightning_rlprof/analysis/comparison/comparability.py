@@ -22,7 +22,7 @@ _UNLIKE = {"ranks": 0.8, "device": 0.7, "warm-up": 0.95, "counters": 0.8}
 """What is left of the score where that differs."""
 
 _UNCOUNTED, _EAGER, _APART = 0.9, 0.3, 0.5  # no work counted; all graphs or none; no common work
-_NONE, _UNKNOWN, _SHOWN = "none", "not known", 4
+_NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
 
 _Row = tuple[Cell, ...]
 
@@ -50,7 +50,10 @@ def comparability(a: Spans, b: Spans, pair: tuple[Side, Side] | None = None) -> 
         _work(left, right),
     ]
     table = Table("comparability", _COLUMNS, rows)
-    note = f"Score {score_of(table):.2f} of 1: the product. Below {HARDLY} runs hardly compare."
+    note = (
+        f"Comparability score: {score_of(table):.2f} (product of the rows). "
+        f"Below {HARDLY}, don't rely on the comparison."
+    )
     return Table("comparability", _COLUMNS, rows, note)
 
 
@@ -102,7 +105,7 @@ def _graphs(a: float | None, b: float | None) -> _Row:
 
 
 def _warm(side: Side) -> str:
-    return f"first {side.warm} steps left out" if side.warm else _NONE
+    return f"first {side.warm} steps excluded" if side.warm else _NONE
 
 
 def _counters(a: Side, b: Side) -> _Row:

@@ -138,33 +138,35 @@ def _drifting(
     return -half, half
 
 
-INSUFFICIENT = "insufficient evidence"
-"""The verdict where a change can neither be claimed nor excluded."""
+INCONCLUSIVE = "inconclusive"
+"""The verdict if the data can neither show nor exclude a change."""
 
 _COLUMNS = (
     Column("stage", "text"),
     Column("A", "duration", "ns"),
     Column("B", "duration", "ns"),
-    Column("equal-work", "ratio"),
+    Column("adjusted", "ratio"),
     Column("verdict", "text"),
-    Column("B/A", "ratio"),
-    Column("work", "ratio"),
-    Column("low", "ratio"),
-    Column("high", "ratio"),
+    Column("raw B/A", "ratio"),
+    Column("work B/A", "ratio"),
+    Column("CI low", "ratio"),
+    Column("CI high", "ratio"),
     Column("delta", "duration", "ns"),
-    Column("matched by", "text"),
+    Column("adjusted by", "text"),
 )
 _CHANCE = 0.01  # of any wrong interval in the whole table
 # Stages that a change did not touch were seen 4 % apart in two runs on one quiet machine.
 _SMALL = 1.05
-_UNCOUNTED = "no work counted"
+_UNCOUNTED = "work not counted"
 _NOTE = (
-    "Time per step, mean over ranks. B/A = work x equal-work: what B had more to do, and how much "
-    "longer it took for the same. low and high bound the latter for the typical step, all rows "
-    "together with 99 % confidence. same, small: within 5 %, which two runs of the same code can "
-    "be apart. mixed: a few long steps moved the mean otherwise than the typical step."
+    "A, B: time per step, mean over ranks. raw B/A: their ratio. work B/A: how much more work B "
+    "did. adjusted: B/A at equal work. CI low and CI high: 99% CI of it in the typical step, for "
+    "all rows together. unchanged: within 5%. minor: significant but within 5%. mixed: mean and "
+    "typical step disagree."
 )
-_PLAIN = "Where no work is counted, the plain ratio is judged: call count(tokens=…) in the stage."
+_PLAIN = (
+    "Stages without counted work are judged by the raw ratio. Call count(tokens=...) in the stage."
+)
 
 
 def compare(a: Spans, b: Spans) -> Table:
@@ -180,7 +182,7 @@ def compare(a: Spans, b: Spans) -> Table:
     pair = sides(a, b)
     for name, side in zip("AB", pair, strict=True):
         if side.steps < FEWEST:
-            reason = f"run {name} has {side.steps} complete steps, {FEWEST} are needed"
+            reason = f"Run {name} has {side.steps} complete steps; a comparison needs {FEWEST}."
             return Table("compare", _COLUMNS, abstained=reason)
     names = list(dict.fromkeys([*pair[0].stages, *pair[1].stages]))
     both = sum(name in pair[0].stages and name in pair[1].stages for name in names)
@@ -202,15 +204,15 @@ def _remarks(
     if any(row[-1] == _UNCOUNTED for row in rows):
         found.append(_PLAIN)
     if lasting > 1:
-        found.append(f"Steps resemble up to {lasting} neighbours: intervals are wider by that.")
+        found.append(f"Step times are autocorrelated ({lasting} steps), so intervals are wider.")
     for name, side in zip("AB", pair, strict=True):
         if side.warm:
-            found.append(f"{name}: the first {side.warm} steps warm up and are left out.")
+            found.append(f"{name}: the first {side.warm} steps are excluded as warm-up.")
         if side.note:
             found.append(f"{name}: {side.note}")
     score = score_of(comparability(a, b, pair))
     if score < HARDLY:
-        found.append(f"These runs are hardly comparable, score {score:.2f} of 1.")
+        found.append(f"Comparability score {score:.2f} of 1: don't rely on this comparison.")
     return found
 
 
@@ -231,7 +233,7 @@ def _row(name: str, a: Side, b: Side, chance: float) -> tuple[tuple[Cell, ...], 
     after = round(int(right.sum()) / b.steps) if right is not None else 0
     if left is None or right is None or not (left.any() and right.any()):
         alone = "only in A" if right is None else "only in B"
-        verdict = alone if left is None or right is None else INSUFFICIENT
+        verdict = alone if left is None or right is None else INCONCLUSIVE
         return (name, before, after, None, verdict, *[None] * 4, after - before, None), 1
     ratio = (int(right.sum()) / b.steps) / (int(left.sum()) / a.steps)
     stage = _stage(name, a, b)
@@ -276,13 +278,13 @@ def _per_replica(work: dict[str, Pair]) -> dict[str, Pair]:
 
 def _verdict(equal: Equal, mean: float | None) -> str:
     if equal.bounds is None or mean is None:
-        return INSUFFICIENT
+        return INCONCLUSIVE
     low, high = equal.bounds
     if not low / _SMALL <= mean <= high * _SMALL:
         return "mixed"
     close = low * _SMALL >= 1 and high <= _SMALL
     if low <= 1 <= high:
-        return "same" if close else INSUFFICIENT
+        return "unchanged" if close else INCONCLUSIVE
     if close:
-        return "small"
+        return "minor"
     return "slower" if low > 1 else "faster"

@@ -31,15 +31,16 @@ _COLUMNS = (
     Column("A", "duration", "ns"),
     Column("B", "duration", "ns"),
     Column("delta", "duration", "ns"),
-    Column("from count", "duration", "ns"),
-    Column("from duration", "duration", "ns"),
+    Column("due to count", "duration", "ns"),
+    Column("due to duration", "duration", "ns"),
     Column("B/A", "ratio"),
     Column("A count", "number"),
     Column("B count", "number"),
 )
 _NOTE = (
-    "delta = from count + from duration: more or fewer calls, each as long as in A, and longer or "
-    "shorter ones. Two traces are two measurements: compare without --by tells a change from noise."
+    "delta = due to count (more or fewer calls, each as long as in A) + due to duration (longer or "
+    "shorter calls). One capture of each run can't separate a change from noise: compare the runs "
+    "by stage for that."
 )
 
 _FEW = 8  # stages that an error names
@@ -77,14 +78,14 @@ def trace_diff(
         RlprofError: ``by`` or ``top`` is none, or neither trace has such a stage.
     """
     if by not in get_args(By):
-        raise RlprofError(f"by={by!r}: traces are compared by {' or '.join(get_args(By))}")
+        raise RlprofError(f"unknown by={by!r}. Use {' or '.join(get_args(By))}.")
     if top is not None and top < 1:
-        raise RlprofError(f"top={top}: shows 1 or more rows, or all of them (None)")
+        raise RlprofError(f"top={top} must be 1 or more, or None for all rows")
     columns = (Column(by.removesuffix("s"), "text"), *_COLUMNS)
     remarks: list[str] = []
     pieces = _by_kernel(a, b, remarks) if by == "kernels" else _by_operator(a, b, remarks)
     if isinstance(pieces, str):
-        why = "; ".join(dict.fromkeys([pieces, *remarks]))
+        why = " ".join(dict.fromkeys([pieces, *remarks]))
         return Table("trace_diff", columns, abstained=why)
     rows, told = _compared(pieces, stage)
     note = " ".join(dict.fromkeys([*told, _NOTE, *remarks]))
@@ -107,7 +108,7 @@ def _by_kernel(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
     found = [device_work(spans, None, remarks) for spans in (a, b)]
     for name, work in zip("AB", found, strict=True):
         if not len(work.rank):
-            return f"run {name}: no device tool recorded kernels"
+            return f"Run {name} has no device kernels. Capture a step with a profiler."
     return [_Pieces(work, work) for work in found]
 
 
@@ -118,7 +119,7 @@ def _by_operator(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
         calls = spans.try_table("calls", remarks)
         tree = None if calls is None else call_tree(calls, "operator")
         if calls is None or tree is None or not len(tree.name):
-            return f"run {name}: no operators were recorded"
+            return f"Run {name} has no operators. Capture a step with torch.profiler."
         stage, stages = calls.texts("stage")
         step = calls.numbers("step")[tree.row]
         codes = tree.rank, tree.name, tree.own_ns(), stage[tree.row], step
@@ -129,7 +130,7 @@ def _by_operator(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
             devices.append(_of_callers(work, tree, tree.launching(found)))
     if len(devices) == len(hosts):
         return [_Pieces(*pair) for pair in zip(devices, hosts, strict=True)]
-    remarks.append("These are times of the host: not both runs have kernels.")
+    remarks.append("Times are of the host, because one of the runs has no kernels.")
     return [_Pieces(host, host) for host in hosts]
 
 
@@ -146,8 +147,8 @@ def _check_stage(stage: str | None, pieces: Iterable[_Pieces]) -> None:
     seen = ((each.stages, np.unique(each.stage[each.stage >= 0]).tolist()) for each in works)
     there = sorted({stages[code] for stages, codes in seen for code in codes})
     if standard_stage(stage) not in map(standard_stage, there):
-        told = ", ".join(there[:_FEW]) + (", ..." if there[_FEW:] else "") or "no stages"
-        raise RlprofError(f"stage={stage!r}: nothing was launched in it; these traces tell {told}")
+        told = ", ".join(there[:_FEW]) + (", ..." if there[_FEW:] else "") or "none"
+        raise RlprofError(f"no launches in stage {stage!r}. Stages in these traces: {told}")
 
 
 def _side(pieces: _Pieces, stage: str | None, *, stepped: bool) -> _Side:
@@ -218,10 +219,10 @@ def _sum(name: str, rows: Sequence[_Row]) -> _Row:
 
 
 def _basis(sides: Sequence[_Side], stage: str | None, *, stepped: bool) -> str:
-    what = "step and rank" if stepped else "rank (not both traces tell steps)"
+    what = "step and rank" if stepped else "rank (one of the traces has no steps)"
     where = "" if stage is None else f" in {stage}"
     a, b = (side.over for side in sides)
-    return f"Time{where} per {what}: over {a:,} of A and {b:,} of B."
+    return f"Time{where} per {what}: {a:,} of A and {b:,} of B."
 
 
 def _left(pieces: Iterable[_Pieces], *, stepped: bool) -> str:
@@ -233,4 +234,4 @@ def _left(pieces: Iterable[_Pieces], *, stepped: bool) -> str:
     shares = [
         part / max(int(work.duration.sum()), 1) for part, work in zip(outside, works, strict=True)
     ]
-    return f"Outside of steps, and left out: {shares[0]:.0%} of A's time, {shares[1]:.0%} of B's."
+    return f"Excluded, outside of steps: {shares[0]:.0%} of A's time, {shares[1]:.0%} of B's."

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.critical_path.handoffs import Handed, handed, is_fed
+from lightning_rlprof.analysis.critical_path.step_graph import seconds
 from lightning_rlprof.analysis.critical_path.step_intervals import Laps, laps
 from lightning_rlprof.analysis.critical_path.sync_points import Joins, joins
 from lightning_rlprof.analysis.stages.partition import Flat, Partition, partition
@@ -207,7 +208,7 @@ def heaviest(source: Int64s, target: Int64s, weight: Int64s, steps: Int64s) -> C
     while (edges := _positive(source, target, gain, nodes)) is not None:
         best = Cycle(edges, int(weight[edges].sum()), int(steps[edges].sum()))
         if best.steps <= 0:
-            raise ValueError(f"a round of {len(edges)} edges takes {best.steps} steps")
+            raise ValueError(f"a cycle of {len(edges)} edges takes {best.steps} steps")
         gain = weight * best.steps - steps * best.weight
     return best
 
@@ -256,13 +257,13 @@ _COLUMNS = (
     Column("role", "text"),
     Column("rank", "count"),
     Column("share", "share"),
-    Column("per round", "duration", "ns"),
+    Column("per cycle", "duration", "ns"),
 )
-_BETWEEN = "between stages"
+_BETWEEN = "untraced"
 _IDLE = (Category.DATA_WAIT, Category.WEIGHT_SYNC, Category.COLLECTIVE_WAIT)
 
 
-def cycle(spans: Spans) -> Table:
+def bottleneck_cycle(spans: Spans) -> Table:
     """Divide the cycle that a steady step of an asynchronous training hangs on, longest part first.
 
     What is in it comes after itself, some steps later: no other cycle takes as long by step. So no
@@ -273,19 +274,21 @@ def cycle(spans: Spans) -> Table:
     cut = partition(spans)
     choice, threads = counted(spans, cut.steps), np.unique(spans.thread[cut.steps])
     if len(threads) < 2 or not is_fed(spans):
-        return _nothing("nobody counts samples or versions of the weights")
+        return _nothing(
+            "No samples or weight versions are counted. Call count(sample=...) or version=..."
+        )
     met = joins(spans, threads, fed=True)
     its = laps(spans, cut, threads, choice.mask, met, fed=True)
     if its.joined or not _overlap(spans, cut, its):
-        return _nothing("no step begins before the one before has ended")
+        return _nothing("Steps don't overlap.")
     if len(its.steps) < FEWEST:
-        return _nothing(f"{len(its.steps)} steps can be cut, it takes {FEWEST}")
+        return _nothing(f"{len(its.steps)} steps have usable boundaries; {FEWEST} are needed.")
     got = handed(spans, threads, met, its)
     return _table(spans, cut, threads, (met, got), float(its.wall_ns.mean()))
 
 
 def _nothing(why: str) -> Table:
-    return Table("cycle", _COLUMNS, abstained=why)
+    return Table("bottleneck_cycle", _COLUMNS, abstained=why)
 
 
 def _overlap(spans: Spans, cut: Partition, its: Laps) -> bool:
@@ -308,23 +311,23 @@ def _table(
     try:
         found = heaviest(graph.source, graph.target, graph.ns, graph.steps)
     except ValueError as error:
-        return _nothing(f"steps of different ranks cannot be lined up: {error}")
+        return _nothing(f"Steps of different ranks can't be aligned: {error}.")
     if found is None or not found.weight:
-        return _nothing("nothing comes after itself in most steps")
+        return _nothing("No dependency cycle occurs in most steps.")
     names, parts = waits[0].names, Counter[tuple[str, str, int]]()
     for edge in found.edges.tolist():
         chain = int(graph.chain[edge])
         if chain < 0:
-            part = "transfer" if chain == TRANSFER else "hand-over"
+            part = "transfer" if chain == TRANSFER else "handoff"
             parts[names[graph.what[edge]], part, -1] += int(graph.ns[edge])
         else:
             for name, ns in _divided(spans, cut, int(threads[chain]), graph, edge).items():
-                parts[name, "own time", chain] += ns
+                parts[name, "work", chain] += ns
     rows = [_row(spans, threads, *each, found.weight) for each in parts.most_common() if each[1]]
     each, on = found.weight / found.steps, "1 step" if found.steps == 1 else f"{found.steps} steps"
-    text = f"A round takes {found.weight / 1e9:.4g} s and {on}, {each / 1e9:.4g} s"
-    note = f"{text} by step; measured are {took / 1e9:.4g} s in the mean."
-    return Table("cycle", _COLUMNS, rows, note)
+    text = f"The cycle takes {seconds(found.weight)} and {on}: {seconds(each)} per step."
+    note = f"{text} Measured mean step: {seconds(took)}."
+    return Table("bottleneck_cycle", _COLUMNS, rows, note)
 
 
 def _row(

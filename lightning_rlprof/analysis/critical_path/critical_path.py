@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import BELOW, says_nothing, uncertainty_ns
 from lightning_rlprof.analysis.critical_path.replay import OWN, Path, longest, replay
-from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
+from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag, seconds
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -25,7 +25,7 @@ _COLUMNS: tuple[Column, ...] = (
     Column("count", "count"),
 )
 _SAMPLE = Column("sample", "count")
-_LATE = "began later than the first rank"
+_LATE = "late start"
 
 
 class _Sums(NamedTuple):
@@ -62,15 +62,15 @@ def critical_path(spans: Spans, *, per_rank: bool = False, per_sample: bool = Fa
     if isinstance(graph, str):
         return Table("critical_path", _COLUMNS, abstained=graph)
     if len(graph.steps) < FEWEST:
-        text = f"{len(graph.steps)} steps can be cut, it takes {FEWEST}"
+        text = f"{len(graph.steps)} steps have usable boundaries; {FEWEST} are needed."
         return Table("critical_path", _COLUMNS, abstained=text)
     measured = (graph.plan, graph.ns, graph.transfer_ns, graph.offset_ns)
     laps, found = replay(*measured).lap, longest(*measured)
     sample = _samples(graph, found) if per_sample else None
     sums = _sums(graph, found, sample, per_rank=per_rank)
     error = float(np.median(np.abs(laps / np.maximum(graph.wall_ns, 1) - 1)))
-    took = float(np.median(graph.wall_ns)) / 1e9
-    text = f"Median of {len(graph.steps)} steps: {took:.4g} s; played again, {error:.2%} off."
+    took = seconds(float(np.median(graph.wall_ns)))
+    text = f"Median step: {took} ({len(graph.steps)} steps). Replay error: {error:.2%}."
     columns, rows = (*_COLUMNS, _SAMPLE), _rows(graph, sums, sample, int(laps.sum()))
     return Table("critical_path", columns[: 10 + per_sample], rows, f"{text} {graph.note}")
 
@@ -85,7 +85,7 @@ def _rows(graph: Dag, sums: _Sums, sample: Int64s | None, laps: int) -> list[tup
     if late:
         known = () if sample is None else (None,)
         below = says_nothing(late // max(len(graph.steps), 1), uncertainty_ns(graph.spans))
-        part = BELOW if below else "own time"
+        part = BELOW if below else "work"
         late_row = (_LATE, part, None, None, late / whole, None, 0, late, None, None)
         table.append((*late_row, *known))
     return table
@@ -114,7 +114,7 @@ def _row(graph: Dag, sums: _Sums, at: int, whole: int) -> tuple[Cell, ...]:
 
 def _part(graph: Dag, piece: int) -> str:
     join = graph.plan.join[piece]
-    return "own time" if join == OWN else "hand-over" if graph.given[join] else "transfer"
+    return "work" if join == OWN else "handoff" if graph.given[join] else "transfer"
 
 
 def _samples(graph: Dag, found: Path) -> Int64s:

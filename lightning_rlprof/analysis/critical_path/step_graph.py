@@ -247,10 +247,24 @@ def _at(chain: Int64s, end: Int64s, start: Int64s, whose: Int64s, when: Int64s) 
     return np.where((place < len(end)) & (chain[at] == whose) & (start[at] < when), at, -1)
 
 
-BETWEEN = "between stages"
+BETWEEN = "untraced"
 """How the time of a training thread in which no stage was open is called."""
 
-_NOTHING = "no span or table of collectives, and no sample or version that two ranks had"
+_NO_SYNC = (
+    "rlprof found no synchronization between ranks. Mark collectives with "
+    'annotate("all_reduce"), or capture a step with a profiler.'
+)
+
+
+def seconds(ns: float) -> str:
+    """Format a time in ms, or in s from one second on.
+
+    Example::
+
+        >>> seconds(116.1e6), seconds(2.5e9)
+        ('116 ms', '2.5 s')
+    """
+    return f"{ns / 1e9:.3g} s" if ns >= 1e9 else f"{ns / 1e6:.3g} ms"
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +316,7 @@ def dag(spans: Spans) -> Dag | str:
     cut = partition(spans)
     choice, threads = counted(spans, cut.steps), np.unique(spans.thread[cut.steps])
     if not len(threads):
-        return "no step was recorded"
+        return "This run has no steps."
     fed = is_fed(spans)
     met = joins(spans, threads, fed=fed)
     its = laps(spans, cut, threads, choice.mask, met, fed=fed)
@@ -317,7 +331,7 @@ def dag(spans: Spans) -> Dag | str:
         own = pieces(spans, cut, threads, met, got, its)
         order = own.plan(its)
     if not len(its.steps):
-        return "no step is complete on all ranks with its joins in one order"
+        return "No step is complete on all ranks with the same order of sync points."
     told = (fewer, choice.note, _told(spans, met, own, its), _lost(len(bad)))
     note = " ".join(filter(None, told))
     return _dag(spans, (*met.names, BETWEEN), _who(spans, threads), its, own, order, note)
@@ -326,9 +340,9 @@ def dag(spans: Spans) -> Dag | str:
 def _apart(spans: Spans, met: Joins, its: Laps, got: Handed | None) -> str:
     """Say why ranks cannot be seen together, nothing where they can."""
     if not its.joined and (text := never_compared(spans)):
-        return f"no join has all ranks, by which steps could be cut, and {text}"
+        return f"Steps can't be aligned: no sync point includes all ranks, and {text}."
     if not len(met.step) and (got is None or not len(got.to)):
-        return f"nothing shows where ranks wait for one another: {_NOTHING}"
+        return _NO_SYNC
     return ""
 
 
@@ -339,16 +353,18 @@ def _who(spans: Spans, threads: Int64s) -> tuple[Int64s, tuple[str, ...]]:
 
 def _told(spans: Spans, met: Joins, own: Pieces, its: Laps) -> str:
     if len(its.begin_ns) == 1:
-        return "One thread: the path is all that it did."
+        return "Single thread, so everything is on the critical path."
     crosses = not its.joined or bool(own.given.any())
-    sure = remark(spans, "Where steps begin and end, and what is handed over") if crosses else ""
+    sure = remark(spans, "Step boundaries and handoffs") if crosses else ""
     by = [met.source] if met.source else []
     by += ["samples and weight versions"] if own.given.any() else []
-    return f"Joins told by {' and '.join(by)}. Steps are cut {its.told}. {sure}".rstrip()
+    return (
+        f"Synchronization points: {' and '.join(by)}. Step boundaries: {its.told}. {sure}".rstrip()
+    )
 
 
 def _lost(laps: int) -> str:
-    return f"Steps left out, as joins come in different orders: {laps}." if laps else ""
+    return f"Excluded {laps} steps whose sync points come in different orders." if laps else ""
 
 
 def _dag(

@@ -10,9 +10,9 @@ from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
 _MOSTLY = 0.5  # of the steps must have a join of all, else steps are cut by the clock
-_JOINED = "at the last join of all ranks, without comparing clocks"
-_CLOCKS = "where ranks began and ended them by their clocks, as no join has all ranks"
-_LAST = "where the rank that is last to end them does, by the clocks, as no join has all ranks"
+_JOINED = "last global synchronization (no clock comparison needed)"
+_CLOCKS = "step start and end by the clocks (no sync point includes all ranks)"
+_LAST = "step ends of the last rank, by the clocks (no sync point includes all ranks)"
 
 
 class Laps(NamedTuple):

@@ -82,13 +82,13 @@ def joins(spans: Spans, threads: Int64s, *, fed: bool = False) -> Joins:
             who wait for the same one.
     """
     names = [*spans.names]
-    stays, source = _listed(spans, threads, names), "a table of collectives"
+    stays, source = _listed(spans, threads, names), "collectives table"
     if stays is None or not len(stays.chain):
         stays, source = _named(spans, threads), "spans of collectives and barriers"
     stays = stays.only(_matched(stays, uncertainty_ns(spans))[0])
     waiting, first = _waiting(spans, threads, stays, fed), int(stays.set.max(initial=0)) + 1
     if len(waiting.chain):
-        told = f"stages that hold waiting ({_listing(spans, waiting)})"
+        told = f"stages that include waiting ({_listing(spans, waiting)})"
         source = f"{source} and {told}" if len(stays.chain) else told
         waiting = waiting._replace(set=waiting.set + first)
         stays = _Stays(*(np.concatenate(pair) for pair in zip(stays, waiting, strict=True)))

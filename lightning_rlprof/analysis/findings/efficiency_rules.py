@@ -153,7 +153,7 @@ def transfer_claims(spans: Spans, devices: DeviceRuns, seen_ns: int) -> Iterator
     """
     if "collectives" not in spans.tables:
         return
-    met = [row for row in _rows(communication(spans)) if row["typical"]]
+    met = [row for row in _rows(communication(spans)) if row["median bytes"]]
     if not met or not seen_ns:
         return
     exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
@@ -176,17 +176,17 @@ def _of_row(
 ) -> Claim | Undecided | None:
     """Return what one operation of a group in one stage costs, if that can be ``least``."""
     what = f"{row['operation']} of group {row['group']} in {row['stage'] or 'no stage'}"
-    if row["total"] < least or row["group size"] == 1 or row["typical"] >= SMALL:
+    if row["total"] < least or row["group size"] == 1 or row["median bytes"] >= SMALL:
         return None
-    if row["transfer"] is None or row["meetings"] * row["ranks"] < _MATCHED * row["count"]:
+    if row["transfer"] is None or row["matched"] * row["ranks"] < _MATCHED * row["count"]:
         return Undecided(_SUBJECT, f"as wait and transfer of {what} are not told apart")
-    if row["meetings"] < FEWEST:
-        return Undecided(_SUBJECT, f"of {row['meetings']} meetings of {what}")
+    if row["matched"] < FEWEST:
+        return Undecided(_SUBJECT, f"of {row['matched']} matched {what}")
     larger = [each for each in met if _compares(each, row)]
     if not larger:
         return Undecided(_SUBJECT, f"as nothing {LARGER}x as large compares with {what}")
-    best = max(larger, key=lambda each: float(each["algorithm GB/s"]))
-    ratio = float(best["algorithm GB/s"]) / float(row["algorithm GB/s"])
+    best = max(larger, key=lambda each: float(each["algbw"]))
+    ratio = float(best["algbw"]) / float(row["algbw"])
     low, effect, high = _priced(row, *exposed)
     if ratio < FASTER or high < least:
         return None
@@ -197,9 +197,9 @@ def _of_row(
 
 def _compares(other: _Row, row: _Row) -> bool:
     """Tell whether another collective shows what the same ranks can move."""
-    same = other["group"] == row["group"] and other["algorithm GB/s"] is not None
-    enough = row["algorithm GB/s"] is not None and other["meetings"] >= FEWEST
-    return bool(same and enough and other["typical"] >= LARGER * row["typical"])
+    same = other["group"] == row["group"] and other["algbw"] is not None
+    enough = row["algbw"] is not None and other["matched"] >= FEWEST
+    return bool(same and enough and other["median bytes"] >= LARGER * row["median bytes"])
 
 
 def _priced(row: _Row, exposed: int, every: int) -> tuple[int, int, int]:
@@ -225,8 +225,8 @@ def _claim(spans: Spans, row: _Row, price: tuple[int, int, int], what: str) -> C
         MEDIUM,
         "larger buckets, or several tensors in one call",
         "one call of the same bytes in all takes as long",
-        f"{row['meetings']:,} meetings of {row['ranks']} ranks, typically {row['typical']:,} bytes "
-        f"at {row['algorithm GB/s']:.3g} GB/s",
+        f"{row['matched']:,} collectives on {row['ranks']} ranks, "
+        f"typically {row['median bytes']:,} bytes at {row['algbw']:.3g} GB/s",
         f"select * from collectives where {' and '.join(where)} order by rank, start_ns",
         _first(spans, row),
         "rlprof show RUN communication",

@@ -20,15 +20,15 @@ from lightning_rlprof.analysis.findings.finding import (
 from lightning_rlprof.analysis.memory import growth, memory_timeline, series
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
-    INSUFFICIENT,
-    NOBODY,
-    SLOW_OR_UNEVEN,
-    UNEVEN,
+    IMBALANCE,
+    INCONCLUSIVE,
+    NO_STRAGGLER,
+    SLOW_UNCOUNTED,
 )
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 
-_SILENT = (INSUFFICIENT, NOBODY, UNEVEN)
+_SILENT = (INCONCLUSIVE, NO_STRAGGLER, IMBALANCE)
 
 
 def slow_claims(spans: Spans) -> Iterator[Claim]:
@@ -42,13 +42,13 @@ def slow_claims(spans: Spans) -> Iterator[Claim]:
 
 
 def _claim(spans: Spans, one: dict[str, Any]) -> Claim:
-    single, lost = one["rank"] is not None, one["lost by others"]
+    single, lost = one["rank"] is not None, one["peer time lost"]
     ranks = [one["rank"]] if single else _ranks(str(one["group"]))
     who = f"rank {one['rank']}" if single else f"one of ranks {', '.join(map(str, ranks))}"
     first, last = map(int, str(one["steps"]).split("-"))
     rows, condition = _seen(spans, ranks, first, last, str(one["stages"]))
-    chance = "" if one["chance"] is None else f", chance {one['chance']:.2g}"
-    sure = HIGH if single and one["verdict"] != SLOW_OR_UNEVEN else MEDIUM
+    chance = "" if one["p-value"] is None else f", p-value {one['p-value']:.2g}"
+    sure = HIGH if single and one["verdict"] != SLOW_UNCOUNTED else MEDIUM
     return Claim(
         f"{who} makes the others wait: {one['verdict']}",
         *(lost, *_bounds(one), sure),
@@ -68,11 +68,12 @@ def _ranks(group: str) -> list[int]:
 
 def _bounds(one: dict[str, Any]) -> tuple[int | None, int | None]:
     """Return what was lost where the effect is as small or as large as it may be."""
-    lost, effect = one["lost by others"], one["effect"]
+    lost, effect = one["peer time lost"], one["slowdown"]
     if lost is None or not effect:
         return None, None
     low, high = (
-        None if one[name] is None else int(lost * one[name] / effect) for name in ("low", "high")
+        None if one[name] is None else int(lost * one[name] / effect)
+        for name in ("CI low", "CI high")
     )
     return low, high
 

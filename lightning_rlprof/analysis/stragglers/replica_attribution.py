@@ -16,11 +16,11 @@ from lightning_rlprof.analysis.statistics.robust import middle
 from lightning_rlprof.analysis.stragglers.rank_matrix import Lineup, Replicas
 from lightning_rlprof.analysis.stragglers.rank_slowdown import Pace
 from lightning_rlprof.analysis.stragglers.verdicts import (
-    INSUFFICIENT,
+    IMBALANCE,
+    INCONCLUSIVE,
     LEVEL,
-    SLOW_GROUP,
-    SLOW_OR_UNEVEN,
-    UNEVEN,
+    SLOW_REPLICA,
+    SLOW_UNCOUNTED,
     Verdict,
 )
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask, group_sizes, group_starts
@@ -396,8 +396,8 @@ def charges(lines: Sequence[Line], came: Attendance, needed: int) -> Iterator[Ch
     late = came.replicas(needed)
     for replica, ranks in members.items():
         told = [each for line in lines for each in _suspects_told(line, ranks)]
-        guilty = [each for each in told if each.word not in (INSUFFICIENT, UNEVEN)]
-        uneven = [each for each in told if each.word == UNEVEN]
+        guilty = [each for each in told if each.word not in (INCONCLUSIVE, IMBALANCE)]
+        uneven = [each for each in told if each.word == IMBALANCE]
         if guilty:
             yield from (guilty if len(ranks) == 1 else [_narrowed(guilty, ranks, lines, came)])
             yield from uneven if len(ranks) > 1 else ()
@@ -426,7 +426,7 @@ def _narrowed(
         rank for rank in ranks if _as_slow(rank, lines, first, last, least)
     )
     if len(found) > 1:
-        return Charge(tuple(sorted(found)), SLOW_GROUP, worst.line, worst.verdict)
+        return Charge(tuple(sorted(found)), SLOW_REPLICA, worst.line, worst.verdict)
     own = next((each for each in guilty if each.ranks == found), worst)
     return Charge(found, own.word, own.line, own.verdict)
 
@@ -461,7 +461,7 @@ def _arrived(
     cost_ns, chance = late or next(iter(cause.values()))
     cost_ns *= len(ranks) if late else 1  # of each other replica only the last rank was counted
     found = tuple(sorted(cause)) or tuple(ranks)
-    word = SLOW_OR_UNEVEN if len(found) == 1 else SLOW_GROUP
+    word = SLOW_UNCOUNTED if len(found) == 1 else SLOW_REPLICA
     return (Charge(found, word, cost_ns=cost_ns, chance=chance),)
 
 

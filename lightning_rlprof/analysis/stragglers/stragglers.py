@@ -30,9 +30,9 @@ from lightning_rlprof.analysis.stragglers.replica_attribution import (
     listed,
 )
 from lightning_rlprof.analysis.stragglers.verdicts import (
-    INSUFFICIENT,
-    NOBODY,
-    UNEVEN,
+    IMBALANCE,
+    INCONCLUSIVE,
+    NO_STRAGGLER,
     judge,
     steps_needed,
 )
@@ -76,26 +76,29 @@ def lost_ns(own_ns: Float64s, excess_ns: Float64s, rank: int, first: int, last: 
 _COLUMNS = (
     Column("rank", "count"),
     Column("verdict", "text"),
-    Column("effect", "share"),
+    Column("slowdown", "share"),
     Column("stages", "text"),
-    Column("lost by others", "duration", "ns"),
+    Column("peer time lost", "duration", "ns"),
     Column("steps", "text"),
-    Column("low", "share"),
-    Column("high", "share"),
-    Column("chance", "number"),
-    Column("came last", "share"),
+    Column("CI low", "share"),
+    Column("CI high", "share"),
+    Column("p-value", "number"),
+    Column("last arrivals", "share"),
     Column("group", "text"),
 )
 _LAST: "WeakKeyDictionary[Spans, Table]" = WeakKeyDictionary()
 _NOTE = (
-    "effect: how much longer than the other ranks' median, at equal work; low and high bound it "
-    "with 95 % confidence; chance: of such a finding where no rank is slow."
+    "slowdown: relative to the median of the other ranks, adjusted for work, with its 95% CI. "
+    "p-value: probability of this result if no rank is slow."
 )
-_UNCOUNTED = "No stage counts its tokens, so more work cannot be told from slowness."
-_UNLISTED = "Who came last to collectives is not known: no table lists them."
+_UNCOUNTED = (
+    "No stage counts tokens, so load imbalance can't be distinguished from slowness. "
+    "Call count(tokens=...) in the stages."
+)
+_UNLISTED = "No collective timings in this run, so arrival order was not used."
 _UNTOLD = (
-    "Ranks are in several process groups and the configuration does not say parallel: where one "
-    "rank is slow, those that wait for it in every layer look slow as well."
+    "Ranks are in several process groups, but the configuration has no `parallel` key. If one "
+    "rank is slow, ranks that wait for it in every layer may look slow, too."
 )
 _DETECTED = 0.10  # a rank that much slower must be excluded before nobody is said to be
 
@@ -132,18 +135,19 @@ def _compared(spans: Spans) -> Table:
     remarks: list[str] = [text for text in (left_out, rows.note) if text]
     reasons: list[str] = []
     for role, ranks in _roles(spans).items():
-        found = _judged(spans, rows, ranks)
+        found = _judged(spans, rows, ranks, f"role {role}" if role else "this run")
         if isinstance(found, str):
-            reasons.append(f"{role}: {found}" if role else found)
-            table.append((None, INSUFFICIENT, *(None,) * 8, role))
+            reasons.append(found)
+            table.append((None, INCONCLUSIVE, *(None,) * 8, role))
             continue
         table += found.rows
         remarks += found.remarks
     if len(reasons) == len(table):
-        reason = "; ".join(dict.fromkeys(reasons)) or "no rank was recorded"
-        return Table("stragglers", _COLUMNS, abstained=f"{INSUFFICIENT}: {reason}")
-    remarks += [f"{INSUFFICIENT.capitalize()} for {reason}." for reason in reasons]
-    return Table("stragglers", _COLUMNS, table, " ".join(dict.fromkeys([*remarks, _NOTE])))
+        reason = " ".join(dict.fromkeys(reasons)) or "This run has no ranks."
+        return Table("stragglers", _COLUMNS, abstained=reason)
+    return Table(
+        "stragglers", _COLUMNS, table, " ".join(dict.fromkeys([*remarks, *reasons, _NOTE]))
+    )
 
 
 def _roles(spans: Spans) -> dict[str, list[int]]:
@@ -154,13 +158,15 @@ def _roles(spans: Spans) -> dict[str, list[int]]:
     return roles
 
 
-def _judged(spans: Spans, rows: StageRows, ranks: Sequence[int]) -> _Judged | str:
+def _judged(spans: Spans, rows: StageRows, ranks: Sequence[int], whose: str) -> _Judged | str:
     """Judge the ranks of one role; a text says why that cannot be done."""
     needed, steps = steps_needed(len(ranks)), len(rows.steps)
     if len(ranks) < 2:
-        return "one rank has nobody to be compared with"
+        return f"{_capitalized(whose)} has one rank; a comparison needs two or more."
     if steps < needed:
-        return f"{len(ranks)} ranks take {needed} steps to be compared, here are {steps}"
+        return (
+            f"Not enough steps: comparing {len(ranks)} ranks needs {needed}, {whose} has {steps}."
+        )
     who = replicas(spans, ranks)
     lines, told = _lines(spans, rows, who), listed(spans, who)
     every = max((line.pace.lasting for line in lines), default=1)
@@ -168,7 +174,7 @@ def _judged(spans: Spans, rows: StageRows, ranks: Sequence[int]) -> _Judged | st
     found = sorted(charges(lines, came, needed), key=lambda charge: charge.ranks)
     table = [_row(spans, rows, came, each) for each in found]
     if not table and not lines:
-        return _nothing_to_compare(rows, who)
+        return _nothing_to_compare(rows, who, whose)
     if not table:
         nobody = _nobody(spans, rows, lines)
         if isinstance(nobody, str):
@@ -197,10 +203,14 @@ def _step_ns(spans: Spans, rows: StageRows) -> float:
     return float(np.median(spans.duration_ns[steps[np.isin(spans.step[steps], rows.steps)]]))
 
 
-def _nothing_to_compare(rows: StageRows, who: Replicas) -> str:
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _nothing_to_compare(rows: StageRows, who: Replicas, whose: str) -> str:
     if max(map(len, who.lines())) > 1:
-        return "no stage was recorded" + (" on several ranks" if len(rows.rows) else "")
-    return "its ranks hold one copy of the model together, and no other one to be compared with"
+        return f"{_capitalized(whose)} has no stage{' on several ranks' if len(rows.rows) else ''}."
+    return f"{_capitalized(whose)} has one model replica; a comparison needs two or more."
 
 
 def _row(spans: Spans, rows: StageRows, came: Attendance, charge: Charge) -> tuple[Cell, ...]:
@@ -211,7 +221,7 @@ def _row(spans: Spans, rows: StageRows, came: Attendance, charge: Charge) -> tup
     share = came.share(one) if one is not None else None
     if charge.line is None or charge.verdict is None:
         steps, unknown = f"{rows.steps[0]}-{rows.steps[-1]}", (None, None)
-        told = ("not known", charge.cost_ns, steps, *unknown, charge.chance, share, group)
+        told = ("unknown", charge.cost_ns, steps, *unknown, charge.chance, share, group)
         return (one, charge.word, None, *told)
     evidence = charge.verdict.evidence
     names = [spans.names[code] for code in charge.verdict.stages if code != WHOLE]
@@ -235,12 +245,12 @@ def _lost(line: Line, charge: Charge, ranks: int) -> int | None:
 
     A slow rank would have been faster by what it lastingly is slower, and as noisy as it is.
     """
-    if charge.verdict is None or not line.pace.met or charge.word == INSUFFICIENT:
+    if charge.verdict is None or not line.pace.met or charge.word == INCONCLUSIVE:
         return None
     own, evidence = line.pace, charge.verdict.evidence
     rank, first, last = charge.verdict.rank, evidence.first, evidence.last
     slower = middle(own.effect[rank, first : last + 1, 0])
-    effect = np.maximum(own.unequal if charge.word == UNEVEN else slower, 0.0)
+    effect = np.maximum(own.unequal if charge.word == IMBALANCE else slower, 0.0)
     excess = own.compared_ns * effect / (1.0 + effect)
     lost = lost_ns(own.own_ns, excess, rank, first, last)
     here = len(line.lineup.ranks)
@@ -250,20 +260,23 @@ def _lost(line: Line, charge: Charge, ranks: int) -> int | None:
 def _nobody(spans: Spans, rows: StageRows, lines: Sequence[Line]) -> tuple[Cell, ...] | str:
     """Return the row that clears all ranks, without the group, or why they cannot be cleared."""
     if not all(line.pace.seen[0] for line in lines):
-        return "every stage takes all ranks equally long, as where they wait for one another"
+        return (
+            "Every stage takes the same time on all ranks, as if they waited for each other in it, "
+            "so a slow rank would not show."
+        )
     effects = [(line.pace.effect[:, :, 0], line.pace.lasting) for line in lines]
     bounds = [median_bounds(each) for pair in effects for each in joined(*pair)]
     if None in bounds:
         rank = np.concatenate([line.lineup.ranks for line in lines])[bounds.index(None)]
         few = f"{bounds.count(None)} of {len(bounds)} ranks"
-        return f"too few steps of {few} can be compared, rank {rank} among them"
+        return f"Too few steps can be compared on {few}, for instance rank {rank}."
     highest = max((bound[1] for bound in bounds if bound), default=np.inf)
     if highest >= _DETECTED:
-        return f"steps differ so much that a rank {_DETECTED:.0%} slower could not be told"
+        return f"Step times vary so much that a rank {_DETECTED:.0%} slower would go undetected."
     seen = ", ".join(spans.names[code] for code in _stages(lines, seen=True))
     worst = max(float(np.max(middle(effect, axis=1))) for effect, _ in effects)
     steps = f"{rows.steps[0]}-{rows.steps[-1]}"
-    return (None, NOBODY, worst, seen, None, steps, None, highest, None, None)
+    return (None, NO_STRAGGLER, worst, seen, None, steps, None, highest, None, None)
 
 
 def _stages(lines: Sequence[Line], *, seen: bool) -> list[int]:
@@ -279,9 +292,11 @@ def _remarks(spans: Spans, lines: Sequence[Line], came: Attendance) -> Iterator[
     hidden = [spans.names[code] for code in _stages(lines, seen=False)]
     if hidden:
         names = ", ".join(hidden)
-        yield f"A slow rank may be hidden in {names}: waiting for others is or may be in there."
+        yield (
+            f"{names} may include waiting for other ranks, so a slowdown there can't be attributed."
+        )
     if came.every > 1:
-        yield f"Ranks keep their pace for a while: {came.every} steps count as one."
+        yield f"Step times are autocorrelated; every {came.every} steps are treated as one sample."
     if not all(line.pace.counted for line in lines):
         yield _UNCOUNTED
     if came.late is None and came.inside is None:

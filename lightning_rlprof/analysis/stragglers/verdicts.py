@@ -158,17 +158,17 @@ def _evidence(
 LEVEL = 0.01
 """How likely a healthy rank of a role is accused, split among questions and places of a replica."""
 
-INSUFFICIENT, NOBODY = "insufficient evidence", "nobody is slow"
-"""Nothing can be said, or nobody is found."""
+INCONCLUSIVE, NO_STRAGGLER = "inconclusive", "no straggler"
+"""The data can't decide, or no rank is slow."""
 
 SLOW, SLOW_DEVICE, SLOW_HOST = "slow rank", "slow device", "slow host"
 """One rank is slow for its work: as a whole, on its device, or on its host alone."""
 
-SLOW_OR_UNEVEN, SLOW_GROUP = "slow or uneven work", "slow group"
-"""Nobody counted the work; or one of several ranks that hold a copy of the model together."""
+SLOW_UNCOUNTED, SLOW_REPLICA = "slow, work not counted", "slow replica"
+"""Longer, without counts to adjust for; or one rank of a model replica, unknown which."""
 
-TRANSIENT, UNEVEN = "transient", "uneven work"
-"""Slow for a stretch of steps; or longer since it had more to do."""
+TRANSIENT, IMBALANCE = "transient slowdown", "load imbalance"
+"""Slow for a range of steps; or longer because it had more to do."""
 
 _QUESTIONS = 3  # its own time as a whole, each stage, the device's time
 _MATTERS = 0.01  # of the own time: what costs less is not worth a word, however sure
@@ -223,10 +223,10 @@ def judge(pace: Pace, *, host_only: bool, places: int = 1) -> list[Verdict]:
             word = TRANSIENT if evidence.ended else SLOW_DEVICE
             found.setdefault(rank, Verdict(rank, word, (WHOLE,), evidence))
     for (rank, _), evidence in proven(pace.unequal[:, :, None], level, pace.lasting, 0.0).items():
-        word = UNEVEN if float(middle(pace.fitted[rank])) <= EFFECT else INSUFFICIENT
+        word = IMBALANCE if float(middle(pace.fitted[rank])) <= EFFECT else INCONCLUSIVE
         found.setdefault(rank, Verdict(rank, word, (WHOLE,), evidence))
     for rank, evidence in suspected(pace.effect[:, :, 0], pace.lasting).items():
-        found.setdefault(rank, Verdict(rank, INSUFFICIENT, (WHOLE,), evidence))
+        found.setdefault(rank, Verdict(rank, INCONCLUSIVE, (WHOLE,), evidence))
     return [found[rank] for rank in sorted(found)]
 
 
@@ -254,7 +254,7 @@ def _cause(pace: Pace, rank: int, evidence: Evidence, host_only: bool) -> str:
     if evidence.ended:
         return TRANSIENT
     if not pace.counted:
-        return SLOW_OR_UNEVEN
+        return SLOW_UNCOUNTED
     if host_only:
         return SLOW_HOST
     if pace.device is None:

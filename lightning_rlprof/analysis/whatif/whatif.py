@@ -27,24 +27,27 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 
 _COLUMNS = (
     Column("change", "text"),
-    Column("now", "duration", "ns"),
+    Column("baseline", "duration", "ns"),
     Column("predicted", "duration", "ns"),
-    Column("saving", "duration", "ns"),
+    Column("saved", "duration", "ns"),
     Column("share", "share"),
     Column("GPU-hours", "number", "h"),
-    Column("low", "duration", "ns"),
-    Column("high", "duration", "ns"),
+    Column("CI low", "duration", "ns"),
+    Column("CI high", "duration", "ns"),
 )
 _SCORES = (
     Column("change", "text"),
     Column("predicted", "duration", "ns"),
-    Column("low", "duration", "ns"),
-    Column("high", "duration", "ns"),
-    Column("later", "duration", "ns"),
+    Column("CI low", "duration", "ns"),
+    Column("CI high", "duration", "ns"),
+    Column("measured", "duration", "ns"),
     Column("error", "share"),
 )
-_BALANCED = "balanced work"
-_UNTOLD = "Balanced work is not told: nobody counts tokens, or it lies in stages that wait."
+_BALANCED = "balanced load"
+_NOT_BALANCED = (
+    '"balanced load" is not available: no token counts, or the work is inside stages that include '
+    "waiting."
+)
 _HOUR_NS = 3_600 * 10**9
 _ALLOWED = 0.01  # of a step: how far it may be off when it is played again unchanged
 _SHOWN = 5  # stages of which is told what it brings to make them faster
@@ -55,44 +58,45 @@ class Rollout(NamedTuple):
     """Changes to rollouts.
 
     Attributes:
-        cut: End them when such a share of their requests is answered.
-        cap: No answer has more tokens.
-        replicas: So many more, each with as many slots as one of the ranks that have requests.
+        stop_at: Stop each rollout when this share of its requests is answered.
+        max_tokens: Cap each response at this number of tokens.
+        add_replicas: Replicas to add, each with as many slots as one rank that has requests.
     """
 
-    cut: float | None = None
-    cap: int | None = None
-    replicas: int | None = None
+    stop_at: float | None = None
+    max_tokens: int | None = None
+    add_replicas: int | None = None
 
 
 def whatif(
     spans: Spans,
     *,
-    faster: Mapping[str, float] | None = None,
-    removed: Sequence[str] = (),
-    hidden: Sequence[str] = (),
+    speedup: Mapping[str, float] | None = None,
+    remove: Sequence[str] = (),
+    overlap: Sequence[str] = (),
     rollout: Rollout | None = None,
 ) -> Table:
-    """Predict the median step after each change, largest saving first, bounded with 95 %.
+    """Estimate the median step after each change, largest saving first, with its 95% CI.
 
-    Always ``no straggler``, and ``balanced work`` where tokens are counted; besides what is asked
-    for, or else stages on the critical path twice as fast and weight syncs hidden. ``GPU-hours``
-    are of all ranks. Abstains where the steps played again unchanged are more than 1 % off.
+    Always includes ``no straggler``, and ``balanced load`` if tokens are counted. Without a request
+    for other changes, stages on the critical path run twice as fast and weight syncs overlap.
+    ``GPU-hours`` are saved on all ranks together. Abstains if the replay of the unchanged steps is
+    more than 1% off.
 
     Args:
         spans: The run.
-        faster: How many times as fast, by stage; above 0.
-        removed: Stages that are gone.
-        hidden: Stages that happen beside the rest of the step.
-        rollout: Changes to rollouts whose requests have spans.
+        speedup: Speed of stages relative to now, by name; 2 halves their time.
+        remove: Stages to leave out.
+        overlap: Stages that fully overlap with the rest of the step.
+        rollout: Changes to rollouts; these need a span per request.
 
     Raises:
-        TraceError: A stage is not in the run, or a number is out of bounds.
+        TraceError: A stage isn't in the run, or a number is out of bounds.
     """
     graph = dag(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
-    asked = (faster or {}, removed, hidden)
+    asked = (speedup or {}, remove, overlap)
     wanted = asked if any(asked) or rollout else _usual(graph)
     return _table(graph, chain(_edits(graph, *wanted), _rollouts(graph, rollout or Rollout())))
 
@@ -103,10 +107,10 @@ def _table(graph: Dag, edits: Iterable[tuple[str, Edit]]) -> Table:
     if isinstance(off, str):
         return Table("whatif", _COLUMNS, abstained=off)
     rows = [_row(graph, text, before - _laps(graph, edit)) for text, edit in edits]
-    text = f"Of {len(graph.steps)} steps; unchanged, the median one is {off:.2%} off."
-    untold = "" if any(row[0] == _BALANCED for row in rows) else f" {_UNTOLD}"
+    text = f"Based on {len(graph.steps)} steps. Replay error of the unchanged step: {off:.2%}."
+    why = "" if any(row[0] == _BALANCED for row in rows) else f" {_NOT_BALANCED}"
     rows.sort(key=lambda row: -int(row[3] or 0))
-    return Table("whatif", _COLUMNS, rows, f"{text}{untold} {graph.note}")
+    return Table("whatif", _COLUMNS, rows, f"{text}{why} {graph.note}")
 
 
 def _off(graph: Dag, played: Int64s) -> float | str:
@@ -115,12 +119,12 @@ def _off(graph: Dag, played: Int64s) -> float | str:
     Also where there are too few steps to tell.
     """
     if len(graph.steps) < FEWEST:
-        return f"{len(graph.steps)} steps can be cut, it takes {FEWEST}"
+        return f"{len(graph.steps)} steps have usable boundaries; {FEWEST} are needed."
     error = float(np.median(np.abs(played / np.maximum(graph.wall_ns, 1) - 1)))
     if error <= _ALLOWED:
         return error
-    text = f"played again unchanged, the median step is {error:.2%} off"
-    return f"{text}; {_ALLOWED:.0%} is allowed. {graph.note}"
+    text = f"The replay error of the unchanged step is {error:.2%}"
+    return f"{text}; at most {_ALLOWED:.0%} is allowed. {graph.note}"
 
 
 def _laps(graph: Dag, edit: Edit) -> Int64s:
@@ -138,21 +142,21 @@ def _usual(graph: Dag) -> tuple[dict[str, float], list[str], list[str]]:
 
 
 def _edits(
-    graph: Dag, faster: Mapping[str, float], removed: Iterable[str], hidden: Iterable[str]
+    graph: Dag, speedup: Mapping[str, float], remove: Iterable[str], overlap: Iterable[str]
 ) -> Iterator[tuple[str, Edit]]:
     work = workload(graph.spans, graph)
     yield "no straggler", unslowed(graph, work)
     even = balanced(graph, work)
     if even is not None:
         yield _BALANCED, even
-    for name, speed in faster.items():
+    for name, speed in speedup.items():
         if not 0 < speed < np.inf:
-            raise TraceError(f"{name} {speed} times as fast: a speed is above 0, for instance 2")
+            raise TraceError(f"speedup {speed} of {name} must be above 0, for instance 2")
         yield f"{name} {speed:g}x faster", scaled(graph, _code(graph, name), 1 / speed)
-    for name in removed:
+    for name in remove:
         yield f"{name} removed", scaled(graph, _code(graph, name), 0.0)
-    for name in hidden:
-        yield f"{name} hidden", overlapped(graph, _code(graph, name))
+    for name in overlap:
+        yield f"{name} overlapped", overlapped(graph, _code(graph, name))
 
 
 def _rollouts(graph: Dag, asked: Rollout) -> Iterator[tuple[str, Edit]]:
@@ -162,32 +166,38 @@ def _rollouts(graph: Dag, asked: Rollout) -> Iterator[tuple[str, Edit]]:
     found = requests(graph.spans, np.unique(graph.row[(graph.row >= 0) & ~graph.plan.hands]))
     if found is None:
         raise TraceError(
-            "no rollout of these steps has spans of its requests (four or more): annotate each one"
+            "changes to rollouts need a span per request (at least 4 per rollout). "
+            'Mark each request with annotate("generate").'
         )
-    if asked.cut is not None:
-        yield f"rollout cut at {asked.cut:.0%}", shortened(graph, found.row, cut(found, asked.cut))
-    if asked.cap is not None:
-        saved = capped(found, asked.cap)
+    if asked.stop_at is not None:
+        yield (
+            f"rollout stopped at {asked.stop_at:.0%}",
+            shortened(graph, found.row, cut(found, asked.stop_at)),
+        )
+    if asked.max_tokens is not None:
+        saved = capped(found, asked.max_tokens)
         if saved is None:
-            raise TraceError("not every request counts its tokens: count(tokens=...) inside of it")
-        yield f"{asked.cap} tokens at most", shortened(graph, found.row, saved)
-    if asked.replicas is not None:
-        saved = more(found, graph.spans.step[found.row], asked.replicas)
-        yield f"{asked.replicas} rollout replicas more", shortened(graph, found.row, saved)
+            raise TraceError(
+                "max_tokens needs the tokens of every request. Call count(tokens=...) in each."
+            )
+        yield f"max {asked.max_tokens} tokens", shortened(graph, found.row, saved)
+    if asked.add_replicas is not None:
+        saved = more(found, graph.spans.step[found.row], asked.add_replicas)
+        yield f"+{asked.add_replicas} rollout replicas", shortened(graph, found.row, saved)
 
 
 def _check(asked: Rollout) -> None:
-    if asked.cut is not None and not 0 < asked.cut <= 1:
-        raise TraceError(f"rollouts cut at {asked.cut}: a share is above 0 and at most 1")
-    for name, number in (("cap", asked.cap), ("replicas", asked.replicas)):
+    if asked.stop_at is not None and not 0 < asked.stop_at <= 1:
+        raise TraceError(f"stop_at {asked.stop_at} must be above 0 and at most 1")
+    for name, number in (("max_tokens", asked.max_tokens), ("add_replicas", asked.add_replicas)):
         if number is not None and number < 1:
-            raise TraceError(f"{name} {number}: takes a whole number, 1 or more")
+            raise TraceError(f"{name} {number} must be 1 or more")
 
 
 def _code(graph: Dag, name: str) -> int:
     there = _there(graph)
     if name not in there:
-        raise TraceError(f"{name} is no stage of these steps, which have {', '.join(there)}")
+        raise TraceError(f"unknown stage {name!r}. Stages in this run: {', '.join(there)}")
     return there[name]
 
 
@@ -228,17 +238,19 @@ def score(kept: Iterable[Mapping[str, Any]], later: Spans) -> Table:
     last = {str(each["change"]): each for each in kept}
     graph = dag(later)
     if isinstance(graph, str) or len(graph.steps) < FEWEST or not last:
-        few = "no prediction was kept" if not last else "the later run has too few steps"
+        few = "No predictions were saved." if not last else "The new run has too few steps."
         return Table("score", _SCORES, abstained=graph if isinstance(graph, str) else few)
     took = round(float(np.median(graph.wall_ns)))
     rows: list[tuple[Cell, ...]] = [
         (
             change,
-            *(int(each[name]) for name in ("predicted", "low", "high")),
+            *(int(each[name]) for name in ("predicted", "CI low", "CI high")),
             took,
             each["predicted"] / took - 1,
         )
         for change, each in last.items()
     ]
     rows.sort(key=lambda row: abs(float(row[5] or 0.0)))
-    return Table("score", _SCORES, rows, f"Median of {len(graph.steps)} later steps. {graph.note}")
+    return Table(
+        "score", _SCORES, rows, f"Median of {len(graph.steps)} steps of the new run. {graph.note}"
+    )

@@ -58,7 +58,7 @@ _SECTIONS = {
     ),
     "stragglers": (
         "Who makes the others wait",
-        "Ranks of one role compared at equal work, step by step; “lost by others” is what all of "
+        "Ranks of one role compared at equal work, step by step; “peer time lost” is what all of "
         "them waited for that rank.",
     ),
     "critical_path": (

@@ -23,7 +23,7 @@ def _plain(**changes: object) -> Spans:
 def test_a_run_and_itself_are_alike_in_all() -> None:
     table = comparability(_plain(), _plain())
     assert set(table.column("score")) == {1.0}
-    assert table.note.startswith("Score 1.00 of 1")
+    assert table.note.startswith("Comparability score: 1.00")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_warm_up_of_one_side_lowers_it() -> None:
     cold = np.full(20, 1e8)
     cold[0] = 1e9
     table = comparability(run_of({"a": cold}), run_of({"a": np.full(20, 1e8)}))
-    assert ("warm-up", "first 1 steps left out", "none", 0.95) in table.rows
+    assert ("warm-up", "first 1 steps excluded", "none", 0.95) in table.rows
 
 
 def test_graphs_on_one_side_lower_it() -> None:

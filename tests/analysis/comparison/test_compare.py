@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.comparison.compare import INSUFFICIENT, compare, equal_work
+from lightning_rlprof.analysis.comparison.compare import INCONCLUSIVE, compare, equal_work
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 from tests.builders.pairs import Half, run_of, scripted
@@ -38,14 +38,14 @@ def test_a_real_change_is_told_from_noise(tmp_path: Path) -> None:
     assert _verdicts(table) == {
         "actor_generate": "faster",
         "compute_reward": "slower",
-        "actor_update": "same",
-        "actor_compute_log_prob": "same",
-        "untraced": INSUFFICIENT,
+        "actor_update": "unchanged",
+        "actor_compute_log_prob": "unchanged",
+        "untraced": INCONCLUSIVE,
         "step": "faster",
     }
     assert table.column("stage")[0] == "actor_generate"
     assert table.column("stage")[-2:] == ["untraced", "step"]
-    assert table.column("B/A")[0] == pytest.approx(0.5, abs=0.03)
+    assert table.column("raw B/A")[0] == pytest.approx(0.5, abs=0.03)
 
 
 @settings(max_examples=8, deadline=None)
@@ -54,9 +54,9 @@ def test_a_run_compared_with_itself_is_the_same_in_all(seed: int) -> None:
     run = scripted(Half(), seed)
     table = compare(run, run)
     assert set(table.column("delta")) == {0}
-    assert set(table.column("B/A")) == {1.0}
-    assert table.column("equal-work") == pytest.approx([1.0] * 5)
-    assert set(table.column("verdict")) == {"same"}
+    assert set(table.column("raw B/A")) == {1.0}
+    assert table.column("adjusted") == pytest.approx([1.0] * 5)
+    assert set(table.column("verdict")) == {"unchanged"}
 
 
 @settings(max_examples=8, deadline=None)
@@ -65,10 +65,14 @@ def test_swapping_the_runs_inverts_every_ratio(seed: int, length: float, slower:
     a = scripted(Half(), seed)
     b = scripted(Half(length=length, slower={"actor_update": slower}), seed + 1)
     forth, back = compare(a, b), compare(b, a)
-    for name, inverse in (("B/A", "B/A"), ("work", "work"), ("equal-work", "equal-work")):
+    for name, inverse in (
+        ("raw B/A", "raw B/A"),
+        ("work B/A", "work B/A"),
+        ("adjusted", "adjusted"),
+    ):
         _inverse(_by(forth, name), _by(back, inverse))
-    _inverse(_by(forth, "low"), _by(back, "high"))
-    _inverse(_by(forth, "high"), _by(back, "low"))
+    _inverse(_by(forth, "CI low"), _by(back, "CI high"))
+    _inverse(_by(forth, "CI high"), _by(back, "CI low"))
     swapped = {"faster": "slower", "slower": "faster"}
     assert {name: swapped.get(str(v), v) for name, v in _verdicts(forth).items()} == _verdicts(back)
 
@@ -87,8 +91,8 @@ def test_times_scaled_by_k_give_k_at_equal_work(seed: int, k: float) -> None:
     b = scripted(replace(half, slower=dict.fromkeys(STAGES, k - 1)), seed)
     table = compare(a, b)
     for name in STAGES:
-        assert _by(table, "equal-work")[name] == pytest.approx(k, rel=1e-4)
-        assert _by(table, "work")[name] == pytest.approx(1.0, rel=1e-4)
+        assert _by(table, "adjusted")[name] == pytest.approx(k, rel=1e-4)
+        assert _by(table, "work B/A")[name] == pytest.approx(1.0, rel=1e-4)
 
 
 # Not drawn anew each time: by chance one of a hundred intervals of 99 % misses.
@@ -103,9 +107,9 @@ def test_twice_the_tokens_are_work_two_and_no_change(seed: int, noise: float) ->
         for ns, own in zip(times, tokens, strict=True)
     ]
     table = compare(*runs)
-    assert _by(table, "equal-work")["actor_update"] == pytest.approx(1.0, abs=1e-4 + noise)
-    assert _by(table, "work")["actor_update"] == pytest.approx(2.0, abs=1e-3 + 2 * noise)
-    low, high = _by(table, "low")["actor_update"], _by(table, "high")["actor_update"]
+    assert _by(table, "adjusted")["actor_update"] == pytest.approx(1.0, abs=1e-4 + noise)
+    assert _by(table, "work B/A")["actor_update"] == pytest.approx(2.0, abs=1e-3 + 2 * noise)
+    low, high = _by(table, "CI low")["actor_update"], _by(table, "CI high")["actor_update"]
     assert low <= 1.0 + 1e-6 <= high + 2e-6  # type: ignore[operator]
 
 
@@ -114,9 +118,9 @@ def test_twice_the_tokens_are_work_two_and_no_change(seed: int, noise: float) ->
 def test_the_total_is_work_times_equal_work_exactly(seed: int, counted: bool) -> None:
     halves = Half(counted=counted), Half(counted=counted, length=1.3)
     table = compare(*(scripted(half, seed + at) for at, half in enumerate(halves)))
-    columns = (table.column(name) for name in ("B/A", "work", "equal-work", "matched by"))
+    columns = (table.column(name) for name in ("raw B/A", "work B/A", "adjusted", "adjusted by"))
     for total, work, equal, by in zip(*columns, strict=True):
-        assert (work is None) == (by == "no work counted") == (not counted)
+        assert (work is None) == (by == "work not counted") == (not counted)
         product = (1.0 if work is None else float(work)) * float(equal or 0)
         assert product == pytest.approx(float(total or 0), rel=1e-12)
 
@@ -124,12 +128,12 @@ def test_the_total_is_work_times_equal_work_exactly(seed: int, counted: bool) ->
 def test_longer_answers_are_no_regression_and_hide_none() -> None:
     """Blind to work, the first would be 30 % slower, and the second faster."""
     longer = compare(scripted(Half(), 1), scripted(Half(length=1.3), 2))
-    assert _by(longer, "B/A")["actor_update"] > 1.2  # type: ignore[operator]
-    assert _verdicts(longer)["actor_update"] == "same"
+    assert _by(longer, "raw B/A")["actor_update"] > 1.2  # type: ignore[operator]
+    assert _verdicts(longer)["actor_update"] == "unchanged"
 
     slower = {"actor_update": 0.08}
     hidden = compare(scripted(Half(), 3), scripted(Half(length=0.7, slower=slower), 4))
-    assert _by(hidden, "B/A")["actor_update"] < 0.9  # type: ignore[operator]
+    assert _by(hidden, "raw B/A")["actor_update"] < 0.9  # type: ignore[operator]
     assert _verdicts(hidden)["actor_update"] == "slower"
 
 
@@ -137,8 +141,8 @@ def test_without_counted_work_the_plain_ratio_is_judged_and_that_is_said() -> No
     a, b = (scripted(Half(counted=False, length=length), 1) for length in (1.0, 1.5))
     table = compare(a, b)
     assert _verdicts(table)["actor_update"] == "slower"
-    assert _by(table, "equal-work") == _by(table, "B/A")
-    assert "the plain ratio is judged: call count(tokens=…)" in table.note
+    assert _by(table, "adjusted") == _by(table, "raw B/A")
+    assert "judged by the raw ratio. Call count(tokens=...)" in table.note
 
 
 def test_work_that_differs_between_the_runs_alone_proves_nothing() -> None:
@@ -149,8 +153,8 @@ def test_work_that_differs_between_the_runs_alone_proves_nothing() -> None:
         for ns, tokens in ((a, 100.0), (b, 200.0))
     ]
     table = compare(*runs)
-    assert _verdicts(table) == {"a": INSUFFICIENT, "untraced": INSUFFICIENT, "step": INSUFFICIENT}
-    assert (_by(table, "work")["a"], _by(table, "equal-work")["a"]) == (None, None)
+    assert _verdicts(table) == {"a": INCONCLUSIVE, "untraced": INCONCLUSIVE, "step": INCONCLUSIVE}
+    assert (_by(table, "work B/A")["a"], _by(table, "adjusted")["a"]) == (None, None)
 
 
 def test_pace_that_drifts_counts_fewer_steps() -> None:
@@ -165,7 +169,7 @@ def test_pace_that_drifts_counts_fewer_steps() -> None:
             runs.append(run_of({"a": 1e8 * np.exp(pace)}))
         table = compare(*runs)
         wrong += _verdicts(table)["a"] in ("faster", "slower")
-        assert "Steps resemble up to" in table.note
+        assert "Step times are autocorrelated" in table.note
     assert wrong <= 1
 
 
@@ -173,7 +177,7 @@ def test_noise_alone_is_seldom_called_a_change() -> None:
     noise = np.random.default_rng(3)
     runs = [run_of({"a": noise.lognormal(13, 0.4, 12)}) for _ in range(120)]
     verdicts = [_verdicts(compare(a, b))["a"] for a, b in zip(runs[::2], runs[1::2], strict=True)]
-    assert sum(verdict in ("faster", "slower", "small") for verdict in verdicts) <= 2
+    assert sum(verdict in ("faster", "slower", "minor") for verdict in verdicts) <= 2
 
 
 def test_means_are_per_step_over_ranks() -> None:
@@ -188,11 +192,11 @@ def test_means_are_per_step_over_ranks() -> None:
         ]
 
     table = compare(loaded(*run(10, 20)), loaded(*run(30)))
-    columns = ("stage", "A", "B", "delta", "B/A", "verdict", "low", "high")
+    columns = ("stage", "A", "B", "delta", "raw B/A", "verdict", "CI low", "CI high")
     assert list(zip(*map(table.column, columns), strict=True)) == [
-        ("stage", 15, 30, 15, 2.0, INSUFFICIENT, None, None),
-        ("untraced", 85, 70, -15, 70 / 85, INSUFFICIENT, None, None),
-        ("step", 100, 100, 0, 1.0, INSUFFICIENT, None, None),
+        ("stage", 15, 30, 15, 2.0, INCONCLUSIVE, None, None),
+        ("untraced", 85, 70, -15, 70 / 85, INCONCLUSIVE, None, None),
+        ("step", 100, 100, 0, 1.0, INCONCLUSIVE, None, None),
     ]
 
 
@@ -208,13 +212,13 @@ def test_a_few_long_steps_against_all_the_others_are_called_mixed() -> None:
     b = [80 + n * 7 % 20 // 2 for n in range(19)] + [5_000]
     table = compare(run(*a), run(*b))
     assert table.column("stage")[-1] == "step"
-    assert table.column("high")[-1] < 1 < table.column("B/A")[-1]  # type: ignore[operator]
+    assert table.column("CI high")[-1] < 1 < table.column("raw B/A")[-1]  # type: ignore[operator]
     assert table.column("verdict")[-1] == "mixed"
 
 
 @pytest.mark.parametrize(
     ("factor", "verdict"),
-    [(0.97, "small"), (1.03, "small"), (0.9, "faster"), (1.1, "slower"), (1.0, "same")],
+    [(0.97, "minor"), (1.03, "minor"), (0.9, "faster"), (1.1, "slower"), (1.0, "unchanged")],
 )
 def test_a_sure_change_under_five_percent_is_called_small(factor: float, verdict: str) -> None:
     base = 1e8 + 1e5 * (np.arange(40) % 5)
@@ -251,7 +255,7 @@ def test_intervals_are_wider_where_more_stages_are_asked() -> None:
 
 
 def _width(table: Table) -> float:
-    high, low = _by(table, "high")["a"], _by(table, "low")["a"]
+    high, low = _by(table, "CI high")["a"], _by(table, "CI low")["a"]
     return math.log(float(str(high)) / float(str(low)))
 
 

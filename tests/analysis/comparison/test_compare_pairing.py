@@ -24,9 +24,9 @@ def test_names_of_two_frameworks_meet() -> None:
     verl = run_of({"gen": _times(4), "update_actor": _times(5) * 1.3, "mine": _times(6)})
     assert _by(compare(ours, verl), "verdict") == {
         "actor_update": "slower",
-        "actor_generate": "same",
-        "mine": "same",
-        "untraced": "same",
+        "actor_generate": "unchanged",
+        "mine": "unchanged",
+        "untraced": "unchanged",
         "step": "slower",
     }
 
@@ -37,9 +37,9 @@ def test_a_stage_that_runs_more_often_had_more_to_do() -> None:
     table = compare(
         run_of({"a": _times(3, 40), "save": rare}), run_of({"a": _times(4, 40), "save": often})
     )
-    assert _by(table, "work")["save"] == pytest.approx(4.0)
-    assert _by(table, "equal-work")["save"] == pytest.approx(1.0, abs=0.02)
-    assert _by(table, "verdict")["save"] == "same"
+    assert _by(table, "work B/A")["save"] == pytest.approx(4.0)
+    assert _by(table, "adjusted")["save"] == pytest.approx(1.0, abs=0.02)
+    assert _by(table, "verdict")["save"] == "unchanged"
 
 
 def test_replicas_share_the_work() -> None:
@@ -52,18 +52,18 @@ def test_replicas_share_the_work() -> None:
         for replicas in (2, 3)
     ]
     table = compare(*runs)
-    assert table.column("matched by")[0] == "tokens / replicas"
-    assert _by(table, "B/A")["actor_generate"] == pytest.approx(2 / 3, abs=0.02)
-    assert _by(table, "verdict")["actor_generate"] == "same"
+    assert table.column("adjusted by")[0] == "tokens / replicas"
+    assert _by(table, "raw B/A")["actor_generate"] == pytest.approx(2 / 3, abs=0.02)
+    assert _by(table, "verdict")["actor_generate"] == "unchanged"
 
 
 def test_first_steps_that_warm_up_are_left_out_and_said() -> None:
     cold, warm = _times(1, 40), _times(2, 40)
     cold[:2] *= 5
     table = compare(run_of({"a": cold}), run_of({"a": warm}))
-    assert "A: the first 2 steps warm up and are left out." in table.note
+    assert "A: the first 2 steps are excluded as warm-up." in table.note
     assert "B: the first" not in table.note
-    assert _by(table, "equal-work")["a"] == pytest.approx(1.0, abs=0.02)
+    assert _by(table, "adjusted")["a"] == pytest.approx(1.0, abs=0.02)
 
 
 def test_stages_of_one_side_are_said() -> None:
@@ -74,8 +74,8 @@ def test_stages_of_one_side_are_said() -> None:
 def test_runs_that_hardly_compare_are_called_so() -> None:
     a = run_of({"a": _times(1), "c": _times(3)}, device="NVIDIA H100")
     b = run_of({"b": _times(2), "c": _times(4)}, device="Ascend 910B", world_size=8)
-    assert "These runs are hardly comparable, score 0." in compare(a, b).note
-    assert "hardly" not in compare(a, a).note
+    assert "Comparability score 0." in compare(a, b).note
+    assert "Comparability" not in compare(a, a).note
 
 
 def test_steps_under_capture_are_left_out_and_said() -> None:
@@ -94,7 +94,7 @@ def test_steps_under_capture_are_left_out_and_said() -> None:
 
     table = compare(loaded(run("capture")), loaded(run("other")))
     assert (table.column("A"), table.column("B")) == ([5, 5], [6, 6])
-    assert "A: Steps left out: 1 under capture." in table.note
+    assert "A: Excluded steps: 1 captured." in table.note
     assert "B: " not in table.note
 
 
@@ -102,4 +102,6 @@ def test_steps_under_capture_are_left_out_and_said() -> None:
 def test_it_abstains_below_three_steps(tmp_path: Path, before: int, after: int, name: str) -> None:
     a, b = grpo_run(tmp_path / "a", before), grpo_run(tmp_path / "b", after)
     steps = min(before, after)
-    assert compare(a, b).abstained == f"run {name} has {steps} complete steps, 3 are needed"
+    assert (
+        compare(a, b).abstained == f"Run {name} has {steps} complete steps; a comparison needs 3."
+    )

@@ -21,7 +21,7 @@ from tests.builders.calls import Call, Copy, Kernel, recorded, run, traces
 from tests.places import SHARED_DATA
 
 KINETO = SHARED_DATA / "kineto"
-EXACT = ("A", "B", "delta", "from count", "from duration")
+EXACT = ("A", "B", "delta", "due to count", "due to duration")
 
 
 def told(table: Table) -> dict[object, tuple[object, ...]]:
@@ -44,7 +44,7 @@ def test_a_change_is_told_as_more_calls_and_longer_ones() -> None:
         ("new", 0, 5, 5, 5, 0, None, 0.0, 1.0),
         (TOTAL, 27, 41, 14, 8, 6, 41 / 27, 3.0, 4.0),
     ]
-    assert table.note.startswith("Time per step and rank: over 1 of A and 1 of B.")
+    assert table.note.startswith("Time per step and rank: 1 of A and 1 of B.")
 
 
 def test_times_are_per_step_and_rank_and_what_lies_outside_of_steps_is_left_out() -> None:
@@ -52,14 +52,14 @@ def test_times_are_per_step_and_rank_and_what_lies_outside_of_steps_is_left_out(
     after = [*lasting("a", 30, 30, step=7), *lasting("a", 30, step=7, rank=1)]
     table = trace_diff(run(None, before), run(None, after), by="kernels")
     assert told(table)["a"] == (15, 45, 30, 8, 22, 3.0, 1.0, 1.5)
-    assert "Outside of steps, and left out: 77% of A's time, 0% of B's." in table.note
+    assert "Excluded, outside of steps: 77% of A's time, 0% of B's." in table.note
 
 
 def test_without_steps_in_one_of_them_times_are_per_rank() -> None:
     before = run(None, [*lasting("a", 10, step=1), *lasting("a", 20, step=2)])
     table = trace_diff(before, run(None, lasting("a", 40, step=None)), by="kernels")
     assert told(table)["a"][:2] == (30, 40)
-    assert "per rank (not both traces tell steps): over 1 of A and 1 of B." in table.note
+    assert "per rank (one of the traces has no steps): 1 of A and 1 of B." in table.note
 
 
 def test_a_stage_is_found_by_whatever_name_its_framework_has() -> None:
@@ -69,9 +69,11 @@ def test_a_stage_is_found_by_whatever_name_its_framework_has() -> None:
         table = trace_diff(before, after, by="kernels", stage=name)
         assert list(told(table)) == ["a", TOTAL]
         assert f"Time in {name} per step" in table.note
-    with pytest.raises(RlprofError, match=r"^stage='critic': nothing .* tell actor_update, gen, "):
+    with pytest.raises(
+        RlprofError, match=r"^no launches in stage 'critic'. Stages .*: actor_update, gen, "
+    ):
         trace_diff(before, after, by="kernels", stage="critic")
-    with pytest.raises(RlprofError, match=r"these traces tell no stages$"):
+    with pytest.raises(RlprofError, match=r"Stages in these traces: none$"):
         trace_diff(run(None, lasting("a", 1)), run(None, lasting("a", 1)), by="kernels", stage="x")
 
 
@@ -95,7 +97,7 @@ def test_operators_of_a_host_alone_are_compared_by_their_own_time() -> None:
     one = run([Call("a", 0, 9_000), Call("b", 1_000, 3_000)])
     two = run([Call("a", 0, 9_000), Call("b", 1_000, 5_000)], lasting("k", 5))
     for table in (trace_diff(one, one), trace_diff(one, two)):
-        assert "These are times of the host: not both runs have kernels." in table.note
+        assert "Times are of the host, because one of the runs has no kernels." in table.note
     assert told(trace_diff(one, two))["b"] == (2_000, 4_000, 2_000, 0, 2_000, 2.0, 1.0, 1.0)
     assert told(trace_diff(one, two))["a"][:3] == (7_000, 5_000, -2_000)
 
@@ -117,14 +119,26 @@ def test_rows_beyond_the_top_are_one_and_the_total_is_the_same() -> None:
 def test_it_abstains_or_refuses_in_one_line() -> None:
     full, nothing = launching(1), run([], [])
     for pair, by, text in (
-        ((nothing, full), "kernels", "run A: no device tool recorded kernels"),
-        ((full, nothing), "kernels", "run B: no device tool recorded kernels"),
-        ((full, nothing), "operators", "run B: no operators were recorded"),
+        (
+            (nothing, full),
+            "kernels",
+            "Run A has no device kernels. Capture a step with a profiler.",
+        ),
+        (
+            (full, nothing),
+            "kernels",
+            "Run B has no device kernels. Capture a step with a profiler.",
+        ),
+        (
+            (full, nothing),
+            "operators",
+            "Run B has no operators. Capture a step with torch.profiler.",
+        ),
     ):
         assert trace_diff(*pair, by=by).abstained == text  # type: ignore[arg-type]
-    with pytest.raises(RlprofError, match=r"^by='modules': traces are compared by operators or"):
+    with pytest.raises(RlprofError, match=r"^unknown by='modules'. Use operators or kernels"):
         trace_diff(full, full, by="modules")  # type: ignore[arg-type]
-    with pytest.raises(RlprofError, match=r"^top=0: shows 1 or more rows"):
+    with pytest.raises(RlprofError, match=r"^top=0 must be 1 or more"):
         trace_diff(full, full, top=0)
 
 
@@ -172,7 +186,7 @@ def test_operators_sum_as_their_own_table_does(one, two) -> None:
             return
         names = (table.column(each) for each in ("operator", EXACT[column]))
         mine = {name: time for name, time in zip(*names, strict=True) if time}
-        if "times of the host" in table.note:
+        if "Times are of the host" in table.note:
             continue
         ranks = len({each.rank for each in (one, two)[column][1]})
         if ranks == 1:
@@ -204,8 +218,8 @@ def test_a_real_trace_is_the_same_as_itself(name: str, by: str) -> None:
     work = device_work(spans, None, [])
     inside = work.duration[work.step > 0] if (work.step > 0).any() else work.duration
     assert table.rows[-1][1] == int(inside.sum()) > 0
-    left = {"h100_qwen1.5-0.5b": "left out: 30% of A's time, 30% of B's."}.get(name)
-    assert left in table.note if left else "left out" not in table.note
+    left = {"h100_qwen1.5-0.5b": "outside of steps: 30% of A's time, 30% of B's."}.get(name)
+    assert left in table.note if left else "outside of steps" not in table.note
 
 
 @pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")

@@ -22,11 +22,11 @@ def rows(table: Any) -> list[dict[str, Any]]:
 def test_the_path_of_a_slow_rank_is_that_rank_and_adds_up_to_the_steps() -> None:
     table = critical_path(play(Script(listed=True, slow={2: 0.2}), 7).spans)
 
-    own = [row for row in rows(table) if row["part"] == "own time"]
+    own = [row for row in rows(table) if row["part"] == "work"]
     assert [row["rank"] for row in own if row["stage"] in STAGES] == [2] * 4
     assert sum(row["share"] for row in rows(table)) == pytest.approx(1)
     assert {row["steps"] for row in own} == {23}
-    assert "Joins told by a table of collectives." in table.note
+    assert "Synchronization points: collectives table." in table.note
 
 
 def test_per_rank_the_others_have_the_slack_that_they_wait() -> None:
@@ -36,7 +36,7 @@ def test_per_rank_the_others_have_the_slack_that_they_wait() -> None:
     update = {
         row["rank"]: row
         for row in rows(table)
-        if row["stage"] == "actor_generate" and row["part"] == "own time"
+        if row["stage"] == "actor_generate" and row["part"] == "work"
     }
     assert [update[rank]["total"] > 0 for rank in range(8)] == [rank == 2 for rank in range(8)]
     for rank in {*range(8)} - {2}:
@@ -48,10 +48,10 @@ def test_per_rank_the_others_have_the_slack_that_they_wait() -> None:
 def test_stages_that_wait_are_joins_where_nothing_lists_collectives() -> None:
     table = critical_path(play(Script(slow={1: 0.1}), 3).spans)
 
-    assert "Joins told by stages that hold waiting (actor_update)." in table.note
+    assert "Synchronization points: stages that include waiting (actor_update)." in table.note
     parts = {row["stage"]: row["part"] for row in rows(table)}
     assert parts["actor_update"] == "transfer"
-    assert parts["actor_generate"] == "own time"
+    assert parts["actor_generate"] == "work"
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -77,15 +77,15 @@ def test_one_rank_alone_is_its_own_path() -> None:
     table = critical_path(loaded(own))
     assert [(row[0], row[7]) for row in table.rows] == [
         ("actor_update", 28 * ms),
-        ("between stages", 12 * ms),
+        ("untraced", 12 * ms),
     ]
-    assert "One thread: the path is all that it did." in table.note
+    assert "Single thread, so everything is on the critical path." in table.note
 
 
 def test_without_joins_several_ranks_have_no_path() -> None:
     table = critical_path(play(Script(meets=()), 1).spans)
     assert table.abstained is not None
-    assert table.abstained.startswith("nothing shows where ranks wait for one another")
+    assert table.abstained.startswith("rlprof found no synchronization between ranks")
 
 
 @settings(max_examples=examples(60), deadline=None)

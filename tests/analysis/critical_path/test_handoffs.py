@@ -39,21 +39,21 @@ def test_a_step_goes_from_rollout_to_reward_to_trainer_and_adds_up() -> None:
 
     on = {(row[0], row[1], row[3]): row[5] for row in table.rows if row[7]}
     assert on == {
-        ("between stages", "own time", 1): MS,  # the weights on their way
-        ("actor_generate", "own time", 1): 70 * MS,
-        ("actor_generate", "hand-over", 1): MS,
-        ("compute_reward", "own time", 2): 10 * MS,
-        ("compute_reward", "hand-over", 2): MS,
-        ("actor_update", "own time", 3): 40 * MS,
-        ("weight_sync", "own time", 3): 8 * MS,
+        ("untraced", "work", 1): MS,  # the weights on their way
+        ("actor_generate", "work", 1): 70 * MS,
+        ("actor_generate", "handoff", 1): MS,
+        ("compute_reward", "work", 2): 10 * MS,
+        ("compute_reward", "handoff", 2): MS,
+        ("actor_update", "work", 3): 40 * MS,
+        ("weight_sync", "work", 3): 8 * MS,
     }
     assert sum(on.values()) == took(Fed()) == 131 * MS  # type: ignore[arg-type]
-    assert "Joins told by samples and weight versions." in (table.note or "")
+    assert "Synchronization points: samples and weight versions." in (table.note or "")
 
 
 def test_the_shorter_rollout_has_as_much_slack_as_it_may_take_longer() -> None:
     rows = {(row[0], row[1], row[3]): row for row in critical_path(feed(Fed()), per_rank=True).rows}
-    slack = int(rows["actor_generate", "own time", 0][6]) // MS  # type: ignore[arg-type]
+    slack = int(rows["actor_generate", "work", 0][6]) // MS  # type: ignore[arg-type]
 
     assert slack == 9  # generated at 51, scored until 62; the other is there at 71
     assert took(Fed(generate=(50 + slack, 70))) == took(Fed())
@@ -68,7 +68,7 @@ def test_the_shorter_rollout_has_as_much_slack_as_it_may_take_longer() -> None:
         ("compute_reward 0.25x faster", {"faster": {"compute_reward": 0.25}}, {"reward": 40}),
         ("actor_update 2x faster", {"faster": {"actor_update": 2}}, {"train": 20}),
         ("weight_sync removed", {"removed": ["weight_sync"]}, {"sync": 0}),
-        ("weight_sync hidden", {"hidden": ["weight_sync"]}, {"sync": 0}),
+        ("weight_sync overlapped", {"hidden": ["weight_sync"]}, {"sync": 0}),
     ],
 )
 def test_a_change_takes_what_was_predicted(
@@ -79,12 +79,12 @@ def test_a_change_takes_what_was_predicted(
 
 
 def test_a_weight_sync_is_hidden_where_nothing_is_asked_for() -> None:
-    assert "weight_sync hidden" in whatif(feed(Fed())).column("change")
+    assert "weight_sync overlapped" in whatif(feed(Fed())).column("change")
 
 
 def test_without_samples_and_versions_nothing_is_told() -> None:
     table = critical_path(feed(Fed(tell=False)))
-    assert "no sample or version that two ranks had" in (table.abstained or "")
+    assert "no synchronization between ranks" in (table.abstained or "")
 
 
 @pytest.mark.parametrize("more", [2**61, 2**64, 2**120])

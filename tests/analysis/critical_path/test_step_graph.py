@@ -80,7 +80,7 @@ def test_without_a_join_of_all_steps_are_cut_by_the_clock() -> None:
 
     assert own.steps.tolist() == [1, 2, 3, 4]
     assert own.offset_ns.reshape(3, 4).tolist() == [[0] * 4, [0] * 4, [5] * 4]
-    assert "by their clocks, as no join has all ranks" in own.note
+    assert "by the clocks (no sync point includes all ranks)" in own.note
 
 
 def test_steps_that_lost_events_never_make_a_lap_that_is_not_tiled() -> None:

@@ -71,7 +71,7 @@ def test_steps_under_capture_are_left_out_and_said_but_roles_without_steps_are_n
     spans = loaded([*steps, *mine], [stage("a", 1, 2, 1, tokens=7)])
     rows = found(spans)
     assert (rows["a", 0]["tokens"], rows["a", 1]["tokens"]) == (50, 7)
-    assert "Steps left out: 1 under capture." in throughput(spans).note
+    assert "Excluded steps: 1 captured." in throughput(spans).note
 
 
 def test_flops_are_stated_else_measured_else_by_formula() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_rlprof.analysis.findings.finding import Claim, Undecided
 from lightning_rlprof.analysis.findings.run_rules import _claim, memory_claims, slow_claims
-from lightning_rlprof.analysis.stragglers.verdicts import SLOW_HOST, SLOW_OR_UNEVEN
+from lightning_rlprof.analysis.stragglers.verdicts import SLOW_HOST, SLOW_UNCOUNTED
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import Cells, table, thinned
@@ -136,13 +136,13 @@ def test_noise_is_never_a_leak_also_where_a_fifth_of_it_is_lost(seed: int) -> No
 ROW: dict[str, Any] = {
     "rank": None,
     "verdict": SLOW_HOST,
-    "effect": None,
+    "slowdown": None,
     "stages": "not known",
-    "lost by others": 5_000,
+    "peer time lost": 5_000,
     "steps": "2-9",
-    "low": None,
-    "high": None,
-    "chance": 0.001,
+    "CI low": None,
+    "CI high": None,
+    "p-value": 0.001,
     "group": "actor ranks 1, 2",
 }
 
@@ -179,7 +179,7 @@ def test_where_one_of_several_is_meant_all_are_named_and_it_is_less_sure() -> No
     found = Run.of(spans).sql(claim.query)
     assert set(found.column("rank")) == {1, 2}
     assert set(found.column("step")) == set(range(2, 10))
-    single = _claim(spans, {**ROW, "rank": 1, "verdict": SLOW_OR_UNEVEN, "group": "actor"})
+    single = _claim(spans, {**ROW, "rank": 1, "verdict": SLOW_UNCOUNTED, "group": "actor"})
     assert single.confidence == "medium", "the work was not counted"
 
 

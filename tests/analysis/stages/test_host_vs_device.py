@@ -43,7 +43,7 @@ def test_steps_under_capture_are_left_out():
 
     assert table.column("device mean") == [2]
     assert table.column("count") == [2]
-    assert "1 under capture" in table.note
+    assert "1 captured" in table.note
 
 
 def half_up(total, count):

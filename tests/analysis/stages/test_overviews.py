@@ -36,7 +36,7 @@ def test_stages_of_other_threads_and_outside_steps_are_beside() -> None:
         ("actor_generate", "outside steps", 30, 30, 30, 30, 30, 1),
         ("weight_sync", "outside steps", 5, 5, 5, 5, 5, 1),
     ]
-    assert table.note == "Steps left out: 1 under capture."
+    assert table.note == "Excluded steps: 1 captured."
 
 
 def test_regions_are_whole_spans_with_their_share_of_the_counted_steps() -> None:

@@ -104,7 +104,7 @@ def test_steps_under_capture_are_left_out() -> None:
     ]
     table = gaps(loaded(rows))
     assert table.column("total") == [10]
-    assert table.note == "Steps left out: 1 under capture."
+    assert table.note == "Excluded steps: 1 captured."
 
 
 def test_it_abstains_without_steps() -> None:

@@ -111,7 +111,7 @@ def test_captured_and_interrupted_steps_are_left_out_and_said() -> None:
     rows = [*step(1, ("a", 1, 9)), captured, Row("a", "stage", 2, 110, 190)]
     found = stage_rows(loaded(rows))
     assert found.steps.tolist() == [1]
-    assert found.note == "Steps left out: 1 under capture."
+    assert found.note == "Excluded steps: 1 captured."
 
 
 def test_counters_lie_in_the_cells_of_their_spans() -> None:

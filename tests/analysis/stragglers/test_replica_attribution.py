@@ -27,10 +27,10 @@ from lightning_rlprof.analysis.stragglers.replica_attribution import (
 )
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
-    NOBODY,
-    SLOW_GROUP,
+    NO_STRAGGLER,
     SLOW_HOST,
-    SLOW_OR_UNEVEN,
+    SLOW_REPLICA,
+    SLOW_UNCOUNTED,
     TRANSIENT,
 )
 from lightning_rlprof.tables.spans import Spans
@@ -195,7 +195,7 @@ def test_a_rank_that_is_slow_for_a_while_is_named() -> None:
 
 def test_all_others_of_the_role_wait_for_it() -> None:
     spans = play(replace(TENSOR, slow={3: 0.2}, uneven=0.0), 3_000).spans
-    (lost,) = stragglers(spans).column("lost by others")
+    (lost,) = stragglers(spans).column("peer time lost")
     assert lost == pytest.approx(24 * 7 * 0.2 * 1.2e9, rel=0.25)
 
 
@@ -209,7 +209,7 @@ def test_all_others_of_the_role_wait_for_it() -> None:
 def test_where_nobody_tells_which_one_it_is_the_replica_is_charged(
     script: Script, group: str
 ) -> None:
-    assert told(script) == [(None, SLOW_GROUP, group)]
+    assert told(script) == [(None, SLOW_REPLICA, group)]
 
 
 def test_of_a_copy_that_does_not_wait_for_it_only_the_slow_rank_is_charged() -> None:
@@ -235,27 +235,27 @@ def test_who_is_late_for_waiting_elsewhere_is_not_the_cause() -> None:
 
 def test_the_larger_part_of_a_pipeline_is_not_slow() -> None:
     for layers in ((1.0, 1.3), (1.3, 1.0)):
-        assert told(replace(PIPELINE, layers=layers)) == [(None, NOBODY, "actor")]
+        assert told(replace(PIPELINE, layers=layers)) == [(None, NO_STRAGGLER, "actor")]
 
 
 def test_one_copy_of_the_model_is_compared_by_arrivals_alone() -> None:
     alone = replace(TENSOR, parallel={"tp": 8})
-    assert told(replace(alone, slow={3: 0.1})) == [(3, SLOW_OR_UNEVEN, "actor")]
+    assert told(replace(alone, slow={3: 0.1})) == [(3, SLOW_UNCOUNTED, "actor")]
     table = stragglers(play(alone, 3_000).spans)
     assert table.abstained is not None
-    assert "one copy of the model" in table.abstained
+    assert "one model replica" in table.abstained
     experts = Script(parallel={"ep": 8}, experts=(1.4, 1.0), uneven=0.3, listed=True)
     assert stragglers(play(experts, 3_000).spans).abstained == table.abstained
 
 
 def test_a_sibling_that_is_always_last_by_little_is_not_the_cause() -> None:
     script = replace(TENSOR, noise=0.0005, hiccups=0.0, slow={2: 0.005})
-    assert told(script) == [(None, NOBODY, "actor")]
+    assert told(script) == [(None, NO_STRAGGLER, "actor")]
 
 
 def test_a_rank_that_is_always_last_by_little_is_not_worth_a_word() -> None:
     script = Script(listed=True, noise=0.0005, hiccups=0.0, slow={2: 0.005})
-    assert told(script) == [(None, NOBODY, "actor")]
+    assert told(script) == [(None, NO_STRAGGLER, "actor")]
 
 
 def test_groups_that_cross_without_sizes_are_said() -> None:

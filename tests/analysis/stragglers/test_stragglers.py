@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.stragglers.stragglers import lost_ns, stragglers
-from lightning_rlprof.analysis.stragglers.verdicts import INSUFFICIENT, NOBODY, SLOW_OR_UNEVEN
+from lightning_rlprof.analysis.stragglers.verdicts import NO_STRAGGLER, SLOW_UNCOUNTED
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Mask
 from lightning_rlprof.tables.spans import Spans
@@ -67,11 +67,11 @@ def test_the_matrix_has_no_healthy_rank_accused_and_each_slow_one_found(case: st
     assert own.found >= 29
 
 
-def test_eight_ranks_and_eight_steps_are_insufficient_evidence() -> None:
+def test_eight_ranks_and_eight_steps_are_too_few() -> None:
     for seed in SEEDS:
         table = stragglers(play(TOO_SHORT, seed).spans)
         assert table.abstained == (
-            f"{INSUFFICIENT}: actor: 8 ranks take 12 steps to be compared, here are 8"
+            "Not enough steps: comparing 8 ranks needs 12, role actor has 8."
         )
 
 
@@ -119,20 +119,18 @@ def test_what_it_costs_is_told_where_some_ranks_or_steps_have_stages_of_their_ow
     for where in (spans.rank == 0, spans.rank == 3, spans.step % 3 == 0):
         table = stragglers(called(spans, "compute_reward", where, "score"))
         assert table.column("rank") == [3]
-        assert table.column("lost by others") == pytest.approx([whole], rel=0.1)
+        assert table.column("peer time lost") == pytest.approx([whole], rel=0.1)
 
 
 def test_a_stage_of_one_rank_alone_clears_nobody() -> None:
     spans = play(Script(), 5).spans
     alone = called(spans, "compute_reward", spans.rank == 0, "score")
     ((_, verdict, _, stages, *_),) = stragglers(alone).rows
-    assert verdict == NOBODY
+    assert verdict == NO_STRAGGLER
     assert "score" not in f"{stages} {stragglers(alone).note}"
     apart = replace(spans, name=np.where(spans.kind == STAGE, spans.rank, 0))
     few = replace(apart, names=tuple("abcdefgh"))
-    assert stragglers(few).abstained == (
-        f"{INSUFFICIENT}: actor: no stage was recorded on several ranks"
-    )
+    assert stragglers(few).abstained == "Role actor has no stage on several ranks."
 
 
 def test_steps_that_have_different_stages_are_compared_all_the_same() -> None:
@@ -146,19 +144,19 @@ def test_steps_that_have_different_stages_are_compared_all_the_same() -> None:
 
 def test_nobody_is_only_cleared_where_a_slow_rank_would_have_been_found() -> None:
     ((rank, verdict, *_),) = stragglers(play(Script(), 5).spans).rows
-    assert (rank, verdict) == (None, NOBODY)
+    assert (rank, verdict) == (None, NO_STRAGGLER)
     noisy = stragglers(play(Script(noise=0.3, steps=12), 5).spans)
     assert noisy.abstained is not None
-    assert "steps differ so much" in noisy.abstained
+    assert "Step times vary so much" in noisy.abstained
     spans = play(Script(), 5).spans
     stopped = np.where(
         (spans.rank == 2) & (spans.step > 4) & (spans.kind == STAGE), REGION, spans.kind
     )
     few = stragglers(replace(spans, kind=stopped)).abstained
     assert few is not None
-    assert "too few steps of 1 of 8 ranks can be compared, rank 2 among them" in few
+    assert few == "Too few steps can be compared on 1 of 8 ranks, for instance rank 2."
     together = stragglers(play(Script(meets=STAGES), 5).spans)
-    assert [each for each in together.column("verdict") if each != NOBODY] == []
+    assert [each for each in together.column("verdict") if each != NO_STRAGGLER] == []
 
 
 def test_roles_are_not_compared_with_one_another() -> None:
@@ -168,7 +166,7 @@ def test_roles_are_not_compared_with_one_another() -> None:
         for rank, head in spans.headers.items()
     }
     table = stragglers(replace(spans, headers=roles))
-    assert table.column("verdict") == [NOBODY, NOBODY]
+    assert table.column("verdict") == [NO_STRAGGLER, NO_STRAGGLER]
     assert table.column("group") == ["rollout", "actor"]
 
 
@@ -176,15 +174,15 @@ def test_arrivals_alone_accuse_where_stages_hide_a_slow_rank() -> None:
     script = Script(slow={2: 0.3}, where=("actor_update",), listed=True, steps=40)
     table = stragglers(play(script, 5).spans)
     ((rank, verdict, *_),) = table.rows
-    assert (rank, verdict) == (2, SLOW_OR_UNEVEN)
-    assert table.column("came last")[0] > 0.8
+    assert (rank, verdict) == (2, SLOW_UNCOUNTED)
+    assert table.column("last arrivals")[0] > 0.8
     hidden = stragglers(play(replace(script, listed=False), 5).spans)
-    assert "A slow rank may be hidden in actor_update" in f"{hidden.note}{hidden.abstained}"
+    assert "actor_update may include waiting for other ranks" in f"{hidden.note}{hidden.abstained}"
 
 
 def test_drifting_pace_is_said() -> None:
     table = stragglers(play(Script(steps=60, drift=(0.03, 0.9)), 5).spans)
-    assert "steps count as one" in f"{table.note}{table.abstained}"
+    assert "steps are treated as one sample" in f"{table.note}{table.abstained}"
 
 
 def test_ranks_that_keep_a_pace_of_their_own_are_seldom_accused() -> None:
@@ -195,14 +193,12 @@ def test_ranks_that_keep_a_pace_of_their_own_are_seldom_accused() -> None:
 def test_a_run_with_nothing_to_compare_abstains() -> None:
     spans = play(Script(ranks=2, steps=2), 5).spans
     alone = replace(spans, headers={0: spans.headers[0]})
-    few = "actor: 2 ranks take 10 steps to be compared, here are 2"
-    assert stragglers(replace(spans, headers={})).abstained == (
-        f"{INSUFFICIENT}: no rank was recorded"
-    )
+    few = "Not enough steps: comparing 2 ranks needs 10, role actor has 2."
+    assert stragglers(replace(spans, headers={})).abstained == "This run has no ranks."
     assert stragglers(alone).abstained == (
-        f"{INSUFFICIENT}: actor: one rank has nobody to be compared with"
+        "Role actor has one rank; a comparison needs two or more."
     )
-    assert stragglers(spans).abstained == f"{INSUFFICIENT}: {few}"
+    assert stragglers(spans).abstained == few
 
 
 def test_a_run_is_compared_once_and_forgotten_with_it() -> None:

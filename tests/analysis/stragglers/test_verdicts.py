@@ -11,13 +11,13 @@ from lightning_rlprof.analysis.stragglers.rank_matrix import line_up, stage_rows
 from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, Pace, pace
 from lightning_rlprof.analysis.stragglers.verdicts import (
     EFFECT,
-    INSUFFICIENT,
+    IMBALANCE,
+    INCONCLUSIVE,
     SLOW,
     SLOW_DEVICE,
     SLOW_HOST,
-    SLOW_OR_UNEVEN,
+    SLOW_UNCOUNTED,
     TRANSIENT,
-    UNEVEN,
     judge,
     proven,
     steps_needed,
@@ -148,9 +148,9 @@ def words(script: Script, *, host_only: bool = True) -> dict[int, str]:
         (Script(slow={1: 0.15}), False, SLOW),
         (Script(slow={1: 0.15}, device="device"), False, SLOW_DEVICE),
         (Script(slow={1: 0.15}, device="host"), False, SLOW_HOST),
-        (Script(slow={1: 0.15}, counters=False), True, SLOW_OR_UNEVEN),
+        (Script(slow={1: 0.15}, counters=False), True, SLOW_UNCOUNTED),
         (Script(slow={1: 0.15}, when=(6, 14)), True, TRANSIENT),
-        (Script(more={1: 1.3}, uneven=0.3, steps=40), True, UNEVEN),
+        (Script(more={1: 1.3}, uneven=0.3, steps=40), True, IMBALANCE),
     ],
 )
 def test_the_cause_is_told_as_far_as_the_run_knows(
@@ -171,11 +171,11 @@ def test_a_slow_stage_is_named_and_all_of_them_are_the_whole() -> None:
 def test_several_places_share_the_chance_of_a_false_word() -> None:
     few = paced(Script(steps=12, slow={1: 0.3}, noise=0.01, hiccups=0.0))
     assert [each.verdict for each in judge(few, host_only=True)] == [SLOW_HOST]
-    assert [each.verdict for each in judge(few, host_only=True, places=2)] == [INSUFFICIENT]
+    assert [each.verdict for each in judge(few, host_only=True, places=2)] == [INCONCLUSIVE]
 
 
 def test_what_proves_nothing_is_insufficient() -> None:
-    assert set(words(Script(steps=8, slow={1: 0.3}, noise=0.01)).values()) == {INSUFFICIENT}
+    assert set(words(Script(steps=8, slow={1: 0.3}, noise=0.01)).values()) == {INCONCLUSIVE}
 
 
 def test_more_ranks_take_more_steps() -> None:

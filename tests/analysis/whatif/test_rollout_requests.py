@@ -103,19 +103,19 @@ def test_no_schedule_is_twice_as_long_as_the_best_one(ns: list[int], many: int) 
 
 
 def test_predictions_about_rollouts() -> None:
-    table = whatif(loaded(rank()), rollout=Rollout(cut=0.8, cap=50, replicas=1))
+    table = whatif(loaded(rank()), rollout=Rollout(stop_at=0.8, max_tokens=50, add_replicas=1))
     saved = {row[0]: row[3] for row in table.rows}
-    assert saved["rollout cut at 80%"] == 70 * MS
-    assert saved["50 tokens at most"] == 50 * MS
-    assert saved["1 rollout replicas more"] == 40 * MS
+    assert saved["rollout stopped at 80%"] == 70 * MS
+    assert saved["max 50 tokens"] == 50 * MS
+    assert saved["+1 rollout replicas"] == 40 * MS
 
 
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        (Rollout(cut=1.5), "a share is above 0 and at most 1"),
-        (Rollout(cap=0), "takes a whole number, 1 or more"),
-        (Rollout(replicas=-1), "takes a whole number, 1 or more"),
+        (Rollout(stop_at=1.5), "stop_at 1.5 must be above 0 and at most 1"),
+        (Rollout(max_tokens=0), "max_tokens 0 must be 1 or more"),
+        (Rollout(add_replicas=-1), "add_replicas -1 must be 1 or more"),
     ],
 )
 def test_what_cannot_be_asked_is_an_error(asked: Rollout, text: str) -> None:
@@ -125,7 +125,7 @@ def test_what_cannot_be_asked_is_an_error(asked: Rollout, text: str) -> None:
 
 def test_what_the_run_does_not_hold_is_an_error_that_says_how_to_record_it() -> None:
     bare = [row for row in rank() if row.kind != "region"]
-    with pytest.raises(TraceError, match="annotate each one"):
-        whatif(loaded(bare), rollout=Rollout(cut=0.9))
+    with pytest.raises(TraceError, match="Mark each request"):
+        whatif(loaded(bare), rollout=Rollout(stop_at=0.9))
     with pytest.raises(TraceError, match="count\\(tokens"):
-        whatif(loaded(rank(tokens=False)), rollout=Rollout(cap=50))
+        whatif(loaded(rank(tokens=False)), rollout=Rollout(max_tokens=50))

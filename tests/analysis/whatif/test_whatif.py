@@ -78,7 +78,7 @@ def test_balanced_work_takes_what_was_predicted(monkeypatch: pytest.MonkeyPatch)
         return tuple(np.broadcast_to(each.mean(axis=0), each.shape) for each in own(script, random))  # type: ignore[return-value]
 
     def one(seed: int) -> tuple[float, float]:
-        guess = predicted(play(script, seed).spans, "balanced work")
+        guess = predicted(play(script, seed).spans, "balanced load")
         with monkeypatch.context() as patched:
             patched.setattr(scripted, "_tokens", even)
             return guess, took(play(script, seed).spans)
@@ -91,7 +91,7 @@ def test_a_faster_stage_takes_what_was_predicted(monkeypatch: pytest.MonkeyPatch
 
     def one(seed: int) -> tuple[float, float]:
         spans = play(Script(listed=True, uneven=0.2), seed).spans
-        guess = predicted(spans, "actor_generate 2x faster", faster={"actor_generate": 2})
+        guess = predicted(spans, "actor_generate 2x faster", speedup={"actor_generate": 2})
         with monkeypatch.context() as patched:
             patched.setitem(scripted.TYPICAL, "actor_generate", (typical / 2, linear, square))
             return guess, took(play(Script(listed=True, uneven=0.2), seed).spans)
@@ -101,7 +101,7 @@ def test_a_faster_stage_takes_what_was_predicted(monkeypatch: pytest.MonkeyPatch
 
 def test_a_row_adds_up_and_says_what_it_is_worth() -> None:
     spans = play(Script(listed=True, slow={1: 0.2}), 1).spans
-    for row in whatif(spans, removed=["compute_reward"]).rows:
+    for row in whatif(spans, remove=["compute_reward"]).rows:
         _, now, then, saving, share, hours, low, high = row
         assert saving == now - then
         assert share == pytest.approx(saving / now)
@@ -117,16 +117,18 @@ def test_nothing_is_predicted_where_the_step_itself_does_not_come_out() -> None:
 
 def test_work_inside_of_stages_that_wait_is_not_balanced() -> None:
     table = whatif(play(Script(), 1).spans)
-    assert "balanced work" not in table.column("change")
-    assert "Balanced work is not told" in table.note
+    assert "balanced load" not in table.column("change")
+    assert '"balanced load" is not available' in table.note
 
 
 def test_what_cannot_be_changed_is_an_error_that_says_what_can() -> None:
     spans = play(Script(listed=True), 1).spans
-    with pytest.raises(TraceError, match="is no stage of these steps, which have actor_generate"):
-        whatif(spans, removed=["nonsense"])
-    with pytest.raises(TraceError, match="a speed is above 0"):
-        whatif(spans, faster={"actor_update": 0})
+    with pytest.raises(
+        TraceError, match=r"unknown stage 'nonsense'. Stages in this run: actor_generate"
+    ):
+        whatif(spans, remove=["nonsense"])
+    with pytest.raises(TraceError, match="must be above 0"):
+        whatif(spans, speedup={"actor_update": 0})
 
 
 def test_a_later_run_scores_what_was_predicted() -> None:
@@ -136,7 +138,7 @@ def test_a_later_run_scores_what_was_predicted() -> None:
     best = table.rows[0]
     assert best[0] == "no straggler"
     assert abs(best[5]) < 0.03  # type: ignore[arg-type]
-    assert score([], even).abstained == "no prediction was kept"
+    assert score([], even).abstained == "No predictions were saved."
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -147,5 +149,5 @@ def test_odd_runs_do_no_harm(rows: list[list[Row]]) -> None:
 
 def test_a_stage_may_be_hidden_by_name() -> None:
     assert "actor_update hidden" in whatif(
-        play(Script(listed=True), 1).spans, hidden=["actor_update"]
+        play(Script(listed=True), 1).spans, overlap=["actor_update"]
     ).column("change")

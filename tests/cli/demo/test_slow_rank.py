@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
-from lightning_rlprof.analysis.stragglers.verdicts import INSUFFICIENT, UNEVEN
+from lightning_rlprof.analysis.stragglers.verdicts import IMBALANCE, INCONCLUSIVE
 from lightning_rlprof.cli.demo.run import DemoOptions, run_demo
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.load import load
@@ -18,7 +18,7 @@ def accused(**options: object) -> set[object]:
     assert result.run is not None
     table = stragglers(load(result.run))
     pairs = zip(table.column("rank"), table.column("verdict"), strict=True)
-    innocent = (INSUFFICIENT, UNEVEN)
+    innocent = (INCONCLUSIVE, IMBALANCE)
     return {rank for rank, verdict in pairs if rank is not None and verdict not in innocent}
 
 

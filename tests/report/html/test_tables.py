@@ -184,7 +184,7 @@ def test_sizes_are_for_people() -> None:
 def test_the_bounds_of_a_change_are_called_what_they_bound(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path / "run", steps=9)
     table = whatif(spans)
-    rows = [*zip(*map(table.column, ("low", "predicted", "high")), strict=True)]
+    rows = [*zip(*map(table.column, ("CI low", "predicted", "CI high")), strict=True)]
     assert rows
     assert all(int(low or 0) <= int(middle or 0) <= int(high or 0) for low, middle, high in rows)
     page = render_report(spans, {"whatif": table}, "x")
