@@ -73,7 +73,7 @@ def test_a_table_tells_the_uncertainty_of_a_number_that_crosses_ranks(tmp_path: 
     spans = spans_of(tmp_path, "aabb", [0, 0, 50_000, 70_000])
     assert remark(spans, "Skew") == "Skew: ±0.070 ms."
     assert remark(spans, "Skew", 80_000) == "Skew: ±0.070 ms."
-    assert remark(spans, "Skew", 60_000) == "Skew: ±0.070 ms, and below that."
+    assert remark(spans, "Skew", 60_000) == "Skew: ±0.070 ms, larger than the value itself."
     assert remark(spans, "Skew", 60_000, [0, 1]) == ""
     assert never_compared(spans) == ""
 

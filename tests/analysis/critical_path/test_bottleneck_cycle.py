@@ -46,7 +46,7 @@ def test_one_role_that_is_always_busy_is_the_cycle(
     assert found == {key: ms * MS for key, ms in want.items()}
 
 
-def test_weights_that_may_be_one_version_old_make_a_round_of_two_steps() -> None:
+def test_weights_that_may_be_one_version_old_make_a_cycle_of_two_steps() -> None:
     job = Fed(generate=(60, 60), train=60, lag=1, steps=20)
     table = bottleneck_cycle(feed(job))
 
@@ -139,8 +139,8 @@ def test_no_cycle_has_more_weight_by_step(edges: list[Edge]) -> None:
     assert [edge[1] for edge in around] == [edge[0] for edge in around[1:] + around[:1]]
 
 
-def test_a_round_without_a_step_is_refused() -> None:
-    with pytest.raises(ValueError, match="a round of 2 edges takes 0 steps"):
+def test_a_cycle_without_a_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="a cycle of 2 edges takes 0 steps"):
         heaviest(*columns([(0, 1, 5, 0), (1, 0, 5, 0)]))
 
 

@@ -63,12 +63,12 @@ def test_the_shorter_rollout_has_as_much_slack_as_it_may_take_longer() -> None:
 @pytest.mark.parametrize(
     ("change", "asked", "after"),
     [
-        ("actor_generate 2x faster", {"faster": {"actor_generate": 2}}, {"generate": (25, 35)}),
-        ("compute_reward 2x faster", {"faster": {"compute_reward": 2}}, {"reward": 5}),
-        ("compute_reward 0.25x faster", {"faster": {"compute_reward": 0.25}}, {"reward": 40}),
-        ("actor_update 2x faster", {"faster": {"actor_update": 2}}, {"train": 20}),
-        ("weight_sync removed", {"removed": ["weight_sync"]}, {"sync": 0}),
-        ("weight_sync overlapped", {"hidden": ["weight_sync"]}, {"sync": 0}),
+        ("actor_generate 2x faster", {"speedup": {"actor_generate": 2}}, {"generate": (25, 35)}),
+        ("compute_reward 2x faster", {"speedup": {"compute_reward": 2}}, {"reward": 5}),
+        ("compute_reward 0.25x faster", {"speedup": {"compute_reward": 0.25}}, {"reward": 40}),
+        ("actor_update 2x faster", {"speedup": {"actor_update": 2}}, {"train": 20}),
+        ("weight_sync removed", {"remove": ["weight_sync"]}, {"sync": 0}),
+        ("weight_sync overlapped", {"overlap": ["weight_sync"]}, {"sync": 0}),
     ],
 )
 def test_a_change_takes_what_was_predicted(
@@ -78,11 +78,11 @@ def test_a_change_takes_what_was_predicted(
     assert rows[change][2] == pytest.approx(took(replace(Fed(), **after)), abs=2 * MS)
 
 
-def test_a_weight_sync_is_hidden_where_nothing_is_asked_for() -> None:
+def test_a_weight_sync_is_overlapped_by_default() -> None:
     assert "weight_sync overlapped" in whatif(feed(Fed())).column("change")
 
 
-def test_without_samples_and_versions_nothing_is_told() -> None:
+def test_without_samples_and_versions_there_is_no_path() -> None:
     table = critical_path(feed(Fed(tell=False)))
     assert "no synchronization between ranks" in (table.abstained or "")
 

@@ -45,14 +45,14 @@ def test_of_joins_in_one_another_the_outer_one_counts() -> None:
 
 def test_a_table_of_collectives_counts_before_names_and_behaviour() -> None:
     met = found(play(Script(listed=True, meets=STAGES), 1).spans)
-    assert met.source == "a table of collectives"
+    assert met.source == "collectives table"
     assert len(met.size) == 24 * 4
     assert (met.size == 8).all()
 
 
 def test_stages_that_wait_are_joins_as_a_whole() -> None:
     met = found(play(Script(slow={1: 0.1}), 1).spans)
-    assert met.source == "stages that hold waiting (actor_update)"
+    assert met.source == "stages that include waiting (actor_update)"
     assert met.waits.all()
     assert len(met.size) == 24
 
