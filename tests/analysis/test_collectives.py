@@ -240,7 +240,7 @@ def test_kernels_stand_in_by_their_names() -> None:
 def test_it_abstains_without_collectives_and_says_what_could_not_be_read(name: str) -> None:
     empty = Table(name, columns("rank", "kernel", "stage", "start", "duration", "step"))
     assert communication(with_table(name, empty)).abstained == (
-        "no device tool recorded a collective"
+        "This run has no collectives. Capture a step with a profiler."
     )
     assert "trace.json: is no trace" in str(communication(with_table(name, None)).abstained)
     assert communication(loaded([])).abstained is not None

@@ -209,8 +209,11 @@ def test_two_traces_are_compared_by_kernel_and_by_operator(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--by", "modules"), "by='modules': traces are compared by operators or kernels"),
-        (("--by", "kernels", "--stage", "critic"), "stage='critic': nothing was launched in it; "),
+        (("--by", "modules"), "unknown by='modules'. Use operators or kernels."),
+        (
+            ("--by", "kernels", "--stage", "critic"),
+            "no launches in stage 'critic'. Stages in these traces: ",
+        ),
         (("--by", "kernels", "--markdown"), "--by: takes neither --markdown nor --fail-over"),
         (("--by", "kernels", "--fail-over", "3%"), "--by: takes neither"),
         (("--stage", "actor_update"), "--stage, --rows: take --by operators or --by kernels"),

@@ -21,7 +21,7 @@ def test_the_path_names_stage_and_rank_and_what_to_ask_next(rlprof: Run, tmp_pat
     assert (status, err) == (0, "")
     assert out.startswith(f"{run}: what a step's length hangs on\n")
     (line,) = [line.split() for line in out.splitlines() if line.startswith("actor_generate")]
-    assert line[4] == "2"
+    assert line[3] == "2"
     assert f"Next: rlprof whatif {run}" in out
 
 

@@ -63,11 +63,9 @@ def test_as_json_the_verdict_comes_with_its_evidence(rlprof: Run, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("steps", "text"), [(20, "no straggler"), (6, "comparing 4 ranks needs 11, this run has 6")]
+    ("steps", "text"), [(20, "no straggler"), (6, "comparing 4 ranks needs 11, role actor has 6")]
 )
-def test_where_nobody_can_be_named_it_says_why(
-    steps: int, text: str, rlprof: Run, tmp_path: Path
-) -> None:
+def test_without_a_verdict_it_says_why(steps: int, text: str, rlprof: Run, tmp_path: Path) -> None:
     status, out, _ = rlprof("stragglers", recorded(tmp_path, steps=steps, slow={}))
     assert status == 0
     assert text in " ".join(out.split())

@@ -77,7 +77,7 @@ def test_kernels_without_the_column_of_graphs_are_not_known() -> None:
     rows = ColumnRows([(np.zeros(3, dtype=np.int64), ["k"])])
     table = Table("kernels", (Column("kernel", "text"),), rows)
     run = replace(_plain(), tables={"kernels": lambda: table})
-    assert comparability(run, run).rows[3] == ("graph capture", "not known", "not known", 1.0)
+    assert comparability(run, run).rows[3] == ("graph capture", "unknown", "unknown", 1.0)
 
 
 def test_the_score_is_the_product() -> None:

@@ -62,7 +62,7 @@ def test_joins_in_different_orders_leave_their_steps_out() -> None:
     spans = loaded(rank(0), rank(0, joins=("all_reduce", "barrier")))
     apart = {number: header(number, 2, host=f"node-{number}") for number in range(2)}
     found = dag(replace(spans, headers=apart))  # with one clock it would show that they never met
-    assert found == "no step is complete on all ranks with its joins in one order"
+    assert found == "No step is complete on all ranks with the same order of sync points."
 
 
 def test_without_a_join_of_all_steps_are_cut_by_the_clock() -> None:

@@ -182,7 +182,7 @@ def test_it_is_silent_where_they_use_as_much_of_the_link_as_larger_ones() -> Non
     ("rows", "why"),
     [
         (calls(large=0), "nothing 8x as large compares"),
-        (calls(small=19, took=400_000), "of 19 meetings"),
+        (calls(small=19, took=400_000), "of 19 matched"),
         (calls(ranks=(0,)), "are not told apart"),
     ],
 )

@@ -260,6 +260,6 @@ def test_a_rank_that_is_always_last_by_little_is_not_worth_a_word() -> None:
 
 def test_groups_that_cross_without_sizes_are_said() -> None:
     note = stragglers(play(replace(TENSOR, told=False), 3_000).spans).note
-    assert "does not say parallel" in note
+    assert "has no `parallel` key" in note
     assert "parallel" not in stragglers(play(TENSOR, 3_000).spans).note
     assert "parallel" not in stragglers(play(Script(listed=True), 3_000).spans).note
