@@ -130,7 +130,7 @@ def items(path: Path) -> list[Path]:
         return [path]
     found = [item.path for item in _below(path)]
     if not found:
-        raise TraceError(f"{path}: holds no run and no trace")
+        raise TraceError(f"{path}: no run or trace found below it")
     return found
 
 

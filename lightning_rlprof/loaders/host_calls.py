@@ -19,7 +19,7 @@ CALL_COLUMNS = (
     Column("thread", "count"),
     Column("name", "text"),
     Column("kind", "text"),
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("id", "count"),
     Column("parent", "count"),

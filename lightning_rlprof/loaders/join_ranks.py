@@ -25,7 +25,7 @@ from lightning_rlprof.tables.table import Column, ColumnRows, Table
 _IDENTITIES = ("id", "parent", "forward")
 _RANK = Column("rank", "count")
 _FEW = 8
-_ABSENT = "no such table was recorded"
+_ABSENT = "this table was not recorded"
 
 
 class Piece(NamedTuple):
@@ -56,7 +56,7 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
 
     Example::
 
-        >>> one = Table("t", (Column("time", "duration", "ns"),), [(5,)])
+        >>> one = Table("t", (Column("time", "time", "ns"),), [(5,)])
         >>> pieces = [Piece((rank,), rank * 100, lambda: one) for rank in (0, 1)]
         >>> list(join_tables("t", pieces).rows)
         [(0, 5), (1, 105)]
@@ -104,7 +104,7 @@ def _said(remarks: dict[str, list[int]]) -> str:
         for text, ranks in remarks.items()
         if ranks or text != _ABSENT
     ]
-    more = [f"and {len(texts) - _FEW} more remarks"] if len(texts) > _FEW else []
+    more = [f"and {len(texts) - _FEW} more warnings"] if len(texts) > _FEW else []
     return "; ".join([*texts[:_FEW], *more])
 
 
@@ -317,7 +317,7 @@ def _only_rank(part: Spans) -> int | None:
 
 
 def _undated(parts: Sequence[Spans]) -> list[RunWarning]:
-    text = "{} does not say when it was recorded: its times begin with those of the run"
+    text = "{} has no recording time: its times start with those of the run"
     return [
         RunWarning(rank, text.format(part.path.name))
         for part in parts

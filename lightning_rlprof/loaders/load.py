@@ -157,7 +157,7 @@ def _no_run(files: list[Path], names: list[str]) -> str:
     if files:
         some = ", ".join(file.name for file in files[:_FEW])
         some += f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
-        return f"holds {len(files)} traces, choose one of them: {some}"
+        return f"holds {len(files)} traces, pass one of them: {some}"
     if names:
         return (
             "holds no run, that is no rank-*.jsonl files, nor a directory with them, nor a trace "
@@ -187,7 +187,7 @@ def _entries(path: Path) -> list[str]:
     except FileNotFoundError as error:
         raise TraceError(f"{bare(str(path))}: no such file or directory") from error
     except NotADirectoryError as error:
-        raise TraceError(f"{path}: it is a pipe or a device, and no file") from error
+        raise TraceError(f"{path}: not a regular file") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 

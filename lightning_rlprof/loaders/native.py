@@ -171,7 +171,7 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
             f"{file}: its header says rank {number}, allowed are 0 to {_MOST_RANKS - 1}"
         )
     if not -_LARGEST < trace.header.unix_ns - trace.header.clock_ns < _LARGEST_ANCHOR:
-        raise TraceError(f"{file}: the clocks of its header are out of range")
+        raise TraceError(f"{file}: the clock values in its header are out of range")
     lines, problems = _sound(trace)
     columns = _columns(lines, number, trace.threads, tables)
     order = np.lexsort((columns["id"], columns["start_ns"]))
@@ -211,10 +211,10 @@ def _sound(trace: RankTrace) -> tuple[list[SpanLine], list[RunWarning]]:
     small = [line for line in lines if _is_small(line)]
     forward = [line for line in small if line.end_ns >= line.start_ns]
     texts = [
-        (trace.lost_lines, "{} of its lines could not be read"),
+        (trace.lost_lines, "{} of its lines can't be read"),
         (len(lines) - len(small), "{} spans are left out: their numbers are out of range"),
         (len(small) - len(forward), "{} spans are left out: they end before they start"),
-        (trace.status is None, "its file just stops: killed, or still running"),
+        (trace.status is None, "its file is truncated: the rank was killed or is still running"),
         (trace.status not in (None, "finished"), f"it ended early: {trace.status}"),
     ]
     return forward, [RunWarning(rank, text.format(int(count))) for count, text in texts if count]
@@ -264,8 +264,8 @@ def _family(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
     twins = len(ids) - len(np.unique(ids))
     orphans = int(np.count_nonzero((parents != NO_PARENT) & ~np.isin(parents, ids)))
     texts = [
-        (twins, "{} spans have the id of another one"),
-        (orphans, "{} spans lost the span around them, which never ended"),
+        (twins, "{} spans share an id with another span"),
+        (orphans, "{} spans lost their parent, which never ended"),
     ]
     return [RunWarning(rank, text.format(count)) for count, text in texts if count]
 

@@ -83,9 +83,9 @@ def _captures_read(path: Path, rank: int | None, *, chrome: bool) -> Spans:
 
     part = read_kineto(path) if chrome else read_nsys(path, rank)
     if not part.unix_ns:
-        raise TraceError(f"{path}: is left out: when it was recorded is not known")
+        raise TraceError(f"{path}: left out: its recording time is unknown")
     if rank is None and (chrome or any(each.text.startswith(GUESSED) for each in part.warnings)):
-        raise TraceError(f"{path}: is left out: nothing says which rank it is of")
+        raise TraceError(f"{path}: left out: its rank is unknown; put rank-N in its name")
     return part
 
 
@@ -231,11 +231,11 @@ def _read(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str
         kernels, unix_ns, remarks = read_nsys_kernels(path)
         told = kernels.rank
     if not len(kernels.rank):
-        remarks = ["holds no kernels", *remarks]
+        remarks = ["no kernels", *remarks]
     if not unix_ns:
-        raise TraceError(f"{path}: is left out: when it was recorded is not known")
+        raise TraceError(f"{path}: left out: its recording time is unknown")
     if rank is None and (told < 0).any():
-        raise TraceError(f"{path}: is left out: nothing says which rank it is of")
+        raise TraceError(f"{path}: left out: its rank is unknown; put rank-N in its name")
     kernels = replace(kernels, rank=np.where(told < 0, rank or 0, told))
     whose = int(kernels.rank[0]) if rank is None and len(kernels.rank) else rank
     kernels = kernels_on_run(spans, whose, unix_ns, kernels)

@@ -149,7 +149,7 @@ class SqliteTables:
         except OSError as error:
             raise TraceError(f"{self.source}: cannot be read ({error.strerror})") from error
         if not size:
-            raise TraceError(f"{self.source}: is empty, no SQLite database")
+            raise TraceError(f"{self.source}: the file is empty")
         page, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
         kept = head[24:28] == head[92:96]  # older libraries leave the number of pages as it was
         return size, pages * (65_536 if page == 1 else page) if kept else size

@@ -163,7 +163,7 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions) -> Text:
         return Text("-", style="dim")
     if isinstance(cell, str):
         return _name(cell)
-    if column.kind == "duration":
+    if column.kind in ("duration", "time"):
         return Text(duration(int(cell)) if not options.ascii_only else _ascii(int(cell)))
     if column.kind == "share":
         bare = options.ascii_only or options.max_width < _NARROW

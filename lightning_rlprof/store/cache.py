@@ -21,7 +21,7 @@ from lightning_rlprof.records.run_directory import CACHE_FOLDER
 from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
 from lightning_rlprof.tables.table import Table
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the tables and their columns; another one is never read."""
 
 
@@ -210,7 +210,7 @@ def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         text = f"{tempfile.gettempdir()}: has no room for the tables of {path} ({error})"
-        raise TraceError(f"{text}; TMPDIR names another folder") from error
+        raise TraceError(f"{text}; set TMPDIR to another folder") from error
     weakref.finalize(cache, shutil.rmtree, folder, ignore_errors=True)
     return cache
 

@@ -24,15 +24,17 @@ HIDDEN = "code"
 
 
 def sql_name(column: Column) -> str:
-    """Return what a column is called in SQL: a duration says its unit.
+    """Return the name of a column in SQL: those of times and durations end in their unit.
 
     Example::
 
-        >>> sql_name(Column("mean wait", "duration", "ns")), sql_name(Column("end_ns", "duration"))
+        >>> sql_name(Column("mean wait", "duration", "ns")), sql_name(Column("end_ns", "time"))
         ('mean_wait_ns', 'end_ns')
     """
     name = "_".join(column.name.split())
-    return f"{name}_ns" if column.kind == "duration" and not name.endswith("_ns") else name
+    return (
+        f"{name}_ns" if column.kind in ("duration", "time") and not name.endswith("_ns") else name
+    )
 
 
 def quoted(name: str) -> str:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
-# Nanoseconds that count from the beginning of the axis; all others are lengths.
-_MOMENTS = {"start_ns", "end_ns", "time_ns", "launch_ns", "allocated_at_ns", "released_at_ns"}
 _FILE = "its file"
 _FEW = 8
 
@@ -44,14 +42,14 @@ class JoinedTable(NamedTuple):
     Attributes:
         name: Of the table.
         files: Those that hold it.
-        columns: In SQL, in the order of the first file that has them.
+        columns: In SQL, in the order of the first file that has them, and whether they are times.
         parts: What each file is a part of.
         note: What the files say beside their rows.
     """
 
     name: str
     files: list[Path]
-    columns: list[str]
+    columns: dict[str, bool]
     parts: list[Part]
     note: str
 
@@ -74,8 +72,9 @@ class JoinedTable(NamedTuple):
     def _picks(self) -> list[str]:
         own = "nullif(p.rank, -1)"
         picks = [] if "rank" in self.columns else [f"{own} AS rank"]
-        for name in map(quoted, self.columns):
-            if name.strip('"') in _MOMENTS:
+        for column, is_time in self.columns.items():
+            name = quoted(column)
+            if is_time:
                 picks.append(f"d.{name} + p.later AS {name}")
             else:
                 value = f"coalesce(d.rank, {own})" if name == '"rank"' else f"d.{name}"
@@ -102,16 +101,16 @@ def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
         if text:
             remarks[text if rank is None else f"rank {rank}: {text}"] = None
     note = "; ".join([*remarks][:_FEW])
-    note += f"; and {len(remarks) - _FEW} more remarks" if len(remarks) > _FEW else ""
+    note += f"; and {len(remarks) - _FEW} more warnings" if len(remarks) > _FEW else ""
     if not told:
-        return note or "no trace has it"
-    columns = dict.fromkeys(
-        sql_name(Column(each["name"], each["kind"], each["unit"]))
+        return note or "no trace contains it"
+    columns = {
+        sql_name(Column(each["name"], each["kind"], each["unit"])): each["kind"] == "time"
         for about in told.values()
         for each in about["columns"]
-    )
+    }
     files = {file: there[path] for path in told for file in files_of(path)}
-    return JoinedTable(name, [*files], [*columns], [*files.values()], note)
+    return JoinedTable(name, [*files], columns, [*files.values()], note)
 
 
 def _abouts(paths: Sequence[Path]) -> dict[Path, About]:

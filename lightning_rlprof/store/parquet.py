@@ -65,7 +65,7 @@ def write_table(table: Table, name: str, path: Path) -> None:
     import duckdb
 
     if os.fsencode(path).decode(errors="replace") != str(path):
-        raise OSError(None, "its name is no text, and DuckDB opens no such file", str(path))
+        raise OSError(None, "its name is not valid text, and DuckDB can't open it", str(path))
     try:
         if isinstance(table.rows, PartRows) and len(table.rows) > AT_ONCE:
             _write_parts(table, table.rows, path)
@@ -227,7 +227,7 @@ def kept_table(path: Path, name: str) -> Table:
     """
     about = read_about(path)
     if about is None:
-        raise TraceError(f"{path}: is damaged; delete it, and it is made anew")
+        raise TraceError(f"{path}: corrupt; delete it, and rlprof rebuilds it")
     columns = tuple(Column(each["name"], each["kind"], each["unit"]) for each in about["columns"])
     rows = KeptRows(_File(path, about, columns))
     return Table(name, columns, rows, about["note"], about["abstained"])

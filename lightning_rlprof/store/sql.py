@@ -82,7 +82,7 @@ def write_answer(query: str, attach: Attach, paths: Iterable[Path], output: Path
     """
     form = _FORMATS.get(output.suffix)
     if form is None:
-        raise TraceError(f"{output}: -o writes .csv or .parquet, by the end of the name")
+        raise TraceError(f"{output}: -o needs a name that ends in .csv or .parquet")
     part = output.with_name(f".{output.name}.part")
     part.unlink(missing_ok=True)
     part.open("xb").close()  # says why not, in the system's words
@@ -183,9 +183,9 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
     except duckdb.Error as error:
         raise TraceError(_line(error)) from error
     except UnicodeEncodeError as error:
-        raise TraceError("a query is text; this holds bytes that are no UTF-8") from error
+        raise TraceError("the query is not valid UTF-8") from error
     if relation is None:
-        raise TraceError("a query is one SELECT and only reads; this answers nothing")
+        raise TraceError("only a single read-only SELECT is supported; this one returns nothing")
     picks, columns = _picked(relation)
     return select, columns, picks
 

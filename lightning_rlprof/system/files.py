@@ -21,4 +21,4 @@ def open_file(path: Path) -> BinaryIO:
     os.close(opened)
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "it is a pipe or a device, and no file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -186,7 +186,7 @@ def _of_one_run(
     runs = sorted({folder for folder, _, file in folders if _RANK_FILE.fullmatch(file)})
     if len(runs) > 1:
         some = ", ".join(runs[-_FEW:])
-        raise TraceError(f"{path}: holds {len(runs)} runs, choose one of them: {some}")
+        raise TraceError(f"{path}: holds {len(runs)} runs, pass one of them: {some}")
     if not found:
         raise TraceError(f"{path}: is not there, or holds no file that rlprof reads")
     return {file: at for file, at in found.items() if not runs or file.startswith(f"{runs[0]}/")}

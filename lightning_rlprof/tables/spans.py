@@ -240,8 +240,8 @@ _SPANS = (
     Column("kind", "text"),
     Column("rank", "count"),
     Column("step", "count"),
-    Column("start_ns", "duration", "ns"),
-    Column("end_ns", "duration", "ns"),
+    Column("start_ns", "time", "ns"),
+    Column("end_ns", "time", "ns"),
     Column("duration_ns", "duration", "ns"),
     Column("thread", "count"),
     Column("thread_name", "text"),
@@ -267,7 +267,7 @@ _HEADERS = (
 )
 _NOTES = (
     Column("rank", "count"),
-    Column("time_ns", "duration", "ns"),
+    Column("time_ns", "time", "ns"),
     Column("level", "text"),
     Column("text", "text"),
 )

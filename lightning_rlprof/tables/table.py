@@ -26,13 +26,14 @@ class Column:
 
     Attributes:
         name: Heading, unique in its table; the key in JSON.
-        kind: ``text``, ``count`` (an integer), ``duration`` (integer nanoseconds), ``share``
-            (0 to 1, shown in per cent), ``ratio`` (shown as 1.25x) or ``number``.
-        unit: ``ns`` for durations; whatever the number counts otherwise.
+        kind: ``text``, ``count`` (an integer), ``time`` (integer nanoseconds since the start of the
+            timeline), ``duration`` (integer nanoseconds), ``share`` (0 to 1, shown in percent),
+            ``ratio`` (shown as 1.25x) or ``number``.
+        unit: ``ns`` for times and durations; what the number counts otherwise.
     """
 
     name: str
-    kind: Literal["text", "count", "duration", "share", "ratio", "number"]
+    kind: Literal["text", "count", "time", "duration", "share", "ratio", "number"]
     unit: str = ""
 
 

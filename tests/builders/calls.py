@@ -18,7 +18,7 @@ CALLS = (
     Column("thread", "count"),
     Column("name", "text"),
     Column("kind", "text"),
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("id", "count"),
     Column("parent", "count"),
@@ -32,11 +32,11 @@ COPIES = (
     Column("stream", "count"),
     Column("kind", "text"),
     Column("bytes", "count", "bytes"),
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("stage", "text"),
     Column("step", "count"),
-    Column("launch", "duration", "ns"),
+    Column("launch", "time", "ns"),
     Column("launch duration", "duration", "ns"),
 )
 

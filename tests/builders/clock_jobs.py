@@ -55,7 +55,8 @@ def job_of(
 _COLUMNS = (
     *(Column(name, "count") for name in ("rank", "number", "step")),
     *(Column(name, "text") for name in ("operation", "group")),
-    *(Column(name, "duration", "ns") for name in ("start", "duration")),
+    Column("start", "time", "ns"),
+    Column("duration", "duration", "ns"),
 )
 
 

@@ -91,6 +91,6 @@ def table_of(met: Any, groups: Mapping[str, Any], inside: Any = None) -> Table:
     ]
     operators = [f"{name}_{at}" for at in range(9) for name in ("allreduce", "hcom_receive")]
     told = [Column(name, kind) for name, kind in zip(_COLUMNS, _KINDS, strict=True)]
-    times = [Column(name, "duration", "ns") for name in ("start", "duration")]
+    times = [Column("start", "time", "ns"), Column("duration", "duration", "ns")]
     whole[2], whole[3] = (whole[2], operators), (whole[3], names)
     return Table("communication", (*told, *times), ColumnRows(whole))

@@ -70,7 +70,7 @@ def test_sql_without_a_query_lists_the_tables(rlprof: Run, run: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("select '\udcff'", "a query is text; this holds bytes that are no UTF-8"),
+        ("select '\udcff'", "the query is not valid UTF-8"),
         ("copy spans to 'x.csv'", "a query is one SELECT and only reads; this is COPY"),
         ("from read_csv('/etc/passwd')", "SQL: Permission Error: Cannot access file"),
         ("select nme from spans", 'SQL: Binder Error: Referenced column "nme" not found'),
@@ -99,7 +99,7 @@ def test_what_is_missing_in_the_run_is_said_with_the_answer(rlprof: Run, tmp_pat
     write_rank(tmp_path / "a", header(0, 3), grpo_rows(2), status=None)
     out = rlprof("sql", tmp_path, "select count(*) from spans")[1]
     assert "! of 3 ranks, these wrote no trace: 1-2\n" in out
-    assert "! rank 0: its file just stops: killed, or still running\n" in out
+    assert "! rank 0: its file is truncated: the rank was killed or is still running\n" in out
     data = json.loads(rlprof("sql", tmp_path, "select 1", "--json")[1])
     assert {"rank": None, "text": "of 3 ranks, these wrote no trace: 1-2"} in data["warnings"]
 

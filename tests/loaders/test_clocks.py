@@ -92,4 +92,4 @@ def test_readings_that_cannot_be_true_are_passed_over(tmp_path: Path) -> None:
         file.write('["clock",0,[]]\n["clock",77,[[0,1,2,3]]]\n["clock","x",[[0,1,2,3]]]\n')
     spans = load(tmp_path)
     assert any("not calibrated" in problem.text for problem in spans.warnings)
-    assert any("1 of its lines could not be read" in problem.text for problem in spans.warnings)
+    assert any("1 of its lines can't be read" in problem.text for problem in spans.warnings)

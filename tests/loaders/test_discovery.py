@@ -102,12 +102,12 @@ def test_what_looks_broken_is_left_where_no_trace_is_beside_it(tmp_path: Path) -
     assert names(tmp_path) == ["server/vllm.json"]
     shutil.rmtree(tmp_path / "server")
     (tmp_path / "gpu-b_rank1.json.gz").write_bytes(b"no trace")
-    with pytest.raises(TraceError, match="holds no run and no trace"):
+    with pytest.raises(TraceError, match="no run or trace found below it"):
         items(tmp_path)
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="holds no run and no trace"):
+    with pytest.raises(TraceError, match="no run or trace found below it"):
         items(tmp_path)
     with pytest.raises(TraceError, match="no such file"):
         items(tmp_path / "no")
@@ -291,7 +291,7 @@ def test_where_none_can_be_read_the_first_says_why(tmp_path: Path) -> None:
     for rank in (0, 1):
         (tmp_path / f"x_rank{rank}_y.sqlite").write_bytes(b"hello")
 
-    with pytest.raises(TraceError, match=r"x_rank0_y\.sqlite: is no SQLite file"):
+    with pytest.raises(TraceError, match=r"x_rank0_y\.sqlite: not an SQLite export"):
         load(tmp_path)
 
 
@@ -328,7 +328,7 @@ def test_where_ranks_are_not_known_to_differ_one_has_to_be_chosen(
     for name in names:
         chrome(tmp_path / name)
 
-    with pytest.raises(TraceError, match=f"holds 2 traces, choose one of them: {names[0]}"):
+    with pytest.raises(TraceError, match=f"holds 2 traces, pass one of them: {names[0]}"):
         load(tmp_path)
 
 
@@ -336,7 +336,7 @@ def test_traces_of_two_tools_are_not_mixed(tmp_path: Path) -> None:
     chrome(tmp_path / "rank-0.trace.json", 0, world=2)
     export(tmp_path / "x_rank1_y.sqlite")
 
-    with pytest.raises(TraceError, match="choose one of them"):
+    with pytest.raises(TraceError, match="pass one of them"):
         load(tmp_path)
 
 

@@ -131,7 +131,7 @@ def test_a_part_that_does_not_know_its_time_begins_at_zero_and_is_a_problem() ->
     run = join([undated, dated])
 
     assert (run.start_ns.tolist(), run.unix_ns) == ([5, 5], 7000)
-    text = "b.json does not say when it was recorded: its times begin with those of the run"
+    text = "b.json has no recording time: its times start with those of the run"
     assert RunWarning(1, text) in run.warnings
 
 
@@ -165,7 +165,7 @@ def test_tables_are_read_when_asked_and_on_the_axis_of_the_run() -> None:
 
     def kernels(rank: int) -> Table:
         asked.append(rank)
-        return Table("kernels", (Column("rank", "count"), Column("start", "duration")), [(rank, 3)])
+        return Table("kernels", (Column("rank", "count"), Column("start", "time")), [(rank, 3)])
 
     run = join(
         [
@@ -191,7 +191,7 @@ def test_the_path_is_the_folder_of_all() -> None:
 
 HEADS = (
     Column("rank", "count"),
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("kernel", "text"),
     Column("share", "number"),
@@ -260,7 +260,7 @@ def test_a_text_under_a_heading_of_numbers_elsewhere_is_not_lost() -> None:
 
 
 def test_rows_without_a_rank_get_that_of_their_piece_and_none_of_several() -> None:
-    own = table([(4,)], (Column("time", "duration", "ns"),))
+    own = table([(4,)], (Column("time", "time", "ns"),))
 
     found = join_tables("t", [Piece((3,), 10, lambda: own), Piece((5, 6), 0, lambda: own)])
 
@@ -268,9 +268,11 @@ def test_rows_without_a_rank_get_that_of_their_piece_and_none_of_several() -> No
     assert list(found.rows) == [(3, 14), (None, 4)]
 
 
-def test_names_of_the_cache_are_moments_too_and_lengths_are_not() -> None:
-    heads = tuple(
-        Column(name, "duration", "ns") for name in ("start_ns", "launch duration", "launch_ns")
+def test_times_are_moved_whatever_their_name_and_durations_are_not() -> None:
+    heads = (
+        Column("start_ns", "time", "ns"),
+        Column("launch duration", "duration", "ns"),
+        Column("any", "time", "ns"),
     )
     found = join_tables("t", [Piece((0,), 100, lambda: table([(1, 2, 3)], heads))])
 
@@ -292,7 +294,7 @@ def test_what_cannot_be_told_is_said_once_for_all_its_ranks() -> None:
 
     assert found.note == (
         "rank 0: some lost; rank 1-2: disk gone; rank 3: no device; "
-        "rank 4: no such table was recorded"
+        "rank 4: this table was not recorded"
     )
     assert len(found.rows) == 1
     assert join_tables("t", pieces[1:4]).abstained == "rank 1-2: disk gone; rank 3: no device"
@@ -303,7 +305,7 @@ def test_a_long_note_is_cut_and_says_so() -> None:
         Piece((rank,), 0, lambda rank=rank: table([], note=f"lost {rank}")) for rank in range(12)
     ]
 
-    assert join_tables("t", pieces).note.endswith("rank 7: lost 7; and 4 more remarks")
+    assert join_tables("t", pieces).note.endswith("rank 7: lost 7; and 4 more warnings")
 
 
 def test_a_rank_lacks_a_table_only_where_none_of_its_pieces_has_one() -> None:
@@ -312,8 +314,8 @@ def test_a_rank_lacks_a_table_only_where_none_of_its_pieces_has_one() -> None:
 
     pieces = [Piece((0,), 0, None), Piece((0,), 0, read), Piece((1,), 0, None)]
 
-    assert join_tables("t", pieces).note == "rank 1: no such table was recorded"
-    assert join_tables("t", []).abstained == "no such table was recorded"
+    assert join_tables("t", pieces).note == "rank 1: this table was not recorded"
+    assert join_tables("t", []).abstained == "this table was not recorded"
 
 
 def test_rows_are_numbered_on_in_each_rank_and_so_is_who_names_them() -> None:

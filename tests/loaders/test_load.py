@@ -62,9 +62,9 @@ def test_a_file_with_only_its_header_is_a_run_without_spans(tmp_path: Path) -> N
         (lambda path: _artefacts(path / "x"), r"holds one rank's device files; the run is .*run$"),
         (
             lambda path: _exports(path / "x", *"abcdefghij").parent,
-            r"x: holds 10 traces, choose one of them: a\.sqlite, b\.sqlite, .* and 2 more$",
+            r"x: holds 10 traces, pass one of them: a\.sqlite, b\.sqlite, .* and 2 more$",
         ),
-        (lambda path: _file(path / "x.sqlite", "hello"), "is no SQLite file, so no export of"),
+        (lambda path: _file(path / "x.sqlite", "hello"), "not an SQLite export of"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_that_says_why(
@@ -228,7 +228,7 @@ def test_the_only_chrome_trace_of_a_directory_is_read_whatever_its_name(tmp_path
     assert [span.name for span in load(tmp_path)] == ["actor_update"]
 
     (tmp_path / "other.json").write_text(json.dumps(trace))
-    with pytest.raises(TraceError, match=r"choose one of them: other\.json, worker\.pt\.json"):
+    with pytest.raises(TraceError, match=r"pass one of them: other\.json, worker\.pt\.json"):
         load(tmp_path)
 
 

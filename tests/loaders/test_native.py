@@ -89,7 +89,7 @@ def test_one_ranks_file_alone_misses_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (None, "its file just stops: killed, or still running"),
+        (None, "its file is truncated: the rank was killed or is still running"),
         ("KeyboardInterrupt", "it ended early: KeyboardInterrupt"),
     ],
 )
@@ -103,7 +103,7 @@ def test_lost_lines_are_counted(tmp_path: Path) -> None:
     with file.open("a") as lines:
         lines.write('["span", "no\n["later kind", 1]\n["span", "half')
 
-    assert _problems(tmp_path) == [(0, "2 of its lines could not be read")]
+    assert _problems(tmp_path) == [(0, "2 of its lines can't be read")]
     assert len(load(tmp_path)) == 7
 
 
@@ -137,8 +137,8 @@ def test_twins_and_orphans_are_counted_and_kept() -> None:
 
     assert len(spans) == 3
     assert spans.warnings == (
-        RunWarning(0, "1 spans have the id of another one"),
-        RunWarning(0, "1 spans lost the span around them, which never ended"),
+        RunWarning(0, "1 spans share an id with another span"),
+        RunWarning(0, "1 spans lost their parent, which never ended"),
     )
 
 
@@ -181,8 +181,8 @@ def test_roles_may_have_a_world_each(tmp_path: Path) -> None:
     [
         ({"rank": 2**20}, "its header says rank 1048576, allowed are 0 to 1048575"),
         ({"rank": -1}, "its header says rank -1"),
-        ({"unix_ns": 2**62}, "the clocks of its header are out of range"),
-        ({"clock_ns": 2**80}, "the clocks of its header are out of range"),
+        ({"unix_ns": 2**62}, "the clock values in its header are out of range"),
+        ({"clock_ns": 2**80}, "the clock values in its header are out of range"),
     ],
 )
 def test_a_header_that_cannot_be_true_is_refused(

@@ -71,7 +71,7 @@ def test_without_ranges_of_ours_the_run_tells_stage_and_step_at_the_launch(tmp_p
     assert table.column("stage") == ["actor_update", None, None, None]
     assert table.column("step") == [4, 4, None, None]
     assert table.note == (
-        "a.sqlite: 1 launches were not recorded: their stage, step and range are not known; "
+        "a.sqlite: 1 launches were not recorded: their stage, step and range are unknown; "
         "a.sqlite: 3 launches count to the run's spans"
     )
 
@@ -104,7 +104,10 @@ def test_reports_beside_the_ranks_need_a_rank_in_their_name(tmp_path: Path) -> N
     table = load(run).table("kernels")
 
     assert table.column("rank") == [1]
-    assert f"{run / 'other.sqlite'}: is left out: nothing says which rank it is of" in table.note
+    assert (
+        f"{run / 'other.sqlite'}: left out: its rank is unknown; put rank-N in its name"
+        in table.note
+    )
 
 
 def test_chrome_traces_are_joined_with_the_others(tmp_path: Path) -> None:
@@ -142,9 +145,9 @@ def test_files_that_cannot_be_read_are_named_and_the_others_read(tmp_path: Path)
 
     assert len(table.rows) == 0
     assert table.note.split("; ") == [
-        f"{broken}: is no SQLite file, so no export of Nsight Systems",
-        f"{clockless.path}: is left out: when it was recorded is not known",
-        "empty.sqlite: holds no kernels",
+        f"{broken}: not an SQLite export of Nsight Systems",
+        f"{clockless.path}: left out: its recording time is unknown",
+        "empty.sqlite: no kernels",
     ]
 
 
@@ -157,7 +160,7 @@ def test_when_no_file_can_be_read_the_table_abstains(tmp_path: Path) -> None:
 
     assert table.rows == ()
     assert table.abstained is not None
-    assert "is no SQLite file" in table.abstained
+    assert "not an SQLite export" in table.abstained
 
 
 def test_files_are_read_when_the_table_is_asked_for(tmp_path: Path) -> None:
@@ -313,9 +316,9 @@ def test_what_cannot_be_read_is_said_and_the_others_are_read(tmp_path: Path) -> 
 
     assert table.column("rank") == [0]
     assert "rank 1: " in table.note
-    assert "b.sqlite: is no SQLite file" in table.note
-    assert "c.sqlite: is left out: when it was recorded is not known" in table.note
-    assert "whole.sqlite: is left out: nothing says which rank it is of" in table.note
+    assert "b.sqlite: not an SQLite export" in table.note
+    assert "c.sqlite: left out: its recording time is unknown" in table.note
+    assert "whole.sqlite: left out: its rank is unknown; put rank-N in its name" in table.note
 
 
 def test_a_report_of_the_whole_run_has_the_ranks_that_its_marks_say(tmp_path: Path) -> None:
@@ -358,7 +361,7 @@ def test_a_table_that_no_file_turns_out_to_have_abstains(tmp_path: Path, name: s
     run = run_of(tmp_path)
     copied(NsysExport(rank_directory(run, 0) / "a.sqlite", epoch=START), 200)
 
-    assert load(run).table(name).abstained == "rank 0: no such table was recorded"
+    assert load(run).table(name).abstained == "rank 0: this table was not recorded"
 
 
 def test_matrix_products_in_a_capture_are_those_of_the_run(tmp_path: Path) -> None:

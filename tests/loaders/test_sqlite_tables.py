@@ -134,7 +134,7 @@ def test_a_file_that_is_cut_off_says_so_and_gives_what_it_has(tmp_path: Path) ->
 def test_an_empty_file_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "a.db").touch()
 
-    with pytest.raises(TraceError, match=r"a.db: is empty, no SQLite database"):
+    with pytest.raises(TraceError, match=r"a.db: the file is empty"):
         SqliteTables(tmp_path / "a.db")
 
 

@@ -17,7 +17,7 @@ from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
 COLUMNS = (
     Column("thread", "count"),
     Column("name", "text"),
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("parent", "count"),
     Column("value", "number"),
 )

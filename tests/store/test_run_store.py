@@ -39,7 +39,7 @@ def test_the_second_time_the_run_is_not_read(run: Path) -> None:
     assert list(Store(run, second).sql(COUNT).rows) == truth(run)
     assert (first.loads, second.loads) == (1, 0)
     names = [path.stem for path in files(run)]
-    assert names == ["headers", "notes", "warnings", "spans"]
+    assert names == ["headers", "notes", "spans", "warnings"]
 
 
 def test_a_table_of_a_device_is_made_when_it_is_named(run: Path) -> None:
@@ -62,7 +62,7 @@ def test_all_tables_are_shown_and_none_is_made(query: str, run: Path, tmp_path: 
     reader = Reader()
     store = Store(run, reader)
     tables = [(name,) for name in sorted(store.tables)]
-    assert list(store.sql(query).rows) == list(reader(run).sql(query).rows) == tables
+    assert list(store.sql(query).rows) == list(Run.of(reader(run)).sql(query).rows) == tables
     assert store.write(query, tmp_path / "t.csv") == len(tables)
     assert reader.kernels == 0
 
@@ -257,7 +257,7 @@ def test_spans_in_memory_answer_the_same_and_write_nothing(run: Path) -> None:
     assert list(run_in_memory.sql(query).rows) == list(Store(run, load).sql(query).rows)
     assert spans.table("warnings").rows == []
     shutil.rmtree(run / cache.CACHE_FOLDER)
-    assert list(load(run).sql(COUNT).rows) == truth(run)
+    assert list(Run.of(load(run)).sql(COUNT).rows) == truth(run)
     assert not (run / cache.CACHE_FOLDER).exists()
 
 

@@ -220,7 +220,7 @@ def test_a_file_is_whole_or_not_written(tmp_path: Path) -> None:
     for query in ("select error('no')", "select nothing", "copy waits to 'x'"):
         with pytest.raises(TraceError):
             write_answer(query, view, [], tmp_path / "old.csv")
-    with pytest.raises(TraceError, match=r"out.txt: -o writes .csv or .parquet"):
+    with pytest.raises(TraceError, match=r"out.txt: -o needs a name that ends in .csv or .parquet"):
         write_answer("select 1", view, [], tmp_path / "out.txt")
     assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
 

@@ -12,7 +12,7 @@ from lightning_rlprof.records.run_directory import rank_files, read_header, read
 from lightning_rlprof.system.files import open_file
 from tests.builders.ascend_output import capture_folder
 
-NO_FILE = "it is a pipe or a device, and no file"
+NO_FILE = "not a regular file"
 
 
 @pytest.fixture(autouse=True)

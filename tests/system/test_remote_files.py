@@ -160,7 +160,7 @@ def test_of_several_runs_none_is_taken_and_one_is(run: Path, temporary: Path) ->
     assert len(remotely(f"file://{run.parent}")) == len(load(run))
     grpo_run(run.parent / "second", steps=1)
     text = refused(f"file://{run.parent}")
-    assert text.endswith("runs: holds 2 runs, choose one of them: my run, second")
+    assert text.endswith("runs: holds 2 runs, pass one of them: my run, second")
 
 
 def test_what_is_not_there_is_told_by_its_url(memory: Any, temporary: Path) -> None:

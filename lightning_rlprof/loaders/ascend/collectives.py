@@ -38,11 +38,11 @@ _COLUMNS = (
     Column("number", "count"),
     Column("bytes", "count", "bytes"),
     Column("dtype", "text"),
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("stage", "text"),
     Column("step", "count"),
-    Column("launch", "duration", "ns"),
+    Column("launch", "time", "ns"),
 )
 
 

@@ -266,7 +266,7 @@ COMMUNICATION = Part(
         Column("operator", "text"),
         Column("kind", "text"),
         Column("group", "text"),
-        Column("start", "duration", "ns"),
+        Column("start", "time", "ns"),
         *(Column(heading, "duration", "ns") for heading in _MEASURED),
         Column("size", "count", "bytes"),
         Column("bandwidth", "number", "GB/s"),

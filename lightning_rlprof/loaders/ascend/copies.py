@@ -32,11 +32,11 @@ _COLUMNS = (
     Column("stream", "count"),
     Column("kind", "text"),
     Column("bytes", "count", "bytes"),
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("stage", "text"),
     Column("step", "count"),
-    Column("launch", "duration", "ns"),
+    Column("launch", "time", "ns"),
     Column("launch duration", "duration", "ns"),
     Column("thread", "count"),
 )

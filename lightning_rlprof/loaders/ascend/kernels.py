@@ -152,7 +152,7 @@ def _remarks(shown: Mask, beside: Mask, lost: Mask, lent: Mask) -> list[str]:
             "kernels: their launch was not recorded; they count to what the host was in when they "
             "ran",
         ),
-        (lost, "kernels: their launch was not recorded, and little is known of their stage"),
+        (lost, "kernels have no recorded launch: their stage may be unknown"),
         (
             lent,
             "kernels were launched by threads that mark nothing, as autograd's do: they count to "

@@ -156,7 +156,7 @@ def _part(table: str, file: str, columns: tuple[Column, ...], read: Any) -> Part
     )
 
 
-_TIME = Column("time", "duration", "ns")
+_TIME = Column("time", "time", "ns")
 _SIZES = tuple(Column(total, "count", "bytes") for total in _TOTALS)
 
 MEMORY = _part(_RECORDS, _RECORD_FILE, (Column("component", "text"), _TIME, *_SIZES), _memory)
@@ -168,8 +168,8 @@ OPERATOR_MEMORY = _part(
     (
         Column("operator", "text"),
         Column("size", "count", "bytes"),
-        Column("allocated at", "duration", "ns"),
-        Column("released at", "duration", "ns"),
+        Column("allocated at", "time", "ns"),
+        Column("released at", "time", "ns"),
         Column("held", "duration", "ns"),
         *_SIZES,
     ),

@@ -316,7 +316,7 @@ SHAPES = Part(
     (
         Column("thread", "count"),
         Column("operator", "text"),
-        Column("start", "duration", "ns"),
+        Column("start", "time", "ns"),
         Column("duration", "duration", "ns"),
         Column("dims", "text"),
         Column("types", "text"),

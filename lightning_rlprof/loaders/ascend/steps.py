@@ -106,7 +106,7 @@ OVERLAP = Part(
     (
         _DEVICE,
         Column("part", "text"),
-        Column("start", "duration", "ns"),
+        Column("start", "time", "ns"),
         Column("duration", "duration", "ns"),
     ),
     lambda opened: opened.has(_LANES) or opened.capture.trace is not None,
@@ -140,7 +140,7 @@ def _sync(opened: Opened) -> tuple[Frame, list[str]]:
 SYNC = Part(
     (
         Column("kind", "text"),
-        Column("start", "duration", "ns"),
+        Column("start", "time", "ns"),
         Column("duration", "duration", "ns"),
     ),
     lambda opened: opened.has(_ASCEND_WAITS_TABLE, *_COLUMNS) or opened.capture.trace is not None,

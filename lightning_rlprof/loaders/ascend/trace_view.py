@@ -398,7 +398,7 @@ def read_trace_view(path: Path, *wanted: int) -> TraceView:
             columns.add(batch)
     texts = [
         (stream.lost, f"{stream.lost} events are left out: they cannot be read"),
-        (columns.lost, f"{columns.lost} events are left out: their times cannot be true"),
+        (columns.lost, f"{columns.lost} events are left out: their times are out of range"),
     ]
     return TraceView(
         list(columns.names),

@@ -1,6 +1,5 @@
 """The bytes of a trace file, decompressed while they are read."""
 
-import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
@@ -13,9 +12,8 @@ BOMB_RATIO = 200
 BOMB_BYTES = 1 << 28
 """Up to here a compressed file may expand by any ratio: two seconds of work."""
 
+_CHUNK, _STEP = 1 << 14, 1 << 16  # bytes that are read, and decompressed, at once
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_CHUNK, _PIECE = 1 << 17, 1 << 12
-_MOST_LOST = 1 << 26  # bytes that one call can have lost, and more
 
 
 class _Stream(Protocol):
@@ -90,6 +88,11 @@ class Source:
             )
         return count
 
+    def share_read(self, unused: int) -> float:
+        """Return what part of the file was read, without ``unused`` bytes of what it returned."""
+        used = (self._read - unused) / max(self._read, 1)
+        return min(self._file.tell() / max(self._size, 1), 1.0) * used
+
     def _opened(self) -> _Stream:
         try:
             magic = self._file.read(len(_ZSTD))
@@ -105,90 +108,45 @@ class Source:
 class _Gzip:
     """Gzip members, one after the other.
 
-    `isal.igzip` has a file object, too; this one gives everything that comes before a cut, and
-    before damage.
+    Everything before a cut is returned, where `isal.igzip` loses what one call has decompressed.
+    Damage costs what follows, and up to `_STEP` bytes before it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         from isal import isal_zlib
 
         self._file, self._isal = file, isal_zlib
-        self._error: Any = isal_zlib.error
         self._rest = b""
-        self._member: Any = self._new()
-        self._start = self._given = 0  # of this member: where it is in the file, and bytes out
-        self._late: tuple[bytes, _DamagedError] | None = None
+        self._member: Any = self._new_member()
 
     def readinto(self, view: memoryview, /) -> int:
-        if self._late is not None:
-            return self._last(view, *self._late)
-        while not self._member.eof or self._next():
+        while not self._member.eof or self._next_member():
             data = self._member.unconsumed_tail or self._rest or self._file.read(_CHUNK)
             self._rest = b""
             try:
-                out = self._member.decompress(data, len(view))
-            except self._error as error:
-                damage = _DamagedError(f"its compressed data is damaged ({error})")
-                return self._last(view, self._before(), damage)
+                out = self._member.decompress(data, min(len(view), _STEP))
+            except self._isal.error as error:
+                raise _DamagedError(f"its compressed data is damaged ({error})") from error
             if out:
                 view[: len(out)] = out
-                self._given += len(out)
                 return len(out)
             if not data and not self._member.eof:
-                raise _DamagedError("its compressed data is cut off")
+                raise _DamagedError("its compressed data is truncated")
         return 0
 
-    def _next(self) -> bool:
+    def _next_member(self) -> bool:
         """Begin the next member, after zeros that only fill up a block; False without one."""
         rest = self._member.unused_data.lstrip(b"\0")
         while not rest and (more := self._file.read(_CHUNK)):
             rest = more.lstrip(b"\0")
         if rest and not rest.startswith(_GZIP[:1]):
-            raise _DamagedError("something that is not gzip follows its compressed data")
+            raise _DamagedError("its compressed data is followed by other data")
         self._rest = rest
-        self._member = self._new() if rest else self._member
-        self._start, self._given = self._file.tell() - len(rest), 0
+        self._member = self._new_member() if rest else self._member
         return bool(rest)
 
-    def _last(self, view: memoryview, out: bytes, damage: _DamagedError) -> int:
-        """Give what came before damage, and then the damage."""
-        if not out:
-            raise damage
-        count = min(len(out), len(view))
-        view[:count] = out[:count]
-        self._late = out[count:], damage
-        return count
-
-    def _before(self) -> bytes:
-        """Return what the member holds up to its damage and was not given yet: from its start.
-
-        What was decompressed in the call that met the damage is lost, so that the last piece goes
-        in byte by byte.
-        """
-        self._file.seek(self._start)
-        member, count, last = zlib.decompressobj(31), 0, b""
-        while len(last) < _MOST_LOST and (data := self._file.read(_PIECE)):
-            before = member.copy()
-            try:
-                out = member.decompress(data)
-            except zlib.error:
-                return last + _byte_by_byte(before, data)[max(self._given - count, 0) :]
-            last += out[max(self._given - count, 0) :]
-            count += len(out)
-        return last
-
-    def _new(self) -> Any:
-        return self._isal.decompressobj(31)  # 31: a gzip header, and its check sum at the end
-
-
-def _byte_by_byte(member: Any, data: bytes) -> bytes:
-    out = bytearray()
-    try:
-        for at in range(len(data)):
-            out += member.decompress(data[at : at + 1])
-    except zlib.error:
-        pass
-    return bytes(out)
+    def _new_member(self) -> Any:
+        return self._isal.decompressobj(31)  # 31: a gzip header, and its checksum at the end
 
 
 class _Zstd:
@@ -199,7 +157,7 @@ class _Zstd:
             import zstandard
         except ImportError as error:
             raise TraceError(
-                f"{path}: is compressed by zstd, and reading that needs: pip install zstandard"
+                f"{path}: compressed with zstd; to read it: pip install zstandard"
             ) from error
         self._error: type[Exception] = zstandard.ZstdError
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
@@ -209,10 +167,10 @@ class _Zstd:
     def readinto(self, view: memoryview, /) -> int:
         try:
             # The first gives what comes before damage; it may give nothing for a single read.
-            count: int = self._stream.readinto1(view) or self._stream.readinto(view)
+            count: int = self._stream.readinto1(view[:_STEP]) or self._stream.readinto(view)
         except self._error as error:
             raise _DamagedError(f"its compressed data is damaged ({error})") from error
         self._any = self._any or count > 0
         if not self._any:  # the first block is not whole; later ones end where the events do
-            raise _DamagedError("its compressed data is cut off")
+            raise _DamagedError("its compressed data is truncated")
         return count

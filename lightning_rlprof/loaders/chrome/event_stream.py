@@ -1,11 +1,10 @@
-"""The events of a Chrome trace in batches, through one buffer that is used again and again.
+"""Chrome-trace JSON, read as batches of whole events through one buffer of a fixed size.
 
-Where values in the text of a Chrome trace begin and end, the broken ones, too.
-
-What stands before the events of a Chrome trace, which are not read.
+The stream knows events, not the profiler that wrote them. A file that is cut off, or broken
+somewhere, is read up to the first event that can't be parsed. `read_head` reads only what a trace
+contains before its events.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -19,41 +18,27 @@ from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.chrome.byte_source import Source
 
 _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
-EVENT = r"\s*(?=\{\s*" + _KEY + ")"
-"""Stands before an event, with the blanks around it."""
-
+_EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # stands before an event, with the blanks around it
 _SHORT = 1 << 12  # most events are shorter
-_FOLLOWING = re.compile(r"," + EVENT)
 _GAP = re.compile(r"[\s,]*")
-_AFTER = re.compile(
-    r'\](?=\s*,\s*"(?:baseTimeNanoseconds|deviceProperties|displayTimeUnit|distributedInfo|INFO|'
-    r'schemaVersion|traceName)"\s*:)'
-)
 # What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
 # the value of a key, so that names are left alone.
-_NO_NUMBER = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
-# Characters that are looked at in vain, which takes some seconds, and places behind a broken event
-# where the next may begin.
-_VAIN, _TRIES = 1 << 28, 1_000
+_NON_FINITE = re.compile(rb'":[\s-]*[NnIi](?:aN|an|nfinity|nf)(?=\s*[,}])')
 # The quickest way to find the end of one value: its numbers need not become numbers.
 _PARSE = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str).raw_decode
+_BROKEN, _INCOMPLETE = -1, -2
+_LITERAL = 16  # characters of the longest escape or literal that a cut may split
 
 
-def past_gap(text: str, at: int) -> int:
-    """Return where blanks and commas end that begin here."""
-    found = _GAP.match(text, at)
-    return found.end() if found else at
-
-
-def without_no_numbers(text: bytes) -> bytes:
-    """Return a text with empty texts for the numbers that JSON cannot write, as long as they are.
+def replace_non_finite(text: bytes) -> bytes:
+    """Replace numbers that JSON cannot write by empty texts of the same length.
 
     Example::
 
-        >>> without_no_numbers(b'{"dur": NaN, "name": "NaN"}')
+        >>> replace_non_finite(b'{"dur": NaN, "name": "NaN"}')
         b'{"dur":""  , "name": "NaN"}'
     """
-    return _NO_NUMBER.sub(_emptied, text)
+    return _NON_FINITE.sub(_emptied, text)
 
 
 def _emptied(found: re.Match[bytes]) -> bytes:
@@ -62,68 +47,30 @@ def _emptied(found: re.Match[bytes]) -> bytes:
     return found[0] if before == b"\\" else b'":' + b'""'.ljust(len(found[0]) - 2)
 
 
-class Places:
-    """Finds where values begin and end, in a time that grows with the text and no faster.
+def _past_gap(text: str, at: int) -> int:
+    """Return where the blanks and commas end that begin here."""
+    found = _GAP.match(text, at)
+    return found.end() if found else at
 
-    Broken values may hold thousands that seem to begin another one, each as deep as the last:
-    what is looked at in vain is counted, and beyond a bound nothing more is found behind one.
 
-    Attributes:
-        left: Characters that may still be looked at in vain.
+def _end_of_value(text: str, at: int) -> int:
+    """Return where the JSON value that begins here ends, `_BROKEN` or `_INCOMPLETE` if it doesn't.
+
+    Parses more and more of the text, because json counts the lines before every error.
     """
-
-    def __init__(self) -> None:
-        self.left = _VAIN
-
-    def value(self, text: str, at: int) -> tuple[Any, int]:
-        """Return the value that begins here and where it ends, -1 where it is broken or cut off.
-
-        Looks at more and more of the text: json counts the lines before every error.
-        """
-        size = _SHORT
-        while True:
-            part = text[at : at + size]
-            try:
-                value, length = _PARSE(part)
-                return value, at + length
-            except RecursionError:
-                self.left -= len(part)
-                return None, -1
-            except json.JSONDecodeError as error:
-                self.left -= error.pos
-                near = error.pos >= len(part) - _SHORT // 2 or error.msg.startswith("Unterminated")
-                if not near or at + size >= len(text):
-                    return None, -1
-            size *= 16
-
-    def behind(self, text: str, at: int) -> int:
-        """Return where the next event behind a broken one begins, be it broken or not; else -1."""
-        for found in itertools.islice(_FOLLOWING.finditer(text, at), _TRIES):
-            if self.left <= 0:
-                break
-            start = found.end()
-            value, end = self.value(text, start)
-            if "ph" in value if isinstance(value, dict) else _has_phase(text, start):
-                return start
-            self.left -= max(end - start, 0)
-        return -1
-
-
-def _has_phase(text: str, at: int) -> bool:
-    following = _FOLLOWING.search(text, at, at + _SHORT)
-    return '"ph"' in text[at : following.start() if following else at + _SHORT]
-
-
-def end_of_events(text: str, at: int) -> int:
-    """Return where the events end behind a broken last one, -1 if they do not."""
-    found = _AFTER.search(text, at)
-    try:
-        if found is not None:
-            msgspec.json.decode("{" + text[found.end() :].lstrip(", \r\n\t"))
-            return found.start()
-    except NOT_JSON:
-        pass
-    return -1
+    size = _SHORT
+    while True:
+        part = text[at : at + size]
+        try:
+            return at + _PARSE(part)[1]
+        except RecursionError:
+            return _BROKEN
+        except json.JSONDecodeError as error:
+            if error.pos < len(part) - _LITERAL and not error.msg.startswith("Unterminated"):
+                return _BROKEN
+            if at + size >= len(text):
+                return _INCOMPLETE
+        size *= 16
 
 
 T = TypeVar("T")
@@ -132,15 +79,14 @@ SIZE = 1 << 20
 """Bytes of the buffer: more leave the processor's cache, fewer pay more often for a batch."""
 
 LARGEST = 1 << 25
-"""An event, or what stands beside the events, cannot be larger; beyond it reading ends."""
+"""Reading ends at an event, or at metadata, that is larger."""
 
 # Where borders between events are looked for, and how many are tried: lists of objects in the last
 # event's arguments look like them.
 _NEAR, _GUESSES = 1 << 14, 3
-_SEPARATOR = re.compile(rb"\}\s*," + EVENT.encode())
-_FIRST = re.compile(rb"\[" + EVENT.encode())
+_SEPARATOR = re.compile(rb"\}\s*," + _EVENT.encode())
+_FIRST = re.compile(rb"\[" + _EVENT.encode())
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_GRACE = 4  # characters that may be looked at in vain for each that is read
 
 
 class Decoder(Protocol[T]):
@@ -160,13 +106,13 @@ class ChromeStream(Generic[T]):
         source: The bytes.
         decoder: Turns a JSON array of events into a list; an event that it refuses is left out.
         size: Bytes of the buffer.
-        most: Bytes that it may grow to, where one event, or what is beside the events, needs more.
+        most: Bytes that the buffer may grow to for one large event, or for large metadata.
 
     Attributes:
-        top: What stands beside the events by key, before and after them; complete at the end.
+        top: What the file contains besides the events, by key; complete after the last batch.
         events: Whether the array of events was found.
-        lost: Events that could not be read.
-        problems: How the file ended, where that was not its end.
+        lost: Events that were left out because their values have wrong types.
+        problems: Why the file was not read to its end, or what is wrong after the events.
         complete: Whether the end of the events was reached, and nothing was wrong behind it.
     """
 
@@ -183,14 +129,13 @@ class ChromeStream(Generic[T]):
         self.problems: list[str] = []
         self.complete = False
         self._source, self._decode, self._most = source, decoder.decode, most
-        self._places = Places()
         self._buffer = bytearray(max(size, 16))
         # What is not cut yet lies between; the byte before it is free for a bracket.
         self._low = self._high = 1
-        self._ended = self._bare = False
+        self._ended = self._bare = self._broken = False
 
     def open(self) -> bool:
-        """Read on to the first event; False when there is no array of events."""
+        """Read on to the first event; False if the file has no array of events."""
         while not self.events:
             more = self._fill()
             window = bytes(self._buffer[self._low : self._high])
@@ -216,13 +161,13 @@ class ChromeStream(Generic[T]):
         while self.open() and not self._ended:
             more, low = self._fill(), self._low
             batch = self._at_once()
-            if batch is None and self._repair():
+            if batch is None and self._replace_non_finite():
                 batch = self._at_once()
             if batch is None:
-                batch = self._one_by_one(last=not more)
+                batch = self._one_by_one()
             yield batch
-            if self._low == low and not more:
-                self.problems.append(f"{self._why()}: read up to the last complete event before")
+            if self._broken or (self._low == low and not more):
+                self.problems.append(self._end())
                 break
         if self._ended:
             self._read_rest()
@@ -230,11 +175,14 @@ class ChromeStream(Generic[T]):
             self.problems.append(self._source.problem)
         self.complete = self._ended and not self.problems
 
-    def _why(self) -> str:
-        if self._places.left <= 0:
-            return "it is broken in too many places"
-        large = self._high >= self._most
-        return f"it holds an event above {self._most:,} bytes" if large else "it is cut off"
+    def _end(self) -> str:
+        """Say why reading ended before the last event."""
+        if self._broken:
+            lost = 1 - self._source.share_read(self._high - self._low)
+            return f"an event can't be parsed: the rest of the file is left out, {lost:.0%} of it"
+        if self._high >= self._most:
+            return f"an event is larger than {self._most:,} bytes: the rest is left out"
+        return "it is truncated; read up to the last complete event"
 
     def _fill(self) -> bool:
         """Move what is left to the front and fill up the buffer; False when there is no more."""
@@ -275,44 +223,32 @@ class ChromeStream(Generic[T]):
                 return [self._buffer.index(b",", place) for place in places[: -_GUESSES - 1 : -1]]
         return []
 
-    def _repair(self) -> bool:
-        """Replace numbers that are none by empty texts of their length; False without any."""
+    def _replace_non_finite(self) -> bool:
         window = bytes(self._buffer[self._low : self._high])
-        sound = without_no_numbers(window)
+        sound = replace_non_finite(window)
         self._buffer[self._low : self._high] = sound
         return sound != window
 
-    def _one_by_one(self, *, last: bool) -> list[T]:
-        """Decode each complete event by itself, over the ones that are broken; six times as slow.
-
-        Args:
-            last: Nothing follows: what cannot be read now, never can.
-        """
+    def _one_by_one(self) -> list[T]:
+        """Decode each complete event on its own, up to one that is broken; six times as slow."""
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # one character per byte
         pieces: list[bytes] = []
-        at = past_gap(text, 0)
+        at = _past_gap(text, 0)
         while at < len(text) and not self._ended:
             if text[at] == "]":
                 self._ended, end = True, at + 1
-            elif (end := self._places.value(text, at)[1]) > 0:
+            elif (end := _end_of_value(text, at)) > 0:
                 pieces.append(window[at:end])
-            elif (end := self._behind(text, at, last=last)) > 0:
-                self.lost += 1
             else:
+                self._broken = end == _BROKEN
                 break
-            at = end if self._ended else past_gap(text, end)
+            at = end if self._ended else _past_gap(text, end)
         self._low += at
-        self._places.left += _GRACE * at
         return self._sound(pieces)
 
-    def _behind(self, text: str, at: int, *, last: bool) -> int:
-        """Return where to go on behind a broken event, -1 if nowhere."""
-        end = self._places.behind(text, at)
-        return end_of_events(text, at) if end < 0 and last else end
-
     def _sound(self, pieces: list[bytes]) -> list[T]:
-        """Decode pieces, without those that the decoder refuses."""
+        """Decode events, without those whose values the decoder refuses."""
         try:
             return self._decode(b"[" + b",".join(pieces) + b"]")
         except NOT_JSON:
@@ -331,21 +267,19 @@ class ChromeStream(Generic[T]):
         rest = bytes(self._buffer[self._low : self._high]).lstrip(b", \r\n\t")
         if not self._bare:
             rest = b"{" + rest
-            end = self._places.value(rest.decode("latin-1"), 0)[1]
+            end = _end_of_value(rest.decode("latin-1"), 0)
             end = len(rest) if end < 0 else end
             self._keep(rest[:end])
             rest = rest[end:]
             if self.top.pop("traceEvents", None) is not None:
-                self.problems.append("it holds a second array of events: that is left out")
+                self.problems.append("a second array of events is left out")
         if rest.strip(b"\0 \r\n\t"):
-            self.problems.append(
-                "something stands behind its end, as another trace: it is left out"
-            )
+            self.problems.append("data after its end, such as a second trace, is left out")
 
     def _keep(self, top: bytes) -> None:
         found = _object(top)
         if found is None:
-            self.problems.append("what its file says beside the events cannot be read")
+            self.problems.append("the data outside of the events can't be read")
         else:
             self.top |= found
 
@@ -369,7 +303,7 @@ def _object(text: bytes) -> dict[str, msgspec.Raw] | None:
     """Return a JSON object by key, None for what is none."""
     try:
         found: dict[str, msgspec.Raw] = msgspec.json.decode(
-            without_no_numbers(text), type=dict[str, msgspec.Raw]
+            replace_non_finite(text), type=dict[str, msgspec.Raw]
         )
     except NOT_JSON:
         return None
@@ -377,7 +311,7 @@ def _object(text: bytes) -> dict[str, msgspec.Raw] | None:
 
 
 # What stands before the events grows with the process groups: 17 kB for 300 ranks.
-_SIZE, _CHROME_HEAD_NEAR = 1 << 16, 1 << 23
+_HEAD_SIZE, _LARGEST_HEAD = 1 << 16, 1 << 23
 
 
 def read_head(path: Path) -> ChromeStream[Any]:
@@ -387,6 +321,6 @@ def read_head(path: Path) -> ChromeStream[Any]:
         TraceError: See `Source`.
     """
     with Source(path) as source:
-        stream = ChromeStream(source, msgspec.json.Decoder(list[Any]), _SIZE, _CHROME_HEAD_NEAR)
+        stream = ChromeStream(source, msgspec.json.Decoder(list[Any]), _HEAD_SIZE, _LARGEST_HEAD)
         stream.open()
     return stream

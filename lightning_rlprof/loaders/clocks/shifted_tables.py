@@ -17,7 +17,6 @@ from lightning_rlprof.tables.spans import RankNote, Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
 _Clocks = Mapping[int, Clock]
-_MOMENTS = {"start", "end", "time", "launch", "allocated at", "released at"}
 
 
 def moved(spans: Spans, clocks: Mapping[int, Clock]) -> Spans:
@@ -141,9 +140,8 @@ def table_on_run(spans: Spans, read: Callable[[], Table]) -> Table:
 
 
 def is_moment(column: Column, cells: Any) -> bool:
-    """Tell whether a column, as `columns_of` gives its cells, is of times on the run's axis."""
-    own = column.name.removesuffix("_ns").replace("_", " ")
-    return own in _MOMENTS and column.kind == "duration" and is_integer(cells)
+    """Tell whether a column contains times on the timeline; without any known cell it does not."""
+    return column.kind == "time" and is_integer(cells)
 
 
 def changed(cells: Any, rank: Int64s, changes: Mapping[int, Callable[[Any], Any]]) -> Any:

@@ -172,7 +172,7 @@ class _Marks:
 
 def _remarks(missing: int, lent: int, inside: int, replays: int) -> list[str]:
     texts: list[tuple[int, str]] = [
-        (missing, "their launch was not recorded, and little is known of their stage"),
+        (missing, "have no recorded launch: their stage may be unknown"),
         (
             lent,
             "were launched by threads that mark nothing, as autograd's do: they count to what the "
@@ -184,6 +184,4 @@ def _remarks(missing: int, lent: int, inside: int, replays: int) -> list[str]:
             "of one is not known",
         ),
     ]
-    return [
-        f"{count} {{}}{':' * (at == 0)} {text}" for at, (count, text) in enumerate(texts) if count
-    ]
+    return [f"{count} {{}} {text}" for count, text in texts if count]

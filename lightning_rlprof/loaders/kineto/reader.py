@@ -212,8 +212,8 @@ def _doubts(trace: KinetoTrace) -> list[str]:
     if "baseTimeNanoseconds" in trace.top and trace.unix_ns:
         return []
     if trace.unix_ns:
-        return ["it names no base time; its times are those since 1970, as before torch 2.3"]
-    return ["when it was recorded is not known: it names no base time"]
+        return ["no base time in the trace; its times count from 1970, as before torch 2.3"]
+    return ["recording time unknown: no base time in the trace"]
 
 
 def _threads(trace: KinetoTrace, lanes: list[int], rank: int) -> list[Thread]:

@@ -54,7 +54,7 @@ from lightning_rlprof.tables.kernels import (
 )
 from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
 
-_UNREAD = "no kernels in it that can be read: some events are damaged or lost"
+_UNREAD = "no readable kernels: some events are damaged or lost"
 _PLAIN = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
 
 
@@ -81,7 +81,7 @@ def _kineto_kernels_placed(trace: KinetoTrace) -> tuple[Grown, list[str]]:
     rows, remarks = placed(trace, trace.parts(KERNEL), trace.types(KERNEL))
     if not len(rows):
         lost = trace.counts.get(KERNEL) or trace.problems
-        return rows, [_UNREAD if lost else "no kernels in it: no device was profiled"]
+        return rows, [_UNREAD if lost else "no kernels: no device was profiled"]
     return rows, [remark.format("kernels") for remark in remarks]
 
 
@@ -95,7 +95,7 @@ def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) ->
     return Kernels(rank=np.broadcast_to(np.int64(rank), high - low), **own)
 
 
-_TIME = Column("time", "duration", "ns")
+_TIME = Column("time", "time", "ns")
 _MEMORY = (
     Column("rank", "count"),
     Column("device", "count"),
@@ -190,7 +190,7 @@ _COLUMNS = (
     Column("rank", "count"),
     Column("thread", "count"),
     Column("operator", "text"),
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("dims", "text"),
     Column("types", "text"),
@@ -325,11 +325,11 @@ _Rows = Mapping[str, npt.NDArray[Any]]
 
 _BEFORE = (Column("rank", "count"), Column("device", "count"), Column("stream", "count"))
 _AFTER = (
-    Column("start", "duration", "ns"),
+    Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("stage", "text"),
     Column("step", "count"),
-    Column("launch", "duration", "ns"),
+    Column("launch", "time", "ns"),
 )
 _COPIES = (
     *_BEFORE,

@@ -115,9 +115,9 @@ def ranges_of(columns: ChromeColumns, kind: int, processes: Int64s) -> Ranges:
 T = TypeVar("T")
 
 _UNREAD = "events are left out: they cannot be read"
-_UNTRUE = "events are left out: their times cannot be true"
-_UNPAIRED = "events are left out: begin and end stand apart"
-_OTHERS = "the names of {} events are taken as one: there are too many"
+_UNTRUE = "events are left out: their times are out of range"
+_UNPAIRED = "events are left out: begin and end are separate events"
+_OTHERS = "{} events share one name: the trace has too many different names"
 _FIRST = frozenset({KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION})
 _STEP_FILE = re.compile(r"step-(\d{1,15})")
 # Before torch 2.3 times were since 1970, now they are since a quarter of a year began, which has
@@ -183,7 +183,7 @@ class KinetoTrace:
         with self._turn:
             if not self.columns.wanted.issuperset(kinds) and not self._more:
                 if _version(self.path) != self.version:
-                    raise TraceError(f"{self.path}: has changed since it was read; load it again")
+                    raise TraceError(f"{self.path}: changed since it was loaded; load it again")
                 rest = ChromeColumns(EVERY - self.columns.wanted, self.columns)
                 _stream(self.path, rest)
                 self._more.append(rest)
@@ -311,7 +311,7 @@ def _losses(broken: int, trace: KinetoTrace) -> list[str]:
         (sum(columns.unpaired.values()), _UNPAIRED),
     )
     if columns.lanes.merged:
-        texts.append(f"of more than {MOST_LANES:,} threads, those beyond are taken as one")
+        texts.append(f"of more than {MOST_LANES:,} threads, the rest are counted as one thread")
     if columns.names.merged:
         texts.append(_OTHERS.format(columns.names.merged))
     return texts

@@ -117,7 +117,7 @@ class Device:
         size = known(rows.columns["bytes"])
         middle = {Column("kind", "text"): kinds, Column("bytes", "count", "bytes"): size}
         last = {
-            Column("launch", "duration", "ns"): known(rows.launch_ns(self._zero)),
+            Column("launch", "time", "ns"): known(rows.launch_ns(self._zero)),
             Column("launch duration", "duration", "ns"): known(rows.call_ns),
         }
         return self._table("memcpy", rows, middle, last)
@@ -137,7 +137,7 @@ class Device:
             Column("device", "count"): known(columns["deviceId"]),
             Column("stream", "count"): known(columns["streamId"]),
             **middle,
-            Column("start", "duration", "ns"): columns["start"] - self._zero,
+            Column("start", "time", "ns"): columns["start"] - self._zero,
             Column("duration", "duration", "ns"): columns["end"] - columns["start"],
             Column("stage", "text"): stage,
             Column("step", "count"): known(rows.found.step, nothing=0),
@@ -207,7 +207,7 @@ class Device:
         return _counted(
             (
                 _replayed(columns).sum(),
-                "kernels ran in replays of CUDA graphs and count to their launch",
+                "kernels ran in CUDA graph replays and belong to the stage of the launch",
             ),
             (whole, "replays of CUDA graphs hide their kernels (nsys --cuda-graph-trace=node)"),
         )
@@ -243,10 +243,10 @@ def _replays(rows: _Rows) -> Int64s:
 def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
     """Say how many rows are lost, and for how many little is known."""
     return _counted(
-        (lost, "rows are left out: their times or their process are wrong"),
+        (lost, "rows are left out: their times or their process are invalid"),
         (
             np.count_nonzero(launches.time_ns == UNKNOWN),
-            "launches were not recorded: their stage, step and range are not known",
+            "launches were not recorded: their stage, step and range are unknown",
         ),
         (
             np.count_nonzero(found.lent),
@@ -274,7 +274,7 @@ _KERNEL, _DEVICES = "CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_CUDA_DEVICE"
 _NSYS_METRICS_COLUMNS = (
     Column("rank", "count"),
     Column("device", "count"),
-    Column("time", "duration", "ns"),
+    Column("time", "time", "ns"),
     Column("metric", "text"),
     Column("value", "number"),
 )

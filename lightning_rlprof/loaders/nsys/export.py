@@ -53,11 +53,13 @@ class Export(SqliteTables):
 
     def __init__(self, path: Path, source: Path | None = None) -> None:
         if not is_sqlite(path):
-            raise TraceError(f"{source or path}: is no SQLite file, so no export of Nsight Systems")
+            raise TraceError(f"{source or path}: not an SQLite export of Nsight Systems")
         super().__init__(path, source)
         if not _SIGNS & self.columns.keys():
             found = ", ".join(sorted(self.columns)[:5]) or "none"
-            raise TraceError(f"{self.source}: is no export of Nsight Systems (its tables: {found})")
+            raise TraceError(
+                f"{self.source}: not an export of Nsight Systems (its tables: {found})"
+            )
 
     def least(self, table: str, group: str, name: str) -> dict[int, int]:
         """Return the smallest integer of a column for each integer in another one."""

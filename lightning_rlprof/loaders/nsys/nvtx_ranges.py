@@ -147,7 +147,10 @@ class _Events:
             (self.type == UNKNOWN, "NVTX events are left out: they have no type"),
             (span & ~placed, "NVTX ranges are left out: they have no time or no thread"),
             (span & placed & ~ended, "NVTX ranges are left out: they never ended"),
-            (span & placed & ended & ~forward, "NVTX ranges are left out: their ends are wrong"),
+            (
+                span & placed & ended & ~forward,
+                "NVTX ranges are left out: they end before they start",
+            ),
         ]
         lost = [f"{np.count_nonzero(rows)} {text}" for rows, text in reasons if rows.any()]
         return span & placed & ended & forward, lost

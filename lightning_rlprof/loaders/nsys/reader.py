@@ -146,7 +146,7 @@ def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
     started = found[(found > 0) & (found < _LARGEST_CLOCK)]
     if not len(started):
         if ranges.unix_ns is None:
-            problems.append("when it was recorded is not known: no TARGET_INFO_SESSION_START_TIME")
+            problems.append("recording time unknown: no TARGET_INFO_SESSION_START_TIME")
         return ranges.unix_ns
     unix_ns = int(started[0])
     if ranges.unix_ns is not None and abs(off := unix_ns - ranges.unix_ns) > _CLOCKS_AGREE_NS:
@@ -241,9 +241,9 @@ def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Ite
         rank, name = ranks[process], called.get(process, "without a name")
         yield RankNote(rank, 0, "info", f"process {pid_of(process)} ({name}) is rank {rank}")
     if not report.export.has(KERNELS):
-        yield RankNote(None, 0, "warning", f"holds no kernels: {_why_none(tables)}")
+        yield RankNote(None, 0, "warning", f"no kernels: {_why_none(tables)}")
     if not len(report.ranges.start_ns):
-        yield RankNote(None, 0, "warning", "holds no NVTX ranges: NVTX was not traced or not used")
+        yield RankNote(None, 0, "warning", "no NVTX ranges: NVTX was not traced or not used")
 
 
 def _why_none(tables: Iterable[str]) -> str:

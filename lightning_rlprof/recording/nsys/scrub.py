@@ -96,7 +96,7 @@ def _check(source: Path) -> None:
     except OSError as error:
         raise TraceError(f"{source}: cannot be read ({error.strerror})") from error
     if magic != _MAGIC:
-        raise TraceError(f"{source}: is no SQLite file, so no export of Nsight Systems")
+        raise TraceError(f"{source}: not an SQLite export of Nsight Systems")
 
 
 def _removed_from(copy: Path, source: Path) -> tuple[Environment, Removed]:
@@ -111,7 +111,7 @@ def _removed_from(copy: Path, source: Path) -> tuple[Environment, Removed]:
             tables = {name.decode(): sql.decode() for name, sql in found}
             if not _SIGNS & tables.keys():
                 names = ", ".join(sorted(tables)[:5]) or "none"
-                raise TraceError(f"{source}: is no export of Nsight Systems (its tables: {names})")
+                raise TraceError(f"{source}: not an export of Nsight Systems (its tables: {names})")
             variables = _take_environment(database, tables)
             texts, more = _take_texts(database, tables)
             database.execute("VACUUM")

@@ -113,7 +113,7 @@ def _cell(cell: Cell, column: Column, style: str, paints: Mapping[str, Paint]) -
     if isinstance(cell, str):
         return CellView(cell, style=style, chip=_chip(cell, column, paints))
     match column.kind:
-        case "duration":
+        case "duration" | "time":
             return _duration(int(cell), style)
         case "share":
             part = round(max(0.0, min(1.0, float(cell))), 4) if style == "share" else None

@@ -62,7 +62,7 @@ def ingest(
 
 def _refuse_wrong(paths: object, jobs: object, engine: object) -> None:
     if isinstance(paths, str | Path):
-        raise ConfigError(f"paths: {here(paths)} is one path; ingest takes a list of them")
+        raise ConfigError(f"paths: {here(paths)} is one path; ingest takes a list of paths")
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs={jobs!r} must be a whole number from 1 on, or None")
     if engine not in get_args(Engine):

@@ -120,7 +120,7 @@ def test_a_database_is_judged_by_the_rows_of_its_tables(place: Path) -> None:
     path.write_text("no database")
     assert check(place).missing.startswith(f"{name}: cannot be read as SQLite")
     path.write_bytes(b"")
-    assert check(place).missing == f"{name}: is empty, no SQLite database"
+    assert check(place).missing == f"{name}: the file is empty"
     path.unlink()
     assert check(place).missing == "the database ascend_pytorch_profiler*.db is missing"
 

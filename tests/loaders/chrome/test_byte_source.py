@@ -57,7 +57,7 @@ def test_a_cut_gz_gives_what_comes_before_the_cut(kept: int, tmp_path: Path) -> 
 
     assert NOISE.startswith(found)
     assert kept > 0 or found == NOISE
-    assert problem == "its compressed data is cut off"
+    assert problem == "its compressed data is truncated"
 
 
 @pytest.mark.parametrize(("form", "at"), [("gz", 100_000), ("two frames", SECOND)])
@@ -78,7 +78,7 @@ def test_something_behind_a_gz_is_a_problem(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(FORMS["gz"] + b"more")
 
-    assert read(path) == (NOISE, "something that is not gzip follows its compressed data")
+    assert read(path) == (NOISE, "its compressed data is followed by other data")
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
@@ -119,7 +119,7 @@ def test_what_cannot_be_opened_is_an_error_of_one_line(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("size", [100, 1_000_000])
 @pytest.mark.parametrize("form", ["gz", "two members"])
-def test_a_wrong_check_sum_costs_nothing(form: str, size: int, tmp_path: Path) -> None:
+def test_a_wrong_check_sum_costs_one_block_at_most(form: str, size: int, tmp_path: Path) -> None:
     data = bytearray(FORMS[form])
     data[-8] ^= 1
     path = tmp_path / "x"
@@ -127,7 +127,8 @@ def test_a_wrong_check_sum_costs_nothing(form: str, size: int, tmp_path: Path) -
 
     found, problem = read(path, size)
 
-    assert found == NOISE
+    assert NOISE.startswith(found)
+    assert len(found) > len(NOISE) - byte_source._STEP
     assert problem is not None
     assert problem.startswith("its compressed data is damaged")
 
@@ -140,12 +141,13 @@ def test_damage_costs_what_lies_behind_it(tmp_path: Path) -> None:
 
     found, _ = read(path, 1 << 20)
 
-    kept = round(len(NOISE) * 150_000 / len(data))
-    assert found[: kept - 5_000] == NOISE[: kept - 5_000]
+    kept = round(len(NOISE) * 150_000 / len(data)) - 5_000 - byte_source._STEP
+    assert len(found) >= kept
+    assert found[:kept] == NOISE[:kept]
 
 
 def test_a_zst_cut_off_before_its_first_block_says_so(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(FORMS["zst"][:40])
 
-    assert read(path) == (b"", "its compressed data is cut off")
+    assert read(path) == (b"", "its compressed data is truncated")

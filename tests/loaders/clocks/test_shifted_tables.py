@@ -66,9 +66,9 @@ def test_a_table_by_wall_clocks_is_put_right_by_rank(tmp_path: Path) -> None:
     spans = load(two_hosts(tmp_path))
     columns = (
         Column("rank", "count"),
-        Column("start", "duration", "ns"),
+        Column("start", "time", "ns"),
         Column("length", "duration", "ns"),
-        Column("launch", "duration", "ns"),
+        Column("launch", "time", "ns"),
     )
     wall = begun(spans) - spans.unix_ns
     launch = np.ma.masked_array([5, wall], [True, False])

@@ -35,8 +35,8 @@ def test_what_is_lost_is_counted(tmp_path: Path) -> None:
 
     assert [problem.text for problem in spans.warnings] == [
         "1 events are left out: they cannot be read",
-        "1 events are left out: their times cannot be true",
-        "1 events are left out: begin and end stand apart",
+        "1 events are left out: their times are out of range",
+        "1 events are left out: begin and end are separate events",
     ]
     assert spans.names == ("sound",)
 
@@ -78,7 +78,7 @@ def test_a_cut_file_is_read_up_to_the_cut(tmp_path: Path) -> None:
     assert spans.names == ("actor_update",)
     assert spans.statuses == {0: None}
     assert spans.headers[0].device == "unknown"  # what tells it comes last
-    assert "its compressed data is cut off" in {problem.text for problem in spans.warnings}
+    assert "its compressed data is truncated" in {problem.text for problem in spans.warnings}
 
 
 HOSTILE = [1e300, -1e300, 2**62, -(2**62), 2**63, 2**70, -(2**70), None, "x", True, 0.5, [], {}]
@@ -131,7 +131,7 @@ def test_what_is_lost_of_a_table_is_said_in_its_note(tmp_path: Path) -> None:
     for name in set(spans.tables) - {"kernels"}:
         table = spans.table(name)
         assert len(table.rows) == 0
-        assert "events are left out: their times cannot be true" in table.note
+        assert "events are left out: their times are out of range" in table.note
 
 
 def test_names_beyond_the_bound_are_taken_as_one_and_said(
@@ -146,10 +146,12 @@ def test_names_beyond_the_bound_are_taken_as_one_and_said(
     spans = read(trace, tmp_path)
     table = spans.table("calls")
 
-    assert spans.warnings[0].text.endswith("events are taken as one: there are too many")
+    assert spans.warnings[0].text.endswith(
+        "events share one name: the trace has too many different names"
+    )
     assert set(spans.table("kernels").column("kernel")) > {"0" * 500, "(other names)"}
     assert set(table.column("name")) == {"(other names)"}
-    assert table.note.endswith("events are taken as one: there are too many")
+    assert table.note.endswith("events share one name: the trace has too many different names")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_a_file_that_changed_since_is_not_read_on(tmp_path: Path) -> None:
     trace.mark("another", 0, 5)
     trace.write(tmp_path / "t.json")
 
-    with pytest.raises(TraceError, match="has changed since it was read; load it again"):
+    with pytest.raises(TraceError, match="changed since it was loaded; load it again"):
         spans.table("calls")
     assert len(spans.table("kernels").rows) == 12
 
@@ -245,7 +247,9 @@ def test_as_many_threads_as_events_are_read(tmp_path: Path) -> None:
     spans = read(trace, tmp_path)
 
     assert len(spans) == len(spans.table("kernels").rows) == 6_000
-    assert spans.warnings[0].text == ("of more than 4,096 threads, those beyond are taken as one")
+    assert spans.warnings[0].text == (
+        "of more than 4,096 threads, the rest are counted as one thread"
+    )
 
 
 _MEASURE = """

@@ -198,7 +198,7 @@ def test_what_cannot_be_true_is_left_out_and_said(tmp_path: Path) -> None:
     assert len(table.rows) == 2
     assert table.note == (
         "1 events are left out: they cannot be read; "
-        "1 events are left out: their times cannot be true"
+        "1 events are left out: their times are out of range"
     )
 
 
@@ -289,9 +289,7 @@ def test_a_copy_is_a_row_with_its_launch_and_what_that_lay_in(tmp_path: Path) ->
         (2, 1, 9, "memset", None, 250, 10, None, None, None, None),
         (2, 1, 9, "HtoD", 4096, 300, 50, "weight_sync", 3, 200, 5),
     ]
-    assert table.note == (
-        "1 copies: their launch was not recorded, and little is known of their stage"
-    )
+    assert table.note == ("1 copies: have no recorded launch: their stage may be unknown")
 
 
 @pytest.mark.parametrize(
@@ -428,7 +426,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     table = collectives(trace, tmp_path)
 
     assert len(table.rows) == 1
-    assert table.note.startswith("1 events are left out: they cannot be read; 1 collectives: their")
+    assert table.note.startswith("1 events are left out: they cannot be read; 1 collectives have")
 
 
 NAMED = ("stage", "region")
@@ -509,7 +507,7 @@ def test_without_a_launch_the_device_tells(tmp_path: Path) -> None:
 
     assert places(path) == [("compute_reward", 2, "score"), (None, None, None)]
     assert read_kineto(path).table("kernels").note == (
-        "2 kernels: their launch was not recorded, and little is known of their stage"
+        "2 kernels: have no recorded launch: their stage may be unknown"
     )
 
 
@@ -556,7 +554,7 @@ def test_no_kernels_are_said_not_shown_as_none(tmp_path: Path) -> None:
 
     table = read_kineto(trace.write(tmp_path / "t.json")).table("kernels")
 
-    assert (len(table.rows), table.note) == (0, "no kernels in it: no device was profiled")
+    assert (len(table.rows), table.note) == (0, "no kernels: no device was profiled")
 
 
 def test_kernels_alone_come_with_the_time_of_their_zero(tmp_path: Path) -> None:
@@ -680,7 +678,7 @@ def test_kernels_that_cannot_be_read_do_not_say_that_there_were_none(tmp_path: P
 
     note = read_kineto(path).table("kernels").note
 
-    assert note == "no kernels in it that can be read: some events are damaged or lost"
+    assert note == "no readable kernels: some events are damaged or lost"
 
 
 def change(trace: ChromeTrace, at: int, **args: Any) -> None:
@@ -755,9 +753,9 @@ def test_samples_and_changes_that_cannot_be_read_are_counted(tmp_path: Path) -> 
     assert len(memory.rows) == 0
     assert memory.note == (
         "1 events are left out: they cannot be read; "
-        "1 events are left out: their times cannot be true"
+        "1 events are left out: their times are out of range"
     )
     assert counters.note == (
         "6 events are left out: they cannot be read; "
-        "1 events are left out: their times cannot be true"
+        "1 events are left out: their times are out of range"
     )

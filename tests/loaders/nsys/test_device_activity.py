@@ -132,7 +132,7 @@ def test_graph_replays_are_counted(export: NsysExport) -> None:
 
     note = load(export.write()).table("kernels").note
 
-    assert "1 kernels ran in replays of CUDA graphs and count to their launch" in note
+    assert "1 kernels ran in CUDA graph replays and belong to the stage of the launch" in note
     assert "1 replays of CUDA graphs hide their kernels" in note
 
 
@@ -171,7 +171,7 @@ def test_rows_that_cannot_be_true_are_left_out_and_counted(export: NsysExport) -
     table = load(export.write()).table("kernels")
 
     assert table.column("kernel") == ["kept"]
-    assert table.note.startswith("5 rows are left out: their times or their process are wrong")
+    assert table.note.startswith("5 rows are left out: their times or their process are invalid")
 
 
 def test_columns_that_are_not_there_read_as_not_known(export: NsysExport) -> None:
@@ -206,7 +206,7 @@ def test_tables_that_are_not_there_are_not_offered_and_their_absence_is_noted(
     spans = load(export.write())
 
     assert dict(spans.tables) == {}
-    assert "holds no kernels: CUDA was not traced or not used" in [n.text for n in spans.notes]
+    assert "no kernels: CUDA was not traced or not used" in [n.text for n in spans.notes]
     with pytest.raises(TraceError, match="has no table 'kernels'"):
         spans.table("kernels")
 
@@ -220,7 +220,7 @@ def test_without_nvtx_the_axis_begins_with_the_first_activity(tmp_path: Path) ->
 
     assert (len(spans), spans.ranks, spans.unix_ns) == (0, (2,), EPOCH + 600)
     assert spans.table("kernels").column("start") == [0, 20]
-    assert "holds no NVTX ranges: NVTX was not traced or not used" in [n.text for n in spans.notes]
+    assert "no NVTX ranges: NVTX was not traced or not used" in [n.text for n in spans.notes]
 
 
 def test_read_kernels_gives_the_wall_clock_and_no_rank_that_nobody_said(
@@ -238,7 +238,7 @@ def test_read_kernels_gives_the_wall_clock_and_no_rank_that_nobody_said(
     assert kernels.start_ns.tolist() == [600, 620]
     assert kernels.launch_ns is not None
     assert kernels.launch_ns.tolist()[0] == 150
-    assert remarks == ["1 launches were not recorded: their stage, step and range are not known"]
+    assert remarks == ["1 launches were not recorded: their stage, step and range are unknown"]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -59,7 +59,7 @@ def left(tmp_path: Path) -> list[Path]:
 
 
 def hidden(report: Path) -> None:
-    """Make a report of the copy, so that it is no SQLite file itself."""
+    """Make a report of the copy, so that it not an SQLite export itself."""
     data = report.read_bytes()
     report.write_bytes(b"QDSTRM" + data)
 
@@ -107,7 +107,7 @@ def test_kernels_of_a_report_leave_nothing_behind(
         ),
         ("print('done')", "failed with code 0: done"),
         ("sys.exit(3)", "failed with code 3: it says nothing"),
-        ("into.write_bytes(b'junk')", "is no SQLite file"),
+        ("into.write_bytes(b'junk')", "not an SQLite export"),
     ],
 )
 def test_an_nsys_that_fails_is_one_line(

@@ -101,7 +101,7 @@ def test_ranges_that_never_ended_or_cannot_be_true_are_counted(export: NsysExpor
         "1 NVTX events are left out: they have no type",
         "2 NVTX ranges are left out: they have no time or no thread",
         "2 NVTX ranges are left out: they never ended",
-        "2 NVTX ranges are left out: their ends are wrong",
+        "2 NVTX ranges are left out: they end before they start",
     ]
 
 

@@ -76,12 +76,12 @@ def read_all(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: path.write_bytes(b""), "is no SQLite file"),
-        (lambda path: path.write_bytes(b"QDSTRM"), "is no SQLite file"),
+        (lambda path: path.write_bytes(b""), "not an SQLite export"),
+        (lambda path: path.write_bytes(b"QDSTRM"), "not an SQLite export"),
         (lambda path: path.write_bytes(b"SQLite format 3\0"), "cannot be read as SQLite"),
         (lambda path: path.write_bytes(b"SQLite format 3\0" + b"x" * 5000), "cannot be read as"),
         (lambda path: database(path, "CREATE TABLE b (x)", "CREATE TABLE a (x)"), r"tables: a, b"),
-        (lambda path: database(path, "VACUUM"), "is no export of Nsight Systems"),
+        (lambda path: database(path, "VACUUM"), "not an export of Nsight Systems"),
         (lambda path: database(path, "CREATE VIEW NVTX_EVENTS AS SELECT 1"), r"its tables: none"),
     ],
 )

@@ -118,7 +118,7 @@ def test_without_either_the_wall_clock_is_not_known_and_said(tmp_path: Path) -> 
     path = export(tmp_path / "x_rank0.sqlite", 10, epoch=None).write()
 
     assert load(path).unix_ns == 0
-    assert texts(path) == ["when it was recorded is not known: no TARGET_INFO_SESSION_START_TIME"]
+    assert texts(path) == ["recording time unknown: no TARGET_INFO_SESSION_START_TIME"]
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_an_export_can_be_scrubbed_in_place_and_keeps_its_mode(export: Path) -> 
     ("name", "content", "said"),
     [
         ("r.nsys-rep", b"x", "only nsys itself can open its reports; run `nsys export --type sql"),
-        ("a.sqlite", b"", "is no SQLite file, so no export of Nsight Systems"),
+        ("a.sqlite", b"", "not an SQLite export of Nsight Systems"),
         ("a.sqlite", b"SQLite format 3\0" + b"x" * 200, "cannot be read as SQLite"),
         ("a.sqlite", None, "cannot be read (No such file or directory)"),
     ],

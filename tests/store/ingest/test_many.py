@@ -90,7 +90,7 @@ def part(folder: Path, rank: int | None, later_ns: int, table: Table) -> Part:
 def test_a_column_that_some_lack_is_not_known_there_and_the_rank_is_the_parts(
     tmp_path: Path,
 ) -> None:
-    time = Column("time", "duration", "ns")
+    time = Column("time", "time", "ns")
     one = Table("t", (time, Column("length", "duration", "ns")), [(5, 7)], note="a note")
     two = Table("t", (time, Column("more", "text")), [(6, "x")])
     none = Table("t", (time,), abstained="nothing was traced")
@@ -105,7 +105,7 @@ def test_a_column_that_some_lack_is_not_known_there_and_the_rank_is_the_parts(
         rows = connection.execute("from t order by time_ns").fetchall()
     assert rows == [(0, 5, 7, None), (1, 106, None, "x")]
     assert joined_table("t", parts[2:]) == "rank 2: nothing was traced"
-    assert joined_table("u", parts) == "no trace has it"
+    assert joined_table("u", parts) == "no trace contains it"
 
 
 def test_more_files_are_asked_than_a_process_may_open_by_itself(tmp_path: Path) -> None:
