@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,9 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS, Header
-from lightning_rlprof.store.cache import Cache
+from lightning_rlprof.store.cache import Cache, Sources, find
 from lightning_rlprof.store.duckdb_tables import occurring
-from lightning_rlprof.store.parquet import kept_table
+from lightning_rlprof.store.parquet import kept_table, row_count
 from lightning_rlprof.tables.spans import (
     CORE,
     NO_PARENT,
@@ -88,6 +89,27 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "items") and not hasattr(value, "item"):
         return dict(value)
     return value.item() if hasattr(value, "item") else str(value)
+
+
+def find_cache(path: Path, made_of: Sources) -> Cache | None:
+    """Return the cache of a run, None without one.
+
+    A cache of which a file cannot be opened is deleted: the caller reads the run and rebuilds it.
+
+    Raises:
+        OSError: Such a cache cannot be deleted.
+    """
+    cache = find(path, made_of)
+    if cache is None:
+        return None
+    try:
+        if cache.facts() is not None:
+            row_count(file for file in map(cache.file, cache.tables) if file.exists())
+            return cache
+    except TraceError:
+        pass
+    shutil.rmtree(cache.folder)
+    return None
 
 
 _WRONG = (TraceError, KeyError, TypeError, ValueError, IndexError, AttributeError)

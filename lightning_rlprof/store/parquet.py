@@ -199,20 +199,6 @@ def row_count(paths: Iterable[Path]) -> int:
         raise TraceError(" ".join(str(error).split())) from error
 
 
-def reads(path: Path) -> bool:
-    """Tell whether every page of a table's file can be read; takes as long as reading it."""
-    import duckdb
-
-    try:
-        with reader() as connection:
-            connection.execute(
-                f"SELECT bit_xor(hash(COLUMNS(*))) FROM read_parquet({text_literal(path)})"
-            ).fetchall()
-    except duckdb.Error:
-        return False
-    return True
-
-
 _HEAD = 1_000
 
 

@@ -2,19 +2,18 @@
 
 import contextlib
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.cache import Cache, Parts, find, make, sources
-from lightning_rlprof.store.cached_run import facts_of
+from lightning_rlprof.store.cache import Cache, Parts, make, sources
+from lightning_rlprof.store.cached_run import facts_of, find_cache
 from lightning_rlprof.store.duckdb_tables import VISIBLE, attach, quoted
 from lightning_rlprof.store.joined_tables import JoinedTable, Part, joined_table
-from lightning_rlprof.store.parquet import files_of, is_whole, read_about, reads, source_of
-from lightning_rlprof.store.sql import answer, is_users, listing, named, write_answer
+from lightning_rlprof.store.parquet import files_of, read_about, source_of
+from lightning_rlprof.store.sql import answer, is_damage, listing, named, write_answer
 from lightning_rlprof.tables.spans import CORE, core_tables
 from lightning_rlprof.tables.table import Table
 
@@ -61,7 +60,7 @@ class Store:
         self._read = read
         self._spans: Spans | None = None
         self._made_of = sources(self.path)
-        self._cache = find(self.path, self._made_of) or self._made()
+        self._cache = find_cache(self.path, self._made_of) or self._made()
         self._joins = parts
         self._parts = self._joined()
 
@@ -83,7 +82,7 @@ class Store:
             notes[:] = [each.note for each in tables.told.values()]
             return answer(listing(query, self.tables), tables.attach, tables.files, rows)
 
-        return _noted(self._asked(query, ask), notes)
+        return _noted(self._ask(query, ask), notes)
 
     def write(self, query: str, output: Path) -> int:
         """Write what one SELECT says to a .csv or .parquet file; return the number of rows.
@@ -93,40 +92,22 @@ class Store:
             OSError: The file cannot be written.
         """
         told = listing(query, self.tables)
-        return self._asked(
+        return self._ask(
             query, lambda tables: write_answer(told, tables.attach, tables.files, output)
         )
 
     def _joined(self) -> "Sequence[Part]":
         return self._joins(self._cache.facts() or {}) if self._joins else ()
 
-    def _asked(self, query: str, ask: "Callable[[_Told], _Answer]") -> _Answer:
-        """Ask, and once more from a new cache where a file of it turns out to be damaged."""
-        try:
-            return self._ask(query, ask)
-        except TraceError as error:
-            if is_users(error) or not self._heal():
-                raise
-        return self._ask(query, ask)
-
     def _ask(self, query: str, ask: "Callable[[_Told], _Answer]") -> _Answer:
         tables = self._ready(query)
         try:
             return ask(tables)
         except TraceError as error:
+            if is_damage(error):
+                hint = f"if the cache is corrupt, delete {self._cache.folder.parent}"
+                raise TraceError(f"{error}; {hint}, and rlprof rebuilds it") from error.__cause__
             raise _explained(error, self.tables, tables.untold) from error.__cause__
-
-    def _heal(self) -> bool:
-        """Remove the caches that cannot be read, and tell whether there was one."""
-        caches = [*(part.cache for part in self._parts), self._cache]
-        broken = [cache for cache in caches if not _is_sound(cache)]
-        for cache in broken:
-            shutil.rmtree(cache.folder, ignore_errors=True)
-        if self._cache in broken:
-            self._cache = self._made()
-        if broken:
-            self._parts = self._joined()
-        return bool(broken)
 
     def _ready(self, query: str) -> "_Told":
         """Make the tables that a query names; keep why some of them abstained."""
@@ -176,7 +157,7 @@ class Store:
         before = self._made_of = sources(self.path)
         spans = self._spans = self._read(self.path)
         shared = shared and sources(self.path) == before
-        made = find(self.path, before) if shared else None  # reading may have left one
+        made = find_cache(self.path, before) if shared else None  # reading may have left one
         return made or make(self.path, before, parts_of(spans, self.path), shared=shared)
 
 
@@ -209,12 +190,6 @@ def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
         return _noted(answer(listing(query, names), view), [table.note for table in told])
     except TraceError as error:
         raise _explained(error, names, untold) from error
-
-
-def _is_sound(cache: Cache) -> bool:
-    """Tell whether every table that is there can be read; takes as long as reading it."""
-    there = [path for name in cache.tables if (path := cache.file(name)).exists()]
-    return all(is_whole(path) and all(map(reads, files_of(path))) for path in there)
 
 
 class _Single(NamedTuple):

@@ -134,15 +134,13 @@ def _allow_open(files: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def is_users(error: TraceError) -> bool:
-    """Tell whether an error of `answer` comes from the query, not from a damaged file."""
+def is_damage(error: TraceError) -> bool:
+    """Return whether an error of `answer` may come from a damaged file, not from the query."""
     import duckdb
 
-    cause = error.__cause__
-    users = (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException)
-    return cause is None or isinstance(
-        cause, (*users, duckdb.PermissionException, duckdb.DataError)
-    )
+    query = (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException)
+    others = (duckdb.PermissionException, duckdb.DataError, duckdb.OutOfMemoryException)
+    return error.__cause__ is not None and not isinstance(error.__cause__, (*query, *others))
 
 
 def named(query: str, names: Iterable[str]) -> list[str]:

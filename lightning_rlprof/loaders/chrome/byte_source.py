@@ -116,6 +116,7 @@ class _Gzip:
         from isal import isal_zlib
 
         self._file, self._isal = file, isal_zlib
+        self._error: Any = isal_zlib.error
         self._rest = b""
         self._member: Any = self._new_member()
 
@@ -125,7 +126,7 @@ class _Gzip:
             self._rest = b""
             try:
                 out = self._member.decompress(data, min(len(view), _STEP))
-            except self._isal.error as error:
+            except self._error as error:
                 raise _DamagedError(f"its compressed data is damaged ({error})") from error
             if out:
                 view[: len(out)] = out

@@ -1,7 +1,6 @@
 """One run or trace turned into a cache with all of its tables, and what came of it as a row."""
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kineto
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.rank_names import as_ranges, rank_in_name
 from lightning_rlprof.store.cache import Cache, Sources, find, place, sources
+from lightning_rlprof.store.cached_run import find_cache
 from lightning_rlprof.store.duckdb_tables import close
 from lightning_rlprof.store.parquet import row_count
 from lightning_rlprof.store.run_store import parts_of
@@ -67,17 +67,13 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
         OSError: The place beside it cannot be written.
     """
     made_of = sources(path)
-    cache = kept_whole(path, made_of)
-    if cache is not None:
+    cache = find_cache(path, made_of)
+    if cache is not None and all(map(cache.has, cache.tables)):
         return Kept(cache, False, [])
     spans = _read(path, progress)
     if sources(path) != made_of:
         raise TraceError(f"{path}: changed while it was read; ingest it when it is complete")
-    cache = find(path, made_of)
-    if cache is not None and cache.facts() is None:  # damaged: it makes room for a good one
-        shutil.rmtree(cache.folder, ignore_errors=True)
-        cache = None
-    cache = cache or place(path, made_of, parts_of(spans, path))
+    cache = find(path, made_of) or place(path, made_of, parts_of(spans, path))
     tables = dict(spans.tables)
     del spans  # a trace's tables do not need it, and they need the memory
     return Kept(cache, True, _add_tables(cache, tables, is_large=_size(path) > _LARGE))
@@ -102,7 +98,8 @@ def ingest_one(path: str) -> Outcome:
     """Return what came of `keep`; nothing is raised but what ends the process."""
     start = time.perf_counter()
     try:
-        kept, rows = _counted(Path(path))
+        kept = keep(Path(path))
+        rows = row_count(filter(Path.exists, map(kept.cache.file, kept.cache.tables)))
         written = kept.cache.size
         ranks, read = _ranks(kept.cache), _size(Path(path))
     except TraceError as error:
@@ -118,19 +115,6 @@ def ingest_one(path: str) -> Outcome:
     state: _State = "failed" if kept.untold else "made" if kept.new else "ready"
     doubts = _few([*kept.untold, *_problems(kept.cache)])
     return Outcome(path, ranks, state, doubts, rows, read, written, seconds)
-
-
-def _counted(path: Path) -> tuple[Kept, int]:
-    """Keep a run or trace, and count its rows; a cache that cannot be read is made anew."""
-    kept = keep(path)
-    tables = map(kept.cache.file, kept.cache.tables)
-    try:
-        return kept, row_count(filter(Path.exists, tables))
-    except TraceError:
-        if kept.new:
-            raise
-        shutil.rmtree(kept.cache.folder)
-        return _counted(path)
 
 
 def lost(path: str, why: str, seconds: float | None = None) -> Outcome:

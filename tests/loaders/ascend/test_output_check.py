@@ -89,7 +89,7 @@ def test_the_name_of_the_hardware_may_come_after_its_rows(place: Path) -> None:
     [
         ("", "trace_view.json cannot be read (it contains no events)"),
         ("[]", "trace_view.json cannot be read (it contains no events)"),
-        (json.dumps([HOST, HOST])[:-9], "trace_view.json cannot be read (it is cut off"),
+        (json.dumps([HOST, HOST])[:-9], "trace_view.json cannot be read (it is truncated"),
         ("no JSON", "trace_view.json cannot be read"),
     ],
 )

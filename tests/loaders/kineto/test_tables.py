@@ -289,7 +289,7 @@ def test_a_copy_is_a_row_with_its_launch_and_what_that_lay_in(tmp_path: Path) ->
         (2, 1, 9, "memset", None, 250, 10, None, None, None, None),
         (2, 1, 9, "HtoD", 4096, 300, 50, "weight_sync", 3, 200, 5),
     ]
-    assert table.note == ("1 copies: have no recorded launch: their stage may be unknown")
+    assert table.note == ("1 copies have no recorded launch: their stage may be unknown")
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_without_a_launch_the_device_tells(tmp_path: Path) -> None:
 
     assert places(path) == [("compute_reward", 2, "score"), (None, None, None)]
     assert read_kineto(path).table("kernels").note == (
-        "2 kernels: have no recorded launch: their stage may be unknown"
+        "2 kernels have no recorded launch: their stage may be unknown"
     )
 
 
