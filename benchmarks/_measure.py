@@ -93,7 +93,7 @@ def options(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="see that it runs, judge nothing")
     parser.add_argument(
-        "--markdown", action="store_true", help="print what docs/performance.md holds"
+        "--markdown", action="store_true", help="print the tables of docs/internals/performance.md"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
     return parser.parse_args()

@@ -209,7 +209,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--events", type=int, help="so many events in each")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it as SVG")
-    parser.add_argument("--markdown", action="store_true", help="print what docs/ingest.md holds")
+    page = "docs/internals/benchmarks.md"
+    parser.add_argument("--markdown", action="store_true", help=f"print the tables of {page}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
     return parser.parse_args()
 

@@ -18,13 +18,13 @@ _HEAD = """# Command line
 
 Every command takes `--help`. Commands that read a run need neither a GPU nor PyTorch.
 
-`RUN` is a run directory, a directory of runs (the newest is used), a rank's file, a profiler trace, or a
-[URL](../remote.md). See also [Compare](../compare.md#exit-codes) for use in CI.
+`RUN` is a run directory, a directory of runs (the newest is used), a rank's file, a profiler
+trace, or a [URL](../remote.md). See also [Compare](../compare.md#exit-codes) for use in CI.
 
 | exit code | meaning |
 |---|---|
 | 0 | done; a table without data is also 0 |
-| 1 | a check failed: `compare --fail-if-slower`, `config check`, `doctor`, `ingest`, `ascend parse` |
+| 1 | a check failed: `compare --fail-if-slower`, `config check`, `doctor`, `ingest`, … |
 | 2 | wrong usage, unreadable input, or a missing dependency |
 | 3 | inconclusive, from `compare --fail-if-slower` only |
 

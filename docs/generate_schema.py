@@ -1,27 +1,32 @@
-"""Write docs/reference/tables.md from the tables themselves; ``--check`` fails if it is stale."""
+"""Write docs/reference/tables.md and stage-names.md from the code.
+
+``--check`` fails if one of them is stale.
+"""
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.time_categories import NAMES, Category
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.store.duckdb_tables import sql_name
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import CORE, Spans
 from lightning_rlprof.tables.table import Column, Table
 from lightning_rlprof.testing import make_header
 
-__all__ = ["main", "page"]
+__all__ = ["main", "stage_names", "tables"]
 
-PAGE = Path(__file__).with_name("reference") / "tables.md"
+FOLDER = Path(__file__).with_name("reference")
 
 _HEAD = """# Tables and columns
 
-Generated from the code. Names of columns are the keys of `--format json` and of `table.column(name)` in Python.
+Generated from the code. Names of columns are the keys of `--format json` and of
+`table.column(name)` in Python.
 
 | kind | a cell is |
 |---|---|
@@ -38,18 +43,19 @@ A cell without a value means "unknown". It is never zero.
 """
 _SQL = """## SQL tables
 
-`rlprof sql RUN QUERY` and `load(RUN).sql(query)` read these; [Tables and SQL](../sql.md) has examples. Times count from
-the first event of the run. `headers.zero_unix_ns` is that moment on the wall clock. A column that ends in `_ns` holds
-nanoseconds, one in `_bytes` bytes. Each counter of a span is one more column of `spans`.
+`rlprof sql RUN QUERY` and `load(RUN).sql(query)` read these; [Tables and SQL](../sql.md) has
+examples. Times count from the first event of the run. `headers.zero_unix_ns` is that moment on
+the wall clock. A column that ends in `_ns` holds nanoseconds, one in `_bytes` bytes. Each counter
+of a span is one more column of `spans`.
 
 ### Every run
 """
 _DEVICE = """### Captures and profiler traces
 
-A table exists if the profiler recorded something for it. These are the columns of torch.profiler traces. Nsight
-Systems adds `sync` (calls that wait for the device) and `gpu_metrics`. torch_npu adds `sync`, `communication`,
-`step_trace` and sums of operators. Runs of several hosts have `clocks`. For their columns use
-`rlprof sql RUN "describe sync"`.
+A table exists if the profiler recorded something for it. These are the columns of torch.profiler
+traces. Nsight Systems adds `sync` (calls that wait for the device) and `gpu_metrics`. torch_npu
+adds `sync`, `communication`, `step_trace` and sums of operators. Runs of several hosts have
+`clocks`. For their columns use `rlprof sql RUN "describe sync"`.
 """
 
 # One event of each category that has a table: a stage, an operator and its kernel, a copy, ...
@@ -63,8 +69,51 @@ _EVENTS = [
 ]
 
 
-def page() -> str:
-    """Return the whole page."""
+_NAMES = """# Stage names and categories
+
+Generated from the code. Use the stage names of the first table if they fit, so that runs of
+different projects can be compared. Any other name works as well.
+
+| stage | what happens |
+|---|---|
+| `actor_generate` | the policy writes responses |
+| `actor_compute_log_prob` | log-probabilities under the policy that wrote them |
+| `actor_image_embeds` | image embeddings of a multimodal policy |
+| `actor_update` | forward, backward and optimizer step of the policy |
+| `reference_compute_log_prob` | log-probabilities under the reference model |
+| `critic_compute_values` | values |
+| `critic_update` | the critic learns |
+| `compute_reward` | responses are scored |
+| `compute_advantage` | advantages from rewards and values |
+| `weight_sync` | new weights reach the rollout engine |
+
+## Names in the ledger
+
+The [ledger](../ledger.md) maps names of stages and regions to categories, also those of verl,
+slime, NeMo-RL and others. If several categories apply at one moment, the first row of this table
+counts.
+
+- Case and punctuation don't matter: `Engine.wake_up` and `wake-up` are `wake_up`.
+- The innermost span with a known name decides. An unknown name takes the category of the span
+  around it.
+- Everything inside `weight sync`, `reward/tool/env` and `checkpoint/eval` belongs to it.
+
+| category | names |
+|---|---|
+"""
+
+
+def stage_names() -> str:
+    """Return the page of stage names, and the names of each category."""
+    rows = [
+        f"| {each.text} | {'; '.join(f'`{name}`' for name in NAMES.get(each, '').split())} |"
+        for each in Category
+    ]
+    return _NAMES + "\n".join(rows) + "\n"
+
+
+def tables() -> str:
+    """Return the page of all tables and their columns."""
     with TemporaryDirectory() as folder:
         run, trace = load(_run(Path(folder, "run"))), load(_trace(Path(folder, "trace.json")))
         parts = [_HEAD]
@@ -74,12 +123,12 @@ def page() -> str:
             for each in analyses:
                 parts.append(f"#### `{each.name}`\n\n{each.answers}.\n")
                 parts.append(_columns(each.run(run).columns))
-        parts += [_SQL, *_tables(run, sorted(run.tables))]
-        parts += [_DEVICE, *_tables(trace, sorted(set(trace.tables) - set(run.tables)))]
+        parts += [_SQL, *_tables(run, CORE)]
+        parts += [_DEVICE, *_tables(trace, sorted(set(trace.tables) - {*CORE}))]
         return "\n".join(parts)
 
 
-def _tables(spans: Spans, names: Iterable[str]) -> Iterable[str]:
+def _tables(spans: Spans, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         table: Table = spans.table(name)
         yield f"#### `{name}`\n"
@@ -117,17 +166,18 @@ def _trace(path: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or with ``--check`` compare it; returns the exit status."""
-    new = page()
-    if "--check" not in arguments:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(new, encoding="utf-8")
-        print(f"Wrote {PAGE.name}")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == new:
-        return 0
-    print(f"{PAGE.name} is stale: python docs/generate_schema.py", file=sys.stderr)
-    return 1
+    """Write the pages, or with ``--check`` compare them; returns the exit status."""
+    stale = 0
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in (("tables.md", tables()), ("stage-names.md", stage_names())):
+        path = FOLDER / name
+        if "--check" not in arguments:
+            path.write_text(text, encoding="utf-8")
+            print(f"Wrote {name}")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            print(f"{name} is stale: python docs/generate_schema.py", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

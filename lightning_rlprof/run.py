@@ -98,7 +98,7 @@ class Run(Spans):
         return {}
 
     def sql(self, query: str) -> Table:
-        """Return what one SELECT says of the tables of this run; see ``docs/store.md``.
+        """Return what one SELECT says of the tables of this run; see ``docs/sql.md``.
 
         Tables that a query named stay in memory with this object. DuckDB reads the columns where
         they lie and writes nothing.

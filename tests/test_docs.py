@@ -110,7 +110,7 @@ def test_a_block_that_lies_is_found() -> None:
 
 def test_the_floors_of_the_architecture_are_those_of_the_import_contract() -> None:
     contract = re.search(r'^id = "floors".*?^layers = \[(.*?)^\]', text_of("pyproject.toml"), FLAGS)
-    page = re.search(r"^1\. Floors, top to bottom:(.*?)\. ", text_of("docs/architecture.md"), FLAGS)
+    page = re.search(r"^1\. Floors, top to bottom:(.*?)\. ", text_of("docs/internals/architecture.md"), FLAGS)
     assert contract
     assert page
     floors = [set(re.findall(r"[a-z_]+", one)) for one in re.findall('"(.*)"', contract[1])]

@@ -4,7 +4,7 @@ Whatever left here before it arrived there bounds the offset from above, and wha
 before it arrived here bounds it from below. That holds for any delay, even or uneven. So a
 ping-pong and a collective give the same: a time, two bounds, and a likely value between them.
 Among these lies a line by weighted least squares, broken where the clock was set. See
-``docs/clock.md``.
+``docs/internals/clock-synchronization.md``.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Breakdown and overlap of real traces beside HTA's, where a Python has it.
 
 Opt-in: ``RLPROF_PEERS`` names a Python that has the package ``traceinsight``, in an environment of
-its own. Where HTA's defaults and ours differ is told in ``docs/analyses/breakdown.md``.
+its own. Where HTA's defaults and ours differ is told in ``docs/internals/validation.md``.
 """
 
 import json
