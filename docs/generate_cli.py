@@ -12,7 +12,7 @@ from lightning_rlprof.cli.app import app
 
 __all__ = ["main", "page"]
 
-PAGE = Path(__file__).with_name("reference") / "cli.md"
+FOLDER = Path(__file__).with_name("reference")
 
 _HEAD = """# Command line
 
@@ -96,16 +96,15 @@ def _prose(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the page, or with ``--check`` compare it; returns the exit status."""
-    new = page()
+    path, text = FOLDER / "cli.md", page()
     if "--check" not in arguments:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(new, encoding="utf-8")
-        print(f"Wrote {PAGE.name}")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == new:
-        return 0
-    print(f"{PAGE.name} is stale: python docs/generate_cli.py", file=sys.stderr)
-    return 1
+        FOLDER.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"Wrote {path.name}")
+    elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+        print(f"{path.name} is stale: python docs/generate_cli.py", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

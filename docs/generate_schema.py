@@ -168,10 +168,10 @@ def _trace(path: Path) -> Path:
 def main(arguments: list[str]) -> int:
     """Write the pages, or with ``--check`` compare them; returns the exit status."""
     stale = 0
-    FOLDER.mkdir(exist_ok=True)
     for name, text in (("tables.md", tables()), ("stage-names.md", stage_names())):
         path = FOLDER / name
         if "--check" not in arguments:
+            FOLDER.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(f"Wrote {name}")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:

@@ -1,8 +1,9 @@
-"""The pages tell the truth: their Python runs, their YAML is valid, their commands exist."""
+"""Pages are true: their Python runs, their YAML is valid, their commands and links exist."""
 
 import ast
 import json
 import re
+import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import typer
 import yaml
 
+from lightning_rlprof.analysis.catalog import ANALYSES
 from lightning_rlprof.cli.app import app
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
@@ -96,7 +98,29 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
             check_command(words)
 
 
-def test_a_block_that_lies_is_found() -> None:
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=by_name)
+def test_the_links_of_a_page_outside_docs_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["generate_cli", "generate_schema"])
+def test_a_generated_page_is_written_and_then_fresh(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))
+    main = generator["main"]
+    main.__globals__["FOLDER"] = tmp_path / "reference"
+    assert main(["--check"]) == 1
+    assert f"stale: python docs/{name}.py" in capsys.readouterr().err
+    assert main([]) == 0
+    assert main(["--check"]) == 0
+    text = "".join(path.read_text() for path in tmp_path.rglob("*.md"))
+    names = ANALYSES if name == "generate_schema" else typer.main.get_command(app).commands
+    assert [each for each in names if f"`{each}`" not in text and f" {each}" not in text] == []
+
+
+def test_a_wrong_block_is_found() -> None:
     page = "```bash\n$ rlprof sums run\n```\n\n```yaml\nstge: all\n```\n"
     with pytest.raises(AssertionError, match="sums"):
         check_command(next(commands(blocks(page, "bash")[0])))
@@ -110,24 +134,24 @@ def test_a_block_that_lies_is_found() -> None:
 
 def test_the_floors_of_the_architecture_are_those_of_the_import_contract() -> None:
     contract = re.search(r'^id = "floors".*?^layers = \[(.*?)^\]', text_of("pyproject.toml"), FLAGS)
-    page = re.search(r"^1\. Floors, top to bottom:(.*?)\. ", text_of("docs/internals/architecture.md"), FLAGS)
+    page = re.search(
+        r"^1\. Floors, top to bottom:(.*?)\. ", text_of("docs/internals/architecture.md"), FLAGS
+    )
     assert contract
     assert page
     floors = [set(re.findall(r"[a-z_]+", one)) for one in re.findall('"(.*)"', contract[1])]
-    told = [set(re.findall("`([a-z_]+)`", one)) for one in page[1].split("·")]
-    assert told == [floor - {"live"} for floor in floors if floor != {"__main__"}]  # not yet built
+    drawn = [set(re.findall("`([a-z_]+)`", one)) for one in page[1].split("·")]
+    assert drawn == [floor - {"live"} for floor in floors if floor != {"__main__"}]  # not yet built
 
 
-def test_every_message_that_troubleshooting_explains_is_one_of_ours() -> None:
-    ours = "".join(path.read_text() for path in ROOT.glob("lightning_rlprof/**/*.py"))
-    ours = re.sub(r'"\s*f?"', "", ours)  # a text that goes on in the next line
-    bold = re.findall(r"\*\*(`.*?)\*\*", text_of("docs/troubleshooting.md"), FLAGS)
-    told = [
-        " ".join(one.split()) for each in bold for one in re.findall("`([^`]+ [^`]+)`", each, FLAGS)
-    ]
-    assert len(told) > 15
-    parts = [part.strip(" '") for one in told for part in one.split("…")]
-    assert [part for part in parts if part not in ours] == []
+def test_every_message_that_troubleshooting_explains_is_in_the_code() -> None:
+    code = "".join(path.read_text() for path in ROOT.glob("lightning_rlprof/**/*.py"))
+    code = re.sub(r'"\s*f?"', "", code)  # a text that continues in the next line
+    rows = re.findall(r"^\| (`.*?`) \|", text_of("docs/troubleshooting.md"), re.MULTILINE)
+    messages = [each for row in rows for each in re.findall("`([^`]+ [^`]+)`", row)]
+    assert len(messages) > 15
+    parts = [part.strip(" '") for each in messages for part in each.split("…")]
+    assert [part for part in parts if part not in code] == []
 
 
 def text_of(name: str) -> str:
@@ -141,9 +165,14 @@ def check_yaml(block: dict[str, object]) -> None:
 
 
 def commands(block: str) -> Iterator[list[str]]:
-    """Return the words of each ``rlprof`` or ``make`` command in a shell block."""
-    for line in block.replace("\\\n", " ").splitlines():
-        words = shlex.split(line.removeprefix("$ "), comments=True)
+    """Return the words of each ``rlprof`` or ``make`` command in a shell block.
+
+    If some lines begin with a prompt, the other lines are output.
+    """
+    lines = block.replace("\\\n", " ").splitlines()
+    typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    for line in typed or lines:
+        words = shlex.split(line, comments=True)
         while words and re.fullmatch(r"\w+=.*", words[0]):
             words.pop(0)
         if words and words[0] in {"rlprof", "make"}:
@@ -157,12 +186,12 @@ def check_command(words: list[str]) -> None:
         names = [word for word in words[1:] if "=" not in word]
         assert set(names) <= set(targets), f"make {' '.join(names)}"
         return
-    command: Any = typer.main.get_command(app)  # no class to ask for: typer brings its own click
+    command: Any = typer.main.get_command(app)  # typer brings its own click
     options = {"--help", "--version"}
     for word in words[1:]:
         if word.startswith("-"):
             name = word.split("=")[0]
-            assert name in options, f"{name} is no option of {command.name}"
+            assert name in options, f"{command.name} has no option {name}"
         elif hasattr(command, "commands"):
             assert word in command.commands, f"rlprof has no {word}"
             command = command.commands[word]
