@@ -89,7 +89,7 @@ def test_an_example_captures_what_it_says(
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_an_example_says_how_it_is_run(path: Path) -> None:
     here = path.relative_to(ROOT).as_posix()
-    ways = (f"rlprof nsys --config {here} -- python train.py", f"RLPROF_CONFIG={here} python")
+    ways = (f"rlprof nsys run --config {here} -- python train.py", f"RLPROF_CONFIG={here} python")
     assert any(way in said(path) for way in (*ways, f'build("{here}")'))
 
 
@@ -111,7 +111,7 @@ def test_off_is_on_without_its_line() -> None:
 
 
 def test_only_an_example_that_captures_starts_nsys_which_else_records_the_whole_run() -> None:
-    with_nsys = [path for path in FILES if "rlprof nsys --config" in said(path)]
+    with_nsys = [path for path in FILES if "rlprof nsys run --config" in said(path)]
     assert with_nsys
     assert [path.stem for path in with_nsys if not build(path).captures] == []
 
