@@ -1,4 +1,4 @@
-"""For every test: no RLPROF variables from outside, one torch thread, a fake clock, the deep mark."""
+"""For every test: no RLPROF variables from outside, one torch thread, a fake clock."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -61,7 +61,11 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
             # Ray starts `python` from the PATH under nsys.
             folders = [str(fake.bin), str(Path(sys.executable).parent), os.environ["PATH"]]
             monkeypatch.setenv("PATH", os.pathsep.join(folders))
-            command = [sys.executable, str(ROOT / "tests" / "builders" / "ray_training.py"), str(out)]
+            command = [
+                sys.executable,
+                str(ROOT / "tests" / "builders" / "ray_training.py"),
+                str(out),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
             facts = json.loads((out / "facts.json").read_text())

@@ -59,6 +59,7 @@ def test_a_run_compared_with_itself_is_the_same_in_all(seed: int) -> None:
     assert set(table.column("verdict")) == {"unchanged"}
 
 
+@pytest.mark.deep
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.6, 1.6), st.floats(-0.3, 0.3))
 def test_swapping_the_runs_inverts_every_ratio(seed: int, length: float, slower: float) -> None:
@@ -173,6 +174,7 @@ def test_pace_that_drifts_counts_fewer_steps() -> None:
     assert wrong <= 1
 
 
+@pytest.mark.deep
 def test_noise_alone_is_seldom_called_a_change() -> None:
     noise = np.random.default_rng(3)
     runs = [run_of({"a": noise.lognormal(13, 0.4, 12)}) for _ in range(120)]
@@ -293,6 +295,7 @@ def test_squares_of_lengths_are_learned_beside_tokens() -> None:
     assert found.bounds == pytest.approx((1.1, 1.1), abs=1e-4)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("drift", [0.7, 1.0, 1.3])
 def test_the_true_ratio_is_covered_as_often_as_promised(drift: float) -> None:
     random, missed = np.random.default_rng(11), 0

@@ -177,6 +177,7 @@ def test_kernels_agree_with_sums_one_by_one(before: list[Kernel], after: list[Ke
     assert list(found) == [TOTAL]
 
 
+@pytest.mark.deep
 @given(traces(), traces())
 def test_operators_sum_as_their_own_table_does(one, two) -> None:
     a, b = run(*one), run(*two)
@@ -195,6 +196,7 @@ def test_operators_sum_as_their_own_table_does(one, two) -> None:
             assert mine == {name: time for name, time in zip(*columns, strict=True) if time}
 
 
+@pytest.mark.deep
 @given(traces(), traces())
 def test_swapping_the_traces_turns_every_difference_round(one, two) -> None:
     for by in ("operators", "kernels"):

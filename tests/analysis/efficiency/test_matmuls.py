@@ -336,6 +336,7 @@ def test_bytes_are_unknown_where_the_type_is() -> None:
         assert (found.flops, found.moved) == (12, None)
 
 
+@pytest.mark.deep
 @given(st.text(), st.text() | st.none(), st.text() | st.none())
 def test_no_text_is_a_crash(dims: str, types: str | None, values: str | None) -> None:
     for operator in FORMULAS:

@@ -159,6 +159,7 @@ def test_values_without_noise_have_an_interval_without_width() -> None:
     assert (low, high) == pytest.approx((2.0, 2.0), abs=NEAR)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("size", [6, 12, 40])
 def test_the_true_shift_is_covered_about_as_often_as_promised(size: int) -> None:
     noise = np.random.default_rng(7)
@@ -186,6 +187,7 @@ def test_a_slope_that_has_to_be_learned_widens_the_interval() -> None:
     assert high - low > 1.5 * (alone[1] - alone[0])
 
 
+@pytest.mark.deep
 def test_every_way_to_deal_the_ranks_keeps_the_chance_promised() -> None:
     """Of all 924 ways to deal 12 values to two sides at most 1 % exclude "no shift"."""
     values = np.arange(12.0) ** 2

@@ -60,6 +60,7 @@ SEEDS = range(2_000, 2_030)
 STAGE, REGION = KINDS.index("stage"), KINDS.index("region")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("case", list(CASES))
 def test_the_matrix_has_no_healthy_rank_accused_and_each_slow_one_found(case: str) -> None:
     own = scores(CASES[case], SEEDS)[OURS]

@@ -157,6 +157,7 @@ def test_a_process_that_fails_says_how(tmp_path: Path, told: dict[str, Any], sai
     assert outcome.message == f"trace_view.json is missing; its process ended with {said}"
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("stand_in")
 def test_one_that_hangs_is_stopped_with_its_children_and_leaves_nothing(tmp_path: Path) -> None:
     hangs, works = tell(make(tmp_path), HOST, hangs=True), tell(make(tmp_path, "b"), HOST)
@@ -168,6 +169,7 @@ def test_one_that_hangs_is_stopped_with_its_children_and_leaves_nothing(tmp_path
     assert not (hangs / OUTPUT).exists()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("stand_in")
 def test_so_many_run_at_a_time_as_were_asked_for(tmp_path: Path) -> None:
     first, second = make(tmp_path), make(tmp_path, "b")

@@ -225,6 +225,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_is_made_to_be_slow_is_answered_soon(attack: str, tmp_path: Path) -> None:
     """The first three took up to a minute for every MB before their bounds were there."""
@@ -267,6 +268,7 @@ print(*rows(Path(large), names), peak() - before)
 """
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("tables", "rows", "most_mb"), [(["kernels"], [1_000], 20), (["calls"], [3_000], 60)]
 )

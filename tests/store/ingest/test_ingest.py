@@ -211,6 +211,7 @@ head.Source = Deadly
 """
 
 
+@pytest.mark.deep
 def test_ctrl_c_leaves_what_is_made_and_nothing_half_made(folder: Path) -> None:
     code = (
         "import signal, sys\nfrom lightning_rlprof.store.ingest.ingest import ingest\n"
