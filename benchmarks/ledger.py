@@ -19,7 +19,7 @@ from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.tables.spans import Spans
 
-__all__ = ["cached_accounts", "found", "main"]
+__all__ = ["found", "main", "timed_ledger"]
 
 
 def found(spans: Spans) -> None:
@@ -28,7 +28,7 @@ def found(spans: Spans) -> None:
         raise AssertionError("findings abstain")
 
 
-def cached_accounts(spans: Spans) -> None:
+def timed_ledger(spans: Spans) -> None:
     """Make the ledger; the sum must be right each time."""
     ranks = len(spans.ranks)
     whole = int(spans.end_ns.max() - spans.start_ns.min()) * ranks
@@ -36,7 +36,7 @@ def cached_accounts(spans: Spans) -> None:
         raise AssertionError(f"{ranks} ranks: the labels do not add up to {whole} ns")
 
 
-ASKED = {"ledger": (cached_accounts, (10, 2)), "findings": (found, (10, 2))}
+ASKED = {"ledger": (timed_ledger, (10, 2)), "findings": (found, (10, 2))}
 
 
 def main(chosen: argparse.Namespace) -> int:

@@ -62,7 +62,7 @@ _TEXTS = (
     "untraced",
 )
 
-WHOLE = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)
+ENCLOSING = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)
 """Labels that hold for all that lies in their spans: a rollout in a validation is validation."""
 
 NAMES: dict[Category, str] = {

@@ -105,7 +105,7 @@ def _told(function: "Callable[..., Table]", spans: "Spans", rank: int | None) ->
     return replace(table, rows=[row for row in table.rows if row[at] == rank])
 
 
-_STYLES = {"ok": "green", "doubt": "yellow", "unknown": "dim"}
+_STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
 
 def findings(run: Run, as_json: Json = False) -> None:
@@ -118,11 +118,11 @@ def findings(run: Run, as_json: Json = False) -> None:
     if as_json:
         put_json(facts(spans) | {"tables": [sheet.to_dict(), found.to_dict()]})
         return
-    say(f"{spans.path}: how far this can be trusted", "bold")
-    for check, state, what in sheet.rows:
-        say(f"{state:8}{check}: {what}", _STYLES[str(state)])
+    say(f"{spans.path}: Data quality", "bold")
+    for check, state, detail in sheet.rows:
+        say(f"{state:12}{check}: {detail}", _STYLES[str(state)])
     say("")
-    say("What is worth acting on", "bold")
+    say("What to fix first", "bold")
     _findings_print(found, run)
     next_command("rlprof", "report", run)
 
@@ -131,14 +131,14 @@ def _findings_print(found: "Table", run: Run) -> None:
     from lightning_rlprof.report.finding_cards import cards
 
     if found.abstained is not None:
-        say(f"not told: {found.abstained}")
+        say(f"No data: {found.abstained}")
     elif not found.rows:
-        say("nothing: no rule has found anything")
+        say("No problems found.")
     for at, card in enumerate(cards(found, shlex.quote(str(run))), start=1):
-        say(f"{at}. {card.claim}", "bold")
-        say(f"   {card.price}; {card.evidence}")
-        say(f"   next: {card.experiment}")
-        say(f"   refuted if {card.refuted}")
+        say(f"{at}. {card.title}", "bold")
+        say(f"   {card.cost}; {card.evidence}")
+        say(f"   try: {card.suggestion}")
+        say(f"   ruled out if: {card.ruled_out_if}")
         if card.where:
             say(f"   look at {card.where}, in the report and in what rlprof trace writes")
         for command in card.commands:
@@ -166,14 +166,14 @@ def ledger(
     if price is not None and not 0 <= price < math.inf:
         raise RlprofError(f"--price {price}: a GPU-hour costs 0 euros or more, for instance 2.5")
     from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-    from lightning_rlprof.analysis.ledger.ledger import breakdown, totals
+    from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
 
     spans = opened(run)
-    book = compute_accounts(spans, per_step=per_step, per_rank=per_rank)
-    tables = [totals(book, price=price)]
-    tables += [breakdown(book)] if per_rank or per_step else []
+    accounts = compute_accounts(spans, per_step=per_step, per_rank=per_rank)
+    tables = [category_totals(accounts, price=price)]
+    tables += [category_breakdown(accounts)] if per_rank or per_step else []
     if as_json:
-        put_json(_facts(spans, book) | {"tables": [table.to_dict() for table in tables]})
+        put_json(_facts(spans, accounts) | {"tables": [table.to_dict() for table in tables]})
         return
     _show(spans, tables)
     next_command("rlprof", "report", run)
@@ -189,13 +189,13 @@ def _show(spans: "Spans", tables: "list[Table]") -> None:
     count_doubts(spans)
 
 
-def _facts(spans: "Spans", book: "Accounts") -> dict[str, object]:
+def _facts(spans: "Spans", accounts: "Accounts") -> dict[str, object]:
     """Return what the totals add up to, ``wall_ns`` times all ranks, and what is doubtful."""
     return {
         "run": str(spans.path),
-        "wall_ns": book.wall_ns,
-        "ranks": list(book.ranks),
-        "silent_ranks": list(book.silent),
+        "wall_ns": accounts.wall_ns,
+        "ranks": list(accounts.ranks),
+        "silent_ranks": list(accounts.silent),
         "warnings": [problem._asdict() for problem in spans.warnings],
     }
 

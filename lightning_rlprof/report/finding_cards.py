@@ -1,4 +1,4 @@
-"""Findings as cards: what a line of a table would cut off, in words, with where to look."""
+"""Findings as cards: texts too long for a table row, and where to look."""
 
 import shlex
 from collections.abc import Collection
@@ -14,23 +14,23 @@ class CardView:
     """One finding in words.
 
     Attributes:
-        claim: What is held.
-        price: What it costs, and how sure that is.
-        evidence: What it rests on.
-        where: Rank, step and time of the first of the evidence; empty where there is none.
-        step: That step, where a timeline shows it.
-        experiment: What to try next.
-        refuted: What would show that the claim is wrong.
-        commands: What reproduces the number, and what prints the evidence.
+        title: The problem.
+        cost: Its cost with the confidence interval, and the confidence.
+        evidence: The measurement.
+        where: Rank, step and time of the first event; empty if there is none.
+        step: That step, if a timeline shows it.
+        suggestion: What to try.
+        ruled_out_if: Observation that disproves the finding.
+        commands: The command that shows the number, and the one that prints the events.
     """
 
-    claim: str
-    price: str
+    title: str
+    cost: str
     evidence: str
     where: str
     step: int | None
-    experiment: str
-    refuted: str
+    suggestion: str
+    ruled_out_if: str
     commands: tuple[str, str]
 
 
@@ -47,26 +47,26 @@ def cards(findings: Table, run: str = "RUN", shown: Collection[int] = ()) -> lis
     return [
         CardView(
             row["finding"],
-            _price(row),
+            _cost(row),
             row["evidence"],
             _where(row),
             row["step"] if row["step"] in shown else None,
-            row["next experiment"],
-            row["refuted if"],
+            row["try"],
+            row["ruled out if"],
             (row["reproduce"].replace("RUN", run), f"rlprof sql {run} {_quoted(row['query'])}"),
         )
         for row in rows
     ]
 
 
-def _price(row: dict[str, Any]) -> str:
+def _cost(row: dict[str, Any]) -> str:
     sure = f"{row['confidence']} confidence"
-    if row["effect"] is None:
-        return f"without a price in time, {sure}"
+    if row["cost"] is None:
+        return f"no time cost, {sure}"
     bounds = ""
-    if row["low"] is not None and row["high"] is not None:
-        bounds = f" ({duration(row['low'])} to {duration(row['high'])})"
-    return f"{duration(row['effect'])} of GPU time{bounds}, {row['share']:.1%} of the job, {sure}"
+    if row["CI low"] is not None and row["CI high"] is not None:
+        bounds = f" (95% CI {duration(row['CI low'])}–{duration(row['CI high'])})"
+    return f"{duration(row['cost'])} of GPU time{bounds}, {row['share']:.1%} of the job, {sure}"
 
 
 def _where(row: dict[str, Any]) -> str:

@@ -18,11 +18,11 @@ def test_trust_comes_first_and_each_finding_with_price_and_next_step(
 
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == f"{tmp_path}/a run: how far this can be trusted"
-    assert lines[1] == "ok      ranks: all 4"
-    at = lines.index("What is worth acting on")
+    assert lines[0] == f"{tmp_path}/a run: Data quality"
+    assert lines[1] == "ok          ranks: all 4 are present"
+    at = lines.index("What to fix first")
     assert lines[at + 1].startswith("1. ")
-    assert any(line.endswith("rank 2 makes the others wait: slow host") for line in lines[at:])
+    assert any(line.endswith("Rank 2 is a straggler (slow host)") for line in lines[at:])
     assert f"   rlprof stragglers '{tmp_path}/a run' --json" in lines
     assert any(line.startswith("   look at rank 2, step ") for line in lines)
     assert lines[-1].startswith("Next: rlprof report ")
@@ -36,9 +36,9 @@ def test_as_json_both_tables_are_there(rlprof: Run, tmp_path: Path) -> None:
 
 def test_a_run_of_which_nothing_can_be_said_says_so(rlprof: Run, tmp_path: Path) -> None:
     _, out, _ = rlprof("findings", short(tmp_path).path)
-    assert "doubt   ranks: 1 of 2 are missing: 1" in out
-    assert "Not decided, of 1 steps: " in out
-    assert "nothing: no rule has found anything" in out
+    assert "warn        ranks: 1 of 2 are missing: 1" in out
+    assert "untraced (needs 5 steps, has 1)." in out
+    assert "No problems found." in out
 
 
 def test_every_command_that_it_prints_can_be_typed(rlprof: Run, tmp_path: Path) -> None:

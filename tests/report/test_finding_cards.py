@@ -11,12 +11,12 @@ from lightning_rlprof.tables.table import Column, Table
 ROW: dict[str, Any] = {
     "finding": "GPUs wait",
     "share": 0.25,
-    "effect": 4_000_000_000,
-    "low": 3_000_000_000,
-    "high": 5_000_000_000,
+    "cost": 4_000_000_000,
+    "CI low": 3_000_000_000,
+    "CI high": 5_000_000_000,
     "confidence": "high",
-    "next experiment": "prefetch",
-    "refuted if": "it stays",
+    "try": "prefetch",
+    "ruled out if": "it stays",
     "evidence": "3 spans",
     "reproduce": "rlprof ledger RUN",
     "query": "select * from spans where name = 'a'",
@@ -34,8 +34,8 @@ def table(**changes: Any) -> Table:
 
 def test_price_place_and_commands_are_said() -> None:
     (card,) = cards(table(), "'my run'", shown=[7])
-    assert card.price == (
-        "4.00 s of GPU time (3.00 s to 5.00 s), 25.0% of the job, high confidence"
+    assert card.cost == (
+        "4.00 s of GPU time (95% CI 3.00 s–5.00 s), 25.0% of the job, high confidence"
     )
     assert card.where == "rank 3, step 7, 1.500000 s to 2.000000 s"
     assert card.step == 7
@@ -46,11 +46,11 @@ def test_price_place_and_commands_are_said() -> None:
 
 
 def test_what_is_not_known_is_not_said() -> None:
-    blank = {"effect": None, "share": None, "low": None, "high": None}
+    blank = {"cost": None, "share": None, "CI low": None, "CI high": None}
     (card,) = cards(table(**blank, rank=None, step=None, to=None), shown=[7])
-    assert card.price == "without a price in time, high confidence"
+    assert card.cost == "no time cost, high confidence"
     assert (card.where, card.step) == ("", None)
-    assert cards(table(low=None))[0].price.startswith("4.00 s of GPU time, 25.0%")
+    assert cards(table(**{"CI low": None}))[0].cost.startswith("4.00 s of GPU time, 25.0%")
     assert cards(table(step=None))[0].where == "rank 3, 1.500000 s to 2.000000 s"
     assert cards(table())[0].step is None, "no timeline shows it"
 

@@ -1,4 +1,4 @@
-"""How far a run can be trusted: what is missing, cut off, hidden, unaligned, or our own doing."""
+"""Checks of the data before any number: missing ranks and steps, lost events, clocks, overhead."""
 
 from collections.abc import Iterator
 
@@ -12,25 +12,35 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 
-_COLUMNS = (Column("check", "text"), Column("state", "text"), Column("what", "text"))
-_OK, _DOUBT, _UNKNOWN = "ok", "doubt", "unknown"
-_DEAR = 0.01  # of the recorded time: what captures may take before it is a doubt
-_HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
-_REFUSED = "above 100 %"
-_LONGER = 0.05  # than others: what captured steps may be before it is a doubt
-_LOST = 0.01  # of the launches: how many may lack their kernel, as the last of a capture do
-_FEW = 8
-_ROUGH_NS = 1_000_000  # what times of two ranks may be off before it is a doubt
+_COLUMNS = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
+_OK, _WARN, _NOT_CHECKED = "ok", "warn", "not checked"
+_HIDDEN_KERNELS = "hide their kernels"  # in the note of a table with one row per graph replay
+_MFU_REFUSED = "above 100"  # in the note of throughput
+_MOST_OVERHEAD = 0.01  # share of the recorded time that opening and closing captures may take
+_MOST_SLOWDOWN = 0.05  # of captured steps, relative to the others
+_MOST_LOST = 0.01  # share of launches without a kernel: the last ones of a capture have none
+_MOST_UNCERTAINTY_NS = 1_000_000  # between the clocks of two ranks
+_SHOWN = 8
 
 _Row = tuple[str, str, str]
 
 
 def data_quality(spans: Spans) -> Table:
-    """Return what must be known before a number of this run is believed, a row per check.
+    """Check what could make the numbers of this run wrong, one row per check.
 
-    ``state`` is "ok", "doubt", or "unknown" where the run cannot tell.
+    ``state`` is ``ok``, ``warn``, or ``not checked`` if the run lacks the data for it.
     """
-    checks = (_ranks, _ends, _steps, _events, _kernels, _clocks, _graphs, _mfu, _cost)
+    checks = (
+        _ranks,
+        _complete_files,
+        _steps,
+        _dropped_events,
+        _kernel_launch_match,
+        _clocks,
+        _cuda_graphs,
+        _mfu,
+        _profiler_overhead,
+    )
     return Table("data_quality", _COLUMNS, [row for check in checks for row in check(spans)])
 
 
@@ -38,132 +48,134 @@ def _ranks(spans: Spans) -> Iterator[_Row]:
     world = max((header.world_size for header in spans.headers.values()), default=0)
     missing = sorted(set(range(world)) - set(spans.ranks))
     if missing:
-        yield "ranks", _DOUBT, f"{len(missing)} of {world} are missing: {_few(missing)}"
+        yield "ranks", _WARN, f"{len(missing)} of {world} are missing: {_listed(missing)}"
     else:
-        yield "ranks", _OK, f"all {world}"
+        yield "ranks", _OK, f"all {world} are present"
 
 
-def _ends(spans: Spans) -> Iterator[_Row]:
-    cut = [rank for rank, status in spans.statuses.items() if status is None]
-    broken = [rank for rank, status in spans.statuses.items() if status not in (None, "finished")]
-    if cut:
-        yield "ends", _DOUBT, f"the file just stops of rank {_few(cut)}"
-    if broken:
-        yield "ends", _DOUBT, f"ended early: rank {_few(broken)}"
-    if not cut and not broken:
-        yield "ends", _OK, "every file goes to its end"
+def _complete_files(spans: Spans) -> Iterator[_Row]:
+    name = "complete files"
+    truncated = [rank for rank, status in spans.statuses.items() if status is None]
+    failed = [rank for rank, status in spans.statuses.items() if status not in (None, "finished")]
+    if truncated:
+        why = "file is truncated (killed or still running)"
+        yield name, _WARN, f"{_ranks_listed(truncated)}: {why}"
+    if failed:
+        yield name, _WARN, f"{_ranks_listed(failed)}: recording ended early"
+    if not truncated and not failed:
+        yield name, _OK, "all rank files ended cleanly"
+
+
+def _ranks_listed(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
 
 
 def _steps(spans: Spans) -> Iterator[_Row]:
     rows = spans.rows(kind="step")
     if not len(rows):
-        yield "steps", _UNKNOWN, "none goes to its end"
+        yield "steps", _NOT_CHECKED, "no complete step was recorded"
         return
     steps = np.unique(spans.step[rows])
-    every = len(steps)
+    count = len(steps)
     pairs = np.unique(np.stack([spans.rank[rows], spans.step[rows]]), axis=1)
-    own = {rank: int(np.count_nonzero(pairs[0] == rank)) for rank in spans.ranks}
-    lack = [rank for rank, count in own.items() if count < every]
+    by_rank = {rank: int(np.count_nonzero(pairs[0] == rank)) for rank in spans.ranks}
+    incomplete = [rank for rank, steps_of_rank in by_rank.items() if steps_of_rank < count]
     note = counted(spans, rows).note
-    text = f"some of {every} are missing on rank {_few(lack)}" if lack else f"all {every}"
-    yield "steps", _DOUBT if lack else _OK, f"{text}. {note}".rstrip(". ")
-    lost = int(steps[-1] - steps[0]) + 1 - every
+    text = f"all {count} are complete"
+    if incomplete:
+        text = f"some of {count} are missing on {_ranks_listed(incomplete)}"
+    yield "steps", _WARN if incomplete else _OK, f"{text}. {note}".rstrip(". ")
+    lost = int(steps[-1] - steps[0]) + 1 - count
     if lost and all(header.config.get("spans") for header in spans.headers.values()):
-        first = _first_between(steps)
-        yield "steps", _DOUBT, f"{lost} between others are in no file: {_few(first, lost)}"
+        text = f"{lost} between the others are in no file: {_listed(_first_gaps(steps), lost)}"
+        yield "steps", _WARN, text
 
 
-def _first_between(steps: Int64s) -> list[int]:
-    """Return the first numbers that lie between others and are not there, as many as are said."""
-    edges = np.flatnonzero(np.diff(steps) > 1)[:_FEW]
+def _first_gaps(steps: Int64s) -> list[int]:
+    """Return the first step numbers missing between others: at least as many as are listed."""
+    edges = np.flatnonzero(np.diff(steps) > 1)[:_SHOWN]
     gaps = ((int(steps[at]) + 1, int(steps[at + 1])) for at in edges.tolist())
-    return [step for low, high in gaps for step in range(low, min(high, low + _FEW))]
+    return [step for low, high in gaps for step in range(low, min(high, low + _SHOWN))]
 
 
-def _events(spans: Spans) -> Iterator[_Row]:
-    warnings = [note for note in spans.notes if note.level != "info"]
-    texts = [*(each.text for each in spans.warnings), *(note.text for note in warnings)]
+def _dropped_events(spans: Spans) -> Iterator[_Row]:
+    notes = [note.text for note in spans.notes if note.level != "info"]
+    texts = [*(each.text for each in spans.warnings), *notes]
     for name in ("kernels", "memcpy", "collectives"):
         table = spans.try_table(name, [])
         texts += [f"{name}: {text}" for text in table.losses()] if table else []
     if texts:
-        first = f"{len(texts)} remarks, the first: " if len(texts) > 1 else ""
-        yield "events", _DOUBT, f"{first}{texts[0]}"
+        first = f"{len(texts)} warnings, the first: " if len(texts) > 1 else ""
+        yield "dropped events", _WARN, f"{first}{texts[0]}"
     else:
-        yield "events", _OK, "nothing is known to be lost"
+        yield "dropped events", _OK, "none detected"
 
 
-def _kernels(spans: Spans) -> Iterator[_Row]:
-    found = unpaired(spans)
+def _kernel_launch_match(spans: Spans) -> Iterator[_Row]:
+    name, found = "kernel/launch match", unpaired(spans)
     if found is None:
-        yield (
-            "kernels",
-            _UNKNOWN,
-            "no torch.profiler recorded launches and kernels, to compare them",
-        )
-    elif found.alone > _LOST * found.launches:
-        text = f"{found.alone:,} of {found.launches:,} launches have no kernel: events were dropped"
-        yield "kernels", _DOUBT, f"{text}, or a graph captured them"
+        yield name, _NOT_CHECKED, "needs a torch.profiler capture"
+    elif found.alone > _MOST_LOST * found.launches:
+        text = f"{found.alone:,} of {found.launches:,} launches have no kernel"
+        yield name, _WARN, f"{text}: events were dropped, or a CUDA graph captured them"
     else:
-        yield "kernels", _OK, f"{found.launches - found.alone:,} of {found.launches:,} launches"
+        text = f"{found.launches - found.alone:,} of {found.launches:,} launches have a kernel"
+        yield name, _OK, text
 
 
 def _clocks(spans: Spans) -> Iterator[_Row]:
-    unsure = uncertainty_ns(spans)
-    if unsure == 0:
+    uncertainty = uncertainty_ns(spans)
+    if uncertainty == 0:
         yield "clocks", _OK, "one host, one clock"
-    elif unsure is not None:
-        state = _OK if unsure <= _ROUGH_NS else _DOUBT
-        yield "clocks", state, f"those of ranks were compared: within {unsure / 1e6:.3f} ms"
+    elif uncertainty is not None:
+        state = _OK if uncertainty <= _MOST_UNCERTAINTY_NS else _WARN
+        yield "clocks", state, f"synchronized within {uncertainty / 1e6:.3f} ms between ranks"
     else:
         text = f"{never_compared(spans)}: times of ranks may be off by milliseconds"
-        yield "clocks", _DOUBT, text
+        yield "clocks", _WARN, text
 
 
-def _graphs(spans: Spans) -> Iterator[_Row]:
-    remarks: list[str] = []
+def _cuda_graphs(spans: Spans) -> Iterator[_Row]:
+    name, remarks = "CUDA graphs", list[str]()
     table = spans.try_table("kernels", remarks)
-    if table is None:
-        what = " ".join(remarks) or "no device tool recorded kernels"
-        yield "graph replay", _DOUBT if remarks else _UNKNOWN, what
-        return
-    if not len(table.rows):
-        yield "graph replay", _UNKNOWN, "no kernel was recorded"
-        return
-    replayed = int(np.count_nonzero(table.numbers("graph", -1) >= 0))
-    if _HIDDEN in table.note:
-        yield "graph replay", _DOUBT, "replays hide their kernels: idle is not known"
-    elif replayed:
-        text = f"{replayed:,} kernels ran in replays: whether the device idled inside is not known"
-        yield "graph replay", _DOUBT, text
+    if table is None and remarks:
+        yield name, _WARN, " ".join(remarks)
+    elif table is None or not len(table.rows):
+        yield name, _NOT_CHECKED, "no kernels were recorded"
+    elif _HIDDEN_KERNELS in table.note:
+        yield name, _WARN, "kernels inside CUDA graphs aren't visible: device idle time is unknown"
+    elif replayed := int(np.count_nonzero(table.numbers("graph", -1) >= 0)):
+        text = f"{replayed:,} kernels ran in graph replays: idle time inside replays is unknown"
+        yield name, _WARN, text
     else:
-        yield "graph replay", _OK, "no kernel ran in one"
+        yield name, _OK, "no kernel ran in a graph replay"
 
 
 def _mfu(spans: Spans) -> Iterator[_Row]:
     table = throughput(spans)
-    if _REFUSED in table.note:
-        yield "MFU", _DOUBT, "above 100 %: FLOPs, tokens or peak are wrong"
+    if _MFU_REFUSED in table.note:
+        yield "MFU", _WARN, "above 100%: FLOPs, tokens or peak are wrong"
     elif table.abstained or not any(share is not None for share in table.column("MFU")):
-        yield "MFU", _UNKNOWN, "no FLOPs are stated, or the device is not known"
+        yield "MFU", _NOT_CHECKED, "FLOPs or the device's peak are unknown"
     else:
-        yield "MFU", _OK, "below 100 %"
+        yield "MFU", _OK, "below 100%"
 
 
-def _cost(spans: Spans) -> Iterator[_Row]:
+def _profiler_overhead(spans: Spans) -> Iterator[_Row]:
     rows = np.concatenate([spans.rows(kind="region", name=name) for name in (OPENED, CLOSED)])
-    took, whole = int(spans.duration_ns[rows].sum()), 0
+    took, recorded = int(spans.duration_ns[rows].sum()), 0
     for rank in spans.ranks:
         own = spans.rows(rank=rank)
-        whole += int(np.ptp(np.append(spans.start_ns[own], spans.end_ns[own]))) if len(own) else 0
-    share, longer = took / whole if whole else 0.0, slowdown(spans)
-    text = f"opening and closing captures took {share:.2%}"
-    if longer is not None:
-        text += f"; captured steps take {abs(longer):.1%} {'less' if longer < 0 else 'longer'}"
-    dear = share > _DEAR or (longer or 0.0) > _LONGER
-    yield "own cost", _DOUBT if dear else _OK, text
+        times = np.append(spans.start_ns[own], spans.end_ns[own])
+        recorded += int(np.ptp(times)) if len(own) else 0
+    share, slower = took / recorded if recorded else 0.0, slowdown(spans)
+    text = f"opening and closing captures took {share:.2%} of the recorded time"
+    if slower is not None:
+        text += f"; captured steps are {abs(slower):.1%} {'faster' if slower < 0 else 'slower'}"
+    is_high = share > _MOST_OVERHEAD or (slower or 0.0) > _MOST_SLOWDOWN
+    yield "profiler overhead", _WARN if is_high else _OK, text
 
 
-def _few(numbers: list[int], count: int | None = None) -> str:
-    rest = (len(numbers) if count is None else count) - _FEW
-    return ", ".join(map(str, numbers[:_FEW])) + (f" and {rest} more" if rest > 0 else "")
+def _listed(numbers: list[int], count: int | None = None) -> str:
+    rest = (len(numbers) if count is None else count) - _SHOWN
+    return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")

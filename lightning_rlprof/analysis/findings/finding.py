@@ -1,25 +1,54 @@
-"""What a rule says: a claim with its price, its evidence, where to look, and what refutes it."""
+"""What a rule is, what it reports, and how its measured interval becomes a decision."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.launches import Unpaired, unpaired
+from lightning_rlprof.analysis.device.timeline import DeviceRuns, device_runs
+from lightning_rlprof.analysis.ledger.accounts import Accounts
+from lightning_rlprof.analysis.ledger.ledger import cached_accounts
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
 HIGH, MEDIUM = "high", "medium"
-"""How sure a claim is. A rule that is less sure abstains."""
+"""Confidence of a finding. With less than medium confidence, a rule reports nothing."""
+
+KERNELS_LOST = "kernels were lost, see data_quality"
 
 _DRAWS = 1_000
-_MOST = 1_000  # pieces that are drawn; of more, neighbours are drawn together
+_MOST_PARTS = 1_000  # parts of the run that the bootstrap draws from; more are merged first
+
+
+class Rule(NamedTuple):
+    """When a problem is reported, and what to do about it.
+
+    Attributes:
+        name: What the note calls the rule if it could not be checked.
+        title: Headline of the finding; evidence fills in the fields in braces.
+        threshold: Share above which the rule reports.
+        suggestion: What to try.
+        ruled_out_if: Observation that disproves the finding.
+        command: Command that shows the number; RUN stands for the run.
+        reports_below: Whether low values are the problem, as with MFU.
+    """
+
+    name: str
+    title: str
+    threshold: float
+    suggestion: str
+    ruled_out_if: str
+    command: str
+    reports_below: bool = False
 
 
 class Place(NamedTuple):
-    """Where in the run to look: one rank, one step, and from when to when on the run's axis.
+    """Where in the run to look: rank, step, and times on the run's timeline.
 
-    ``step`` is None outside of steps, ``from_ns`` and ``to_ns`` where nothing told times.
+    ``step`` is None outside steps. ``from_ns`` and ``to_ns`` are None if no times are known.
     """
 
     rank: int
@@ -28,76 +57,137 @@ class Place(NamedTuple):
     to_ns: int | None
 
 
-class Claim(NamedTuple):
-    """One finding.
+class Finding(NamedTuple):
+    """One problem worth acting on.
 
     Attributes:
-        text: What is held.
-        effect: Its price in nanoseconds of GPU time; None where it is not a time.
-        low: Lower bound of the price.
-        high: Upper bound of the price.
+        rule: The rule that reports it.
+        title: The rule's title with its values.
+        cost: GPU time in nanoseconds; None if the problem has no cost in time.
+        low: Lower bound of the cost.
+        high: Upper bound of the cost.
         confidence: `HIGH` or `MEDIUM`.
-        experiment: What to try next.
-        refuted: What would show that the claim is wrong.
-        evidence: What it rests on, in words.
-        query: The SELECT that returns these events and no others.
+        evidence: The measurement, in words.
+        query: The SELECT that returns exactly the events measured.
         place: Where the first of them is.
-        command: What reproduces the number; RUN stands for the run.
     """
 
-    text: str
-    effect: int | None
+    rule: Rule
+    title: str
+    cost: int | None
     low: int | None
     high: int | None
     confidence: str
-    experiment: str
-    refuted: str
     evidence: str
     query: str
     place: Place | None
-    command: str
 
 
-class Undecided(NamedTuple):
-    """A rule that abstains: its subject, and why."""
+class NotChecked(NamedTuple):
+    """A rule that could not decide, and why."""
 
-    subject: str
+    rule: str
     why: str
 
 
-def bounds(own: Float64s, whole: Float64s, upper: Float64s | None = None) -> tuple[float, float]:
-    """Bound a part's share of the whole: the 95 % interval of a bootstrap over pieces of time.
+class RunData:
+    """A run with what several rules need of it, computed on first use and once.
+
+    Tables of profilers are read once too: they can be gigabytes.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        self._run = spans
+        self.spans = replace(
+            spans, tables={name: cache(read) for name, read in spans.tables.items()}
+        )
+
+    @cached_property
+    def devices(self) -> DeviceRuns:
+        """What devices ran."""
+        return device_runs(self.spans)
+
+    @cached_property
+    def observed_ns(self) -> int:
+        """Time in which a profiler recorded the devices, summed over devices."""
+        return sum(int((end - start).sum()) for start, end in (e.known for e in self.devices.lanes))
+
+    @cached_property
+    def launches(self) -> Unpaired | None:
+        """How many launches have no kernel; None without a torch.profiler capture."""
+        return unpaired(self.spans)
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        """The job's time by category and step, ranks summed."""
+        return cached_accounts(self._run, self.spans)
+
+
+def judge(
+    rule: Rule, low: float, high: float, threshold: float | None = None
+) -> str | NotChecked | None:
+    """Compare the 95% confidence interval of a share with a rule's threshold.
+
+    Returns:
+        The confidence of a finding if the whole interval is beyond the threshold, None if all of
+        it is on the harmless side, `NotChecked` if it includes the threshold.
+
+    Example::
+
+        >>> rule = Rule("idle", "Device idle", 0.2, "", "", "")
+        >>> judge(rule, 0.3, 0.5), judge(rule, 0.5, 0.6), judge(rule, 0.1, 0.15)
+        ('medium', 'high', None)
+        >>> judge(rule, 0.1, 0.3).why
+        '95% CI 10–30% includes the threshold of 20%'
+    """
+    limit = rule.threshold if threshold is None else threshold
+    beyond, harmless = low > limit, high < limit
+    clearly = low > min(2 * limit, (1 + limit) / 2)
+    if rule.reports_below:
+        beyond, harmless, clearly = harmless, beyond, high < limit / 2
+    if harmless:
+        return None
+    if not beyond:
+        why = f"95% CI {100 * low:.0f}–{high:.0%} includes the threshold of {limit:.0%}"
+        return NotChecked(rule.name, why)
+    return HIGH if clearly else MEDIUM
+
+
+def share_interval(
+    part: Float64s, whole: Float64s, most: Float64s | None = None
+) -> tuple[float, float]:
+    """Return the 95% confidence interval of a share, by a bootstrap over parts of the run.
 
     Args:
-        own: Time of the part in each piece.
-        whole: Length of each piece.
-        upper: What the part may be at most, where some of it is not known; unset, ``own``.
+        part: Time of interest in each part of the run.
+        whole: Length of each part.
+        most: Upper limit of the time of interest, if some of it is unknown; default ``part``.
     """
-    own, whole, upper = map(_joined, (own, whole, own if upper is None else upper))
-    drawn = _drawn(len(own))
-    length = np.maximum(drawn @ whole, 1.0)
-    low, high = np.quantile(drawn @ own / length, 0.025), np.quantile(drawn @ upper / length, 0.975)
+    part, whole, most = map(_merged, (part, whole, part if most is None else most))
+    draws = _draws(len(part))
+    length = np.maximum(draws @ whole, 1.0)
+    low, high = np.quantile(draws @ part / length, 0.025), np.quantile(draws @ most / length, 0.975)
     return float(low), float(high)
 
 
-def _joined(pieces: Float64s) -> Float64s:
-    """Return no more than `_MOST` pieces, neighbours added up."""
-    if len(pieces) <= _MOST:
-        return pieces
-    found: Float64s = np.add.reduceat(pieces, np.arange(_MOST) * len(pieces) // _MOST)
-    return found
+def _merged(parts: Float64s) -> Float64s:
+    """Return at most `_MOST_PARTS` parts: neighbors are added up."""
+    if len(parts) <= _MOST_PARTS:
+        return parts
+    merged: Float64s = np.add.reduceat(parts, np.arange(_MOST_PARTS) * len(parts) // _MOST_PARTS)
+    return merged
 
 
-@lru_cache(maxsize=1)  # the rules of one run ask for the same ones
-def _drawn(pieces: int) -> Float64s:
-    """Return how often each piece is drawn, shape (draws, pieces)."""
-    drawn = np.random.default_rng(0).integers(0, pieces, (_DRAWS, pieces))
-    place = (drawn + pieces * np.arange(_DRAWS)[:, None]).ravel()
-    return np.bincount(place, minlength=_DRAWS * pieces).reshape(_DRAWS, pieces).astype(np.float64)
+@lru_cache(maxsize=1)  # most rules of one run have the same number of parts
+def _draws(parts: int) -> Float64s:
+    """Return how often each part is drawn, shape (draws, parts)."""
+    drawn = np.random.default_rng(0).integers(0, parts, (_DRAWS, parts))
+    place = (drawn + parts * np.arange(_DRAWS)[:, None]).ravel()
+    return np.bincount(place, minlength=_DRAWS * parts).reshape(_DRAWS, parts).astype(np.float64)
 
 
 def place_of(spans: Spans, rows: Int64s) -> Place | None:
-    """Return where the first of some spans is; None without any."""
+    """Return the place of the first of some spans; None if there are none."""
     if not len(rows):
         return None
     row = int(rows[0])
@@ -106,7 +196,7 @@ def place_of(spans: Spans, rows: Int64s) -> Place | None:
 
 
 def place_at(spans: Spans, rank: int, from_ns: int, to_ns: int) -> Place:
-    """Return a place by its time; its step is the one of its rank that is open then."""
+    """Return the place of a time range, with the step of its rank that contains its start."""
     rows = spans.rows(kind="step", rank=rank)
     at = int(np.searchsorted(spans.start_ns[rows], from_ns, "right")) - 1
     inside = at >= 0 and from_ns < int(spans.end_ns[rows[at]])
@@ -114,11 +204,11 @@ def place_at(spans: Spans, rank: int, from_ns: int, to_ns: int) -> Place:
 
 
 def quoted(text: str) -> str:
-    """Return a text as SQL spells it."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def spans_query(spans: Spans, rows: Sequence[int]) -> str:
-    """Return the SELECT of just these spans, which rank and id name."""
+    """Return the SELECT of exactly these spans, by rank and id."""
     names = ", ".join(f"({spans.rank[row]}, {spans.id[row]})" for row in rows)
     return f"select * from spans where (rank, id) in ({names}) order by duration_ns desc"

@@ -1,29 +1,38 @@
-"""What is worth acting on: its price, its evidence, where to see it, and what refutes it."""
+"""What to fix first: the problems that cost most, with evidence and what to try.
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
+`CHECKS` lists the functions that measure, and `rules` the rules that they report.
+"""
 
-from lightning_rlprof.analysis.device.launches import unpaired
-from lightning_rlprof.analysis.device.timeline import device_runs
-from lightning_rlprof.analysis.findings.device_rules import device_claims, kernel_claims
-from lightning_rlprof.analysis.findings.efficiency_rules import speed_claims, transfer_claims
-from lightning_rlprof.analysis.findings.finding import Claim, Undecided
-from lightning_rlprof.analysis.findings.ledger_rules import ledger_claims
-from lightning_rlprof.analysis.findings.run_rules import memory_claims, slow_claims
-from lightning_rlprof.analysis.ledger.ledger import cached_accounts
+from collections.abc import Callable, Iterator
+
+from lightning_rlprof.analysis.findings.category_evidence import category_shares
+from lightning_rlprof.analysis.findings.device_evidence import device_idle, dominant_kernel
+from lightning_rlprof.analysis.findings.efficiency_evidence import low_mfu, small_collectives
+from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
+from lightning_rlprof.analysis.findings.run_evidence import memory_growth, slow_ranks
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
+
+CHECKS: tuple[Callable[[RunData], Iterator[Finding | NotChecked]], ...] = (
+    slow_ranks,  # first: it needs most memory, and the checks after it keep what they read
+    device_idle,
+    dominant_kernel,
+    small_collectives,
+    memory_growth,
+    low_mfu,
+    category_shares,
+)
+"""All checks. Each yields what its rules report, and the rules that it could not check."""
 
 _COLUMNS = (
     Column("finding", "text"),
     Column("share", "share"),
-    Column("effect", "duration", "ns"),
-    Column("low", "duration", "ns"),
-    Column("high", "duration", "ns"),
+    Column("cost", "duration", "ns"),
+    Column("CI low", "duration", "ns"),
+    Column("CI high", "duration", "ns"),
     Column("confidence", "text"),
-    Column("next experiment", "text"),
-    Column("refuted if", "text"),
+    Column("try", "text"),
+    Column("ruled out if", "text"),
     Column("evidence", "text"),
     Column("reproduce", "text"),
     Column("query", "text"),
@@ -32,56 +41,46 @@ _COLUMNS = (
     Column("from", "duration", "ns"),
     Column("to", "duration", "ns"),
 )
-_NOTHING = "no step was recorded to its end"
 
 
 def findings(spans: Spans) -> Table:
-    """Return what is worth acting on, the most costly first; what has no price comes last.
+    """List the problems worth acting on, by cost; those without a cost in time are at the end.
 
-    ``effect`` is GPU-seconds of the whole job, ``share`` its part of it; ``low`` and ``high`` bound
-    it with 95 % confidence, by a bootstrap over steps or over pieces of the recorded time. A rule
-    speaks where all of the interval is above its threshold, is silent where all is below, and
-    abstains otherwise: the note says which.
+    ``cost`` is GPU time of the whole job, ``share`` its part of the job. ``CI low`` and ``CI high``
+    are its 95% confidence interval, from a bootstrap over steps or parts of the run. A rule reports
+    if the whole interval is above its threshold, and passes if all of it is below. Otherwise the
+    note lists it as not checked.
 
-    ``query`` is the SELECT that returns the evidence; ``rank``, ``step``, ``from`` and ``to`` are
-    where the first of it lies, in the report's timeline and in the exported trace.
+    ``query`` is the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
+    the place of its first event, in the report's timeline and in an exported trace.
 
-    Abstains where no step was recorded to its end, and no device.
+    Has no data if the run has no complete step and no device activity.
     """
-    found = [*_said(spans)]
-    if not found and not len(spans.rows(kind="step")):
-        return Table("findings", _COLUMNS, abstained=_NOTHING)
-    book = cached_accounts(spans)
-    whole = book.wall_ns * (len(book.ranks) + len(book.silent))
-    rows = [_row(each, whole) for each in found if isinstance(each, Claim)]
+    run = RunData(spans)
+    results = [each for check in CHECKS for each in check(run)]
+    if not results and not len(spans.rows(kind="step")):
+        return Table("findings", _COLUMNS, abstained="no complete step was recorded")
+    rows = [_row(each, run.accounts.total_ns) for each in results if isinstance(each, Finding)]
     rows.sort(key=lambda row: -int(row[2] or 0))
-    unsure: dict[str, list[str]] = {}
-    for each in found:
-        if isinstance(each, Undecided):
-            unsure.setdefault(each.why, []).append(each.subject)
-    notes = (f"Not decided, {why}: {', '.join(names)}." for why, names in unsure.items())
-    return Table("findings", _COLUMNS, rows, " ".join(notes))
+    not_checked: dict[str, list[str]] = {}
+    for each in results:
+        if isinstance(each, NotChecked):
+            not_checked.setdefault(each.why, []).append(each.rule)
+    note = " ".join(_not_checked(why, rules) for why, rules in not_checked.items())
+    return Table("findings", _COLUMNS, rows, note)
 
 
-def _said(spans: Spans) -> Iterator[Claim | Undecided]:
-    """Yield what all rules say; what most of them ask of device tools is read once."""
-    if len(spans.rows(kind="step")):  # what takes most memory comes before all that is kept
-        yield from slow_claims(spans)
-    held = replace(spans, tables={name: cache(read) for name, read in spans.tables.items()})
-    devices, pairs = device_runs(held), unpaired(held)
-    known = [lane.known for lane in devices.lanes]
-    seen_ns = sum(int((last - first).sum()) for first, last in known)
-    yield from device_claims(held, devices, pairs)
-    yield from kernel_claims(held, seen_ns)
-    yield from transfer_claims(held, devices, seen_ns)
-    yield from memory_claims(held)
-    yield from speed_claims(spans)
-    yield from ledger_claims(spans, cached_accounts(spans, held), pairs)
+def _not_checked(why: str, rules: list[str]) -> str:
+    if len(rules) == 1:
+        return f"Not checked: {rules[0]} ({why})."
+    return f"Not checked ({why}): {'; '.join(rules)}."
 
 
-def _row(claim: Claim, whole: int) -> tuple[Cell, ...]:
-    share = None if claim.effect is None or not whole else claim.effect / whole
-    place = claim.place or (None,) * 4
-    price = (share, claim.effect, claim.low, claim.high, claim.confidence)
-    words = (claim.experiment, claim.refuted, claim.evidence, claim.command, claim.query)
-    return (claim.text, *price, *words, *place)
+def _row(found: Finding, total_ns: int) -> tuple[Cell, ...]:
+    rule = found.rule
+    share = None if found.cost is None or not total_ns else found.cost / total_ns
+    return (
+        *(found.title, share, found.cost, found.low, found.high, found.confidence),
+        *(rule.suggestion, rule.ruled_out_if, found.evidence, rule.command, found.query),
+        *(found.place or (None,) * 4),
+    )

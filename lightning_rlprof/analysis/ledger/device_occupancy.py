@@ -1,4 +1,4 @@
-"""What each rank's device ran, by the tables of kernels and copies, and where it surely idled."""
+"""What each rank's device ran, from the tables of kernels and copies, and when it was observed."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, calls_of, matched, transfers
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.analysis.time_categories import Category, categories_of, kernel_categories
-from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.intervals import unions
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
-# What is launched in such a stage is part of it; elsewhere it is what its own name says. Stages
-# that wait are not among them: what runs meanwhile was launched by others.
-_STAGES = (
+# Work launched in a stage of these categories belongs to it; other work to what its name means.
+# Stages that wait are not among them: work that runs meanwhile was launched earlier.
+_LAUNCHING = (
     Category.ROLLOUT,
     Category.ROLLOUT_TAIL,
     Category.WEIGHT_SYNC,
@@ -24,187 +24,179 @@ _STAGES = (
     Category.OFFLOAD,
     Category.EVALUATION,
 )
-_HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs are one row each
-_SAME = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
-_ROUNDED = (0, -1, 1)  # ns that the two tables of an Ascend output may be apart
-_BETWEEN_TWO = ("send", "recv", "p2p")  # no collectives of a whole group: they cannot be matched
+_HIDDEN_KERNELS = "hide their kernels"  # in the note of a table with one row per graph replay
+_IDENTITY = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
+_ROUNDING_NS = (0, -1, 1)  # difference between the two tables of an Ascend output
+_POINT_TO_POINT = ("send", "recv", "p2p")  # not collectives of a group: they cannot be matched
 
 
-class Work(NamedTuple):
-    """What one rank's device ran: disjoint intervals of each label, and when it was looked at.
+class DeviceTime(NamedTuple):
+    """What one rank's device ran: disjoint intervals per category, and when it was observed.
 
-    Within ``known_start_ns`` to ``known_end_ns`` a device that runs nothing idles; elsewhere
-    nothing is known of it.
+    From ``known_start_ns`` to ``known_end_ns`` a device that runs nothing is idle. Outside these
+    times nothing is known.
     """
 
     start_ns: Int64s
     end_ns: Int64s
-    label: Int64s
+    category: Int64s
     known_start_ns: Int64s
     known_end_ns: Int64s
 
 
 @dataclass(eq=False)
-class Occupancy:
-    """What devices say about a run.
+class DeviceOccupancy:
+    """Device time of a run.
 
     Attributes:
-        work: By rank; ranks of whose device nothing was recorded have none.
-        told: Labels for which there is evidence, if only that they have no time.
-        remarks: What the reader must know.
+        by_rank: Device time by rank; ranks without recorded device work are missing.
+        categories: Categories with data, even if they took no time.
+        unmatched: Kernels of collectives without a counterpart on other ranks.
+        notes: What a reader needs to know.
     """
 
-    work: dict[int, Work] = field(default_factory=dict)
-    told: set[Category] = field(default_factory=set)
-    remarks: list[str] = field(default_factory=list)
+    by_rank: dict[int, DeviceTime] = field(default_factory=dict)
+    categories: set[Category] = field(default_factory=set)
+    unmatched: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
-class _Runs(NamedTuple):
-    """Kernels or copies as columns of one length."""
+class _Work(NamedTuple):
+    """Kernels or copies as columns of equal length."""
 
     rank: Int64s
     start_ns: Int64s
     end_ns: Int64s
-    label: Int64s
+    category: Int64s
 
 
-def occupancy(spans: Spans) -> Occupancy:
-    """Read the run's tables ``kernels`` and ``memcpy``, where there are any, and label their rows.
+def device_occupancy(spans: Spans) -> DeviceOccupancy:
+    """Read the tables ``kernels`` and ``memcpy``, if any, and categorize their rows.
 
-    A kernel that was launched in a rollout, a weight sync, a reward, an offload or a validation
-    counts to that; all others are compute, transfer or copy by their names. Collectives that can be
-    matched across ranks are divided into waiting and transfer, see `transfers`.
+    A kernel launched in a rollout, weight sync, reward, offload or evaluation belongs to that.
+    Other kernels are compute, communication or memcpy by their names. Collectives that match
+    across ranks are divided into wait and transfer, see `transfers`.
 
     Takes as long as reading the tables, which can be gigabytes.
     """
-    found = Occupancy()
-    kernels = spans.try_table("kernels", found.remarks)
-    copies = spans.try_table("memcpy", found.remarks)
+    found = DeviceOccupancy()
+    kernels = spans.try_table("kernels", found.notes)
+    copies = spans.try_table("memcpy", found.notes)
     parts = []
     if kernels is not None and len(kernels.rows):
-        found.told |= {Category.COMPUTE, Category.COMMUNICATION}
+        found.categories |= {Category.COMPUTE, Category.COMMUNICATION}
         parts.append(_kernels(spans, kernels, found))
-    # Without a kernel it is not sure that any would have been recorded.
-    hidden = _hides(kernels, found) or not parts
+    hidden = kernels is not None and _HIDDEN_KERNELS in kernels.note
+    if hidden:
+        found.notes.append("Kernels inside CUDA graphs aren't visible: device idle is unknown.")
+    idle_unknown = hidden or not parts  # without any kernel, the profiler may not record kernels
     if copies is not None and (parts or len(copies.rows)):
-        found.told.add(Category.MEMCPY)
-        parts.append(_runs(copies, np.full(len(copies.rows), int(Category.MEMCPY))))
+        found.categories.add(Category.MEMCPY)
+        parts.append(_work(copies, np.full(len(copies.rows), int(Category.MEMCPY))))
     if not parts:
         return found
-    runs = _Runs(*map(np.concatenate, zip(*parts, strict=True)))
-    found.told |= {Category(each) for each in np.unique(runs.label).tolist()}
-    for rank, own in _by_rank(runs):
-        found.work[rank] = _work(own, *_known(spans, rank, own, hidden))
-    if any(len(work.known_start_ns) for work in found.work.values()):
-        found.told.add(Category.HOST_IDLE)
+    work = _Work(*map(np.concatenate, zip(*parts, strict=True)))
+    found.categories |= {Category(each) for each in np.unique(work.category).tolist()}
+    for rank, own in _by_rank(work):
+        found.by_rank[rank] = _device_time(spans, rank, own, idle_unknown)
+    if any(len(each.known_start_ns) for each in found.by_rank.values()):
+        found.categories.add(Category.HOST_IDLE)
     return found
 
 
-def _hides(kernels: Table | None, found: Occupancy) -> bool:
-    if kernels is None or _HIDDEN not in kernels.note:
-        return False
-    text = "Replays of graphs hide their kernels: whether the device idled is not known."
-    found.remarks.append(text)
-    return True
-
-
-def _kernels(spans: Spans, table: Table, found: Occupancy) -> _Runs:
-    """Return the kernels by label, collectives divided where that is possible."""
+def _kernels(spans: Spans, table: Table, found: DeviceOccupancy) -> _Work:
+    """Return the kernels by category, matched collectives divided into wait and transfer."""
     codes, names = table.texts("kernel")
-    labels = np.append(
-        kernel_categories(names), Category.COMPUTE
-    )  # a name that is not known reads this
-    runs = _runs(table, labels[codes])
-    at = np.flatnonzero(runs.label == Category.COMMUNICATION)
-    took = _listed(spans, table, at)
+    categories = np.append(kernel_categories(names), Category.COMPUTE)  # the last for no name
+    work = _work(table, categories[codes])
+    at = np.flatnonzero(work.category == Category.COMMUNICATION)
+    took = _transfers_from_table(spans, table, at)
     if took is None:
-        took = _named(spans, table, runs, at)
-    alone = int(np.count_nonzero(took == UNMATCHED))
-    if alone:
-        text = f"{alone} kernels of collectives have no counterpart on other ranks: their transfer"
-        found.remarks.append(f"{text} includes the wait for peers.")
+        took = _transfers_from_names(spans, table, work, at)
+    found.unmatched = int(np.count_nonzero(took == UNMATCHED))
+    if found.unmatched:
+        text = "kernels of collectives have no counterpart on other ranks"
+        found.notes.append(f"{found.unmatched} {text}: their transfer includes the wait for peers.")
     at, took = at[took != UNMATCHED], took[took != UNMATCHED]
-    came, start = runs.start_ns[at], runs.start_ns.copy()
-    start[at] = np.maximum(runs.end_ns[at] - took, came)
-    waiting = _Runs(runs.rank[at], came, start[at], np.full(len(at), int(Category.COLLECTIVE_WAIT)))
-    return _Runs(*map(np.append, runs._replace(start_ns=start), waiting))
+    arrived, start = work.start_ns[at], work.start_ns.copy()
+    start[at] = np.maximum(work.end_ns[at] - took, arrived)
+    wait = np.full(len(at), int(Category.COLLECTIVE_WAIT))
+    waits = _Work(work.rank[at], arrived, start[at], wait)
+    return _Work(*map(np.append, work._replace(start_ns=start), waits))
 
 
-def _listed(spans: Spans, kernels: Table, at: Int64s) -> Int64s | None:
-    """Return the transfer of some kernels by the table ``collectives``; None where it is not there.
+def _transfers_from_table(spans: Spans, kernels: Table, at: Int64s) -> Int64s | None:
+    """Return the transfer of some kernels by the table ``collectives``; None if it is missing.
 
-    As `matched` finds it: a late peer is a peer of the same group in the same operation.
+    The table matches by group and operation, see `matched`.
     """
-    listed = spans.try_table("collectives", [])
-    if listed is None or not len(listed.rows):
+    table = spans.try_table("collectives", [])
+    if table is None or not len(table.rows):
         return None
-    met, _ = matched(calls_of(listed))
-    meeting = np.append(met.meeting, UNMATCHED)[_collective_of(listed, kernels, at)]
-    took: Int64s = np.append(met.transfer_ns, UNMATCHED)[meeting]
+    found, _ = matched(calls_of(table))
+    meeting = np.append(found.meeting, UNMATCHED)[_rows_of_kernels(table, kernels, at)]
+    took: Int64s = np.append(found.transfer_ns, UNMATCHED)[meeting]
     return took
 
 
-def _named(spans: Spans, kernels: Table, runs: _Runs, at: Int64s) -> Int64s:
-    """Return the same by the names of kernels alone."""
-    codes, names = kernels.texts("kernel")
-    paired = [any(word in name.lower() for word in _BETWEEN_TWO) for name in names]
-    took, own = np.full(len(at), UNMATCHED), ~np.array([*paired, True])[codes[at]]
-    at = at[own]
-    step = kernels.numbers("step")[at]
-    times = (runs.start_ns[at], runs.end_ns[at])
-    took[own] = transfers(runs.rank[at], step, codes[at], *times, uncertainty_ns(spans))
-    return took
-
-
-def _collective_of(listed: Table, kernels: Table, at: Int64s) -> Int64s:
+def _rows_of_kernels(table: Table, kernels: Table, at: Int64s) -> Int64s:
     """Return the row of the collective that each of some kernels is, -1 without one."""
     found = np.full(len(at), -1)
-    theirs = np.stack([listed.numbers(key, -1) for key in _SAME])
-    own = np.stack([kernels.numbers(key, -1)[at] for key in _SAME])
-    for later in _ROUNDED:
+    listed = np.stack([table.numbers(key, -1) for key in _IDENTITY])
+    own = np.stack([kernels.numbers(key, -1)[at] for key in _IDENTITY])
+    for later in _ROUNDING_NS:
         left = np.flatnonzero(found < 0)
-        there = own[:, left] + np.array([[0], [0], [0], [later]])
-        place = np.unique(np.hstack([theirs, there]), axis=1, return_inverse=True)[1].ravel()
+        wanted = own[:, left] + np.array([[0], [0], [0], [later]])
+        place = np.unique(np.hstack([listed, wanted]), axis=1, return_inverse=True)[1].ravel()
         row = np.full(len(place), -1)
-        row[place[: theirs.shape[1]]] = np.arange(theirs.shape[1])
-        found[left] = row[place[theirs.shape[1] :]]
+        row[place[: listed.shape[1]]] = np.arange(listed.shape[1])
+        found[left] = row[place[listed.shape[1] :]]
     return found
 
 
-def _runs(table: Table, label: Int64s) -> _Runs:
+def _transfers_from_names(spans: Spans, kernels: Table, work: _Work, at: Int64s) -> Int64s:
+    """Return the transfer of some kernels, matched by their names alone."""
+    codes, names = kernels.texts("kernel")
+    is_p2p = [any(word in name.lower() for word in _POINT_TO_POINT) for name in names]
+    took, collective = np.full(len(at), UNMATCHED), ~np.array([*is_p2p, True])[codes[at]]
+    at = at[collective]
+    step = kernels.numbers("step")[at]
+    times = (work.start_ns[at], work.end_ns[at])
+    took[collective] = transfers(work.rank[at], step, codes[at], *times, uncertainty_ns(spans))
+    return took
+
+
+def _work(table: Table, category: Int64s) -> _Work:
     codes, stages = table.texts("stage")
     stage = categories_of(stages)[codes]
     start = table.numbers("start")
     end = start + table.numbers("duration")
-    return _Runs(table.numbers("rank"), start, end, np.where(np.isin(stage, _STAGES), stage, label))
+    category = np.where(np.isin(stage, _LAUNCHING), stage, category)
+    return _Work(table.numbers("rank"), start, end, category)
 
 
-def _by_rank(runs: _Runs) -> list[tuple[int, _Runs]]:
-    if (np.diff(runs.rank) < 0).any():
-        order = np.argsort(runs.rank, kind="stable")
-        runs = _Runs(*(column[order] for column in runs))
-    heads = np.flatnonzero(differs(runs.rank))
-    ranks, ends = runs.rank[heads], np.append(heads[1:], len(runs.rank)).tolist()
-    slices = map(slice, heads.tolist(), ends)
+def _by_rank(work: _Work) -> list[tuple[int, _Work]]:
+    if (np.diff(work.rank) < 0).any():
+        order = np.argsort(work.rank, kind="stable")
+        work = _Work(*(column[order] for column in work))
+    starts = group_starts(work.rank)
+    ends = starts + group_sizes(starts, len(work.rank))
     return [
-        (rank, _Runs(*(column[own] for column in runs)))
-        for rank, own in zip(ranks.tolist(), slices, strict=True)
+        (int(work.rank[start]), _Work(*(column[start:end] for column in work)))
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
     ]
 
 
-def _work(runs: _Runs, known_start: Int64s, known_end: Int64s) -> Work:
-    """Unite a rank's intervals of each label: kernels of many streams count once."""
-    zero = int(runs.start_ns.min())
-    label, start, end = unions(runs.label, runs.start_ns - zero, runs.end_ns - zero)
-    return Work(start + zero, end + zero, label, known_start, known_end)
+def _device_time(spans: Spans, rank: int, work: _Work, idle_unknown: bool) -> DeviceTime:
+    """Unite a rank's intervals of each category: kernels of several streams count once.
 
-
-def _known(spans: Spans, rank: int, runs: _Runs, hidden: bool) -> tuple[Int64s, Int64s]:
-    """Return when kernels were recorded: captures with kernels, or from the first to the last.
-
-    Between two captures nothing was recorded, so a run with captures is known in these alone.
+    Kernels were recorded during captures with kernels, or without captures from the first kernel
+    to the last. Between two captures nothing was recorded.
     """
-    if hidden:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    windows = captures(spans, rank, runs.start_ns)
-    return windows or (runs.start_ns.min()[None], runs.end_ns.max()[None])
+    zero = int(work.start_ns.min())
+    category, start, end = unions(work.category, work.start_ns - zero, work.end_ns - zero)
+    known = (np.empty(0, np.int64), np.empty(0, np.int64))
+    if not idle_unknown:
+        windows = captures(spans, rank, work.start_ns)
+        known = windows or (work.start_ns.min()[None], work.end_ns.max()[None])
+    return DeviceTime(start + zero, end + zero, category, *known)

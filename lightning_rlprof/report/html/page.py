@@ -225,19 +225,14 @@ def _with_cards(
     return sorted({card.step for card in found if card.step is not None})
 
 
-def _told(table: Table) -> Table:
-    """Leave out the labels that are not told: the ledger's note names them."""
-    return replace(table, rows=[row for row in table.rows if row[1] is not None])
-
-
-def _doubtful(table: Table) -> Table:
-    """Name what is in order in one line."""
+def _warnings_only(table: Table) -> Table:
+    """List the checks that passed in one line."""
     fine = [str(check) for check, state, _ in table.rows if state == "ok"]
     rows = [row for row in table.rows if row[1] != "ok"]
-    return replace(table, rows=rows, note=f"In order: {', '.join(fine)}." if fine else "")
+    return replace(table, rows=rows, note=f"Passed: {', '.join(fine)}." if fine else "")
 
 
-_SHORTER = {"ledger": _told, "data_quality": _doubtful}
+_SHORTER = {"data_quality": _warnings_only}
 
 
 def _shares_lead(bars: Mapping[str, Any], coverage: Table | None) -> str:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.findings.finding import (
-    bounds,
     place_at,
     place_of,
     quoted,
+    share_interval,
     spans_query,
 )
 from lightning_rlprof.run import Run
@@ -15,19 +15,19 @@ from tests.builders.runs import Row, loaded
 
 
 def test_bounds_of_equal_pieces_are_their_share_and_of_others_hold_it() -> None:
-    assert bounds(np.full(9, 2.0), np.full(9, 8.0)) == pytest.approx((0.25, 0.25))
+    assert share_interval(np.full(9, 2.0), np.full(9, 8.0)) == pytest.approx((0.25, 0.25))
     own = np.random.default_rng(3).uniform(0, 1, 50)
-    low, high = bounds(own, np.ones(50))
+    low, high = share_interval(own, np.ones(50))
     assert low < own.mean() < high
-    assert bounds(own, np.ones(50), own + 0.5) == pytest.approx((low, high + 0.5))
-    assert bounds(np.zeros(3), np.zeros(3)) == (0.0, 0.0)
+    assert share_interval(own, np.ones(50), own + 0.5) == pytest.approx((low, high + 0.5))
+    assert share_interval(np.zeros(3), np.zeros(3)) == (0.0, 0.0)
 
 
 def test_bounds_miss_the_truth_as_seldom_as_they_say() -> None:
     missed = 0
     for seed in range(300):
         own = np.random.default_rng(seed).gamma(4.0, 0.05, 40)
-        low, high = bounds(own, np.ones(40))
+        low, high = share_interval(own, np.ones(40))
         missed += not low <= 0.2 <= high
     assert missed <= 300 * 0.09
 
@@ -35,7 +35,7 @@ def test_bounds_miss_the_truth_as_seldom_as_they_say() -> None:
 def test_very_many_pieces_are_drawn_with_their_neighbours_and_none_is_left_out() -> None:
     random = np.random.default_rng(5)
     own, whole = random.gamma(2.0, 1.0, 100_003), np.full(100_003, 8.0)
-    low, high = bounds(own, whole)
+    low, high = share_interval(own, whole)
     wide = 2 * 1.96 * own.std() / 8 / np.sqrt(len(own))
     assert low < own.sum() / whole.sum() < high
     assert high - low == pytest.approx(wide, rel=0.15)

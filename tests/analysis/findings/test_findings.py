@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.findings.findings import findings
-from lightning_rlprof.analysis.findings.ledger_rules import RULES, Rule
+from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES
 from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.time_categories import Category
@@ -22,7 +22,7 @@ from tests.builders.device_trace import Feed, feed, traced
 from tests.builders.runs import header
 from tests.builders.scripted import Script, play, without
 
-# A name that means the label, and what is recorded where it does not.
+# A name of each category.
 NAMES = {
     Category.ROLLOUT: "actor_generate",
     Category.ROLLOUT_TAIL: "rollout_tail",
@@ -70,133 +70,139 @@ def job(name: str, shares: list[float], *, fill: str = "actor_update") -> Spans:
     )
 
 
-def cells(table: Table, claim: str) -> dict[str, Any]:
+def cells(table: Table, title: str) -> dict[str, Any]:
     names = [column.name for column in table.columns]
-    return dict(zip(names, table.rows[claims(table).index(claim)], strict=True))
+    return dict(zip(names, table.rows[titles(table).index(title)], strict=True))
 
 
-def undecided(table: Table, rule: Rule) -> bool:
-    """Tell whether the note says that a rule abstained."""
-    return re.search(rf"[:,] {re.escape(rule.label.text)}[,.]", table.note) is not None
+def not_checked(table: Table, category: Category) -> bool:
+    """Return whether the note lists a category as not checked."""
+    return re.search(rf"[:;] {re.escape(category.text)}(;|\.| \()", table.note) is not None
 
 
-def claims(table: Table) -> list[str]:
-    return [str(claim) for claim in table.column("finding")]
+def titles(table: Table) -> list[str]:
+    return [str(title) for title in table.column("finding")]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
-def test_a_rule_fires_above_its_threshold_with_price_and_evidence(rule: Rule) -> None:
-    share = min(rule.above * 1.5, 0.95)
-    table = findings(job(NAMES[rule.label], [share] * STEPS))
+every_category = pytest.mark.parametrize("category", CATEGORY_RULES, ids=lambda each: each.name)
 
-    assert rule.claim in claims(table)
-    row = cells(table, rule.claim)
-    assert row["effect"] == pytest.approx(share * STEPS * LENGTH, rel=1e-5)
+
+@every_category
+def test_a_rule_fires_above_its_threshold_with_price_and_evidence(category: Category) -> None:
+    rule = CATEGORY_RULES[category]
+    share = min(rule.threshold * 1.5, 0.95)
+    table = findings(job(NAMES[category], [share] * STEPS))
+
+    assert rule.title in titles(table)
+    row = cells(table, rule.title)
+    assert row["cost"] == pytest.approx(share * STEPS * LENGTH, rel=1e-5)
     assert row["share"] == pytest.approx(share, rel=1e-5)
-    assert row["low"] <= row["effect"] <= row["high"] + 1
+    assert row["CI low"] <= row["cost"] <= row["CI high"] + 1
     assert str(row["reproduce"]).startswith("rlprof ledger RUN")
-    if NAMES[rule.label]:
+    if NAMES[category]:
         assert str(row["evidence"]).startswith("longest spans (rank/id): 0/")
     else:
         assert row["evidence"] == "12 steps, most of it in step 1"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
+@every_category
 def test_the_link_of_a_rule_returns_its_evidence_and_its_place_is_the_first_of_it(
-    rule: Rule,
+    category: Category,
 ) -> None:
-    spans = job(NAMES[rule.label], [min(rule.above * 1.5, 0.95)] * STEPS)
-    row = cells(findings(spans), rule.claim)
+    rule = CATEGORY_RULES[category]
+    spans = job(NAMES[category], [min(rule.threshold * 1.5, 0.95)] * STEPS)
+    row = cells(findings(spans), rule.title)
     found = Run.of(spans).sql(str(row["query"]))
-    assert set(found.column("name")) == {NAMES[rule.label] or "step"}
+    assert set(found.column("name")) == {NAMES[category] or "step"}
     named = [f"{rank}/{one}" for rank, one in zip(*map(found.column, ("rank", "id")), strict=True)]
     assert str(row["evidence"]).endswith((", ".join(named), "most of it in step 1"))
     assert found.rows[0][:6] == (
-        NAMES[rule.label] or "step",
-        "region" if NAMES[rule.label] else "step",
+        NAMES[category] or "step",
+        "region" if NAMES[category] else "step",
         *(row["rank"], row["step"], row["from"], row["to"]),
     )
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
-def test_a_rule_is_silent_below_its_threshold(rule: Rule) -> None:
-    table = findings(job(NAMES[rule.label], [rule.above * 0.5] * STEPS))
-    assert rule.claim not in claims(table)
-    assert not undecided(table, rule)
+@every_category
+def test_a_rule_is_silent_below_its_threshold(category: Category) -> None:
+    rule = CATEGORY_RULES[category]
+    table = findings(job(NAMES[category], [rule.threshold * 0.5] * STEPS))
+    assert rule.title not in titles(table)
+    assert not not_checked(table, category)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label.name)
-def test_a_rule_abstains_where_steps_differ_too_much_or_are_few(rule: Rule) -> None:
-    wild = [0.0, min(2 * rule.above, 1.0)] * (STEPS // 2)
+@every_category
+def test_a_rule_abstains_where_steps_differ_too_much_or_are_few(category: Category) -> None:
+    rule = CATEGORY_RULES[category]
+    wild = [0.0, min(2 * rule.threshold, 1.0)] * (STEPS // 2)
     for table in (
-        findings(job(NAMES[rule.label], wild)),
-        findings(job(NAMES[rule.label], [min(rule.above * 1.5, 0.95)] * 4)),
+        findings(job(NAMES[category], wild)),
+        findings(job(NAMES[category], [min(rule.threshold * 1.5, 0.95)] * 4)),
     ):
-        assert rule.claim not in claims(table)
-        assert undecided(table, rule)
+        assert rule.title not in titles(table)
+        assert not_checked(table, category)
 
 
-def test_what_nothing_tells_of_is_no_zero() -> None:
+def test_a_category_without_data_is_not_checked() -> None:
     note = findings(job("", [0.0] * STEPS)).note
-    assert note.startswith("Not decided, as nothing tells: ")
+    assert note.startswith("Not checked (no data): ")
     assert "data wait" in note
 
 
-def test_every_label_but_compute_and_other_stages_has_one_rule() -> None:
-    labels = [rule.label for rule in RULES]
-    assert sorted(labels) == sorted(set(Category) - {Category.COMPUTE, Category.CUSTOM})
+def test_every_category_but_compute_and_custom_stages_has_one_rule() -> None:
+    assert sorted(CATEGORY_RULES) == sorted(set(Category) - {Category.COMPUTE, Category.CUSTOM})
 
 
 def test_a_slow_rank_is_a_finding_and_a_healthy_one_is_not() -> None:
     spans = play(Script(slow={3: 0.2}), 5).spans
-    row = cells(findings(spans), "rank 3 makes the others wait: slow host")
-    assert row["low"] < row["effect"] < row["high"]
+    row = cells(findings(spans), "Rank 3 is a straggler (slow host)")
+    assert row["CI low"] < row["cost"] < row["CI high"]
     assert row["reproduce"] == "rlprof stragglers RUN --json"
     found = Run.of(spans).sql(str(row["query"]))
     assert set(found.column("rank")) == {3} == {row["rank"]}
     assert (found.column("start_ns")[0], found.column("step")[0]) == (row["from"], row["step"])
-    assert not any("rank " in claim for claim in claims(findings(play(Script(), 5).spans)))
+    healthy = findings(play(Script(), 5).spans)
+    assert not any("rank " in title.lower() for title in titles(healthy))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_deleting_a_fifth_of_the_events_never_names_a_wrong_rank(seed: int) -> None:
     spans = without(play(Script(slow={1: 0.1}, uneven=0.3, steps=40), seed).spans, 0.2, seed)
-    named = [claim for claim in claims(findings(spans)) if claim.startswith("rank ")]
-    assert all(claim.startswith("rank 1 ") for claim in named)
+    named = [title for title in titles(findings(spans)) if title.startswith("Rank ")]
+    assert all(title.startswith("Rank 1 ") for title in named)
 
 
-def test_the_most_costly_comes_first_and_without_steps_nothing_is_told() -> None:
+def test_the_most_costly_comes_first_and_without_steps_there_is_no_data() -> None:
     table = findings(job("weight_sync", [0.3] * STEPS, fill="actor_generate"))
-    effects = table.column("effect")
-    assert len(effects) >= 2
-    assert effects == sorted(effects, key=lambda ns: -int(ns or 0))
+    costs = table.column("cost")
+    assert len(costs) >= 2
+    assert costs == sorted(costs, key=lambda ns: -int(ns or 0))
     empty = job("", [0.0])
     none = replace(empty, kind=np.full(len(empty), KINDS.index("stage"), dtype=np.int64))
-    assert findings(none).abstained == "no step was recorded to its end"
+    assert findings(none).abstained == "no complete step was recorded"
 
 
-def test_what_devices_tell_stands_for_the_ledgers_rule_and_needs_no_five_steps() -> None:
+def test_device_kernels_replace_the_rule_on_the_host_category_and_need_no_five_steps() -> None:
     kernels, calls = feed(Feed())
     table = findings(traced(kernels, calls))
-    assert claims(table) == ["devices wait for the launches of short work"]
-    row = cells(table, claims(table)[0])
-    assert row["share"] == pytest.approx(row["effect"] / (kernels[-1]["start"] + 6_000), rel=0.01)
-    host = next(rule for rule in RULES if rule.label == Category.HOST_IDLE)
-    assert not undecided(table, host)
-    assert "devices that wait for the host" in findings(traced(kernels[:199])).note
+    assert titles(table) == ["Device idle between short kernels"]
+    row = cells(table, titles(table)[0])
+    assert row["share"] == pytest.approx(row["cost"] / (kernels[-1]["start"] + 6_000), rel=0.01)
+    assert not not_checked(table, Category.HOST_IDLE)
+    assert "device idle between launches" in findings(traced(kernels[:199])).note
 
 
-def test_what_has_no_price_comes_last() -> None:
+def test_findings_without_a_cost_in_time_are_at_the_end() -> None:
     spans = job("weight_sync", [0.3] * 24)
     steps = spans.rows(kind="step")
     held = Counter(steps, np.arange(24) * 2**28 + 2**32)
     table = findings(replace(spans, counters={"device_allocated_bytes": held}))
-    assert claims(table)[-1] == "memory grows from step to step: torch on rank 0"
-    assert table.column("effect")[-1] is None
-    assert table.column("effect")[-2] is not None
+    assert titles(table)[-1] == "Memory grows every step: torch on rank 0"
+    assert table.column("cost")[-1] is None
+    assert table.column("cost")[-2] is not None
 
 
-def test_a_report_balances_a_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_computes_the_accounts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = job("weight_sync", [0.3] * STEPS)
     alone = ledger(job("weight_sync", [0.3] * STEPS))
     asked: list[Spans] = []

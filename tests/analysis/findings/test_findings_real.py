@@ -22,7 +22,7 @@ TRACES = [
     "kineto/ns_resolution_rank-0.json.gz",
     "nsys/t4_power_iteration.sqlite",
 ]
-KERNEL = "one kernel takes "
+KERNEL = "One kernel takes "
 
 
 def loaded(name: str) -> Spans:
@@ -33,32 +33,32 @@ def loaded(name: str) -> Spans:
 
 
 def claims(table: Table) -> set[str]:
-    """Return what is claimed; of a kernel its name without its share."""
-    told = (str(each) for each in table.column("finding"))
-    return {each.partition(": ")[2] if each.startswith(KERNEL) else each for each in told}
+    """Return the titles; of a kernel its name without its share."""
+    titles = (str(each) for each in table.column("finding"))
+    return {each.partition(": ")[2] if each.startswith(KERNEL) else each for each in titles}
 
 
 @pytest.mark.parametrize("name", TRACES)
 def test_every_link_returns_events_and_every_number_is_that_of_its_command(name: str) -> None:
     spans = loaded(name)
     table = findings(spans)
-    columns = map(table.column, ("finding", "effect", "reproduce", "query"))
-    for text, effect, command, query in zip(*columns, strict=True):
+    columns = map(table.column, ("finding", "cost", "reproduce", "query"))
+    for text, cost, command, query in zip(*columns, strict=True):
         assert len(Run.of(spans).sql(str(query)).rows) > 0, text
         if str(command).endswith(" idle"):
             own = idle(spans)
             kinds = zip(own.column("kind"), own.column("total"), strict=True)
-            assert effect == sum(
+            assert cost == sum(
                 int(total or 0) for kind, total in kinds if kind == "host-bound idle"
             )
         if str(command).endswith(" kernels"):
-            assert effect in kernels(spans).column("total")
+            assert cost in kernels(spans).column("total")
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("kineto/nccl.json.gz", {"devices run empty until the host launches again"}),
+        ("kineto/nccl.json.gz", {"Device idle: long gaps before launches"}),
         ("kineto/h100_qwen1.5-0.5b.json.gz", set()),
         ("kineto/ns_resolution_rank-0.json.gz", set()),
     ],

@@ -1,4 +1,4 @@
-"""The ledger of jobs that are told by hand: sums, dead ranks, evidence, prices."""
+"""The ledger of jobs written by hand: sums, crashed ranks, sources, costs."""
 
 import itertools
 import sqlite3
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import breakdown, ledger, totals
+from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals, ledger
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -33,17 +33,17 @@ def steps(*edges: int) -> list[Row]:
 
 
 def times(table: Table) -> dict[str, int]:
-    """Return the labels that have time."""
-    pairs = zip(table.column("label"), table.column("total"), strict=True)
-    return {str(label): int(total) for label, total in pairs if total}
+    """Return the categories that have time."""
+    pairs = zip(table.column("category"), table.column("total"), strict=True)
+    return {str(category): int(total) for category, total in pairs if total}
 
 
-def told_of(spans: Spans) -> dict[str, int]:
+def totals_of(spans: Spans) -> dict[str, int]:
     return times(ledger(spans))
 
 
 def by(spans: Spans, per_rank: bool = False, per_step: bool = False) -> Sequence[Any]:
-    table = breakdown(compute_accounts(spans, per_step=per_step, per_rank=per_rank))
+    table = category_breakdown(compute_accounts(spans, per_step=per_step, per_rank=per_rank))
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
@@ -52,17 +52,17 @@ def by(spans: Spans, per_rank: bool = False, per_step: bool = False) -> Sequence
 @given(runs(overlapping_steps=True), st.integers(0, 3))
 def test_all_tables_add_up_to_wall_clock_times_ranks(rows: list[list[Row]], silent: int) -> None:
     spans = loaded_of_world(len(rows) + silent, *rows)
-    book = compute_accounts(spans)
-    whole = book.wall_ns * (len(rows) + silent)
+    accounts = compute_accounts(spans)
+    whole = accounts.wall_ns * (len(rows) + silent)
 
-    found = times(totals(book))
+    found = times(category_totals(accounts))
     assert sum(found.values()) == whole
     for per_rank, per_step in ((True, False), (False, True), (True, True)):
         lines = by(spans, per_rank, per_step)
         assert sum(line["wall"] for line in lines) == whole
-        for label, total in found.items():
-            assert sum(line[label] for line in lines) == total
-    assert {line["wall"] for line in by(spans, per_rank=True)} <= {book.wall_ns}
+        for category, total in found.items():
+            assert sum(line[category] for line in lines) == total
+    assert {line["wall"] for line in by(spans, per_rank=True)} <= {accounts.wall_ns}
 
 
 def loaded_of_world(world: int, *ranks: Sequence[Row], **changes: Any) -> Spans:
@@ -83,15 +83,13 @@ def test_the_innermost_name_that_means_something_counts() -> None:
             Row("weights published", "mark", 1, 130, 130, id=6),
         ]
     )
-    assert told_of(spans) == {
+    assert totals_of(spans) == {
         "compute": 90,
         "data wait": 10,
         "custom stage": 30,
         "untraced": 20,
     }
-    assert "The ledger's table of names does not have stages my_part, my_stage." in (
-        ledger(spans).note
-    )
+    assert "Names without a category: stages my_part, my_stage." in (ledger(spans).note)
 
 
 def test_a_rollout_in_a_validation_is_validation_and_one_in_a_data_loader_is_a_rollout() -> None:
@@ -104,7 +102,7 @@ def test_a_rollout_in_a_validation_is_validation_and_one_in_a_data_loader_is_a_r
             stage("actor_generate", 60, 90, parent=4, id=5),
         ]
     )
-    assert told_of(spans) == {"checkpoint/eval": 50, "rollout": 30, "data wait": 20}
+    assert totals_of(spans) == {"checkpoint/eval": 50, "rollout": 30, "data wait": 20}
 
 
 def test_of_threads_and_tasks_at_once_the_first_in_precedence_counts() -> None:
@@ -117,7 +115,7 @@ def test_of_threads_and_tasks_at_once_the_first_in_precedence_counts() -> None:
         ]
     )
     # Another thread is nothing inside of this one: the collection hides no wait for samples.
-    assert told_of(spans) == {"rollout": 40, "reward/tool/env": 20, "data wait": 40}
+    assert totals_of(spans) == {"rollout": 40, "reward/tool/env": 20, "data wait": 40}
 
 
 def test_a_task_that_outlives_the_stage_it_was_opened_in_hides_the_stage_around_both() -> None:
@@ -128,7 +126,7 @@ def test_a_task_that_outlives_the_stage_it_was_opened_in_hides_the_stage_around_
             Row("data_fetch", "region", 1, 16, 60, parent=2, id=3),
         ]
     )
-    assert told_of(spans) == {"compute": 55, "rollout": 1, "data wait": 44}
+    assert totals_of(spans) == {"compute": 55, "rollout": 1, "data wait": 44}
 
 
 def test_a_rank_that_dies_is_untraced_and_no_smaller_denominator(tmp_path: Path) -> None:
@@ -137,7 +135,7 @@ def test_a_rank_that_dies_is_untraced_and_no_smaller_denominator(tmp_path: Path)
     write_rank(tmp_path, header(1, 2), [*steps(0, 110), stage("actor_update", 0, 110)], status=None)
     spans = load(tmp_path)
 
-    assert told_of(spans) == {"compute": 410, "untraced": 190}
+    assert totals_of(spans) == {"compute": 410, "untraced": 190}
     dead = [line for line in by(spans, per_rank=True, per_step=True) if line["rank"] == 1]
     assert dead == [
         {"rank": 1, "step": 1, "wall": 110, "compute": 110, "untraced": 0},
@@ -145,27 +143,31 @@ def test_a_rank_that_dies_is_untraced_and_no_smaller_denominator(tmp_path: Path)
         {"rank": 1, "step": 2, "wall": 90, "compute": 0, "untraced": 90},
         {"rank": 1, "step": 3, "wall": 100, "compute": 0, "untraced": 100},
     ]
-    assert "Rank 1's file stops 1.9e-07 s before the end." in ledger(spans).note
+    assert "Rank 1: file is truncated 1.9e-07 s before the end." in ledger(spans).note
 
 
 def test_ranks_of_the_world_that_wrote_nothing_are_untraced() -> None:
     spans = loaded_of_world(4, [*steps(0, 60), stage("actor_update", 10, 50), stage("b", 60, 80)])
-    book = compute_accounts(spans)
+    accounts = compute_accounts(spans)
 
-    assert (book.wall_ns, book.ranks, book.silent) == (80, (0,), (1, 2, 3))
-    assert times(totals(book)) == {"compute": 40, "custom stage": 20, "untraced": 20 + 3 * 80}
+    assert (accounts.wall_ns, accounts.ranks, accounts.silent) == (80, (0,), (1, 2, 3))
+    assert times(category_totals(accounts)) == {
+        "compute": 40,
+        "custom stage": 20,
+        "untraced": 20 + 3 * 80,
+    }
     assert by(spans, per_step=True) == [
         {"step": 1, "wall": 4 * 60, "untraced": 200, "compute": 40, "custom stage": 0},
         {"step": None, "wall": 4 * 20, "untraced": 60, "compute": 0, "custom stage": 20},
     ]
     assert [line["untraced"] for line in by(spans, per_rank=True)] == [20, 80, 80, 80]
-    assert "as they wrote nothing: ranks 1, 2, 3." in ledger(spans).note
+    assert "No file, so untraced: ranks 1, 2, 3." in ledger(spans).note
 
 
 def test_one_file_alone_is_about_its_rank_alone(tmp_path: Path) -> None:
     file = write_rank(tmp_path, header(1, 8), [stage("actor_update", 0, 50)])
-    assert told_of(load(file)) == {"compute": 50}
-    assert told_of(load(tmp_path)) == {"compute": 50, "untraced": 7 * 50}
+    assert totals_of(load(file)) == {"compute": 50}
+    assert totals_of(load(tmp_path)) == {"compute": 50, "untraced": 7 * 50}
 
 
 def test_the_job_begins_with_the_first_header_and_lasts_as_long_as_anybody_writes(
@@ -175,7 +177,7 @@ def test_the_job_begins_with_the_first_header_and_lasts_as_long_as_anybody_write
     began = header(0, 1, clock_ns=1_000, unix_ns=zero)
     rows = [*steps(1_300, 1_400), stage("actor_update", 1_300, 1_350)]
     write_rank(tmp_path, began, rows, notes=[(1_900, "info", "still here")])
-    assert told_of(load(tmp_path)) == {"compute": 50, "untraced": 850}
+    assert totals_of(load(tmp_path)) == {"compute": 50, "untraced": 850}
 
 
 def test_what_lies_outside_of_steps_is_part_of_the_job() -> None:
@@ -185,8 +187,8 @@ def test_what_lies_outside_of_steps_is_part_of_the_job() -> None:
         stage("actor_update", 60, 100),
     ]
     table = ledger(loaded([*rows, Row("save_checkpoint", "region", 1, 150, 170)]))
-    pairs = zip(table.column("label"), table.column("in steps"), strict=True)
-    inside = {label: ns for label, ns in pairs if ns is not None}
+    pairs = zip(table.column("category"), table.column("in steps"), strict=True)
+    inside = {category: ns for category, ns in pairs if ns is not None}
     assert times(table) == {"checkpoint/eval": 60, "compute": 40, "untraced": 70}
     assert inside == {"checkpoint/eval": 0, "compute": 40, "untraced": 60}
 
@@ -196,40 +198,43 @@ def test_captured_and_interrupted_steps_are_part_of_the_sum_and_the_note_says_so
     rows = [row._replace(counters=flag) for row, flag in zip(steps(0, 40, 90), flags, strict=True)]
     table = ledger(loaded(rows))
     assert times(table) == {"untraced": 90}
-    assert "Steps under capture are part of the sum: 1." in table.note
-    assert "Steps interrupted are part of the sum: 1." in table.note
+    assert "Includes captured steps: 1." in table.note
+    assert "Includes interrupted steps: 1." in table.note
 
 
-def test_a_label_without_evidence_is_not_told_and_one_without_time_is_zero() -> None:
+def test_a_category_without_data_has_no_row_and_one_without_time_is_zero() -> None:
     rows = [stage("actor_update", 0, 50), Row("weight_sync", "stage", 1, 20, 20)]
     table = ledger(loaded(rows))
-    lines = {label: told for label, *told in table.rows}
+    lines = {category: told for category, *told in table.rows}
     assert lines["weight sync"] == [0.0, 0.0, 0, "spans", 0, None]
-    assert lines["host-bound idle"] == [None, None, None, "not told", None, None]
+    assert "host-bound idle" not in lines
     assert lines["untraced"][3] == "none"
     assert "custom stage" not in lines
     assert "profiler overhead" not in lines
-    assert "Host or launch bound: not told without kernels of a device." in table.note
+    assert "host-bound idle (needs device kernels)" in table.note
 
 
 def test_hours_and_euros_are_those_of_all_ranks(tmp_path: Path) -> None:
     hour = 3_600 * 10**9
     spans = loaded_of_world(2, [stage("actor_update", 0, 3 * hour)], device="cuda")
-    table = totals(compute_accounts(spans), price=2.5)
+    table = category_totals(compute_accounts(spans), price=2.5, currency="USD")
     lines = {row[0]: row for row in table.rows}
-    assert [column.name for column in table.columns[:4]] == ["label", "share", "GPU-hours", "EUR"]
+    names = [column.name for column in table.columns[:4]]
+    assert names == ["category", "share", "GPU-hours", "cost"]
+    assert table.columns[3].unit == "USD"
     assert lines["compute"][:5] == ("compute", 0.5, 3.0, 7.5, 3 * hour)
     assert lines["untraced"][:5] == ("untraced", 0.5, 3.0, 7.5, 3 * hour)
-    assert lines["rollout"][1:6] == (None, None, None, None, "not told")
-    assert table.note.startswith("2 x 10800 s = 6 GPU-hours. ")
-    assert "No rank had an accelerator" not in table.note
-    assert "No rank had an accelerator" in ledger(loaded(grpo_rows(1))).note
+    assert "rollout" not in lines
+    assert table.note.startswith("2 ranks × 10,800 s = 6 GPU-hours. ")
+    on_cpu = ledger(loaded(grpo_rows(1)))
+    assert on_cpu.columns[2].name == "rank-hours"
+    assert " rank-hours (CPU run). " in on_cpu.note
 
 
 def test_sums_beyond_64_bits_are_exact() -> None:
     long = 2**59 + 1
     spans = loaded_of_world(64, *[[stage("actor_update", 0, long - rank)] for rank in range(40)])
-    assert told_of(spans) == {
+    assert totals_of(spans) == {
         "compute": 40 * long - sum(range(40)),
         "untraced": 24 * long + sum(range(40)),
     }
@@ -237,10 +242,10 @@ def test_sums_beyond_64_bits_are_exact() -> None:
 
 def test_a_job_of_which_nothing_was_recorded_abstains() -> None:
     spans = loaded([])
-    assert ledger(spans).abstained == "no span was recorded"
+    assert ledger(spans).abstained == "no spans were recorded"
     for per_rank, per_step in ((True, False), (False, True)):
-        table = breakdown(compute_accounts(spans, per_step=per_step, per_rank=per_rank))
-        assert table.abstained == "no span was recorded"
+        table = category_breakdown(compute_accounts(spans, per_step=per_step, per_rank=per_rank))
+        assert table.abstained == "no spans were recorded"
 
 
 def test_a_parent_that_cannot_be_one_is_none() -> None:
@@ -251,7 +256,7 @@ def test_a_parent_that_cannot_be_one_is_none() -> None:
         stage("weight_sync", 70, 90, id=4),
         stage("gc", 95, 99, id=5, parent=5),
     ]
-    assert told_of(loaded(rows)) == {
+    assert totals_of(loaded(rows)) == {
         "reward/tool/env": 50,
         "rollout": 20,
         "weight sync": 10,
@@ -265,7 +270,7 @@ def test_of_four_requests_or_more_the_end_of_a_rollout_is_its_tail(requests: int
     rows = [stage("actor_generate", 0, 100, id=1)]
     rows += [stage("generate", 0, 10 * n, parent=1, id=1 + n) for n in range(1, requests)]
     rows += [stage("generate", 0, 90, parent=1, id=9)]
-    found = told_of(loaded(rows))
+    found = totals_of(loaded(rows))
     # Of four, two are left until 30; the last 10 belong to the stage, in which no request is open.
     assert found == ({"rollout": 40, "rollout tail": 60} if requests == 4 else {"rollout": 100})
 
@@ -275,9 +280,9 @@ def test_a_run_without_any_rank_has_an_empty_ledger(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
 
-    book = compute_accounts(load(path), per_rank=True)
+    accounts = compute_accounts(load(path), per_rank=True)
 
-    assert (book.ranks, book.wall_ns, len(book.entries.ns)) == ((), 0, 0)
+    assert (accounts.ranks, accounts.wall_ns, len(accounts.entries.ns)) == ((), 0, 0)
 
 
 def test_stages_may_lie_in_each_other_to_any_depth() -> None:
@@ -287,6 +292,6 @@ def test_stages_may_lie_in_each_other_to_any_depth() -> None:
     inner = [Row("odd", "region", 1, n, 2 * depth - 1 - n, parent=n + 1) for n in edges]
 
     began = time.monotonic()
-    told_of(loaded([outer, *inner]))
+    totals_of(loaded([outer, *inner]))
 
     assert time.monotonic() - began < 5

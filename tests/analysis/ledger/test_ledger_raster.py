@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import breakdown
+from lightning_rlprof.analysis.ledger.ledger import category_breakdown
 from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
@@ -67,24 +67,24 @@ def table_of(name: str, kernels: list[Kernel]) -> Table:
 
 
 def ledger_of(spans: Spans) -> Counter[tuple[int, int | None, Category]]:
-    return cells_of(breakdown(compute_accounts(spans, per_step=True, per_rank=True)), 2)
+    return cells_of(category_breakdown(compute_accounts(spans, per_step=True, per_rank=True)), 2)
 
 
 def together(spans: Spans, ranks: int) -> Counter[tuple[int | None, Category]]:
     """Return the same of all ranks as one, entered so many at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module(compute_accounts.__module__), "_AT_ONCE", ranks)
-        return cells_of(breakdown(compute_accounts(spans, per_step=True)), 1)
+        patch.setattr(importlib.import_module(compute_accounts.__module__), "_RANKS_AT_ONCE", ranks)
+        return cells_of(category_breakdown(compute_accounts(spans, per_step=True)), 1)
 
 
 def cells_of(table: Table, keys: int) -> Counter[Any]:
-    labels = {label.text: label for label in Category}
+    categories = {each.text: each for each in Category}
     found = Counter[Any]()
     for row in table.rows:
         key, (wall, *times) = row[:keys], row[keys:]
         assert wall == sum(map(int, filter(None, times)))
         for column, ns in zip(table.columns[keys + 1 :], times, strict=True):
-            found[(*key, labels[column.name])] += int(ns or 0)
+            found[(*key, categories[column.name])] += int(ns or 0)
     return +found
 
 

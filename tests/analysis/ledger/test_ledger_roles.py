@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-from lightning_rlprof.analysis.ledger.ledger import breakdown, totals
+from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.roles import DIES, SCRIPT, STEPS
@@ -44,7 +44,7 @@ def play(folder: Path, how: str) -> tuple[Spans, Measured, list[int]]:
 
 
 def by_rank(spans: Spans) -> list[dict[str, Any]]:
-    table = breakdown(compute_accounts(spans, per_rank=True))
+    table = category_breakdown(compute_accounts(spans, per_rank=True))
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
@@ -66,10 +66,10 @@ def close(ns: int, measured_ns: int) -> bool:
 
 
 def check_sum(spans: Spans) -> None:
-    book = compute_accounts(spans)
-    whole = sum(int(ns or 0) for ns in totals(book).column("total"))
-    assert whole == len(SCRIPT) * book.wall_ns
-    assert {line["wall"] for line in by_rank(spans)} == {book.wall_ns}
+    accounts = compute_accounts(spans)
+    whole = sum(int(ns or 0) for ns in category_totals(accounts).column("total"))
+    assert whole == len(SCRIPT) * accounts.wall_ns
+    assert {line["wall"] for line in by_rank(spans)} == {accounts.wall_ns}
 
 
 @pytest.mark.deep
@@ -98,4 +98,4 @@ def test_a_role_that_is_killed_is_untraced_from_its_last_step_on(tmp_path: Path)
         assert [each for each in wanted if not close(line.get(each, 0), wanted[each])] == []
     dead = by_rank(spans)[DIES]
     assert dead["untraced"] >= dead["wall"] - sum(expected(measured, DIES).values()) - 2_000_000
-    assert f"Rank {DIES}'s file stops " in totals(compute_accounts(spans)).note
+    assert f"Rank {DIES}: file is truncated " in category_totals(compute_accounts(spans)).note

@@ -110,7 +110,7 @@ def test_copies_alone_are_work_of_a_device(tmp_path: Path, kind: str) -> None:
     assert [header.device for header in spans.headers.values()] == ["cuda"]
     assert spans.table("memcpy").note.startswith("1 launches were not recorded")
     assert "no kernels: only copies" in [note.text for note in spans.notes]
-    assert ledger(spans).column("label")[0] == "exposed memcpy"
+    assert ledger(spans).column("category")[0] == "exposed memcpy"
 
 
 def test_replays_alone_hide_their_kernels(export: NsysExport) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.findings.finding import Claim, Undecided
-from lightning_rlprof.analysis.findings.run_rules import _claim, memory_claims, slow_claims
+from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
+from lightning_rlprof.analysis.findings.run_evidence import (
+    memory_growth,
+    slow_ranks,
+    straggler_finding,
+)
 from lightning_rlprof.analysis.stragglers.verdicts import SLOW_HOST, SLOW_UNCOUNTED
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
@@ -64,17 +68,17 @@ def leaking(steps: int = 24) -> list[int]:
     return [4 * GIB + 50 * MIB * at for at in range(steps)]
 
 
-def said(spans: Spans) -> list[Claim | Undecided]:
-    return list(memory_claims(spans))
+def results(spans: Spans) -> list[Finding | NotChecked]:
+    return list(memory_growth(RunData(spans)))
 
 
 def test_it_fires_on_a_leak_that_spans_counted_and_its_link_returns_the_samples() -> None:
     spans = counted(leaking(), ranks=2)
-    (claim,) = said(spans)
-    assert isinstance(claim, Claim)
-    assert claim.text == "memory grows from step to step: torch on rank 0 and 1 more"
-    assert (claim.effect, claim.low, claim.high) == (None, None, None)
-    assert claim.evidence.startswith("50 MiB a step (50 to 50, 99 %) in steps 13-24")
+    (claim,) = results(spans)
+    assert isinstance(claim, Finding)
+    assert claim.title == "Memory grows every step: torch on rank 0 and 1 more"
+    assert (claim.cost, claim.low, claim.high) == (None, None, None)
+    assert claim.evidence.startswith("50 MiB per step (99% CI 50–50) in steps 13–24")
     found = Run.of(spans).sql(claim.query)
     assert found.column("step") == list(range(13, 25))
     assert found.column("device_allocated_bytes") == leaking()[12:]
@@ -84,9 +88,9 @@ def test_it_fires_on_a_leak_that_spans_counted_and_its_link_returns_the_samples(
 
 def test_it_fires_on_a_leak_in_a_tools_table_and_its_link_returns_the_samples() -> None:
     spans = with_table(sampled(leaking()), 24)
-    (claim,) = said(spans)
-    assert isinstance(claim, Claim)
-    assert "50 MiB a step" in claim.evidence
+    (claim,) = results(spans)
+    assert isinstance(claim, Finding)
+    assert "50 MiB per step" in claim.evidence
     assert len(Run.of(spans).sql(claim.query).rows) == 3 * 12
 
 
@@ -99,30 +103,30 @@ def test_it_fires_on_a_leak_in_a_tools_table_and_its_link_returns_the_samples() 
     ],
 )
 def test_it_is_silent_where_nothing_grows_that_matters(held: list[int]) -> None:
-    assert said(counted(held)) == []
+    assert results(counted(held)) == []
 
 
 @pytest.mark.parametrize(
     ("held", "why"),
     [
-        (leaking(15), "of 15 steps with memory"),
-        ([GIB + 200 * MIB * min(at, 14) for at in range(24)], "as it stopped"),
+        (leaking(15), "needs 16 steps with memory data, has 15"),
+        ([GIB + 200 * MIB * min(at, 14) for at in range(24)], "it nearly stopped"),
         (
             [4 * GIB + int(e) for e in np.random.default_rng(1).normal(0, 2e9, 24)],
-            "as steps differ too much",
+            "steps differ too much",
         ),
     ],
 )
 def test_it_abstains_where_steps_are_few_or_it_stopped_or_is_noise(
     held: list[int], why: str
 ) -> None:
-    (found,) = said(counted(held))
-    assert isinstance(found, Undecided)
+    (found,) = results(counted(held))
+    assert isinstance(found, NotChecked)
     assert why in found.why
 
 
 def test_where_no_memory_was_recorded_it_says_nothing() -> None:
-    assert said(loaded([Row("step", "step", 1, 0, 9)])) == []
+    assert results(loaded([Row("step", "step", 1, 0, 9)])) == []
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -130,7 +134,7 @@ def test_noise_is_never_a_leak_also_where_a_fifth_of_it_is_lost(seed: int) -> No
     random = np.random.default_rng(seed)
     held = [4 * GIB + int(each) for each in random.normal(0, GIB, 40)]
     rows = thinned(sampled(held), 0.2, seed)
-    assert not [each for each in said(with_table(rows, 40)) if isinstance(each, Claim)]
+    assert not [each for each in results(with_table(rows, 40)) if isinstance(each, Finding)]
 
 
 ROW: dict[str, Any] = {
@@ -149,12 +153,12 @@ ROW: dict[str, Any] = {
 
 def test_it_fires_on_the_slow_rank_with_a_price_and_a_link_to_its_stages() -> None:
     spans = play(Script(slow={3: 0.2}), 5).spans
-    (claim,) = slow_claims(spans)
-    assert claim.text.startswith("rank 3 makes the others wait: slow")
-    assert claim.effect is not None
+    (claim,) = slow_ranks(RunData(spans))
+    assert claim.title.startswith("Rank 3 is a straggler (slow")
+    assert claim.cost is not None
     assert claim.low is not None
     assert claim.high is not None
-    assert claim.low < claim.effect < claim.high
+    assert claim.low < claim.cost < claim.high
     found = Run.of(spans).sql(claim.query)
     assert set(found.column("rank")) == {3}
     assert set(found.column("kind")) == {"stage"}
@@ -164,26 +168,28 @@ def test_it_fires_on_the_slow_rank_with_a_price_and_a_link_to_its_stages() -> No
 
 @pytest.mark.parametrize("script", [Script(), Script(uneven=0.3), Script(more={2: 1.5})])
 def test_it_is_silent_where_nobody_is_slow_or_the_work_is_uneven(script: Script) -> None:
-    assert list(slow_claims(play(script, 5).spans)) == []
+    assert list(slow_ranks(RunData(play(script, 5).spans))) == []
 
 
 def test_it_abstains_with_too_few_steps() -> None:
-    assert list(slow_claims(play(Script(slow={3: 0.3}, steps=8), 5).spans)) == []
+    assert list(slow_ranks(RunData(play(Script(slow={3: 0.3}, steps=8), 5).spans))) == []
 
 
 def test_where_one_of_several_is_meant_all_are_named_and_it_is_less_sure() -> None:
     spans = play(Script(ranks=4, steps=12), 1).spans
-    claim = _claim(spans, ROW)
-    assert claim.text == "one of ranks 1, 2 makes the others wait: slow host"
-    assert (claim.effect, claim.low, claim.high, claim.confidence) == (5_000, None, None, "medium")
+    claim = straggler_finding(spans, ROW)
+    assert claim.title == "One of ranks 1, 2 is a straggler (slow host)"
+    assert (claim.cost, claim.low, claim.high, claim.confidence) == (5_000, None, None, "medium")
     found = Run.of(spans).sql(claim.query)
     assert set(found.column("rank")) == {1, 2}
     assert set(found.column("step")) == set(range(2, 10))
-    single = _claim(spans, {**ROW, "rank": 1, "verdict": SLOW_UNCOUNTED, "group": "actor"})
+    single = straggler_finding(
+        spans, {**ROW, "rank": 1, "verdict": SLOW_UNCOUNTED, "group": "actor"}
+    )
     assert single.confidence == "medium", "the work was not counted"
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_deleting_a_fifth_of_the_events_of_a_healthy_run_accuses_nobody(seed: int) -> None:
     spans = without(play(Script(uneven=0.3, steps=40), seed).spans, 0.2, seed)
-    assert list(slow_claims(spans)) == []
+    assert list(slow_ranks(RunData(spans))) == []

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_rlprof.analysis.device.launches import Unpaired, unpaired
-from lightning_rlprof.analysis.findings.finding import Claim, Undecided
-from lightning_rlprof.analysis.findings.ledger_rules import ledger_claims
-from lightning_rlprof.analysis.ledger.accounts import compute_accounts
+from lightning_rlprof.analysis.findings.category_evidence import category_shares
+from lightning_rlprof.analysis.findings.finding import KERNELS_LOST, Finding, NotChecked, RunData
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import CALLS, KERNELS, Cells, table, thinned
 from tests.builders.runs import Row, loaded
@@ -16,9 +15,9 @@ from tests.builders.scripted import Script, play, without
 
 STEP_NS = 1_000_000
 PIECE_NS = 10_000
-MOVES = "collectives move data while nothing computes"
-WAITS = "ranks wait in collectives for a late one"
-UNTRACED = "nobody knows what the GPUs did for much of the time"
+MOVES = "Communication is not overlapped"
+WAITS = "Ranks wait in collectives for a straggler"
+UNTRACED = "A large share of GPU time is untraced"
 
 
 def device(compute: float = 1.0, talk: float = 0.0) -> tuple[list[Cells], list[Cells]]:
@@ -51,17 +50,17 @@ def trained(kernels: Sequence[Cells], calls: Sequence[Cells] = ()) -> Spans:
     return replace(loaded(rows), tables=tables)
 
 
-def said(spans: Spans) -> list[Claim | Undecided]:
-    return list(ledger_claims(spans, compute_accounts(spans, per_step=True), unpaired(spans)))
+def results(spans: Spans) -> list[Finding | NotChecked]:
+    return list(category_shares(RunData(spans)))
 
 
 def claims(spans: Spans) -> set[str]:
-    return {each.text for each in said(spans) if isinstance(each, Claim)}
+    return {each.title for each in results(spans) if isinstance(each, Finding)}
 
 
-def why(spans: Spans, subject: str) -> str:
+def why(spans: Spans, rule: str) -> str:
     return next(
-        each.why for each in said(spans) if isinstance(each, Undecided) and each.subject == subject
+        each.why for each in results(spans) if isinstance(each, NotChecked) and each.rule == rule
     )
 
 
@@ -81,15 +80,15 @@ def test_where_kernels_were_lost_it_abstains() -> None:
     kernels, calls = device(compute=0.7, talk=0.3)
     spans = trained(thinned(kernels, 0.2, 1), calls)
     assert claims(spans) == set()
-    assert why(spans, "exposed communication") == "as kernels were lost: see the integrity sheet"
+    assert why(spans, "exposed communication") == KERNELS_LOST
     assert unpaired(spans) == Unpaired(len(calls), len(calls) - len(thinned(kernels, 0.2, 1)))
 
 
-def test_where_kernels_tell_the_host_is_no_matter_of_the_ledger() -> None:
+def test_if_kernels_show_the_host_the_category_is_not_checked() -> None:
     kernels, calls = device(compute=0.5)
     spans = trained(kernels, calls)
     assert claims(spans) == set()
-    assert not any("host" in each[0] for each in said(spans))
+    assert not any("host" in each[0] for each in results(spans))
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.device.launches import unpaired
 from lightning_rlprof.analysis.device.timeline import device_runs
 from lightning_rlprof.analysis.device.utilization import idle
-from lightning_rlprof.analysis.findings.device_rules import _waits, device_claims, kernel_claims
-from lightning_rlprof.analysis.findings.finding import Claim, Undecided
+from lightning_rlprof.analysis.findings.device_evidence import (
+    _host_wait,
+    device_idle,
+    dominant_kernel,
+)
+from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_jobs import jobs
@@ -23,17 +26,17 @@ from tests.builders.device_work import Job, spans_of
 from tests.builders.runs import Row, loaded
 from tests.effort import examples
 
-SHORT = "devices wait for the launches of short work"
-LONG = "devices run empty until the host launches again"
+SHORT = "Device idle between short kernels"
+LONG = "Device idle: long gaps before launches"
 BUSY = Feed(kernel=50_000)
 
 
-def said(spans: Spans) -> list[Claim | Undecided]:
-    return list(device_claims(spans, device_runs(spans), unpaired(spans)))
+def idle_results(spans: Spans) -> list[Finding | NotChecked]:
+    return list(device_idle(RunData(spans)))
 
 
-def of(how: Feed) -> list[Claim | Undecided]:
-    return said(traced(*feed(how)))
+def of(how: Feed) -> list[Finding | NotChecked]:
+    return idle_results(traced(*feed(how)))
 
 
 def host_bound(spans: Spans) -> int:
@@ -49,30 +52,30 @@ def test_it_fires_on_a_host_that_is_late_and_tells_short_gaps_from_long(
     how: Feed, text: str
 ) -> None:
     spans = traced(*feed(how))
-    (claim,) = said(spans)
-    assert isinstance(claim, Claim)
-    assert claim.text == text
-    assert claim.effect == host_bound(spans)
+    (claim,) = idle_results(spans)
+    assert isinstance(claim, Finding)
+    assert claim.title == text
+    assert claim.cost == host_bound(spans)
     assert claim.low is not None
     assert claim.high is not None
-    assert claim.low <= claim.effect <= claim.high
-    assert claim.confidence == "medium", "nobody knows what the profiler cost"
+    assert claim.low <= claim.cost <= claim.high
+    assert claim.confidence == "medium", "the profiler overhead is unknown"
 
 
 def test_its_link_returns_just_the_gaps_that_it_counted() -> None:
     spans = traced(*feed(Feed()))
-    (claim,) = said(spans)
-    assert isinstance(claim, Claim)
+    (claim,) = idle_results(spans)
+    assert isinstance(claim, Finding)
     ((rank, device, gaps, ns),) = Run.of(spans).sql(claim.query).rows
     assert (rank, device) == (0, 0)
     assert f" {gaps:,} gaps" in claim.evidence
-    assert int(str(ns)) <= (claim.effect or 0)
+    assert int(str(ns)) <= (claim.cost or 0)
 
 
 def test_the_link_of_a_long_gap_returns_what_stands_around_it() -> None:
     spans = traced(*feed(Feed(kernel=9_900, stall=1_500_000)))
-    (claim,) = said(spans)
-    assert isinstance(claim, Claim)
+    (claim,) = idle_results(spans)
+    assert isinstance(claim, Finding)
     assert claim.place is not None
     before, after = Run.of(spans).sql(claim.query).rows
     assert int(str(before[4])) + int(str(before[5])) == claim.place.from_ns
@@ -88,21 +91,21 @@ def test_it_is_silent_where_the_device_is_busy(how: Feed) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        (Feed(until=600), "of the time where 20% counts"),
-        (Feed(pieces=199), "of 199 pieces of device work"),
-        (Feed(known=False), "0% to "),
+        (Feed(until=600), "includes the threshold of 20%"),
+        (Feed(pieces=199), "needs 200 kernels, has 199"),
+        (Feed(known=False), "95% CI 0–"),
     ],
 )
 def test_it_abstains_where_it_cannot_know(how: Feed, why: str) -> None:
     (found,) = of(how)
-    assert isinstance(found, Undecided)
+    assert isinstance(found, NotChecked)
     assert why in found.why
 
 
 def test_it_abstains_where_launches_lack_their_kernels() -> None:
     kernels, calls = feed(Feed())
-    (found,) = said(traced(thinned(kernels, 0.2, 0), calls))
-    assert found == Undecided("devices that wait for the host", found[1])
+    (found,) = idle_results(traced(thinned(kernels, 0.2, 0), calls))
+    assert found == NotChecked("device idle between launches", found[1])
     assert "lost" in found[1]
 
 
@@ -127,9 +130,9 @@ def test_what_captured_steps_take_longer_than_others_is_not_charged_to_the_host(
         for row in kernels
     ]
     spans = replace(loaded(rows), tables={"kernels": lambda: table("kernels", KERNELS, moved)})
-    (found,) = said(spans)
-    assert isinstance(found, Undecided) == (confidence is None)
-    if isinstance(found, Claim):
+    (found,) = idle_results(spans)
+    assert isinstance(found, NotChecked) == (confidence is None)
+    if isinstance(found, Finding):
         assert found.confidence == confidence
         assert found.low == pytest.approx((share or 0) * 20_000_000, rel=0.05)
 
@@ -140,7 +143,7 @@ def test_deleting_a_fifth_of_the_events_never_accuses_the_host(how: Feed, seed: 
     kernels, calls = feed(how, seed)
     lost = thinned(kernels, 0.2, seed)
     for kept in (thinned(calls, 0.2, seed + 100), no_calls()):
-        assert not [each for each in said(traced(lost, kept)) if isinstance(each, Claim)]
+        assert not [each for each in idle_results(traced(lost, kept)) if isinstance(each, Finding)]
 
 
 def no_calls() -> Sequence[Cells]:
@@ -152,7 +155,7 @@ def no_calls() -> Sequence[Cells]:
 def test_what_waits_for_the_host_is_what_idle_says(job: Job) -> None:
     spans = spans_of(job)
     lanes = [lane for lane in device_runs(spans).lanes if len(lane.known[0])]
-    assert sum(_waits(lane).late.sum() for lane in lanes) == host_bound(spans)
+    assert sum(_host_wait(lane).late.sum() for lane in lanes) == host_bound(spans)
 
 
 def kernels(share: float, count: int = 1_000, *, drifts: bool = False) -> list[Cells]:
@@ -170,55 +173,57 @@ def kernels(share: float, count: int = 1_000, *, drifts: bool = False) -> list[C
     return rows
 
 
-def kernel_rules_said(rows: list[Cells], seen_ns: int = 10_000_000) -> list[Claim | Undecided]:
-    return list(kernel_claims(traced(rows), seen_ns))
+def kernel_results(rows: list[Cells], seen_ns: int = 10_000_000) -> list[Finding | NotChecked]:
+    run = RunData(traced(rows))
+    run.__dict__["observed_ns"] = seen_ns
+    return list(dominant_kernel(run))
 
 
 def test_it_fires_with_the_exact_time_and_the_link_returns_its_launches() -> None:
     rows = kernels(0.6)
-    (claim,) = kernel_rules_said(rows)
-    assert isinstance(claim, Claim)
-    assert claim.text == "one kernel takes 60% of the kernels' time: it's a gemm"
-    assert claim.effect == 500 * 6_000
+    (claim,) = kernel_results(rows)
+    assert isinstance(claim, Finding)
+    assert claim.title == "One kernel takes 60% of kernel time: it's a gemm"
+    assert claim.cost == 500 * 6_000
     assert claim.low is not None
     assert claim.high is not None
-    assert claim.low <= claim.effect <= claim.high + 1
+    assert claim.low <= claim.cost <= claim.high + 1
     found = Run.of(traced(rows)).sql(claim.query)
     assert len(found.rows) == 500
-    assert sum(int(str(ns)) for ns in found.column("duration_ns")) == claim.effect
+    assert sum(int(str(ns)) for ns in found.column("duration_ns")) == claim.cost
     assert claim.place is not None
     assert claim.place.from_ns == found.column("start_ns")[0]
 
 
 def test_it_is_silent_below_its_threshold_and_on_a_device_that_hardly_runs() -> None:
-    assert kernel_rules_said(kernels(0.3)) == []
-    assert kernel_rules_said(kernels(0.6), seen_ns=10**12) == []
+    assert kernel_results(kernels(0.3)) == []
+    assert kernel_results(kernels(0.6), seen_ns=10**12) == []
 
 
 def test_collectives_are_not_its_subject() -> None:
     rows = [{**row, "kernel": "ncclDevKernel_AllReduce"} for row in kernels(0.6)]
-    assert kernel_rules_said(rows) == []
+    assert kernel_results(rows) == []
 
 
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        (kernels(0.42, drifts=True), "where 40% counts"),
-        (kernels(0.6, count=199), "of 199 kernels"),
+        (kernels(0.42, drifts=True), "includes the threshold of 40%"),
+        (kernels(0.6, count=199), "needs 200 kernels, has 199"),
     ],
 )
 def test_it_abstains_where_the_share_changes_or_kernels_are_few(
     rows: list[Cells], why: str
 ) -> None:
-    (found,) = kernel_rules_said(rows)
-    assert isinstance(found, Undecided)
+    (found,) = kernel_results(rows)
+    assert isinstance(found, NotChecked)
     assert why in found.why
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_deleting_a_fifth_of_the_kernels_names_no_other(seed: int) -> None:
     share = float(np.random.default_rng(seed).uniform(0.2, 0.8))
-    for found in kernel_rules_said(thinned(kernels(share), 0.2, seed)):
-        if isinstance(found, Claim):
+    for found in kernel_results(thinned(kernels(share), 0.2, seed)):
+        if isinstance(found, Finding):
             assert share > 0.38
-            assert found.text.endswith(": it's a gemm")
+            assert found.title.endswith(": it's a gemm")

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_rlprof.analysis.device.timeline import device_runs
-from lightning_rlprof.analysis.findings.efficiency_rules import speed_claims, transfer_claims
-from lightning_rlprof.analysis.findings.finding import Claim, Undecided
+from lightning_rlprof.analysis.findings.efficiency_evidence import low_mfu, small_collectives
+from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import KERNELS, Cells, table, thinned
@@ -42,20 +41,20 @@ def trained(
     return replace(spans, headers={0: replace(header(0, 1), device=device)})
 
 
-def speed_rules_said(spans: Spans) -> list[Claim | Undecided]:
-    return list(speed_claims(spans))
+def mfu_results(spans: Spans) -> list[Finding | NotChecked]:
+    return list(low_mfu(RunData(spans)))
 
 
 @pytest.mark.parametrize("inside", [(), TRAINING, ("mini-batch", *TRAINING)])
 def test_it_fires_with_what_the_threshold_would_save(inside: Sequence[str]) -> None:
     spans = trained([0.05] * 11 + [0.04], inside=inside)
-    (claim,) = speed_rules_said(spans)
-    assert isinstance(claim, Claim)
-    assert claim.text == "training reaches 5% of what its devices compute: actor_update"
-    assert claim.effect == pytest.approx(12e9 * (1 - (0.59 / 12) / 0.2), rel=1e-6)
+    (claim,) = mfu_results(spans)
+    assert isinstance(claim, Finding)
+    assert claim.title == "Training MFU is low: 5% in actor_update"
+    assert claim.cost == pytest.approx(12e9 * (1 - (0.59 / 12) / 0.2), rel=1e-6)
     assert claim.low is not None
     assert claim.high is not None
-    assert claim.low <= claim.effect <= claim.high
+    assert claim.low <= claim.cost <= claim.high
     assert claim.confidence == "high"
     found = Run.of(spans).sql(claim.query)
     assert found.column("step")[0] in {12, 1, 2}
@@ -74,29 +73,29 @@ def test_it_fires_with_what_the_threshold_would_save(inside: Sequence[str]) -> N
     ],
 )
 def test_it_is_silent_where_mfu_is_fine_or_means_nothing_or_is_not_known(spans: Spans) -> None:
-    assert speed_rules_said(spans) == []
+    assert mfu_results(spans) == []
 
 
 @pytest.mark.parametrize(
     ("mfus", "why"),
     [
-        ([0.05] * 4, "of 4 steps"),
-        ([0.05, 0.35] * 6, "where 20% counts"),
-        ([0.05] * 11 + [1.2], "above 100 %"),
+        ([0.05] * 4, "needs 5 steps with counted FLOPs, has 4"),
+        ([0.05, 0.35] * 6, "includes the threshold of 20%"),
+        ([0.05] * 11 + [1.2], "above 100%"),
     ],
 )
 def test_it_abstains_where_steps_are_few_or_differ_or_cannot_be_true(
     mfus: list[float], why: str
 ) -> None:
-    (found,) = speed_rules_said(trained(mfus))
-    assert isinstance(found, Undecided)
+    (found,) = mfu_results(trained(mfus))
+    assert isinstance(found, NotChecked)
     assert why in found.why
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_deleting_a_fifth_of_the_events_accuses_no_fast_training(seed: int) -> None:
     spans = without(trained([0.25, 0.3, 0.35] * 8), 0.2, seed)
-    assert not [each for each in speed_rules_said(spans) if isinstance(each, Claim)]
+    assert not [each for each in mfu_results(spans) if isinstance(each, Finding)]
 
 
 COLLECTIVES = ("rank", "device", "stream", "operation", "group", "group size", "number", "bytes")
@@ -139,21 +138,25 @@ def traced(rows: list[Cells], *, hidden: bool = False) -> Spans:
     return replace(spans, tables=tables)
 
 
-def claims_of(spans: Spans, seen_ns: int) -> Iterator[Claim | Undecided]:
-    return transfer_claims(spans, device_runs(spans), seen_ns)
+def collective_results(spans: Spans, seen_ns: int) -> Iterator[Finding | NotChecked]:
+    run = RunData(spans)
+    run.__dict__["observed_ns"] = seen_ns
+    return small_collectives(run)
 
 
-def said(rows: list[Cells], seen_ns: int = 30_000_000) -> list[Claim | Undecided]:
-    return list(claims_of(traced(rows), seen_ns))
+def results(rows: list[Cells], seen_ns: int = 30_000_000) -> list[Finding | NotChecked]:
+    return list(collective_results(traced(rows), seen_ns))
 
 
 def test_it_fires_with_what_they_cost_and_the_link_returns_the_calls() -> None:
     mixed = [{**row, "stage": "small" if row["bytes"] == SMALL else "large"} for row in calls()]
     spans = traced(mixed)
-    (claim,) = claims_of(spans, 30_000_000)
-    assert isinstance(claim, Claim)
-    assert claim.text.startswith("small messages, exposed: all_reduce of group dp in small: 1/")
-    assert (claim.low, claim.effect, claim.high) == (16_000_000,) * 3
+    (claim,) = collective_results(spans, 30_000_000)
+    assert isinstance(claim, Finding)
+    assert claim.title.startswith(
+        "Small collectives run at low bandwidth: all_reduce of group dp in small reaches 1/"
+    )
+    assert (claim.low, claim.cost, claim.high) == (16_000_000,) * 3
     found = Run.of(spans).sql(claim.query)
     assert len(found.rows) == 400
     assert set(found.column("bytes")) == {SMALL}
@@ -166,37 +169,37 @@ def staged(rows: list[Cells]) -> list[Cells]:
 
 
 def test_it_is_silent_where_they_are_few_or_hidden_or_none_are_recorded() -> None:
-    assert said(staged(calls(took=1_000))) == []
-    assert said(staged(calls()), seen_ns=10**10) == []
-    assert list(claims_of(traced(staged(calls()), hidden=True), 30_000_000)) == []
-    assert list(claims_of(loaded([Row("step", "step", 1, 0, 9)]), 10**9)) == []
+    assert results(staged(calls(took=1_000))) == []
+    assert results(staged(calls()), seen_ns=10**10) == []
+    assert list(collective_results(traced(staged(calls()), hidden=True), 30_000_000)) == []
+    assert list(collective_results(loaded([Row("step", "step", 1, 0, 9)]), 10**9)) == []
 
 
 def test_it_is_silent_where_they_use_as_much_of_the_link_as_larger_ones() -> None:
     fast = [{**row, "bytes": 10**6, "stage": "small"} for row in calls(large=0, took=10_000)]
     slow = [{**row, "stage": "large"} for row in calls(small=0)]
-    assert said([*fast, *slow]) == []
+    assert results([*fast, *slow]) == []
 
 
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        (calls(large=0), "nothing 8x as large compares"),
-        (calls(small=19, took=400_000), "of 19 matched"),
-        (calls(ranks=(0,)), "are not told apart"),
+        (calls(large=0), "no collective 8x as large to compare with"),
+        (calls(small=19, took=400_000), "needs 20 matched collectives, has 19"),
+        (calls(ranks=(0,)), "to separate wait and transfer"),
     ],
 )
 def test_it_abstains_without_a_comparison_or_a_peer(rows: list[Cells], why: str) -> None:
-    found = said(staged(rows))
+    found = results(staged(rows))
     assert found
-    assert all(isinstance(each, Undecided) for each in found)
+    assert all(isinstance(each, NotChecked) for each in found)
     assert any(why in each[1] for each in found)
 
 
 def test_what_is_waited_is_not_charged_to_the_messages() -> None:
-    (claim,) = said(staged(calls(late=100_000)))
-    assert isinstance(claim, Claim)
-    assert claim.effect == 16_000_000, "rank 0 waits as long again for rank 1"
+    (claim,) = results(staged(calls(late=100_000)))
+    assert isinstance(claim, Finding)
+    assert claim.cost == 16_000_000, "rank 0 waits as long again for rank 1"
 
 
 def test_it_abstains_where_all_that_is_exposed_may_be_waiting() -> None:
@@ -205,12 +208,12 @@ def test_it_abstains_where_all_that_is_exposed_may_be_waiting() -> None:
     kernels = [{**row, "kernel": "ncclDevKernel_AllReduce"} for row in rows]
     kernels += [{**row, "kernel": "gemm", "stream": 7, "duration": 40_000} for row in rows]
     told = {**spans.tables, "kernels": lambda: table("kernels", KERNELS, kernels)}
-    (found,) = claims_of(replace(spans, tables=told), 30_000_000)
-    assert isinstance(found, Undecided)
-    assert "may wait for peers" in found.why
+    (found,) = collective_results(replace(spans, tables=told), 30_000_000)
+    assert isinstance(found, NotChecked)
+    assert "may be waiting for peers" in found.why
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_deleting_a_fifth_of_the_calls_accuses_nothing_large(seed: int) -> None:
-    for found in said(staged(thinned(calls(), 0.2, seed))):
-        assert isinstance(found, Undecided) or "in small" in found.text
+    for found in results(staged(thinned(calls(), 0.2, seed))):
+        assert isinstance(found, NotChecked) or "in small" in found.title

@@ -1,0 +1,190 @@
+"""Every rule of `findings` in one table: its title, its threshold, what to try, what rules it out.
+
+A rule is one row here. The function that measures it is in a module named ``*_evidence``, and
+`findings.CHECKS` lists these functions.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lightning_rlprof.analysis.findings.finding import Rule
+from lightning_rlprof.analysis.time_categories import Category
+
+_UNPROFILED = "Unprofiled steps are faster by the same amount (profiler overhead)"
+
+SHORT_GAPS = Rule(
+    "device idle between launches",
+    "Device idle between short kernels",
+    # A trace of a device that never idles and lost a fifth of its events shows a fifth idle.
+    0.2,
+    "Use CUDA graphs, torch.compile or fused kernels for fewer launches. Or raise the micro-batch",
+    f"{_UNPROFILED}. Or the share stays with a micro-batch of twice the size",
+    "rlprof show RUN idle",
+)
+LONG_GAPS = SHORT_GAPS._replace(
+    title="Device idle: long gaps before launches",
+    suggestion="See what the host does in the longest gaps: .item(), blocking copies, Python code",
+    ruled_out_if=f"{_UNPROFILED}. Or the host waits in these gaps for something else",
+)
+DOMINANT_KERNEL = Rule(
+    "dominant kernel",
+    "One kernel takes {share:.0%} of kernel time: {kernel}",
+    0.4,
+    "Profile its longest launch with Nsight Compute. For a matmul, check dtype and sizes in "
+    "multiples of 64. Else fuse it with its neighbors",
+    "It already reaches the device's peak FLOP/s or memory bandwidth",
+    "rlprof show RUN kernels",
+)
+SMALL_COLLECTIVES = Rule(
+    "small collectives",
+    "Small collectives run at low bandwidth: {what}",
+    0.05,
+    "Use larger buckets, or put several tensors into one call",
+    "One call with all the bytes takes as long",
+    "rlprof show RUN communication",
+)
+LOW_MFU = Rule(
+    "training MFU",
+    "Training MFU is low: {mfu:.0%} in {stages}",
+    0.2,  # dense models reach 0.35 to 0.5
+    "See rlprof show RUN breakdown and idle: devices idle, or compute slowly. Then try a larger "
+    "micro-batch, packed sequences, BF16",
+    "The counted FLOPs miss a part of the work, or the work is not in BF16",
+    "rlprof show RUN throughput",
+    reports_below=True,
+)
+MEMORY_GROWTH = Rule(
+    "memory growth",
+    "Memory grows every step: {what}",
+    0.02,  # growth over all steps, as a share of the peak
+    "Find the stage with rlprof show RUN memory_timeline. Then compare memory snapshots of two "
+    "steps far apart (memory.level: snapshot)",
+    "It stops in a run of twice as many steps, or batches get longer",
+    "rlprof show RUN memory_timeline",
+)
+STRAGGLER = Rule(
+    "straggler",
+    "{who} is a straggler ({verdict})",
+    0.0,  # the analysis of stragglers decides
+    "Move this rank's work to another machine for some steps",
+    "The slowdown stays with the work after moving it to another machine",
+    "rlprof stragglers RUN --json",
+)
+
+
+class _Share(NamedTuple):
+    """Rule on a category: the share of step time above which it is a finding."""
+
+    threshold: float
+    title: str
+    suggestion: str
+    ruled_out_if: str
+
+
+_SHARES = {
+    Category.ROLLOUT: _Share(
+        0.5,
+        "Rollout takes most of the GPU time",
+        "Measure a step with a larger batch per engine, a KV cache that fits, or speculative "
+        "decoding. Compare tokens/s with rlprof compare",
+        "Rollout tokens/s do not rise, or the rest of the step grows by as much",
+    ),
+    Category.ROLLOUT_TAIL: _Share(
+        0.1,
+        "Rollout long tail: GPUs wait for the last responses",
+        "Cap the response length, use partial rollouts, or sample more prompts than needed",
+        "The tail is as long with capped lengths: then requests start late or an engine is slow",
+    ),
+    Category.DATA_WAIT: _Share(
+        0.05,
+        "Trainer waits for data",
+        "Prefetch the next batch, use more DataLoader workers, or start the rollout earlier",
+        "The wait stays with a batch that is already in memory",
+    ),
+    Category.BACKPRESSURE: _Share(
+        0.05,
+        "Rollout workers are blocked by the trainer",
+        "Allow more staleness, or move GPUs from rollout to training",
+        "The buffer is not full while they wait",
+    ),
+    Category.COLLECTIVE_WAIT: _Share(
+        0.05,
+        "Ranks wait in collectives for a straggler",
+        "Find the straggler with rlprof stragglers RUN. Balance the tokens of the ranks",
+        "The wait stays when every rank gets the same batch",
+    ),
+    Category.COMMUNICATION: _Share(
+        0.1,
+        "Communication is not overlapped",
+        "Overlap it: larger buckets, gradient reduction during backward, fewer gathers",
+        "rlprof show RUN overlap shows that it overlaps, and the links are at their limit",
+    ),
+    Category.HOST_IDLE: _Share(
+        0.1,
+        "Host-bound: device waits for kernel launches",
+        "See rlprof show RUN idle and launches. Use torch.compile, CUDA graphs, or a larger "
+        "micro-batch",
+        "The share stays with a micro-batch of twice the size",
+    ),
+    Category.MEMCPY: _Share(
+        0.05,
+        "Host/device copies are not overlapped",
+        "Pin the memory, copy with non_blocking=True, and keep data on the device between stages",
+        "The copies take as long from pinned memory",
+    ),
+    Category.WEIGHT_SYNC: _Share(
+        0.05,
+        "Weight sync is slow",
+        "Use larger buckets, avoid copies through the host, or update while the engine drains",
+        "A model of half the size takes as long: then it is a fixed pause",
+    ),
+    Category.REWARD: _Share(
+        0.15,
+        "GPUs wait for rewards, tools or environments",
+        "Score samples in parallel as they arrive, not as one batch at the end",
+        "The rewards of one sample take as long as those of the batch",
+    ),
+    Category.OFFLOAD: _Share(
+        0.05,
+        "Offload/onload is expensive",
+        "Keep more on the device, offload only the optimizer, or use separate GPUs for rollout",
+        "Training and rollout do not fit into memory together",
+    ),
+    Category.EVALUATION: _Share(
+        0.1,
+        "Checkpoints and evaluation take a large share",
+        "Do them less often, or write checkpoints asynchronously",
+        "You need this many checkpoints and evaluations",
+    ),
+    Category.PYTHON_GC: _Share(
+        0.02,
+        "Python GC pauses the ranks",
+        "Call gc.freeze() after setup, and collect at the same step on all ranks",
+        "The pauses stay with gc.disable()",
+    ),
+    Category.PROFILER: _Share(
+        0.02,
+        "Profiler overhead is high",
+        "Capture fewer steps, one stage, or a lower level",
+        "The share stays with integrated.profile: false",
+    ),
+    Category.UNTRACED: _Share(
+        0.2,
+        "A large share of GPU time is untraced",
+        "Mark the code between stages with stage(…) or wrap:. See rlprof show RUN gaps",
+        "The untraced time belongs to crashed ranks: see rlprof show RUN data_quality",
+    ),
+}
+
+CATEGORY_RULES: Mapping[Category, Rule] = {
+    category: Rule(
+        category.text,
+        each.title,
+        each.threshold,
+        each.suggestion,
+        each.ruled_out_if,
+        "rlprof ledger RUN --per-step",
+    )
+    for category, each in _SHARES.items()
+}
+"""Rules on categories of the ledger, one per category except ``compute`` and ``custom stage``."""
