@@ -89,14 +89,16 @@ def _mfu_finding(
     spans: Spans, rows: Int64s, took_ns: float, mfu: tuple[float, float, float], confidence: str
 ) -> Finding:
     low, middle, high = mfu
-    costs = (int(took_ns * (1 - share / LOW_MFU.threshold)) for share in (middle, high, low))
+    cost, least, most = (
+        int(took_ns * (1 - share / LOW_MFU.threshold)) for share in (middle, high, low)
+    )
     stages = ", ".join(sorted({spans.names[code] for code in spans.name[rows].tolist()}))
     shown = rows[:_SHOWN].tolist()
     lowest = ", ".join(f"{spans.rank[row]}/{spans.id[row]}" for row in shown)
     return Finding(
         LOW_MFU,
         LOW_MFU.title.format(mfu=middle, stages=stages),
-        *costs,
+        *(cost, least, most),
         confidence,
         f"MFU {100 * low:.1f}–{high:.1%} by counted FLOPs; lowest spans (rank/id): {lowest}; "
         f"the cost is what {LOW_MFU.threshold:.0%} would save",

@@ -100,7 +100,7 @@ def test_remarks_and_hosts_are_warnings(spans: Spans) -> None:
     assert checks(lost)["dropped events"] == ("warn", "2 warnings, the first: 3 lines are lost")
     apart = play(Script(ranks=2, steps=4, hosts=True), 1).spans
     assert checks(apart)["clocks"][0] == "warn"
-    assert checks(apart)["clocks"][1].startswith("clocks of hosts node-0, node-1 were never")
+    assert checks(apart)["clocks"][1].startswith("clocks of hosts node-0, node-1 were not")
     heads = (Column("rank", "count"), Column("uncertainty", "duration", "ns"))
     for unsure, state in ((30_000, "ok"), (12_000_000, "warn")):
         clocks = Table("clocks", heads, [(0, 0), (1, unsure)])
