@@ -55,7 +55,7 @@ class Bound:
 
     @property
     def holds(self) -> bool:
-        """Whether the promise is kept; a value that is no number keeps none."""
+        """Whether the promise is kept; NaN keeps none."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ def verdict(report: Report, chosen: argparse.Namespace) -> int:
         state = f"{len(broken)} of {len(report.bounds)} bounds do not hold"
     else:
         state = f"all {len(report.bounds)} bounds hold"
-    # The summary is no part of a page.
+    # The summary does not belong on a page.
     print(f"{report.name}: {state}", file=sys.stderr if chosen.markdown else sys.stdout)
     return 0 if chosen.quick or (report.quiet and not broken) else 1
 
@@ -192,7 +192,7 @@ def _cell(value: object) -> str:
 
 
 def _command() -> str:
-    """Name the command that gives the same numbers: how they are printed is no part of it."""
+    """Name the command that gives the same numbers: options of the output are left out."""
     quick = ["--quick"] if "--quick" in sys.argv else []
     return " ".join(["python", os.path.relpath(sys.argv[0]), *quick])
 

@@ -37,7 +37,7 @@ def main(way: str, paths: list[Path]) -> None:
 
 
 def _memory(key: str) -> float:
-    """Return megabytes of this process; its peak begins anew with the program, unlike rusage's."""
+    """Return megabytes of this process; its peak starts again with the program, unlike rusage's."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

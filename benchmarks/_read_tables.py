@@ -69,7 +69,7 @@ class Costs:
 
 
 def measure(size: tuple[int, int, int], rounds: int) -> Costs:
-    """Make each table of a run that nobody asked yet, then twice more; in turns."""
+    """Make each table of a fresh run, then twice more, in turns."""
     spans, costs = complete_table(*size), Costs(size)
     found: dict[str, list[list[_Took]]] = {name: [[], [], []] for name in TABLES}
     whole = _Took.now()

@@ -33,7 +33,7 @@ _TAIL = """  {
 
 
 def tiled_trace(path: Path, megabytes: float, seed: int = 0) -> int:
-    """Write a trace of so many megabytes of JSON, ``.json`` or ``.json.gz``; return its bytes.
+    """Write a trace of that many megabytes of JSON, ``.json`` or ``.json.gz``; return its bytes.
 
     The same arguments give the same file. It has whole steps, a third of a megabyte each, whose
     times and ids all differ; their durations repeat, so the files compress better than real ones.

@@ -1,4 +1,4 @@
-"""A Lightning training of which every step can be watched by somebody else."""
+"""A Lightning training in which each step can have another profiler."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns, thread_time_ns
@@ -14,7 +14,17 @@ from torch.optim import optimizer as torch_optimizer
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
 
-__all__ = ["AGAIN", "CONTENDERS", "HOOKS", "NOBODY", "OURS", "SIMPLE", "STAGES", "Policy", "Switch"]
+__all__ = [
+    "AGAIN",
+    "CONTENDERS",
+    "HOOKS",
+    "NO_PROFILER",
+    "OURS",
+    "SIMPLE",
+    "STAGES",
+    "Policy",
+    "Switch",
+]
 
 STAGES = (
     "weight_sync",
@@ -29,10 +39,10 @@ STAGES = (
     "kl_penalty",
     "actor_update",
 )
-NOBODY, AGAIN = "nobody", "nobody again (A/A)"
+NO_PROFILER, AGAIN = "no profiler", "no profiler again (A/A)"
 OURS, HOOKS = "ProfilerCallback, 11 stages", "ProfilerCallback, hooks only"
 SIMPLE, VERL = "SimpleProfiler, hooks and 11 stages", "verl marked_timer formula, 11 stages"
-CONTENDERS = (NOBODY, AGAIN, OURS, HOOKS, SIMPLE, VERL)
+CONTENDERS = (NO_PROFILER, AGAIN, OURS, HOOKS, SIMPLE, VERL)
 
 _TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 

@@ -79,7 +79,7 @@ class Cost:
 
 
 def write_rank(path: Path, rank: int, ranks: int, events: int) -> int:
-    """Write a trace with about so many events, of which a third are kernels; return its bytes."""
+    """Write a trace with about that number of events, a third of them kernels; return its bytes."""
     with path.open("w") as file:
         file.write(_HEAD.format(rank=rank, ranks=ranks))
         for first in range(0, events // 3, _WRITTEN):
@@ -205,8 +205,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     text = f"{RANKS:,} ranks of {EVENTS:,} events; unset, see that it runs, judge nothing"
     parser.add_argument("--full", action="store_true", help=text)
-    parser.add_argument("--ranks", type=int, help="so many ranks")
-    parser.add_argument("--events", type=int, help="so many events in each")
+    parser.add_argument("--ranks", type=int, help="number of ranks")
+    parser.add_argument("--events", type=int, help="number of events in each")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw it as SVG")
     page = "docs/internals/benchmarks.md"

@@ -5,7 +5,7 @@ pieces of work, which a contender marks as 11 stages. Contenders take turns with
 random order in each block. A turn is eight steps, of which the last four count, as a training pays
 them all the time. The first ones bring back into the caches what the others have driven out, and
 cost half as much again: the second one has a column of its own, "after a change". A turn is
-compared with the turn of the same block that nobody watched: a machine that is slow for a while is
+compared with the turn of the same block without a profiler: a machine that is slow for a while is
 slow for all. Reported is the median of the differences, as a share and in µs per step, with a
 bootstrap interval of 95 %, and in CPU time of the training thread, which neighbours on the machine
 disturb less.
@@ -24,10 +24,10 @@ its own steps for all that it pays there. The first step of its turn is begun at
 run of its own, the end of the step before begins it. At the end the trace is read: it must hold
 every stage of every step that was ours, and no other.
 
-"Nobody" runs with Lightning's own PassThroughProfiler, as every Trainer does by default. It is a
+"No profiler" runs with Lightning's own PassThroughProfiler, as every Trainer does by default. It is a
 generator per action, 12 per step here; the callback covers it with something cheaper.
 
-Two controls: "nobody" is measured twice, and the process must have had most of a core (CPU time by
+Two controls: "no profiler" is measured twice, and the process must have had most of a core (CPU time by
 wall time). Outside of their bands the machine is too noisy: the run is repeated once, then fails.
 """
 
@@ -47,7 +47,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from _measure import CORE, Bound, Report, bootstrap, options, quiet_enough, verdict
-from _switch import AGAIN, CONTENDERS, NOBODY, OURS, SIMPLE, STAGES, Policy, Switch
+from _switch import AGAIN, CONTENDERS, NO_PROFILER, OURS, SIMPLE, STAGES, Policy, Switch
 
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.records.run_directory import rank_files, read_trace
@@ -62,7 +62,7 @@ _LATER, _AFTER = slice(4, 8), slice(1, 2)
 
 @dataclass(frozen=True)
 class Difference:
-    """What a contender adds to a step that nobody watches.
+    """What a contender adds to a step without a profiler.
 
     Attributes:
         share: Median over blocks, as a share of the step.
@@ -86,7 +86,7 @@ class Costs:
     """What was measured.
 
     Attributes:
-        step_ms: Median of the steps that nobody watched.
+        step_ms: Median of the steps without a profiler.
         by_name: Contender to what it adds.
         core: CPU time of the process by wall time.
     """
@@ -128,7 +128,7 @@ def _measure(quick: bool) -> Costs:
         )
     )
     by_name = {name: _difference(wall, cpu, after, name) for name in CONTENDERS[1:]}
-    return Costs(median(wall[NOBODY]) / 1e6, by_name, core)
+    return Costs(median(wall[NO_PROFILER]) / 1e6, by_name, core)
 
 
 def _fit(plan: Sequence[str], folder: Path) -> tuple[Switch, float]:
@@ -182,11 +182,11 @@ def _difference(
     name: str,
 ) -> Difference:
     shares, *others = (
-        [time / usual - 1 for time, usual in zip(times[name], times[NOBODY], strict=True)]
+        [time / usual - 1 for time, usual in zip(times[name], times[NO_PROFILER], strict=True)]
         for times in (wall, wall, cpu, after)
     )
     us, cpu_us, after_us = (
-        median(own) * median(times[NOBODY]) / 1e3
+        median(own) * median(times[NO_PROFILER]) / 1e3
         for own, times in zip(others, (wall, cpu, after), strict=True)
     )
     return Difference(median(shares), *bootstrap(shares), us, cpu_us, after_us)
@@ -205,7 +205,7 @@ def _report(costs: Costs) -> Report:
         for name, one in costs.by_name.items()
     ]
     control = (
-        f"nobody again {costs.by_name[AGAIN].us:+.0f} µs (band ±{BAND_US:.0f}); "
+        f"no profiler again {costs.by_name[AGAIN].us:+.0f} µs (band ±{BAND_US:.0f}); "
         f"the process had {costs.core:.0%} of a core (at least {CORE:.0%})"
     )
     headings = [f"on a step of {costs.step_ms:.1f} ms", "slower by", "95 %", "µs", "CPU µs"]

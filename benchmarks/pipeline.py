@@ -2,7 +2,7 @@
 
 Timed are `critical_path`, `whatif` and `compare` (of a job with itself) on the jobs of
 `benchmarks/ledger.py`, each in a process of its own. Then scripted runs of known seeds,
-not used while anything was tuned, are played again: unchanged, with one piece longer or shorter,
+not used while anything was tuned, are replayed: unchanged, with one piece longer or shorter,
 and without their straggler.
 """
 
@@ -32,13 +32,13 @@ __all__ = ["Right", "bounds", "main", "moved", "right", "with_itself"]
 
 FIRST_SEED, SEEDS, PIECES = 3_000_000, 40, 50
 MOST_OFF, MOST_ERROR = 1.0, 10.0  # per cent
-BYTES = 9 * 8  # of a span: what the columns of a job take, whoever looks at them
+BYTES = 9 * 8  # of a span: what the columns of a job take
 
 
 class Right(NamedTuple):
     """What came out, in per cent: the worst and the median run, and the share of pieces.
 
-    ``off``: how far the median step is off when it is played again unchanged. ``moved``: pieces of
+    ``off``: how far the median step is off when it is replayed unchanged. ``moved``: pieces of
     which a change moved the step by just as much as it should. ``error``: of "no straggler".
     """
 

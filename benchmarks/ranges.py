@@ -76,10 +76,10 @@ def bounds(costs: Costs) -> list[Bound]:
 
 
 def _build(folder: Path) -> Path | None:
-    """Return the tool that does nothing, or None, with a word, where there is no gcc."""
+    """Return the tool that does nothing, or None with a message if there is no gcc."""
     gcc = shutil.which("gcc")
     if gcc is None:
-        print(f"NOT MEASURED: {TOOL}: there is no gcc here to build it with", file=sys.stderr)
+        print(f"NOT MEASURED: {TOOL}: no gcc to build it with", file=sys.stderr)
         return None
     library = folder / "silent.so"
     subprocess.run([gcc, *_FLAGS, "-o", str(library), str(_SOURCE)], check=True)

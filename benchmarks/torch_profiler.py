@@ -11,7 +11,7 @@ Lightning. Two measurements:
   export to ``.json.gz``, which writes and compresses at once; torch writes a capture only once.
   In turns, medians over several of each.
 
-Two controls: nobody watches in a second turn of each round, and the process must have had most of a
+Two controls: a second turn of each round runs without a profiler, and the process must have had most of a
 core. Outside of their bands the machine is too noisy: up to three tries, then it fails.
 """
 
@@ -48,7 +48,7 @@ __all__ = ["Costs", "bounds", "main"]
 TRIES = 3
 BAND = (0.9, 1.1)
 STEPS = 50
-NOBODY, AGAIN = "nobody", "nobody again (A/A)"
+NO_PROFILER, AGAIN = "no profiler", "no profiler again (A/A)"
 PLAIN, ALL = "cpu", "cpu, shapes, memory, stack"
 CONTENTS: dict[str, dict[str, Any]] = {
     PLAIN: {},
@@ -89,7 +89,7 @@ class Costs:
     @property
     def control(self) -> float:
         """The second unwatched turn by the first."""
-        return self.steps[AGAIN] / self.steps[NOBODY]
+        return self.steps[AGAIN] / self.steps[NO_PROFILER]
 
     @property
     def quiet(self) -> bool:
@@ -101,7 +101,9 @@ def bounds(costs: Costs) -> list[Bound]:
     """Return what a capture may cost."""
     parts, ours = costs.parts, costs.parts[WRITE] + costs.parts[ISAL]
     return [
-        Bound("loop with host activity", costs.steps[PLAIN] / costs.steps[NOBODY], 1.5, "times"),
+        Bound(
+            "loop with host activity", costs.steps[PLAIN] / costs.steps[NO_PROFILER], 1.5, "times"
+        ),
         Bound("torch's own export, by plain and isal", parts[TORCH] / ours, 8.0, "times", True),
         Bound("gzip by isal", parts[GZIP] / parts[ISAL], 5.0, "times", True),
         Bound("isal's file by gzip's", costs.sizes[ISAL] / costs.sizes[GZIP], 1.5, "times"),
@@ -122,7 +124,7 @@ def _measure(quick: bool) -> Costs:
 
 
 def _measure_loop(costs: Costs, work: Callable[[], None], rounds: int, folder: Path) -> None:
-    who = [NOBODY, AGAIN, *CONTENTS]
+    who = [NO_PROFILER, AGAIN, *CONTENTS]
     steps: dict[str, list[float]] = {name: [] for name in who}
     ends: dict[str, list[float]] = {name: [] for name in CONTENTS}
     for number in range(rounds):
@@ -217,10 +219,10 @@ def _timed(action: Callable[[], object]) -> float:
 def _report(costs: Costs) -> Report:
     rows: list[list[object]] = []
     for name, step in costs.steps.items():
-        row: list[object] = [name, round(step), step / costs.steps[NOBODY]]
+        row: list[object] = [name, round(step), step / costs.steps[NO_PROFILER]]
         if name in CONTENTS:
             end = costs.ends[name]
-            row += [round(costs.events[name]), round(end), (step + end) / costs.steps[NOBODY]]
+            row += [round(costs.events[name]), round(end), (step + end) / costs.steps[NO_PROFILER]]
         rows.append([*row, *[None] * (6 - len(row))])
     parts = ", ".join(f"{name} {value:.2f}" for name, value in costs.parts.items())
     sizes = ", ".join(f"{name} {value:.0f}" for name, value in costs.sizes.items())
@@ -229,10 +231,17 @@ def _report(costs: Costs) -> Report:
         f"In the file, in bytes per event: {sizes}.",
     ]
     control = (
-        f"nobody again by nobody {costs.control:.3f} (band {BAND[0]} to {BAND[1]}); "
+        f"no profiler, again by first, {costs.control:.3f} (band {BAND[0]} to {BAND[1]}); "
         f"the process had {costs.core:.0%} of a core (at least {CORE:.0%})"
     )
-    headings = ["contents", "loop, µs/step", "x nobody", "events/step", "end, µs/step", "x, all"]
+    headings = [
+        "contents",
+        "loop, µs/step",
+        "x no profiler",
+        "events/step",
+        "end, µs/step",
+        "x, all",
+    ]
     return Report("torch_profiler", headings, rows, bounds(costs), control, costs.quiet, facts)
 
 

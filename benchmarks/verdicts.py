@@ -25,14 +25,14 @@ from lightning_rlprof.tables.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 peers: Any = importlib.import_module("tests.peers.harness")  # the tests play the same windows
 
-__all__ = ["asked_anew", "bounds", "main", "peers"]
+__all__ = ["bounds", "main", "peers", "without_cached_answers"]
 
 FIRST_SEED, WINDOWS = 1_000_000, 200
 MOST_FALSE, LEAST_FOUND = 1.0, 95.0  # per cent
 
 
 def bounds(found: Mapping[str, Mapping[str, Any]], short: Any) -> list[Bound]:
-    """Return what we promise: nobody healthy is accused, and nobody slow is passed over."""
+    """Return what we promise: no healthy rank is accused, and no slow rank is missed."""
     promised = []
     for case, by_formula in found.items():
         own = by_formula[peers.OURS]
@@ -42,11 +42,11 @@ def bounds(found: Mapping[str, Mapping[str, Any]], short: Any) -> list[Bound]:
             share = 100 * own.found / own.windows
             promised.append(Bound(f"{case}: found", share, LEAST_FOUND, "%", at_least=True))
     accused = 100 * (short.found + short.false) / short.windows
-    return [*promised, Bound("8 ranks x 8 steps: accused anybody", accused, 0.0, "%")]
+    return [*promised, Bound("8 ranks x 8 steps: accused any rank", accused, 0.0, "%")]
 
 
-def asked_anew(spans: Spans) -> Table:
-    """Ask for our verdicts as of a run that nobody has asked about yet: answers are kept."""
+def without_cached_answers(spans: Spans) -> Table:
+    """Return our verdicts on a fresh copy of the run, as answers are cached."""
     return stragglers(replace(spans))
 
 
@@ -60,7 +60,7 @@ def main(chosen: argparse.Namespace) -> int:
     seeds = range(FIRST_SEED, FIRST_SEED + (5 if chosen.quick else WINDOWS))
     found = {case: peers.scores(script, seeds) for case, script in peers.CASES.items()}
     short = peers.scores(peers.TOO_SHORT, seeds)[peers.OURS]
-    costs = large(asked_anew, (6, 2), quick=chosen.quick)
+    costs = large(without_cached_answers, (6, 2), quick=chosen.quick)
     formulas = [peers.OURS, *peers.FORMULAS]
     rows = [[case, *(_cell(by[name]) for name in formulas)] for case, by in found.items()]
     times = ", ".join(
@@ -71,7 +71,7 @@ def main(chosen: argparse.Namespace) -> int:
         f"Of {len(seeds)} windows each, from seed {FIRST_SEED:,}: per cent in which exactly the "
         "slow ranks were accused, and in brackets those in which a healthy one was.",
         "Windows have 8 ranks, 24 steps (16 in the third row) and 2 % noise; the formulas are "
-        "written anew from what their tools publish, see tests/peers.",
+        "rewritten from what their tools publish, see tests/peers.",
         f"Ours on jobs of 1,000 steps x 20 spans: {times}.",
     ]
     promised, quiet = [*bounds(found, short), *limits(costs)], all(cost.quiet for cost in costs)

@@ -34,7 +34,7 @@ def test_a_small_job_is_measured_and_adds_up(bench: ModuleType) -> None:
     assert cost.megabytes > 10
 
 
-def test_findings_are_measured_anew_each_time_and_do_not_abstain(
+def test_findings_are_measured_again_each_time_and_do_not_abstain(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, right, job = [], bench.findings, cost_of(bench).synthetic_job

@@ -189,7 +189,7 @@ def test_a_table_that_abstains_is_no_result(
         tables.measure((1, 2, 3), 1)
 
 
-def test_no_real_trace_is_told_and_nothing_is_left_beside_one(
+def test_no_real_trace_is_reported_and_nothing_is_left_beside_one(
     rooms: dict[str, ModuleType], trace: Path, tmp_path: Path
 ) -> None:
     assert rooms["_read_parse"].real(tmp_path / "none", tmp_path) is None

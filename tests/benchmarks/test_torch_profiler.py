@@ -30,7 +30,7 @@ def costs(benchmark: ModuleType, **changes: float) -> Any:
     values |= changes
     return benchmark.Costs(
         steps={
-            benchmark.NOBODY: 1.0,
+            benchmark.NO_PROFILER: 1.0,
             benchmark.AGAIN: values["again"],
             benchmark.PLAIN: values["plain"],
         },
