@@ -33,7 +33,7 @@ def timed_ledger(spans: Spans) -> None:
     ranks = len(spans.ranks)
     whole = int(spans.end_ns.max() - spans.start_ns.min()) * ranks
     if sum(int(ns or 0) for ns in ledger(spans).column("total")) != whole:
-        raise AssertionError(f"{ranks} ranks: the labels do not add up to {whole} ns")
+        raise AssertionError(f"{ranks} ranks: the categories do not add up to {whole} ns")
 
 
 ASKED = {"ledger": (timed_ledger, (10, 2)), "findings": (found, (10, 2))}

@@ -24,11 +24,11 @@ its own steps for all that it pays there. The first step of its turn is begun at
 run of its own, the end of the step before begins it. At the end the trace is read: it must hold
 every stage of every step that was ours, and no other.
 
-"No profiler" runs with Lightning's own PassThroughProfiler, as every Trainer does by default. It is a
-generator per action, 12 per step here; the callback covers it with something cheaper.
+"No profiler" runs with Lightning's own PassThroughProfiler, as every Trainer does by default. It is
+a generator per action, 12 per step here; the callback covers it with something cheaper.
 
-Two controls: "no profiler" is measured twice, and the process must have had most of a core (CPU time by
-wall time). Outside of their bands the machine is too noisy: the run is repeated once, then fails.
+Two controls: "no profiler" is measured twice, and the process must have had most of a core (CPU
+time by wall time). Outside of their bands the machine is too noisy: the run is repeated once, then fails.
 """
 
 import argparse

@@ -11,8 +11,8 @@ Lightning. Two measurements:
   export to ``.json.gz``, which writes and compresses at once; torch writes a capture only once.
   In turns, medians over several of each.
 
-Two controls: a second turn of each round runs without a profiler, and the process must have had most of a
-core. Outside of their bands the machine is too noisy: up to three tries, then it fails.
+Two controls: a second turn of each round runs without a profiler, and the process must have had
+most of a core. Outside of their bands the machine is too noisy: up to three tries, then it fails.
 """
 
 import argparse

@@ -29,7 +29,7 @@ def cost_of(bench: ModuleType) -> ModuleType:
 
 
 def test_a_small_job_is_measured_and_adds_up(bench: ModuleType) -> None:
-    cost = cost_of(bench).measure(bench.balanced, 3, 4, 2)
+    cost = cost_of(bench).measure(bench.timed_ledger, 3, 4, 2)
     assert (cost.ranks, cost.spans, len(cost.seconds)) == (3, 3 * 4 * 20, 2)
     assert cost.megabytes > 10
 
@@ -52,8 +52,8 @@ def test_a_sum_that_is_wrong_is_no_result(
 ) -> None:
     right, job = bench.ledger, cost_of(bench).synthetic_job
     monkeypatch.setattr(bench, "ledger", lambda spans: right(job(1, 1)))
-    with pytest.raises(AssertionError, match="2 ranks: the labels do not add up"):
-        bench.balanced(job(2, 3))
+    with pytest.raises(AssertionError, match="2 ranks: the categories do not add up"):
+        bench.timed_ledger(job(2, 3))
 
 
 @pytest.mark.parametrize(
