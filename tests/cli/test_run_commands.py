@@ -23,7 +23,7 @@ def test_summary_shows_stages_headline_and_the_next_command(rlprof: Run, tmp_pat
     assert (status, err) == (0, "")
     assert "my run: 2 ranks on cpu, 5 steps" in out
     assert "actor_generate" in out
-    assert "actor_generate is 64% of the step; look at the rollout first" in out
+    assert "actor_generate takes 64% of the step. Check the rollout first" in out
     for table in ("stages", "regions", "gaps", "slowest_ranks"):
         assert f"\n{table}\n" in out
     assert "background" not in out
@@ -117,7 +117,7 @@ def test_report_is_written_into_the_run_and_never_over_a_file(rlprof: Run, tmp_p
     status, out, _ = rlprof("report", tmp_path)
     assert status == 0
     assert out == f"Wrote {path}\nNext: rlprof trace {tmp_path}\n"
-    assert "actor_generate is 64% of the step" in path.read_text()
+    assert "actor_generate takes 64% of the step" in path.read_text()
 
     path.write_text("mine")
     status, out, err = rlprof("report", tmp_path)

@@ -1,12 +1,6 @@
-"""Whole spans that no step's partition holds: regions, and stages beside the training thread.
+"""Overview tables of a run: steps, slowest ranks, rank status, host and device time, regions.
 
-Every step on its own: how long it took and what each stage took of it.
-
-Which rank takes longest in each stage, and by how much; differences, no verdicts.
-
-What each rank recorded: its steps, the time in and outside them, and how it ended.
-
-Host time of each stage beside the time that the device took for it.
+Each function returns one table. `stage_times` has the table of stages.
 """
 
 from collections.abc import Collection, Iterator
@@ -34,8 +28,8 @@ _MOST_STAGES = 30
 def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """List every step of every rank; the stages and ``untraced`` add up to ``wall`` exactly.
 
-    Stages beyond the thirty with the most time are summed in a column "other stages". ``state``
-    is ``complete``, ``capture`` (a recorder's heavy tool was on in this step) or ``interrupted``.
+    The thirty stages with the most time have a column each; "other stages" sums the rest. ``state``
+    is one of `step_selection.STATES`.
     """
     cut = partition(spans, ranks)
     cells = cut.cells(spans)
@@ -50,7 +44,7 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         Column("untraced", "duration", "ns"),
     )
     if not len(cut.steps):
-        return Table("steps", columns, abstained="no step was recorded to its end")
+        return Table("steps", columns, abstained="no complete step was recorded")
     times = _times(cells, shown, len(cut.steps), len(names))
     state = (states(spans, cut.steps), STATES)
     who = (spans.rank[cut.steps], spans.step[cut.steps])
@@ -80,51 +74,50 @@ def _times(cells: Cells, shown: Int64s, steps: int, width: int) -> Int64s:
     return times
 
 
-_COLUMNS = (
+_SLOWEST_COLUMNS = (
     Column("stage", "text"),
     Column("slowest rank", "count"),
-    Column("its time per step", "duration", "ns"),
-    Column("median of others", "duration", "ns"),
+    Column("time per step", "duration", "ns"),
+    Column("peer median", "duration", "ns"),
     Column("ratio", "ratio"),
     Column("steps", "count"),
 )
-_NOTE = (
-    "Differences, no verdicts: the rank with the longest time may have had more work, or have "
-    "waited for the others."
+_SLOWEST_NOTE = (
+    "The slowest rank may have had more work, or waited for the others: it need not be a straggler."
 )
 
 
 def slowest_ranks(spans: Spans) -> Table:
-    """Name per stage the rank with the most exclusive time per step, beside others that run it.
+    """Name per stage the rank with the most exclusive time per step, and the median of its peers.
 
-    Abstains with one rank. With fewer than three steps no rank is named.
+    Peers are the other ranks that run the stage. Has no data with one rank, or fewer than three
+    steps on a rank.
     """
     cut = partition(spans)
     choice = counted(spans, cut.steps)
     numbers, count = np.unique(spans.rank[cut.steps][choice.mask], return_counts=True)
     if len(numbers) < 2:
-        return Table(
-            "slowest_ranks", _COLUMNS, abstained="ranks are compared where two or more have steps"
-        )
+        reason = "a comparison needs two or more ranks with steps"
+        return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
     fewest = int(count.min())
     if fewest < FEWEST:
-        reason = f"a rank has {fewest} steps, too few to compare ranks ({FEWEST} needed)"
-        return Table("slowest_ranks", _COLUMNS, abstained=reason)
+        reason = f"comparing ranks needs {FEWEST} steps on each, one rank has {fewest}"
+        return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
     totals = _totals(spans, cut, choice, numbers)
     means = totals // count[:, None]
     rows: list[tuple[Cell, ...]] = []
     for code in np.argsort(-totals.sum(axis=0), kind="stable").tolist():
         if not totals[:, code].any():
             continue
-        worst = int(np.argmax(means[:, code]))
-        ran = np.delete(means[:, code], worst)
-        ran = ran[ran > 0]
-        others = int(np.median(ran)) if len(ran) else None
+        slowest = int(np.argmax(means[:, code]))
+        peers = np.delete(means[:, code], slowest)
+        peers = peers[peers > 0]
+        peer_median = int(np.median(peers)) if len(peers) else None
         name = "untraced" if code - 1 == UNTRACED else spans.names[code - 1]
-        own = int(means[worst, code])
-        ratio = own / others if others else None
-        rows.append((name, int(numbers[worst]), own, others, ratio, fewest))
-    return Table("slowest_ranks", _COLUMNS, rows, f"{choice.note} {_NOTE}".strip())
+        time = int(means[slowest, code])
+        ratio = time / peer_median if peer_median else None
+        rows.append((name, int(numbers[slowest]), time, peer_median, ratio, fewest))
+    return Table("slowest_ranks", _SLOWEST_COLUMNS, rows, f"{choice.note} {_SLOWEST_NOTE}".strip())
 
 
 def _totals(spans: Spans, cut: Partition, choice: Counted, ranks: Int64s) -> Int64s:
@@ -135,7 +128,7 @@ def _totals(spans: Spans, cut: Partition, choice: Counted, ranks: Int64s) -> Int
 
 
 _STEP = KINDS.index("step")
-_COVERAGE_COLUMNS = (
+_STATUS_COLUMNS = (
     Column("rank", "count"),
     Column("host", "text"),
     Column("device", "text"),
@@ -143,12 +136,15 @@ _COVERAGE_COLUMNS = (
     Column("steps", "count"),
     Column("in steps", "duration", "ns"),
     Column("outside steps", "duration", "ns"),
-    Column("ended", "text"),
+    Column("status", "text"),
 )
 
 
 def rank_status(spans: Spans) -> Table:
-    """List the ranks; ``in steps`` and ``outside steps`` add up to first event to last exactly."""
+    """List the ranks, and how each one's recording ended.
+
+    ``in steps`` and ``outside steps`` add up to the time from its first to its last event exactly.
+    """
     cut = partition(spans)
     cells = cut.cells(spans)
     inside = np.zeros(max(spans.ranks, default=0) + 1, dtype=np.int64)
@@ -159,25 +155,25 @@ def rank_status(spans: Spans) -> Table:
         first = int(spans.start_ns[mine].min()) if len(mine) else 0
         last = int(spans.end_ns[mine].max()) if len(mine) else 0
         steps = int(np.count_nonzero(spans.kind[mine] == _STEP))
-        ended = spans.statuses.get(rank) or "file just stops"
+        status = spans.statuses.get(rank) or "truncated"
         took = int(inside[rank])
         times = (took, last - first - took)
-        rows.append((rank, header.host, header.hardware, len(mine), steps, *times, ended))
-    return Table("rank_status", _COVERAGE_COLUMNS, rows)
+        rows.append((rank, header.host, header.hardware, len(mine), steps, *times, status))
+    return Table("rank_status", _STATUS_COLUMNS, rows)
 
 
 _DEVICE_COLUMNS = (
     Column("stage", "text"),
     Column("host mean", "duration", "ns"),
     Column("device mean", "duration", "ns"),
-    Column("device by host", "ratio"),
+    Column("device/host", "ratio"),
     Column("measured", "count"),
     Column("count", "count"),
 )
 _DEVICE_NOTE = (
-    "Device time runs from where the device reached the stage to where it had done the work that "
-    "the stage queued. Far above the host's, the stage left work behind that later stages wait "
-    "for; far below, the device waited for the host."
+    "Device time: from when the device reaches the stage until it has done the stage's work. "
+    "device/host far above 1: later stages wait for this work. Far below 1: the device waits for "
+    "the host."
 )
 _COUNTER = "device_ns"
 
@@ -185,13 +181,13 @@ _COUNTER = "device_ns"
 def host_vs_device(spans: Spans) -> Table:
     """Compare per stage the mean host time of a span with the mean device time of the same spans.
 
-    ``measured`` counts the spans that have a device time, ``count`` all of them; means are over the
-    measured ones, inclusive, over all ranks. The host's longest stage comes first.
+    ``measured`` counts the spans with a device time, ``count`` all of them. Means are inclusive,
+    over the measured spans of all ranks. The stage with the most host time is first.
 
-    Abstains where no span has a device time.
+    Has no data if no span has a device time.
     """
     if _COUNTER not in spans.counters:
-        reason = "no device time was recorded: it takes an accelerator, and device_time not false"
+        reason = "no device time was recorded: needs an accelerator, and device_time not false"
         return Table("host_vs_device", _DEVICE_COLUMNS, abstained=reason)
     steps = spans.rows(kind="step")
     choice = counted(spans, steps)
@@ -201,11 +197,13 @@ def host_vs_device(spans: Spans) -> Table:
     at, nanoseconds = spans.amounts(_COUNTER, np.int64)
     known = np.isin(at, rows)
     at, nanoseconds = at[known], nanoseconds[known]
-    lines = _lines(spans, rows, at, nanoseconds)
-    return Table("host_vs_device", _DEVICE_COLUMNS, lines, f"{choice.note} {_DEVICE_NOTE}".strip())
+    table = _host_and_device(spans, rows, at, nanoseconds)
+    return Table("host_vs_device", _DEVICE_COLUMNS, table, f"{choice.note} {_DEVICE_NOTE}".strip())
 
 
-def _lines(spans: Spans, rows: Int64s, at: Int64s, device_ns: Int64s) -> list[tuple[Cell, ...]]:
+def _host_and_device(
+    spans: Spans, rows: Int64s, at: Int64s, device_ns: Int64s
+) -> list[tuple[Cell, ...]]:
     size = len(spans.names)
     counts = np.bincount(spans.name[rows], minlength=size)
     measured = np.bincount(spans.name[at], minlength=size)
@@ -217,8 +215,8 @@ def _lines(spans: Spans, rows: Int64s, at: Int64s, device_ns: Int64s) -> list[tu
         number = int(measured[code])
         if number:
             ratio = int(device[code]) / int(host[code]) if host[code] else None
-            own, its = (mean(int(total[code]), number) for total in (host, device))
-            lines.append((spans.names[code], own, its, ratio, number, int(counts[code])))
+            means = (mean(int(total[code]), number) for total in (host, device))
+            lines.append((spans.names[code], *means, ratio, number, int(counts[code])))
     return lines
 
 
@@ -234,11 +232,12 @@ _OUTSIDE = "outside steps"
 
 
 def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
-    """Sum stages of other threads than the training's (``in background``) or ``outside steps``.
+    """Sum the stages of threads other than the training thread, and those outside steps.
 
-    They run beside the steps, so they have no share of them. A span belongs where it starts.
+    ``location`` is ``in background`` or ``outside steps``, by where the span starts. These stages
+    run in parallel with steps or outside them, so they have no share of the step time.
     """
-    columns = (Column("stage", "text"), Column("where", "text"), *_STATISTICS)
+    columns = (Column("stage", "text"), Column("location", "text"), *_STATISTICS)
     steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "stage", ranks)
     choice = counted(spans, steps)
     rows = rows[containing_step(spans, steps, rows, spans.thread) < 0]
@@ -252,11 +251,11 @@ def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> 
 def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Sum regions: data fetch, training step, optimizer, checkpoints, validation, annotations.
 
-    Regions lie in one another and in stages, so their shares of the counted steps' time do not
-    add up to one. A span belongs where it starts.
+    Regions nest in one another and in stages, so their shares of the step time do not add up to
+    100%. ``location`` is ``in steps`` or ``outside steps``, by where the span starts.
     """
-    where = Column("where", "text")
-    columns = (Column("region", "text"), where, Column("share", "share"), *_STATISTICS)
+    location = Column("location", "text")
+    columns = (Column("region", "text"), location, Column("share", "share"), *_STATISTICS)
     steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "region", ranks)
     choice = counted(spans, steps)
     whole = int(spans.duration_ns[steps[choice.mask]].sum())
@@ -270,7 +269,7 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 def _sums(
     spans: Spans, steps: Int64s, choice: Counted, rows: Int64s
 ) -> Iterator[tuple[str, bool, list[int]]]:
-    """Yield (name, outside steps, statistics), largest total first; other steps are left out."""
+    """Yield (name, outside steps, statistics), largest total first, without excluded steps."""
     step = containing_step(spans, steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
     rows, outside = rows[keep], (step[keep] < 0).astype(np.int64)

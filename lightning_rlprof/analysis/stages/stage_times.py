@@ -1,6 +1,6 @@
-"""Where the time of a step goes: one row per stage, "untraced" included, sums exact.
+"""Where the time of a step goes: the table of stages, and one sentence about it.
 
-One honest sentence about a run: which stage is most of the step, and where to look.
+The rows of the table, "untraced" included, add up to the time of the steps exactly.
 """
 
 from collections.abc import Collection, Iterator
@@ -15,7 +15,7 @@ from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
-_COLUMNS = (  # the most telling first: a narrow terminal shows as many as fit
+_COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("stage", "text"),
     Column("share", "share"),
     Column("total", "duration", "ns"),
@@ -26,7 +26,7 @@ _COLUMNS = (  # the most telling first: a narrow terminal shows as many as fit
     Column("count", "count"),
     Column("slowest rank", "count"),
 )
-_EVERY_RANK = 0  # the rank in keys of rows that are about all of them
+_EVERY_RANK = 0  # the rank in keys of rows that sum all ranks
 
 
 class _Key(NamedTuple):
@@ -37,11 +37,12 @@ class _Key(NamedTuple):
 
 
 def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:
-    """Divide the steps' time among stages; ``total`` adds up to the steps' time exactly.
+    """Divide the step time among stages; ``total`` adds up to the step time exactly.
 
-    ``total`` and ``share`` give each instant of the training thread to the innermost stage that is
-    open, summed over ranks. ``mean`` to ``max`` and ``count`` are about whole spans, with what is
-    nested in them. The slowest rank is the one with the most time of that stage per step.
+    ``total`` and ``share`` are exclusive: each instant of the training thread belongs to the
+    innermost open stage, summed over ranks. ``mean`` to ``max`` and ``count`` are inclusive: whole
+    spans with all that is nested in them. The slowest rank has the most time of that stage per
+    step.
 
     Args:
         spans: The run.
@@ -52,7 +53,7 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     name = "stages by rank" if per_rank else "stages"
     columns = (Column("rank", "count"), *_COLUMNS[:-1]) if per_rank else _COLUMNS
     if not len(cut.steps):
-        return Table(name, columns, abstained="no step was recorded to its end")
+        return Table(name, columns, abstained="no complete step was recorded")
     choice = counted(spans, cut.steps)
     inclusive = _inclusive(spans, cut, choice, per_rank)
     times = _times(spans, cut, choice)
@@ -142,10 +143,9 @@ def _of_table(own: Flat, choice: Counted, group: Int64s) -> Summary:
 
 
 def _slowest(times: _Times) -> dict[int, int]:
-    """Return per stage the rank with the most exclusive time per step; none where there is one.
+    """Return per stage the rank with the most exclusive time per step; the lowest if several.
 
-    Of several as slow the lowest, as in `ranks`. Nor with fewer than three steps: so few name a
-    rank by chance.
+    None with one rank, or with fewer than three steps: the slowest rank is then chance.
     """
     if len(times.ranks) < 2 or times.steps.min() < FEWEST:
         return {}
@@ -159,38 +159,37 @@ def _slowest(times: _Times) -> dict[int, int]:
 
 _DOMINANT = 0.4
 _ADVICE = {
-    "actor_generate": "look at the rollout first: KV cache, batching, the rollout engine",
-    "actor_update": "look at the update first: micro-batch size, precision, recomputation",
-    "critic_update": "look at the critic's update first: micro-batch size, precision",
-    "actor_compute_log_prob": "look at the log-prob pass first: micro-batch size",
-    "reference_compute_log_prob": "look at the reference pass first: micro-batch size",
-    "compute_reward": "look at the reward first: does it run one sample at a time?",
-    "weight_sync": "look at the weight transfer first: bucket size, copies through the host",
+    "actor_generate": "Check the rollout first: KV cache, batching, engine settings",
+    "actor_update": "Check the update first: micro-batch size, precision, recomputation",
+    "critic_update": "Check the critic update first: micro-batch size, precision",
+    "actor_compute_log_prob": "Check the log-prob pass first: micro-batch size",
+    "reference_compute_log_prob": "Check the reference pass first: micro-batch size",
+    "compute_reward": "Check the reward first: score samples in parallel",
+    "weight_sync": "Check the weight transfer first: bucket size, copies through the host",
 }
 
 
 def headline(spans: Spans) -> str:
-    """Say which stage dominates the step, with its share, and how much is untraced.
+    """Return which stage takes most of the step, what to check, and how much is untraced.
 
-    Advice is a place to look, given only where one stage has 40 % or more of the time. With fewer
-    than three steps the sentence says that they are too few.
+    Advice is given only if one stage takes 40% or more. Fewer than three steps are not enough.
     """
     rows = spans.rows(kind="step")
     steps = counted(spans, rows).steps
     if steps < FEWEST:
-        return f"Too few complete steps to say where the time goes: {steps}, of {FEWEST} needed."
+        return f"Not enough steps to show where the time goes: needs {FEWEST}, has {steps}."
     table = stages(spans)
     shares = dict(zip(table.column("stage"), table.column("share"), strict=True))
     untraced = float(shares.pop("untraced") or 0.0)
     if not shares:
-        return f"No stage was marked in {steps} steps; mark them with stage(...) or wrap:."
+        return f"No stages are marked in {steps} steps. Mark them with stage(...) or wrap:."
     name = str(next(iter(shares)))
     share = float(shares[name] or 0.0)
-    rest = f"{untraced:.0%} is in no stage" if untraced >= 0.005 else "almost all is in a stage"
     if untraced > share:
-        most = "Most of the step is unknown" if untraced > 0.5 else "The largest part is unknown"
-        return f"{most}: {rest}; the largest stage is {name}, {share:.0%}."
+        return f"{untraced:.0%} of the step is untraced. Largest stage: {name} ({share:.0%})."
+    rest = f"{untraced:.0%}" if untraced >= 0.005 else "Almost nothing"
     if share < _DOMINANT:
-        return f"No stage dominates: the largest is {name}, {share:.0%} of the step; {rest}."
-    advice = _ADVICE.get(name, f"look at {name} first")
-    return f"{name} is {share:.0%} of the step; {advice}. {rest.capitalize()}."
+        largest = f"{name} ({share:.0%} of the step)"
+        return f"No stage dominates: the largest is {largest}. {rest} is untraced."
+    advice = _ADVICE.get(name, f"Check {name} first")
+    return f"{name} takes {share:.0%} of the step. {advice}. {rest} is untraced."

@@ -1,4 +1,4 @@
-"""Where the untraced time lies: between which two stages, how often, how long."""
+"""Untraced time of steps: between which two stages, how often, how long."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -35,7 +35,7 @@ def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """List the gaps between stages, largest total first; they add up to "untraced" exactly."""
     cut = partition(spans, ranks)
     if not len(cut.steps):
-        return Table("gaps", _COLUMNS, abstained="no step was recorded to its end")
+        return Table("gaps", _COLUMNS, abstained="no complete step was recorded")
     choice = counted(spans, cut.steps)
     names = (*spans.names, "step boundary")
     sums, steps = _summed(cut, spans, choice.mask)

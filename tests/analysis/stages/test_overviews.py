@@ -19,7 +19,7 @@ from tests.effort import examples
 STEPS = [Row("step", "step", 1, 0, 100), Row("step", "step", 2, 100, 200, counters={"capture": 1})]
 
 
-def test_stages_of_other_threads_and_outside_steps_are_beside() -> None:
+def test_stages_of_other_threads_and_outside_steps_are_background_stages() -> None:
     rows = [
         *STEPS,
         Row("compute_reward", "stage", 1, 10, 60),
@@ -94,7 +94,7 @@ def test_every_rank_has_a_row_and_its_times_add_up(tmp_path: Path) -> None:
 
     assert rank_status(load(tmp_path)).rows == [
         (0, "node-a", "cpu", 4, 2, 50, 40, "finished"),
-        (2, "node-b", "npu", 0, 0, 0, 0, "file just stops"),
+        (2, "node-b", "npu", 0, 0, 0, 0, "truncated"),
     ]
 
 
@@ -112,16 +112,16 @@ def test_the_slow_rank_is_named_with_its_ratio_and_the_number_of_steps(tmp_path:
     assert row[2] == sum(own) // 5  # type: ignore[arg-type]
     assert row[4] == pytest.approx(2.0, abs=0.1)
     assert row[5] == 5
-    assert "no verdicts" in table.note
+    assert "need not be a straggler" in table.note
 
 
-def test_no_ratio_where_the_others_have_none_of_it() -> None:
+def test_there_is_no_ratio_if_peers_lack_the_stage() -> None:
     rows = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
     table = slowest_ranks(loaded(rows, [*rows, Row("save", "stage", 1, 10, 16)]))
     assert table.rows[1][:5] == ("save", 1, 2, None, None)
 
 
-def test_ranks_that_never_run_a_stage_are_none_of_the_others() -> None:
+def test_ranks_that_never_run_a_stage_are_not_peers() -> None:
     idle = [Row("step", "step", n, n * 10, n * 10 + 10) for n in (1, 2, 3)]
     trains = [
         [*idle, *(Row("update", "stage", n, n * 10, n * 10 + took) for n in (1, 2, 3))]
@@ -133,8 +133,8 @@ def test_ranks_that_never_run_a_stage_are_none_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("count", "size", "reason"),
     [
-        (1, 5, "ranks are compared where two or more have steps"),
-        (2, 2, "a rank has 2 steps, too few to compare ranks (3 needed)"),
+        (1, 5, "a comparison needs two or more ranks with steps"),
+        (2, 2, "comparing ranks needs 3 steps on each, one rank has 2"),
     ],
 )
 def test_it_abstains(tmp_path: Path, count: int, size: int, reason: str) -> None:
@@ -143,7 +143,7 @@ def test_it_abstains(tmp_path: Path, count: int, size: int, reason: str) -> None
 
 def test_it_abstains_without_spans() -> None:
     assert (
-        slowest_ranks(loaded([], [])).abstained == "ranks are compared where two or more have steps"
+        slowest_ranks(loaded([], [])).abstained == "a comparison needs two or more ranks with steps"
     )
 
 
@@ -190,4 +190,4 @@ def test_stages_beyond_thirty_share_a_column_and_sums_stay_exact() -> None:
 
 
 def test_it_abstains_without_steps() -> None:
-    assert steps(loaded([])).abstained == "no step was recorded to its end"
+    assert steps(loaded([])).abstained == "no complete step was recorded"

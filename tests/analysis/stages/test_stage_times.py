@@ -26,19 +26,22 @@ def _run(steps: int = 3, **lengths: int) -> str:
 
 def test_generation_that_dominates_points_at_the_rollout(tmp_path: Path) -> None:
     assert headline(grpo_run(tmp_path)) == (
-        "actor_generate is 64% of the step; look at the rollout first: KV cache, batching, the "
-        "rollout engine. Almost all is in a stage."
+        "actor_generate takes 64% of the step. Check the rollout first: KV cache, batching, "
+        "engine settings. Almost nothing is untraced."
     )
 
 
 @pytest.mark.parametrize(
     ("lengths", "said"),
     [
-        ({"my_stage": 80}, "my_stage is 80% of the step; look at my_stage first. 20% is in no"),
-        ({"a": 30, "b": 35, "c": 25}, "No stage dominates: the largest is b, 35% of the step; 10%"),
-        ({"a": 30}, "Most of the step is unknown: 70% is in no stage; the largest stage is a, 30%"),
-        ({"a": 30, "b": 30}, "The largest part is unknown: 40% is in no stage;"),
-        ({}, "No stage was marked in 3 steps; mark them with stage(...) or wrap:."),
+        ({"my_stage": 80}, "my_stage takes 80% of the step. Check my_stage first. 20% is untr"),
+        (
+            {"a": 30, "b": 35, "c": 25},
+            "No stage dominates: the largest is b (35% of the step). 10%",
+        ),
+        ({"a": 30}, "70% of the step is untraced. Largest stage: a (30%)."),
+        ({"a": 30, "b": 30}, "40% of the step is untraced. Largest stage: "),
+        ({}, "No stages are marked in 3 steps. Mark them with stage(...) or wrap:."),
     ],
 )
 def test_the_sentence_fits_the_run(lengths: dict[str, int], said: str) -> None:
@@ -47,13 +50,13 @@ def test_the_sentence_fits_the_run(lengths: dict[str, int], said: str) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_it_abstains_below_three_steps(steps: int) -> None:
-    said = f"Too few complete steps to say where the time goes: {steps}, of 3 needed."
+    said = f"Not enough steps to show where the time goes: needs 3, has {steps}."
     assert _run(steps, a=90) == said
 
 
 def test_captured_steps_alone_are_not_taken_for_the_run() -> None:
     rows = [Row("step", "step", n, n * 9, n * 9 + 9, counters={"capture": 1}) for n in (1, 2, 3)]
-    assert headline(loaded(rows)).startswith("No stage was marked")
+    assert headline(loaded(rows)).startswith("No stages are marked")
 
 
 @settings(max_examples=examples(120), deadline=None)
@@ -165,5 +168,5 @@ def test_a_step_without_length_has_no_shares() -> None:
 
 def test_it_abstains_without_steps() -> None:
     assert stages(loaded([Row("a", "stage", 1, 0, 1)])).abstained == (
-        "no step was recorded to its end"
+        "no complete step was recorded"
     )

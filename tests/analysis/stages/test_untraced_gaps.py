@@ -108,4 +108,4 @@ def test_steps_under_capture_are_left_out() -> None:
 
 
 def test_it_abstains_without_steps() -> None:
-    assert gaps(loaded([])).abstained == "no step was recorded to its end"
+    assert gaps(loaded([])).abstained == "no complete step was recorded"

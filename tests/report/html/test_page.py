@@ -235,7 +235,7 @@ def test_a_run_without_steps_is_still_a_page(tmp_path: Path, browse: Browse) -> 
     assert page.body["data-drawn"] == ""
     assert "data-error" not in page.body
     text = page.text()
-    assert text.count("no step was recorded to its end") == 1
+    assert text.count("no complete step was recorded") == 1
     assert "of 2 ranks, these wrote no trace: 1" in text
     assert "its file just stops" in text
 
