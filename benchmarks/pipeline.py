@@ -20,8 +20,8 @@ from _measure import Bound, options, verdict
 
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
-from lightning_rlprof.analysis.critical_path.replay import OWN, longest, replay
-from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
+from lightning_rlprof.analysis.critical_path.replay import WORK, longest_path, replay
+from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
 
@@ -59,26 +59,29 @@ VERDICTS: Mapping[str, tuple[Callable[[Spans], object], tuple[int, int]]] = {
 }
 
 
-def _graph(spans: Spans) -> Dag:
-    found = dag(spans)
+def _graph(spans: Spans) -> StepGraph:
+    found = step_graph(spans)
     if isinstance(found, str):
         raise AssertionError(f"a scripted run abstains: {found}")
     return found
 
 
-def _median(graph: Dag) -> float:
+def _median(graph: StepGraph) -> float:
     return float(np.median(graph.wall_ns))
 
 
-def moved(graph: Dag, seed: int, pieces: int) -> float:
+def moved(graph: StepGraph, seed: int, pieces: int) -> float:
     """Return of how many pieces, in per cent, a change moves the step as it should.
 
     On the path: longer by d, and then shorter by d, the step is longer and shorter by d. Beside it:
     longer by its slack and shorter by its all, the step is as it was.
     """
     measured = (graph.transfer_ns, graph.offset_ns)
-    laps, found = replay(graph.plan, graph.ns, *measured), longest(graph.plan, graph.ns, *measured)
-    own = np.flatnonzero((graph.plan.join == OWN) & (graph.ns > 0))
+    laps, found = (
+        replay(graph.schedule, graph.ns, *measured),
+        longest_path(graph.schedule, graph.ns, *measured),
+    )
+    own = np.flatnonzero((graph.schedule.sync_point == WORK) & (graph.ns > 0))
     random, fine = np.random.default_rng(seed), 0
     for piece in random.choice(own, pieces).tolist():
         on, d = bool(found.on[piece]), int(random.integers(1, 10**7))
@@ -86,7 +89,10 @@ def moved(graph: Dag, seed: int, pieces: int) -> float:
         longer[piece] += d if on else found.slack[piece]
         shorter = longer.copy()
         shorter[piece] -= d if on else int(longer[piece])
-        after = [replay(graph.plan, each, *measured).lap - laps.lap for each in (longer, shorter)]
+        after = [
+            replay(graph.schedule, each, *measured).interval_ns - laps.interval_ns
+            for each in (longer, shorter)
+        ]
         fine += [int(each.sum()) for each in after] == [d if on else 0, 0]
     return 100 * fine / pieces
 
@@ -100,7 +106,7 @@ def right(seeds: range) -> Right:
             for who in ({seed % 8: 0.2}, {})
         )
         graph = _graph(slow)
-        played = replay(graph.plan, graph.ns, graph.transfer_ns, graph.offset_ns).lap
+        played = replay(graph.schedule, graph.ns, graph.transfer_ns, graph.offset_ns).interval_ns
         off.append(100 * abs(float(np.median(played)) / _median(graph) - 1))
         same.append(moved(graph, seed, PIECES))
         guess = {row[0]: row for row in whatif(slow).rows}["no straggler"][2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.critical_path.step_graph import dag
+from lightning_rlprof.analysis.critical_path.step_graph import step_graph
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.loaders.load import load
 from tests.builders.pipeline import CONDITIONS, ROLES, ROUNDS
@@ -19,7 +19,7 @@ SECONDS = 120
 
 def play(folder: Path) -> None:
     """Run the four processes."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.sync_point([str(ROOT), os.environ.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.builders.pipeline", str(folder), str(rank)],
@@ -40,7 +40,7 @@ def took(folder: Path, number: int) -> float:
     """Return the median step of a condition."""
     walls = []
     for turn in range(ROUNDS):
-        graph = dag(load(folder / "runs" / f"{number}-{turn}"))
+        graph = step_graph(load(folder / "runs" / f"{number}-{turn}"))
         assert not isinstance(graph, str)
         walls.append(graph.wall_ns)
     return float(np.median(np.concatenate(walls)))

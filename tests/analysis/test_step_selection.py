@@ -6,7 +6,7 @@ What captures cost is told from steps of the same run, and not from too few of t
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.critical_path.step_graph import dag
+from lightning_rlprof.analysis.critical_path.step_graph import step_graph
 from lightning_rlprof.analysis.step_selection import (
     STATES,
     counted,
@@ -89,7 +89,7 @@ def test_the_last_step_stays_however_large_it_is() -> None:
 
 
 def test_the_graph_is_made_of_them_and_so_are_its_joins() -> None:
-    whole, part = dag(RUN), dag(last_steps(RUN, most=1, kept=8 * 5 * 6)[0])
+    whole, part = step_graph(RUN), step_graph(last_steps(RUN, most=1, kept=8 * 5 * 6)[0])
     assert not isinstance(whole, str)
     assert not isinstance(part, str)
     assert part.steps.tolist() == whole.steps.tolist()[-5:]

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from lightning_rlprof.analysis.critical_path.step_graph import dag
+from lightning_rlprof.analysis.critical_path.step_graph import step_graph
 from tests.builders.scripted import Script, play
 from tests.places import ROOT
 
@@ -61,14 +61,14 @@ def test_each_bound_can_break(
 def test_a_piece_that_moves_the_step_otherwise_is_seen(
     bench: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = dag(play(Script(listed=True), 1).spans)
+    graph = step_graph(play(Script(listed=True), 1).spans)
     assert bench.moved(graph, 1, 20) == 100
     longest = bench.longest
 
     def wrong(*measured: object) -> object:
-        found = longest(*measured)
+        found = longest_path(*measured)
         found.slack[:] += 1
         return found
 
-    monkeypatch.setattr(bench, "longest", wrong)
+    monkeypatch.setattr(bench, "longest_path", wrong)
     assert bench.moved(graph, 1, 20) < 100

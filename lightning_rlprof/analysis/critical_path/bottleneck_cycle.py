@@ -1,11 +1,9 @@
-"""One steady step as a graph of places that every step passes: where ranks come, wait and go on.
+"""Bottleneck cycle of overlapping (asynchronous) steps: what limits their rate.
 
-Nodes are places: the n-th time in a step that a thread comes to a join of a name, hands something
-over, or goes on. An edge is what takes place between two of them, over so many steps on.
-
-The cycle of a graph with the most weight by step: how fast anything goes on for ever.
-
-What the rate of an asynchronous training hangs on: the cycle with the most time by step.
+All steps are laid over one another as one steady graph. Its nodes are places that every step
+passes: the n-th time in a step that a thread arrives at a sync point, produces a handoff, or
+continues. An edge is what happens between two of them, and how many steps later it ends. The cycle
+with the most time per step limits the rate.
 """
 
 from collections import Counter
@@ -13,10 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.critical_path.handoffs import Handed, handed, is_fed
+from lightning_rlprof.analysis.critical_path.handoffs import Handoffs, find_handoffs, has_handoffs
 from lightning_rlprof.analysis.critical_path.step_graph import seconds
-from lightning_rlprof.analysis.critical_path.step_intervals import Laps, laps
-from lightning_rlprof.analysis.critical_path.sync_points import Joins, joins
+from lightning_rlprof.analysis.critical_path.step_intervals import (
+    StepIntervals,
+    find_step_intervals,
+)
+from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, find_sync_points
 from lightning_rlprof.analysis.stages.partition import Flat, Partition, partition
 from lightning_rlprof.analysis.step_selection import FEWEST, counted, last_steps
 from lightning_rlprof.analysis.time_categories import Category, categories_of
@@ -25,27 +26,27 @@ from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
-TRANSFER, HAND_OVER = -1, -2
-"""Stand in place of a thread: the time is that of a join, or of handing something over."""
+TRANSFER, HANDOFF = -1, -2
+"""Stand for the thread of an edge: the time is that of a sync point, or of a handoff."""
 
 
-_UNKNOWN = -1
+UNKNOWN = -1
 _MOSTLY = 0.5  # of the steps must have an edge, else it is none of the steady step
 
 
-class Steady(NamedTuple):
+class SteadyGraph(NamedTuple):
     """The edges of one steady step.
 
     Attributes:
-        source: Place at which each edge begins.
+        source: Place at which each edge starts.
         target: Place at which it ends.
-        ns: How long it takes in the mean.
-        steps: How many steps it goes on.
-        chain: Thread whose time it is, or `TRANSFER` or `HAND_OVER`.
-        what: Name with which it ends.
-        at: Of the times that an edge was passed: which edge.
-        begin_ns: And when it began.
-        end_ns: And when it ended.
+        ns: Its mean duration.
+        steps: How many steps later it ends.
+        chain: Chain whose time it is, or `TRANSFER` or `HANDOFF`.
+        name: Name of what it ends with.
+        at: Edge of each time that an edge was passed.
+        begin_ns: When that started.
+        end_ns: When it ended.
     """
 
     source: Int64s
@@ -53,114 +54,123 @@ class Steady(NamedTuple):
     ns: Int64s
     steps: Int64s
     chain: Int64s
-    what: Int64s
+    name: Int64s
     at: Int64s
     begin_ns: Int64s
     end_ns: Int64s
 
 
 class _Events(NamedTuple):
-    """What threads attend: by thread and time. ``join`` is -1 where something is handed over."""
+    """Visits of chains, by chain and time; ``wait`` is -1 for those that produce a handoff."""
 
     chain: Int64s
     come_ns: Int64s
     leave_ns: Int64s
-    join: Int64s
+    wait: Int64s
     name: Int64s
     step: Int64s
     place: Int64s
 
 
-def steady(met: Joins, got: Handed) -> Steady:
+def steady_graph(sync_points: SyncPoints, handoffs: Handoffs) -> SteadyGraph:
     """Lay all steps over one another."""
-    count = len(met.size)
-    own = _events(met, got)
-    size = count + len(got.chain)
+    count = len(sync_points.size)
+    events = _events(sync_points, handoffs)
+    size = count + len(handoffs.chain)
     last = np.full(size, np.iinfo(np.int64).min)
-    waits = own.join >= 0
-    np.maximum.at(last, own.join[waits], own.come_ns[waits])
-    fine = got.given_ns <= got.end_ns[got.to]
-    np.maximum.at(last, count + got.to[fine], got.given_ns[fine])
-    transfer = np.append(met.transfer_ns, got.end_ns - last[count:])
-    return _overlaid(_edges(own, got, transfer, last, fine))
+    waits = events.wait >= 0
+    np.maximum.at(last, events.wait[waits], events.come_ns[waits])
+    fine = handoffs.produced_ns <= handoffs.end_ns[handoffs.wait]
+    np.maximum.at(last, count + handoffs.wait[fine], handoffs.produced_ns[fine])
+    transfer = np.append(sync_points.transfer_ns, handoffs.end_ns - last[count:])
+    return _overlaid(_edges(events, handoffs, transfer, last, fine))
 
 
-def _events(met: Joins, got: Handed) -> _Events:
-    """Return all that is attended, numbered by place."""
-    waits, none = len(got.chain), np.full(len(got.to), -1)
+def _events(sync_points: SyncPoints, handoffs: Handoffs) -> _Events:
+    """Return all visits, numbered by place."""
+    waits, none = len(handoffs.chain), np.full(len(handoffs.wait), -1)
     columns = (
-        (met.chain, got.chain, got.giver),
-        (met.start_ns, got.start_ns, got.given_ns),
-        (met.end_ns, got.end_ns, got.given_ns),
-        (met.group, len(met.size) + np.arange(waits), none),
-        (met.name, got.name, got.what),
-        (met.step[met.group], got.step, got.given_step),
-        (np.full(len(met.chain), 1), np.full(waits, 1), np.where(got.mark, 2, 0)),
+        (sync_points.chain, handoffs.chain, handoffs.producer),
+        (sync_points.start_ns, handoffs.start_ns, handoffs.produced_ns),
+        (sync_points.end_ns, handoffs.end_ns, handoffs.produced_ns),
+        (sync_points.group, len(sync_points.size) + np.arange(waits), none),
+        (sync_points.name, handoffs.name, handoffs.name),
+        (sync_points.step[sync_points.group], handoffs.step, handoffs.produced_step),
+        (np.full(len(sync_points.chain), 1), np.full(waits, 1), np.where(handoffs.is_mark, 2, 0)),
     )
-    own = [np.concatenate(each) for each in columns]
-    order = np.lexsort((own[6], own[2], own[1], own[0]))
-    chain, come, leave, join, name, step, _ = (each[order] for each in own)
-    kind = name * 2 + (join >= 0)
+    events = [np.concatenate(each) for each in columns]
+    order = np.lexsort((events[6], events[2], events[1], events[0]))
+    chain, come, leave, wait, name, step, _ = (each[order] for each in events)
+    kind = name * 2 + (wait >= 0)
     key = (chain * (int(kind.max(initial=0)) + 1) + kind) * (int(step.max(initial=0)) + 1) + step
     nth = number_occurrences(key)[0]
     every = (chain * (int(kind.max(initial=0)) + 1) + kind) * (int(nth.max(initial=0)) + 1) + nth
     place = np.unique(every, return_inverse=True)[1]
-    return _Events(chain, come, leave, join, name, step, place)
+    return _Events(chain, come, leave, wait, name, step, place)
 
 
-def _edges(own: _Events, got: Handed, transfer: Int64s, last: Int64s, fine: Mask) -> Int64s:
-    """Return source, target, ns, steps, chain, name, begin and end of all that was passed.
+def _edges(
+    events: _Events, handoffs: Handoffs, transfer: Int64s, last: Int64s, fine: Mask
+) -> Int64s:
+    """Return source, target, ns, steps, chain, name, start and end of all that was passed.
 
-    To come to a place and to go on from it are two nodes: 2 x place, and that + 1. All who come to
-    a join share one place to go on from: that of its first thread. How long a hand-over takes is
-    known of what came last, after who waits for it.
+    Arriving at a place and continuing from it are two nodes: 2 x place, and that + 1. All visitors
+    of a sync point share one place to continue from: that of its first thread. The time of a
+    handoff is known only if it was produced after its consumer started to wait.
     """
-    count = len(transfer) - len(got.chain)
-    waits = np.flatnonzero(own.join >= 0)
+    count = len(transfer) - len(handoffs.chain)
+    waits = np.flatnonzero(events.wait >= 0)
     whose = np.full(len(transfer), -1)
-    whose[own.join[waits][::-1]] = waits[::-1]
-    goes = own.place * 2 + 1
-    goes[waits] = goes[whose[own.join[waits]]]
-    step = own.step.copy()
-    step[waits] = step[whose[own.join[waits]]]
-    nobody = np.where((own.join >= 0) & (own.join < count), TRANSFER, HAND_OVER)
-    passes = np.append(transfer, 0)[own.join]
-    passes[(own.join >= count) & (own.come_ns < np.append(last, 0)[own.join])] = 0
-    ready = own.leave_ns - passes
-    inner = (own.place * 2, goes, passes, step - own.step, nobody, own.name)
-    through = np.stack([*inner, ready, own.leave_ns])
-    same = np.flatnonzero(own.chain[1:] == own.chain[:-1])
+    whose[events.wait[waits][::-1]] = waits[::-1]
+    goes = events.place * 2 + 1
+    goes[waits] = goes[whose[events.wait[waits]]]
+    step = events.step.copy()
+    step[waits] = step[whose[events.wait[waits]]]
+    kind_of_time = np.where((events.wait >= 0) & (events.wait < count), TRANSFER, HANDOFF)
+    passes = np.append(transfer, 0)[events.wait]
+    passes[(events.wait >= count) & (events.come_ns < np.append(last, 0)[events.wait])] = 0
+    ready = events.leave_ns - passes
+    inner = (events.place * 2, goes, passes, step - events.step, kind_of_time, events.name)
+    through = np.stack([*inner, ready, events.leave_ns])
+    same = np.flatnonzero(events.chain[1:] == events.chain[:-1])
     after = same + 1
-    begin, end = own.leave_ns[same], np.maximum(own.come_ns[after], own.leave_ns[same])
-    way = (goes[same], own.place[after] * 2, end - begin, own.step[after] - step[same])
-    ways = np.stack([*way, own.chain[after], own.name[after], begin, end])
-    to = whose[count + got.to[fine]]
-    return np.hstack([through, ways, _overs(own, got, fine, to, goes[to], (transfer, last))])
+    begin, end = events.leave_ns[same], np.maximum(events.come_ns[after], events.leave_ns[same])
+    way = (goes[same], events.place[after] * 2, end - begin, events.step[after] - step[same])
+    ways = np.stack([*way, events.chain[after], events.name[after], begin, end])
+    to = whose[count + handoffs.wait[fine]]
+    return np.hstack(
+        [through, ways, _overs(events, handoffs, fine, to, goes[to], (transfer, last))]
+    )
 
 
 def _overs(
-    own: _Events, got: Handed, fine: Mask, to: Int64s, goes: Int64s, when: tuple[Int64s, Int64s]
+    events: _Events,
+    handoffs: Handoffs,
+    fine: Mask,
+    to: Int64s,
+    goes: Int64s,
+    when: tuple[Int64s, Int64s],
 ) -> Int64s:
-    """Return the same of what is handed over: from where that is done to where somebody goes on."""
-    (transfer, last), giver, join = when, _giving(own, got)[fine], own.join[to]
-    late = (got.given_ns[fine] == last[join]) & (own.come_ns[to] < last[join])
-    ns, until = np.where(late, transfer[join], _UNKNOWN), own.leave_ns[to]
-    over = (own.place[giver] * 2, goes, ns, own.step[to] - own.step[giver])
-    return np.stack([*over, np.full(len(to), HAND_OVER), own.name[to], until, until])
+    """Return the same for handoffs: from producing them to where their consumer continues."""
+    (transfer, last), giver, wait = when, _giving(events, handoffs)[fine], events.wait[to]
+    late = (handoffs.produced_ns[fine] == last[wait]) & (events.come_ns[to] < last[wait])
+    ns, until = np.where(late, transfer[wait], UNKNOWN), events.leave_ns[to]
+    over = (events.place[giver] * 2, goes, ns, events.step[to] - events.step[giver])
+    return np.stack([*over, np.full(len(to), HANDOFF), events.name[to], until, until])
 
 
-def _giving(own: _Events, got: Handed) -> Int64s:
-    """Return which event each hand-over is."""
-    gives = np.flatnonzero(own.join < 0)
-    mine = np.lexsort((own.name[gives], own.come_ns[gives], own.chain[gives]))
-    theirs = np.lexsort((got.what, got.given_ns, got.giver))
+def _giving(events: _Events, handoffs: Handoffs) -> Int64s:
+    """Return the visit of each handoff."""
+    gives = np.flatnonzero(events.wait < 0)
+    mine = np.lexsort((events.name[gives], events.come_ns[gives], events.chain[gives]))
+    theirs = np.lexsort((handoffs.name, handoffs.produced_ns, handoffs.producer))
     found = np.empty(len(gives), dtype=np.int64)
     found[theirs] = gives[mine]
     return found
 
 
-def _overlaid(every: Int64s) -> Steady:
-    """Add up what is passed in most steps."""
+def _overlaid(every: Int64s) -> SteadyGraph:
+    """Sum the edges that are passed in most steps."""
     low, places = int(every[3].min(initial=0)), int(every[:2].max(initial=0)) + 1
     key = (every[3] - low) * places**2 + every[0] * places + every[1]
     _, first, at = np.unique(key, return_index=True, return_inverse=True)
@@ -168,37 +178,37 @@ def _overlaid(every: Int64s) -> Steady:
     kept = np.flatnonzero(times >= max(_MOSTLY * times.max(initial=0), 2))
     number = np.full(len(times), -1)
     number[kept] = np.arange(len(kept))
-    known = every[2] != _UNKNOWN
+    known = every[2] != UNKNOWN
     sums = np.bincount(at[known], every[2, known], len(times))
     mean = np.rint(sums / np.maximum(np.bincount(at[known], minlength=len(times)), 1))
     source, target, _, steps, chain, what = every[:6, first[kept]]
     some = number[at] >= 0
     passed = (number[at][some], every[6, some], every[7, some])
-    return Steady(source, target, mean[kept].astype(np.int64), steps, chain, what, *passed)
+    return SteadyGraph(source, target, mean[kept].astype(np.int64), steps, chain, what, *passed)
 
 
 class Cycle(NamedTuple):
-    """A cycle: its edges in order, their weight together, and how many steps one round takes."""
+    """A cycle: its edges in order, their total weight, and how many steps later it ends."""
 
     edges: Int64s
     weight: int
     steps: int
 
 
-def heaviest(source: Int64s, target: Int64s, weight: Int64s, steps: Int64s) -> Cycle | None:
-    """Return the cycle with the greatest weight by steps, None where there is none; exact.
+def heaviest_cycle(source: Int64s, target: Int64s, weight: Int64s, steps: Int64s) -> Cycle | None:
+    """Return the cycle with the greatest weight per step, None without a cycle; exact.
 
-    From any cycle to one that is heavier until there is none (Dinkelbach 1967; the cycles by
-    Bellman-Ford). A round of any cycle must take one step or more.
+    Goes from any cycle to a heavier one until there is none (Dinkelbach 1967); finds cycles by
+    Bellman-Ford. Every cycle must end one step later or more.
 
     Args:
-        source: Node at which each edge begins.
+        source: Node at which each edge starts.
         target: Node at which it ends.
         weight: Its weight; below 2^40.
-        steps: How many steps it goes on.
+        steps: How many steps later it ends.
 
     Raises:
-        ValueError: A round of some cycle takes no step.
+        ValueError: Some cycle ends in the step in which it starts.
     """
     nodes, best, gain = (
         int(max(source.max(initial=-1), target.max(initial=-1))) + 1,
@@ -214,7 +224,7 @@ def heaviest(source: Int64s, target: Int64s, weight: Int64s, steps: Int64s) -> C
 
 
 def _positive(source: Int64s, target: Int64s, gain: Int64s, nodes: int) -> Int64s | None:
-    """Return the edges of a cycle whose gains add up to more than 0, None where there is none."""
+    """Return the edges of a cycle whose gains add up to more than 0, or None."""
     order = np.argsort(target, kind="stable")
     heads = group_starts(target[order])
     size, where = group_sizes(heads, len(order)), target[order][heads]
@@ -235,7 +245,7 @@ def _positive(source: Int64s, target: Int64s, gain: Int64s, nodes: int) -> Int64
 
 
 def _circle(by: Int64s, source: Int64s) -> Int64s | None:
-    """Return the edges of a circle in which each node was reached by its edge, if there is one."""
+    """Return the edges of a cycle among the edges by which nodes were reached, or None."""
     nodes = len(by)
     up = np.append(np.where(by >= 0, source[by], nodes), nodes)
     far = up.copy()
@@ -264,52 +274,55 @@ _IDLE = (Category.DATA_WAIT, Category.WEIGHT_SYNC, Category.COLLECTIVE_WAIT)
 
 
 def bottleneck_cycle(spans: Spans) -> Table:
-    """Divide the cycle that a steady step of an asynchronous training hangs on, longest part first.
+    """Divide the cycle that limits the rate of asynchronous steps, longest part first.
 
-    What is in it comes after itself, some steps later: no other cycle takes as long by step. So no
-    step comes sooner than its time by its steps. Only of runs that tell of samples or versions of
-    the weights, in which steps overlap.
+    Each part of the cycle depends on itself some steps earlier, and no other cycle takes as long
+    per step. Only for runs that count samples or weight versions and whose steps overlap.
     """
     spans, _ = last_steps(spans)
     cut = partition(spans)
     choice, threads = counted(spans, cut.steps), np.unique(spans.thread[cut.steps])
-    if len(threads) < 2 or not is_fed(spans):
+    if len(threads) < 2 or not has_handoffs(spans):
         return _nothing(
             "No samples or weight versions are counted. Call count(sample=...) or version=..."
         )
-    met = joins(spans, threads, fed=True)
-    its = laps(spans, cut, threads, choice.mask, met, fed=True)
-    if its.joined or not _overlap(spans, cut, its):
+    sync_points = find_sync_points(spans, threads, with_handoffs=True)
+    intervals = find_step_intervals(
+        spans, cut, threads, choice.mask, sync_points, with_handoffs=True
+    )
+    if intervals.synchronized or not _overlap(spans, cut, intervals):
         return _nothing("Steps don't overlap.")
-    if len(its.steps) < FEWEST:
-        return _nothing(f"{len(its.steps)} steps have usable boundaries; {FEWEST} are needed.")
-    got = handed(spans, threads, met, its)
-    return _table(spans, cut, threads, (met, got), float(its.wall_ns.mean()))
+    if len(intervals.steps) < FEWEST:
+        return _nothing(
+            f"{len(intervals.steps)} steps have usable boundaries; {FEWEST} are needed."
+        )
+    handoffs = find_handoffs(spans, threads, sync_points, intervals)
+    return _table(spans, cut, threads, (sync_points, handoffs), float(intervals.wall_ns.mean()))
 
 
 def _nothing(why: str) -> Table:
     return Table("bottleneck_cycle", _COLUMNS, abstained=why)
 
 
-def _overlap(spans: Spans, cut: Partition, its: Laps) -> bool:
-    """Tell whether most steps begin, on some rank, before the one before has ended on all."""
+def _overlap(spans: Spans, cut: Partition, intervals: StepIntervals) -> bool:
+    """Return whether most steps start, on some rank, before the previous one has ended on all."""
     rows, step = cut.stages(spans)
     works = ~np.isin(categories_of(spans.names), _IDLE)[spans.name[rows]]
-    numbers = np.append(its.steps, its.steps[-1:] + 1)
+    numbers = np.append(intervals.steps, intervals.steps[-1:] + 1)
     place = np.searchsorted(numbers, spans.step[cut.steps[step]])
     known = works & (np.append(numbers, -1)[place] == spans.step[cut.steps[step]])
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     np.minimum.at(first, place[known], spans.start_ns[rows[known]])
-    end = its.end_ns.max(axis=0, initial=0)
+    end = intervals.end_ns.max(axis=0, initial=0)
     return 2 * int((first[1:] < end).sum()) > len(end)
 
 
 def _table(
-    spans: Spans, cut: Partition, threads: Int64s, waits: tuple[Joins, Handed], took: float
+    spans: Spans, cut: Partition, threads: Int64s, waits: tuple[SyncPoints, Handoffs], took: float
 ) -> Table:
-    graph = steady(*waits)
+    graph = steady_graph(*waits)
     try:
-        found = heaviest(graph.source, graph.target, graph.ns, graph.steps)
+        found = heaviest_cycle(graph.source, graph.target, graph.ns, graph.steps)
     except ValueError as error:
         return _nothing(f"Steps of different ranks can't be aligned: {error}.")
     if found is None or not found.weight:
@@ -319,7 +332,7 @@ def _table(
         chain = int(graph.chain[edge])
         if chain < 0:
             part = "transfer" if chain == TRANSFER else "handoff"
-            parts[names[graph.what[edge]], part, -1] += int(graph.ns[edge])
+            parts[names[graph.name[edge]], part, -1] += int(graph.ns[edge])
         else:
             for name, ns in _divided(spans, cut, int(threads[chain]), graph, edge).items():
                 parts[name, "work", chain] += ns
@@ -339,13 +352,15 @@ def _row(
     return name, what, role, rank, ns / whole, ns
 
 
-def _divided(spans: Spans, cut: Partition, thread: int, graph: Steady, edge: int) -> dict[str, int]:
+def _divided(
+    spans: Spans, cut: Partition, thread: int, graph: SteadyGraph, edge: int
+) -> dict[str, int]:
     """Divide the mean time of an edge by the stages that its thread is in."""
-    own = cut.divided
-    if isinstance(own, Flat):
-        row, start, end = own.rows, own.start_ns, own.end_ns
+    events = cut.divided
+    if isinstance(events, Flat):
+        row, start, end = events.rows, events.start_ns, events.end_ns
     else:
-        row, start, end = own.label, own.start_ns, own.end_ns
+        row, start, end = events.label, events.start_ns, events.end_ns
     mine = (row >= 0) & (spans.thread[row] == thread)
     row, start, end = row[mine], start[mine], end[mine]
     passed = graph.at == edge

@@ -1,12 +1,12 @@
-"""The critical path of a step: where it goes through, and slack beside it."""
+"""Critical path of a step, and the slack of everything else."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import BELOW, says_nothing, uncertainty_ns
-from lightning_rlprof.analysis.critical_path.replay import OWN, Path, longest, replay
-from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag, seconds
+from lightning_rlprof.analysis.critical_path.replay import WORK, LongestPath, longest_path, replay
+from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, seconds, step_graph
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -29,9 +29,9 @@ _LATE = "late start"
 
 
 class _Sums(NamedTuple):
-    """What the table tells, row by row.
+    """Columns of the table.
 
-    ``first`` is a piece of the row, ``most`` the chain on which most of its time on the path is.
+    ``first`` is one segment of the row, ``most`` the chain with most of its time on the path.
     """
 
     first: Int64s
@@ -44,40 +44,41 @@ class _Sums(NamedTuple):
 
 
 def critical_path(spans: Spans, *, per_rank: bool = False, per_sample: bool = False) -> Table:
-    """Divide steady steps by what is on their longest path, longest first; beside it is slack.
+    """Divide complete steps by what is on their longest path, longest first, with the slack.
 
-    ``part`` is a stage's ``own time``, a ``transfer`` in it, or the ``hand-over`` of a sample or of
-    weights: what passes from when they are there until whoever needs them goes on. ``total`` is its
-    time on the path; all of them add up to the steps. ``per step`` is the median over the steps,
-    ``steps`` in how many of them it was on the path. ``slack`` is how much longer the tightest of
-    all its ``count`` occurrences, that one alone, might have taken without its step becoming
-    longer: 0 on the path.
+    ``part`` is the ``work`` of a stage, a ``transfer`` in it, or the ``handoff`` of a sample or of
+    weights: the time from when it is ready until its consumer continues. ``total`` is the time on
+    the path; totals add up to the steps. ``per step`` is the median over the steps, ``steps`` the
+    number of steps in which the row was on the path. ``slack`` is how much longer the tightest of
+    its ``count`` occurrences alone could take without making its step longer: 0 on the path.
 
     Args:
         spans: The run.
-        per_rank: A row per rank, else ``rank`` is the one most often on the path.
-        per_sample: A row per sample that is on the path anywhere, in a column more.
+        per_rank: One row per rank; else ``rank`` is the one most often on the path.
+        per_sample: One row per sample that is on the path, with an additional column.
     """
-    graph = dag(spans)
+    graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("critical_path", _COLUMNS, abstained=graph)
     if len(graph.steps) < FEWEST:
         text = f"{len(graph.steps)} steps have usable boundaries; {FEWEST} are needed."
         return Table("critical_path", _COLUMNS, abstained=text)
-    measured = (graph.plan, graph.ns, graph.transfer_ns, graph.offset_ns)
-    laps, found = replay(*measured).lap, longest(*measured)
+    measured = (graph.schedule, graph.ns, graph.transfer_ns, graph.offset_ns)
+    interval_ns, found = replay(*measured).interval_ns, longest_path(*measured)
     sample = _samples(graph, found) if per_sample else None
     sums = _sums(graph, found, sample, per_rank=per_rank)
-    error = float(np.median(np.abs(laps / np.maximum(graph.wall_ns, 1) - 1)))
+    error = float(np.median(np.abs(interval_ns / np.maximum(graph.wall_ns, 1) - 1)))
     took = seconds(float(np.median(graph.wall_ns)))
     text = f"Median step: {took} ({len(graph.steps)} steps). Replay error: {error:.2%}."
-    columns, rows = (*_COLUMNS, _SAMPLE), _rows(graph, sums, sample, int(laps.sum()))
+    columns, rows = (*_COLUMNS, _SAMPLE), _rows(graph, sums, sample, int(interval_ns.sum()))
     return Table("critical_path", columns[: 10 + per_sample], rows, f"{text} {graph.note}")
 
 
-def _rows(graph: Dag, sums: _Sums, sample: Int64s | None, laps: int) -> list[tuple[Cell, ...]]:
-    """Return what the table holds; ``laps`` is how long all steps took."""
-    whole, late = max(laps, 1), laps - int(sums.total.sum())
+def _rows(
+    graph: StepGraph, sums: _Sums, sample: Int64s | None, interval_ns: int
+) -> list[tuple[Cell, ...]]:
+    """Return the rows; ``interval_ns`` is the time of all steps."""
+    whole, late = max(interval_ns, 1), interval_ns - int(sums.total.sum())
     table = []
     for at in np.argsort(-sums.total, kind="stable").tolist():
         known = () if sample is None else (_known(sample[sums.first[at]]),)
@@ -95,13 +96,13 @@ def _known(sample: float) -> int | None:
     return int(sample) if sample >= 0 else None
 
 
-def _row(graph: Dag, sums: _Sums, at: int, whole: int) -> tuple[Cell, ...]:
+def _row(graph: StepGraph, sums: _Sums, at: int, whole: int) -> tuple[Cell, ...]:
     first, total = int(sums.first[at]), int(sums.total[at])
-    its = graph.plan
+    schedule = graph.schedule
     return (
         graph.names[graph.name[first]],
         _part(graph, first),
-        graph.roles[its.run[first] // its.laps],
+        graph.roles[schedule.run[first] // schedule.interval_count],
         int(graph.ranks[sums.most[at]]) if sums.most[at] >= 0 else None,
         total / whole,
         int(sums.middle[at]),
@@ -112,15 +113,17 @@ def _row(graph: Dag, sums: _Sums, at: int, whole: int) -> tuple[Cell, ...]:
     )
 
 
-def _part(graph: Dag, piece: int) -> str:
-    join = graph.plan.join[piece]
-    return "work" if join == OWN else "handoff" if graph.given[join] else "transfer"
+def _part(graph: StepGraph, segment: int) -> str:
+    sync_point = graph.schedule.sync_point[segment]
+    return (
+        "work" if sync_point == WORK else "handoff" if graph.is_handoff[sync_point] else "transfer"
+    )
 
 
-def _samples(graph: Dag, found: Path) -> Int64s:
-    """Return the sample of each piece, -1 where there is none or it is never on the path.
+def _samples(graph: StepGraph, found: LongestPath) -> Int64s:
+    """Return the sample of each segment, -1 if it has none or is never on the path.
 
-    Numbers beyond 64 bits are those of Python.
+    Numbers beyond 64 bits are Python integers.
     """
     told = graph.spans.counters.get("sample")
     of_row = np.full(len(graph.spans) + 1, -1, None if told is None else told.values.dtype)
@@ -131,13 +134,16 @@ def _samples(graph: Dag, found: Path) -> Int64s:
     return np.where(np.isin(sample, on), sample, -1)
 
 
-def _sums(graph: Dag, found: Path, sample: Int64s | None, *, per_rank: bool) -> _Sums:
-    its = graph.plan
-    lap, chain = its.run % its.laps, its.run // its.laps
+def _sums(graph: StepGraph, found: LongestPath, sample: Int64s | None, *, per_rank: bool) -> _Sums:
+    schedule = graph.schedule
+    interval, chain = (
+        schedule.run % schedule.interval_count,
+        schedule.run // schedule.interval_count,
+    )
     first, of = _groups(graph, chain, sample, per_rank=per_rank)
     size, on = len(first), np.flatnonzero(found.on)
-    cells = np.zeros((size, its.laps), dtype=np.int64)
-    np.add.at(cells, (of[on], lap[on]), found.weight[on])
+    cells = np.zeros((size, schedule.interval_count), dtype=np.int64)
+    np.add.at(cells, (of[on], interval[on]), found.weight[on])
     slack = np.full(size, np.iinfo(np.int64).max)
     np.minimum.at(slack, of, found.slack)
     total, most = cells.sum(axis=1), chain[first]
@@ -151,12 +157,12 @@ def _sums(graph: Dag, found: Path, sample: Int64s | None, *, per_rank: bool) -> 
 
 
 def _groups(
-    graph: Dag, chain: Int64s, sample: Int64s | None, *, per_rank: bool
+    graph: StepGraph, chain: Int64s, sample: Int64s | None, *, per_rank: bool
 ) -> tuple[Int64s, Int64s]:
-    """Tell apart stage, part, role and what is asked for: a piece of each, and whose each is."""
+    """Group segments by stage, part, role and request; return one of each, and the groups."""
     roles = {role: at for at, role in enumerate(dict.fromkeys(graph.roles))}
     who = np.arange(len(graph.ranks)) if per_rank else np.array([*map(roles.get, graph.roles)])
-    keys = (graph.name * 2 + (graph.plan.join != OWN)) * len(who) + who[chain]
+    keys = (graph.name * 2 + (graph.schedule.sync_point != WORK)) * len(who) + who[chain]
     size = 2 * len(graph.names) * len(who)
     if sample is not None:
         there, code = np.unique(sample, return_inverse=True)

@@ -1,13 +1,9 @@
-"""The order in which runs that meet can be gone through; how long anything takes is nothing to it.
+"""Replay of a step graph with any durations, its longest paths, and slack.
 
-A run is what one thread does in one lap, piece by piece. In a join all wait for the last one; who
-only hands something over goes on at once.
-
-Longest paths through runs that meet: replay with any durations, the path, and slack.
-
-A run is what one thread does in one lap, piece by piece. A join begins when the last run has come
-to it, lasts as long as its transfer, and ends for all at once. Who only hands something over, the
-others wait for, and it goes on at once. Exact in integer nanoseconds.
+A run is one training thread in one step interval, as a sequence of segments. A sync point starts
+when the last run has arrived, lasts as long as its transfer, and ends for all at once. A run that
+produces a handoff continues at once; those that need it wait. `Schedule` orders the sync points
+independently of durations. Times are integer nanoseconds, so results are exact.
 """
 
 from dataclasses import dataclass
@@ -17,47 +13,47 @@ import numpy as np
 
 from lightning_rlprof.tables.arrays import Int64s, Mask
 
-OWN = -1
-"""Stands in a piece's join for "none": the time is the run's own."""
+WORK = -1
+"""Stands for "no sync point": the time of the segment is work of its run."""
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """In which order joins can be gone through; durations do not matter to it.
+class Schedule:
+    """The order in which sync points can be replayed, for any durations.
 
-    Attendances are numbered in an order in which they can be played. A run's beginning stands
-    behind them all, as if it were one: their number + the run's.
+    Visits are numbered in this order. The start of a run counts as one more visit, numbered after
+    all others: number of visits + run.
 
     Attributes:
-        run: Run of each piece, ascending.
-        join: Join of each piece, or `OWN`.
-        hands: Pieces that only hand over, and do not wait.
-        runs: How many runs there are, by chain and then lap.
-        laps: How many laps there are.
-        at: Pieces that attend a join, ascending.
-        number: Number of each of them.
-        piece: The piece of each attendance, by number like all that follows.
-        group: Its join.
-        gives: Whether it only hands over, and does not wait.
-        since: The piece with which the way there begins.
-        before: The attendance that the same run left before.
-        last: The last attendance of each run.
-        tail: The piece with which the rest of each run begins.
-        until: The piece after the last one of each run.
-        levels: Attendances and joins that depend on earlier levels alone.
-        stuck: Joins that wait for one another in a circle, or lie in several laps.
+        run: Run of each segment, ascending.
+        sync_point: Sync point of each segment, or `WORK`.
+        produces: Whether the segment only produces a handoff and doesn't wait.
+        runs: Number of runs, ordered by chain and then interval.
+        interval_count: Number of step intervals.
+        at: Segments that visit a sync point, ascending.
+        number: Number of each of these visits.
+        piece: Segment of each visit, by number like all that follows.
+        group: Its sync point.
+        visit_produces: Whether it only produces a handoff and doesn't wait.
+        since: First segment on the way to the visit.
+        before: Previous visit of the same run.
+        last: Last visit of each run.
+        tail: First segment of each run after its last visit.
+        until: Segment after the last one of each run.
+        levels: Visits and sync points that depend on earlier levels only.
+        stuck: Sync points that wait for each other in a cycle, or lie in several intervals.
     """
 
     run: Int64s
-    join: Int64s
-    hands: Mask
+    sync_point: Int64s
+    produces: Mask
     runs: int
-    laps: int
+    interval_count: int
     at: Int64s
     number: Int64s
     piece: Int64s
     group: Int64s
-    gives: Mask
+    visit_produces: Mask
     since: Int64s
     before: Int64s
     last: Int64s
@@ -68,33 +64,35 @@ class Plan:
 
 
 class _Level(NamedTuple):
-    """Attendances that come, and joins that begin then: their attendances and where each starts."""
+    """Visits that arrive, and sync points that start then: their visits and where each starts."""
 
     come: slice
-    hands: Int64s
-    joins: Int64s
+    produces: Int64s
+    sync_points: Int64s
     members: Int64s
     heads: Int64s
     waits: Int64s
     size: Int64s
 
 
-def plan(run: Int64s, join: Int64s, runs: int, laps: int, hands: Mask | None = None) -> Plan:
-    """Order the joins.
+def build_schedule(
+    run: Int64s, sync_point: Int64s, runs: int, interval_count: int, produces: Mask | None = None
+) -> Schedule:
+    """Order the sync points.
 
     Args:
-        run: Run of each piece, ascending; run = chain x laps + lap.
-        join: Join of each piece in the order of time, or `OWN`; every number occurs.
-        runs: How many runs there are.
-        laps: How many laps there are.
-        hands: Pieces that hand over to those who wait in their join, and do not wait; None: none.
+        run: Run of each segment, ascending; run = chain x interval_count + interval.
+        sync_point: Sync point of each segment in order of time, or `WORK`; every number occurs.
+        runs: Number of runs.
+        interval_count: Number of step intervals.
+        produces: Segments that produce what others wait for at their sync point; None: none.
     """
-    at = np.flatnonzero(join != OWN)
-    group, owner = join[at], run[at]
-    hands = np.zeros(len(run), dtype=bool) if hands is None else hands
-    gives = hands[at]
+    at = np.flatnonzero(sync_point != WORK)
+    group, owner = sync_point[at], run[at]
+    produces = np.zeros(len(run), dtype=bool) if produces is None else produces
+    visit_produces = produces[at]
     same = np.append(False, owner[1:] == owner[:-1])[: len(at)]
-    come, level = _levels(group, same, gives)
+    come, level = _levels(group, same, visit_produces)
     order, number = np.argsort(come, kind="stable"), np.empty(len(at), dtype=np.int64)
     number[order] = np.arange(len(at))
     begin = np.searchsorted(run, np.arange(runs))
@@ -104,35 +102,40 @@ def plan(run: Int64s, join: Int64s, runs: int, laps: int, hands: Mask | None = N
     final = np.flatnonzero(np.append(owner[1:] != owner[:-1], True)[: len(at)])
     last, tail = len(at) + np.arange(runs), begin.copy()
     last[owner[final]], tail[owner[final]] = number[final], at[final] + 1
-    levels = _cut(come[order], group[order], gives[order], level)
-    ordered = (at[order], group[order], gives[order], since[order], before[order])
-    ends, stuck = (last, tail, until), (level < 0) | _apart(group, owner % laps, len(level))
-    return Plan(run, join, hands, runs, laps, at, number, *ordered, *ends, levels, stuck)
+    levels = _cut(come[order], group[order], visit_produces[order], level)
+    ordered = (at[order], group[order], visit_produces[order], since[order], before[order])
+    ends, stuck = (
+        (last, tail, until),
+        (level < 0) | _apart(group, owner % interval_count, len(level)),
+    )
+    return Schedule(
+        run, sync_point, produces, runs, interval_count, at, number, *ordered, *ends, levels, stuck
+    )
 
 
-def _apart(group: Int64s, lap: Int64s, joins: int) -> Mask:
-    """Tell which joins lie in several laps."""
-    low, high = np.full(joins, np.iinfo(np.int64).max), np.full(joins, -1)
-    np.minimum.at(low, group, lap)
-    np.maximum.at(high, group, lap)
+def _apart(group: Int64s, interval: Int64s, sync_points: int) -> Mask:
+    """Mark the sync points that lie in several intervals."""
+    low, high = np.full(sync_points, np.iinfo(np.int64).max), np.full(sync_points, -1)
+    np.minimum.at(low, group, interval)
+    np.maximum.at(high, group, interval)
     found: Mask = low != high
     return found
 
 
-def _levels(group: Int64s, same: Mask, hands: Mask) -> tuple[Int64s, Int64s]:
-    """Return for attendances and joins how many must come before them; `OWN` in a circle.
+def _levels(group: Int64s, same: Mask, produces: Mask) -> tuple[Int64s, Int64s]:
+    """Return the level of visits and sync points: how many must come before; -1 in a cycle.
 
     Args:
-        group: Join of each attendance, by run and time.
-        same: Whether the attendance before is of the same run.
-        hands: Whether it goes on without waiting.
+        group: Sync point of each visit, by run and time.
+        same: Whether the previous visit is of the same run.
+        produces: Whether the visit continues without waiting.
     """
     order = np.argsort(group, kind="stable")
     size = np.bincount(group)
     head = np.cumsum(size) - size
-    come, level = np.full(len(group), OWN), np.full(len(size), OWN)
+    come, level = np.full(len(group), WORK), np.full(len(size), WORK)
     left, follows = size.copy(), np.append(same[1:], False)[: len(group)]
-    now, depth, some = np.flatnonzero(~same), 0, bool(hands.any())
+    now, depth, some = np.flatnonzero(~same), 0, bool(produces.any())
     while len(now):
         come[now] = depth
         here = group[now]
@@ -143,31 +146,31 @@ def _levels(group: Int64s, same: Mask, hands: Mask) -> tuple[Int64s, Int64s]:
         inside = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         members = order[np.repeat(head[full], count) + inside]
         if some:
-            members = np.append(members[~hands[members]], now[hands[now]])
+            members = np.append(members[~produces[members]], now[produces[now]])
         now, depth = members[follows[members]] + 1, depth + 1
     return come, level
 
 
-def _cut(come: Int64s, group: Int64s, hands: Mask, level: Int64s) -> tuple[_Level, ...]:
-    """Return the levels of attendances in their order; those in circles belong to none."""
-    joins = np.argsort(level, kind="stable")
-    rank = np.empty_like(joins)
-    rank[joins] = np.arange(len(joins))
+def _cut(come: Int64s, group: Int64s, produces: Mask, level: Int64s) -> tuple[_Level, ...]:
+    """Return the levels of visits in their order, without those in cycles."""
+    sync_points = np.argsort(level, kind="stable")
+    rank = np.empty_like(sync_points)
+    rank[sync_points] = np.arange(len(sync_points))
     members = np.argsort(rank[group], kind="stable")
-    size = np.bincount(group, minlength=len(level))[joins]
+    size = np.bincount(group, minlength=len(level))[sync_points]
     heads = np.cumsum(size) - size
-    waiting = np.bincount(group[~hands], minlength=len(level))[joins]
+    waiting = np.bincount(group[~produces], minlength=len(level))[sync_points]
     found, depths = [], np.arange(int(come.max(initial=-1)) + 2)
-    rows, firsts = np.searchsorted(come, depths), np.searchsorted(level[joins], depths)
+    rows, firsts = np.searchsorted(come, depths), np.searchsorted(level[sync_points], depths)
     until = np.append(heads, len(group))
     for depth in depths[:-1].tolist():
         low, high = rows[depth : depth + 2].tolist()
         own = slice(*firsts[depth : depth + 2].tolist())
         mine = members[until[own.start] : until[own.stop]]
-        gives = low + np.flatnonzero(hands[low:high])
+        visit_produces = low + np.flatnonzero(produces[low:high])
         first = heads[own] - until[own.start]
-        part = (mine, first, mine[~hands[mine]], waiting[own])
-        found.append(_Level(slice(low, high), gives, joins[own], *part))
+        part = (mine, first, mine[~produces[mine]], waiting[own])
+        found.append(_Level(slice(low, high), visit_produces, sync_points[own], *part))
     return tuple(found)
 
 
@@ -176,26 +179,27 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """What happens when: attendances are ``ready``, joins ``start`` and ``finish``, runs ``end``.
+    """Times of a replay, counted from the start of the step interval.
 
-    All count from the beginning of the lap. ``lap`` is when the last run of each lap ends.
+    Visits are ``ready``, sync points ``start`` and ``finish``, runs ``end``; ``interval_ns`` is when
+    the last run of each interval ends.
     """
 
     ready: Int64s
     start: Int64s
     finish: Int64s
     end: Int64s
-    lap: Int64s
+    interval_ns: Int64s
 
 
 @dataclass(frozen=True, eq=False)
-class Path:
-    """The longest path, piece by piece.
+class LongestPath:
+    """The longest path, segment by segment.
 
     Attributes:
-        on: Whether a piece is on it; of a join only the attendance that came last.
-        slack: How much longer a piece may take, it alone, before its lap does.
-        weight: What a piece adds to a path: its own time, or its join's transfer.
+        on: Whether a segment is on it; of a sync point only the last arrival.
+        slack: How much longer this segment alone may take without making its interval longer.
+        weight: What a segment adds to a path: its work, or the transfer of its sync point.
     """
 
     on: Mask
@@ -203,56 +207,65 @@ class Path:
     weight: Int64s
 
 
-def replay(its: Plan, own_ns: Int64s, transfer_ns: Int64s, offset_ns: Int64s) -> Times:
-    """Let all runs happen with these durations.
+def replay(schedule: Schedule, work_ns: Int64s, transfer_ns: Int64s, offset_ns: Int64s) -> Times:
+    """Replay all runs with other durations.
 
     Args:
-        its: The order.
-        own_ns: Own time of each piece; that of joins does not count.
-        transfer_ns: How long each join takes when all have come.
-        offset_ns: How much later than its lap each run begins.
+        schedule: The order.
+        own_ns: Own time of each segment; that of sync points does not count.
+        transfer_ns: How long each sync point takes when all have come.
+        offset_ns: How much later than its interval each run begins.
     """
-    total = _running(its, own_ns)
-    way = total[its.piece] - total[its.since]
+    total = _running(schedule, work_ns)
+    way = total[schedule.piece] - total[schedule.since]
     ready = np.zeros(len(way), dtype=np.int64)
     left = np.append(ready, offset_ns)
     start, finish = np.zeros((2, len(transfer_ns)), dtype=np.int64)
-    for each in its.levels:
-        now = ready[each.come] = left[its.before[each.come]] + way[each.come]
-        left[each.hands] = now[each.hands - each.come.start]
-        if len(each.joins):
-            begun = start[each.joins] = np.maximum.reduceat(ready[each.members], each.heads)
-            done = finish[each.joins] = begun + transfer_ns[each.joins]
+    for each in schedule.levels:
+        now = ready[each.come] = left[schedule.before[each.come]] + way[each.come]
+        left[each.produces] = now[each.produces - each.come.start]
+        if len(each.sync_points):
+            begun = start[each.sync_points] = np.maximum.reduceat(ready[each.members], each.heads)
+            done = finish[each.sync_points] = begun + transfer_ns[each.sync_points]
             left[each.waits] = np.repeat(done, each.size)
-    end = left[its.last] + total[its.until] - total[its.tail]
-    return Times(ready, start, finish, end, end.reshape(-1, its.laps).max(axis=0))
+    end = left[schedule.last] + total[schedule.until] - total[schedule.tail]
+    return Times(ready, start, finish, end, end.reshape(-1, schedule.interval_count).max(axis=0))
 
 
-def _running(its: Plan, own_ns: Int64s) -> Int64s:
-    total = np.zeros(len(own_ns) + 1, dtype=np.int64)
-    np.cumsum(np.where(its.join == OWN, own_ns, 0), out=total[1:])
+def _running(schedule: Schedule, work_ns: Int64s) -> Int64s:
+    total = np.zeros(len(work_ns) + 1, dtype=np.int64)
+    np.cumsum(np.where(schedule.sync_point == WORK, work_ns, 0), out=total[1:])
     return total
 
 
-def longest(its: Plan, own_ns: Int64s, transfer_ns: Int64s, offset_ns: Int64s) -> Path:
-    """Find the longest path of each lap, the first of several as long, and everyone's slack."""
-    found = replay(its, own_ns, transfer_ns, offset_ns)
-    total, count = _running(its, own_ns), len(its.piece)
-    ends = found.end.reshape(-1, its.laps)
-    due = np.full(count + its.runs, _NEVER)  # when an attendance must be left
-    due[its.last] = np.tile(found.lap, len(ends)) - (total[its.until] - total[its.tail])
-    on_tail, leads = np.zeros(its.runs, dtype=bool), np.zeros(count + its.runs, dtype=bool)
-    on_tail[ends.argmax(axis=0) * its.laps + np.arange(its.laps)] = True
-    leads[its.last[on_tail]] = True
-    way = total[its.piece] - total[its.since]
-    back = _back(its, way, transfer_ns, found, due, leads)
-    return _by_piece(its, own_ns, transfer_ns, found, on_tail, back)
+def longest_path(
+    schedule: Schedule, work_ns: Int64s, transfer_ns: Int64s, offset_ns: Int64s
+) -> LongestPath:
+    """Find the longest path of each interval, the first of several, and all slack."""
+    found = replay(schedule, work_ns, transfer_ns, offset_ns)
+    total, count = _running(schedule, work_ns), len(schedule.piece)
+    ends = found.end.reshape(-1, schedule.interval_count)
+    due = np.full(count + schedule.runs, _NEVER)  # when an visit must be left
+    due[schedule.last] = np.tile(found.interval_ns, len(ends)) - (
+        total[schedule.until] - total[schedule.tail]
+    )
+    on_tail, leads = (
+        np.zeros(schedule.runs, dtype=bool),
+        np.zeros(count + schedule.runs, dtype=bool),
+    )
+    on_tail[ends.argmax(axis=0) * schedule.interval_count + np.arange(schedule.interval_count)] = (
+        True
+    )
+    leads[schedule.last[on_tail]] = True
+    way = total[schedule.piece] - total[schedule.since]
+    back = _back(schedule, way, transfer_ns, found, due, leads)
+    return _by_piece(schedule, work_ns, transfer_ns, found, on_tail, back)
 
 
 class _Back(NamedTuple):
-    """Of attendances: is the path's join reached through it, or a way to it on the path, and slack.
+    """Of visits: whether the path reaches a sync point by it or on the way to it, and the slack.
 
-    ``spare`` is the slack of each join's transfer.
+    ``spare`` is the slack of each sync point's transfer.
     """
 
     last: Mask
@@ -262,46 +275,56 @@ class _Back(NamedTuple):
 
 
 def _back(
-    its: Plan, way: Int64s, transfer_ns: Int64s, found: Times, due: Int64s, leads: Mask
+    schedule: Schedule, way: Int64s, transfer_ns: Int64s, found: Times, due: Int64s, leads: Mask
 ) -> _Back:
     """Go through the levels from the end.
 
-    ``way`` is how long it takes to each attendance, ``due`` when it must be left and ``leads``
+    ``way`` is how long it takes to each visit, ``due`` when it must be left and ``leads``
     whether the path leaves it; the last two are known of each run's last one.
     """
     count = len(way)
     late, limit = np.full(len(transfer_ns), _NEVER), np.full(count, _NEVER)
     last = np.zeros(count, dtype=bool)
-    for each in its.levels[::-1]:
-        if len(each.joins):
+    for each in schedule.levels[::-1]:
+        if len(each.sync_points):
             firsts = np.cumsum(each.size) - each.size
             sizes = np.diff(np.append(each.heads, len(each.members)))
             led = np.repeat(np.logical_or.reduceat(leads[each.waits], firsts), sizes)
-            begun = np.repeat(found.start[each.joins], sizes)
+            begun = np.repeat(found.start[each.sync_points], sizes)
             came = each.members[led & (found.ready[each.members] == begun)]
-            last[came[np.unique(its.group[came], return_index=True)[1]]] = True
-            done = late[each.joins] = np.minimum.reduceat(due[each.waits], firsts)
-            limit[each.members] = np.repeat(done - transfer_ns[each.joins], sizes)
-        limit[each.hands] = np.minimum(limit[each.hands], due[each.hands])
-        before, come = its.before[each.come], each.come
+            last[came[np.unique(schedule.group[came], return_index=True)[1]]] = True
+            done = late[each.sync_points] = np.minimum.reduceat(due[each.waits], firsts)
+            limit[each.members] = np.repeat(done - transfer_ns[each.sync_points], sizes)
+        limit[each.produces] = np.minimum(limit[each.produces], due[each.produces])
+        before, come = schedule.before[each.come], each.come
         due[before] = limit[come] - way[come]
-        leads[before] = last[come] | its.gives[come] & leads[come]
-    return _Back(last, last | its.gives & leads[:count], limit - found.ready, late - found.finish)
+        leads[before] = last[come] | schedule.visit_produces[come] & leads[come]
+    return _Back(
+        last,
+        last | schedule.visit_produces & leads[:count],
+        limit - found.ready,
+        late - found.finish,
+    )
 
 
 def _by_piece(
-    its: Plan, own_ns: Int64s, transfer_ns: Int64s, found: Times, on_tail: Mask, back: _Back
-) -> Path:
-    """Hand down to pieces what is known of the ways to joins, and of the rests of runs."""
-    pieces = np.arange(len(its.run))
-    next_one = np.searchsorted(its.at, pieces)
-    rest = pieces >= its.tail[its.run]
-    spare = np.tile(found.lap, its.runs // its.laps) - found.end
-    on_way, slack = back.way[its.number], back.slack[its.number]
-    on = np.where(rest, on_tail[its.run], np.append(on_way, False)[next_one])
-    room = np.where(rest, spare[its.run], np.append(slack, 0)[next_one])
-    weight = own_ns.copy()
-    weight[its.piece] = transfer_ns[its.group]
-    room[its.piece] = back.spare[its.group]
-    on[its.piece] = back.last
-    return Path(on, room, weight)
+    schedule: Schedule,
+    work_ns: Int64s,
+    transfer_ns: Int64s,
+    found: Times,
+    on_tail: Mask,
+    back: _Back,
+) -> LongestPath:
+    """Assign to segments what is known of the ways to sync points, and of the ends of runs."""
+    segments = np.arange(len(schedule.run))
+    next_one = np.searchsorted(schedule.at, segments)
+    rest = segments >= schedule.tail[schedule.run]
+    spare = np.tile(found.interval_ns, schedule.runs // schedule.interval_count) - found.end
+    on_way, slack = back.way[schedule.number], back.slack[schedule.number]
+    on = np.where(rest, on_tail[schedule.run], np.append(on_way, False)[next_one])
+    room = np.where(rest, spare[schedule.run], np.append(slack, 0)[next_one])
+    weight = work_ns.copy()
+    weight[schedule.piece] = transfer_ns[schedule.group]
+    room[schedule.piece] = back.spare[schedule.group]
+    on[schedule.piece] = back.last
+    return LongestPath(on, room, weight)

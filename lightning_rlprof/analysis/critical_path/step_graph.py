@@ -1,10 +1,11 @@
-"""The laps of all chains cut into pieces: stages, the time between, joins, and hand-overs.
+"""The step graph: what each training thread did between sync points, step by step.
 
-What each thread did between joins, step by step: the graph that paths and what-ifs go through.
+The critical path and what-if analyses work on this graph. A chain is one training thread; a run is
+a chain in one step interval; segments tile a run: stages, untraced time, sync points and handoffs.
 
-A lap is a step from the moment that all ranks leave the last join of the step before to the moment
-that they leave its own last one: there all are at the same place at the same time, whatever their
-clocks say. Where no join is attended by all, a lap is the step as the clocks tell it.
+A step interval lasts from the last global sync point of the previous step to that of its own step.
+At both ends all ranks are at the same place at the same time, whatever their clocks show. If no
+sync point includes all ranks, the clocks give the boundaries.
 """
 
 from dataclasses import dataclass
@@ -14,10 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.analysis.clock_uncertainty import never_compared, remark
-from lightning_rlprof.analysis.critical_path.handoffs import Handed, handed, is_fed
-from lightning_rlprof.analysis.critical_path.replay import OWN, Plan, plan
-from lightning_rlprof.analysis.critical_path.step_intervals import Laps, laps
-from lightning_rlprof.analysis.critical_path.sync_points import Joins, joins
+from lightning_rlprof.analysis.critical_path.handoffs import Handoffs, find_handoffs, has_handoffs
+from lightning_rlprof.analysis.critical_path.replay import WORK, Schedule, build_schedule
+from lightning_rlprof.analysis.critical_path.step_intervals import (
+    StepIntervals,
+    find_step_intervals,
+)
+from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, find_sync_points
 from lightning_rlprof.analysis.stages.partition import UNTRACED, Flat, Partition, partition
 from lightning_rlprof.analysis.step_selection import counted, last_steps
 from lightning_rlprof.tables.arrays import Int64s, Mask
@@ -28,108 +32,143 @@ Int32s = npt.NDArray[np.int32]
 Kind = tuple[Int64s, Int64s, Int64s]
 
 
-class Pieces(NamedTuple):
-    """Pieces by run and time, which tile all runs, and the joins among them, numbered anew.
+class Segments(NamedTuple):
+    """Segments by run and time, which tile all runs, and their sync points, renumbered.
 
     Attributes:
-        run: Run of each piece.
-        join: Join of each piece, or `OWN`.
-        name: Stage, or of a join outside of stages its own name; the last one is for neither.
-        row: Row of the stage in the run, or of what was handed over, or `UNTRACED`.
-        ns: How long each piece took, waiting included; 0 where something is handed over.
-        hands: Pieces that only hand over.
-        transfer_ns: The shortest stay in each join, or what passes once all is handed over.
-        waits: Joins that are a whole stage, with the last one's own work in it.
-        given: Joins in which one waits for what others hand over.
+        run: Run of each segment.
+        sync_point: Sync point of each segment, or `WORK`.
+        name: Its stage, or the name of a sync point outside of stages; the last one is for neither.
+        row: Row of the stage, or of the span that produces a handoff, or `UNTRACED`.
+        ns: Duration of each segment, waiting included; 0 if it produces a handoff.
+        produces: Whether the segment only produces a handoff.
+        transfer_ns: Shortest visit of each sync point, or time of a handoff after it was produced.
+        whole_stage: Whether the sync point is a whole stage, which includes work.
+        is_handoff: Whether the sync point is a wait for a handoff.
     """
 
     run: Int64s
-    join: Int64s
+    sync_point: Int64s
     name: Int64s
     row: Int64s
     ns: Int64s
-    hands: Mask
+    produces: Mask
     transfer_ns: Int64s
-    waits: Mask
-    given: Mask
+    whole_stage: Mask
+    is_handoff: Mask
 
-    def plan(self, laps: Laps) -> Plan:
-        """Order the joins."""
-        return plan(self.run, self.join, laps.begin_ns.size, len(laps.steps), self.hands)
+    def schedule(self, intervals: StepIntervals) -> Schedule:
+        """Order the sync points."""
+        return build_schedule(
+            self.run, self.sync_point, intervals.begin_ns.size, len(intervals.steps), self.produces
+        )
 
 
-class _Cut(NamedTuple):
-    """Pieces whose joins have the numbers that were given; waits come after the others."""
+class _Segments(NamedTuple):
+    """Segments with the original numbers of sync points; waits for handoffs follow these."""
 
     run: Int64s
-    join: Int64s
+    sync_point: Int64s
     name: Int64s
     row: Int64s
     ns: Int64s
 
 
-def pieces(
-    spans: Spans, cut: Partition, threads: Int64s, met: Joins, got: Handed | None, laps: Laps
-) -> Pieces:
-    """Cut the laps of all chains at the edges of stages and joins."""
-    own, transfer, count = _cut(spans, cut, threads, met, got, laps), met.transfer_ns, len(met.size)
-    hands = np.zeros(len(own.run), dtype=bool)
-    if got is not None and len(own.run):
-        own, hands, more = _given(own, got, laps, count, len(met.names))
+def cut_segments(
+    spans: Spans,
+    cut: Partition,
+    threads: Int64s,
+    sync_points: SyncPoints,
+    handoffs: Handoffs | None,
+    intervals: StepIntervals,
+) -> Segments:
+    """Cut the intervals of all chains at the edges of stages and sync points."""
+    segments, transfer, count = (
+        _cut_stages(spans, cut, threads, sync_points, handoffs, intervals),
+        sync_points.transfer_ns,
+        len(sync_points.size),
+    )
+    produces = np.zeros(len(segments.run), dtype=bool)
+    if handoffs is not None and len(segments.run):
+        segments, produces, more = _add_handoffs(
+            segments, handoffs, intervals, count, len(sync_points.names)
+        )
         transfer = np.append(transfer, more)
-    used = np.unique(own.join[own.join != OWN])
-    join = np.where(own.join == OWN, OWN, np.searchsorted(used, own.join))
-    waits = np.append(met.waits, np.zeros(len(transfer) - count, dtype=bool))[used]
-    return Pieces(own.run, join, *own[2:], hands, transfer[used], waits, used >= count)
+    used = np.unique(segments.sync_point[segments.sync_point != WORK])
+    sync_point = np.where(
+        segments.sync_point == WORK, WORK, np.searchsorted(used, segments.sync_point)
+    )
+    waits = np.append(sync_points.whole_stage, np.zeros(len(transfer) - count, dtype=bool))[used]
+    return Segments(
+        segments.run, sync_point, *segments[2:], produces, transfer[used], waits, used >= count
+    )
 
 
-def _cut(
-    spans: Spans, cut: Partition, threads: Int64s, met: Joins, got: Handed | None, laps: Laps
-) -> _Cut:
-    if not len(laps.steps):
-        return _Cut(*np.zeros((5, 0), dtype=np.int64))
+def _cut_stages(
+    spans: Spans,
+    cut: Partition,
+    threads: Int64s,
+    sync_points: SyncPoints,
+    handoffs: Handoffs | None,
+    intervals: StepIntervals,
+) -> _Segments:
+    if not len(intervals.steps):
+        return _Segments(*np.zeros((5, 0), dtype=np.int64))
     (chain, start, end), row = _stages(spans, cut, threads)
-    low, high = laps.begin_ns[:, 0], laps.end_ns[:, -1]
+    low, high = intervals.begin_ns[:, 0], intervals.end_ns[:, -1]
     near = (end > low[chain]) & (start < high[chain])
     row, stages = row[near], (chain[near], start[near], end[near])
-    attended, group, name = _attended(met, got, low, high)
-    chains = np.repeat(np.arange(len(threads)), len(laps.steps))
-    kinds = [stages, attended, (chains, laps.begin_ns.ravel(), laps.end_ns.ravel())]
-    if got is not None:  # nobody is inside of an instant, and yet it cuts
-        kinds += [(got.giver, got.given_ns, got.given_ns), (got.chain, got.end_ns, got.end_ns)]
-    times, (stage, join, lap) = _cells(kinds)
-    keep = np.flatnonzero(lap >= 0)
-    stage, join, run = stage[keep], join[keep], lap[keep]
+    attended, group, name = _visits_and_waits(sync_points, handoffs, low, high)
+    chains = np.repeat(np.arange(len(threads)), len(intervals.steps))
+    kinds = [stages, attended, (chains, intervals.begin_ns.ravel(), intervals.end_ns.ravel())]
+    if handoffs is not None:
+        kinds += [
+            (handoffs.producer, handoffs.produced_ns, handoffs.produced_ns),
+            (handoffs.chain, handoffs.end_ns, handoffs.end_ns),
+        ]
+    times, (stage, sync_point, interval) = _cells(kinds)
+    keep = np.flatnonzero(interval >= 0)
+    stage, sync_point, run = stage[keep], sync_point[keep], interval[keep]
     heads = np.flatnonzero(
-        (join < 0) | (np.diff(join, prepend=-2) != 0) | (np.diff(run, prepend=-1) != 0)
+        (sync_point < 0) | (np.diff(sync_point, prepend=-2) != 0) | (np.diff(run, prepend=-1) != 0)
     )
     ns = np.add.reduceat((times[keep + 1] - times[keep]), heads)
-    stage, join = stage[heads], join[heads]
+    stage, sync_point = stage[heads], sync_point[heads]
     rows = np.append(row, UNTRACED)[stage]
-    named = np.append(spans.name, len(met.names))[rows]  # -1 reads the last one
-    named = np.where((rows < 0) & (join >= 0), np.append(name, 0)[join], named)
-    return _Cut(run[heads].astype(np.int64), np.append(group, OWN)[join], named, rows, ns)
+    named = np.append(spans.name, len(sync_points.names))[rows]  # -1 reads the last one
+    named = np.where((rows < 0) & (sync_point >= 0), np.append(name, 0)[sync_point], named)
+    return _Segments(
+        run[heads].astype(np.int64), np.append(group, WORK)[sync_point], named, rows, ns
+    )
 
 
 def _stages(spans: Spans, cut: Partition, threads: Int64s) -> tuple[Kind, Int64s]:
-    """Return chain, start, end and row of the time that each stage has for itself, in order."""
-    own = cut.divided
-    if isinstance(own, Flat):
-        row, start, end = own.rows, own.start_ns, own.end_ns
+    """Return chain, start, end and row of each stretch in which a stage is the innermost one."""
+    segments = cut.divided
+    if isinstance(segments, Flat):
+        row, start, end = segments.rows, segments.start_ns, segments.end_ns
     else:
-        inside = own.label != UNTRACED
-        row, start, end = own.label[inside], own.start_ns[inside], own.end_ns[inside]
+        inside = segments.label != UNTRACED
+        row, start, end = segments.label[inside], segments.start_ns[inside], segments.end_ns[inside]
     return (np.searchsorted(threads, spans.thread[row]), start, end), row
 
 
-def _attended(
-    met: Joins, got: Handed | None, low: Int64s, high: Int64s
+def _visits_and_waits(
+    sync_points: SyncPoints, handoffs: Handoffs | None, low: Int64s, high: Int64s
 ) -> tuple[Kind, Int64s, Int64s]:
-    """Return chain, start and end of attendances and waits within the laps, groups and names."""
-    chain, start, end, group, name = met.chain, met.start_ns, met.end_ns, met.group, met.name
-    if got is not None:
-        number = len(met.size) + np.arange(len(got.chain))
-        pairs = zip((chain, start, end, group, name), (*got[:3], number, got.name), strict=True)
+    """Return chain, start and end of visits and waits in the intervals, their groups and names."""
+    chain, start, end, group, name = (
+        sync_points.chain,
+        sync_points.start_ns,
+        sync_points.end_ns,
+        sync_points.group,
+        sync_points.name,
+    )
+    if handoffs is not None:
+        number = len(sync_points.size) + np.arange(len(handoffs.chain))
+        pairs = zip(
+            (chain, start, end, group, name), (*handoffs[:3], number, handoffs.name), strict=True
+        )
         both = [np.concatenate(pair) for pair in pairs]
         order = np.lexsort((both[2], both[1], both[0]))
         chain, start, end, group, name = (each[order] for each in both)
@@ -138,9 +177,10 @@ def _attended(
 
 
 def _cells(kinds: list[Kind]) -> tuple[Int64s, list[Int32s]]:
-    """Cut chains at all edges; return the times, and of three kinds which interval a cell lies in.
+    """Cut chains at all edges; return the times, and for three kinds the interval of each cell.
 
-    The intervals of a kind come by chain and start and do not overlap. Further kinds are instants.
+    The intervals of a kind are ordered by chain and start and don't overlap. The other kinds are
+    instants, which only cut.
     """
     low = min(int(kind[1].min(initial=kinds[2][1].min())) for kind in kinds)
     width = max(int(kind[2].max(initial=low)) for kind in kinds) - low + 1
@@ -157,7 +197,7 @@ def _cells(kinds: list[Kind]) -> tuple[Int64s, list[Int32s]]:
 
 
 def _inside(first: Int64s, last: Int64s, cells: int) -> Int32s:
-    """Return for each cell which interval it lies in, or -1; intervals ascend and are apart."""
+    """Return the interval that contains each cell, or -1; intervals ascend and don't overlap."""
     values = np.full(2 * len(first) + 1, -1, dtype=np.int32)
     values[1::2] = np.arange(len(first))
     counts = np.zeros(2 * len(first) + 1, dtype=np.int64)
@@ -166,80 +206,107 @@ def _inside(first: Int64s, last: Int64s, cells: int) -> Int32s:
     return np.repeat(values, counts)
 
 
-def _given(
-    own: _Cut, got: Handed, laps: Laps, joins: int, between: int
-) -> tuple[_Cut, Mask, Int64s]:
-    """Put in what is handed over within a lap; return the transfers of waits, too.
+def _add_handoffs(
+    segments: _Segments, handoffs: Handoffs, intervals: StepIntervals, sync_count: int, between: int
+) -> tuple[_Segments, Mask, Int64s]:
+    """Insert handoffs within an interval; return the transfers of waits, too.
 
-    What comes from another lap, or by the clocks after it was needed, ends no wait: then that time
-    is the thread's own. But waiting at the end of a lap for what comes later takes no time of it.
+    A handoff from another interval, or one that was produced after it was needed by the clocks,
+    ends no wait: then the wait counts as work. But waiting at the end of an interval for a handoff
+    that follows later takes no time of the interval.
     """
-    waits, lap = joins + np.arange(len(got.chain)), own.run % len(laps.steps)
-    after, end = _times(own, laps)
-    edge = own.run // len(laps.steps), end, end - own.ns
-    gives, takes = _at(*edge, got.giver, got.given_ns), _at(*edge, got.chain, got.end_ns)
-    join, idle = _idle(own, got, joins, takes, end)
-    there = (gives >= 0) & (takes[got.to] >= 0)
-    there &= (lap[gives] == lap[takes[got.to]]) & (after[gives] <= after[takes[got.to]])
-    long = (takes >= 0) & (own.join[takes] == waits)  # others were ready when it was handed over
-    ready = after[takes] - np.where(long, own.ns[takes], 0)
-    np.maximum.at(ready, got.to[there], after[gives[there]])
+    waits, interval = (
+        sync_count + np.arange(len(handoffs.chain)),
+        segments.run % len(intervals.steps),
+    )
+    after, end = _segment_ends(segments, intervals)
+    edge = segments.run // len(intervals.steps), end, end - segments.ns
+    producing, waiting = (
+        _segment_at(*edge, handoffs.producer, handoffs.produced_ns),
+        _segment_at(*edge, handoffs.chain, handoffs.end_ns),
+    )
+    sync_point, idle = _idle_waits(segments, handoffs, sync_count, waiting, end)
+    there = (producing >= 0) & (waiting[handoffs.wait] >= 0)
+    there &= (interval[producing] == interval[waiting[handoffs.wait]]) & (
+        after[producing] <= after[waiting[handoffs.wait]]
+    )
+    long = (waiting >= 0) & (
+        segments.sync_point[waiting] == waits
+    )  # else the chain was ready only after it was produced
+    ready = after[waiting] - np.where(long, segments.ns[waiting], 0)
+    np.maximum.at(ready, handoffs.wait[there], after[producing[there]])
     live = np.zeros(len(waits), dtype=bool)
-    live[got.to[there]] = True
-    join[takes[live & long]] = waits[live & long]
-    name = np.where((join == OWN) & (own.row < 0), between, own.name)
-    new = _new(own, got, joins, (gives, there), (takes, np.flatnonzero(live & ~long)))
-    transfer = np.append(after[takes] - ready, np.zeros(idle, dtype=np.int64))
-    return *_inserted(own._replace(join=join, name=name), *new), transfer
+    live[handoffs.wait[there]] = True
+    sync_point[waiting[live & long]] = waits[live & long]
+    name = np.where((sync_point == WORK) & (segments.row < 0), between, segments.name)
+    new = _new_instants(
+        segments, handoffs, sync_count, (producing, there), (waiting, np.flatnonzero(live & ~long))
+    )
+    transfer = np.append(after[waiting] - ready, np.zeros(idle, dtype=np.int64))
+    return *_inserted(segments._replace(sync_point=sync_point, name=name), *new), transfer
 
 
-def _new(
-    own: _Cut, got: Handed, joins: int, gives: tuple[Int64s, Mask], takes: tuple[Int64s, Int64s]
-) -> tuple[_Cut, Int64s, Mask]:
-    """Return pieces of no length, behind which piece each comes, and which of them hand over."""
-    (where, there), (end, short) = gives, takes
+def _new_instants(
+    segments: _Segments,
+    handoffs: Handoffs,
+    sync_count: int,
+    producing: tuple[Int64s, Mask],
+    waiting: tuple[Int64s, Int64s],
+) -> tuple[_Segments, Int64s, Mask]:
+    """Return segments of zero length, the segment each follows, and which produce a handoff."""
+    (where, there), (end, short) = producing, waiting
     place = np.append(where[there], end[short])
-    rank = np.append(np.where(got.mark[there], 2, 0), np.ones(len(short), dtype=np.int64))
+    rank = np.append(np.where(handoffs.is_mark[there], 2, 0), np.ones(len(short), dtype=np.int64))
     order = np.lexsort((rank, place))
     place = place[order]
-    name = np.append(got.what[there], got.name[short])[order]
-    row = np.append(got.row[there], np.full(len(short), UNTRACED))[order]
-    join = joins + np.append(got.to[there], short)[order]
-    found = _Cut(own.run[place], join, name, row, np.zeros(len(place), dtype=np.int64))
+    name = np.append(handoffs.producer_name[there], handoffs.name[short])[order]
+    row = np.append(handoffs.row[there], np.full(len(short), UNTRACED))[order]
+    sync_point = sync_count + np.append(handoffs.wait[there], short)[order]
+    found = _Segments(
+        segments.run[place], sync_point, name, row, np.zeros(len(place), dtype=np.int64)
+    )
     return found, place, rank[order] != 1
 
 
-def _inserted(own: _Cut, new: _Cut, place: Int64s, hands: Mask) -> tuple[_Cut, Mask]:
-    every = (np.insert(old, place + 1, more) for old, more in zip(own, new, strict=True))
-    return _Cut(*every), np.insert(np.zeros(len(own.run), dtype=bool), place + 1, hands)
+def _inserted(
+    segments: _Segments, new: _Segments, place: Int64s, produces: Mask
+) -> tuple[_Segments, Mask]:
+    every = (np.insert(old, place + 1, more) for old, more in zip(segments, new, strict=True))
+    return _Segments(*every), np.insert(
+        np.zeros(len(segments.run), dtype=bool), place + 1, produces
+    )
 
 
-def _idle(own: _Cut, got: Handed, joins: int, takes: Int64s, end: Int64s) -> tuple[Int64s, int]:
-    """Return joins without those waits, and how many parts of them lasted until a lap's end.
+def _idle_waits(
+    segments: _Segments, handoffs: Handoffs, sync_count: int, waiting: Int64s, end: Int64s
+) -> tuple[Int64s, int]:
+    """Return sync points without waits, and the number of waits that last until an interval's end.
 
-    Each such part is a join of its own, numbered after all others, which takes no time.
+    Each of these is a sync point of its own, numbered after all others, with zero transfer time.
     """
-    count, latest = len(got.chain), np.full(len(got.chain) + 1, np.iinfo(np.int64).min)
-    fine = got.given_ns <= got.end_ns[got.to]
-    np.maximum.at(latest, got.to[fine], got.given_ns[fine])
-    parts = np.flatnonzero(own.join >= joins)
-    wait = own.join[parts] - joins
-    parts = parts[(end[parts] <= latest[wait]) & (takes[wait] != parts)]
-    join = np.where(own.join < joins, own.join, OWN)
-    join[parts] = joins + count + np.arange(len(parts))
-    return join, len(parts)
+    count, latest = len(handoffs.chain), np.full(len(handoffs.chain) + 1, np.iinfo(np.int64).min)
+    fine = handoffs.produced_ns <= handoffs.end_ns[handoffs.wait]
+    np.maximum.at(latest, handoffs.wait[fine], handoffs.produced_ns[fine])
+    parts = np.flatnonzero(segments.sync_point >= sync_count)
+    wait = segments.sync_point[parts] - sync_count
+    parts = parts[(end[parts] <= latest[wait]) & (waiting[wait] != parts)]
+    sync_point = np.where(segments.sync_point < sync_count, segments.sync_point, WORK)
+    sync_point[parts] = sync_count + count + np.arange(len(parts))
+    return sync_point, len(parts)
 
 
-def _times(own: _Cut, laps: Laps) -> tuple[Int64s, Int64s]:
-    """Return when each piece ends, after its lap began and by the clock of its chain."""
-    until = np.append(0, np.cumsum(own.ns))
-    first = np.searchsorted(own.run, np.arange(laps.begin_ns.size))
-    inside = until[1:] - until[first][own.run]
-    return inside + laps.offset_ns[own.run], inside + laps.begin_ns.ravel()[own.run]
+def _segment_ends(segments: _Segments, intervals: StepIntervals) -> tuple[Int64s, Int64s]:
+    """Return the end of each segment, since its interval started and by the clock of its chain."""
+    until = np.append(0, np.cumsum(segments.ns))
+    first = np.searchsorted(segments.run, np.arange(intervals.begin_ns.size))
+    inside = until[1:] - until[first][segments.run]
+    return inside + intervals.offset_ns[segments.run], inside + intervals.begin_ns.ravel()[
+        segments.run
+    ]
 
 
-def _at(chain: Int64s, end: Int64s, start: Int64s, whose: Int64s, when: Int64s) -> Int64s:
-    """Return the piece of a chain in or at the end of which a time lies, or -1."""
+def _segment_at(chain: Int64s, end: Int64s, start: Int64s, whose: Int64s, when: Int64s) -> Int64s:
+    """Return the segment of a chain that contains a time or ends at it, or -1."""
     low = min(int(start.min()), int(when.min(initial=int(start.min()))))
     width = max(int(end.max()), int(when.max(initial=0))) - low + 1
     place = np.searchsorted(chain * width + (end - low), whose * width + (when - low))
@@ -247,8 +314,8 @@ def _at(chain: Int64s, end: Int64s, start: Int64s, whose: Int64s, when: Int64s) 
     return np.where((place < len(end)) & (chain[at] == whose) & (start[at] < when), at, -1)
 
 
-BETWEEN = "untraced"
-"""How the time of a training thread in which no stage was open is called."""
+UNTRACED_STAGE = "untraced"
+"""Name of a training thread's time outside any stage."""
 
 _NO_SYNC = (
     "rlprof found no synchronization between ranks. Mark collectives with "
@@ -268,24 +335,24 @@ def seconds(ns: float) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Dag:
-    """Pieces of runs, by run and time; they tile each lap of each thread.
+class StepGraph:
+    """Segments by run and time; they tile each step interval of each training thread.
 
     Attributes:
         spans: The run, or its last steps; ``row`` belongs to them.
-        names: What ``name`` stands for; the last one is `BETWEEN`.
+        names: What ``name`` stands for; the last one is `UNTRACED_STAGE`.
         ranks: Rank of each chain.
         roles: Role of each chain.
-        steps: RL step of each lap, ascending.
-        wall_ns: How long each lap took.
-        offset_ns: How much later than its lap each run began; 0 where laps begin at joins.
-        name: Stage of each piece, or of a join outside of stages its own name.
-        row: Row of the stage in the run, or of what was handed over, or `UNTRACED`.
-        ns: How long each piece took, waiting included.
-        transfer_ns: The shortest stay in each join, or what passes once all is handed over.
-        waits: Joins that are a whole stage, with the last one's own work in it.
-        given: Joins in which one waits for what others hand over, a sample or weights.
-        plan: In which order joins come.
+        steps: RL step of each interval, ascending.
+        wall_ns: Duration of each interval.
+        offset_ns: How much later than its interval each run started; 0 at global sync points.
+        name: Stage of each segment, or the name of a sync point outside of stages.
+        row: Row of the stage, or of the span that produces a handoff, or `UNTRACED`.
+        ns: Duration of each segment, waiting included.
+        transfer_ns: Shortest visit of each sync point, or time of a handoff after it was produced.
+        whole_stage: Whether the sync point is a whole stage, which includes work.
+        is_handoff: Whether the sync point is a wait for a sample or weights.
+        schedule: The order of sync points.
         note: What the reader must know.
     """
 
@@ -300,83 +367,102 @@ class Dag:
     row: Int64s
     ns: Int64s
     transfer_ns: Int64s
-    waits: Mask
-    given: Mask
-    plan: Plan
+    whole_stage: Mask
+    is_handoff: Mask
+    schedule: Schedule
     note: str
 
 
-def dag(spans: Spans) -> Dag | str:
-    """Cut the complete steps of a run into pieces and joins; a text says why that cannot be done.
+def step_graph(spans: Spans) -> StepGraph | str:
+    """Build the graph of a run's complete steps, or return a text that says why it can't be built.
 
-    Threads that have no steps are left out. So are steps that a thread lacks, and those in which
-    joins come in different orders. Of a run with very many spans the last steps are looked at.
+    Excludes threads without steps, steps that a thread lacks, and steps whose sync points come in
+    different orders. Of a run with very many spans only the last steps are used.
     """
     spans, fewer = last_steps(spans)
     cut = partition(spans)
     choice, threads = counted(spans, cut.steps), np.unique(spans.thread[cut.steps])
     if not len(threads):
         return "This run has no steps."
-    fed = is_fed(spans)
-    met = joins(spans, threads, fed=fed)
-    its = laps(spans, cut, threads, choice.mask, met, fed=fed)
-    got = handed(spans, threads, met, its) if fed else None
-    if len(threads) > 1 and (why := _apart(spans, met, its, got)):
+    fed = has_handoffs(spans)
+    sync_points = find_sync_points(spans, threads, with_handoffs=fed)
+    intervals = find_step_intervals(
+        spans, cut, threads, choice.mask, sync_points, with_handoffs=fed
+    )
+    handoffs = find_handoffs(spans, threads, sync_points, intervals) if fed else None
+    if len(threads) > 1 and (why := _why_not(spans, sync_points, intervals, handoffs)):
         return why
-    own = pieces(spans, cut, threads, met, got, its)
-    order = own.plan(its)
-    bad = np.unique(order.run[order.piece][order.stuck[order.group]] % max(order.laps, 1))
+    segments = cut_segments(spans, cut, threads, sync_points, handoffs, intervals)
+    order = segments.schedule(intervals)
+    bad = np.unique(order.run[order.piece][order.stuck[order.group]] % max(order.interval_count, 1))
     if len(bad):
-        its = its.only(np.delete(np.arange(len(its.steps)), bad))
-        own = pieces(spans, cut, threads, met, got, its)
-        order = own.plan(its)
-    if not len(its.steps):
+        intervals = intervals.only(np.delete(np.arange(len(intervals.steps)), bad))
+        segments = cut_segments(spans, cut, threads, sync_points, handoffs, intervals)
+        order = segments.schedule(intervals)
+    if not len(intervals.steps):
         return "No step is complete on all ranks with the same order of sync points."
-    told = (fewer, choice.note, _told(spans, met, own, its), _lost(len(bad)))
+    told = (fewer, choice.note, _note(spans, sync_points, segments, intervals), _lost(len(bad)))
     note = " ".join(filter(None, told))
-    return _dag(spans, (*met.names, BETWEEN), _who(spans, threads), its, own, order, note)
+    return _dag(
+        spans,
+        (*sync_points.names, UNTRACED_STAGE),
+        _ranks_and_roles(spans, threads),
+        intervals,
+        segments,
+        order,
+        note,
+    )
 
 
-def _apart(spans: Spans, met: Joins, its: Laps, got: Handed | None) -> str:
-    """Say why ranks cannot be seen together, nothing where they can."""
-    if not its.joined and (text := never_compared(spans)):
+def _why_not(
+    spans: Spans, sync_points: SyncPoints, intervals: StepIntervals, handoffs: Handoffs | None
+) -> str:
+    """Return why the ranks can't be analyzed together, or an empty text."""
+    if not intervals.synchronized and (text := never_compared(spans)):
         return f"Steps can't be aligned: no sync point includes all ranks, and {text}."
-    if not len(met.step) and (got is None or not len(got.to)):
+    if not len(sync_points.step) and (handoffs is None or not len(handoffs.wait)):
         return _NO_SYNC
     return ""
 
 
-def _who(spans: Spans, threads: Int64s) -> tuple[Int64s, tuple[str, ...]]:
+def _ranks_and_roles(spans: Spans, threads: Int64s) -> tuple[Int64s, tuple[str, ...]]:
     ranks = [spans.threads[thread].rank for thread in threads.tolist()]
     return np.array(ranks), tuple(spans.headers[rank].role for rank in ranks)
 
 
-def _told(spans: Spans, met: Joins, own: Pieces, its: Laps) -> str:
-    if len(its.begin_ns) == 1:
+def _note(
+    spans: Spans, sync_points: SyncPoints, segments: Segments, intervals: StepIntervals
+) -> str:
+    if len(intervals.begin_ns) == 1:
         return "Single thread, so everything is on the critical path."
-    crosses = not its.joined or bool(own.given.any())
+    crosses = not intervals.synchronized or bool(segments.is_handoff.any())
     sure = remark(spans, "Step boundaries and handoffs") if crosses else ""
-    by = [met.source] if met.source else []
-    by += ["samples and weight versions"] if own.given.any() else []
+    by = [sync_points.source] if sync_points.source else []
+    by += ["samples and weight versions"] if segments.is_handoff.any() else []
+    points = f"Synchronization points: {' and '.join(by)}."
+    return f"{points} Step boundaries: {intervals.boundaries}. {sure}".rstrip()
+
+
+def _lost(intervals: int) -> str:
     return (
-        f"Synchronization points: {' and '.join(by)}. Step boundaries: {its.told}. {sure}".rstrip()
+        f"Excluded {intervals} steps whose sync points come in different orders."
+        if intervals
+        else ""
     )
-
-
-def _lost(laps: int) -> str:
-    return f"Excluded {laps} steps whose sync points come in different orders." if laps else ""
 
 
 def _dag(
     spans: Spans,
     names: tuple[str, ...],
     who: tuple[Int64s, tuple[str, ...]],
-    its: Laps,
-    own: Pieces,
-    order: Plan,
+    intervals: StepIntervals,
+    segments: Segments,
+    order: Schedule,
     note: str,
-) -> Dag:
+) -> StepGraph:
     """Put together what is known."""
-    when = (its.steps, its.wall_ns, its.offset_ns)
-    what = (own.name, own.row, own.ns, own.transfer_ns)
-    return Dag(spans, names, *who, *when, *what, own.waits, own.given, order, note)
+    when = (intervals.steps, intervals.wall_ns, intervals.offset_ns)
+    what = (segments.name, segments.row, segments.ns, segments.transfer_ns)
+    return StepGraph(
+        spans, names, *who, *when, *what, segments.whole_stage, segments.is_handoff, order, note
+    )

@@ -1,103 +1,123 @@
-"""Steps as all ranks live through them, from one place where all are together to the next."""
+"""Step intervals: steps from one global sync point to the next, on the clock of each rank."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.critical_path.sync_points import Joins
+from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints
 from lightning_rlprof.analysis.stages.partition import Partition
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
-_MOSTLY = 0.5  # of the steps must have a join of all, else steps are cut by the clock
+_MOSTLY = 0.5  # of the steps must have a global sync point, else the clocks give the boundaries
 _JOINED = "last global synchronization (no clock comparison needed)"
 _CLOCKS = "step start and end by the clocks (no sync point includes all ranks)"
 _LAST = "step ends of the last rank, by the clocks (no sync point includes all ranks)"
 
 
-class Laps(NamedTuple):
-    """Begin and end of laps on each chain's clock, shape (chains, laps), and their steps.
+class StepIntervals(NamedTuple):
+    """Start and end of each interval on each chain's clock, shape (chains, intervals).
 
-    ``joined``: they begin and end at joins of all chains. ``told`` says where they do.
+    Attributes:
+        begin_ns: Start.
+        end_ns: End.
+        steps: RL step of each interval.
+        synchronized: Whether the intervals start and end at sync points of all chains.
+        boundaries: Where they start and end, for the reader.
     """
 
     begin_ns: Int64s
     end_ns: Int64s
     steps: Int64s
-    joined: bool
-    told: str
+    synchronized: bool
+    boundaries: str
 
-    def only(self, kept: Int64s) -> "Laps":
+    def only(self, kept: Int64s) -> "StepIntervals":
         """Return some of them, by index."""
         times = self.begin_ns[:, kept], self.end_ns[:, kept]
-        return Laps(*times, self.steps[kept], self.joined, self.told)
+        return StepIntervals(*times, self.steps[kept], self.synchronized, self.boundaries)
 
     @property
     def offset_ns(self) -> Int64s:
-        """How much later than its lap each run begins; 0 where laps begin at joins."""
-        if self.joined:
+        """How much later each run starts than its interval; 0 if all start at a sync point."""
+        if self.synchronized:
             return np.zeros(self.begin_ns.size, dtype=np.int64)
         found: Int64s = (self.begin_ns - self.begin_ns.min(axis=0)).ravel()
         return found
 
     @property
     def wall_ns(self) -> Int64s:
-        """How long each took."""
-        if not self.joined:
+        """Duration of each interval."""
+        if not self.synchronized:
             found: Int64s = self.end_ns.max(axis=0) - self.begin_ns.min(axis=0)
             return found
         took: Int64s = np.sort(self.end_ns - self.begin_ns, axis=0)[len(self.end_ns) // 2]
         return took
 
 
-def laps(
-    spans: Spans, cut: Partition, threads: Int64s, complete: Mask, met: Joins, *, fed: bool
-) -> Laps:
-    """Cut the complete steps at the last join of all chains, or by the clocks where there is none.
+def find_step_intervals(
+    spans: Spans,
+    cut: Partition,
+    threads: Int64s,
+    complete: Mask,
+    sync_points: SyncPoints,
+    *,
+    with_handoffs: bool,
+) -> StepIntervals:
+    """Cut the complete steps at the last sync point of all chains, or by the clocks without one.
 
-    Left out are steps that a chain lacks, and those that are empty or begin before an earlier one
-    ended, on any chain. ``fed``: chains hand one another samples or weights; then steps are those
-    of the chain that ends them last, for all, and what others do lies in the step in which they do
-    it.
+    Excludes steps that a chain lacks, and those that are empty or start before an earlier one
+    ended, on any chain.
+
+    Args:
+        spans: The run.
+        cut: Its partition.
+        threads: Training threads, one per chain.
+        complete: Which step rows are complete.
+        sync_points: Those of the threads.
+        with_handoffs: Whether chains exchange samples or weights. Without global sync points, all
+            chains then have the intervals of the chain that ends its steps last.
     """
     numbers = np.unique(spans.step[cut.steps])
     fine = np.setdiff1d(numbers, spans.step[cut.steps[~complete]])
     chains = len(threads)
-    full = met.size == chains
-    mine = full[met.group] & (met.chain == 0)
-    steps, group = met.step[met.group[mine]], met.group[mine]  # by time
+    full = sync_points.size == chains
+    mine = full[sync_points.group] & (sync_points.chain == 0)
+    steps, group = sync_points.step[sync_points.group[mine]], sync_points.group[mine]  # by time
     steps, first = np.unique(steps[::-1], return_index=True)
     last = group[::-1][first]
     if chains == 1 or len(steps) < _MOSTLY * len(numbers) or len(steps) < 2:
-        by = _by_last if fed and chains > 1 else _by_clock
+        by = _by_last if with_handoffs and chains > 1 else _by_clock
         return _in_order(by(spans, cut, threads, fine))
-    edge = np.zeros((chains, len(met.size)), dtype=np.int64)
-    edge[met.chain, met.group] = met.end_ns
+    edge = np.zeros((chains, len(sync_points.size)), dtype=np.int64)
+    edge[sync_points.chain, sync_points.group] = sync_points.end_ns
     edge = edge[:, last]
     keep = _follow(numbers, steps, fine)
-    return _in_order(Laps(edge[:, keep], edge[:, keep + 1], steps[keep + 1], True, _JOINED))
+    return _in_order(
+        StepIntervals(edge[:, keep], edge[:, keep + 1], steps[keep + 1], True, _JOINED)
+    )
 
 
 def _follow(numbers: Int64s, steps: Int64s, fine: Int64s) -> Int64s:
-    """Return where one step follows the other and both are fine, as the index of the former."""
+    """Return the indices of steps whose successor is next in number, if both are complete."""
     place, known = np.searchsorted(numbers, steps), np.isin(steps, fine)
     return np.flatnonzero((np.diff(place) == 1) & known[1:] & known[:-1])
 
 
-def _by_clock(spans: Spans, cut: Partition, threads: Int64s, fine: Int64s) -> Laps:
+def _by_clock(spans: Spans, cut: Partition, threads: Int64s, fine: Int64s) -> StepIntervals:
     """Return the steps that all threads have, from their own start to their own end."""
     rows = cut.steps[np.isin(spans.step[cut.steps], fine)]
     times = np.full((2, len(threads), len(fine)), -1, dtype=np.int64)
     at = np.searchsorted(threads, spans.thread[rows]), np.searchsorted(fine, spans.step[rows])
     times[(0, *at)], times[(1, *at)] = spans.start_ns[rows], spans.end_ns[rows]
     keep = (times >= 0).all(axis=(0, 1))
-    return Laps(times[0][:, keep], times[1][:, keep], fine[keep], False, _CLOCKS)
+    return StepIntervals(times[0][:, keep], times[1][:, keep], fine[keep], False, _CLOCKS)
 
 
-def _by_last(spans: Spans, cut: Partition, threads: Int64s, fine: Int64s) -> Laps:
-    """Return the time between two step ends of the thread whose steps end last, for all threads.
+def _by_last(spans: Spans, cut: Partition, threads: Int64s, fine: Int64s) -> StepIntervals:
+    """Cut at the step ends of the thread that finishes last, for all threads.
 
-    A thread must have begun before, and not have ended.
+    Every thread must have started before the interval, and not have ended within it.
     """
     own = _by_clock(spans, cut, threads, fine)
     if not len(own.steps):
@@ -110,10 +130,10 @@ def _by_last(spans: Spans, cut: Partition, threads: Int64s, fine: Int64s) -> Lap
     keep = _follow(np.unique(spans.step[cut.steps]), own.steps, fine)
     keep = keep[(edge[keep] >= first.max()) & (edge[keep + 1] <= last.min())]
     begin, end = (np.tile(each, (len(threads), 1)) for each in (edge[keep], edge[keep + 1]))
-    return Laps(begin, end, own.steps[keep + 1], False, _LAST)
+    return StepIntervals(begin, end, own.steps[keep + 1], False, _LAST)
 
 
-def _in_order(found: Laps) -> Laps:
+def _in_order(found: StepIntervals) -> StepIntervals:
     latest = np.maximum.accumulate(found.end_ns, axis=1)[:, :-1]
     before = np.insert(latest, 0, np.iinfo(np.int64).min, axis=1)[:, : len(found.steps)]
     fine = ((found.end_ns > found.begin_ns) & (found.begin_ns >= before)).all(axis=0)

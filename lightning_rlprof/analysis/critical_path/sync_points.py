@@ -1,4 +1,4 @@
-"""Where ranks wait for one another: collectives, barriers, and stages that hold waiting."""
+"""Sync points, where ranks wait for each other: collectives, barriers, and stages with waiting."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,25 +19,28 @@ from lightning_rlprof.tables.spans import Spans
 
 _TABLES = {"collectives": "operation", "communication": "operator"}
 _SPANS = (KINDS.index("stage"), KINDS.index("region"))
-_LEARNED = 100_000  # spans from which is learned which stages hold waiting
+_LEARNED = 100_000  # spans that are enough to detect which stages include waiting
 
 
 @dataclass(frozen=True, eq=False)
-class Joins:
-    """Joins, and who attended them when; attendances by chain and start, never overlapping.
+class SyncPoints:
+    """Sync points, and the visits of chains (one per training thread) to them.
+
+    The first five columns have one entry per visit, by chain and start; a chain's visits never
+    overlap. The next four have one entry per sync point.
 
     Attributes:
-        chain: Index of the thread that attended.
-        start_ns: When it came, by its own clock.
-        end_ns: When it went on.
-        group: Which join it was.
+        chain: Chain of the visit.
+        start_ns: Its arrival, by the clock of its rank.
+        end_ns: When it continued.
+        group: Sync point of the visit.
         name: Index into ``names``.
-        step: RL step of each join.
-        size: How many attended each join, two or more.
-        transfer_ns: The shortest stay in each join, which is that of the last one to come.
-        waits: Joins that are a whole stage: its shortest stay holds the last one's own work, too.
+        step: RL step of each sync point.
+        size: How many chains visited it, two or more.
+        transfer_ns: Its shortest visit, which is that of the last arrival.
+        whole_stage: Whether it is a whole stage; then ``transfer_ns`` includes work of that rank.
         names: The run's names, then those that only a table has.
-        source: What told the joins.
+        source: Where the sync points come from, for the reader.
     """
 
     chain: Int64s
@@ -48,13 +51,13 @@ class Joins:
     step: Int64s
     size: Int64s
     transfer_ns: Int64s
-    waits: Mask
+    whole_stage: Mask
     names: tuple[str, ...]
     source: str
 
 
-class _Stays(NamedTuple):
-    """Possible joins; those of one ``set`` and ``step`` are matched by their order."""
+class _Visits(NamedTuple):
+    """Visits to possible sync points; those of one ``set`` and ``step`` are matched by order."""
 
     chain: Int64s
     step: Int64s
@@ -63,75 +66,82 @@ class _Stays(NamedTuple):
     start_ns: Int64s
     end_ns: Int64s
 
-    def only(self, kept: Int64s | Mask) -> "_Stays":
+    def only(self, kept: Int64s | Mask) -> "_Visits":
         """Return some of them."""
-        return _Stays(*(each[kept] for each in self))
+        return _Visits(*(each[kept] for each in self))
 
 
-def joins(spans: Spans, threads: Int64s, *, fed: bool = False) -> Joins:
-    """Find the joins of some threads, one per chain: a table's, else spans', and waiting stages.
+def find_sync_points(spans: Spans, threads: Int64s, *, with_handoffs: bool = False) -> SyncPoints:
+    """Find the sync points of training threads.
 
-    The n-th of a name in a step is the same for all chains that have as many of them. A stage that
-    is found to hold waiting, and has no join inside, is one as a whole: its shortest stay holds the
-    last one's own work, too.
+    They come from a table of collectives if there is one, else from spans with names of collectives
+    and barriers. A stage that is found to include waiting, without a sync point inside, is one as a
+    whole. Calls are matched by their order, see `match_occurrences`.
 
     Args:
         spans: The run.
-        threads: The threads.
-        fed: Whether it is told who waits for which sample: then such waiting is no join of those
-            who wait for the same one.
+        threads: Training threads, one per chain.
+        with_handoffs: Whether samples or versions are counted: then a data wait is not a sync
+            point of the ranks that wait for the same producer.
     """
     names = [*spans.names]
-    stays, source = _listed(spans, threads, names), "collectives table"
-    if stays is None or not len(stays.chain):
-        stays, source = _named(spans, threads), "spans of collectives and barriers"
-    stays = stays.only(_matched(stays, uncertainty_ns(spans))[0])
-    waiting, first = _waiting(spans, threads, stays, fed), int(stays.set.max(initial=0)) + 1
+    visits, source = _visits_in_table(spans, threads, names), "collectives table"
+    if visits is None or not len(visits.chain):
+        visits, source = _visits_by_name(spans, threads), "spans of collectives and barriers"
+    visits = visits.only(_match(visits, uncertainty_ns(spans))[0])
+    waiting, first = (
+        _waiting_stages(spans, threads, visits, with_handoffs),
+        int(visits.set.max(initial=0)) + 1,
+    )
     if len(waiting.chain):
         told = f"stages that include waiting ({_listing(spans, waiting)})"
-        source = f"{source} and {told}" if len(stays.chain) else told
+        source = f"{source} and {told}" if len(visits.chain) else told
         waiting = waiting._replace(set=waiting.set + first)
-        stays = _Stays(*(np.concatenate(pair) for pair in zip(stays, waiting, strict=True)))
-    stays = _outermost(stays)
-    return _joins(stays, *_matched(stays, None), first, (*names,), source)
+        visits = _Visits(*(np.concatenate(pair) for pair in zip(visits, waiting, strict=True)))
+    visits = _outermost(visits)
+    return _to_sync_points(visits, *_match(visits, None), first, (*names,), source)
 
 
-def _joins(
-    stays: _Stays, at: Int64s, group: Int64s, first: int, names: tuple[str, ...], source: str
-) -> Joins:
-    """Sort what is matched; of sets from the first one on the stages wait as a whole."""
-    order = np.lexsort((stays.start_ns[at], stays.chain[at]))
-    stays, group = stays.only(at[order]), group[order]
+def _to_sync_points(
+    visits: _Visits, at: Int64s, group: Int64s, first: int, names: tuple[str, ...], source: str
+) -> SyncPoints:
+    """Sort matched visits by chain; sets from ``first`` on are whole stages."""
+    order = np.lexsort((visits.start_ns[at], visits.chain[at]))
+    visits, group = visits.only(at[order]), group[order]
     size = np.bincount(group)
     step = np.zeros(len(size), dtype=np.int64)
-    step[group] = stays.step
-    held = np.zeros(len(size), dtype=bool)
-    held[group] = stays.set >= first
+    step[group] = visits.step
+    whole_stage = np.zeros(len(size), dtype=bool)
+    whole_stage[group] = visits.set >= first
     shortest = np.full(len(size), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, group, stays.end_ns - stays.start_ns)
-    columns = (stays.chain, stays.start_ns, stays.end_ns, group, stays.name)
-    return Joins(*columns, step, size, shortest, held, names, source if len(size) else "")
+    np.minimum.at(shortest, group, visits.end_ns - visits.start_ns)
+    columns = (visits.chain, visits.start_ns, visits.end_ns, group, visits.name)
+    return SyncPoints(
+        *columns, step, size, shortest, whole_stage, names, source if len(size) else ""
+    )
 
 
-def _listing(spans: Spans, stays: _Stays) -> str:
-    return ", ".join(spans.names[code] for code in np.unique(stays.name).tolist())
+def _listing(spans: Spans, visits: _Visits) -> str:
+    return ", ".join(spans.names[code] for code in np.unique(visits.name).tolist())
 
 
-def _named(spans: Spans, threads: Int64s) -> _Stays:
-    """Return spans whose names are those of collectives or barriers."""
+def _visits_by_name(spans: Spans, threads: Int64s) -> _Visits:
+    """Return the spans with names of collectives or barriers."""
     joint = np.isin(categories_of(spans.names), (Category.COMMUNICATION, Category.COLLECTIVE_WAIT))
-    return _stays(spans, threads, np.flatnonzero(joint[spans.name] & np.isin(spans.kind, _SPANS)))
+    return _visits_of(
+        spans, threads, np.flatnonzero(joint[spans.name] & np.isin(spans.kind, _SPANS))
+    )
 
 
-def _stays(spans: Spans, threads: Int64s, rows: Int64s) -> _Stays:
+def _visits_of(spans: Spans, threads: Int64s, rows: Int64s) -> _Visits:
     rows = rows[np.isin(spans.thread[rows], threads)]
     chain, name = np.searchsorted(threads, spans.thread[rows]), spans.name[rows]
     times = spans.start_ns[rows], spans.end_ns[rows]
-    return _Stays(chain, spans.step[rows], name, name, *times)
+    return _Visits(chain, spans.step[rows], name, name, *times)
 
 
-def _listed(spans: Spans, threads: Int64s, names: list[str]) -> _Stays | None:
-    """Return what a table lists as collectives, None without one; its names are appended."""
+def _visits_in_table(spans: Spans, threads: Int64s, names: list[str]) -> _Visits | None:
+    """Return the visits that a table of collectives lists, or None; append its names."""
     found = next((name for name in _TABLES if name in spans.tables), "")
     table = spans.try_table(found, [])
     if table is None or not len(table.rows) or "step" not in [c.name for c in table.columns]:
@@ -148,24 +158,29 @@ def _listed(spans: Spans, threads: Int64s, names: list[str]) -> _Stays | None:
     name, one = len(names) + what[keep], group[keep] * len(operations) + what[keep]
     names += operations
     chain, start, took = first[1][place[keep]], start[keep], took[keep]
-    stays = _Stays(chain, step[keep], one, name, start, start + took)
-    return stays.only(np.argsort(start, kind="stable"))
+    visits = _Visits(chain, step[keep], one, name, start, start + took)
+    return visits.only(np.argsort(start, kind="stable"))
 
 
-def _waiting(spans: Spans, threads: Int64s, known: _Stays, fed: bool) -> _Stays:
-    """Return the spans of stages that hold waiting, where no join inside of them explains it."""
+def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits, with_handoffs: bool) -> _Visits:
+    """Return the spans of stages that include waiting, unless a sync point inside explains it."""
     some, _ = recent(spans, _LEARNED)
     found = stage_rows(some)
-    parts, feeds = [], np.flatnonzero(fed & (categories_of(spans.names) == Category.DATA_WAIT))
+    parts, feeds = (
+        [],
+        np.flatnonzero(with_handoffs & (categories_of(spans.names) == Category.DATA_WAIT)),
+    )
     for number, ranks in enumerate(_roles(spans)):
-        codes = list(_bound(some, line_up(some, found, ranks))) if len(found.rows) else []
+        codes = (
+            list(_stages_with_waiting(some, line_up(some, found, ranks))) if len(found.rows) else []
+        )
         mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
-        own = _stays(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
+        own = _visits_of(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
         own = own._replace(set=own.set + number * len(spans.names))
-        explained = np.append(feeds, own.name[_holds(own, known)])
+        explained = np.append(feeds, own.name[_contains(own, known)])
         parts.append(own.only(~np.isin(own.name, explained)))
-    empty = _Stays(*np.zeros((6, 0), dtype=np.int64))
-    return _Stays(*(np.concatenate(each) for each in zip(empty, *parts, strict=True)))
+    empty = _Visits(*np.zeros((6, 0), dtype=np.int64))
+    return _Visits(*(np.concatenate(each) for each in zip(empty, *parts, strict=True)))
 
 
 def _roles(spans: Spans) -> Iterator[Sequence[int]]:
@@ -176,8 +191,8 @@ def _roles(spans: Spans) -> Iterator[Sequence[int]]:
     yield from (ranks for ranks in roles.values() if len(ranks) > 1)
 
 
-def _bound(spans: Spans, lineup: Lineup) -> Iterator[int]:
-    """Yield the codes of stages that `waits` finds to hold waiting."""
+def _stages_with_waiting(spans: Spans, lineup: Lineup) -> Iterator[int]:
+    """Yield the codes of stages in which `waits` detects waiting."""
     if len(lineup.stage) == 0 or len(lineup.steps) < 2:
         return
     tokens = lineup.counter(spans, "tokens")
@@ -189,12 +204,12 @@ def _bound(spans: Spans, lineup: Lineup) -> Iterator[int]:
         columns = [each[:, :, slot] for each in work]
         explained[:, :, slot] = expected(lineup.own_ns[:, :, slot], columns)
     one_clock = uncertainty_ns(spans, lineup.ranks.tolist()) == 0
-    held = waits(lineup, explained, tokens, one_clock=one_clock)
-    yield from np.unique(lineup.stage[held.bound]).tolist()
+    whole_stage = waits(lineup, explained, tokens, one_clock=one_clock)
+    yield from np.unique(lineup.stage[whole_stage.bound]).tolist()
 
 
-def _holds(outer: _Stays, inner: _Stays) -> Mask:
-    """Tell which stays have one of the others beginning inside."""
+def _contains(outer: _Visits, inner: _Visits) -> Mask:
+    """Mark the visits inside which one of the others starts."""
     order = np.lexsort((inner.start_ns, inner.chain))
     chain, start = inner.chain[order], inner.start_ns[order]
     found = np.zeros(len(outer.chain), dtype=bool)
@@ -205,27 +220,27 @@ def _holds(outer: _Stays, inner: _Stays) -> Mask:
     return found
 
 
-def _matched(stays: _Stays, unsure_ns: int | None) -> tuple[Int64s, Int64s]:
-    """Return the stays that have a counterpart, by index, and which join each of them is.
+def _match(visits: _Visits, unsure_ns: int | None) -> tuple[Int64s, Int64s]:
+    """Return the visits that have counterparts, by index, and the sync point of each.
 
     Args:
-        stays: Possible joins; those of one set and step come by start on each chain.
-        unsure_ns: How far their times may be off; None where they cannot be compared.
+        visits: Visits to possible sync points.
+        unsure_ns: Clock uncertainty: visits that are further apart don't match; None: don't check.
     """
-    order, heads = match_occurrences((stays.step, stays.set), stays.chain, stays.start_ns)
+    order, heads = match_occurrences((visits.step, visits.set), visits.chain, visits.start_ns)
     size = group_sizes(heads, len(order))
     fits = np.ones(len(heads), dtype=bool)
     if unsure_ns is not None:
-        last = np.maximum.reduceat(stays.start_ns[order], heads)
-        fits = last <= np.minimum.reduceat(stays.end_ns[order], heads) + unsure_ns
+        last = np.maximum.reduceat(visits.start_ns[order], heads)
+        fits = last <= np.minimum.reduceat(visits.end_ns[order], heads) + unsure_ns
     whole = np.repeat(fits, size)
     return order[whole], np.repeat(np.arange(fits.sum()), size[fits])
 
 
-def _outermost(stays: _Stays) -> _Stays:
-    """Leave out joins of which an attendance begins in another one of the same chain."""
-    at, group = _matched(stays, None)
-    chain, start, end = stays.chain[at], stays.start_ns[at], stays.end_ns[at]
+def _outermost(visits: _Visits) -> _Visits:
+    """Leave out sync points with a visit that starts inside another visit of its chain."""
+    at, group = _match(visits, None)
+    chain, start, end = visits.chain[at], visits.start_ns[at], visits.end_ns[at]
     low = int(start.min(initial=0))
     width = int(end.max(initial=0)) - low + 1
     start, end = (chain * width + (each - low) for each in (start, end))
@@ -234,4 +249,4 @@ def _outermost(stays: _Stays) -> _Stays:
     inside = np.append(False, start[order[1:]] < latest[:-1])[: len(order)]
     bad = np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
     bad[group[order[inside]]] = True
-    return stays.only(at[~bad[group]])
+    return visits.only(at[~bad[group]])

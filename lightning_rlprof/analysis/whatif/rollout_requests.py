@@ -1,4 +1,4 @@
-"""Rollouts whose requests have spans of their own, and how long they would take otherwise."""
+"""Rollouts with a span per request, and how long they would take after a change."""
 
 import heapq
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
-_FEWEST = 4  # requests of a rollout, below which there is no tail to speak of
+_FEWEST = 4  # requests of a rollout, below which it has no tail
 _KINDS = (KINDS.index("stage"), KINDS.index("region"))
 
 
 @dataclass(frozen=True, eq=False)
-class Requests:
-    """The requests of each rollout; all requests by rollout and start.
+class RolloutRequests:
+    """The requests of each rollout, ordered by rollout and start.
 
     Attributes:
         row: Row of each rollout's stage, ascending.
-        first: Index of its first request, and at last how many requests there are.
+        first: Index of its first request; the last entry is the number of requests.
         start_ns: When each request was sent.
-        end_ns: When it was answered.
-        tokens: What it counted, -1 where it did not.
+        end_ns: When its response was complete.
+        tokens: Tokens that it counted, or -1.
     """
 
     row: Int64s
@@ -33,14 +33,14 @@ class Requests:
     tokens: Int64s
 
     def of(self, at: int) -> slice:
-        """Return where the requests of one rollout are."""
+        """Return the requests of one rollout."""
         return slice(int(self.first[at]), int(self.first[at + 1]))
 
 
-def requests(spans: Spans, rows: Int64s) -> Requests | None:
-    """Find the requests of the rollouts among some stages, None where no rollout has four.
+def find_requests(spans: Spans, rows: Int64s) -> RolloutRequests | None:
+    """Find the requests of the rollouts among some stages; None if no rollout has four.
 
-    A request is an innermost rollout span that begins within the stage, on any thread of its rank.
+    A request is an innermost rollout span that starts within the stage, on any thread of its rank.
     """
     rollout = categories_of(spans.names)[spans.name] == Category.ROLLOUT
     rows = rows[rollout[rows]]
@@ -62,7 +62,7 @@ def requests(spans: Spans, rows: Int64s) -> Requests | None:
         return None
     row, first = np.unique(stage, return_index=True)
     first = np.append(first, len(own))
-    return Requests(row, first, spans.start_ns[own], spans.end_ns[own], _tokens(spans, own))
+    return RolloutRequests(row, first, spans.start_ns[own], spans.end_ns[own], _tokens(spans, own))
 
 
 def _keys(spans: Spans, rows: Int64s) -> Int64s:
@@ -77,21 +77,21 @@ def _tokens(spans: Spans, rows: Int64s) -> Int64s:
     found = np.full(len(rows), -1, dtype=np.int64)
     at, values = spans.amounts("tokens", np.int64)
     place = np.searchsorted(at, rows)
-    told = np.append(at, -1)[place] == rows
-    found[told] = values[place[told]]
+    known = np.append(at, -1)[place] == rows
+    found[known] = values[place[known]]
     return found
 
 
 def slots(start_ns: Int64s, end_ns: Int64s) -> int:
-    """Return how many requests were under way at most."""
+    """Return the largest number of requests that ran at the same time."""
     times = np.append(start_ns, end_ns)
     steps = np.append(np.ones(len(start_ns), int), -np.ones(len(end_ns), int))
-    order = np.lexsort((steps, times))  # who ends makes room first
+    order = np.lexsort((steps, times))  # a request that ends frees its slot first
     return max(int(np.cumsum(steps[order]).max(initial=0)), 1)
 
 
 def makespan(ns: Int64s, slots: int) -> int:
-    """Return when the last one is done if each begins, in order, as soon as a slot is free.
+    """Return when the last request ends if each starts, in order, as soon as a slot is free.
 
     List scheduling (Graham 1966); one step per request.
 
@@ -106,8 +106,8 @@ def makespan(ns: Int64s, slots: int) -> int:
     return max(free)
 
 
-def cut(found: Requests, share: float) -> Int64s:
-    """Return what each rollout saves if it ends when such a share of its requests is answered."""
+def stopped_at(found: RolloutRequests, share: float) -> Int64s:
+    """Return what each rollout saves if it stops when this share of its requests is answered."""
     saved = []
     for at in range(len(found.row)):
         ends = np.sort(found.end_ns[found.of(at)])
@@ -115,10 +115,15 @@ def cut(found: Requests, share: float) -> Int64s:
     return np.array(saved, dtype=np.int64)
 
 
-def capped(found: Requests, most: int) -> Int64s | None:
-    """Return what each rollout saves if no answer has more tokens; None where some are uncounted.
+def tokens_capped(found: RolloutRequests, most: int) -> Int64s | None:
+    """Return what each rollout saves with more replicas, each like one that exists.
 
-    A request takes as much less time as it has fewer tokens.
+    The requests of all rollouts of a step are shared among all slots.
+
+    Args:
+        found: The requests.
+        step: RL step of each rollout.
+        replicas: Number of replicas to add.
     """
     if (found.tokens < 0).any():
         return None
@@ -132,7 +137,7 @@ def capped(found: Requests, most: int) -> Int64s | None:
     return np.array(saved, dtype=np.int64)
 
 
-def more(found: Requests, step: Int64s, replicas: int) -> Int64s:
+def replicas_added(found: RolloutRequests, step: Int64s, replicas: int) -> Int64s:
     """Return what each rollout saves with so many replicas more, each like one of those there are.
 
     The requests of all rollouts of a step are shared among all slots.
@@ -149,9 +154,9 @@ def more(found: Requests, step: Int64s, replicas: int) -> Int64s:
         many = sum(slots(found.start_ns[own], found.end_ns[own]) for own in parts)
         jobs = np.concatenate([took[own] for own in parts])
         order = np.argsort(np.concatenate([found.start_ns[own] for own in parts]), kind="stable")
-        now = makespan(jobs[order], many)
-        then = makespan(jobs[order], max(round(many * (1 + replicas / len(parts))), 1))
-        left = min(then / max(now, 1), 1.0)
+        before = makespan(jobs[order], many)
+        after = makespan(jobs[order], max(round(many * (1 + replicas / len(parts))), 1))
+        left = min(after / max(before, 1), 1.0)
         whole = [int(found.end_ns[own].max() - found.start_ns[own].min()) for own in parts]
         saved[mine] = np.rint(np.array(whole) * (1 - left)).astype(np.int64)
     return saved

@@ -1,4 +1,4 @@
-"""What a change would buy: steps played again with other durations, and predictions scored."""
+"""Step time after a change, from a replay of the step graph, and scores of such predictions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -6,20 +6,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.critical_path.replay import longest, replay
-from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
+from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
+from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.analysis.time_categories import Category, category_of
 from lightning_rlprof.analysis.whatif.edits import (
     Edit,
-    balanced,
-    overlapped,
-    scaled,
-    shortened,
-    unslowed,
+    balance_load,
+    overlap_stage,
+    remove_slowness,
+    scale_stage,
+    shorten_stages,
     workload,
 )
-from lightning_rlprof.analysis.whatif.rollout_requests import capped, cut, more, requests
+from lightning_rlprof.analysis.whatif.rollout_requests import (
+    find_requests,
+    replicas_added,
+    stopped_at,
+    tokens_capped,
+)
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -49,8 +54,8 @@ _NOT_BALANCED = (
     "waiting."
 )
 _HOUR_NS = 3_600 * 10**9
-_ALLOWED = 0.01  # of a step: how far it may be off when it is played again unchanged
-_SHOWN = 5  # stages of which is told what it brings to make them faster
+_ALLOWED = 0.01  # replay error of the unchanged step
+_SHOWN = 5  # stages with a speedup by default
 _DRAWS = 1_000
 
 
@@ -93,31 +98,30 @@ def whatif(
     Raises:
         TraceError: A stage isn't in the run, or a number is out of bounds.
     """
-    graph = dag(spans)
+    graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
     asked = (speedup or {}, remove, overlap)
-    wanted = asked if any(asked) or rollout else _usual(graph)
-    return _table(graph, chain(_edits(graph, *wanted), _rollouts(graph, rollout or Rollout())))
+    wanted = asked if any(asked) or rollout else _default_changes(graph)
+    return _table(
+        graph, chain(_stage_edits(graph, *wanted), _rollout_edits(graph, rollout or Rollout()))
+    )
 
 
-def _table(graph: Dag, edits: Iterable[tuple[str, Edit]]) -> Table:
-    before = _laps(graph, Edit(graph.ns, graph.transfer_ns))
-    off = _off(graph, before)
+def _table(graph: StepGraph, edits: Iterable[tuple[str, Edit]]) -> Table:
+    before = _replayed_ns(graph, Edit(graph.ns, graph.transfer_ns))
+    off = _replay_error(graph, before)
     if isinstance(off, str):
         return Table("whatif", _COLUMNS, abstained=off)
-    rows = [_row(graph, text, before - _laps(graph, edit)) for text, edit in edits]
+    rows = [_row(graph, text, before - _replayed_ns(graph, edit)) for text, edit in edits]
     text = f"Based on {len(graph.steps)} steps. Replay error of the unchanged step: {off:.2%}."
     why = "" if any(row[0] == _BALANCED for row in rows) else f" {_NOT_BALANCED}"
     rows.sort(key=lambda row: -int(row[3] or 0))
     return Table("whatif", _COLUMNS, rows, f"{text}{why} {graph.note}")
 
 
-def _off(graph: Dag, played: Int64s) -> float | str:
-    """Return how far the median step is off when it is played again; a text where that is too far.
-
-    Also where there are too few steps to tell.
-    """
+def _replay_error(graph: StepGraph, played: Int64s) -> float | str:
+    """Return the replay error of the median step, or why there is none to rely on."""
     if len(graph.steps) < FEWEST:
         return f"{len(graph.steps)} steps have usable boundaries; {FEWEST} are needed."
     error = float(np.median(np.abs(played / np.maximum(graph.wall_ns, 1) - 1)))
@@ -127,43 +131,45 @@ def _off(graph: Dag, played: Int64s) -> float | str:
     return f"{text}; at most {_ALLOWED:.0%} is allowed. {graph.note}"
 
 
-def _laps(graph: Dag, edit: Edit) -> Int64s:
-    found = replay(graph.plan, edit.own_ns, edit.transfer_ns, graph.offset_ns).lap
+def _replayed_ns(graph: StepGraph, edit: Edit) -> Int64s:
+    found = replay(graph.schedule, edit.own_ns, edit.transfer_ns, graph.offset_ns).interval_ns
     return found if edit.least_ns is None else np.maximum(found, edit.least_ns)
 
 
-def _usual(graph: Dag) -> tuple[dict[str, float], list[str], list[str]]:
-    """Return what is worth asking where nothing is: stages on the path, and weight syncs."""
-    found = longest(graph.plan, graph.ns, graph.transfer_ns, graph.offset_ns)
+def _default_changes(graph: StepGraph) -> tuple[dict[str, float], list[str], list[str]]:
+    """Return the default changes: faster stages on the critical path, overlapped weight syncs."""
+    found = longest_path(graph.schedule, graph.ns, graph.transfer_ns, graph.offset_ns)
     on = np.bincount(graph.name[found.on], found.weight[found.on], len(graph.names))[:-1]
     stages = [code for code in np.argsort(-on, kind="stable").tolist() if on[code] > 0][:_SHOWN]
-    syncs = [name for name in _there(graph) if category_of(name) == Category.WEIGHT_SYNC]
+    syncs = [name for name in _stages(graph) if category_of(name) == Category.WEIGHT_SYNC]
     return {graph.names[code]: 2.0 for code in stages}, [], syncs
 
 
-def _edits(
-    graph: Dag, speedup: Mapping[str, float], remove: Iterable[str], overlap: Iterable[str]
+def _stage_edits(
+    graph: StepGraph, speedup: Mapping[str, float], remove: Iterable[str], overlap: Iterable[str]
 ) -> Iterator[tuple[str, Edit]]:
     work = workload(graph.spans, graph)
-    yield "no straggler", unslowed(graph, work)
-    even = balanced(graph, work)
+    yield "no straggler", remove_slowness(graph, work)
+    even = balance_load(graph, work)
     if even is not None:
         yield _BALANCED, even
     for name, speed in speedup.items():
         if not 0 < speed < np.inf:
             raise TraceError(f"speedup {speed} of {name} must be above 0, for instance 2")
-        yield f"{name} {speed:g}x faster", scaled(graph, _code(graph, name), 1 / speed)
+        yield f"{name} {speed:g}x faster", scale_stage(graph, _stage_code(graph, name), 1 / speed)
     for name in remove:
-        yield f"{name} removed", scaled(graph, _code(graph, name), 0.0)
+        yield f"{name} removed", scale_stage(graph, _stage_code(graph, name), 0.0)
     for name in overlap:
-        yield f"{name} overlapped", overlapped(graph, _code(graph, name))
+        yield f"{name} overlapped", overlap_stage(graph, _stage_code(graph, name))
 
 
-def _rollouts(graph: Dag, asked: Rollout) -> Iterator[tuple[str, Edit]]:
+def _rollout_edits(graph: StepGraph, asked: Rollout) -> Iterator[tuple[str, Edit]]:
     if asked == Rollout():
         return
     _check(asked)
-    found = requests(graph.spans, np.unique(graph.row[(graph.row >= 0) & ~graph.plan.hands]))
+    found = find_requests(
+        graph.spans, np.unique(graph.row[(graph.row >= 0) & ~graph.schedule.produces])
+    )
     if found is None:
         raise TraceError(
             "changes to rollouts need a span per request (at least 4 per rollout). "
@@ -172,18 +178,18 @@ def _rollouts(graph: Dag, asked: Rollout) -> Iterator[tuple[str, Edit]]:
     if asked.stop_at is not None:
         yield (
             f"rollout stopped at {asked.stop_at:.0%}",
-            shortened(graph, found.row, cut(found, asked.stop_at)),
+            shorten_stages(graph, found.row, stopped_at(found, asked.stop_at)),
         )
     if asked.max_tokens is not None:
-        saved = capped(found, asked.max_tokens)
+        saved = tokens_capped(found, asked.max_tokens)
         if saved is None:
             raise TraceError(
                 "max_tokens needs the tokens of every request. Call count(tokens=...) in each."
             )
-        yield f"max {asked.max_tokens} tokens", shortened(graph, found.row, saved)
+        yield f"max {asked.max_tokens} tokens", shorten_stages(graph, found.row, saved)
     if asked.add_replicas is not None:
-        saved = more(found, graph.spans.step[found.row], asked.add_replicas)
-        yield f"+{asked.add_replicas} rollout replicas", shortened(graph, found.row, saved)
+        saved = replicas_added(found, graph.spans.step[found.row], asked.add_replicas)
+        yield f"+{asked.add_replicas} rollout replicas", shorten_stages(graph, found.row, saved)
 
 
 def _check(asked: Rollout) -> None:
@@ -194,20 +200,20 @@ def _check(asked: Rollout) -> None:
             raise TraceError(f"{name} {number} must be 1 or more")
 
 
-def _code(graph: Dag, name: str) -> int:
-    there = _there(graph)
+def _stage_code(graph: StepGraph, name: str) -> int:
+    there = _stages(graph)
     if name not in there:
         raise TraceError(f"unknown stage {name!r}. Stages in this run: {', '.join(there)}")
     return there[name]
 
 
-def _there(graph: Dag) -> dict[str, int]:
+def _stages(graph: StepGraph) -> dict[str, int]:
     """Return the stages of the steps and their codes."""
     codes = np.flatnonzero(np.bincount(graph.name, minlength=len(graph.names))[:-1])
     return {graph.names[code]: code for code in codes.tolist()}
 
 
-def _row(graph: Dag, text: str, saved_ns: Int64s) -> tuple[Cell, ...]:
+def _row(graph: StepGraph, text: str, saved_ns: Int64s) -> tuple[Cell, ...]:
     """Return what a change saves, with its interval."""
     after = (graph.wall_ns - saved_ns).astype(float)
     now, then = float(np.median(graph.wall_ns)), float(np.median(after))
@@ -218,25 +224,25 @@ def _row(graph: Dag, text: str, saved_ns: Int64s) -> tuple[Cell, ...]:
 
 
 def _bounds(values: Float64s) -> tuple[float, float]:
-    """Bound the median by drawing the steps anew, a thousand times."""
+    """Return the 95% CI of the median by bootstrap with a thousand draws."""
     draws = np.random.default_rng(0).integers(0, len(values), (_DRAWS, len(values)))
     low, high = np.percentile(np.median(values[draws], axis=1), [2.5, 97.5])
     return float(low), float(high)
 
 
 def predictions(table: Table) -> list[dict[str, Any]]:
-    """Return the rows of a what-if as plain data, to be kept until a later run can score them."""
+    """Return the rows of a what-if table as plain data, to save and to score with a later run."""
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
 def score(kept: Iterable[Mapping[str, Any]], later: Spans) -> Table:
-    """Compare predictions with the median step of a later run; an error above 0: too slow a guess.
+    """Compare predictions with the median step of a new run; error > 0: predicted too slow.
 
-    Which of the changes was made is for the reader to know. The last prediction of a change counts.
+    You know which of the changes was made. Of several predictions of a change, the last counts.
     """
     last = {str(each["change"]): each for each in kept}
-    graph = dag(later)
+    graph = step_graph(later)
     if isinstance(graph, str) or len(graph.steps) < FEWEST or not last:
         few = "No predictions were saved." if not last else "The new run has too few steps."
         return Table("score", _SCORES, abstained=graph if isinstance(graph, str) else few)

@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.critical_path.bottleneck_cycle import bottleneck_cycle, heaviest
+from lightning_rlprof.analysis.critical_path.bottleneck_cycle import (
+    bottleneck_cycle,
+    heaviest_cycle,
+)
 from tests.analysis.critical_path.test_handoffs import jobs
 from tests.builders.fed import MS, Fed, feed
 from tests.builders.runs import Row, loaded
@@ -127,7 +130,7 @@ def graphs(draw: Any) -> list[Edge]:
 
 @given(graphs())
 def test_no_cycle_has_more_weight_by_step(edges: list[Edge]) -> None:
-    found = heaviest(*columns(edges))
+    found = heaviest_cycle(*columns(edges))
     every = [Fraction(*sums) for sums in counted_out(edges)]
     if found is None:
         assert not every
@@ -141,15 +144,15 @@ def test_no_cycle_has_more_weight_by_step(edges: list[Edge]) -> None:
 
 def test_a_cycle_without_a_step_is_refused() -> None:
     with pytest.raises(ValueError, match="a cycle of 2 edges takes 0 steps"):
-        heaviest(*columns([(0, 1, 5, 0), (1, 0, 5, 0)]))
+        heaviest_cycle(*columns([(0, 1, 5, 0), (1, 0, 5, 0)]))
 
 
 def test_a_long_chain_is_exact_in_nanoseconds() -> None:
     ring = [(at, (at + 1) % 500, 10**9 + at, int(at == 499)) for at in range(500)]
-    found = heaviest(*columns([*ring, (3, 3, 500 * 10**9 + 499 * 250, 1)]))
+    found = heaviest_cycle(*columns([*ring, (3, 3, 500 * 10**9 + 499 * 250, 1)]))
     assert found is not None
     assert (found.weight, found.steps) == (500 * 10**9 + 499 * 250, 1)
     assert len(found.edges) in (1, 500)  # they are the same
-    longer = heaviest(*columns([*ring, (3, 3, 500 * 10**9 + 499 * 250 + 1, 1)]))
+    longer = heaviest_cycle(*columns([*ring, (3, 3, 500 * 10**9 + 499 * 250 + 1, 1)]))
     assert longer is not None
     assert longer.edges.tolist() == [500]

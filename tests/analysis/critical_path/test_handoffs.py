@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
-from lightning_rlprof.analysis.critical_path.handoffs import handed
-from lightning_rlprof.analysis.critical_path.replay import longest, replay
-from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
-from lightning_rlprof.analysis.critical_path.step_intervals import laps
-from lightning_rlprof.analysis.critical_path.sync_points import joins
+from lightning_rlprof.analysis.critical_path.handoffs import find_handoffs
+from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
+from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
+from lightning_rlprof.analysis.critical_path.step_intervals import find_step_intervals
+from lightning_rlprof.analysis.critical_path.sync_points import find_sync_points
 from lightning_rlprof.analysis.stages.partition import partition
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
@@ -24,8 +24,8 @@ from tests.effort import examples
 Draw = Any
 
 
-def graph(spans: Spans) -> Dag:
-    found = dag(spans)
+def graph(spans: Spans) -> StepGraph:
+    found = step_graph(spans)
     assert not isinstance(found, str), found
     return found
 
@@ -148,12 +148,20 @@ def test_of_some_samples_the_last_ends_the_wait_and_versions_may_be_passed_over(
         ]
     )  # fmt: skip
     threads = np.unique(spans.thread)
-    met, cut = joins(spans, threads, fed=True), partition(spans)
-    its = laps(spans, cut, threads, np.ones(len(cut.steps), dtype=bool), met, fed=True)
-    got = handed(spans, threads, met, its)
+    sync_points, cut = find_sync_points(spans, threads, with_handoffs=True), partition(spans)
+    intervals = find_step_intervals(
+        spans, cut, threads, np.ones(len(cut.steps), dtype=bool), sync_points, with_handoffs=True
+    )
+    handoffs = find_handoffs(spans, threads, sync_points, intervals)
 
-    assert list(zip(got.chain, got.start_ns, got.end_ns, strict=True)) == [(0, 30, 70), (1, 4, 35)]
-    assert list(zip(got.to, got.giver, got.given_ns, strict=True)) == [(0, 1, 50), (1, 0, 30)]
+    assert list(zip(handoffs.chain, handoffs.start_ns, handoffs.end_ns, strict=True)) == [
+        (0, 30, 70),
+        (1, 4, 35),
+    ]
+    assert list(zip(handoffs.wait, handoffs.producer, handoffs.produced_ns, strict=True)) == [
+        (0, 1, 50),
+        (1, 0, 30),
+    ]
 
 
 @st.composite
@@ -184,17 +192,17 @@ def jobs(draw: Draw) -> list[list[Row]]:
 def test_whatever_was_handed_over_laps_are_tiled_and_play_again_no_later(
     ranks: list[list[Row]],
 ) -> None:
-    found = dag(loaded(*ranks))
+    found = step_graph(loaded(*ranks))
     if isinstance(found, str):
         return
     count = len(found.steps)
-    tiled = np.bincount(found.plan.run, found.ns, found.plan.runs).reshape(-1, count)
-    measured = (found.plan, found.ns, found.transfer_ns, found.offset_ns)
+    tiled = np.bincount(found.schedule.run, found.ns, found.schedule.runs).reshape(-1, count)
+    measured = (found.schedule, found.ns, found.transfer_ns, found.offset_ns)
     played = replay(*measured)
     ends = found.offset_ns.reshape(-1, count) + tiled
     assert (played.end.reshape(-1, count) <= ends).all()
-    on = longest(*measured)
+    on = longest_path(*measured)
     total = np.zeros(count, dtype=np.int64)
-    np.add.at(total, found.plan.run[on.on] % count, on.weight[on.on])
-    assert (total <= played.lap).all()
+    np.add.at(total, found.schedule.run[on.on] % count, on.weight[on.on])
+    assert (total <= played.interval_ns).all()
     assert (on.slack >= 0).all()

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.critical_path.replay import replay
-from lightning_rlprof.analysis.critical_path.step_graph import BETWEEN, Dag, dag
+from lightning_rlprof.analysis.critical_path.step_graph import UNTRACED_STAGE, StepGraph, step_graph
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, header, loaded
@@ -14,8 +14,8 @@ from tests.builders.scripted import Script, play, without
 from tests.effort import examples
 
 
-def graph(spans: Spans) -> Dag:
-    found = dag(spans)
+def graph(spans: Spans) -> StepGraph:
+    found = step_graph(spans)
     assert not isinstance(found, str), found
     return found
 
@@ -39,16 +39,19 @@ def test_a_lap_goes_from_the_last_join_of_a_step_to_that_of_the_next_and_is_tile
 
     assert own.steps.tolist() == [2, 3, 4]
     assert own.wall_ns.tolist() == [100] * 3
-    total = np.bincount(own.plan.run, own.ns)
+    total = np.bincount(own.schedule.run, own.ns)
     assert total.tolist() == [100] * 6
-    names = [own.names[code] for code in own.name[own.plan.run == 3].tolist()]
-    assert names == [BETWEEN, "actor_update", BETWEEN, "barrier", "all_reduce"]
+    names = [own.names[code] for code in own.name[own.schedule.run == 3].tolist()]
+    assert names == [UNTRACED_STAGE, "actor_update", UNTRACED_STAGE, "barrier", "all_reduce"]
     assert own.transfer_ns.tolist() == [20, 10] * 3
 
 
 def test_the_measured_step_comes_out_when_it_is_played_again() -> None:
     own = graph(loaded(rank(0), rank(10)))
-    assert replay(own.plan, own.ns, own.transfer_ns, own.offset_ns).lap.tolist() == [100] * 3
+    assert (
+        replay(own.schedule, own.ns, own.transfer_ns, own.offset_ns).interval_ns.tolist()
+        == [100] * 3
+    )
 
 
 def test_a_step_without_its_last_join_makes_no_lap_of_two_steps() -> None:
@@ -61,7 +64,9 @@ def test_a_step_without_its_last_join_makes_no_lap_of_two_steps() -> None:
 def test_joins_in_different_orders_leave_their_steps_out() -> None:
     spans = loaded(rank(0), rank(0, joins=("all_reduce", "barrier")))
     apart = {number: header(number, 2, host=f"node-{number}") for number in range(2)}
-    found = dag(replace(spans, headers=apart))  # with one clock it would show that they never met
+    found = step_graph(
+        replace(spans, headers=apart)
+    )  # with one clock it would show that they never met
     assert found == "No step is complete on all ranks with the same order of sync points."
 
 
@@ -85,17 +90,17 @@ def test_without_a_join_of_all_steps_are_cut_by_the_clock() -> None:
 
 def test_steps_that_lost_events_never_make_a_lap_that_is_not_tiled() -> None:
     for seed in range(5):
-        found = dag(without(play(Script(listed=True), seed).spans, 0.2, seed))
+        found = step_graph(without(play(Script(listed=True), seed).spans, 0.2, seed))
         if not isinstance(found, str):
-            total = np.bincount(found.plan.run, found.ns).reshape(-1, len(found.steps))
+            total = np.bincount(found.schedule.run, found.ns).reshape(-1, len(found.steps))
             assert np.allclose(total, found.wall_ns, rtol=0.01)
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(runs(overlapping_steps=True))
 def test_odd_runs_are_tiled_or_refused(rows: list[list[Row]]) -> None:
-    found = dag(loaded(*rows))
+    found = step_graph(loaded(*rows))
     if not isinstance(found, str):
-        assert (np.diff(found.plan.run) >= 0).all()
+        assert (np.diff(found.schedule.run) >= 0).all()
         assert (found.ns > 0).all()
-        assert not found.plan.stuck.any()
+        assert not found.schedule.stuck.any()

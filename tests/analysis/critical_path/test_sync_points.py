@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from lightning_rlprof.analysis.critical_path.sync_points import Joins, joins
+from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, find_sync_points
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import STAGES, Script, play
 
 
-def found(spans: Spans) -> Joins:
-    return joins(spans, np.unique(spans.thread[spans.rows(kind="step")]))
+def found(spans: Spans) -> SyncPoints:
+    return find_sync_points(spans, np.unique(spans.thread[spans.rows(kind="step")]))
 
 
 def meeting(*stays: tuple[int, int], name: str = "barrier", step: int = 1) -> list[Row]:
@@ -19,14 +19,14 @@ def meeting(*stays: tuple[int, int], name: str = "barrier", step: int = 1) -> li
 
 
 def test_the_nth_of_a_name_in_a_step_is_one_for_all_and_its_transfer_the_shortest_stay() -> None:
-    met = found(loaded(meeting((10, 30), (50, 60)), meeting((25, 30), (40, 61))))
+    sync_points = found(loaded(meeting((10, 30), (50, 60)), meeting((25, 30), (40, 61))))
 
-    assert met.transfer_ns.tolist() == [5, 10]
-    assert met.size.tolist() == [2, 2]
-    assert met.group.tolist() == [0, 1, 0, 1]
-    assert [met.names[code] for code in met.name.tolist()] == ["barrier"] * 4
-    assert met.source == "spans of collectives and barriers"
-    assert not met.waits.any()
+    assert sync_points.transfer_ns.tolist() == [5, 10]
+    assert sync_points.size.tolist() == [2, 2]
+    assert sync_points.group.tolist() == [0, 1, 0, 1]
+    assert [sync_points.names[code] for code in sync_points.name.tolist()] == ["barrier"] * 4
+    assert sync_points.source == "spans of collectives and barriers"
+    assert not sync_points.whole_stage.any()
 
 
 def test_no_join_has_one_rank_alone_or_ranks_that_were_not_there_together() -> None:
@@ -39,22 +39,22 @@ def test_no_join_has_one_rank_alone_or_ranks_that_were_not_there_together() -> N
 def test_of_joins_in_one_another_the_outer_one_counts() -> None:
     inner = [meeting((20, 30), name="all_reduce"), meeting((25, 30), name="all_reduce")]
     outer = [Row("grad_sync", "region", 1, 10, 35)]
-    met = found(loaded(inner[0] + outer, inner[1] + outer))
-    assert {met.names[code] for code in met.name.tolist()} == {"grad_sync"}
+    sync_points = found(loaded(inner[0] + outer, inner[1] + outer))
+    assert {sync_points.names[code] for code in sync_points.name.tolist()} == {"grad_sync"}
 
 
 def test_a_table_of_collectives_counts_before_names_and_behaviour() -> None:
-    met = found(play(Script(listed=True, meets=STAGES), 1).spans)
-    assert met.source == "collectives table"
-    assert len(met.size) == 24 * 4
-    assert (met.size == 8).all()
+    sync_points = found(play(Script(listed=True, meets=STAGES), 1).spans)
+    assert sync_points.source == "collectives table"
+    assert len(sync_points.size) == 24 * 4
+    assert (sync_points.size == 8).all()
 
 
 def test_stages_that_wait_are_joins_as_a_whole() -> None:
-    met = found(play(Script(slow={1: 0.1}), 1).spans)
-    assert met.source == "stages that include waiting (actor_update)"
-    assert met.waits.all()
-    assert len(met.size) == 24
+    sync_points = found(play(Script(slow={1: 0.1}), 1).spans)
+    assert sync_points.source == "stages that include waiting (actor_update)"
+    assert sync_points.whole_stage.all()
+    assert len(sync_points.size) == 24
 
 
 def test_stages_that_do_not_wait_are_none() -> None:

@@ -8,17 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.critical_path.replay import OWN, replay
-from lightning_rlprof.analysis.critical_path.step_graph import Dag, dag
-from lightning_rlprof.analysis.whatif.edits import balanced, overlapped, scaled, unslowed, workload
+from lightning_rlprof.analysis.critical_path.replay import WORK, replay
+from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
+from lightning_rlprof.analysis.whatif.edits import (
+    balance_load,
+    overlap_stage,
+    remove_slowness,
+    scale_stage,
+    workload,
+)
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.fed import MS, with_roles
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import STAGES, Script, play
 
 
-def graph(spans: Spans) -> Dag:
-    found = dag(spans)
+def graph(spans: Spans) -> StepGraph:
+    found = step_graph(spans)
     assert not isinstance(found, str), found
     return found
 
@@ -26,7 +32,7 @@ def graph(spans: Spans) -> Dag:
 def test_a_stage_is_scaled_with_its_transfers_and_nothing_else() -> None:
     own = graph(play(Script(listed=True), 1).spans)
     code = own.names.index("actor_update")
-    edit = scaled(own, code, 0.5)
+    edit = scale_stage(own, code, 0.5)
 
     mine = own.name == code
     assert (edit.own_ns[~mine] == own.ns[~mine]).all()
@@ -37,11 +43,11 @@ def test_a_stage_is_scaled_with_its_transfers_and_nothing_else() -> None:
 def test_only_the_slow_rank_becomes_faster_by_what_it_is_slower() -> None:
     spans = play(Script(listed=True, slow={3: 0.25}, uneven=0.2, noise=0.005, hiccups=0.0), 1).spans
     own = graph(spans)
-    edit = unslowed(own, workload(spans, own))
+    edit = remove_slowness(own, workload(spans, own))
 
-    its = own.plan
-    inside = (its.join == OWN) & (own.row >= 0)
-    chain = its.run // its.laps
+    intervals = own.schedule
+    inside = (intervals.sync_point == WORK) & (own.row >= 0)
+    chain = intervals.run // intervals.interval_count
     for rank in range(8):
         mine = inside & (chain == rank)
         left = edit.own_ns[mine].sum() / own.ns[mine].sum()
@@ -51,13 +57,13 @@ def test_only_the_slow_rank_becomes_faster_by_what_it_is_slower() -> None:
 def test_balanced_work_keeps_the_sum_and_evens_the_ranks() -> None:
     spans = play(Script(listed=True, uneven=0.4, noise=0.001, hiccups=0.0), 1).spans
     own = graph(spans)
-    edit = balanced(own, workload(spans, own))
+    edit = balance_load(own, workload(spans, own))
 
     assert edit is not None
-    its, code = own.plan, own.names.index("actor_generate")
+    intervals, code = own.schedule, own.names.index("actor_generate")
     mine = own.name == code
-    after = np.bincount(its.run[mine], edit.own_ns[mine]).reshape(8, its.laps)
-    before = np.bincount(its.run[mine], own.ns[mine]).reshape(8, its.laps)
+    after = np.bincount(intervals.run[mine], edit.own_ns[mine]).reshape(8, intervals.interval_count)
+    before = np.bincount(intervals.run[mine], own.ns[mine]).reshape(8, intervals.interval_count)
     assert np.ptp(after, axis=0).max() < 0.1 * np.ptp(before, axis=0).min()
     assert after.sum() == pytest.approx(before.sum(), rel=0.01)
 
@@ -65,7 +71,7 @@ def test_balanced_work_keeps_the_sum_and_evens_the_ranks() -> None:
 def test_without_tokens_there_is_no_work_to_balance() -> None:
     spans = play(Script(listed=True, counters=False), 1).spans
     own = graph(spans)
-    assert balanced(own, workload(spans, own)) is None
+    assert balance_load(own, workload(spans, own)) is None
 
 
 def test_a_hidden_stage_costs_nothing_until_it_takes_longer_than_all_the_rest() -> None:
@@ -84,15 +90,15 @@ def test_a_hidden_stage_costs_nothing_until_it_takes_longer_than_all_the_rest() 
     long = graph(loaded(rank(150, 40), rank(20, 60)))
     short = graph(loaded(rank(30, 160), rank(20, 60)))
     for own, took in ((long, 150), (short, 170)):
-        edit = overlapped(own, own.names.index("weight_sync"))
+        edit = overlap_stage(own, own.names.index("weight_sync"))
         assert edit.least_ns is not None
-        played = replay(own.plan, edit.own_ns, edit.transfer_ns, own.offset_ns).lap
+        played = replay(own.schedule, edit.own_ns, edit.transfer_ns, own.offset_ns).interval_ns
         assert np.maximum(played, edit.least_ns).tolist() == [took] * 3
 
 
 def test_times_are_the_scripts_and_what_work_explains_is_close_to_them() -> None:
     run = play(Script(listed=True, uneven=0.3, noise=0.002, hiccups=0.0), 1)
-    graph = dag(run.spans)
+    graph = step_graph(run.spans)
     assert not isinstance(graph, str)
     found = workload(run.spans, graph)
 
@@ -101,13 +107,13 @@ def test_times_are_the_scripts_and_what_work_explains_is_close_to_them() -> None
     for each in found.stages:
         at = STAGES.index(graph.names[each.name])
         if STAGES[at] != "actor_update":  # where there is a join inside that does not count
-            assert np.allclose(each.took[:, -23:], run.sections_ns[:, -23:, at], atol=2)
-        assert np.nanmedian(np.abs(each.took / each.should - 1)) < 0.02
+            assert np.allclose(each.actual_ns[:, -23:], run.sections_ns[:, -23:, at], atol=2)
+        assert np.nanmedian(np.abs(each.actual_ns / each.expected_ns - 1)) < 0.02
 
 
 def test_a_role_with_one_chain_has_nobody_to_be_compared_with() -> None:
     spans = play(Script(ranks=1, meets=()), 1).spans
-    graph = dag(spans)
+    graph = step_graph(spans)
     assert not isinstance(graph, str)
     assert workload(spans, graph).stages == ()
 
@@ -125,18 +131,18 @@ def test_tokens_that_another_role_counts_are_not_missing_in_ones_own() -> None:
 
     trainer = ("trainer", rank("actor_update", "actor_compute_log_prob"))
     spans = with_roles([*[("rollout", rank("actor_generate"))] * 2, *[trainer] * 2])
-    graph = dag(spans)
+    graph = step_graph(spans)
     assert not isinstance(graph, str)
     told = {graph.names[each.name]: each for each in workload(spans, graph).stages}
     own = told["actor_compute_log_prob"]
-    assert (np.isfinite(own.should) == np.isfinite(own.took)).all()
+    assert (np.isfinite(own.expected_ns) == np.isfinite(own.actual_ns)).all()
 
 
 def test_a_gap_between_steps_takes_no_room() -> None:
     run = play(Script(), 1).spans
     later = run.step > run.step.max() // 2
     apart = replace(run, step=run.step + np.where(later, 2**50, 0))
-    graphs = dag(run), dag(apart)
+    graphs = step_graph(run), step_graph(apart)
     assert not isinstance(graphs[0], str)
     assert not isinstance(graphs[1], str)
     near, away = workload(run, graphs[0]), workload(apart, graphs[1])

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.whatif.rollout_requests import (
-    Requests,
-    capped,
-    cut,
+    RolloutRequests,
+    find_requests,
     makespan,
-    more,
-    requests,
+    replicas_added,
     slots,
+    stopped_at,
+    tokens_capped,
 )
 from lightning_rlprof.analysis.whatif.whatif import Rollout, whatif
 from lightning_rlprof.errors import TraceError
@@ -46,8 +46,8 @@ def rank(*, tokens: bool = True) -> list[Row]:
     return [row._replace(id=row.id or row.step * 100 + 50) for row in rows]
 
 
-def found(spans: Spans) -> Requests:
-    their = requests(spans, spans.rows(kind="stage"))
+def found(spans: Spans) -> RolloutRequests:
+    their = find_requests(spans, spans.rows(kind="stage"))
     assert their is not None
     return their
 
@@ -62,18 +62,18 @@ def test_requests_are_the_innermost_rollout_spans_of_whatever_thread() -> None:
 
 def test_rollouts_without_requests_have_none() -> None:
     spans = loaded([row for row in rank() if row.kind != "region"])
-    assert requests(spans, spans.rows(kind="stage")) is None
+    assert find_requests(spans, spans.rows(kind="stage")) is None
 
 
 def test_what_is_saved_is_what_the_schedule_says() -> None:
     their = found(loaded(rank()))
     # Two slots: 10 + 30 + 50 = 90 and 20 + 40 + 100 = 160.
-    assert cut(their, 0.8).tolist() == [70 * MS] * 5
-    assert cut(their, 1.0).tolist() == [0] * 5
-    assert capped(their, 50).tolist() == [50 * MS] * 5  # type: ignore[union-attr]
+    assert stopped_at(their, 0.8).tolist() == [70 * MS] * 5
+    assert stopped_at(their, 1.0).tolist() == [0] * 5
+    assert tokens_capped(their, 50).tolist() == [50 * MS] * 5  # type: ignore[union-attr]
     # Four slots: 10 + 50, 20 + 100, 30 and 40.
-    assert more(their, np.arange(5), 1).tolist() == [40 * MS] * 5
-    assert capped(found(loaded(rank(tokens=False))), 50) is None
+    assert replicas_added(their, np.arange(5), 1).tolist() == [40 * MS] * 5
+    assert tokens_capped(found(loaded(rank(tokens=False))), 50) is None
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 4))

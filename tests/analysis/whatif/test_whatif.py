@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.critical_path.step_graph import dag
+from lightning_rlprof.analysis.critical_path.step_graph import step_graph
 from lightning_rlprof.analysis.whatif.whatif import predictions, score, whatif
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
@@ -27,7 +27,7 @@ def predicted(spans: Spans, change: str, **asked: Any) -> float:
 
 
 def took(spans: Spans) -> float:
-    graph = dag(spans)
+    graph = step_graph(spans)
     assert not isinstance(graph, str)
     return float(np.median(graph.wall_ns))
 
