@@ -181,8 +181,8 @@ _NEVER = np.iinfo(np.int64).max
 class Times:
     """Times of a replay, counted from the start of the step interval.
 
-    Visits are ``ready``, sync points ``start`` and ``finish``, runs ``end``; ``interval_ns`` is when
-    the last run of each interval ends.
+    Visits are ``ready``, sync points ``start`` and ``finish``, runs ``end``. ``interval_ns`` is
+    when the last run of each interval ends.
     """
 
     ready: Int64s
