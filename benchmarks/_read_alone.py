@@ -54,7 +54,7 @@ def _ingested(_: str) -> _Read:
 
     def read(path: Path) -> int:
         outcome = ingest_one(str(path))
-        if outcome.state != "made":
+        if outcome.state != "cached":
             raise SystemExit(f"{path}: {outcome.state}, {outcome.why}")
         return outcome.rows or 0
 

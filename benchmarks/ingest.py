@@ -147,7 +147,7 @@ def _measure(ranks: int, events: int, jobs: int) -> Cost:
                 table = ingest([folder], jobs=jobs)
         finally:
             shutil.rmtree(folder)
-        if set(table.column("state")) != {"made"}:
+        if set(table.column("state")) != {"cached"}:
             raise AssertionError(f"not all ranks were made: {table.column('why')}")
         cost.seconds += [float(each or 0) for each in table.column("seconds")]
         cost.megabytes.append(peak[0])

@@ -48,5 +48,5 @@ def test_a_notebook_shows_headline_stages_and_doubts_and_no_markup_of_the_run(
     assert "&lt;b&gt;mine&lt;/b&gt;" in shown
     assert "<b>mine" not in shown
     assert "<table>" in shown
-    assert "<li>of 2 ranks, these wrote no trace: 1</li>" in shown
-    assert "<li>rank 0: its file just stops" in shown
+    assert "<li>of 2 ranks, these have no trace: 1</li>" in shown
+    assert "<li>rank 0: its file is truncated" in shown

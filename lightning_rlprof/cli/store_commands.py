@@ -149,7 +149,7 @@ def ingest(
     ] = "local",
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON")] = False,
 ) -> None:
-    """Make the cache of every run and trace; what is made already is left, what fails is a row.
+    """Cache runs and traces as Parquet. Skips what is up to date; failures are reported per path.
 
     The exit status is 1 if any failed.
 
@@ -194,7 +194,7 @@ def _ingest_print(table: "Table") -> None:
         others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
         say(f"! {why}" if paths[0] in why else f"! {paths[0]}{others}: {why}", "yellow")
     states = table.column("state")
-    counts = [f"{states.count(state):,} {state}" for state in ("made", "ready", "failed")]
+    counts = [f"{states.count(state):,} {state}" for state in ("cached", "up to date", "failed")]
     say(", ".join(counts), "bold")
 
 

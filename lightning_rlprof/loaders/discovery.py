@@ -1,6 +1,6 @@
-"""Which runs and traces lie below a path, by their names first: a broken one must not be missed.
+"""Find the runs and traces below a path, and read a folder with one trace per rank.
 
-Several traces of device tools in one directory: told apart by rank, read, and joined.
+Names are looked at before contents, so that a broken trace is reported and not missed.
 """
 
 import os
@@ -118,7 +118,7 @@ def items(path: Path) -> list[Path]:
     inside. So is what must not be looked at. Links to directories are not followed.
 
     Raises:
-        TraceError: There is no such path, or nothing to read below it.
+        TraceError: The path doesn't exist, or nothing below it can be read.
     """
     try:
         there, is_folder = path.exists(), path.is_dir()

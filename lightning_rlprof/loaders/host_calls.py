@@ -1,6 +1,6 @@
-"""Tables of the host's calls: which one each lies in, and to which forward operator it belongs.
+"""Build the table of host calls: the parent of each call, and the forward operator it belongs to.
 
-Operators of torch that multiply matrices.
+Also names the operators of torch that multiply matrices.
 """
 
 import itertools
@@ -136,10 +136,10 @@ def _climb(at: Int64s, start: Int64s, end: Int64s, over: Int64s, above: Int64s) 
 def forwards(numbered: Grown) -> Iterator[Columns]:
     """Yield the number of the forward operator of each backward one that has one, with its row.
 
-    Both have autograd's sequence number, the backward one tells a forward thread, too. Of several
-    forward operators with one number, which lie in each other, the last one before it made the
-    node; torch's own arrows say the same. Threads count alike: a number that several of a process
-    use is not told apart.
+    Both have autograd's sequence number; the backward one has a forward thread, too. Several
+    nested forward operators may have one number: the last one before the backward one made the
+    node, as in torch's own arrows. Forward threads are numbered in another way there, so a
+    sequence number that several threads of a process use is left out.
     """
     keys = ("process", "sequence", "start_ns", "backward", "row")
     for block in in_order(numbered.parts(ROWS), *keys):

@@ -1,7 +1,4 @@
-"""Traces of several ranks as one run: one axis, one row of problems, tables end to end.
-
-Tables of several ranks put end to end.
-"""
+"""Join traces of several ranks into one run: one timeline, one list of warnings, joined tables."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +17,6 @@ from lightning_rlprof.tables.kernels import Coded, end_to_end
 from lightning_rlprof.tables.spans import Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
-# Columns of nanoseconds that count from the beginning of the axis; all others are lengths.
 # Columns of numbers that rows have in their rank, and by which others name them.
 _IDENTITIES = ("id", "parent", "forward")
 _RANK = Column("rank", "count")
@@ -65,10 +61,10 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
     if not tables:
         return Table(name, (_RANK,), abstained=note or _ABSENT)
     columns: dict[str, Column] = {}
-    parts = [_tables_columns(piece, table, columns) for piece, table in tables]
-    _number_on([(piece.ranks, part) for (piece, _), part in zip(tables, parts, strict=True)])
+    parts = [_columns_on_timeline(piece, table, columns) for piece, table in tables]
+    _renumber([(piece.ranks, part) for (piece, _), part in zip(tables, parts, strict=True)])
     counts = [len(table.rows) for _, table in tables]
-    cells = [_stacked([part.get(name) for part in parts], counts) for name in columns]
+    cells = [_concatenate([part.get(name) for part in parts], counts) for name in columns]
     return Table(name, tuple(columns.values()), ColumnRows(cells), note=note)
 
 
@@ -84,7 +80,7 @@ def _read_all(pieces: Sequence[Piece]) -> tuple[list[tuple[Piece, Table]], str]:
             tables.append((piece, table))
     there = {rank for piece, _ in tables for rank in piece.ranks}
     remarks[_ABSENT] = [rank for rank in remarks.get(_ABSENT, ()) if rank not in there]
-    return tables, _said(remarks)
+    return tables, _note_of(remarks)
 
 
 def _read(piece: Piece) -> tuple[Table | None, str]:
@@ -98,7 +94,7 @@ def _read(piece: Piece) -> tuple[Table | None, str]:
     return (table, table.note) if table.abstained is None else (None, table.abstained)
 
 
-def _said(remarks: dict[str, list[int]]) -> str:
+def _note_of(remarks: dict[str, list[int]]) -> str:
     texts = [
         f"rank {as_ranges(ranks)}: {text}" if ranks else text
         for text, ranks in remarks.items()
@@ -108,7 +104,7 @@ def _said(remarks: dict[str, list[int]]) -> str:
     return "; ".join([*texts[:_FEW], *more])
 
 
-def _tables_columns(piece: Piece, table: Table, heads: dict[str, Column]) -> dict[str, Any]:
+def _columns_on_timeline(piece: Piece, table: Table, heads: dict[str, Column]) -> dict[str, Any]:
     """Return one table's columns by name on the axis of the run, and add new ones to the heads."""
     found: dict[str, Any] = {}
     if _RANK.name not in (column.name for column in table.columns) and len(piece.ranks) == 1:
@@ -120,7 +116,7 @@ def _tables_columns(piece: Piece, table: Table, heads: dict[str, Column]) -> dic
     return found
 
 
-def _number_on(parts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> None:
+def _renumber(parts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> None:
     """Keep the numbers of rows apart where several pieces are of one rank."""
     free: dict[int, int] = {}
     for ranks, part in parts:
@@ -133,10 +129,10 @@ def _number_on(parts: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> None:
                 part[name] = part[name] + by
 
 
-def _stacked(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+def _concatenate(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     """Put one column of all tables end to end; None stands for a table that has none."""
     if any(isinstance(part, tuple) and len(part[1]) for part in parts):
-        return end_to_end([_texts(part, n) for part, n in zip(parts, counts, strict=True)])
+        return end_to_end([_as_texts(part, n) for part, n in zip(parts, counts, strict=True)])
     told = [part for part in parts if part is not None and not isinstance(part, tuple)]
     if not told:
         return np.full(sum(counts), -1), []
@@ -152,7 +148,7 @@ def _stacked(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     return np.ma.masked_array(data, masks) if masks.any() else data
 
 
-def _texts(part: Any, count: int) -> Coded:
+def _as_texts(part: Any, count: int) -> Coded:
     """Return a column as texts, also where a table has numbers or nothing under that name."""
     if part is None:
         return np.full(count, -1), []
@@ -199,7 +195,7 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
     """
     if not parts:
         raise ValueError("join needs the spans of at least one trace")
-    parts, left = _one_each(parts)
+    parts, left = _newest_per_rank(parts)
     return _joined(parts, [*lost, *left])
 
 
@@ -219,15 +215,15 @@ def _joined(parts: Sequence[Spans], lost: Sequence[RunWarning]) -> Spans:
         warnings=(
             *lost,
             *missing(world, [*headers, *(each.rank for each in lost)]),
-            *_undated(parts),
-            *(problem for part in parts for problem in _problems(part)),
+            *_without_time(parts),
+            *(problem for part in parts for problem in _warnings_of(part)),
         ),
         unix_ns=zero,
         tables=_tables(parts, later),
     )
 
 
-def _one_each(parts: Sequence[Spans]) -> tuple[list[Spans], list[RunWarning]]:
+def _newest_per_rank(parts: Sequence[Spans]) -> tuple[list[Spans], list[RunWarning]]:
     """Keep the newest of the parts that claim one rank, by rank; the first of two as old."""
     taken: dict[int, Spans] = {}
     problems: list[RunWarning] = []
@@ -235,9 +231,9 @@ def _one_each(parts: Sequence[Spans]) -> tuple[list[Spans], list[RunWarning]]:
     for part in sorted(parts, key=lambda part: -part.unix_ns):
         if both := sorted(taken.keys() & part.headers.keys()):
             name, other = part.path.name, taken[both[0]].path.name
-            text = f"{name} is left out: it says rank {both[0]}, as {other} does, which is kept"
+            text = f"{name} is left out: its rank is {both[0]}, as in {other}, which is kept"
             lost = [rank for rank in part.ranks if rank not in taken]
-            text += f"; so nothing is read of rank {as_ranges(lost)}" if lost else ""
+            text += f"; so rank {as_ranges(lost)} has no data" if lost else ""
             problems += [RunWarning(rank, text) for rank in (lost or both[:1])]
             continue
         taken |= dict.fromkeys(part.headers, part)
@@ -299,7 +295,7 @@ def _notes(part: Spans, later_ns: int) -> list[RankNote]:
     ]
 
 
-def _problems(part: Spans) -> list[RunWarning]:
+def _warnings_of(part: Spans) -> list[RunWarning]:
     """Return what a part says of itself, as said by its rank, or by its name if it has several."""
     rank = _only_rank(part)
     return [
@@ -316,7 +312,7 @@ def _only_rank(part: Spans) -> int | None:
     return part.ranks[0] if len(part.ranks) == 1 else None
 
 
-def _undated(parts: Sequence[Spans]) -> list[RunWarning]:
+def _without_time(parts: Sequence[Spans]) -> list[RunWarning]:
     text = "{} has no recording time: its times start with those of the run"
     return [
         RunWarning(rank, text.format(part.path.name))

@@ -1,4 +1,4 @@
-"""The one door to a recorded run: `load(path)` finds the files and returns `Spans`."""
+"""Read a run or an external trace: `load(path)` finds the files and returns `Spans`."""
 
 import dataclasses
 import os
@@ -30,11 +30,11 @@ _FEW = 8
 
 
 def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Spans:
-    """Read a run: its directory, one rank's file, or a save path with runs (then the newest).
+    """Read a run: its directory, one rank's file, or an output directory (then the newest run).
 
-    Or what a device tool wrote: a report of Nsight Systems or its SQLite export, a Chrome trace of
-    torch.profiler, captures of torch_npu.profiler; or a directory with one of them, or with one per
-    rank. What is missing or doubtful is in ``Spans.problems``, it is no error.
+    Or read an external trace: a report of Nsight Systems or its SQLite export, a torch.profiler
+    trace, captures of torch_npu.profiler, or a directory with one trace, or with one per rank. Data
+    that is missing or doubtful is listed in ``Spans.warnings``; it does not raise.
 
     Args:
         path: What to read; a URL such as s3://bucket/run is fetched first (docs/remote.md).
@@ -58,7 +58,7 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
 
 
 def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
-    """Fetch a run and read it; the copies go with the last table that can be asked of it.
+    """Fetch a run and read it; the copies are deleted with the last table of the run.
 
     Raises:
         TraceError: As `fetch` and ``read``; the text names the URL.
@@ -74,7 +74,7 @@ def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
     if text:  # not in the handler: a chained error would name the copy
         fetched.close()
         raise TraceError(text)
-    copied = f"{path}: {files_text(fetched.files)}, {size_text(fetched.size)}, copied to be read"
+    copied = f"{path}: {files_text(fetched.files)}, {size_text(fetched.size)}, copied to read it"
     return dataclasses.replace(
         spans,
         path=path,
@@ -96,7 +96,7 @@ def _read_newest(
     spans = _read_run(newest, progress)
     if len(runs) == 1:
         return spans
-    text = f"{path} holds {len(runs)} runs; this is the newest, {newest.name}"
+    text = f"{path} contains {len(runs)} runs; this is the newest, {newest.name}"
     return dataclasses.replace(spans, notes=(RankNote(None, 0, "info", text), *spans.notes))
 
 
@@ -135,7 +135,7 @@ def _read_traces(
     if is_ascend(path):
         return _read_file(path, progress)
     if rank_files(path.parent):
-        text = f"{path}: holds one rank's device files; the run is {path.parent}"
+        text = f"{path}: contains the captures of one rank; the run is {path.parent}"
         raise TraceError(text)
     files = device_files(path) or _chrome_traces(path, names)
     if len(files) == 1:
@@ -143,7 +143,7 @@ def _read_traces(
     one_tool = len({file.suffix in _NSYS for file in files}) == 1
     run = read_ranks(files, _read_trace, progress) if one_tool else None
     if run is None:
-        raise TraceError(f"{path}: {_no_run(files, names)}")
+        raise TraceError(_no_run(path, files, names))
     return dataclasses.replace(run, path=path)
 
 
@@ -153,17 +153,14 @@ def _read_trace(path: Path) -> Spans:
     return (read_nsys if path.suffix in _NSYS or is_sqlite(path) else read_kineto)(path)
 
 
-def _no_run(files: list[Path], names: list[str]) -> str:
+def _no_run(path: Path, files: list[Path], names: list[str]) -> str:
     if files:
         some = ", ".join(file.name for file in files[:_FEW])
         some += f" and {len(files) - _FEW} more" if len(files) > _FEW else ""
-        return f"holds {len(files)} traces, pass one of them: {some}"
+        return f"{path}: contains {len(files)} traces, pass one of them: {some}"
     if names:
-        return (
-            "holds no run, that is no rank-*.jsonl files, nor a directory with them, nor a trace "
-            "of a device tool"
-        )
-    return "is an empty directory, where a run has rank-*.jsonl files"
+        return f"no run or trace in {path} (expected rank-*.jsonl or a profiler trace)"
+    return f"{path}: empty directory (expected rank-*.jsonl or a profiler trace)"
 
 
 def _chrome_traces(path: Path, names: list[str]) -> list[Path]:

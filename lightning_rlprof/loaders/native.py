@@ -1,7 +1,4 @@
-"""Rank files of one run, read one by one into the columns of `Spans`.
-
-Counters of spans as columns that keep every number as it was written.
-"""
+"""Read the rank files of an rlprof run into the columns of `Spans`, on a common timeline."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +16,7 @@ from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_tra
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
-_NOTHING: dict[str, Number | None] = {}
+_NO_COUNTERS: dict[str, Number | None] = {}
 
 
 def collect(
@@ -34,7 +31,7 @@ def collect(
     """
     found: dict[str, tuple[list[int], list[Number]]] = {}
     for row, line in enumerate(lines):
-        counters = line.counters or _NOTHING
+        counters = line.counters or _NO_COUNTERS
         if line.id in late:
             counters = {**counters, **late[line.id]}
         for name, value in counters.items():
@@ -62,7 +59,7 @@ def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
 
 
 def merge(ranks: Sequence[Mapping[str, Counter]], counts: Sequence[int]) -> dict[str, Counter]:
-    """Join the counters of ranks that have so many spans each.
+    """Join the counters of ranks; ``counts`` are their numbers of spans.
 
     Where the types of two ranks differ, the values stay Python numbers.
     """
@@ -88,7 +85,7 @@ _LARGEST = 2**60
 _LARGEST_ANCHOR = 2**62
 _LARGEST_EXCHANGED = 2**58
 _MOST_RANKS = 2**20
-_NUMBERS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
+_COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
 
 
 @dataclass
@@ -132,7 +129,7 @@ def read_run(
     tables = _Tables()
     for count, file in enumerate(files, start=1):
         try:
-            problems += _admit(_read_rank(file, tables), ranks)
+            problems += _add_rank(_read_rank(file, tables), ranks)
         except TraceError as error:
             broken.append(error)
             problems.append(RunWarning(_rank_of(file), str(error)))
@@ -149,12 +146,12 @@ def _world(ranks: Mapping[int, _Rank]) -> int:
     return max(rank.header.world_size for rank in ranks.values())
 
 
-def _admit(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
+def _add_rank(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
     """Add a rank to the run unless its file does not belong there."""
     number, name = rank.header.rank, rank.path.name
     if number in ranks:
         other = ranks[number].path.name
-        return [RunWarning(number, f"{name} is left out: it says rank {number}, as {other} does")]
+        return [RunWarning(number, f"{name} is left out: its rank is {number}, as in {other}")]
     first = next(iter(ranks.values()), rank)
     ranks[number] = rank
     if rank.header.run_id != first.header.run_id:
@@ -168,47 +165,47 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     number = trace.header.rank
     if not 0 <= number < _MOST_RANKS:
         raise TraceError(
-            f"{file}: its header says rank {number}, allowed are 0 to {_MOST_RANKS - 1}"
+            f"{file}: rank {number} in its header is out of range (0 to {_MOST_RANKS - 1})"
         )
     if not -_LARGEST < trace.header.unix_ns - trace.header.clock_ns < _LARGEST_ANCHOR:
         raise TraceError(f"{file}: the clock values in its header are out of range")
-    lines, problems = _sound(trace)
+    lines, problems = _valid_spans(trace)
     columns = _columns(lines, number, trace.threads, tables)
     order = np.lexsort((columns["id"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}
-    problems += _family(columns, number)
+    problems += _check_ids(columns, number)
     counters = collect(lines, trace.late, order)
-    head, met = _head(trace.header, problems), _meetings(trace)
+    head, met = _checked_header(trace.header, problems), _valid_exchanges(trace)
     return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, met)
 
 
-def _head(head: Header, problems: list[RunWarning]) -> Header:
+def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
     """Return a header whose world can be true; one that cannot is as small as its rank allows."""
     if 0 < head.world_size <= _MOST_RANKS:
         return head
-    text = f"its header says {head.world_size} ranks, allowed are 1 to {_MOST_RANKS}: not taken"
+    text = f"ignored the world size {head.world_size} of its header (allowed: 1 to {_MOST_RANKS})"
     problems.append(RunWarning(head.rank, text))
     return replace(head, world_size=head.rank + 1)
 
 
-def _meetings(trace: RankTrace) -> Meetings:
+def _valid_exchanges(trace: RankTrace) -> Meetings:
     """Return the exchanges that can be true."""
     return [
         (rank, sound)
         for rank, readings in trace.exchanges
-        if (sound := [each for each in readings if _is_causal(*each)])
+        if (sound := [each for each in readings if _is_possible(*each)])
     ]
 
 
-def _is_causal(sent: int, arrived: int, answered: int, received: int) -> bool:
+def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:
     most = _LARGEST_EXCHANGED
     return -most < sent <= received < most and -most < arrived <= answered < most
 
 
-def _sound(trace: RankTrace) -> tuple[list[SpanLine], list[RunWarning]]:
+def _valid_spans(trace: RankTrace) -> tuple[list[SpanLine], list[RunWarning]]:
     """Return the spans that can be true, and say how many cannot, and how the file ended."""
     rank, lines = trace.header.rank, trace.spans
-    small = [line for line in lines if _is_small(line)]
+    small = [line for line in lines if _is_in_range(line)]
     forward = [line for line in small if line.end_ns >= line.start_ns]
     texts = [
         (trace.lost_lines, "{} of its lines can't be read"),
@@ -220,7 +217,7 @@ def _sound(trace: RankTrace) -> tuple[list[SpanLine], list[RunWarning]]:
     return forward, [RunWarning(rank, text.format(int(count))) for count, text in texts if count]
 
 
-def _is_small(line: SpanLine) -> bool:
+def _is_in_range(line: SpanLine) -> bool:
     return (
         -_LARGEST < line.start_ns < _LARGEST
         and -_LARGEST < line.end_ns < _LARGEST
@@ -254,11 +251,11 @@ def _columns(
     count = len(lines)
     return {
         column: np.fromiter(numbers, np.int64, count)
-        for column, numbers in zip(_NUMBERS, values, strict=True)
+        for column, numbers in zip(_COLUMNS, values, strict=True)
     }
 
 
-def _family(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
+def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
     """Say how many spans share an id or name a parent that is not in the file."""
     ids, parents = columns["id"], columns["parent"]
     twins = len(ids) - len(np.unique(ids))
@@ -282,14 +279,17 @@ def _assemble(
     headers = {number: rank.header for number, rank in ranks.items()}
     problems += disagreeing(headers.values())
     clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
-    zero, lives = _first_event(ranks, clocks), {n: _life(rank) for n, rank in ranks.items()}
+    zero, lives = (
+        _first_event(ranks, clocks),
+        {n: _first_and_last(rank) for n, rank in ranks.items()},
+    )
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
     joined: dict[str, Any] = {
-        name: np.concatenate([rank.columns[name] for rank in every]) for name in _NUMBERS
+        name: np.concatenate([rank.columns[name] for rank in every]) for name in _COLUMNS
     }
     return Spans(
         path,
@@ -303,17 +303,17 @@ def _assemble(
         notes=tuple(_notes(ranks, clocks, zero)),
         warnings=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
         unix_ns=zero,
-        **_known(headers, clocks, lives),
+        **_clock_facts(headers, clocks, lives),
     )
 
 
-def _life(rank: _Rank) -> list[int]:
+def _first_and_last(rank: _Rank) -> list[int]:
     """Return when a rank began and ended on its own clock, nothing where it has no spans."""
     start, end = rank.columns["start_ns"], rank.columns["end_ns"]
     return [int(start[0]), int(end.max())] if len(start) else []
 
 
-def _known(
+def _clock_facts(
     headers: Mapping[int, Header], clocks: Mapping[int, OnAxis], lives: Mapping[int, list[int]]
 ) -> dict[str, Any]:
     """Return what is to be told of clocks where there are several."""

@@ -1,4 +1,4 @@
-"""Ranks in names of files, as text, and those that are missing."""
+"""Find ranks in file names, name missing ranks, and write ranks as text."""
 
 import re
 from collections.abc import Iterable
@@ -27,14 +27,14 @@ def missing(world: int, seen: Iterable[int | None]) -> list[RunWarning]:
     Example::
 
         >>> missing(8, [0, 4])[0].text
-        'of 8 ranks, these wrote no trace: 1-3, 5-7'
+        'of 8 ranks, these have no trace: 1-3, 5-7'
     """
     there = {rank for rank in seen if rank is not None and 0 <= rank < world}
     gaps, expected = [], 0
     for rank in [*sorted(there), world]:
         gaps += [range(expected, rank)] if rank > expected else []
         expected = rank + 1
-    text = f"of {world} ranks, these wrote no trace: {', '.join(map(_run, gaps))}"
+    text = f"of {world} ranks, these have no trace: {', '.join(map(_run, gaps))}"
     return [RunWarning(None, text)] if gaps else []
 
 
@@ -47,12 +47,12 @@ def disagreeing(headers: Iterable[Header]) -> list[RunWarning]:
 
         >>> from lightning_rlprof.testing import make_header
         >>> disagreeing([make_header(0, 2), make_header(1, 2), make_header(2, 4)])[0].text
-        'ranks of one role (actor) are of several jobs: 0-1 of 2, 2 of 4'
+        'ranks of role actor have different world sizes (several jobs?): 0-1 of 2, 2 of 4'
     """
     worlds: dict[str, dict[int, list[int]]] = {}
     for each in headers:
         worlds.setdefault(each.role, {}).setdefault(each.world_size, []).append(each.rank)
-    text = "ranks of one role ({}) are of several jobs: {}"
+    text = "ranks of role {} have different world sizes (several jobs?): {}"
     return [
         RunWarning(None, text.format(role, ", ".join(f"{as_ranges(of)} of {n}" for n, of in told)))
         for role, told in ((role, sorted(own.items())) for role, own in worlds.items())

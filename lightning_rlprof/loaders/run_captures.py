@@ -1,6 +1,7 @@
-"""What device tools left in a run's directory, put together as the run's table of kernels.
+"""Add the tables of the captures in a run's directory: kernels, copies, collectives, and so on.
 
-What captures in a run's folders hold beside kernels, on the axis of the run.
+A capture is what a profiler wrote there. Its times are put on the run's timeline. Without marks of
+its own, its kernels get stage and step from the spans of the run.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,9 +39,9 @@ from lightning_rlprof.tables.kernels import (
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import ColumnRows, Table
 
-_CAPTURES_CHROME = ("memcpy", "collectives", "calls", "memory", "counters", "shapes")
-_NSYS = ("memcpy", "sync", "gpu_metrics")
-_TELLING = (KINDS.index("stage"), KINDS.index("step"))
+_KINETO_TABLES = ("memcpy", "collectives", "calls", "memory", "counters", "shapes")
+_NSYS_TABLES = ("memcpy", "sync", "gpu_metrics")
+_MARKING = (KINDS.index("stage"), KINDS.index("step"))
 
 Tables = Mapping[str, Callable[[], Table]]
 
@@ -64,21 +65,21 @@ def capture_tables(
         others: Tables of other tools on the axis of the run; those of one name are joined.
         is_chrome: Tells the two kinds of files apart.
     """
-    read = cache(lambda path: _captures_read(path, files[path], chrome=is_chrome(path)))
+    read = cache(lambda path: _read_capture(path, files[path], chrome=is_chrome(path)))
 
     def table(name: str) -> Table:
-        pieces = [_piece(name, path, rank, read, spans) for path, rank in files.items()]
+        pieces = [_part_of_table(name, path, rank, read, spans) for path, rank in files.items()]
         if name in others:
             pieces.append(Piece((), 0, others[name]))
         return join_tables(name, pieces)
 
     names = sorted(
-        {name for path in files for name in (_CAPTURES_CHROME if is_chrome(path) else _NSYS)}
+        {name for path in files for name in (_KINETO_TABLES if is_chrome(path) else _NSYS_TABLES)}
     )
     return {**others, **{name: partial(table, name) for name in names}}
 
 
-def _captures_read(path: Path, rank: int | None, *, chrome: bool) -> Spans:
+def _read_capture(path: Path, rank: int | None, *, chrome: bool) -> Spans:
     from lightning_rlprof.loaders.kineto.reader import read_kineto
 
     part = read_kineto(path) if chrome else read_nsys(path, rank)
@@ -89,7 +90,7 @@ def _captures_read(path: Path, rank: int | None, *, chrome: bool) -> Spans:
     return part
 
 
-def _piece(
+def _part_of_table(
     name: str, path: Path, rank: int | None, read: Callable[[Path], Spans], spans: Spans
 ) -> Piece:
     """Return one file's part of a table; what is wrong with the file is said when it is read."""
@@ -97,17 +98,17 @@ def _piece(
     try:
         part = read(path)
     except TraceError as error:
-        return Piece(ranks, 0, partial(_fail, error))
+        return Piece(ranks, 0, partial(_raise, error))
     if name not in part.tables:
         return Piece(ranks, 0, None)
-    return Piece(ranks or part.ranks, 0, partial(_own, part, name, rank, spans))
+    return Piece(ranks or part.ranks, 0, partial(_on_run_timeline, part, name, rank, spans))
 
 
-def _fail(error: TraceError) -> Table:
+def _raise(error: TraceError) -> Table:
     raise error
 
 
-def _own(part: Spans, name: str, rank: int | None, spans: Spans) -> Table:
+def _on_run_timeline(part: Spans, name: str, rank: int | None, spans: Spans) -> Table:
     """Read a table on the run's axis, with the rank of its folder, and stages where it has none.
 
     A file of several ranks is of one host, so any of them tells its clock.
@@ -125,12 +126,12 @@ def _own(part: Spans, name: str, rank: int | None, spans: Spans) -> Table:
     }
     if rank is not None and "rank" in cells and len(part.ranks) == 1:
         cells["rank"] = np.full(len(table.rows), rank, np.int64)
-    if "stage" in cells and not np.isin(part.kind, _TELLING).any():
-        cells |= _filled(cells, spans)
+    if "stage" in cells and not np.isin(part.kind, _MARKING).any():
+        cells |= _fill_stages(cells, spans)
     return Table(name, table.columns, ColumnRows([cells[head] for head in heads]), note=table.note)
 
 
-def _filled(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
+def _fill_stages(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
     """Return stage and step of the run's own spans at each launch, of which none is told."""
     times, rank = cells.get("launch", cells["start"]), np.ma.getdata(cells["rank"])
     if isinstance(times, tuple):  # no launch is known
@@ -185,11 +186,13 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         folder = rank_directory(run, rank)
         files |= dict.fromkeys(device_files(folder, deep=True), rank)
         found = sorted(folder.rglob(_ASCEND), key=lambda path: (path.is_symlink(), path))
-        once = {path.resolve(): path for path in reversed(found)}  # a link to one here is no other
+        once = {
+            path.resolve(): path for path in reversed(found)
+        }  # a link to one here is the same one
         captures |= dict.fromkeys(sorted(once.values()), rank)
     if not files and not captures:
         return spans
-    others = ascend_tables(captures, spans.unix_ns, partial(_fill_by_wall_clock, spans))
+    others = ascend_tables(captures, spans.unix_ns, partial(_fill_shifted_kernels, spans))
     if spans.wall_off:
         others = {name: partial(table_on_run, spans, read) for name, read in others.items()}
     others = capture_tables(files, spans, others, _is_chrome)
@@ -206,7 +209,7 @@ def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
     parts, remarks = [], []
     for path, rank in files.items():
         try:
-            part, own = _read(path, rank, spans)
+            part, own = _read_kernels(path, rank, spans)
         except TraceError as error:
             remarks.append(str(error))
             continue
@@ -217,7 +220,7 @@ def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
     return kernel_table(join(parts), note="; ".join(remarks))
 
 
-def _read(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str]]:
+def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str]]:
     """Read one file's kernels onto the run's axis."""
     if path.is_dir():
         kernels, unix_ns, remarks = read_ascend_kernels(path)
@@ -239,18 +242,21 @@ def _read(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str
     kernels = replace(kernels, rank=np.where(told < 0, rank or 0, told))
     whose = int(kernels.rank[0]) if rank is None and len(kernels.rank) else rank
     kernels = kernels_on_run(spans, whose, unix_ns, kernels)
-    filled, count = _fill(kernels, spans)
-    return filled, [*remarks, *([f"{count} launches count to the run's spans"] if count else [])]
+    filled, count = _fill_kernel_stages(kernels, spans)
+    return filled, [
+        *remarks,
+        *([f"{count} launches belong to the stages of the run's spans"] if count else []),
+    ]
 
 
-def _fill_by_wall_clock(spans: Spans, kernels: Kernels) -> Kernels:
+def _fill_shifted_kernels(spans: Spans, kernels: Kernels) -> Kernels:
     """Do the same for kernels of one capture that lie on the axis of the run by wall clock."""
     rank = int(kernels.rank[0]) if len(kernels.rank) else None
-    filled, _ = _fill(kernels_on_run(spans, rank, spans.unix_ns, kernels), spans)
+    filled, _ = _fill_kernel_stages(kernels_on_run(spans, rank, spans.unix_ns, kernels), spans)
     return replace(kernels, stage=filled.stage, step=filled.step)
 
 
-def _fill(kernels: Kernels, spans: Spans) -> tuple[Kernels, int]:
+def _fill_kernel_stages(kernels: Kernels, spans: Spans) -> tuple[Kernels, int]:
     """Take stage and step from the run's spans for ranks of which the tool knows neither."""
     codes, texts = kernels.stage
     told = kernels.rank[(codes >= 0) | (kernels.step > 0)]

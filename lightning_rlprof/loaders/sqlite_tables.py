@@ -1,4 +1,4 @@
-"""Tables of an SQLite file as columns of numbers and texts.
+"""Read tables of an SQLite file as columns of numbers and texts.
 
 Tools write a table only where they recorded something, and columns differ between their versions:
 what is absent reads as `UNKNOWN`. The file is never written to, and nothing is written beside it.
@@ -25,10 +25,11 @@ _ASKED = 500  # numbers in one query; SQLite allows 999 in its oldest versions
 # Pages that all point at one page hold more rows than any disk: 90 kB were seen to hold 10^15. What
 # SQLite does for an answer it counts in steps; a real file takes 0.4 for each of its bytes.
 _LOOK, _STEPS, _FREE = 100_000, 50, 10_000_000
-# 18 digits fit into 64 bits. SQLite would make 0 of a text that is no number.
-_CELL = """CASE typeof("{0}") WHEN 'integer' THEN "{0}" WHEN 'text' THEN
-CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND length("{0}") < 20
-THEN CAST("{0}" AS INTEGER) ELSE :unknown END ELSE :unknown END"""
+# 18 digits fit into 64 bits. SQLite would make 0 of any other text.
+_TEXT_CELL = """CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND length("{0}") < 20
+THEN CAST("{0}" AS INTEGER) ELSE :unknown END"""
+_CELL = f"""CASE typeof("{{0}}") WHEN 'integer' THEN "{{0}}" WHEN 'text' THEN {_TEXT_CELL}
+ELSE :unknown END"""
 
 
 class SqliteTables:
@@ -39,8 +40,8 @@ class SqliteTables:
         source: What the user named, where that is another file; errors name it.
 
     Raises:
-        TraceError: The file is no SQLite database; also from any method when the file turns out to
-            be damaged.
+        TraceError: The file is not an SQLite database; also from any method if the file turns out
+            to be damaged.
 
     Attributes:
         columns: Names of the columns by table.
@@ -52,7 +53,7 @@ class SqliteTables:
         # Immutable: a journal that lies beside the file is not applied, and none is made.
         self._uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
         size, whole = self._sizes(path)
-        lost = f"is cut off, after {size:,} of {whole:,} bytes" if size < whole else ""
+        lost = f"is truncated after {size:,} of {whole:,} bytes" if size < whole else ""
         self.problems = [text for text in (lost, _journal(path)) if text]
         self._most = _FREE + _STEPS * size
         self.columns = self._schema()
@@ -155,7 +156,7 @@ class SqliteTables:
         return size, pages * (65_536 if page == 1 else page) if kept else size
 
     def _schema(self) -> Mapping[str, frozenset[str]]:
-        # Plain tables only: a view or a virtual table may be a program of whoever wrote the file.
+        # Plain tables only: a view or a virtual table may run code from the file.
         names = self.rows("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%'")
         info = "SELECT name FROM pragma_table_info(?)"
         return {
@@ -183,4 +184,4 @@ def _journal(path: Path) -> str:
         there = journal.stat().st_size > 0
     except OSError:
         return ""
-    return f"is not all there: what {journal.name} beside it holds is not read" if there else ""
+    return f"is incomplete: the rows in {journal.name} next to it are not read" if there else ""

@@ -1,4 +1,4 @@
-"""The disposable Parquet files beside a run: found by what they were made of, else made anew."""
+"""The disposable Parquet cache next to a run, found by the files that it was made from."""
 
 import contextlib
 import hashlib
@@ -32,7 +32,7 @@ _FACTS = "run.json"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{32}")
 _DAY_S = 86_400
-# What our own commands write into a run's directory is no part of the run.
+# What rlprof's own commands write into a run's directory does not belong to the run.
 _WRITTEN = {"predictions.jsonl", "report.html", "trace.json.gz"}
 
 
@@ -42,7 +42,7 @@ class Parts:
 
     Attributes:
         core: Tables to write at once.
-        lazy: Tables that somebody may add later.
+        lazy: Tables that may be added later.
         facts: What `lightning_rlprof.store.cached_run.facts_of` says of the run.
     """
 
@@ -89,7 +89,7 @@ class Cache:
         return facts if isinstance(facts, dict) else None
 
     def add(self, table: Table, name: str) -> None:
-        """Write a table; whoever reads sees all of it or nothing.
+        """Write a table; readers see all of it or nothing.
 
         Raises:
             OSError: The disk does not take it.
@@ -209,7 +209,7 @@ def make(path: Path, made_of: Sources, parts: Parts, *, shared: bool) -> Cache:
         cache = _fill(Path(folder), parts)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        text = f"{tempfile.gettempdir()}: has no room for the tables of {path} ({error})"
+        text = f"{tempfile.gettempdir()}: no room for the tables of {path} ({error})"
         raise TraceError(f"{text}; set TMPDIR to another folder") from error
     weakref.finalize(cache, shutil.rmtree, folder, ignore_errors=True)
     return cache

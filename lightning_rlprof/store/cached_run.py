@@ -1,6 +1,6 @@
-"""A run out of its cache, the same as out of its files, and without reading them.
+"""Read a run from its cache: the same `Spans` as from its files.
 
-What a run holds beside its tables, as JSON: with it the tables are the whole run again.
+The cache contains the tables, and JSON facts: names, threads, headers, notes, warnings.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""Tables given to DuckDB as they lie in memory: numbers uncopied, each text once.
-
-DuckDB for our own files, one per process and purpose: to start it takes as long as to write.
-"""
+"""Give tables to DuckDB without copying their numbers, and share one DuckDB per process."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""A table of many traces as one view over their caches: read as a query goes, never held whole."""
+"""Join the cached tables of many traces into one SQL view, read only while a query runs."""
 
 import json
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class JoinedTable(NamedTuple):
 
 
 def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
-    """Return the table of all parts that have it, or why none can tell it.
+    """Return the table of all parts that have it, or the reason for missing data.
 
     Args:
         name: Of the table.
@@ -126,4 +126,6 @@ def _abouts(paths: Sequence[Path]) -> dict[Path, About]:
         return {path: json.loads(found[str(file)]) for path, file in last.items()}
     except (duckdb.Error, ValueError, KeyError) as error:
         text = " ".join(str(error).split())
-        raise TraceError(f"a table cannot be read ({text}); ingest makes it anew") from error
+        raise TraceError(
+            f"a cached table cannot be read ({text}); run rlprof ingest to rebuild it"
+        ) from error

@@ -1,4 +1,4 @@
-"""The door to a run for who asks again and again: out of a good cache, else out of its files."""
+"""Open a run from its cache if there is one, else from its files."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ def open_run(path: str | Path, *, progress: _Progress | None = None, cache: bool
         >>> open_run("traces/rank-0.json.gz").table("kernels")  # doctest: +SKIP
     """
     path = place(path)
-    if isinstance(path, RemotePath):  # its copies go, so a cache beside them would be for nobody
+    if isinstance(path, RemotePath):  # its copies are deleted, and a cache with them
         return load(path, progress=progress)
     existing = find(path, sources(path))
     found = existing and cached_spans(existing, path, partial(_read, cache=False))

@@ -1,7 +1,4 @@
-"""One table as Parquet, a file or a folder of files, and what it says beside its rows.
-
-A table's files as the table that was written; a column is read when it is asked for.
-"""
+"""Write a table as Parquet, one file or a folder of files, and read it back column by column."""
 
 import json
 import os
@@ -31,7 +28,7 @@ from lightning_rlprof.store.sql import text_literal
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, PartRows, Table
 
 STAMP_NS = 946_684_800 * 10**9
-"""Time of change of every file of ours, the year 2000: whoever changes one changes this."""
+"""Modification time of every cache file, the year 2000: a file with another one was changed."""
 
 About = dict[str, Any]
 """What a file tells beside its rows: ``note``, ``abstained``, and of each of the ``columns``
@@ -40,7 +37,7 @@ About = dict[str, Any]
 AT_ONCE = 49_152
 """Rows of `PartRows` that are in memory at a time; a table of more is a folder of files."""
 
-_FEW = 8  # files after which DuckDB is started anew: it holds 2 MB more after each, and takes 20 ms
+_FEW = 8  # files after which DuckDB is restarted: it holds 2 MB more after each, and takes 20 ms
 _MAGIC = b"PAR1"
 
 # Groups of rows are small: DuckDB's own 122,880 hold 40 MB more while they are written, and it
@@ -75,7 +72,7 @@ def write_table(table: Table, name: str, path: Path) -> None:
         raise OSError(None, " ".join(str(error).split()), str(path)) from error
     except duckdb.Error as error:
         text = " ".join(str(error).split())
-        raise TraceError(f"table {name} cannot be brought into columns ({text})") from error
+        raise TraceError(f"table {name} cannot be written as columns ({text})") from error
 
 
 def _write_parts(table: Table, rows: PartRows, path: Path) -> None:
@@ -182,7 +179,7 @@ def read_about(path: Path) -> About | None:
         return about if {"note", "abstained", "columns"} <= set(about) else None
     except (duckdb.Error, OSError, ValueError, IndexError, TypeError):
         return None
-    except RuntimeError:  # a path that is no text
+    except RuntimeError:  # a path that is not valid text
         return None
 
 
@@ -304,4 +301,6 @@ class _File(Sequence[Any]):
                 return connection.execute(query).fetchnumpy()
         except duckdb.Error as error:
             text = " ".join(str(error).split())
-            raise TraceError(f"{self._path}: is damaged ({text}); delete it") from error
+            raise TraceError(
+                f"{self._path}: corrupt ({text}); delete it, and rlprof rebuilds it"
+            ) from error

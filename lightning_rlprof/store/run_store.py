@@ -1,4 +1,4 @@
-"""The door to a run's tables: made once, kept as Parquet, asked in SQL that can only read."""
+"""Query the tables of a run by read-only SQL; they are cached as Parquet."""
 
 import contextlib
 import re
@@ -145,7 +145,7 @@ class Store:
         try:
             self._cache.add(self._table(name), name)
         except OSError as error:
-            text = f"{self._cache.folder}: has no room for table {name} ({error.strerror})"
+            text = f"{self._cache.folder}: no room for table {name} ({error.strerror})"
             raise TraceError(text) from error
 
     def _table(self, name: str) -> Table:
@@ -233,6 +233,6 @@ def _explained(error: TraceError, tables: Iterable[str], untold: Mapping[str, st
     if found is None:
         return error
     if found[1].lower() in untold:
-        return TraceError(f"table {found[1]} is not told: {untold[found[1].lower()]}")
+        return TraceError(f"table {found[1]} has no data: {untold[found[1].lower()]}")
     text, _, _ = str(error).partition(" Did you mean")  # which knows only what is open
     return TraceError(f"{text} (there are: {', '.join(tables)})")

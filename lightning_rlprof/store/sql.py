@@ -1,4 +1,4 @@
-"""SQL that can only read: one SELECT, in a DuckDB that may open nothing but the run's tables."""
+"""Run one read-only SELECT in a DuckDB that may open nothing but the tables of a run."""
 
 import contextlib
 import re
@@ -49,7 +49,7 @@ def answer(
         query: One SELECT, WITH, FROM, DESCRIBE, SHOW or SUMMARIZE.
         attach: Makes the tables, before everything else is closed.
         paths: Files that the tables are read from.
-        rows: So many at most; the note then counts all.
+        rows: Most rows; the note then counts all.
 
     Raises:
         TraceError: The query is wrong, or would do more than read; the text is one line.
@@ -120,7 +120,7 @@ def closed(attach: Attach, paths: Iterable[Path] = ()) -> "DuckDBPyConnection":
 
 
 def _allow_open(files: int) -> None:
-    """Let this process open so many files as far as the system does.
+    """Raise the limit of open files of this process, as far as the system allows.
 
     DuckDB opens some thirty ahead on each core, and usual limits are 1,024: a job has more ranks.
     """
@@ -171,9 +171,11 @@ def _checked(connection: "DuckDBPyConnection", query: str) -> tuple[str, tuple[C
         kinds = [statement.type.name for statement in statements]
         if kinds != ["SELECT"]:
             what = " and ".join(kinds) or "nothing"
-            raise TraceError(f"a query is one SELECT and only reads; this is {what}")
+            raise TraceError(f"only a single read-only SELECT is supported; this is {what}")
         if found := _SWITCH.search(query):
-            raise TraceError(f"a query is one SELECT and only reads; {found[0]}) changes settings")
+            raise TraceError(
+                f"only a single read-only SELECT is supported; {found[0]}) changes settings"
+            )
         select = _without_end(statements[0].query)
         # At the top DuckDB 2 allows WITH t AS (COPY … TO …), and would write before it answers.
         connection.sql(f"SELECT * FROM ({select}\n)")
@@ -240,7 +242,7 @@ def _held(array: Any) -> Any:
 
 
 def _asked(connection: "DuckDBPyConnection", ask: Callable[[], T]) -> T:
-    """Return what a function asks of DuckDB, which by itself may not hear of Ctrl-C.
+    """Return what a function asks of DuckDB, and let Ctrl-C interrupt it.
 
     The main thread, which hears of signals, has it asked by another one; as Python ends, there is
     none to be had. An error of DuckDB becomes one line.

@@ -1,9 +1,7 @@
-"""Intervals that lie in one another: what is around each, its own time, and what is open when.
+"""Nested intervals on lanes such as threads: parents, self time, and the innermost at a moment.
 
-All come by lane, start, and end downwards. What two of a lane share without one holding the other,
-as in damaged traces, belongs to the later one.
-
-Find the innermost range around a moment or a range, among those that nest and overlap.
+Intervals are sorted by lane, then start, then the longer first. Time that two of a lane share
+without nesting, as in damaged traces, belongs to the later one.
 """
 
 from itertools import pairwise
@@ -19,7 +17,7 @@ NONE = -1
 SLACK_NS = 1_000
 """So much later may an interval end than the one that it lies in.
 
-Before torch 2.3 start and duration were cut to microseconds, each by itself.
+Before torch 2.3 start and duration were each cut to microseconds.
 """
 
 _LAST = 2**63 - 1
@@ -83,7 +81,7 @@ def alone(lane: Int64s, start: Int64s, end: Int64s, holder: Int64s) -> Int64s:
     while len(at):
         over = np.maximum(end[at], begin)
         np.add.at(own, at, np.minimum(over, until) - begin)
-        at = np.where(over < until, holder[at], NONE)  # it goes on with the time that is left
+        at = np.where(over < until, holder[at], NONE)  # the rest belongs to the one around it
         more = at >= 0
         begin, until, at = over[more], until[more], at[more]
     return own

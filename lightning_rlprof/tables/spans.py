@@ -30,7 +30,7 @@ class Thread(NamedTuple):
 
 
 class RankNote(NamedTuple):
-    """Something that a rank, or the loader (rank None), has to say; its time is on the axis."""
+    """Something that a rank, or the loader (rank None), reports; its time is on the timeline."""
 
     rank: int | None
     time_ns: int
@@ -74,9 +74,9 @@ class Spans:
         parent: Id of the enclosing span in the same rank, or `NO_PARENT`.
         counters: Counters by name.
         headers: Headers by rank, ascending.
-        statuses: How each rank ended: ``finished``, a reason, or None when its file just stops.
+        statuses: How each rank ended: ``finished``, a reason, or None if its file is truncated.
         notes: What ranks and the loader say, by time.
-        warnings: What is missing or doubtful.
+        warnings: What is missing or doubtful, by rank.
         unix_ns: Wall-clock time of zero on the axis.
         tables: What else the files hold, by name; a table is read when it is asked for.
         wall_off: How far a rank's wall clock was ahead of that of ``unix_ns`` when it said a time;
@@ -128,9 +128,9 @@ class Spans:
         return unix_ns - self.unix_ns - (0 if off is None else off(unix_ns))
 
     def table(self, name: str) -> Table:
-        """Read a table: ``spans``, ``headers``, ``notes``, ``warnings``, or one of a device tool.
+        """Read a table: ``spans``, ``headers``, ``notes``, ``warnings``, or one of a profiler.
 
-        ``load(path).table("kernels")``. One of a device tool is read anew at every call.
+        ``load(path).table("kernels")``. The table of a profiler is read again at every call.
 
         Raises:
             TraceError: The files hold no such table.
@@ -139,7 +139,7 @@ class Spans:
         if name in own:
             return own[name]()
         if name not in self.tables:
-            there = ", ".join(sorted(self.tables)) or "none: no device tool recorded this run"
+            there = ", ".join(sorted(self.tables)) or "none: no profiler recorded this run"
             raise TraceError(f"{self.path} has no table {name!r} (there are: {there})")
         return self.tables[name]()
 
@@ -158,7 +158,7 @@ class Spans:
         if table.abstained is not None:
             remarks.append(f"The table {name} is missing: {table.abstained}.")
             return None
-        remarks += [f"The table {name} is not whole: {text}." for text in table.losses()]
+        remarks += [f"The table {name} is incomplete: {text}." for text in table.losses()]
         return table
 
     def span(self, row: int) -> Span:
@@ -193,7 +193,7 @@ class Spans:
         """Return the rows that match, ascending: ``spans.start_ns[spans.rows(kind="step")]``.
 
         Raises:
-            ValueError: There is no such kind.
+            ValueError: The kind is unknown.
         """
         first, last = 0, len(self)
         if rank is not None:  # rows are sorted by rank
@@ -201,7 +201,7 @@ class Spans:
         keep = np.ones(last - first, dtype=bool)
         if kind is not None:
             if kind not in KINDS:
-                raise ValueError(f"kind={kind!r}: there are {', '.join(KINDS)}")
+                raise ValueError(f"unknown kind {kind!r} (kinds: {', '.join(KINDS)})")
             keep &= self.kind[first:last] == KINDS.index(kind)
         if name is not None:
             code = self.names.index(name) if name in self.names else -1
@@ -232,7 +232,7 @@ class Spans:
 
 
 CORE = ("spans", "headers", "notes", "warnings")
-"""Tables that every run has; all others are what its device tools recorded."""
+"""Tables that every run has; all others come from profilers."""
 
 _MOST_COUNTERS = 256
 _SPANS = (

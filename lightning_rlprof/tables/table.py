@@ -1,4 +1,4 @@
-"""The answer of one analysis as a value: columns with units, rows, a note, or why it abstained."""
+"""A table as a value: columns with kinds and units, rows, a note, or the reason for no data."""
 
 import html
 from collections.abc import Callable, Iterator, Sequence
@@ -126,7 +126,7 @@ class PartRows(ColumnRows):
         return self._read(0, self._length).columns
 
     def parts(self, rows: int) -> Iterator[ColumnRows]:
-        """Yield so many rows at a time; nothing of them is kept."""
+        """Yield ``rows`` rows at a time; none of them is kept."""
         for low in range(0, self._length, rows):
             yield self._read(low, min(low + rows, self._length))
 
@@ -234,7 +234,7 @@ class Table:
     def _known(self) -> dict[str, Any]:
         """Return the columns by name; raises RlprofError for a table without an answer."""
         if self.abstained is not None:
-            raise RlprofError(f"table {self.name} is not told: {self.abstained}")
+            raise RlprofError(f"table {self.name} has no data: {self.abstained}")
         names = [column.name for column in self.columns]
         return dict(zip(names, self.arrays(), strict=True))
 
@@ -268,13 +268,13 @@ class Table:
         """Return what a notebook shows: the first rows, how many there are, and the note."""
         title = f"<strong>{html.escape(self.name)}</strong>"
         if self.abstained is not None:
-            return f"<p>{title}: not told, {html.escape(self.abstained)}</p>"
+            return f"<p>{title}: no data. {html.escape(self.abstained)}</p>"
         heads = "".join(f"<th>{html.escape(_heading(each))}</th>" for each in self.columns)
         body = "".join(
             f"<tr>{''.join(map(_html_cell, row, self.columns))}</tr>" for row in self.rows[:_SHOWN]
         )
         rest = len(self.rows) - _SHOWN
-        remarks = [f"and {rest:,} more rows"] * (rest > 0) + [self.note] * bool(self.note)
+        remarks = [f"{rest:,} more rows"] * (rest > 0) + [self.note] * bool(self.note)
         notes = "".join(f"<p>{html.escape(each)}</p>" for each in remarks)
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
         return f"<div>{title}{table}{notes}</div>"

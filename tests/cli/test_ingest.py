@@ -21,10 +21,10 @@ def folder(tmp_path: Path) -> Path:
 def test_ingest_shows_a_row_per_rank_and_leaves_the_caches(rlprof: Run, folder: Path) -> None:
     status, out, err = rlprof("ingest", folder, "-j", "1")
     assert (status, err) == (0, "")
-    assert "2 made, 0 ready, 0 failed\n" in out
+    assert "2 cached, 0 up to date, 0 failed\n" in out
     assert out.splitlines()[-1].startswith(f"Next: rlprof show {folder}/")
     assert cached_files(folder)
-    assert "0 made, 2 ready, 0 failed\n" in rlprof("ingest", folder)[1]
+    assert "0 cached, 2 up to date, 0 failed\n" in rlprof("ingest", folder)[1]
 
 
 def test_a_rank_that_failed_is_told_and_is_the_exit_status(rlprof: Run, folder: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_rank_that_failed_is_told_and_is_the_exit_status(rlprof: Run, folder: 
     status, out, _ = rlprof("ingest", folder, "-j", "1")
     assert status == 1
     assert f"\n! {bad}" in out
-    assert "1 made, 0 ready, 1 failed\n" in out
+    assert "1 cached, 0 up to date, 1 failed\n" in out
     assert "\x1b" not in out
 
 
@@ -43,7 +43,7 @@ def test_ingest_as_json_is_all_rows_and_nothing_else(rlprof: Run, folder: Path) 
     data = json.loads(out)
     assert (status, data["failed"]) == (1, 1)
     (table,) = data["tables"]
-    assert [row[2] for row in table["rows"]] == ["made", "failed"]
+    assert [row[2] for row in table["rows"]] == ["cached", "failed"]
     assert [each["name"] for each in table["columns"]][:4] == ["path", "ranks", "state", "why"]
 
 

@@ -72,9 +72,9 @@ def test_summary_says_what_is_missing_and_what_the_run_noted(rlprof: Run, tmp_pa
 
     out = rlprof("summary", tmp_path)[1]
 
-    assert "! of 3 ranks, these wrote no trace: 1-2\n" in out
+    assert "! of 3 ranks, these have no trace: 1-2\n" in out
     assert "! rank 0: its file is truncated: the rank was killed or is still running\n" in out
-    assert f"note: {tmp_path} holds 2 runs; this is the newest, a\n" in out
+    assert f"note: {tmp_path} contains 2 runs; this is the newest, a\n" in out
     assert "note: disk was full\\x1b[2J\n" in out
     assert "\x1b" not in out
 

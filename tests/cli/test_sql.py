@@ -71,7 +71,7 @@ def test_sql_without_a_query_lists_the_tables(rlprof: Run, run: Path) -> None:
     ("query", "said"),
     [
         ("select '\udcff'", "the query is not valid UTF-8"),
-        ("copy spans to 'x.csv'", "a query is one SELECT and only reads; this is COPY"),
+        ("copy spans to 'x.csv'", "only a single read-only SELECT is supported; this is COPY"),
         ("from read_csv('/etc/passwd')", "SQL: Permission Error: Cannot access file"),
         ("select nme from spans", 'SQL: Binder Error: Referenced column "nme" not found'),
         ("from kernels", "does not exist! (there are: spans, headers, notes, warnings)"),
@@ -87,7 +87,8 @@ def test_what_is_wrong_is_one_line(query: str, said: str, rlprof: Run, run: Path
 
 def test_a_file_that_cannot_be_written_is_one_line(rlprof: Run, run: Path) -> None:
     assert "there is no directory" in rlprof("sql", run, "select 1", "-o", run / "no" / "x.csv")[2]
-    assert "-o writes .csv or .parquet" in rlprof("sql", run, "select 1", "-o", run / "x.txt")[2]
+    ending = "-o needs a name that ends in .csv or .parquet"
+    assert ending in rlprof("sql", run, "select 1", "-o", run / "x.txt")[2]
     assert "no such file or directory" in rlprof("sql", run / "no", "select 1")[2]
 
 
@@ -98,10 +99,10 @@ def test_names_in_a_trace_steer_no_terminal(rlprof: Run, run: Path) -> None:
 def test_what_is_missing_in_the_run_is_said_with_the_answer(rlprof: Run, tmp_path: Path) -> None:
     write_rank(tmp_path / "a", header(0, 3), grpo_rows(2), status=None)
     out = rlprof("sql", tmp_path, "select count(*) from spans")[1]
-    assert "! of 3 ranks, these wrote no trace: 1-2\n" in out
+    assert "! of 3 ranks, these have no trace: 1-2\n" in out
     assert "! rank 0: its file is truncated: the rank was killed or is still running\n" in out
     data = json.loads(rlprof("sql", tmp_path, "select 1", "--json")[1])
-    assert {"rank": None, "text": "of 3 ranks, these wrote no trace: 1-2"} in data["warnings"]
+    assert {"rank": None, "text": "of 3 ranks, these have no trace: 1-2"} in data["warnings"]
 
 
 def test_sql_shows_a_column_that_is_nowhere_known(rlprof: Run, run: Path) -> None:

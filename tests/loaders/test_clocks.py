@@ -63,7 +63,7 @@ def test_hosts_that_were_not_compared_are_off_by_wall_clock_and_drift(tmp_path: 
     run = two_hosts(tmp_path, compared=False)
     assert apart(run).min() < -10_000_000 or apart(run).max() > 4_000_000
     (problem,) = load(run).warnings
-    assert "clocks of 2 hosts are not calibrated" in problem.text
+    assert "clocks of 2 hosts are unsynchronized" in problem.text
     assert load(run).table("clocks").column("uncertainty") == [None, None]
 
 
@@ -91,5 +91,5 @@ def test_readings_that_cannot_be_true_are_passed_over(tmp_path: Path) -> None:
         file.write('["clock",0,[[5,1,2,3],[0,9,8,1],[0,1,2,9999999999999999999]]]\n')
         file.write('["clock",0,[]]\n["clock",77,[[0,1,2,3]]]\n["clock","x",[[0,1,2,3]]]\n')
     spans = load(tmp_path)
-    assert any("not calibrated" in problem.text for problem in spans.warnings)
+    assert any("unsynchronized" in problem.text for problem in spans.warnings)
     assert any("1 of its lines can't be read" in problem.text for problem in spans.warnings)

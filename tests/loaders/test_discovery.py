@@ -258,7 +258,7 @@ def test_exports_are_joined_by_name_or_by_their_marks(tmp_path: Path) -> None:
 
     assert [(span.rank, span.start_ns) for span in run] == [(1, 0), (3, 50)]
     assert run.table("kernels").column("start") == [30, 80]
-    assert run.warnings == (RunWarning(None, "of 4 ranks, these wrote no trace: 0, 2"),)
+    assert run.warnings == (RunWarning(None, "of 4 ranks, these have no trace: 0, 2"),)
 
 
 @pytest.mark.parametrize("damage", [b"", b"hello", b"\x1f\x8b\x08\x00"])
@@ -273,7 +273,7 @@ def test_a_trace_that_cannot_be_read_is_a_problem_of_its_rank(
 
     assert run.ranks == (0, 2)
     assert [problem.rank for problem in run.warnings] == [1]
-    assert "rank-1.json: is no Chrome trace" in run.warnings[0].text
+    assert "rank-1.json: not a Chrome trace" in run.warnings[0].text
 
 
 def test_a_damaged_export_costs_its_own_rank_alone(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_where_ranks_are_not_known_to_differ_one_has_to_be_chosen(
     for name in names:
         chrome(tmp_path / name)
 
-    with pytest.raises(TraceError, match=f"holds 2 traces, pass one of them: {names[0]}"):
+    with pytest.raises(TraceError, match=f"contains 2 traces, pass one of them: {names[0]}"):
         load(tmp_path)
 
 
@@ -363,5 +363,5 @@ def test_two_real_ranks_are_what_they_are_alone() -> None:
         own = run.rows(rank=part.ranks[0])
         by = part.unix_ns - run.unix_ns
         assert (run.start_ns[own] == part.start_ns + by).all()
-    text = "of 128 ranks, these wrote no trace: 2-127"
+    text = "of 128 ranks, these have no trace: 2-127"
     assert run.warnings[0] == RunWarning(None, text)

@@ -111,7 +111,7 @@ def test_the_newest_of_two_of_one_rank_stays_and_the_other_is_said() -> None:
     run = join([old, new, other])
 
     assert [span.name for span in run] == ["new"]
-    text = "old.json is left out: it says rank 0, as new.json does, which is kept"
+    text = "old.json is left out: its rank is 0, as in new.json, which is kept"
     assert run.warnings[0] == RunWarning(0, text)
 
 
@@ -121,7 +121,7 @@ def test_what_else_is_lost_with_a_part_is_a_problem_of_those_ranks() -> None:
 
     assert run.ranks == (0, 1)
     assert [problem.rank for problem in run.warnings if "old.json" in problem.text] == [2, 3]
-    assert "so nothing is read of rank 2-3" in run.warnings[0].text
+    assert "so rank 2-3 has no data" in run.warnings[0].text
 
 
 def test_a_part_that_does_not_know_its_time_begins_at_zero_and_is_a_problem() -> None:
@@ -143,7 +143,7 @@ def test_problems_and_notes_are_of_the_rank_or_of_the_file_with_several() -> Non
 
     run = join([two, one])
 
-    assert [problem for problem in run.warnings if "wrote no" not in problem.text] == [
+    assert [problem for problem in run.warnings if "have no trace" not in problem.text] == [
         RunWarning(None, "part.json: lost"),
         RunWarning(1, "cut"),
         RunWarning(4, "lost"),
@@ -156,7 +156,7 @@ def test_ranks_of_the_world_without_a_part_are_named_but_not_those_that_were_los
 
     assert run.warnings == (
         RunWarning(3, "broken"),
-        RunWarning(None, "of 8 ranks, these wrote no trace: 1-2, 4, 6-7"),
+        RunWarning(None, "of 8 ranks, these have no trace: 1-2, 4, 6-7"),
     )
 
 

@@ -33,7 +33,7 @@ def test_of_several_runs_the_newest_is_read_and_said(tmp_path: Path) -> None:
 
     assert spans.path == tmp_path / "a-new"
     assert [note.text for note in spans.notes] == [
-        f"{tmp_path} holds 4 runs; this is the newest, a-new"
+        f"{tmp_path} contains 4 runs; this is the newest, a-new"
     ]
 
 
@@ -55,14 +55,20 @@ def test_a_file_with_only_its_header_is_a_run_without_spans(tmp_path: Path) -> N
     ("make", "reason"),
     [
         (lambda path: path / "nowhere", "no such file or directory"),
-        (lambda path: path, "is an empty directory, where a run has rank-"),
-        (lambda path: _file(path / "notes.txt", "hello").parent, "holds no run, that is no rank-"),
+        (lambda path: path, "empty directory .expected rank-"),
+        (
+            lambda path: _file(path / "notes.txt", "hello").parent,
+            "no run or trace in .* .expected rank-",
+        ),
         (lambda path: _file(path / "x.jsonl", "hello"), "is no rlprof trace"),
         (lambda path: _file(path / "rank-00000.jsonl", "").parent, "is no rlprof trace"),
-        (lambda path: _artefacts(path / "x"), r"holds one rank's device files; the run is .*run$"),
+        (
+            lambda path: _artefacts(path / "x"),
+            r"contains the captures of one rank; the run is .*run$",
+        ),
         (
             lambda path: _exports(path / "x", *"abcdefghij").parent,
-            r"x: holds 10 traces, pass one of them: a\.sqlite, b\.sqlite, .* and 2 more$",
+            r"x: contains 10 traces, pass one of them: a\.sqlite, b\.sqlite, .* and 2 more$",
         ),
         (lambda path: _file(path / "x.sqlite", "hello"), "not an SQLite export of"),
     ],

@@ -77,7 +77,7 @@ def test_missing_ranks_are_named_as_ranges(tmp_path: Path) -> None:
     for rank in (1, 4, 5):
         write_rank(tmp_path, header(rank, 2**20), [])
     assert _problems(tmp_path) == [
-        (None, f"of {2**20} ranks, these wrote no trace: 0, 2-3, 6-{2**20 - 1}")
+        (None, f"of {2**20} ranks, these have no trace: 0, 2-3, 6-{2**20 - 1}")
     ]
 
 
@@ -148,7 +148,7 @@ def test_two_files_of_one_rank_and_a_file_of_another_run_are_said(tmp_path: Path
     write_rank(tmp_path, header(1, 2, run_id="other"), [])
 
     assert _problems(tmp_path) == [
-        (0, "rank-00000.jsonl is left out: it says rank 0, as rank-0.jsonl does"),
+        (0, "rank-00000.jsonl is left out: its rank is 0, as in rank-0.jsonl"),
         (1, "rank-00001.jsonl belongs to run other, rank-0.jsonl to another one"),
     ]
 
@@ -156,14 +156,14 @@ def test_two_files_of_one_rank_and_a_file_of_another_run_are_said(tmp_path: Path
 def test_ranks_of_two_jobs_with_one_name_are_said(tmp_path: Path) -> None:
     for rank, world in enumerate((2, 2, 4, 4)):
         write_rank(tmp_path, header(rank, world), [])
-    text = "ranks of one role (actor) are of several jobs: 0-1 of 2, 2-3 of 4"
+    text = "ranks of role actor have different world sizes (several jobs?): 0-1 of 2, 2-3 of 4"
     assert _problems(tmp_path) == [(None, text)]
 
 
 @pytest.mark.parametrize("world", [2**64, 2**20 + 1, 0, -3])
 def test_a_world_that_cannot_be_true_is_not_taken(tmp_path: Path, world: int) -> None:
     write_rank(tmp_path, header(0, world), [])
-    text = f"its header says {world} ranks, allowed are 1 to 1048576: not taken"
+    text = f"ignored the world size {world} of its header (allowed: 1 to 1048576)"
     assert _problems(tmp_path) == [(0, text)]
     assert load(tmp_path).headers[0].world_size == 1
 
@@ -179,8 +179,8 @@ def test_roles_may_have_a_world_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rank": 2**20}, "its header says rank 1048576, allowed are 0 to 1048575"),
-        ({"rank": -1}, "its header says rank -1"),
+        ({"rank": 2**20}, "rank 1048576 in its header is out of range \\(0 to 1048575\\)"),
+        ({"rank": -1}, "rank -1 in its header is out of range"),
         ({"unix_ns": 2**62}, "the clock values in its header are out of range"),
         ({"clock_ns": 2**80}, "the clock values in its header are out of range"),
     ],

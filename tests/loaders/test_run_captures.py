@@ -72,7 +72,7 @@ def test_without_ranges_of_ours_the_run_tells_stage_and_step_at_the_launch(tmp_p
     assert table.column("step") == [4, 4, None, None]
     assert table.note == (
         "a.sqlite: 1 launches were not recorded: their stage, step and range are unknown; "
-        "a.sqlite: 3 launches count to the run's spans"
+        "a.sqlite: 3 launches belong to the stages of the run's spans"
     )
 
 

@@ -114,7 +114,7 @@ def test_a_journal_beside_the_file_is_not_applied_and_none_is_made(tmp_path: Pat
 
         assert tables.numbers("t", "a")["a"].tolist() == []
         assert tables.problems == []  # the journal was empty
-        text = "is not all there: what a.db-wal beside it holds is not read"
+        text = "is incomplete: the rows in a.db-wal next to it are not read"
         assert SqliteTables(path).problems == [text]
         assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
 
@@ -127,7 +127,7 @@ def test_a_file_that_is_cut_off_says_so_and_gives_what_it_has(tmp_path: Path) ->
 
     tables = SqliteTables(path)
 
-    assert tables.problems == ["is cut off, after 12,000 of 12,288 bytes"]
+    assert tables.problems == ["is truncated after 12,000 of 12,288 bytes"]
     assert tables.numbers("a", "x")["x"].tolist() == [7]
 
 
@@ -170,5 +170,5 @@ def test_a_file_that_is_cut_off_says_so_where_it_cannot_be_read(tmp_path: Path) 
         database.executescript("".join(f"CREATE TABLE t{n} (a, b, c);" for n in range(200)))
     path.write_bytes(path.read_bytes()[:4096])
 
-    with pytest.raises(TraceError, match=r"malformed; it is cut off, after 4,096 of"):
+    with pytest.raises(TraceError, match=r"malformed; it is truncated after 4,096 of"):
         SqliteTables(path)

@@ -251,7 +251,7 @@ def test_a_page_that_is_damaged_is_told_when_its_column_is_read(tmp_path: Path) 
     data[1_000:300_000] = bytes(299_000)
     cache.file("t").write_bytes(data)
     os.utime(cache.file("t"), ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with pytest.raises(TraceError, match=r"t\.parquet: is damaged .*; delete it"):
+    with pytest.raises(TraceError, match=r"t\.parquet: corrupt .*; delete it"):
         good.column("a")
 
 

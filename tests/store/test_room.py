@@ -53,9 +53,9 @@ def test_a_table_for_which_there_is_no_room_is_an_error(
 
     store = Store(run, Reader())
     monkeypatch.setattr(cache.Cache, "add", full)
-    with pytest.raises(TraceError, match=r"has no room for the tables of .*No space left.*TMPDIR"):
+    with pytest.raises(TraceError, match=r"no room for the tables of .*No space left.*TMPDIR"):
         store.sql("from kernels")
     monkeypatch.setenv("TMPDIR", str(run))
-    with pytest.raises(TraceError, match=r"has no room for the tables of .* set TMPDIR to another"):
+    with pytest.raises(TraceError, match=r"no room for the tables of .* set TMPDIR to another"):
         Store(run / "rank-00000.jsonl", Reader())
     assert list(run.glob("rlprof-*")) == []

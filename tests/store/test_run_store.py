@@ -69,7 +69,7 @@ def test_all_tables_are_shown_and_none_is_made(query: str, run: Path, tmp_path: 
 
 def test_a_table_that_abstained_is_an_error_and_not_empty(run: Path) -> None:
     for _ in range(2):
-        with pytest.raises(TraceError, match="table memcpy is not told: none was traced"):
+        with pytest.raises(TraceError, match="table memcpy has no data: none was traced"):
             Store(run, Reader()).sql("select count(*) from memcpy")
     assert list(Store(run, Reader()).sql("select 'memcpy'").rows) == [("memcpy",)]
 
@@ -241,7 +241,7 @@ def test_every_column_of_spans_is_there(tmp_path: Path) -> None:
     assert store.sql("select rank, time_ns, level, text from notes").rows[:] == [
         (3, 30, "warning", "late")
     ]
-    assert ("of 4 ranks, these wrote no trace: 0-2",) in list(
+    assert ("of 4 ranks, these have no trace: 0-2",) in list(
         store.sql("select text from warnings").rows
     )
     query = "select rank, world_size, host, status, config from headers"
@@ -267,7 +267,7 @@ def test_spans_in_memory_read_a_table_once_and_say_why_not(run: Path) -> None:
     for _ in range(2):
         assert list(run_in_memory.sql("select sum(duration_ns) from kernels").rows) == [(5,)]
     assert reader.kernels == 1
-    with pytest.raises(TraceError, match="table memcpy is not told: none was traced"):
+    with pytest.raises(TraceError, match="table memcpy has no data: none was traced"):
         run_in_memory.sql("from memcpy")
     assert list(run_in_memory.sql("select 'memcpy'").rows) == [("memcpy",)]
     assert run_in_memory.sql("from kernels").note == "a note"

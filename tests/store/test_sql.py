@@ -101,7 +101,7 @@ WRITES = {
 @pytest.mark.parametrize("query", WRITES)
 def test_whatever_is_not_one_select_is_refused(query: str, tmp_path: Path) -> None:
     text = refused(query.format(out=tmp_path / "out"))
-    assert text == f"a query is one SELECT and only reads; this is {WRITES[query]}"
+    assert text == f"only a single read-only SELECT is supported; this is {WRITES[query]}"
     assert list(tmp_path.iterdir()) == []
 
 

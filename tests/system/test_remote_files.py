@@ -170,7 +170,7 @@ def test_what_is_not_there_is_told_by_its_url(memory: Any, temporary: Path) -> N
     )
     assert "holds no file that rlprof reads" in refused("memory://bucket/folder")
     memory.pipe("/bucket/x.json", b"{}")
-    assert refused("memory://bucket/x.json").startswith("memory://bucket/x.json: is no Chrome")
+    assert refused("memory://bucket/x.json").startswith("memory://bucket/x.json: not a Chrome")
     assert list(temporary.iterdir()) == []
 
 

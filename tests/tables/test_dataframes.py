@@ -89,7 +89,7 @@ def test_what_abstained_is_no_empty_frame(form: str) -> None:
     if form != "numpy":
         pytest.importorskip("pyarrow" if form == "arrow" else form, reason=f"needs {form}")
     table = Table("memcpy", COLUMNS, abstained="none was traced")
-    with pytest.raises(RlprofError, match="table memcpy is not told: none was traced"):
+    with pytest.raises(RlprofError, match="table memcpy has no data: none was traced"):
         getattr(table, f"to_{form}")()
 
 
@@ -115,5 +115,5 @@ def test_a_notebook_runs_nothing_that_a_trace_says() -> None:
 def test_a_notebook_shows_some_rows_and_counts_the_rest() -> None:
     page = shown(Table("t", (Column("n", "count"),), [(n,) for n in range(2000)]))
     assert page.count("<tr>") == 51
-    assert "and 1,950 more rows" in page
+    assert "1,950 more rows" in page
     assert "not told, why" in shown(Table("t", (), abstained="why"))

@@ -67,5 +67,5 @@ def test_rows_that_a_loader_left_out_are_a_remark_of_whoever_reads_the_table() -
     remarks: list[str] = []
     assert spans.try_table("kernels", remarks) is table
     assert remarks == [
-        "The table kernels is not whole: 1721 rows are left out: their times are wrong."
+        "The table kernels is incomplete: 1721 rows are left out: their times are wrong."
     ]

@@ -1,7 +1,4 @@
-"""Events of a Chrome trace as they are decoded, and their numbers, exactly.
-
-Numbers that stand for texts which come again and again, in bounded memory.
-"""
+"""Decode the events of a Chrome trace: exact times, ids as integers, and codes for texts."""
 
 import decimal
 import itertools
@@ -24,7 +21,7 @@ LARGEST_TIME = 2**62
 """Times beyond it, in nanoseconds, are damage: the year 2116. Sums of two fit into 64 bits."""
 
 NO_TIME = -(2**63)
-"""Stands for what is no time, or beyond `LARGEST_TIME`."""
+"""Stands for an invalid time, or one beyond `LARGEST_TIME`."""
 
 Id = int | float | str | None
 """As ids are found in real traces: 7, "stream 7", "PyTorch Profiler", null."""
@@ -123,13 +120,13 @@ _EXACT = decimal.Context(prec=40, traps=[])
 
 
 def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
-    """Turn microseconds into nanoseconds, exactly; `NO_TIME` for what is no time.
+    """Turn microseconds into nanoseconds, exactly; `NO_TIME` for anything else.
 
     Args:
-        times: As they are written, or as `EventDecoder` read them: below 2**43 µs neighbouring
-            doubles are less than 0.001 apart (torch counts from the beginning of a quarter), so
-            that the whole part is exact and the nearest thousandth of the rest is the one that
-            was written. Multiplying first would not do: x * 1000 rounds wrongly near 2**42.
+        times: As they are written, or as `EventDecoder` read them. Below 2**43 µs, neighbouring
+            doubles are less than 0.001 apart; torch counts from the beginning of a quarter. So
+            the whole part is exact, and the nearest thousandth of the rest is the one that was
+            written. Multiplying first would not do: x * 1000 rounds wrongly near 2**42.
 
     Example::
 
@@ -197,10 +194,10 @@ def _exactly(text: bytes) -> int:
 
 
 MOST_NAMES = 1 << 18
-"""Texts that are told apart; a day of a large job has some ten thousand names."""
+"""Most distinct texts; a day of a large job has some ten thousand names."""
 
 MOST_BYTES = 1 << 25
-"""Memory of the texts that are told apart; names of kernels have up to some thousand characters."""
+"""Most memory of distinct texts; names of kernels have up to some thousand characters."""
 
 
 class Codes(dict[Any, int]):
@@ -211,7 +208,7 @@ class Codes(dict[Any, int]):
 
     Args:
         other: What stands for all texts beyond the bounds.
-        most: Texts that are told apart.
+        most: Most distinct texts.
 
     Attributes:
         merged: How many times ``other`` stood for a text.

@@ -1,6 +1,6 @@
-"""Rows of any number in order, in bounded memory: sorted parts aside, merged a block at a time.
+"""Sort and store columns that may be larger than memory, in an unnamed temporary file.
 
-Columns that grow beyond what memory should hold lie in a temporary file without a name.
+`Grown` collects columns part by part; `in_order` sorts them externally, block by block.
 """
 
 import bisect
@@ -131,7 +131,7 @@ class Grown:
         return {name: self.part(name, low, high) for name in self.types}
 
     def parts(self, rows: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """Yield all columns, so many rows at a time."""
+        """Yield all columns, ``rows`` rows at a time."""
         for low in range(0, len(self), rows):
             yield self.rows(low, min(low + rows, len(self)))
 
@@ -187,7 +187,7 @@ def in_order(
     part, and a sample of two keys for each thousand rows.
 
     Args:
-        parts: Columns of the same names and types; each part is in memory by itself.
+        parts: Columns of the same names and types; one part at a time is in memory.
         keys: Columns of integers, the one that decides first.
         whole: Rows that are alike in that many of the first keys, 1 or 2, are in one block, however
             many they are.

@@ -1,4 +1,4 @@
-"""One time axis for many clocks: where each rank's clock stands in wall-clock time."""
+"""Put the clocks of all hosts on one timeline, by the clock sync exchanges of their ranks."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class OnAxis:
     Attributes:
         anchor_ns: What its host adds to this clock to get its own wall clock.
         reference: The rank whose clock the host's was compared with, if any.
-        shift_ns: What to add to ``clock``'s times, or to the rank's own where there is no clock.
+        shift_ns: What to add to ``clock``'s times, or to the rank's own if ``clock`` is None.
         clock: From the rank's clock to that of the reference, None for a host that stands alone.
     """
 
@@ -139,9 +139,9 @@ def clock_table(
     """Return what is known of each rank's clock: a row per rank, by rank; None for one clock.
 
     ``wall clock off`` is how far its host's wall clock was ahead of the reference's when the rank
-    started, ``uncertainty`` the largest one from the first exchange to the last, and at the times
-    of ``lives`` on the rank's own clock. Both, and what follows, are not known without a
-    comparison; ranks of one clock need none.
+    started. ``uncertainty`` is the largest one between the first exchange and the last, and at the
+    times of ``lives`` on the rank's own clock. These and later columns are unknown for a clock
+    that was never synchronized.
     """
     lowest: dict[OnAxis, int] = {}
     for rank, own in ranks.items():
@@ -162,7 +162,7 @@ def table_of(rows: Sequence[ClockRow]) -> Table:
 def wall_clocks(headers: Mapping[int, Header]) -> list[ClockRow]:
     """Return the clocks of what device tools recorded: each host's wall clock, nothing compared.
 
-    A rank whose host is not told, or that does not say when it was recorded, has its own.
+    A rank whose host or recording time is unknown has its own.
     """
     lowest: dict[object, int] = {}
     return [
@@ -211,8 +211,8 @@ def _solved(ranks: Sequence[int], meetings: Mapping[int, Meetings]) -> tuple[int
 def _doubts(host: str, clock: Clock) -> list[RunWarning]:
     """Say where a clock was set: times between two exchanges are uncertain by as much."""
     texts = [
-        f"host {host}: its clock was set by {jump.size_ns / 1e6:+.1f} ms against the others, some "
-        f"time within {(jump.before_ns - jump.after_ns) / 1e9:.0f} s"
+        f"host {host}: its clock was set by {jump.size_ns / 1e6:+.1f} ms, at an unknown time "
+        f"within {(jump.before_ns - jump.after_ns) / 1e9:.0f} s"
         for jump in clock.jumps
     ]
     return [RunWarning(None, text) for text in texts]
@@ -224,7 +224,9 @@ def _groups(headers: Mapping[int, Header]) -> tuple[list[tuple[int, list[int]]],
     for host, pairs in _hosts(headers).items():
         clocks = _clocks(sorted(pairs))
         if len(clocks) > 1:
-            text = f"host {host}: its ranks' clocks disagree by seconds, as on {len(clocks)} hosts"
+            text = (
+                f"host {host}: its ranks' clocks differ by seconds: this may be {len(clocks)} hosts"
+            )
             problems.append(RunWarning(None, text))
         for clock in clocks:
             median = clock[(len(clock) - 1) // 2][0]

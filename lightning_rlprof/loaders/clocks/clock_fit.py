@@ -1,9 +1,9 @@
-"""How far a clock stands from another one, and how sure that is, by what passed between the two.
+"""Fit the offset between two clocks, with its uncertainty, from bounds at several times.
 
-Whatever left here before it arrived there bounds the offset from above, and whatever left there
-before it arrived here bounds it from below. That holds for any delay, even or uneven. So a
-ping-pong and a collective give the same: a time, two bounds, and a likely value between them.
-Among these lies a line by weighted least squares, broken where the clock was set. See
+A message that leaves here before it arrives there bounds the offset from above. One that leaves
+there before it arrives here bounds it from below. Both hold for any delay. So a clock sync exchange
+and a collective give the same: a time, two bounds, and a likely value between them. A weighted
+least-squares line goes through these, broken where the clock was set. See
 ``docs/internals/clock-synchronization.md``.
 """
 
@@ -147,9 +147,9 @@ def from_exchange(readings: Sequence[Sequence[int]]) -> Knot:
 def from_collectives(
     start_ns: Times, end_ns: Times, start_there_ns: Times, end_there_ns: Times
 ) -> Knot:
-    """Return what some matched collectives tell that followed one another closely.
+    """Return the bounds that some matched collectives give, which followed one another closely.
 
-    Nobody ends before all have started: those bounds are certain. The ends are nearly equal: their
+    No rank ends before all have started: those bounds are certain. The ends are nearly equal: their
     median difference is the best guess. It makes no bound, for a rank that always ends a little
     later than others looks like one with another clock. A bound counts for less by what the clocks
     may have drifted since.

@@ -1,6 +1,7 @@
-"""Clocks that nobody compared, compared by the collectives in which their ranks met.
+"""Synchronize clocks that were never compared, by the collectives of their ranks.
 
-Collectives of several ranks in which each had to wait for all: what tells of their clocks.
+In an all-reduce no rank ends before every rank has started. So each matched collective bounds the
+offset between the clocks of two ranks.
 """
 
 import re
@@ -10,14 +11,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import ClockRow, table_of, wall_clocks
 from lightning_rlprof.loaders.clocks.clock_fit import Clock, from_collectives, solve
 from lightning_rlprof.loaders.clocks.shifted_tables import moved
 from lightning_rlprof.loaders.rank_names import as_ranges
-from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import RunWarning, Spans
 from lightning_rlprof.tables.table import Table
 
@@ -26,7 +27,7 @@ from lightning_rlprof.tables.table import Table
 _KERNEL = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|barrier)", re.IGNORECASE)
 _ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
 
-# Where no group is told, that ranks met has to show: they leave together, however they came.
+# Without a known group, ranks that took part together leave together, however they came.
 _FEWEST = 4
 _CLOSER = 5
 
@@ -70,7 +71,7 @@ class Met(NamedTuple):
         own = own[np.argsort(self.meeting[own], kind="stable")]
         if not len(own):
             return Side(own, own, own, np.zeros(0, bool))
-        heads = _heads(self.meeting[own])
+        heads = group_starts(self.meeting[own])
         start = np.maximum.reduceat(self.start_ns[own], heads)
         end = np.minimum.reduceat(self.end_ns[own], heads)
         return Side(self.meeting[own[heads]], start, end, self.sure[own[heads]])
@@ -87,7 +88,7 @@ class Side(NamedTuple):
     def shared(self, there: "Side") -> Shared:
         """Return the meetings in which both sides are, without those that are doubtful.
 
-        Where groups are not told, calls were matched by their order alone. Then they are believed
+        Without known groups, calls were matched by their order alone. Then they are believed
         where most bounds agree with one offset, and the ends of those differ far less than their
         starts do: so it is where ranks wait for one another, and not where they do alike.
         """
@@ -117,12 +118,15 @@ def met(spans: Spans) -> Met | None:
     waits = np.array([*map(_operation, texts), -1], np.int64)[codes]
     rank, start, took = (np.ma.getdata(cells[each]) for each in ("rank", "start", "duration"))
     group = cells["group"][0] if isinstance(cells.get("group"), tuple) else np.full(len(rank), -1)
-    number, step = (_met_told(cells.get(each), len(rank)) for each in ("number", "step"))
+    number, step = (_integers_of(cells.get(each), len(rank)) for each in ("number", "step"))
     keep = np.flatnonzero((waits >= 0) & ((number >= 0) | (step > 0)))
     place = np.where(number >= 0, number, step)
-    what, told = (group * len(_ALL) + waits)[keep], (number >= 0)[keep]
-    order, meeting = _matched(what, told, place[keep], rank[keep], start[keep])
+    if not len(keep):
+        return None
+    key = [(group * len(_ALL) + waits)[keep], (number >= 0)[keep], place[keep]]
+    order, starts = match_occurrences(key, rank[keep], start[keep])
     at = keep[order]
+    meeting = np.repeat(np.arange(len(starts)), group_sizes(starts, len(order)))
     return Met(rank[at], start[at], start[at] + took[at], meeting, group[at] >= 0)
 
 
@@ -145,45 +149,11 @@ def _operation(name: str) -> int:
     return next((at for at, each in enumerate(_ALL) if each.replace("_", "") == short), -1)
 
 
-def _met_told(cells: Any, count: int) -> Int64s:
+def _integers_of(cells: Any, count: int) -> Int64s:
     if cells is None or isinstance(cells, tuple):
         return np.full(count, -1)
     filled: Int64s = np.ma.filled(cells, -1).astype(np.int64, copy=False)
     return filled
-
-
-def _matched(
-    what: Int64s, told: Mask, place: Int64s, rank: Int64s, start: Int64s
-) -> tuple[Int64s, Int64s]:
-    """Return the calls that have a counterpart, and which meeting each is of.
-
-    The n-th of a group and operation, in a step or with a number, is the same on all ranks, which
-    have as many of them.
-    """
-    order = np.lexsort((start, rank, place, told, what))
-    if not len(order):
-        return order, order
-    columns = [column[order] for column in (what, told, place)]
-    whole = _heads(*columns)
-    own = _heads(*columns, rank[order])
-    count = np.diff(np.append(own, len(order)))
-    nth = np.arange(len(order)) - np.repeat(own, count)
-    first = np.searchsorted(own, whole)
-    alike = np.minimum.reduceat(count, first) == np.maximum.reduceat(count, first)
-    alike &= np.diff(np.append(first, len(own))) > 1
-    size = np.diff(np.append(whole, len(order)))
-    kept = np.flatnonzero(np.repeat(alike, size))
-    number = np.repeat(whole, size)[kept] + nth[kept]
-    return order[kept], np.unique(number, return_inverse=True)[1]
-
-
-def _heads(*columns: npt.NDArray[Any]) -> Int64s:
-    """Return where any of some sorted columns has another value than before."""
-    new = np.zeros(len(columns[0]), bool)
-    new[:1] = True
-    for column in columns:
-        new[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(new)
 
 
 def _waiting(found: Shared) -> Shared:
@@ -288,9 +258,9 @@ def _doubts(spans: Spans, rows: Sequence[ClockRow]) -> list[RunWarning]:
         return []
     if not all(row.host for row in left):
         ranks = as_ranges(row.rank for row in left if not row.host)
-        text = f"hosts of ranks {ranks} are not told, and clocks not calibrated: between ranks"
-        return [RunWarning(None, f"{text}, times may be off by ms")]
-    text = f"clocks of {clocks} hosts are not calibrated: between hosts, times may be off by ms"
+        text = f"hosts of ranks {ranks} are unknown and clocks are unsynchronized: between ranks"
+        return [RunWarning(None, f"{text}, times may be off by milliseconds")]
+    text = f"clocks of {clocks} hosts are unsynchronized: between hosts, times may be off by ms"
     return [RunWarning(None, text)]
 
 

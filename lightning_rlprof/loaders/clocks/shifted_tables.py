@@ -1,7 +1,4 @@
-"""A run on one axis after its clocks were compared: spans, notes and tables of some ranks moved.
-
-Times by a host's wall clock on the axis of a run whose hosts compared their clocks.
-"""
+"""Move the times of some ranks onto the common timeline: spans, notes, kernels and tables."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Events of torch.profiler's traces as columns, by kind; no event is kept."""
+"""Turn events of torch.profiler traces into columns by kind; no event object is kept."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
 from lightning_rlprof.tables.arrays import Int64s
 
 MOST_LANES = 4_096
-"""Threads that are told apart; the largest hosts run a few hundred in one process."""
+"""Most distinct threads; the largest hosts run a few hundred in one process."""
 
 _Columns = dict[str, npt.NDArray[Any]]
 

@@ -1,7 +1,4 @@
-"""Arguments of a Chrome trace's events as columns, for the kinds of event that have any.
-
-The kinds of events in torch.profiler's traces: which event is of which, and what is kept.
-"""
+"""Name the kinds of events in torch.profiler traces, and read their arguments as columns."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -211,13 +208,13 @@ def _shaped(args: list[Any], texts: Codes) -> _Columns:
     """Return codes of JSON without white space; calls of a model are of few kinds."""
     whole = [b"\0".join((each.dims, each.types, each.values)) for each in args]
     kinds = {key: at for at, key in enumerate(dict.fromkeys(whole))}
-    codes = [[_code(part, texts) for part in key.split(b"\0", 2)] for key in kinds]
+    codes = [[_code_of_json(part, texts) for part in key.split(b"\0", 2)] for key in kinds]
     at = np.array([kinds[key] for key in whole], np.intp)
     rows = np.array(codes, np.int64).reshape(-1, 3)[at]
     return dict(zip(("dims", "types", "values"), rows.T, strict=True))
 
 
-def _code(raw: bytes, texts: Codes) -> int:
+def _code_of_json(raw: bytes, texts: Codes) -> int:
     """Return the code of some JSON, `MISSING` where it says nothing or is too long."""
     try:
         text = msgspec.json.format(raw, indent=-1).decode()  # torch breaks lines since 2.3
@@ -350,7 +347,7 @@ class Shapes(dict[tuple[str | None, str], int]):
 
     def __missing__(self, shape: tuple[str | None, str]) -> int:
         """Return the code of a shape that was not seen yet."""
-        code = _chrome_kinds_code(*shape)
+        code = _code_of_event(*shape)
         if len(self) < _MOST_SHAPES:
             self[shape] = code
         return code
@@ -367,13 +364,13 @@ class Slices(dict[str | None, int]):
 
     def __missing__(self, category: str | None) -> int:
         """Return the code of a category that was not seen yet."""
-        code = _chrome_kinds_code(category, "X")
+        code = _code_of_event(category, "X")
         if len(self) < _MOST_SHAPES:
             self[category] = code
         return code
 
 
-def _chrome_kinds_code(category: str | None, phase: str) -> int:
+def _code_of_event(category: str | None, phase: str) -> int:
     kind = _CATEGORIES.get(category or "")
     if kind is not None:
         if phase == ("i" if kind == MEMORY else "X"):

@@ -1,4 +1,4 @@
-"""What a torch.profiler trace knows of device work: its call on the host, and what that lay in."""
+"""Find the launch of each kernel and copy, and the stage, step and range around that launch."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -23,16 +23,17 @@ _CALL = {"launch_ns": UNKNOWN, "call_ns": UNKNOWN, "caller": NOWHERE, "replay": 
 
 
 class Placed(NamedTuple):
-    """Device work by start, with what is known of it beside itself, and remarks in the end.
+    """Kernels or copies by start, with their launches and the stages of these.
 
     Attributes:
-        rows: The columns that were given, and: stage, range (codes of the names of the stage and of
-            the innermost range, -1 without), step (0 without; a file that tells no steps may have
-            one in its name), launch_ns (when the call began, on the axis from
-            `KinetoTrace.zero_ns`), call_ns (how long it took), thread (identity of the calling
-            one), graph (number of the replay of a graph that it ran in, from 1 by time); `UNKNOWN`
-            where that is not known.
-        remarks: For how many of the rows little is known; "{}" is what they are.
+        rows: The columns that were given, and those below; `UNKNOWN` stands for missing values.
+            stage, range: Codes of the names of the stage and of the innermost range, -1 without.
+            step: 0 without; of a file without steps, the one in its name.
+            launch_ns: When the call began, counted from `KinetoTrace.zero_ns`.
+            call_ns: How long the call took.
+            thread: Identity of the calling thread.
+            graph: Number of the CUDA graph replay that it ran in, from 1 by time.
+        remarks: How many rows have unknown values; "{}" is replaced by what the rows are.
     """
 
     rows: Grown
@@ -44,8 +45,8 @@ def placed(
 ) -> Placed:
     """Find the call of each piece of device work, and the stage, step and range of that.
 
-    These are those around the call: on its thread, or, where that marks nothing, on the one that
-    trains. Without a call, they are those that the device saw around the work.
+    These are those around the call on its thread. A thread without marks borrows from the training
+    thread. Without a call, they are those that the device recorded around the kernel.
 
     Args:
         trace: The trace.
@@ -175,13 +176,12 @@ def _remarks(missing: int, lent: int, inside: int, replays: int) -> list[str]:
         (missing, "have no recorded launch: their stage may be unknown"),
         (
             lent,
-            "were launched by threads that mark nothing, as autograd's do: they count to what the "
-            "training thread was in",
+            "were launched by threads without marks, such as autograd's: they belong to the stage "
+            "of the training thread",
         ),
         (
             inside,
-            f"ran in {replays} replays of graphs: whether the device idled inside "
-            "of one is not known",
+            f"ran in {replays} CUDA graph replays: idle time inside a replay is unknown",
         ),
     ]
     return [f"{count} {{}} {text}" for count, text in texts if count]

@@ -1,4 +1,4 @@
-"""Chrome traces of torch.profiler (CUDA, ROCm, XPU, CPU) as spans and as a table of kernels."""
+"""Read torch.profiler traces (CUDA, ROCm, XPU, CPU) as spans and tables."""
 
 import dataclasses
 import re
@@ -68,7 +68,7 @@ def is_chrome_trace(path: Path) -> bool:
 
 
 def is_export(path: Path) -> bool:
-    """Tell whether ``rlprof trace`` wrote a file: in a folder of traces it is none of them."""
+    """Return whether rlprof exported this file; it does not count as a trace of a folder."""
     if not path.is_file():
         return False
     try:
@@ -86,7 +86,7 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
     these that is asked for reads the file again.
 
     A stage is an annotation with a stage's name, ``ProfilerStep#N`` is step N; all others are
-    regions. Operators and Python functions are no spans. Where no ``ProfilerStep`` is around, the
+    regions. Operators and Python functions are not spans. Where no ``ProfilerStep`` is around, the
     step is the one in the file's name, as `TorchProfilerRecorder` writes it.
 
     Args:
@@ -94,7 +94,7 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
         every: All tables will be asked for: read what they need at once.
 
     Raises:
-        TraceError: It cannot be read or is no Chrome trace.
+        TraceError: It cannot be read or is not a Chrome trace.
     """
     trace = read_trace(path, every=every)
     header = _header(trace)
@@ -120,7 +120,7 @@ def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
         lost or is doubtful.
 
     Raises:
-        TraceError: It cannot be read or is no Chrome trace.
+        TraceError: It cannot be read or is not a Chrome trace.
     """
     trace = read_trace(path)
     kernels, remarks = kernels_of(trace, _header(trace).rank)
@@ -190,7 +190,7 @@ def _header(trace: KinetoTrace) -> Header:
 
 
 def _no_device(trace: KinetoTrace) -> str:
-    """Return what stands for a device that is not told: that comes last in a trace."""
+    """Return a name for a device without one; a trace ends with the names of its devices."""
     ran = trace.counts.get(KERNEL) or trace.counts.get(COPY)
     return "unknown" if ran or not trace.complete else "cpu"
 

@@ -1,12 +1,7 @@
-"""Copies and collectives of a torch.profiler trace, joined to their launches, as tables.
+"""Build the tables of a torch.profiler trace.
 
-Kernels of a torch.profiler trace joined to their launches, and to what the launches lay in.
-
-Changes of memory and samples of counters in a torch.profiler trace, as tables.
-
-The shapes of matrix products and attention in a torch.profiler trace, as a table.
-
-What the host called, of a torch.profiler trace: operators, modules, Python, the driver.
+Kernels, copies and collectives come with their launches, and with the stage, step and range of
+these. Other tables: memory and counters over time, shapes of matmuls and attention, host calls.
 """
 
 import re
@@ -55,7 +50,7 @@ from lightning_rlprof.tables.kernels import (
 from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
 
 _UNREAD = "no readable kernels: some events are damaged or lost"
-_PLAIN = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
+_KERNEL_NUMBERS = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
 
 
 def kernels_of(trace: KinetoTrace, rank: int) -> tuple[Kernels, list[str]]:
@@ -63,13 +58,13 @@ def kernels_of(trace: KinetoTrace, rank: int) -> tuple[Kernels, list[str]]:
 
     Stage, step and range are as `placed` finds them.
     """
-    rows, remarks = _kineto_kernels_placed(trace)
+    rows, remarks = _kernels_with_launches(trace)
     return _kernels(trace, rank, rows, 0, len(rows)), remarks
 
 
 def kernels_table(trace: KinetoTrace, rank: int) -> Table:
-    """Return the same as a table, of which a part is in memory when it is asked for."""
-    rows, remarks = _kineto_kernels_placed(trace)
+    """Return the kernels as a table whose rows are read in parts."""
+    rows, remarks = _kernels_with_launches(trace)
 
     def read(low: int, high: int) -> ColumnRows:
         return ColumnRows(kernel_columns(_kernels(trace, rank, rows, low, high)))
@@ -77,7 +72,7 @@ def kernels_table(trace: KinetoTrace, rank: int) -> Table:
     return Table("kernels", COLUMNS, PartRows(len(rows), read), "; ".join(remarks))
 
 
-def _kineto_kernels_placed(trace: KinetoTrace) -> tuple[Grown, list[str]]:
+def _kernels_with_launches(trace: KinetoTrace) -> tuple[Grown, list[str]]:
     rows, remarks = placed(trace, trace.parts(KERNEL), trace.types(KERNEL))
     if not len(rows):
         lost = trace.counts.get(KERNEL) or trace.problems
@@ -87,7 +82,7 @@ def _kineto_kernels_placed(trace: KinetoTrace) -> tuple[Grown, list[str]]:
 
 def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
     names = list(trace.columns.names)
-    own: dict[str, Any] = {name: rows.part(name, low, high) for name in _PLAIN}
+    own: dict[str, Any] = {name: rows.part(name, low, high) for name in _KERNEL_NUMBERS}
     for name in ("device", "stream"):
         own[name][own[name] == MISSING] = UNKNOWN
     own |= {name: (rows.part(name, low, high), names) for name in ("name", "stage", "range")}
@@ -96,7 +91,7 @@ def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) ->
 
 
 _TIME = Column("time", "time", "ns")
-_MEMORY = (
+_MEMORY_COLUMNS = (
     Column("rank", "count"),
     Column("device", "count"),
     Column("component", "text"),
@@ -104,7 +99,7 @@ _MEMORY = (
     Column("allocated", "count", "bytes"),
     Column("reserved", "count", "bytes"),
 )
-_COUNTERS = (
+_COUNTER_COLUMNS = (
     Column("rank", "count"),
     Column("device", "count"),
     Column("metric", "text"),
@@ -120,7 +115,7 @@ _GPU = re.compile(r"GPU (\d{1,6})")
 
 
 def memory_table(trace: KinetoTrace, rank: int) -> Table:
-    """Return what torch's allocators held after each change, by time; the CPU has no number."""
+    """Return the memory of torch's allocators after each change, by time; the CPU has no number."""
     rows = Grown(trace.types(MEMORY))
     for block in in_order(trace.parts(MEMORY), "start_ns"):
         rows.add(block)
@@ -148,7 +143,9 @@ def memory_table(trace: KinetoTrace, rank: int) -> Table:
         ]
         return ColumnRows(cells)
 
-    return Table("memory", _MEMORY, PartRows(len(rows), read), "; ".join(trace.losses(MEMORY)))
+    return Table(
+        "memory", _MEMORY_COLUMNS, PartRows(len(rows), read), "; ".join(trace.losses(MEMORY))
+    )
 
 
 def counter_table(trace: KinetoTrace, rank: int) -> Table:
@@ -178,7 +175,7 @@ def counter_table(trace: KinetoTrace, rank: int) -> Table:
         return ColumnRows(cells)
 
     note = "; ".join(trace.losses(COUNTER))
-    return Table("counters", _COUNTERS, PartRows(len(rows), read), note)
+    return Table("counters", _COUNTER_COLUMNS, PartRows(len(rows), read), note)
 
 
 def _device(label: str) -> int:
@@ -186,7 +183,7 @@ def _device(label: str) -> int:
     return int(found[1]) if found else UNKNOWN
 
 
-_COLUMNS = (
+_SHAPE_COLUMNS = (
     Column("rank", "count"),
     Column("thread", "count"),
     Column("operator", "text"),
@@ -196,8 +193,8 @@ _COLUMNS = (
     Column("types", "text"),
     Column("values", "text"),
 )
-_NONE = (
-    "no shapes of matrix products were recorded; torch.profiler records them with record_shapes "
+_NO_SHAPES = (
+    "no shapes of matmuls were recorded. Record them with torch.profiler and record_shapes "
     "(integrated: {profile_record_shapes: true})"
 )
 
@@ -213,7 +210,7 @@ def shape_table(trace: KinetoTrace, rank: int) -> Table:
         rows.add({name: column[told] for name, column in block.items()})
     note = "; ".join(trace.losses(SHAPES))
     if not len(rows):
-        return Table("shapes", _COLUMNS, note=note, abstained=_NONE)
+        return Table("shapes", _SHAPE_COLUMNS, note=note, abstained=_NO_SHAPES)
     names, idents = list(trace.columns.names), trace.idents
 
     def read(low: int, high: int) -> ColumnRows:
@@ -228,13 +225,13 @@ def shape_table(trace: KinetoTrace, rank: int) -> Table:
         ]
         return ColumnRows(cells)
 
-    return Table("shapes", _COLUMNS, PartRows(len(rows), read), note)
+    return Table("shapes", _SHAPE_COLUMNS, PartRows(len(rows), read), note)
 
 
 _PYTHON, _RUNTIME, _MODULE = (CALL_KINDS.index(kind) for kind in ("python", "runtime", "module"))
 # In the order of `CALL_KINDS`: of two calls that begin and end at once the outer one comes first.
 _SOURCES = (PYTHON, OPERATOR, LAUNCH)
-_PLACED: dict[str, type[np.generic]] = {
+_CALL_TYPES: dict[str, type[np.generic]] = {
     **dict.fromkeys(("lane", "name", "stage"), np.int32),
     "kind": np.int8,
     **dict.fromkeys(("start_ns", "length_ns", "parent", "step"), np.int64),
@@ -247,18 +244,18 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
     A module's name stands without torch's ``nn.Module: ``. Stage and step are those around the
     start of the call, of the training thread for threads that mark nothing.
     """
-    placed, numbered = _kineto_calls_placed(trace)
-    rows = Grown({**_PLACED, "forward": np.int64})
+    placed, numbered = _collect_calls(trace)
+    rows = Grown({**_CALL_TYPES, "forward": np.int64})
     for part in beside(placed, in_order(forwards(numbered), "row"), {"forward": 0}):
         rows.add(part)
     names = list(trace.columns.names)
     texts = [name.removeprefix(MODULE) for name in names]
-    read = partial(_cells, rows, rank, trace.idents, names, texts)
+    read = partial(_call_cells, rows, rank, trace.idents, names, texts)
     note = "; ".join(trace.losses(*_SOURCES))
     return Table("calls", CALL_COLUMNS, PartRows(len(rows), read), note)
 
 
-def _cells(
+def _call_cells(
     rows: Grown, rank: int, idents: Int64s, names: list[str], texts: list[str], low: int, high: int
 ) -> ColumnRows:
     """Return some rows of the table."""
@@ -279,9 +276,9 @@ def _cells(
     return ColumnRows(cells)
 
 
-def _kineto_calls_placed(trace: KinetoTrace) -> tuple[Grown, Grown]:
+def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
     """Return the calls in order, with what is around them, and those that autograd numbers."""
-    rows, numbered = Grown(_PLACED), Grown(NUMBERED)
+    rows, numbered = Grown(_CALL_TYPES), Grown(NUMBERED)
     trace.count(OPERATOR)  # before the names: they may be read with it
     nesting, stages, processes = Nesting(), trace.ranges.stages(STAGE, STEP), trace.processes
     modules = np.array([name.startswith(MODULE) for name in trace.columns.names] or [False])
@@ -323,30 +320,30 @@ def _calls(trace: KinetoTrace) -> Iterator[Columns]:
 
 _Rows = Mapping[str, npt.NDArray[Any]]
 
-_BEFORE = (Column("rank", "count"), Column("device", "count"), Column("stream", "count"))
-_AFTER = (
+_FIRST_COLUMNS = (Column("rank", "count"), Column("device", "count"), Column("stream", "count"))
+_LAST_COLUMNS = (
     Column("start", "time", "ns"),
     Column("duration", "duration", "ns"),
     Column("stage", "text"),
     Column("step", "count"),
     Column("launch", "time", "ns"),
 )
-_COPIES = (
-    *_BEFORE,
+_COPY_COLUMNS = (
+    *_FIRST_COLUMNS,
     Column("kind", "text"),
     Column("bytes", "count", "bytes"),
-    *_AFTER,
+    *_LAST_COLUMNS,
     Column("launch duration", "duration", "ns"),
 )
-_COLLECTIVES = (
-    *_BEFORE,
+_COLLECTIVE_COLUMNS = (
+    *_FIRST_COLUMNS,
     Column("operation", "text"),
     Column("group", "text"),
     Column("group size", "count"),
     Column("number", "count"),
     Column("bytes", "count", "bytes"),
     Column("dtype", "text"),
-    *_AFTER,
+    *_LAST_COLUMNS,
 )
 
 # "Memcpy HtoD (Pinned -> Device)" (CUDA, ROCm), "CopyHostToDevice" (ROCm before 6), "Memcpy M2D"
@@ -357,7 +354,7 @@ _LEVEL_ZERO = re.compile(r"\b([HDM])2([HDM])\b")
 _FILLS = re.compile(r"memset|fill", re.IGNORECASE)
 
 # Sizes of torch's types as c10::toString writes them.
-_SIZES = {
+_BYTES_OF_TYPES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
     **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
     **dict.fromkeys(("Int", "Float", "ComplexHalf", "UInt32", "QInt32"), 4),
@@ -377,7 +374,9 @@ _OPERATIONS = {
     **dict.fromkeys(("broadcast", "barrier", "reduce", "scatter", "gather", "send", "recv")),
 }
 _BACKEND = re.compile(r"(?:nccl|rccl|xccl|gloo|ucc|mpi):(\S+)")
-_KERNEL = re.compile(r"(?:[nrxsm]ccl\w*?Kernel|oneccl)\w*?_([A-Z]\w*)|(cross_device_reduce)")
+_KERNEL_OPERATION = re.compile(
+    r"(?:[nrxsm]ccl\w*?Kernel|oneccl)\w*?_([A-Z]\w*)|(cross_device_reduce)"
+)
 
 
 def copy_kind(name: str) -> str | None:
@@ -417,21 +416,21 @@ def copy_table(trace: KinetoTrace, rank: int) -> Table:
     place = placed(trace, trace.parts(COPY), trace.types(COPY))
     rows = place.rows.rows()
     middle = [
-        _renamed(rows["name"], list(trace.columns.names), copy_kind),
+        _rename_texts(rows["name"], list(trace.columns.names), copy_kind),
         known(rows["bytes"], nothing=MISSING),
     ]
-    cells = [*_before(rows, rank), *middle, *_after(trace, rows), known(rows["call_ns"])]
-    return Table("memcpy", _COPIES, ColumnRows(cells), _note(trace, place, "copies", COPY))
+    cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows), known(rows["call_ns"])]
+    return Table("memcpy", _COPY_COLUMNS, ColumnRows(cells), _note(trace, place, "copies", COPY))
 
 
 def collective_table(trace: KinetoTrace, rank: int) -> Table:
     """Return one row per kernel of a collective, by start.
 
-    What was sent is told by the kernel's arguments, else by those of the ``record_param_comms``
+    The bytes come from the kernel's arguments, else by those of the ``record_param_comms``
     that its External id names. Without either the operation is that of the annotation around the
     launch (``nccl:all_reduce``), else that in the kernel's name, and no more is known.
     """
-    place = _placed(trace)
+    place = _collectives_with_launches(trace)
     rows = place.rows.rows()
     names = list(trace.columns.names)
     size, number = (known(rows[name], nothing=MISSING) for name in ("size", "number"))
@@ -443,24 +442,24 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
         known(_bytes(rows, names)),
         distinct(rows["type"], names),
     ]
-    cells = [*_before(rows, rank), *middle, *_after(trace, rows)]
+    cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows)]
     note = _note(trace, place, "collectives", COLLECTIVE, PARAMETERS)
-    return Table("collectives", _COLLECTIVES, ColumnRows(cells), note)
+    return Table("collectives", _COLLECTIVE_COLUMNS, ColumnRows(cells), note)
 
 
-def _placed(trace: KinetoTrace) -> Placed:
+def _collectives_with_launches(trace: KinetoTrace) -> Placed:
     rows, parameters = trace.rows(COLLECTIVE, PARAMETERS)
-    rows = {**rows, **_told(rows, parameters)}
+    rows = {**rows, **_with_parameters(rows, parameters)}
     types = {name: column.dtype.type for name, column in rows.items()}
     return placed(trace, [rows], types)
 
 
-def _before(rows: _Rows, rank: int) -> list[Any]:
+def _first_cells(rows: _Rows, rank: int) -> list[Any]:
     device, stream = (known(rows[name], nothing=MISSING) for name in ("device", "stream"))
     return [np.broadcast_to(np.int64(rank), len(rows["name"])), device, stream]
 
 
-def _after(trace: KinetoTrace, rows: _Rows) -> list[Any]:
+def _last_cells(trace: KinetoTrace, rows: _Rows) -> list[Any]:
     return [
         rows["start_ns"] - trace.zero_ns,
         rows["end_ns"] - rows["start_ns"],
@@ -475,7 +474,7 @@ def _note(trace: KinetoTrace, place: Placed, what: str, *kinds: int) -> str:
     return "; ".join([*trace.losses(*kinds), *remarks])
 
 
-def _renamed(
+def _rename_texts(
     codes: npt.NDArray[Any], names: list[str], name_of: Callable[[str], str | None]
 ) -> Coded:
     """Return a column of texts under other names, -1 for those that have none."""
@@ -486,7 +485,7 @@ def _renamed(
     return np.array(places, np.int64)[own], texts
 
 
-def _told(rows: _Rows, parameters: _Rows) -> dict[str, npt.NDArray[Any]]:
+def _with_parameters(rows: _Rows, parameters: _Rows) -> dict[str, npt.NDArray[Any]]:
     """Return what was sent, for kernels that do not tell it from the operator that launched them.
 
     Only where that is sure: one operator has that External id.
@@ -505,21 +504,21 @@ def _told(rows: _Rows, parameters: _Rows) -> dict[str, npt.NDArray[Any]]:
 
 
 def _operations(rows: _Rows, around: npt.NDArray[Any], names: list[str]) -> Coded:
-    told, texts = _renamed(rows["operation"], names, operation_of)
-    marked, marks = _renamed(around, names, _marked)
-    named, kernels = _renamed(rows["name"], names, _named)
+    told, texts = _rename_texts(rows["operation"], names, operation_of)
+    marked, marks = _rename_texts(around, names, _operation_of_annotation)
+    named, kernels = _rename_texts(rows["name"], names, _operation_of_kernel)
     codes = np.where(named < 0, -1, named + len(texts) + len(marks))
     codes = np.where(marked < 0, codes, marked + len(texts))
     return distinct(np.where(told < 0, codes, told), [*texts, *marks, *kernels])
 
 
-def _marked(annotation: str) -> str | None:
+def _operation_of_annotation(annotation: str) -> str | None:
     found = _BACKEND.match(annotation)
     return operation_of(found[1]) if found else None
 
 
-def _named(kernel: str) -> str | None:
-    found = _KERNEL.search(kernel)
+def _operation_of_kernel(kernel: str) -> str | None:
+    found = _KERNEL_OPERATION.search(kernel)
     operation = operation_of(found[1] or found[2]) if found else None
     return operation if operation in {*_OPERATIONS.values(), *_OPERATIONS} else None
 
@@ -527,7 +526,7 @@ def _named(kernel: str) -> str | None:
 def _bytes(rows: _Rows, names: list[str]) -> Int64s:
     """Return the larger of what came in and went out, `UNKNOWN` without one or a type's size."""
     types, own = np.unique(rows["type"], return_inverse=True)
-    sizes = [0 if code < 0 else _size(names[code]) for code in types.tolist()]
+    sizes = [0 if code < 0 else _bytes_per_element(names[code]) for code in types.tolist()]
     size = np.array(sizes, np.int64)[own]
     count = np.maximum(rows["incoming"], rows["outgoing"])
     least = np.minimum(rows["incoming"], rows["outgoing"])
@@ -535,6 +534,6 @@ def _bytes(rows: _Rows, names: list[str]) -> Int64s:
     return np.where(sound, np.where(sound, count, 0) * size, UNKNOWN)
 
 
-def _size(dtype: str) -> int:
+def _bytes_per_element(dtype: str) -> int:
     """Return the bytes of one element, 0 where that is not known."""
-    return 1 if dtype.startswith("Float8_") else _SIZES.get(dtype, 0)
+    return 1 if dtype.startswith("Float8_") else _BYTES_OF_TYPES.get(dtype, 0)

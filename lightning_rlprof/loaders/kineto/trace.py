@@ -1,6 +1,6 @@
-"""One torch.profiler trace as columns: its annotations, its device work, and where they stand.
+"""Read one torch.profiler trace into columns: annotations, kernels, launches, and the rest later.
 
-What a torch.profiler trace marks: annotations of the host, and their shadows on the device.
+Annotations of the host are `Ranges`; torch.profiler also records their shadows on the device.
 """
 
 import re
@@ -258,7 +258,7 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
         every: Keep what any table needs; else kernels, launches and annotations, the rest later.
 
     Raises:
-        TraceError: It cannot be read or is no Chrome trace.
+        TraceError: It cannot be read or is not a Chrome trace.
     """
     version = _version(path)
     columns = ChromeColumns(EVERY if every else _FIRST)
@@ -294,7 +294,7 @@ def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
         stream = ChromeStream(source, EventDecoder(), SIZE)
         if not stream.open():
             why = f" ({source.problem})" if source.problem else ""
-            raise TraceError(f'{path}: is no Chrome trace: it has no array "traceEvents"{why}')
+            raise TraceError(f'{path}: not a Chrome trace, no array "traceEvents"{why}')
         for batch in stream:
             columns.add(batch)
     columns.end()

@@ -1,6 +1,6 @@
-"""Device activity of an Nsight Systems export, joined to the ranges around its launches.
+"""Build the tables of an Nsight Systems export: kernels, copies, waits, and GPU metrics.
 
-Samples of GPU metrics in an Nsight Systems export.
+Kernels, copies and waits come with their launches, and with the ranges around these.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ class _Rows:
 
 
 class Device:
-    """Read what devices did; each call reads the file anew and keeps nothing.
+    """Read what devices did; each call reads the file again and keeps nothing.
 
     Args:
         export: The export.
@@ -250,8 +250,8 @@ def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
         ),
         (
             np.count_nonzero(found.lent),
-            "launches came from threads that mark nothing, as autograd's do: they count to what "
-            "the training thread was in",
+            "launches came from threads without marks, such as autograd's: they belong to the "
+            "stage of the training thread",
         ),
     )
 
@@ -270,8 +270,8 @@ METRICS = "GPU_METRICS"
 """The table in the export."""
 
 _NAMES = "TARGET_INFO_GPU_METRICS"
-_KERNEL, _DEVICES = "CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_CUDA_DEVICE"
-_NSYS_METRICS_COLUMNS = (
+_DEVICES = "TARGET_INFO_CUDA_DEVICE"
+_METRIC_COLUMNS = (
     Column("rank", "count"),
     Column("device", "count"),
     Column("time", "time", "ns"),
@@ -283,8 +283,8 @@ _NSYS_METRICS_COLUMNS = (
 def metric_table(export: Export, ranks: Mapping[int, int], zero_ns: int) -> Table:
     """Return one row per sample in the order of the file; metrics without a name have none.
 
-    The rank is that of the processes whose kernels ran on the GPU, not known where those are of
-    several ranks, of none, or where the export does not say which GPU is which device.
+    The rank is that of the processes whose kernels ran on the GPU. It is unknown if those are of
+    several ranks or of none, or if the export doesn't map GPUs to devices.
 
     Args:
         export: The export.
@@ -297,35 +297,35 @@ def metric_table(export: Export, ranks: Mapping[int, int], zero_ns: int) -> Tabl
     rows = {name: column[sound] for name, column in rows.items()}
     kind = rows["typeId"]
     gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
-    own = np.array([*_ranks(export, ranks), UNKNOWN], np.int64)
+    own = np.array([*_ranks_of_gpus(export, ranks), UNKNOWN], np.int64)
     cells: list[Any] = [
         known(own[np.where(kind == UNKNOWN, -1, gpu)]),
         known(gpu),
         rows["timestamp"] - zero_ns,
-        _named(export, kind, rows["metricId"]),
+        _metric_names(export, kind, rows["metricId"]),
         value[sound] if len(value) else value,
     ]
     lost = np.count_nonzero(~sound)
     note = f"{lost} samples are left out: they have no time or no value" if lost else ""
-    return Table("gpu_metrics", _NSYS_METRICS_COLUMNS, ColumnRows(cells), note=note)
+    return Table("gpu_metrics", _METRIC_COLUMNS, ColumnRows(cells), note=note)
 
 
-def _ranks(export: Export, ranks: Mapping[int, int]) -> list[int]:
+def _ranks_of_gpus(export: Export, ranks: Mapping[int, int]) -> list[int]:
     """Return the rank of each GPU by its number, up to 255."""
     devices = export.numbers(_DEVICES, "pid", "cudaId", "gpuId")
     columns = (column.tolist() for column in devices.values())
     place = {(pid, cuda): gpu for pid, cuda, gpu in zip(*columns, strict=True)}
     users: dict[int, set[int]] = {}
-    if {"globalPid", "deviceId"} <= export.columns.get(_KERNEL, frozenset()):
-        for process, device in export.rows(f"SELECT DISTINCT globalPid, deviceId FROM {_KERNEL}"):
+    if {"globalPid", "deviceId"} <= export.columns.get(KERNELS, frozenset()):
+        for process, device in export.rows(f"SELECT DISTINCT globalPid, deviceId FROM {KERNELS}"):
             if process in ranks and (pid_of(process), device) in place:
                 users.setdefault(place[pid_of(process), device], set()).add(ranks[process])
     own = [users.get(gpu, set()) for gpu in range(256)]
     return [next(iter(each)) if len(each) == 1 else UNKNOWN for each in own]
 
 
-def _named(export: Export, kind: Int64s, metric: Int64s) -> Coded:
-    """Return names of metrics, which are numbered anew for each type of source."""
+def _metric_names(export: Export, kind: Int64s, metric: Int64s) -> Coded:
+    """Return names of metrics, which are numbered separately for each type of source."""
     there = export.numbers(_NAMES, "typeId", "metricId")
     codes, names = export.texts(_NAMES, "metricName")
     keys = zip(there["typeId"].tolist(), there["metricId"].tolist(), strict=True)

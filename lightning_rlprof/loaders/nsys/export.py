@@ -1,7 +1,4 @@
-"""An export of Nsight Systems opened: its tables as columns of numbers and texts.
-
-Reports of Nsight Systems turned into SQLite exports by nsys itself.
-"""
+"""Open SQLite exports of Nsight Systems; reports are exported by nsys first."""
 
 import shlex
 import shutil
@@ -47,7 +44,7 @@ class Export(SqliteTables):
         source: What the user named, where that is another file; errors name it.
 
     Raises:
-        TraceError: The file is no SQLite database, or none that nsys wrote; also from any method
+        TraceError: The file is not an SQLite database that nsys wrote; also from any method
             when the file turns out to be damaged.
     """
 
@@ -94,7 +91,7 @@ def open_export(path: Path) -> Export:
     The export of a report lies in a temporary folder, for its owner alone, until the `Export` goes.
 
     Raises:
-        TraceError: There is no nsys here, or it fails, or the file is no export.
+        TraceError: nsys is not installed or fails, or the file is not an export.
     """
     if path.suffix != REPORT or is_sqlite(path):
         return Export(path)
@@ -103,8 +100,8 @@ def open_export(path: Path) -> Export:
         files = (f"./{name}" for name in (path.with_suffix(".sqlite").name, path.name))
         command = shlex.join(["nsys", *_EXPORT, *files])
         raise TraceError(
-            f"{path}: only nsys itself reads its reports and there is none on PATH; where there "
-            f"is one, run `{command}` and load what it writes"
+            f"{path}: reading a report needs nsys, which is not on PATH. Where nsys is installed, "
+            f"run `{command}` and load its output"
         )
     folder = Path(tempfile.mkdtemp(prefix="rlprof-nsys-"))
     try:

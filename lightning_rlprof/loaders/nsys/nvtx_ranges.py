@@ -1,4 +1,4 @@
-"""NVTX ranges and marks of an Nsight Systems export, with what our own domain says in them."""
+"""Read the NVTX ranges and marks of an Nsight Systems export, with their steps and ranks."""
 
 from dataclasses import dataclass
 

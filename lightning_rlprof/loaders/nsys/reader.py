@@ -1,4 +1,4 @@
-"""Nsight Systems' reports as spans, with tables of what the devices did."""
+"""Read reports of Nsight Systems as spans, with tables of what the devices did."""
 
 import itertools
 from collections import defaultdict
@@ -69,16 +69,16 @@ class _Report:
 def read_nsys(path: Path, rank: int | None = None) -> Spans:
     """Read a report or an SQLite export; ranges and marks are spans, tables are read when asked.
 
-    Ranges of our domain ``rlprof`` carry kind and step; those of other domains are regions in the
-    step of ours around them. Ranks are what the processes said, else what the file's name says,
-    else counted, which is then a problem. Tables: kernels, memcpy, sync and gpu_metrics.
+    Ranges of the domain ``rlprof`` have kind and step. Those of other domains are regions, in the
+    step of the ``rlprof`` range around them. Ranks come from marks, else from the file's name;
+    else they are counted, with a warning. Tables: kernels, memcpy, sync and gpu_metrics.
 
     Args:
         path: The file.
         rank: As the file's name would say it.
 
     Raises:
-        TraceError: It is no report, it is damaged, or it is a ``.nsys-rep`` and nsys is not here.
+        TraceError: It is not a report, is damaged, or is a ``.nsys-rep`` and nsys is not installed.
     """
     report = _read(path)
     ranks, problems = _ranks(report, rank_in_name(path.name) if rank is None else rank)
@@ -141,7 +141,7 @@ def _read(path: Path) -> _Report:
 
 
 def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
-    """Return when zero was: when the session started, else what marks of ours say."""
+    """Return when zero was: the start of the session, else the time in rlprof's marks."""
     found = export.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
     started = found[(found > 0) & (found < _LARGEST_CLOCK)]
     if not len(started):
@@ -150,7 +150,7 @@ def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
         return ranges.unix_ns
     unix_ns = int(started[0])
     if ranges.unix_ns is not None and abs(off := unix_ns - ranges.unix_ns) > _CLOCKS_AGREE_NS:
-        problems.append(f"its clock is {off / 1e6:+.0f} ms off the one that the program read")
+        problems.append(f"its clock is {off / 1e6:+.0f} ms off the clock of the program")
     return unix_ns
 
 
@@ -164,7 +164,9 @@ def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[str
     if not others:
         return ranks, _shared(report, ranks)
     free = max(ranks.values(), default=-1) + 1
-    guess = f"{GUESSED}, counting from {free}, as no mark says them: of processes {_some(others)}"
+    guess = (
+        f"{GUESSED}, counting from {free}, because no mark contains them: processes {_some(others)}"
+    )
     ranks |= {each: free + at for at, each in enumerate(others)}
     return ranks, [guess, *_shared(report, ranks)]
 
@@ -176,8 +178,8 @@ def _shared(report: _Report, ranks: dict[int, int]) -> list[str]:
         if process in report.launching:
             of_rank[ranks[process]].append(process)
     return [
-        f"processes {_some(own)} all launched work and count as one rank, {rank}: by the file's "
-        "name, or by what they said"
+        f"processes {_some(own)} all launched kernels and count as one rank, {rank}, by the "
+        "file name or by their marks"
         for rank, own in sorted(of_rank.items())
         if len(own) > 1
     ]

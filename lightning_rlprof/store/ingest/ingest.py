@@ -1,4 +1,4 @@
-"""Many runs and traces turned into caches at once; what came of each is a row."""
+"""Cache many runs and traces at once; the result has a row for each."""
 
 import contextlib
 import os
@@ -37,12 +37,13 @@ def ingest(
 ) -> Table:
     """Make the caches of runs and traces with all their tables; return a row for each.
 
-    What has a good cache is ``ready`` and not read again: to go on, call it again. What cannot be
-    read is ``failed``, the others go on. Rows are in the order of the paths; MB are 10⁶ bytes.
+    A run with a complete cache is ``up to date`` and is not read again, so call it again to resume.
+    A run that can't be read is ``failed``, the others continue. Rows are in the order of the paths;
+    MB are 10⁶ bytes.
 
     Args:
         paths: Runs, traces, and directories of them: see `loaders.discovery.items`.
-        jobs: So many at once; unset, one per core that this process may use, or what Ray has.
+        jobs: Parallel jobs; unset, one per core that this process may use, or what Ray has.
         engine: ``local`` is processes here, ``ray`` tasks of a cluster; both make the same files.
         progress: Called after each with (done, all).
 
@@ -66,7 +67,7 @@ def _refuse_wrong(paths: object, jobs: object, engine: object) -> None:
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs={jobs!r} must be a whole number from 1 on, or None")
     if engine not in get_args(Engine):
-        raise ConfigError(f"engine={engine!r} is none (allowed: {', '.join(get_args(Engine))})")
+        raise ConfigError(f"unknown engine {engine!r} (allowed: {', '.join(get_args(Engine))})")
 
 
 def _found(paths: Sequence[str | Path], jobs: object, engine: object) -> list[str]:
@@ -108,7 +109,7 @@ def _cores() -> int:
 def _row(outcome: Outcome, path: str) -> tuple[Cell, ...]:
     """Return a row with the path as it was given."""
     speed = None
-    if outcome.state == "made" and outcome.seconds and outcome.bytes_read is not None:
+    if outcome.state == "cached" and outcome.seconds and outcome.bytes_read is not None:
         speed = outcome.bytes_read / outcome.seconds / 1e6
     why = outcome.why and outcome.why.replace(outcome.path, path)
     return (*outcome._replace(path=path, why=why), speed)

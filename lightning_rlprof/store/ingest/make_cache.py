@@ -22,7 +22,7 @@ from lightning_rlprof.tables.table import Table
 _FEW = 8
 _LARGE = 1 << 26  # bytes from which on memory counts more than the time to start DuckDB again
 _CHROME = (".json", ".json.gz", ".json.zst")
-_State = Literal["made", "ready", "failed"]
+_State = Literal["cached", "up to date", "failed"]
 
 
 class Outcome(NamedTuple):
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     Attributes:
         path: It, as it was given.
         ranks: Which ranks it is of, as text: ``0-7, 9``.
-        state: ``made``, ``ready`` (there was a good cache) or ``failed``.
+        state: ``cached``, ``up to date`` or ``failed``.
         why: What went wrong, or what is missing or doubtful in what was read.
         rows: In all its tables together; None where it failed.
         bytes_read: Size of its files, packed as they are; None where they were not read.
@@ -108,11 +108,11 @@ def ingest_one(path: str) -> Outcome:
         why = f"{error.filename}: its cache cannot be written ({error.strerror})"
         why += "; without one, rlprof sql, show and summary read it"
         return lost(path, why, time.perf_counter() - start)
-    except Exception as error:  # a mistake of ours costs this file and is told, others go on
+    except Exception as error:  # a bug costs this file only and is reported
         why = described(error)
         return lost(path, why, time.perf_counter() - start)
     seconds = time.perf_counter() - start
-    state: _State = "failed" if kept.untold else "made" if kept.new else "ready"
+    state: _State = "failed" if kept.untold else "cached" if kept.new else "up to date"
     doubts = _few([*kept.untold, *_problems(kept.cache)])
     return Outcome(path, ranks, state, doubts, rows, read, written, seconds)
 

@@ -40,7 +40,7 @@ def in_processes(paths: Sequence[str], jobs: int) -> Generator[tuple[int, Outcom
 
     Args:
         paths: What `lightning_rlprof.store.ingest.make_cache.ingest_one` takes.
-        jobs: So many processes at once, each of one thread.
+        jobs: Processes at once, each of one thread.
     """
     left = iter(enumerate(paths))
     workers: dict[Any, _Worker] = {}
@@ -87,13 +87,13 @@ def _answer(worker: _Worker, path: str) -> tuple[Outcome, bool]:
         return worker.pipe.recv(), True
     except (EOFError, OSError):
         worker.pipe.close()
-        return lost(path, f"its process ended: {_end(worker.process.wait())}"), False
+        return lost(path, f"its process died: {_end(worker.process.wait())}"), False
 
 
 def _end(code: int) -> str:
     if code >= 0:
         return f"exit status {code}"
-    memory = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
+    memory = ", probably because memory ran out" if -code == signal.SIGKILL else ""
     return f"killed by {signal.Signals(-code).name}{memory}"
 
 

@@ -30,7 +30,7 @@ def in_ray(
 
     Args:
         paths: What `lightning_rlprof.store.ingest.make_cache.ingest_one` takes; absolute.
-        jobs: So many tasks at once at most, of one CPU each; unset, as many as Ray has room for.
+        jobs: Most tasks at once, of one CPU each; unset, as many as Ray has room for.
 
     Raises:
         RlprofError: Ray is not installed, cannot be reached, or has no CPU for a task.
@@ -88,7 +88,9 @@ def _seen(path: str) -> Outcome:
     if os.path.exists(path):
         return ingest_one(path)
     host = socket.gethostname()
-    return lost(path, f"host {host} does not see it: ingest needs files that all hosts share")
+    return lost(
+        path, f"host {host} cannot see it: ingest needs files on storage that all hosts share"
+    )
 
 
 def _join_cluster(ray: Any) -> bool:

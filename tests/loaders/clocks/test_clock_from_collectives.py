@@ -63,7 +63,7 @@ def test_spans_notes_and_tables_of_a_moved_rank_stay_together() -> None:
     assert took == before.table("collectives").column("duration")
     unix = run.headers[1].unix_ns
     assert abs(run.later(1, unix) - before.later(1, unix) - 300 * MS) < 2 * MS
-    assert "not calibrated" not in str(run.warnings)
+    assert "unsynchronized" not in str(run.warnings)
 
 
 def test_the_axis_begins_earlier_where_a_rank_was_ahead_and_no_time_is_negative() -> None:
@@ -129,7 +129,7 @@ def test_what_does_not_certify_moves_nothing_and_is_said(more: dict[str, str]) -
     run = aligned(before)
     assert (run.start_ns == before.start_ns).all()
     assert {row.uncertainty_ns for row in rows_of(run)} == {None}
-    assert "clocks of 2 hosts are not calibrated" in run.warnings[0].text
+    assert "clocks of 2 hosts are unsynchronized" in run.warnings[0].text
 
 
 def test_hosts_that_never_met_are_not_certified_by_collectives_of_the_same_name() -> None:
@@ -209,7 +209,7 @@ def test_where_no_host_is_told_a_clock_stays_that_may_be_the_same() -> None:
 def test_hosts_that_are_not_told_and_never_compared_are_a_problem() -> None:
     run = replace(run_of(job_of(13, [(0, 1)]), ["", ""], [true, true]), tables={})
     (problem,) = aligned(run).warnings
-    assert problem.text.startswith("hosts of ranks 0-1 are not told, and clocks not calibrated")
+    assert problem.text.startswith("hosts of ranks 0-1 are unknown and clocks are unsynchronized")
 
 
 def test_clocks_compared_by_ping_pong_stay_and_the_others_are_compared_with_them() -> None:

@@ -198,7 +198,7 @@ def test_what_is_no_trace_is_an_error_of_one_line(data: bytes, tmp_path: Path) -
     path.write_bytes(data)
 
     assert not is_chrome_trace(path)
-    with pytest.raises(TraceError, match="is no Chrome trace") as error:
+    with pytest.raises(TraceError, match="not a Chrome trace") as error:
         read_kineto(path)
     assert "\n" not in str(error.value)
 

@@ -522,7 +522,7 @@ def test_replays_of_graphs_are_counted(tmp_path: Path) -> None:
     note = read_kineto(trace.write(tmp_path / "t.json")).table("kernels").note
 
     assert note == (
-        "6 kernels ran in 2 replays of graphs: whether the device idled inside of one is not known"
+        "6 kernels ran in 2 CUDA graph replays: idle time inside a replay is unknown"
     )
 
 

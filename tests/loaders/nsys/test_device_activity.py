@@ -97,7 +97,7 @@ def test_threads_that_mark_nothing_borrow_from_the_one_that_trains(export: NsysE
         ("2", None, 4, "prefetch"),
         ("3", None, None, None),
     ]
-    assert table.note.startswith("2 launches came from threads that mark nothing")
+    assert table.note.startswith("2 launches came from threads without marks")
     assert [s.step for s in spans if s.name == "backward"] == [3]
 
 

@@ -30,7 +30,7 @@ def test_processes_that_say_nothing_are_counted_by_pid_and_that_is_a_problem(
         (2, 31),
     ]
     assert texts(path) == [
-        "ranks are guessed, counting from 0, as no mark says them: of processes 7, 19, 31"
+        "ranks are guessed, counting from 0, because no mark contains them: processes 7, 19, 31"
     ]
 
 
@@ -66,7 +66,7 @@ def test_guessed_ranks_follow_those_that_were_said(tmp_path: Path) -> None:
 
     assert load(path).ranks == (6, 7, 8, 9, 10, 11, 12)
     assert texts(path)[0].endswith(
-        "counting from 7, as no mark says them: of processes 10, 11, 12, 13 and 2 more"
+        "counting from 7, because no mark contains them: processes 10, 11, 12, 13 and 2 more"
     )
 
 
@@ -125,7 +125,7 @@ def test_without_either_the_wall_clock_is_not_known_and_said(tmp_path: Path) -> 
     ("off_ns", "told"),
     [
         (19_000_000, []),
-        (-3_000_000_000, ["its clock is +3000 ms off the one that the program read"]),
+        (-3_000_000_000, ["its clock is +3000 ms off the clock of the program"]),
     ],
 )
 def test_a_session_start_that_the_marks_deny_is_a_problem(
@@ -153,6 +153,6 @@ def test_two_processes_that_launched_work_as_one_rank_are_a_problem(
 
     assert load(path).ranks == (3,)
     assert texts(path) == [
-        "processes 10, 11 all launched work and count as one rank, 3: by the file's name, or by "
-        "what they said"
+        "processes 10, 11 all launched kernels and count as one rank, 3, by the "
+        "file name or by their marks"
     ]

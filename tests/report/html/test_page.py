@@ -236,8 +236,8 @@ def test_a_run_without_steps_is_still_a_page(tmp_path: Path, browse: Browse) -> 
     assert "data-error" not in page.body
     text = page.text()
     assert text.count("no complete step was recorded") == 1
-    assert "of 2 ranks, these wrote no trace: 1" in text
-    assert "its file just stops" in text
+    assert "of 2 ranks, these have no trace: 1" in text
+    assert "its file is truncated" in text
 
 
 def test_an_interrupted_step_is_drawn_and_named(tmp_path: Path, browse: Browse) -> None:

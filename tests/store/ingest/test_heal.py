@@ -58,7 +58,7 @@ def test_a_rotten_table_of_one_of_many_traces_is_an_error_that_says_what_to_dele
 def test_ingest_rebuilds_a_cache_whose_footer_is_rotten(folder: Path) -> None:
     rot(kernels(folder, 1), slice(-60, -8))
     made = ingest_one(str(folder / "rank1.pt.trace.json"))
-    assert (made.state, made.why) == ("made", None)
+    assert (made.state, made.why) == ("cached", None)
 
 
 @pytest.mark.deep
@@ -86,10 +86,10 @@ def test_a_cache_that_goes_while_its_store_is_open_is_no_silent_hole(folder: Pat
 @pytest.mark.parametrize("text", ["", '{"schema": 2, "tab', '{"schema":2,"tables":[],"core":null}'])
 def test_an_index_that_was_cut_makes_room_for_a_good_one(tmp_path: Path, text: str) -> None:
     path = write_trace(tmp_path / "rank0.pt.trace.json")
-    assert ingest_one(str(path)).state == "made"
+    assert ingest_one(str(path)).state == "cached"
     (index,) = tmp_path.rglob("index.json")
     index.write_text(text)
-    assert [ingest_one(str(path)).state for _ in range(2)] == ["made", "ready"]
+    assert [ingest_one(str(path)).state for _ in range(2)] == ["cached", "up to date"]
 
 
 def test_what_a_killed_process_left_goes_after_a_day_and_never_counts(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_what_a_killed_process_left_goes_after_a_day_and_never_counts(tmp_path: 
     os.utime(kept.parent / ".kernels-old.part", (0, 0))
     assert ingest_one(str(path)).bytes_written == before
     kept.unlink()
-    assert ingest_one(str(path)).state == "made"
+    assert ingest_one(str(path)).state == "cached"
     assert [each.name for each in kept.parent.glob(".*")] == [".kernels-new.part"]
 
 
@@ -141,7 +141,7 @@ def test_a_folder_whose_name_is_no_text_is_read_without_a_cache_there(tmp_path: 
 @pytest.mark.deep
 def test_a_trace_whose_name_is_no_text_has_a_cache(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "rank0\udcff.json")
-    for state in ("made", "ready"):
+    for state in ("cached", "up to date"):
         assert ingest([path], jobs=1).column("state") == [state]
     assert_same_run(open_run(path), load(path))
     rows = len(load(path).table("kernels").rows)

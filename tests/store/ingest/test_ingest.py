@@ -36,7 +36,7 @@ def test_every_trace_gets_a_cache_with_all_tables(folder: Path) -> None:
     seen: list[tuple[int, int]] = []
     table = ingest([folder], jobs=2, progress=lambda *at: seen.append(at))
     assert [(Path(str(row[0])).name, *row[1:4]) for row in table.rows] == [
-        (f"rank{rank}.pt.trace.json", str(rank), "made", None) for rank in range(3)
+        (f"rank{rank}.pt.trace.json", str(rank), "cached", None) for rank in range(3)
     ]
     assert seen == [(1, 3), (2, 3), (3, 3)]
     spans = load(folder / "rank2.pt.trace.json")
@@ -56,7 +56,7 @@ def test_a_file_by_two_spellings_is_one_row_by_the_first(
     names = ["rank0.pt.trace.json", "../traces/rank0.pt.trace.json", "other.pt.trace.json"]
     table = ingest([*names, "../link/rank0.pt.trace.json"], jobs=1)
     assert table.column("path") == [names[0], names[2]]  # which have a cache each
-    assert states(table) == ["made", "made"]
+    assert states(table) == ["cached", "cached"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_file_by_two_spellings_is_one_row_by_the_first(
         ({"paths": Path("two")}, "two is one path; ingest takes a list"),
         ({"jobs": -1}, "jobs=-1 must be a whole number from 1 on"),
         ({"jobs": "2"}, "jobs='2' must be a whole number from 1 on"),
-        ({"engine": "rayy"}, r"engine='rayy' is none \(allowed: local, ray\)"),
+        ({"engine": "rayy"}, r"unknown engine 'rayy' \(allowed: local, ray\)"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(wrong: dict[str, Any], said: str) -> None:
@@ -78,7 +78,7 @@ def test_wrong_arguments_are_told_in_one_line(wrong: dict[str, Any], said: str) 
 def test_what_has_a_cache_is_ready_and_a_new_one_is_made(folder: Path) -> None:
     ingest([folder / "rank1.pt.trace.json"], jobs=1)
     before = cached_files(folder)
-    assert states(ingest([folder], jobs=1)) == ["made", "ready", "made"]
+    assert states(ingest([folder], jobs=1)) == ["cached", "up to date", "cached"]
     assert before.items() <= cached_files(folder).items()
 
 
@@ -93,8 +93,8 @@ def test_a_trace_of_another_process_with_the_same_host_in_its_name_is_another_tr
         return load(path)
 
     monkeypatch.setattr(make_cache, "_read", slow)
-    assert make_cache.ingest_one(str(first)).state == "made"
-    assert make_cache.ingest_one(str(first)).state == "ready"
+    assert make_cache.ingest_one(str(first)).state == "cached"
+    assert make_cache.ingest_one(str(first)).state == "up to date"
 
 
 @pytest.mark.deep
@@ -107,15 +107,15 @@ def test_a_cache_that_lacks_a_table_or_is_cut_or_changed_is_made_whole(folder: P
         path.write_bytes(b"PAR1")
     for path in folder.rglob("rank2*/run.json"):
         path.write_text("{}")
-    assert states(ingest([folder], jobs=1)) == ["made", "made", "made"]
-    assert states(ingest([folder], jobs=1)) == ["ready", "ready", "ready"]
+    assert states(ingest([folder], jobs=1)) == ["cached", "cached", "cached"]
+    assert states(ingest([folder], jobs=1)) == ["up to date", "up to date", "up to date"]
     assert cached_files(folder) == whole
 
 
 def test_a_broken_trace_is_a_row_and_the_others_are_made(folder: Path) -> None:
     (folder / "rank1.pt.trace.json").write_text("no trace")
     table = ingest([folder], jobs=2)
-    assert states(table) == ["made", "failed", "made"]
+    assert states(table) == ["cached", "failed", "cached"]
     path, rank, _, why, *numbers = table.rows[1]
     assert (rank, numbers[:3]) == ("1", [None] * 3)
     assert "rank1.pt.trace.json" in str(why)
@@ -193,7 +193,7 @@ def test_a_process_that_is_killed_costs_its_file_alone(
     (tmp_path / "site" / "sitecustomize.py").write_text(DEADLY)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), str(ROOT)]))
     table = ingest([folder], jobs=1)
-    assert states(table) == ["made", "failed", "made"]
+    assert states(table) == ["cached", "failed", "cached"]
     assert table.rows[1][3] == (
         "its process ended: killed by SIGKILL, as the system does where memory is short"
     )
@@ -231,7 +231,7 @@ def test_ctrl_c_leaves_what_is_made_and_nothing_half_made(folder: Path) -> None:
             assert running.wait(timeout=60) != 0
         finally:
             running.kill()
-    assert states(ingest([folder], jobs=1))[0] == "ready"
+    assert states(ingest([folder], jobs=1))[0] == "up to date"
     assert [each.name for each in (folder / ".rlprof-cache").glob(".*")] == []
 
 
@@ -239,7 +239,7 @@ def test_runs_of_our_own_are_ingested_too(tmp_path: Path) -> None:
     grpo_run(tmp_path / "runs" / "a", steps=2, ranks=2)
     grpo_run(tmp_path / "runs" / "b", steps=1, ranks=1)
     table = ingest([tmp_path / "runs"], jobs=1)
-    assert [row[1:3] for row in table.rows] == [("0-1", "made"), ("0", "made")]
+    assert [row[1:3] for row in table.rows] == [("0-1", "cached"), ("0", "cached")]
     assert_same_run(open_run(tmp_path / "runs" / "a"), load(tmp_path / "runs" / "a"))
 
 
@@ -283,5 +283,5 @@ def test_a_folder_of_runs_is_its_newest_run_whatever_traces_lie_there(tmp_path: 
     (tmp_path / "run" / "device").mkdir()
     write_trace(tmp_path / "run" / "device" / "x.json")
     assert_same_run(open_run(tmp_path), load(tmp_path))
-    with pytest.raises(TraceError, match="holds one rank's device files; the run is"):
+    with pytest.raises(TraceError, match="contains the captures of one rank; the run is"):
         open_run(tmp_path / "run" / "device")

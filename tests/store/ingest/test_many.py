@@ -132,5 +132,5 @@ def test_a_cache_that_goes_while_it_is_asked_is_an_error(tmp_path: Path) -> None
     stamp = file.stat().st_mtime_ns
     file.write_bytes(b"PAR1" + bytes(20) + b"PAR1")
     os.utime(file, ns=(stamp, stamp))
-    with pytest.raises(TraceError, match="a table cannot be read"):
+    with pytest.raises(TraceError, match="a cached table cannot be read"):
         joined_table("t", [one])

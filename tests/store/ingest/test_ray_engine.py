@@ -78,10 +78,10 @@ class TestOnRay:
         rows = told[0]["table"]["rows"]
         assert (told[1] / "marker").exists()
         assert [row[1:3] for row in rows] == [
-            ["0", "made"],
-            ["1", "made"],
+            ["0", "cached"],
+            ["1", "cached"],
             ["2", "failed"],
-            ["3", "made"],
+            ["3", "cached"],
         ]
         assert "its Ray worker ended: WorkerCrashedError" in rows[2][3]
 
@@ -96,7 +96,7 @@ class TestOnRay:
         columns = [column.name for column in table.columns]
         alike = [columns.index(name) for name in ("ranks", "rows", "bytes read")]
         for row, other in zip(table.rows, told[0]["table"]["rows"], strict=True):
-            if other[2] == "made":
+            if other[2] == "cached":
                 assert [row[at] for at in alike] == [other[at] for at in alike]
 
     def test_a_file_that_the_worker_does_not_see_is_a_row(
@@ -194,7 +194,7 @@ def test_so_many_tasks_are_handed_over_and_what_is_left_is_cancelled(
     paths = [str(path) for path in write_traces(tmp_path, 4)]
     whole = list(ray_engine.in_ray(paths, 2))
     assert [(at, outcome.state) for at, outcome in sorted(whole)] == [
-        (at, "made") for at in range(4)
+        (at, "cached") for at in range(4)
     ]
     assert (fake.most, fake.calls) == (2, ["auto", "shutdown"])
     engine = ray_engine.in_ray([*paths, str(tmp_path / "no")], 3)

@@ -26,7 +26,7 @@ def numbered(table: Table) -> list[tuple[object, ...]]:
 def test_a_real_trace_out_of_its_cache_is_the_same(name: str, tmp_path: Path) -> None:
     path = Path(shutil.copy(DATA / f"{name}.json.gz", tmp_path))
     (row,) = ingest([path], jobs=1).rows
-    assert row[2] == "made"
+    assert row[2] == "cached"
     found, wanted = open_run(path), load(path)
     assert_same_run(found, wanted)
     for each in wanted.tables:
@@ -38,7 +38,7 @@ def test_a_real_trace_out_of_its_cache_is_the_same(name: str, tmp_path: Path) ->
 def test_two_real_ranks_are_one_run_in_sql(tmp_path: Path) -> None:
     for path in (DATA / "two_ranks").iterdir():
         shutil.copy(path, tmp_path)
-    assert ingest([tmp_path], jobs=1).column("state") == ["made", "made"]
+    assert ingest([tmp_path], jobs=1).column("state") == ["cached", "cached"]
     spans, store = load(tmp_path), open_store(tmp_path)
     for name in spans.tables.keys() - {"clocks"}:  # which has no start
         query = f"select rank, count(*) as n, min(start_ns) from {name} group by 1 order by 1"
