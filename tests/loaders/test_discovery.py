@@ -186,7 +186,7 @@ def test_what_must_not_be_looked_at_is_a_row_and_the_others_go_on(tmp_path: Path
     assert (done.stderr, done.stdout.splitlines()) == (
         "",
         [
-            f"{a}/rank0.pt.trace.json|0|made|None",
+            f"{a}/rank0.pt.trace.json|0|cached|None",
             f"{closed}|None|failed|{closed}: cannot be read (Permission denied)",
             f"{listed}/rank2.pt.trace.json|2|failed|"
             f"{listed}/rank2.pt.trace.json: cannot be read (Permission denied)",

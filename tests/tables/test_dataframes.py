@@ -116,4 +116,4 @@ def test_a_notebook_shows_some_rows_and_counts_the_rest() -> None:
     page = shown(Table("t", (Column("n", "count"),), [(n,) for n in range(2000)]))
     assert page.count("<tr>") == 51
     assert "1,950 more rows" in page
-    assert "not told, why" in shown(Table("t", (), abstained="why"))
+    assert "no data. why" in shown(Table("t", (), abstained="why"))

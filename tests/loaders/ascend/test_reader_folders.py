@@ -122,4 +122,4 @@ def test_a_journal_beside_a_database_is_said(tmp_path: Path) -> None:
 
     (problem,) = read_ascend(tmp_path).warnings
 
-    assert problem.text.endswith(f"what {path.name}-wal next to it are not read")
+    assert problem.text.endswith(f"the rows in {path.name}-wal next to it are not read")

@@ -521,9 +521,7 @@ def test_replays_of_graphs_are_counted(tmp_path: Path) -> None:
 
     note = read_kineto(trace.write(tmp_path / "t.json")).table("kernels").note
 
-    assert note == (
-        "6 kernels ran in 2 CUDA graph replays: idle time inside a replay is unknown"
-    )
+    assert note == ("6 kernels ran in 2 CUDA graph replays: idle time inside a replay is unknown")
 
 
 def test_a_number_used_twice_means_the_last_call_before_the_kernel(tmp_path: Path) -> None:
