@@ -17,6 +17,7 @@ from lightning_rlprof.loaders.ascend.capture_folder import is_ascend, is_capture
 from lightning_rlprof.loaders.chrome.byte_source import Source
 from lightning_rlprof.loaders.chrome.event_stream import read_head
 from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
+from lightning_rlprof.loaders.formats import KINETO_SUFFIXES, NSYS_SUFFIXES
 from lightning_rlprof.loaders.join_ranks import join
 from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, is_export
 from lightning_rlprof.loaders.nsys.export import Export, is_sqlite
@@ -94,7 +95,7 @@ def read_ranks(
 
 
 # What one trace may lie there as, the form that is read where there are several first.
-_FORMS = ((".json", ".json.gz", ".json.zst"), (".sqlite", ".nsys-rep"))
+_FORMS = (KINETO_SUFFIXES, NSYS_SUFFIXES)
 # The file of a capture, and how far down captures are looked for.
 _VIEW, _DEEPEST = "trace_view.json", 4
 _PACKED = (".json.gz", ".json.zst")

@@ -12,8 +12,9 @@ from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
 from lightning_rlprof.loaders.discovery import read_ranks, told_ranks
+from lightning_rlprof.loaders.formats import KINETO_SUFFIXES, NSYS_SUFFIXES, identify
+from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, is_export, read_kineto
 from lightning_rlprof.loaders.native import read_run
-from lightning_rlprof.loaders.nsys.export import is_sqlite
 from lightning_rlprof.loaders.nsys.reader import read_nsys
 from lightning_rlprof.loaders.run_captures import device_files, with_kernels
 from lightning_rlprof.records.run_directory import rank_files, read_header
@@ -24,8 +25,6 @@ from lightning_rlprof.tables.table import Table
 if TYPE_CHECKING:
     from lightning_rlprof.system.remote_files import Fetched
 
-_NSYS = (".sqlite", ".nsys-rep")
-_CHROME = (".json", ".json.gz", ".json.zst")
 _FEW = 8
 
 
@@ -106,26 +105,15 @@ def _read_run(run: Path, progress: Callable[[int, int], None] | None) -> Spans:
 
 def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
     """Read one file by what is in it; the rank files of a run need no look."""
-    if path.suffix == ".jsonl":
+    format_ = identify(path)
+    if format_ == "rlprof":
         return with_kernels(read_run(path, [path], progress), path.parent)
-    if is_ascend(path):
-        read: Callable[[Path], Spans] = _read_captures
-    elif path.suffix in _NSYS or is_sqlite(path):
-        read = read_nsys
-    else:
-        from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kineto
-
-        if not is_chrome_trace(path) and not path.name.endswith(_CHROME):
-            return read_run(path, [path], progress)
-        read = read_kineto  # which says what a .json lacks
-    spans = read(path)
+    if format_ is None:
+        return read_run(path, [path], progress)  # says why it is not a rank file
+    spans = aligned(read_ascend(path)) if format_ == "ascend" else _read_trace(path)
     if progress is not None:
         progress(1, 1)
     return spans
-
-
-def _read_captures(path: Path) -> Spans:
-    return aligned(read_ascend(path))
 
 
 def _read_traces(
@@ -140,7 +128,7 @@ def _read_traces(
     files = device_files(path) or _chrome_traces(path, names)
     if len(files) == 1:
         return _read_file(files[0], progress)
-    one_tool = len({file.suffix in _NSYS for file in files}) == 1
+    one_tool = len({file.suffix in NSYS_SUFFIXES for file in files}) == 1
     run = read_ranks(files, _read_trace, progress) if one_tool else None
     if run is None:
         raise TraceError(_no_run(path, files, names))
@@ -148,9 +136,7 @@ def _read_traces(
 
 
 def _read_trace(path: Path) -> Spans:
-    from lightning_rlprof.loaders.kineto.reader import read_kineto
-
-    return (read_nsys if path.suffix in _NSYS or is_sqlite(path) else read_kineto)(path)
+    return (read_nsys if identify(path) == "nsys" else read_kineto)(path)
 
 
 def _no_run(path: Path, files: list[Path], names: list[str]) -> str:
@@ -168,9 +154,7 @@ def _chrome_traces(path: Path, names: list[str]) -> list[Path]:
 
     Where there are some, a file that is none and yet has the name of another rank is a broken one.
     """
-    from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, is_export
-
-    likely = [path / name for name in names if name.endswith(_CHROME)]
+    likely = [path / name for name in names if name.endswith(KINETO_SUFFIXES)]
     likely = [file for file in likely if file.is_file() and not is_export(file)]
     traces = [file for file in likely if is_chrome_trace(file)]
     told = {rank for file in traces for rank in told_ranks(file)}

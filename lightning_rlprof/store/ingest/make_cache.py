@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lightning_rlprof.errors import TraceError, described
-from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
-from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, read_kineto
+from lightning_rlprof.loaders.formats import identify
+from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.rank_names import as_ranges, rank_in_name
 from lightning_rlprof.store.cache import Cache, Sources, find, place, sources
@@ -21,7 +21,6 @@ from lightning_rlprof.tables.table import Table
 
 _FEW = 8
 _LARGE = 1 << 26  # bytes from which on memory counts more than the time to start DuckDB again
-_CHROME = (".json", ".json.gz", ".json.zst")
 _State = Literal["cached", "up to date", "failed"]
 
 
@@ -81,8 +80,7 @@ def keep(path: Path, progress: Callable[[int, int], None] | None = None) -> Kept
 
 def _read(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
     """Read it with all that its tables need: a Chrome trace in one pass instead of two."""
-    chrome = path.name.endswith(_CHROME) and os.path.isfile(path) and not is_ascend(path)
-    if chrome and is_chrome_trace(path):
+    if os.path.isfile(path) and identify(path) == "kineto":
         return read_kineto(path, every=True)
     return load(path, progress=progress)
 
