@@ -1,6 +1,7 @@
-"""The ledger's labels in order of precedence, and the table of names that mean each of them.
+"""Time categories of the ledger, and the stage names that mean each of them.
 
-Names of stages as every framework writes them, and the one that all of them mean.
+Frameworks call the same stage by different names: `category_of` returns the category of a name,
+`standard_stage` the stage in rlprof's own names.
 """
 
 import re
@@ -12,11 +13,11 @@ import numpy as np
 from lightning_rlprof.tables.arrays import Int64s
 
 NO_CATEGORY = -1
-"""Stands for "no label": the name is not in the table."""
+"""Stands for a name that has no category."""
 
 
 class Category(IntEnum):
-    """What a GPU-second went into; where several apply at one instant, the smallest number wins."""
+    """What GPU time is spent on; if several apply at one instant, the smallest number wins."""
 
     COMPUTE = 0
     COMMUNICATION = 1
@@ -38,7 +39,7 @@ class Category(IntEnum):
 
     @property
     def text(self) -> str:
-        """The label as tables show it."""
+        """The name in tables."""
         return _TEXTS[self]
 
 
@@ -63,7 +64,7 @@ _TEXTS = (
 )
 
 ENCLOSING = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)
-"""Labels that hold for all that lies in their spans: a rollout in a validation is validation."""
+"""Categories that include all in their spans: a rollout in an evaluation is evaluation."""
 
 NAMES: dict[Category, str] = {
     Category.COMPUTE: """
@@ -124,9 +125,9 @@ NAMES: dict[Category, str] = {
     Category.PYTHON_GC: "garbage_collection gc gc_collect",
     Category.PROFILER: "rlprof_open_capture rlprof_close_capture",
 }
-"""Names that mean a label: ours first, then what verl, slime, NeMo-RL and others write."""
+"""Names of each category: rlprof's first, then those of verl, slime, NeMo-RL and others."""
 
-_LABELS = {name: label for label, names in NAMES.items() for name in names.split()}
+_CATEGORIES = {name: category for category, names in NAMES.items() for name in names.split()}
 _SIGNS = re.compile(r"[^a-z0-9]+")
 
 # NCCL, RCCL, HCCL and their like by their prefixes; fused ones by what they do.
@@ -138,7 +139,7 @@ _COPY = re.compile(r"memcpy|memset|copy(?:host|device)to|__amd_rocclr_(?:copy|fi
 
 
 def category_of(name: str) -> int:
-    """Return the label that a name of a stage or a region means, `NO_CATEGORY` where it means none.
+    """Return the category of a stage's or region's name, `NO_CATEGORY` if it has none.
 
     Capitals and signs do not count, nor what follows a ``#``; of ``Class.method`` the method alone
     will do.
@@ -152,40 +153,40 @@ def category_of(name: str) -> int:
     """
     whole = name.lower().partition("#")[0]
     for part in (whole, whole.rpartition(".")[2]):
-        found = _LABELS.get(_SIGNS.sub("_", part).strip("_"))
+        found = _CATEGORIES.get(_SIGNS.sub("_", part).strip("_"))
         if found is not None:
             return found
     return NO_CATEGORY
 
 
 def categories_of(names: Sequence[str]) -> Int64s:
-    """Return the label of each name, and a last one, `NO_CATEGORY`, for the code -1."""
+    """Return the category of each name, and at the end `NO_CATEGORY`, for the code -1."""
     return np.array([*map(category_of, names), NO_CATEGORY], dtype=np.int64)
 
 
 def kernel_categories(names: Sequence[str]) -> Int64s:
-    """Return for each kernel's name compute, transfer or copy.
+    """Return for each kernel's name compute, communication or memcpy.
 
     Example::
 
         >>> kernel_categories(["ampere_sgemm", "ncclDevKernel_AllReduce", "Memcpy HtoD"]).tolist()
         [0, 1, 3]
     """
-    return np.array([_kernel_label(name.lower()) for name in names], dtype=np.int64)
+    return np.array([_kernel_category(name.lower()) for name in names], dtype=np.int64)
 
 
-def _kernel_label(name: str) -> Category:
+def _kernel_category(name: str) -> Category:
     if _COPY.match(name):
         return Category.MEMCPY
     return Category.COMMUNICATION if _COLLECTIVE.search(name) else Category.COMPUTE
 
 
-_BY_LABEL: dict[int, str] = {
+_STAGE_OF_CATEGORY: dict[int, str] = {
     Category.ROLLOUT: "actor_generate",
     Category.REWARD: "compute_reward",
     Category.WEIGHT_SYNC: "weight_sync",
 }
-"""Labels that are one stage each; the others hold several."""
+"""Categories that are one stage each; the others contain several."""
 
 _ALIASES = {
     "actor_compute_log_prob": """
@@ -204,7 +205,7 @@ _STAGE_OF = {alias: stage for stage, names in _ALIASES.items() for alias in name
 
 
 def standard_stage(name: str) -> str:
-    """Return the known stage (`records.STAGES`) that a name means, else the name.
+    """Return the stage of `records.STAGES` that a name means, else the name unchanged.
 
     Capitals and signs do not count; of ``Class.method`` the method alone will do.
 
@@ -220,11 +221,11 @@ def standard_stage(name: str) -> str:
         found = _STAGE_OF.get(_SIGNS.sub("_", part).strip("_"))
         if found is not None:
             return found
-    return _BY_LABEL.get(category_of(name), name)
+    return _STAGE_OF_CATEGORY.get(category_of(name), name)
 
 
 def align_stage_names(own: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Return under which name each stage of a run is compared with another run's.
+    """Return the name under which each stage of a run is compared with another run.
 
     A name that both runs have stays; any other becomes the stage that it means, so that several of
     one run may become one.

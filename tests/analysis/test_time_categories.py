@@ -118,13 +118,16 @@ def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
 @pytest.mark.parametrize(
     ("name", "label"),
     [
-        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "TRANSFER"),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "TRANSFER"),
-        ("hcom_allReduce__500_1_1", "TRANSFER"),
-        ("void vllm::cross_device_reduce_1stage<c10::BFloat16, 2>()", "TRANSFER"),
-        ("Memcpy HtoD (Pageable -> Device)", "COPY"),
-        ("CopyDeviceToHost", "COPY"),
-        ("__amd_rocclr_copyBuffer", "COPY"),
+        (
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            "COMMUNICATION",
+        ),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)", "COMMUNICATION"),
+        ("hcom_allReduce__500_1_1", "COMMUNICATION"),
+        ("void vllm::cross_device_reduce_1stage<c10::BFloat16, 2>()", "COMMUNICATION"),
+        ("Memcpy HtoD (Pageable -> Device)", "MEMCPY"),
+        ("CopyDeviceToHost", "MEMCPY"),
+        ("__amd_rocclr_copyBuffer", "MEMCPY"),
         ("void at::native::reduce_kernel<512, 1>()", "COMPUTE"),
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float>()", "COMPUTE"),
         ("ampere_sgemm_32x32_sliced1x4_tn", "COMPUTE"),

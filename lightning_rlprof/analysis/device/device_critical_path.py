@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.launch_queue import UNKNOWN, Queue, queues
 from lightning_rlprof.analysis.device.wait_chain import GAP, HOST, LATENCY_NS, LAUNCH, Walk, Way
-from lightning_rlprof.analysis.stages.partition import paint, summed
+from lightning_rlprof.analysis.stages.partition import paint, sum_cells
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Int64s, differs
@@ -172,7 +172,7 @@ def _add_work(
     low, high = (np.array([each[at] for each in stretches], np.int64) for at in range(2))
     there = _inside(low, high, queue.end) - _inside(low, high, queue.start)
     sizes = len(queue.names), len(queue.stages)
-    whole = summed(queue.name, queue.stage, there, *sizes)
+    whole = sum_cells(queue.name, queue.stage, there, *sizes)
     columns = (whole.step, whole.name, whole.ns)
     at_all = {
         (name, stage): ns
@@ -198,7 +198,9 @@ def _pairs(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield each pair of codes, of which there are so many, its time and count; no time is 0."""
     sizes = (firsts, seconds)
-    total, count = (summed(first, second, each, *sizes) for each in (length, np.ones_like(length)))
+    total, count = (
+        sum_cells(first, second, each, *sizes) for each in (length, np.ones_like(length))
+    )
     columns = (total.step, total.name, total.ns, count.ns)
     yield from zip(*(column.tolist() for column in columns), strict=True)
 

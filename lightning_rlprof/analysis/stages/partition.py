@@ -1,12 +1,10 @@
-"""Every instant of every step given to exactly one stage, in integer nanoseconds.
+"""Divide every step among its stages, or "untraced": each instant once, in integer nanoseconds.
 
-At each instant the label is the stage span of the step's own thread that started last among those
-that are open (ties: the greater id); where none is open the time is untraced.
+An instant belongs to the innermost open stage of the step's own thread: the one that started last
+(ties: the greater id). If none is open, the time is untraced.
 
-Most runs are flat: no stage lies in another, each lies in one step. Their columns are the partition
-already; others are painted.
-
-Time in steps by the innermost stage that was open.
+Most runs are flat: no stage lies in another, and each lies in one step. Then the columns of the
+spans are the partition already (`Flat`). Other runs are divided cell by cell (`Segments`).
 """
 
 from collections.abc import Collection
@@ -25,9 +23,9 @@ from lightning_rlprof.tables.intervals import on_few
 from lightning_rlprof.tables.spans import Spans
 
 UNTRACED = -1
-"""Label of the time in a step that no stage covers."""
+"""Stands for the time in a step without an open stage."""
 
-_SPARSE = 8
+_SPARSE = 8  # more possible keys per entry than this: sort instead of counting
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +34,8 @@ class Cells:
 
     Attributes:
         ns: Time in a step whose innermost stage has a name; never zero.
-        columns: ``step`` and ``name`` of each; None where all steps have the same ``names``.
-        names: Then those; ``ns`` is a table by step and name.
+        columns: ``step`` and ``name`` of each; None if all steps have the same ``names``.
+        names: The names in that case; ``ns`` is then a table by step and name.
     """
 
     ns: Int64s
@@ -57,14 +55,14 @@ class Cells:
         return self.columns[1] if self.columns else np.tile(self.names, len(self.ns) // each)
 
     def sums(self, place: Int64s, places: int, names: int) -> Int64s:
-        """Return the time of ``places`` by names, untraced first; `place` is each step's or -1."""
+        """Sum by place and name, untraced first; ``place`` is the group of each step, or -1."""
         found = np.zeros((places + 1, names + 1), dtype=np.int64)
         if self.columns:
-            row = place % (places + 1) * (names + 1) + 1  # what counts nowhere goes into the last
+            row = place % (places + 1) * (names + 1) + 1  # steps without a place: last row
             np.add.at(found.ravel(), row[self.step] + self.name, self.ns)
             return found[:places]
         table, some = self.ns.reshape(len(place), -1), place >= 0
-        if not some.all():  # many short runs would be slow
+        if not some.all():  # the slices below would be many and short
             table, place = table[some], place[some]
         heads = np.flatnonzero(np.diff(place, prepend=-1))
         for first, last in pairwise([*heads.tolist(), len(place)]):
@@ -72,11 +70,11 @@ class Cells:
         return found[:places]
 
 
-def summed(step: Int64s, name: Int64s, ns: Int64s, steps: int, names: int) -> Cells:
-    """Return the sums of times that belong to steps and names, of which there are so many."""
+def sum_cells(step: Int64s, name: Int64s, ns: Int64s, steps: int, names: int) -> Cells:
+    """Sum times by step and name; ``steps`` and ``names`` are how many of these there are."""
     width = names + 1
     keys, size, at = step * width + name + 1, steps * width, None
-    if size > _SPARSE * len(keys):  # few of many names: there is no room for all
+    if size > _SPARSE * len(keys):  # a table of all keys would not fit into memory
         at, keys = np.unique(keys, return_inverse=True)
         size = len(at)
     sums = np.zeros(size, dtype=np.int64)
@@ -86,28 +84,30 @@ def summed(step: Int64s, name: Int64s, ns: Int64s, steps: int, names: int) -> Ce
     return Cells(sums[some], (at // width, at % width - 1))
 
 
-# The last partition of each run: a report asks for the same one ten times.
+# The last partition of each run: a report needs the same one ten times.
 _LAST: "WeakKeyDictionary[Spans, tuple[tuple[int, ...] | None, Partition]]" = WeakKeyDictionary()
 
 
 class Segments(NamedTuple):
-    """Steps in pieces, gapless within a step, by thread and time; two in a row may be alike.
+    """Steps cut into segments without gaps, by thread and time.
 
-    ``step`` is an index into ``Partition.steps``, ``label`` the row of a stage, or `UNTRACED`.
+    ``step`` is an index into ``Partition.steps``, ``stage`` the row of a stage, or `UNTRACED`.
+    Neighbors may belong to the same stage.
     """
 
     start_ns: Int64s
     end_ns: Int64s
     step: Int64s
-    label: Int64s
+    stage: Int64s
 
 
 class Flat(NamedTuple):
-    """Steps, and the stages in them where none lies in another, by thread and time; none is empty.
+    """Steps and their stages if no stage lies in another, by thread and time; none is empty.
 
-    Of each step: ``begin``, ``end``, the index of its first stage, and how many it has. Of each
-    stage: ``step``, an index into ``Partition.steps``, its row, name, start and end. ``each`` is
-    how many stages a step has where all have the same ones, once each, in the same order; else 0.
+    Of each step: ``begin``, ``end``, the index of its ``first`` stage, and their number ``size``.
+    Of each stage: ``step``, an index into ``Partition.steps``, and its row, name, start and end.
+    ``each`` is the number of stages per step if all steps have the same ones, once each, in the
+    same order; else 0.
     """
 
     begin: Int64s
@@ -124,25 +124,25 @@ class Flat(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The rows of a run's steps, by rank and start, and what divides them."""
+    """The rows of a run's steps, by rank and start, and how they are divided."""
 
     steps: Int64s
     divided: Flat | Segments
     _cells: list[Cells] = field(default_factory=list)
 
     def cells(self, spans: Spans) -> Cells:
-        """Sum the time of each stage in each step; `spans` is the run that was cut."""
+        """Sum the time of each stage in each step; ``spans`` is the run of this partition."""
         if not self._cells:
             own, size = self.divided, (len(self.steps), len(spans.names))
             if isinstance(own, Flat):
                 self._cells.append(_flat_cells(own, *size))
             else:
-                name = np.append(spans.name, UNTRACED)[own.label]  # label -1 reads the last name
-                self._cells.append(summed(own.step, name, own.end_ns - own.start_ns, *size))
+                name = np.append(spans.name, UNTRACED)[own.stage]  # -1 reads the last name
+                self._cells.append(sum_cells(own.step, name, own.end_ns - own.start_ns, *size))
         return self._cells[0]
 
     def stages(self, spans: Spans) -> tuple[Int64s, Int64s]:
-        """Return the stages that start in a step of their own thread, and which step that is."""
+        """Return the stages that start in a step of their own thread, and the step of each."""
         if isinstance(self.divided, Flat):
             return self.divided.rows, self.divided.step
         rows = spans.rows(kind="stage")
@@ -151,7 +151,7 @@ class Partition:
 
 
 def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
-    """Cut all steps of some ranks (None: of all); the last answer about a run is kept with it.
+    """Divide all steps of some ranks (None: of all); the last result of a run is cached.
 
     Raises:
         TraceError: A rank is not in the run.
@@ -160,7 +160,8 @@ def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
     last = _LAST.get(spans)
     if last is None or last[0] != asked:
         steps = rows_on_ranks(spans, "step", ranks)
-        last = _LAST[spans] = asked, Partition(steps, flat(spans, steps) or painted(spans, steps))
+        divided = divide_flat(spans, steps) or divide_nested(spans, steps)
+        last = _LAST[spans] = asked, Partition(steps, divided)
     return last[1]
 
 
@@ -180,8 +181,8 @@ def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> In
     return rows[np.isin(spans.rank[rows], list(ranks))]
 
 
-def flat(spans: Spans, steps: Int64s) -> Flat | None:
-    """Divide steps by their stages where none of these lies in another or is cut, else None."""
+def divide_flat(spans: Spans, steps: Int64s) -> Flat | None:
+    """Divide steps by their stages if none lies in another or crosses a step's end, else None."""
     thread, begin, end = spans.thread[steps], spans.start_ns[steps], spans.end_ns[steps]
     rows = spans.rows(kind="stage")
     trains = np.zeros(len(spans.threads), dtype=bool)
@@ -208,14 +209,14 @@ def flat(spans: Spans, steps: Int64s) -> Flat | None:
 
 
 def _same(name: Int64s, count: Int64s) -> int:
-    """Return how many stages each step has where all have the same ones, else 0."""
+    """Return how many stages each step has if all have the same ones, else 0."""
     each = len(name) // max(len(count), 1)
     once = each and (count == each).all() and len(set(name[:each].tolist())) == each
     return each if once and (name.reshape(-1, each) == name[:each]).all() else 0
 
 
 def _in_a_row(group: Int64s, start: Int64s, end: Int64s) -> bool:
-    """Tell whether intervals come by group and time, none empty, none beginning in another."""
+    """Return whether intervals are sorted by group and time, none empty, none overlapping."""
     if (end <= start).any() or (group[1:] < group[:-1]).any():
         return False
     early = np.flatnonzero(start[1:] < end[:-1])
@@ -235,11 +236,11 @@ def _flat_cells(own: Flat, count: int, width: int) -> Cells:
     until, steps = np.append(0, np.cumsum(ns)), np.arange(count)
     bare = own.end - own.begin - until[own.first + own.size] + until[own.first]
     step, name = np.append(steps, own.step), np.append(np.full_like(steps, UNTRACED), own.name)
-    return summed(step, name, np.append(bare, ns), count, width)
+    return sum_cells(step, name, np.append(bare, ns), count, width)
 
 
-def painted(spans: Spans, steps: Int64s) -> Segments:
-    """Divide steps whatever their stages look like."""
+def divide_nested(spans: Spans, steps: Int64s) -> Segments:
+    """Divide steps with any nesting or overlap of stages."""
     stages = spans.rows(kind="stage")
     rows = np.append(steps, stages)
     times = np.append(spans.start_ns[rows], spans.end_ns[rows])
@@ -260,8 +261,8 @@ def painted(spans: Spans, steps: Int64s) -> Segments:
 def paint(first: Int64s, last: Int64s, cells: int) -> Int64s:
     """Return for each cell the greatest i with ``first[i] <= cell < last[i]``, or -1.
 
-    An interval is two overlapping blocks whose length is a power of two; blocks are handed down
-    from the longest to the shortest, so the cost is ``cells x log2(longest)`` without a loop.
+    An interval is two overlapping blocks whose length is a power of two. Blocks are split from the
+    longest to the shortest, so the cost is ``cells x log2(longest)``.
 
     Example::
 
@@ -292,14 +293,14 @@ def containing_step(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) ->
         spans: The run.
         steps: Rows of step spans, ascending.
         rows: Rows to place, ascending.
-        group: ``spans.thread`` or ``spans.rank``: what a step and its spans have in common.
+        group: ``spans.thread`` or ``spans.rank``: a step contains only spans of its own group.
     """
-    long = np.flatnonzero(spans.duration_ns[steps] > 0)  # one without length contains nothing
+    long = np.flatnonzero(spans.duration_ns[steps] > 0)  # empty steps contain nothing
     long = long[np.argsort(group[steps[long]], kind="stable")]
     order = np.argsort(group[rows], kind="stable")
-    own, its = steps[long], rows[order]
-    times = spans.start_ns[own], spans.end_ns[own]
-    first, last = _within(group[own], *times, group[its], spans.start_ns[its])
+    step, row = steps[long], rows[order]
+    times = spans.start_ns[step], spans.end_ns[step]
+    first, last = _within(group[step], *times, group[row], spans.start_ns[row])
     found = np.empty_like(order)
     found[order] = np.append(long, -1)[_spread(first, last, len(rows))]
     return found
@@ -310,7 +311,7 @@ def _within(
 ) -> tuple[Int64s, Int64s]:
     """Return for each step the first row that starts in it, and the one after the last.
 
-    Steps and rows come by group and start. A row belongs to the last step that began before it.
+    Steps and rows are sorted by group and start. A row belongs to the last step that began before.
     """
     first, last = np.empty((2, len(key)), dtype=np.int64)
     for each in np.unique(key):
@@ -323,7 +324,7 @@ def _within(
 
 
 def _spread(first: Int64s, last: Int64s, size: int) -> Int64s:
-    """Return for each row in which of the ranges it lies, which are ascending and apart, or -1."""
+    """Return the index of the range that each row lies in, or -1; ranges are ascending."""
     values, counts = np.full((2, 2 * len(first) + 1), -1, dtype=np.int64)
     values[1::2], counts[1::2] = np.arange(len(first)), last - first
     counts[::2] = np.append(first, size) - np.append(0, last)

@@ -93,7 +93,7 @@ def stage_rows(spans: Spans) -> StageRows:
     """Return the stage spans of the training threads in complete steps."""
     cut = partition(spans)
     choice, part = counted(spans, cut.steps), cut.divided
-    label = part.rows if isinstance(part, Flat) else part.label
+    label = part.rows if isinstance(part, Flat) else part.stage
     inside = (label >= 0) & choice.mask[part.step]
     own = np.zeros(len(spans), dtype=np.int64)
     np.add.at(own, label[inside], (part.end_ns - part.start_ns)[inside])

@@ -20,14 +20,14 @@ from lightning_rlprof.analysis.stages.partition import (
     Partition,
     Segments,
     containing_step,
-    flat,
+    divide_flat,
+    divide_nested,
     paint,
-    painted,
     partition,
     rows_on_ranks,
 )
 from lightning_rlprof.analysis.stages.stage_times import stages
-from lightning_rlprof.analysis.stages.untraced_gaps import stretches
+from lightning_rlprof.analysis.stages.untraced_gaps import find_gaps
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -75,10 +75,11 @@ def test_a_complete_table_has_the_answers_of_any_other_run(rows: list[list[Row]]
     assert own.each > 0
     found = {name: table(spans) for name, table in TABLES.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_rlprof.analysis.stages.partition.flat", lambda spans, steps: None)
-        painted = replace(spans)
+        module = "lightning_rlprof.analysis.stages.partition"
+        patch.setattr(f"{module}.divide_flat", lambda spans, steps: None)
+        segmented = replace(spans)
         for name, table in TABLES.items():
-            other = table(painted)
+            other = table(segmented)
             assert list(found[name].rows) == list(other.rows)
             assert found[name].note == other.note
 
@@ -128,14 +129,14 @@ def names(spans: Spans, label: np.ndarray) -> list[str]:
 def test_segments_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
     steps = spans.rows(kind="step")
-    cut = painted(spans, steps)
+    cut = divide_nested(spans, steps)
 
     seen = {}
     for start, end, step, name in zip(
         cut.start_ns.tolist(),
         cut.end_ns.tolist(),
         steps[cut.step].tolist(),
-        names(spans, cut.label),
+        names(spans, cut.stage),
         strict=True,
     ):
         for now in range(start, end):
@@ -175,7 +176,7 @@ def alike(own: Partition, other: Partition, spans: Spans) -> None:
     for left, right in (
         (own.cells(spans), other.cells(spans)),
         (own.stages(spans), other.stages(spans)),
-        (stretches(own, spans), stretches(other, spans)),
+        (find_gaps(own, spans), find_gaps(other, spans)),
     ):
         columns = (left.step, left.name, left.ns) if isinstance(left, Cells) else left
         others = (right.step, right.name, right.ns) if isinstance(right, Cells) else right
@@ -188,10 +189,10 @@ def test_stages_in_a_row_need_no_paint_and_give_the_same(rows: list[list[Row]]) 
     spans = loaded(*rows)
     steps = spans.rows(kind="step")
 
-    found = flat(spans, steps)
+    found = divide_flat(spans, steps)
 
     assert found is not None
-    alike(Partition(steps, found), Partition(steps, painted(spans, steps)), spans)
+    alike(Partition(steps, found), Partition(steps, divide_nested(spans, steps)), spans)
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -199,8 +200,8 @@ def test_stages_in_a_row_need_no_paint_and_give_the_same(rows: list[list[Row]]) 
 def test_whatever_is_called_flat_gives_the_same_as_paint(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
     steps = spans.rows(kind="step")
-    if (found := flat(spans, steps)) is not None:
-        alike(Partition(steps, found), Partition(steps, painted(spans, steps)), spans)
+    if (found := divide_flat(spans, steps)) is not None:
+        alike(Partition(steps, found), Partition(steps, divide_nested(spans, steps)), spans)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_of_two_stages_opened_at_once_the_greater_id_is_inside() -> None:
     spans = loaded(rows)
     cut = partition(spans)
     assert isinstance(cut.divided, Segments)
-    assert names(spans, cut.divided.label) == ["untraced", "out", "out", "untraced"]
+    assert names(spans, cut.divided.stage) == ["untraced", "out", "out", "untraced"]
 
 
 def test_large_times_stay_exact() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.stages.partition import Flat, Partition, partition
 from lightning_rlprof.analysis.stages.stage_times import stages
-from lightning_rlprof.analysis.stages.untraced_gaps import gaps, stretches
+from lightning_rlprof.analysis.stages.untraced_gaps import find_gaps, gaps
 from lightning_rlprof.analysis.step_selection import counted
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, loaded
@@ -33,7 +33,7 @@ def test_the_worst_is_the_last_of_the_longest(rows: list[list[Row]]) -> None:
     mask = counted(spans, cut.steps).mask
     names = (*spans.names, "step boundary")
     slow: dict[tuple[str, str], tuple[int, int, int]] = {}
-    for step, ns, after, before in zip(*map(np.ndarray.tolist, stretches(cut, spans)), strict=True):
+    for step, ns, after, before in zip(*map(np.ndarray.tolist, find_gaps(cut, spans)), strict=True):
         key, row = (names[after], names[before]), cut.steps[step]
         if mask[step] and ns >= slow.get(key, (0,))[0]:
             slow[key] = (ns, int(spans.rank[row]), int(spans.step[row]))
