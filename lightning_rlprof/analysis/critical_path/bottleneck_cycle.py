@@ -360,7 +360,7 @@ def _divided(
     if isinstance(events, Flat):
         row, start, end = events.rows, events.start_ns, events.end_ns
     else:
-        row, start, end = events.label, events.start_ns, events.end_ns
+        row, start, end = events.stage, events.start_ns, events.end_ns
     mine = (row >= 0) & (spans.thread[row] == thread)
     row, start, end = row[mine], start[mine], end[mine]
     passed = graph.at == edge

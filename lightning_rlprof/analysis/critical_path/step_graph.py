@@ -148,8 +148,8 @@ def _stages(spans: Spans, cut: Partition, threads: Int64s) -> tuple[Kind, Int64s
     if isinstance(segments, Flat):
         row, start, end = segments.rows, segments.start_ns, segments.end_ns
     else:
-        inside = segments.label != UNTRACED
-        row, start, end = segments.label[inside], segments.start_ns[inside], segments.end_ns[inside]
+        inside = segments.stage != UNTRACED
+        row, start, end = segments.stage[inside], segments.start_ns[inside], segments.end_ns[inside]
     return (np.searchsorted(threads, spans.thread[row]), start, end), row
 
 
