@@ -9,8 +9,12 @@ import numpy as np
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.statistics.robust import expected
 from lightning_rlprof.analysis.step_selection import recent
-from lightning_rlprof.analysis.stragglers.rank_matrix import Lineup, line_up, stage_rows
-from lightning_rlprof.analysis.stragglers.wait_detection import waits
+from lightning_rlprof.analysis.stragglers.rank_matrix import (
+    RankMatrix,
+    build_rank_matrix,
+    stage_rows,
+)
+from lightning_rlprof.analysis.stragglers.wait_detection import detect_waits
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes
@@ -172,7 +176,9 @@ def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits, with_handoffs
     )
     for number, ranks in enumerate(_roles(spans)):
         codes = (
-            list(_stages_with_waiting(some, line_up(some, found, ranks))) if len(found.rows) else []
+            list(_stages_with_waiting(some, build_rank_matrix(some, found, ranks)))
+            if len(found.rows)
+            else []
         )
         mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
         own = _visits_of(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
@@ -191,7 +197,7 @@ def _roles(spans: Spans) -> Iterator[Sequence[int]]:
     yield from (ranks for ranks in roles.values() if len(ranks) > 1)
 
 
-def _stages_with_waiting(spans: Spans, lineup: Lineup) -> Iterator[int]:
+def _stages_with_waiting(spans: Spans, lineup: RankMatrix) -> Iterator[int]:
     """Yield the codes of stages in which `waits` detects waiting."""
     if len(lineup.stage) == 0 or len(lineup.steps) < 2:
         return
@@ -204,7 +210,7 @@ def _stages_with_waiting(spans: Spans, lineup: Lineup) -> Iterator[int]:
         columns = [each[:, :, slot] for each in work]
         explained[:, :, slot] = expected(lineup.own_ns[:, :, slot], columns)
     one_clock = uncertainty_ns(spans, lineup.ranks.tolist()) == 0
-    whole_stage = waits(lineup, explained, tokens, one_clock=one_clock)
+    whole_stage = detect_waits(lineup, explained, tokens, one_clock=one_clock)
     yield from np.unique(lineup.stage[whole_stage.bound]).tolist()
 
 

@@ -1,6 +1,7 @@
-"""Ranks side by side: their stage spans by rank, step and place in the step.
+"""Stage spans of ranks by rank, step and occurrence, and the replica of each rank.
 
-Which ranks hold one copy of the model together, and which ranks of other copies do the same.
+`build_rank_matrix` puts the stage spans of comparable ranks into one array. `replicas` returns
+which ranks form one model replica, and which have the same parallel position in other replicas.
 """
 
 from collections.abc import Sequence
@@ -17,21 +18,21 @@ from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans
 
 MOST = 32
-"""Occurrences of a stage in a step that are compared: its first ones."""
+"""Number of occurrences of a stage in a step that are compared: the first ones."""
 
 _ENOUGH, _FEWEST = 4_000, 30  # cells of a slot, and steps; more cost time and change nothing
 
-Place = tuple[Int64s, Int64s, Int64s]
+Cells = tuple[Int64s, Int64s, Int64s]
 
 
 @dataclass(frozen=True, eq=False)
-class Lineup:
-    """Some ranks' stage spans, comparable cell by cell; NaN where a cell has no span.
+class RankMatrix:
+    """Stage spans of some ranks, comparable cell by cell; NaN if a cell has no span.
 
-    A slot is a stage and which occurrence of it in the step. Arrays have the shape
-    (ranks, steps, slots). Where ranks ran a stage a different number of times in a step, only those
-    with the most have cells: what was lost from a file must not look like something else. A stage
-    that one rank of several runs has no slot: nobody can be compared there.
+    A slot is a stage and its occurrence in the step. Arrays have the shape (ranks, steps, slots).
+    If ranks ran a stage a different number of times in a step, only those with the most have cells,
+    so that spans lost from a file don't shift the others. A stage that only one of several ranks
+    runs has no slot.
 
     Attributes:
         ranks: Rank of each row.
@@ -42,7 +43,7 @@ class Lineup:
         own_ns: Time in which no stage inside was open.
         rows: Rows of the run's spans that have a cell.
         places: Their cells: ranks, steps and slots.
-        beside: Own time of spans without a cell: ranks, steps, stages and nanoseconds.
+        uncompared: Own time of spans without a cell: ranks, steps, stages and nanoseconds.
     """
 
     ranks: Int64s
@@ -52,35 +53,35 @@ class Lineup:
     end_ns: Float64s
     own_ns: Float64s
     rows: Int64s
-    places: Place
-    beside: tuple[Int64s, Int64s, Int64s, Int64s]
+    places: Cells
+    uncompared: tuple[Int64s, Int64s, Int64s, Int64s]
 
     def some_steps(self) -> Int64s:
-        """Return columns spread over the run, enough to learn from how ranks behave in general."""
+        """Return columns spread over the run, enough to estimate how ranks behave."""
         ranks, steps, _ = self.start_ns.shape
         count = min(steps, max(_ENOUGH // ranks, _FEWEST))
         return np.unique(np.linspace(0, steps - 1, count).astype(np.int64))
 
     def counter(self, spans: Spans, name: str) -> Float64s | None:
-        """Return a counter of the spans, NaN where one has none; None where nobody has it."""
+        """Return a counter of the spans, NaN for spans without it; None if no span has it."""
         at, values = spans.amounts(name)
         found = np.searchsorted(at, self.rows)
-        told = np.append(at, -1)[found] == self.rows
-        if not told.any():
+        known = np.append(at, -1)[found] == self.rows
+        if not known.any():
             return None
-        chosen = tuple(each[told] for each in self.places)
-        return _placed(self.start_ns.shape, chosen, values[found[told]])
+        chosen = tuple(each[known] for each in self.places)
+        return _placed(self.start_ns.shape, chosen, values[found[known]])
 
 
 @dataclass(frozen=True, eq=False)
 class StageRows:
-    """The stage spans of all ranks that count.
+    """The stage spans of all ranks in included steps.
 
     Attributes:
         rows: Rows of the run's spans, by rank and start.
         own_ns: Time of each in which no stage inside it was open.
-        steps: RL steps that count, ascending.
-        note: Which ones do not.
+        steps: Included RL steps, ascending.
+        note: Which steps are excluded.
     """
 
     rows: Int64s
@@ -100,7 +101,7 @@ def stage_rows(spans: Spans) -> StageRows:
     whole = cut.steps[choice.mask]
     steps, at = np.unique(spans.step[whole], return_inverse=True)
     rows = np.flatnonzero(own)
-    # A stage may lie across the edge of a step: where its own step is lost, we have a slice of it.
+    # A stage may cross the edge of a step: if its own step is lost, only a slice of it is there.
     place = np.searchsorted(steps, spans.step[rows])
     known = np.append(steps, -1)[place] == spans.step[rows]
     width = len(steps) + 1
@@ -109,7 +110,7 @@ def stage_rows(spans: Spans) -> StageRows:
     return StageRows(rows, own[rows], steps, choice.note)
 
 
-def line_up(spans: Spans, found: StageRows, ranks: Sequence[int]) -> Lineup:
+def build_rank_matrix(spans: Spans, found: StageRows, ranks: Sequence[int]) -> RankMatrix:
     """Put the stage spans of some ranks side by side."""
     numbers = np.array(sorted(ranks), dtype=np.int64)
     mine = np.isin(spans.rank[found.rows], numbers)
@@ -120,7 +121,7 @@ def line_up(spans: Spans, found: StageRows, ranks: Sequence[int]) -> Lineup:
     most = np.zeros((len(found.steps), len(spans.names)), dtype=np.int64)
     np.maximum.at(most, (step, name), count)
     keep = (count == most[step, name]) & (nth < MOST) & _shared(rank, name, len(numbers))
-    beside = (rank[~keep], step[~keep], name[~keep], own[~keep])
+    uncompared = (rank[~keep], step[~keep], name[~keep], own[~keep])
     rows, own, rank, step = (each[keep] for each in (rows, own, rank, step))
     slots, slot = np.unique((name * MOST + nth)[keep], return_inverse=True)
     shape = (len(numbers), len(found.steps), len(slots))
@@ -130,11 +131,11 @@ def line_up(spans: Spans, found: StageRows, ranks: Sequence[int]) -> Lineup:
         _placed(shape, at, each) for each in (spans.start_ns[rows], spans.end_ns[rows], own)
     )
     stage = slots[order] // MOST
-    return Lineup(numbers, found.steps, stage, start, end, own_ns, rows, at, beside)
+    return RankMatrix(numbers, found.steps, stage, start, end, own_ns, rows, at, uncompared)
 
 
 def _shared(rank: Int64s, name: Int64s, ranks: int) -> npt.NDArray[np.bool_]:
-    """Tell which rows are of a stage that several ranks run, or the one that there is."""
+    """Mark the rows of stages that several ranks run, or that the only rank runs."""
     ran = np.zeros((ranks, int(name.max(initial=-1)) + 1), dtype=bool)
     ran[rank, name] = True
     found: npt.NDArray[np.bool_] = (ran.sum(axis=0) >= min(ranks, 2))[name]
@@ -148,7 +149,7 @@ def _placed(shape: tuple[int, ...], at: tuple[Int64s, ...], values: npt.NDArray[
 
 
 def _in_order(start_ns: Float64s) -> Int64s:
-    """Return the slots as a step runs through them: by how long after its first they begin."""
+    """Return the slots in the order of the step: by their mean start after its first slot."""
     if not start_ns.shape[2]:
         return np.zeros(0, dtype=np.int64)
     after = start_ns - np.fmin.reduce(start_ns, axis=2, keepdims=True)
@@ -161,13 +162,13 @@ _ORDER = ("tp", "cp", "ep", "pp")
 
 
 class Replicas(NamedTuple):
-    """Where each rank stands; arrays over ranks.
+    """The replica and parallel position of each rank; arrays over ranks.
 
     Attributes:
         ranks: Ascending.
-        replica: The copy of the model that the rank holds a part of.
-        place: Which part that is: ranks of one place are compared with one another.
-        work: Places with the same number share layers, experts and samples evenly.
+        replica: The model replica that the rank is part of.
+        place: Its parallel position: ranks of one position are compared with one another.
+        work: Positions with the same number share layers, experts and samples evenly.
     """
 
     ranks: Int64s
@@ -181,20 +182,20 @@ class Replicas(NamedTuple):
         return {copy: self.ranks[self.replica == copy].tolist() for copy in copies}
 
     def lines(self) -> list[list[int]]:
-        """Return the ranks of each place, the places in their order."""
+        """Return the ranks of each parallel position, in the order of positions."""
         places = np.unique(self.place).tolist()
         return [self.ranks[self.place == place].tolist() for place in places]
 
 
 def replicas(spans: Spans, ranks: Sequence[int]) -> Replicas:
-    """Return where ranks stand, by the key ``parallel`` of the configuration that they recorded.
+    """Return replicas by the key ``parallel`` of the recorded configuration.
 
-    The order of ranks is that of Megatron and of device meshes: tensor, context and expert
-    parallel, copies, pipeline. Without the key, or where ranks disagree, each is a copy of its own.
+    Ranks are ordered as in Megatron and in device meshes: tensor, context and expert parallel,
+    replicas, pipeline. Without the key, or if ranks disagree, each rank is a replica of its own.
     """
     numbers = np.array(sorted(ranks), dtype=np.int64)
-    told = {(*_sizes(spans, rank), spans.headers[rank].world_size) for rank in numbers.tolist()}
-    tp, cp, ep, pp, world = told.pop() if len(told) == 1 else (1, 1, 1, 1, 1)
+    known = {(*_sizes(spans, rank), spans.headers[rank].world_size) for rank in numbers.tolist()}
+    tp, cp, ep, pp, world = known.pop() if len(known) == 1 else (1, 1, 1, 1, 1)
     alone = np.zeros_like(numbers)
     if world % (tp * cp * ep * pp) or tp * cp * ep * pp == 1:
         return Replicas(numbers, numbers, alone, alone)

@@ -1,4 +1,4 @@
-"""How much slower than the others each rank was, step by step, at equal work."""
+"""Slowdown of each rank relative to the others, step by step, at equal work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,38 +8,38 @@ import numpy as np
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.statistics.robust import expected, middle, middle_of_others
 from lightning_rlprof.analysis.statistics.time_series import lasting
-from lightning_rlprof.analysis.stragglers.rank_matrix import Lineup
-from lightning_rlprof.analysis.stragglers.wait_detection import waits
+from lightning_rlprof.analysis.stragglers.rank_matrix import RankMatrix
+from lightning_rlprof.analysis.stragglers.wait_detection import detect_waits
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
 WHOLE = -1
-"""Stands for all own stages together, where others are an index into ``Spans.names``."""
+"""Stands for all stages without waiting; other series are an index into ``Spans.names``."""
 
 
-_COVERED = 0.5  # of the usual time: a step of which less is known says nothing
+_COVERED = 0.5  # of the usual time: steps with less of it are not compared
 _EDGE = 0.02  # of a rank's steps at either end of its work: too rare to compare with
 
 
 @dataclass(frozen=True, eq=False)
-class Pace:
-    """Effects of a group of ranks; a series is a stage, or all own ones together.
+class RankSlowdown:
+    """Slowdowns of a group of ranks; a series is a stage, or all stages without waiting together.
 
     Attributes:
-        stages: Index into ``Spans.names`` of each series, the first `WHOLE`.
-        effect: How much slower than the others, at equal work: 0.1 took 10 % longer. Shape
-            (ranks, steps, series), NaN where a step says nothing.
-        fitted: The same for `WHOLE`, also where no other rank had as much or as little to do.
-        unequal: The same for `WHOLE` without regard to work.
-        device: As ``effect`` for `WHOLE`, by the device's clock; None where nobody has one.
-        own_ns: Time in stages that are the rank's own, those that no other rank runs, too; NaN in
-            steps of which nothing is known.
+        stages: Index into ``Spans.names`` of each series, the first is `WHOLE`.
+        effect: Slowdown relative to the others at equal work; 0.1 is 10% longer. Shape
+            (ranks, steps, series), NaN for steps that can't be compared.
+        fitted: The same for `WHOLE`, also if no other rank had as much or as little work.
+        unequal: The same for `WHOLE` without adjusting for work.
+        device: As ``effect`` for `WHOLE`, by the device's clock; None without device times.
+        own_ns: Time in stages without waiting, including those that no other rank runs; NaN for
+            steps without data.
         compared_ns: The part of it in stages in which ranks are compared.
-        share: How much of that time each series is.
+        share: Share of each series in that time.
         seen: Series in which a slow rank would show.
-        met: Whether the ranks wait for one another somewhere in a step.
-        counted: Whether work was counted at all.
-        lasting: For how many steps the ranks keep their pace: so many steps are one observation.
+        has_sync: Whether the ranks wait for one another somewhere in a step.
+        counted: Whether work was counted.
+        lasting: Number of steps that count as one sample, because steps are autocorrelated.
     """
 
     stages: Int64s
@@ -51,94 +51,98 @@ class Pace:
     compared_ns: Float64s
     share: Float64s
     seen: Mask
-    met: bool
+    has_sync: bool
     counted: bool
     lasting: int
 
 
-def pace(spans: Spans, lineup: Lineup) -> Pace:
-    """Compare the ranks of a line-up with one another.
+def rank_slowdown(spans: Spans, matrix: RankMatrix) -> RankSlowdown:
+    """Compare the ranks of a matrix with one another.
 
-    Stages with waiting are left out; from those that may hold some, what a rank came earlier than
-    the others is taken off.
+    Stages with waiting are excluded. From stages that may include some, the time by which a rank
+    was early is subtracted.
     """
-    work = _work(spans, lineup)
-    explained = _explained(lineup, lineup.own_ns, work)
-    held = waits(lineup, explained, work[0] if work else None, one_clock=_one_clock(spans, lineup))
-    own = np.where(held.bound, np.nan, lineup.own_ns)
-    stages = np.concatenate([[WHOLE], np.unique(lineup.stage)])
-    member = (lineup.stage[:, None] == stages) | (stages == WHOLE)
-    usual = np.nan_to_num(middle(explained.reshape(-1, len(member)))) * ~held.bound
+    work = _counted_work(spans, matrix)
+    explained = _explained(matrix, matrix.own_ns, work)
+    waits = detect_waits(
+        matrix, explained, work[0] if work else None, one_clock=_one_clock(spans, matrix)
+    )
+    own = np.where(waits.bound, np.nan, matrix.own_ns)
+    stages = np.concatenate([[WHOLE], np.unique(matrix.stage)])
+    member = (matrix.stage[:, None] == stages) | (stages == WHOLE)
+    usual = np.nan_to_num(middle(explained.reshape(-1, len(member)))) * ~waits.bound
     share = usual @ member
     alike = np.where(_comparable(work), own, np.nan)
     evenly = np.broadcast_to(np.where(usual > 0, usual, np.nan), own.shape)
-    effect = _effect(alike, held.early_ns, explained, member)
-    return Pace(
+    effect = _relative_slowdown(alike, waits.early_ns, explained, member)
+    return RankSlowdown(
         stages,
         effect,
-        _effect(own, held.early_ns, explained, member[:, :1])[:, :, 0],
-        _effect(own, held.early_ns, evenly, member[:, :1])[:, :, 0],
-        _device(spans, lineup, work, np.where(np.isnan(alike), np.nan, held.early_ns), member),
-        *_own_ns(lineup, held.bound),
+        _relative_slowdown(own, waits.early_ns, explained, member[:, :1])[:, :, 0],
+        _relative_slowdown(own, waits.early_ns, evenly, member[:, :1])[:, :, 0],
+        _device_slowdown(
+            spans, matrix, work, np.where(np.isnan(alike), np.nan, waits.early_ns), member
+        ),
+        *_own_ns(matrix, waits.bound),
         share / max(float(share[0]), 1.0),
-        held.seen @ member,
-        held.met,
+        waits.seen @ member,
+        waits.has_sync,
         bool(work),
         lasting(effect[:, :, 0]),
     )
 
 
-def _own_ns(lineup: Lineup, bound: Mask) -> tuple[Float64s, Float64s]:
+def _own_ns(matrix: RankMatrix, bound: Mask) -> tuple[Float64s, Float64s]:
     """Return each rank's time in stages without waiting, and the part that can be compared."""
-    compared: Float64s = np.nan_to_num(lineup.own_ns)[:, :, ~bound].sum(axis=2)
+    compared: Float64s = np.nan_to_num(matrix.own_ns)[:, :, ~bound].sum(axis=2)
     found = compared.copy()
-    rank, step, stage, ns = lineup.beside
-    free = ~np.isin(stage, lineup.stage[bound])
+    rank, step, stage, ns = matrix.uncompared
+    free = ~np.isin(stage, matrix.stage[bound])
     np.add.at(found, (rank[free], step[free]), ns[free])
-    known = np.sum(~np.isnan(lineup.own_ns), axis=2)
+    known = np.sum(~np.isnan(matrix.own_ns), axis=2)
     known[rank, step] += 1
     found[known == 0] = np.nan
     return found, compared
 
 
-def _one_clock(spans: Spans, lineup: Lineup) -> bool:
-    return uncertainty_ns(spans, lineup.ranks.tolist()) == 0
+def _one_clock(spans: Spans, matrix: RankMatrix) -> bool:
+    return uncertainty_ns(spans, matrix.ranks.tolist()) == 0
 
 
-def _work(spans: Spans, lineup: Lineup) -> list[Float64s]:
-    """Return tokens, and their squares where there are any; empty where nobody counted tokens.
+def _counted_work(spans: Spans, matrix: RankMatrix) -> list[Float64s]:
+    """Return tokens and, if counted, their squares; empty if no tokens were counted.
 
-    A stage that counts none itself is compared by what its rank counted in the whole step.
+    A stage without counts is compared by what its rank counted in the whole step.
     """
     found = []
     for name in ("tokens", "tokens_sq"):
-        own = lineup.counter(spans, name)
+        own = matrix.counter(spans, name)
         if own is not None:
-            found.append(_filled(own, ~np.isnan(lineup.own_ns), lineup.stage))
+            found.append(_filled(own, ~np.isnan(matrix.own_ns), matrix.stage))
         elif name == "tokens":
             break
     return found
 
 
 def _filled(own: Float64s, there: Mask, stage: Int64s) -> Float64s:
-    told = ~np.isnan(own)
-    often = told.sum(axis=(0, 1)) * 2 >= np.maximum(there.sum(axis=(0, 1)), 1)
+    counted = ~np.isnan(own)
+    often = counted.sum(axis=(0, 1)) * 2 >= np.maximum(there.sum(axis=(0, 1)), 1)
     counts = np.isin(stage, stage[often])
-    own = np.where(there.any(axis=0), own, 0.0)  # a stage that nobody ran in this step
+    own = np.where(there.any(axis=0), own, 0.0)  # a stage that no rank ran in this step
     step = own[:, :, counts].sum(axis=2)  # NaN where one of them was lost
     return np.where(counts, own, step[:, :, None])
 
 
-def _explained(lineup: Lineup, ns: Float64s, work: Sequence[Float64s]) -> Float64s:
+def _explained(matrix: RankMatrix, ns: Float64s, work: Sequence[Float64s]) -> Float64s:
     found = np.full(ns.shape, np.nan)
-    for stage in np.unique(lineup.stage).tolist():
-        slots = lineup.stage == stage
+    for stage in np.unique(matrix.stage).tolist():
+        slots = matrix.stage == stage
         found[:, :, slots] = expected(ns[:, :, slots], [each[:, :, slots] for each in work])
     return found
 
 
 def _comparable(work: Sequence[Float64s]) -> Mask:
-    """Tell where a rank's work is such as others had, too: beyond that nothing can be compared."""
+    """Mark where a rank's work is in the range of other ranks; outside, ranks can't be compared."""
     inside: Mask = np.ones((1, 1, 1), dtype=bool)
     for each in work:
         ordered = np.sort(each, axis=1)
@@ -161,11 +165,13 @@ def _highest_other(values: Float64s) -> Float64s:
     return found
 
 
-def _effect(ns: Float64s, early: Float64s, explained: Float64s, member: Mask) -> Float64s:
+def _relative_slowdown(
+    ns: Float64s, early: Float64s, explained: Float64s, member: Mask
+) -> Float64s:
     """Return the relative excess over the others' median, per series; NaN is left out.
 
-    What a rank may have waited longer than they is taken off its own time, and not off theirs. A
-    stage that is not run in every step is asked for in the others only.
+    The time by which a rank was early is subtracted from its own time, and not from the others'. A
+    stage that isn't run in every step is only expected in the others.
     """
     valid = ~np.isnan(ns) & ~np.isnan(explained) & ~np.isnan(early)
     weight = np.nan_to_num(middle(np.where(valid, explained, np.nan).reshape(-1, len(member))))
@@ -178,11 +184,13 @@ def _effect(ns: Float64s, early: Float64s, explained: Float64s, member: Mask) ->
     return found
 
 
-def _device(
-    spans: Spans, lineup: Lineup, work: Sequence[Float64s], early: Float64s, member: Mask
+def _device_slowdown(
+    spans: Spans, matrix: RankMatrix, work: Sequence[Float64s], early: Float64s, member: Mask
 ) -> Float64s | None:
-    took = lineup.counter(spans, "device_ns")
+    took = matrix.counter(spans, "device_ns")
     if took is None:
         return None
-    found: Float64s = _effect(took, early, _explained(lineup, took, work), member)[:, :, 0]
+    found: Float64s = _relative_slowdown(took, early, _explained(matrix, took, work), member)[
+        :, :, 0
+    ]
     return found

@@ -1,7 +1,4 @@
-"""Who makes the others wait: a verdict on each rank that stands out, or why there is none.
-
-What one rank's excess costs the others: how much sooner they could have gone on without it.
-"""
+"""Stragglers: a verdict on each rank that slows the others down, or why there is none."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,18 +13,18 @@ from lightning_rlprof.analysis.step_selection import recent
 from lightning_rlprof.analysis.stragglers.rank_matrix import (
     Replicas,
     StageRows,
-    line_up,
+    build_rank_matrix,
     replicas,
     stage_rows,
 )
-from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, pace
+from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, rank_slowdown
 from lightning_rlprof.analysis.stragglers.replica_attribution import (
-    Attendance,
-    Charge,
-    Line,
-    attendance,
-    charges,
-    listed,
+    ArrivalEvidence,
+    Attribution,
+    ComparedRanks,
+    arrival_evidence,
+    attribute,
+    listed_collectives,
 )
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
@@ -41,24 +38,24 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 
-def lost_ns(own_ns: Float64s, excess_ns: Float64s, rank: int, first: int, last: int) -> int:
-    """Return the time that all others waited because one rank was slower than they.
+def peer_time_lost(own_ns: Float64s, excess_ns: Float64s, rank: int, first: int, last: int) -> int:
+    """Return the time that all others waited because one rank was slower.
 
-    Per step the ranks wait for the one whose own time is the longest. Without its excess, this
-    rank's would be shorter by just that; by what the longest becomes shorter, every other rank
-    could have gone on earlier. Two slow ranks hide each other: neither costs what both do.
+    Per step the ranks wait for the one with the longest work. Without its excess, this rank's work
+    would be shorter by just that, and every other rank could have continued that much earlier.
+    Two slow ranks hide each other: neither costs what both do together.
 
     Args:
-        own_ns: Own time; shape (ranks, steps). A rank of which it is not known waits for nobody.
-        excess_ns: How much less it would have taken at the others' pace, not below 0; likewise.
-        rank: Whose excess.
+        own_ns: Work; shape (ranks, steps). A rank without data waits for no other.
+        excess_ns: How much less it would have taken at the others' pace, not below 0; same shape.
+        rank: Rank with the excess.
         first: First step.
         last: Last step, included.
 
     Example::
 
         >>> own, excess = np.array([[100.0], [100.0], [150.0]]), np.array([[0.0], [0.0], [50.0]])
-        >>> lost_ns(own, excess, 2, 0, 0)
+        >>> peer_time_lost(own, excess, 2, 0, 0)
         100
     """
     own, excess = own_ns[:, first : last + 1], excess_ns[rank, first : last + 1]
@@ -86,7 +83,7 @@ _COLUMNS = (
     Column("last arrivals", "share"),
     Column("group", "text"),
 )
-_LAST: "WeakKeyDictionary[Spans, Table]" = WeakKeyDictionary()
+_CACHE: "WeakKeyDictionary[Spans, Table]" = WeakKeyDictionary()
 _NOTE = (
     "slowdown: relative to the median of the other ranks, adjusted for work, with its 95% CI. "
     "p-value: probability of this result if no rank is slow."
@@ -95,47 +92,46 @@ _UNCOUNTED = (
     "No stage counts tokens, so load imbalance can't be distinguished from slowness. "
     "Call count(tokens=...) in the stages."
 )
-_UNLISTED = "No collective timings in this run, so arrival order was not used."
-_UNTOLD = (
+_NO_ARRIVALS = "No collective timings in this run, so arrival order was not used."
+_NO_PARALLEL = (
     "Ranks are in several process groups, but the configuration has no `parallel` key. If one "
     "rank is slow, ranks that wait for it in every layer may look slow, too."
 )
-_DETECTED = 0.10  # a rank that much slower must be excluded before nobody is said to be
+_DETECTABLE = 0.10  # a rank that much slower must be ruled out for "no straggler"
 
 
 class _Judged(NamedTuple):
-    """A role's rows and what is to be said about it."""
+    """The rows of a role, and its notes."""
 
     rows: list[tuple[Cell, ...]]
     remarks: list[str]
 
 
 def stragglers(spans: Spans) -> Table:
-    """Compare the ranks of each role at equal work and name those that make the others wait.
+    """Compare the ranks of each role at equal work and name those that slow the others down.
 
-    Verdicts: ``slow device``, ``slow host`` or, where no device clock tells them apart,
-    ``slow rank``; ``slow or uneven work`` where no work was counted; ``transient``, slow for some
-    steps; ``slow group``, one of several ranks that hold a copy of the model together; ``uneven
-    work``, which explains it; ``insufficient evidence``; and ``nobody is slow``, which is only said
-    where a rank 10 % slower would have been found.
+    Verdicts: ``slow device``, ``slow host`` or, without device times, ``slow rank``;
+    ``slow, work not counted``; ``transient slowdown``, slow for a range of steps; ``slow replica``,
+    one rank of a model replica, unknown which; ``load imbalance``, explained by more work;
+    ``inconclusive``; and ``no straggler``, if a rank 10% slower would have been detected.
 
-    Abstains where no role has enough ranks, steps and stages that are not waiting. The answer is
-    kept as long as the run is: report and findings both ask.
+    Abstains if no role has enough ranks, steps and stages without waiting. The answer is cached as
+    long as the run exists, because report and findings both need it.
     """
-    found = _LAST.get(spans)
+    found = _CACHE.get(spans)
     if found is None:
-        found = _LAST[spans] = _compared(spans)
+        found = _CACHE[spans] = _analyze(spans)
     return found
 
 
-def _compared(spans: Spans) -> Table:
+def _analyze(spans: Spans) -> Table:
     spans, left_out = recent(spans)
     rows = stage_rows(spans)
     table: list[tuple[Cell, ...]] = []
     remarks: list[str] = [text for text in (left_out, rows.note) if text]
     reasons: list[str] = []
     for role, ranks in _roles(spans).items():
-        found = _judged(spans, rows, ranks, f"role {role}" if role else "this run")
+        found = _verdicts_of_role(spans, rows, ranks, f"role {role}" if role else "this run")
         if isinstance(found, str):
             reasons.append(found)
             table.append((None, INCONCLUSIVE, *(None,) * 8, role))
@@ -151,15 +147,17 @@ def _compared(spans: Spans) -> Table:
 
 
 def _roles(spans: Spans) -> dict[str, list[int]]:
-    """Return the ranks of each role: only they do the same."""
+    """Return the ranks of each role; only ranks of one role are comparable."""
     roles: dict[str, list[int]] = {}
     for rank, header in spans.headers.items():
         roles.setdefault(header.role, []).append(rank)
     return roles
 
 
-def _judged(spans: Spans, rows: StageRows, ranks: Sequence[int], whose: str) -> _Judged | str:
-    """Judge the ranks of one role; a text says why that cannot be done."""
+def _verdicts_of_role(
+    spans: Spans, rows: StageRows, ranks: Sequence[int], whose: str
+) -> _Judged | str:
+    """Judge the ranks of one role, or return a text that says why that isn't possible."""
     needed, steps = steps_needed(len(ranks)), len(rows.steps)
     if len(ranks) < 2:
         return f"{_capitalized(whose)} has one rank; a comparison needs two or more."
@@ -168,37 +166,37 @@ def _judged(spans: Spans, rows: StageRows, ranks: Sequence[int], whose: str) -> 
             f"Not enough steps: comparing {len(ranks)} ranks needs {needed}, {whose} has {steps}."
         )
     who = replicas(spans, ranks)
-    lines, told = _lines(spans, rows, who), listed(spans, who)
-    every = max((line.pace.lasting for line in lines), default=1)
-    came = attendance(who, told, every, _step_ns(spans, rows))
-    found = sorted(charges(lines, came, needed), key=lambda charge: charge.ranks)
-    table = [_row(spans, rows, came, each) for each in found]
+    lines, table_collectives = _lines(spans, rows, who), listed_collectives(spans, who)
+    every = max((line.slowdown.lasting for line in lines), default=1)
+    arrivals = arrival_evidence(who, table_collectives, every, _step_ns(spans, rows))
+    found = sorted(attribute(lines, arrivals, needed), key=lambda attribution: attribution.ranks)
+    table = [_row(spans, rows, arrivals, each) for each in found]
     if not table and not lines:
         return _nothing_to_compare(rows, who, whose)
     if not table:
-        nobody = _nobody(spans, rows, lines)
-        if isinstance(nobody, str):
-            return nobody
-        table = [(*nobody, spans.headers[ranks[0]].role)]
-    return _Judged(table, list(_remarks(spans, lines, came)))
+        cleared = _no_straggler(spans, rows, lines)
+        if isinstance(cleared, str):
+            return cleared
+        table = [(*cleared, spans.headers[ranks[0]].role)]
+    return _Judged(table, list(_remarks(spans, lines, arrivals)))
 
 
-def _lines(spans: Spans, rows: StageRows, who: Replicas) -> list[Line]:
-    """Compare the ranks of each place, where several replicas recorded stages there."""
+def _lines(spans: Spans, rows: StageRows, who: Replicas) -> list[ComparedRanks]:
+    """Compare the ranks of each parallel position in which several replicas have stages."""
     comparable = [ranks for ranks in who.lines() if len(ranks) > 1]
     found = []
     for ranks in comparable:
-        lineup = line_up(spans, rows, ranks)
-        if len(lineup.stage):
-            own = pace(spans, lineup)
+        matrix = build_rank_matrix(spans, rows, ranks)
+        if len(matrix.stage):
+            own = rank_slowdown(spans, matrix)
             host_only = all(spans.headers[rank].device.startswith("cpu") for rank in ranks)
             verdicts = judge(own, host_only=host_only, places=len(comparable))
-            found.append(Line(lineup, own, verdicts))
+            found.append(ComparedRanks(matrix, own, verdicts))
     return found
 
 
 def _step_ns(spans: Spans, rows: StageRows) -> float:
-    """Return how long a step takes that is compared."""
+    """Return the median duration of the included steps."""
     steps = spans.rows(kind="step")
     return float(np.median(spans.duration_ns[steps[np.isin(spans.step[steps], rows.steps)]]))
 
@@ -213,24 +211,26 @@ def _nothing_to_compare(rows: StageRows, who: Replicas, whose: str) -> str:
     return f"{_capitalized(whose)} has one model replica; a comparison needs two or more."
 
 
-def _row(spans: Spans, rows: StageRows, came: Attendance, charge: Charge) -> tuple[Cell, ...]:
-    ranks = charge.ranks
+def _row(
+    spans: Spans, rows: StageRows, arrivals: ArrivalEvidence, attribution: Attribution
+) -> tuple[Cell, ...]:
+    ranks = attribution.ranks
     one = ranks[0] if len(ranks) == 1 else None
     role = spans.headers[ranks[0]].role
     group = role if one is not None else f"{role} ranks {', '.join(map(str, ranks))}".strip()
-    share = came.share(one) if one is not None else None
-    if charge.line is None or charge.verdict is None:
-        steps, unknown = f"{rows.steps[0]}-{rows.steps[-1]}", (None, None)
-        told = ("unknown", charge.cost_ns, steps, *unknown, charge.chance, share, group)
-        return (one, charge.word, None, *told)
-    evidence = charge.verdict.evidence
-    names = [spans.names[code] for code in charge.verdict.stages if code != WHOLE]
+    share = arrivals.share(one) if one is not None else None
+    if attribution.line is None or attribution.verdict is None:
+        steps = f"{rows.steps[0]}-{rows.steps[-1]}"
+        cost = ("unknown", attribution.cost_ns, steps, None, None, attribution.chance)
+        return (one, attribution.word, None, *cost, share, group)
+    evidence = attribution.verdict.evidence
+    names = [spans.names[code] for code in attribution.verdict.stages if code != WHOLE]
     return (
         one,
-        charge.word,
+        attribution.word,
         evidence.effect,
         ", ".join(names) or "all",
-        _lost(charge.line, charge, len(came.who.ranks)),
+        _peer_time_lost(attribution.line, attribution, len(arrivals.who.ranks)),
         f"{rows.steps[evidence.first]}-{rows.steps[evidence.last]}",
         evidence.low,
         evidence.high,
@@ -240,66 +240,77 @@ def _row(spans: Spans, rows: StageRows, came: Attendance, charge: Charge) -> tup
     )
 
 
-def _lost(line: Line, charge: Charge, ranks: int) -> int | None:
-    """Return what all other ranks of the role waited; those of other places as long as these.
+def _peer_time_lost(line: ComparedRanks, attribution: Attribution, ranks: int) -> int | None:
+    """Return the time that all other ranks of the role waited, scaled to all parallel positions.
 
-    A slow rank would have been faster by what it lastingly is slower, and as noisy as it is.
+    Without its slowdown, the rank would be faster by its median excess, and as noisy as it is.
     """
-    if charge.verdict is None or not line.pace.met or charge.word == INCONCLUSIVE:
+    if (
+        attribution.verdict is None
+        or not line.slowdown.has_sync
+        or attribution.word == INCONCLUSIVE
+    ):
         return None
-    own, evidence = line.pace, charge.verdict.evidence
-    rank, first, last = charge.verdict.rank, evidence.first, evidence.last
+    own, evidence = line.slowdown, attribution.verdict.evidence
+    rank, first, last = attribution.verdict.rank, evidence.first, evidence.last
     slower = middle(own.effect[rank, first : last + 1, 0])
-    effect = np.maximum(own.unequal if charge.word == IMBALANCE else slower, 0.0)
+    effect = np.maximum(own.unequal if attribution.word == IMBALANCE else slower, 0.0)
     excess = own.compared_ns * effect / (1.0 + effect)
-    lost = lost_ns(own.own_ns, excess, rank, first, last)
-    here = len(line.lineup.ranks)
+    lost = peer_time_lost(own.own_ns, excess, rank, first, last)
+    here = len(line.matrix.ranks)
     return lost if here == ranks else lost * (ranks - 1) // (here - 1)
 
 
-def _nobody(spans: Spans, rows: StageRows, lines: Sequence[Line]) -> tuple[Cell, ...] | str:
-    """Return the row that clears all ranks, without the group, or why they cannot be cleared."""
-    if not all(line.pace.seen[0] for line in lines):
+def _no_straggler(
+    spans: Spans, rows: StageRows, lines: Sequence[ComparedRanks]
+) -> tuple[Cell, ...] | str:
+    """Return the row that clears all ranks, without the group, or why they can't be cleared."""
+    if not all(line.slowdown.seen[0] for line in lines):
         return (
             "Every stage takes the same time on all ranks, as if they waited for each other in it, "
             "so a slow rank would not show."
         )
-    effects = [(line.pace.effect[:, :, 0], line.pace.lasting) for line in lines]
+    effects = [(line.slowdown.effect[:, :, 0], line.slowdown.lasting) for line in lines]
     bounds = [median_bounds(each) for pair in effects for each in joined(*pair)]
     if None in bounds:
-        rank = np.concatenate([line.lineup.ranks for line in lines])[bounds.index(None)]
+        rank = np.concatenate([line.matrix.ranks for line in lines])[bounds.index(None)]
         few = f"{bounds.count(None)} of {len(bounds)} ranks"
         return f"Too few steps can be compared on {few}, for instance rank {rank}."
     highest = max((bound[1] for bound in bounds if bound), default=np.inf)
-    if highest >= _DETECTED:
-        return f"Step times vary so much that a rank {_DETECTED:.0%} slower would go undetected."
+    if highest >= _DETECTABLE:
+        return f"Step times vary so much that a rank {_DETECTABLE:.0%} slower would go undetected."
     seen = ", ".join(spans.names[code] for code in _stages(lines, seen=True))
     worst = max(float(np.max(middle(effect, axis=1))) for effect, _ in effects)
     steps = f"{rows.steps[0]}-{rows.steps[-1]}"
     return (None, NO_STRAGGLER, worst, seen, None, steps, None, highest, None, None)
 
 
-def _stages(lines: Sequence[Line], *, seen: bool) -> list[int]:
-    """Return the stages in which a slow rank would show at every place, or all others."""
-    told: dict[int, bool] = {}
+def _stages(lines: Sequence[ComparedRanks], *, seen: bool) -> list[int]:
+    """Return the stages in which a slow rank would show at every position, or all others."""
+    shows: dict[int, bool] = {}
     for line in lines:
-        for code, see in zip(line.pace.stages[1:].tolist(), line.pace.seen[1:], strict=True):
-            told[code] = told.get(code, True) and bool(see)
-    return [code for code, see in told.items() if see == seen]
+        for code, see in zip(
+            line.slowdown.stages[1:].tolist(), line.slowdown.seen[1:], strict=True
+        ):
+            shows[code] = shows.get(code, True) and bool(see)
+    return [code for code, see in shows.items() if see == seen]
 
 
-def _remarks(spans: Spans, lines: Sequence[Line], came: Attendance) -> Iterator[str]:
+def _remarks(
+    spans: Spans, lines: Sequence[ComparedRanks], arrivals: ArrivalEvidence
+) -> Iterator[str]:
     hidden = [spans.names[code] for code in _stages(lines, seen=False)]
     if hidden:
         names = ", ".join(hidden)
         yield (
             f"{names} may include waiting for other ranks, so a slowdown there can't be attributed."
         )
-    if came.every > 1:
-        yield f"Step times are autocorrelated; every {came.every} steps are treated as one sample."
-    if not all(line.pace.counted for line in lines):
+    if arrivals.every > 1:
+        size = arrivals.every
+        yield f"Step times are autocorrelated; every {size} steps are treated as one sample."
+    if not all(line.slowdown.counted for line in lines):
         yield _UNCOUNTED
-    if came.late is None and came.inside is None:
-        yield _UNLISTED
-    if came.several and not came.who.place.any():
-        yield _UNTOLD
+    if arrivals.late is None and arrivals.inside is None:
+        yield _NO_ARRIVALS
+    if arrivals.several and not arrivals.who.place.any():
+        yield _NO_PARALLEL

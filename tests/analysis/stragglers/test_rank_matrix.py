@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from lightning_rlprof.analysis.stragglers.rank_matrix import (
     MOST,
-    Lineup,
+    RankMatrix,
     Replicas,
-    line_up,
+    build_rank_matrix,
     replicas,
     stage_rows,
 )
@@ -27,12 +27,12 @@ from tests.builders.scripted import Script, play
 from tests.effort import examples
 
 
-def lined_up(*ranks: list[Row]) -> tuple[Spans, Lineup]:
+def lined_up(*ranks: list[Row]) -> tuple[Spans, RankMatrix]:
     spans = loaded(*ranks)
-    return spans, line_up(spans, stage_rows(spans), spans.ranks)
+    return spans, build_rank_matrix(spans, stage_rows(spans), spans.ranks)
 
 
-def names(spans: Spans, lineup: Lineup) -> list[str]:
+def names(spans: Spans, lineup: RankMatrix) -> list[str]:
     return [spans.names[code] for code in lineup.stage]
 
 
@@ -133,7 +133,7 @@ def test_some_steps_are_spread_from_the_first_to_the_last() -> None:
     cells = np.zeros((1_000, 500, 1))
     none = np.zeros(0, dtype=np.int64)
     steps = np.arange(500)
-    lineup = Lineup(none, steps, none, cells, cells, cells, none, (none,) * 3, (none,) * 4)
+    lineup = RankMatrix(none, steps, none, cells, cells, cells, none, (none,) * 3, (none,) * 4)
     some = lineup.some_steps()
     assert (len(some), some[0], some[-1]) == (30, 0, 499)
 

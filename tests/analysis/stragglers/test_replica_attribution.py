@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from lightning_rlprof.analysis.stragglers.rank_matrix import Replicas, replicas
 from lightning_rlprof.analysis.stragglers.replica_attribution import (
     Arrivals,
-    Listed,
-    attendance,
+    ListedCollectives,
+    arrival_evidence,
     between_replicas,
-    came_last,
-    last_of,
-    listed,
+    count_last_arrivals,
+    last_arrivals,
+    listed_collectives,
     within_replicas,
 )
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
@@ -41,8 +41,8 @@ from tests.peers.harness import accused
 
 def last_of_steps(spans: Spans, ranks: Iterable[int], every: int = 1) -> Arrivals | None:
     who = replicas(spans, list(ranks))
-    found = listed(spans, who)
-    return None if found is None else last_of(between_replicas(found, who), every)
+    found = listed_collectives(spans, who)
+    return None if found is None else last_arrivals(between_replicas(found, who), every)
 
 
 rows = st.lists(
@@ -54,7 +54,7 @@ rows = st.lists(
 
 @given(rows)
 def test_counts_chances_and_cost_are_those_of_a_brute_force(table: list) -> None:
-    found = came_last(*np.array(table, dtype=np.int64).reshape(-1, 3).T)
+    found = count_last_arrivals(*np.array(table, dtype=np.int64).reshape(-1, 3).T)
 
     groups = [list(each) for _, each in itertools.groupby(sorted(table), key=lambda row: row[0])]
     groups = [group for group in groups if len(group) > 1]
@@ -115,15 +115,15 @@ def test_a_table_that_lists_nothing_or_abstains_is_no_evidence() -> None:
     assert last_of_steps(spans, [0, 1]) is None, "groups with other ranks are left out"
 
 
-def of_groups(*groups: tuple[int, ...]) -> Listed:
+def of_groups(*groups: tuple[int, ...]) -> ListedCollectives:
     """One collective per group, the n-th rank of it n-th to come."""
     rows = [
         (at, at, 1, rank, 9 - nth) for at, own in enumerate(groups) for nth, rank in enumerate(own)
     ]
-    return Listed(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
+    return ListedCollectives(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
 
 
-def groups_of(found: Listed) -> list[int]:
+def groups_of(found: ListedCollectives) -> list[int]:
     return sorted(set(found.one.tolist()))
 
 
@@ -153,7 +153,7 @@ def test_sends_and_receives_are_no_collectives(operator: str, asked: bool) -> No
     rows = [(rank, 1, operator, "pipeline", 5, 3 + rank) for rank in (0, 1)]
     spans = play(Script(ranks=2, steps=2), 3).spans
     told = replace(spans, tables={"communication": lambda: Table("communication", columns, rows)})
-    assert (listed(told, replicas(spans, [0, 1])) is not None) == asked
+    assert (listed_collectives(told, replicas(spans, [0, 1])) is not None) == asked
 
 
 def test_groups_of_one_name_that_are_several_are_not_asked() -> None:
@@ -164,7 +164,7 @@ def test_groups_of_one_name_that_are_several_are_not_asked() -> None:
         rows = [(rank, 1, "all_reduce", "tp", 5, 3 + rank, size) for rank in range(4)]
         table = Table("collectives", columns, rows)
         told = replace(spans, tables={"collectives": lambda table=table: table})
-        assert (listed(told, replicas(spans, range(4))) is not None) == asked
+        assert (listed_collectives(told, replicas(spans, range(4))) is not None) == asked
 
 
 SEEDS = range(3_000, 3_010)
@@ -229,7 +229,7 @@ def test_who_is_late_for_waiting_elsewhere_is_not_the_cause() -> None:
     found[4, (found[1] == 1) & (found[3] == 3)] = 100
     zero = np.zeros(4, dtype=np.int64)
     who = Replicas(np.arange(4), zero, np.arange(4), zero)
-    came = attendance(who, Listed(*found), 1, 1_000.0)
+    came = arrival_evidence(who, ListedCollectives(*found), 1, 1_000.0)
     assert list(came.cause(range(4), (1, 12), 12, 10.0)) == [3]
 
 

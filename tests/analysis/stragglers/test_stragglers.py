@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.stragglers.stragglers import lost_ns, stragglers
+from lightning_rlprof.analysis.stragglers.stragglers import peer_time_lost, stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import NO_STRAGGLER, SLOW_UNCOUNTED
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Mask
@@ -37,23 +37,23 @@ def test_it_is_what_the_others_would_not_have_waited(seed: int, ranks: int) -> N
     excess = np.maximum(random.normal(0.1, 0.2, (ranks, 6)), 0) * own
     own[random.random((ranks, 6)) < 0.2] = np.nan
     excess[0, 2] = np.nan
-    assert lost_ns(own, excess, 0, 0, 5) == pytest.approx(slowly(own, excess, 0), abs=1.0)
+    assert peer_time_lost(own, excess, 0, 0, 5) == pytest.approx(slowly(own, excess, 0), abs=1.0)
 
 
 def test_two_equally_slow_ranks_cost_nothing_each() -> None:
     own, excess = np.array([[100.0], [110.0], [110.0]]), np.array([[0.0], [10.0], [10.0]])
-    assert [lost_ns(own, excess, rank, 0, 0) for rank in range(3)] == [0, 0, 0]
+    assert [peer_time_lost(own, excess, rank, 0, 0) for rank in range(3)] == [0, 0, 0]
 
 
 def test_a_rank_that_stopped_does_not_make_the_wait_of_the_others_free() -> None:
     own = np.array([[100.0, 100.0], [100.0, np.nan], [150.0, 150.0]])
-    assert lost_ns(own, np.full((3, 2), 50.0), 2, 0, 1) == 100 + 50
+    assert peer_time_lost(own, np.full((3, 2), 50.0), 2, 0, 1) == 100 + 50
 
 
 def test_only_the_steps_asked_about_count() -> None:
     own, excess = np.array([[100.0] * 4, [150.0] * 4]), np.array([[0.0] * 4, [50.0] * 4])
-    assert lost_ns(own, excess, 1, 1, 2) == 100
-    assert lost_ns(own[1:], excess[1:], 0, 0, 3) == 0
+    assert peer_time_lost(own, excess, 1, 1, 2) == 100
+    assert peer_time_lost(own[1:], excess[1:], 0, 0, 3) == 0
 
 
 SEEDS = range(2_000, 2_030)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.statistics.rank_tests import at_least
-from lightning_rlprof.analysis.stragglers.rank_matrix import line_up, stage_rows
-from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, Pace, pace
+from lightning_rlprof.analysis.stragglers.rank_matrix import build_rank_matrix, stage_rows
+from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown, rank_slowdown
 from lightning_rlprof.analysis.stragglers.verdicts import (
     EFFECT,
     IMBALANCE,
@@ -21,7 +21,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     judge,
     proven,
     steps_needed,
-    suspected,
+    suspicious,
 )
 from tests.builders.scripted import Script, play
 
@@ -120,9 +120,9 @@ def test_a_suspicion_is_what_one_look_alone_would_prove() -> None:
     effect = noise(8, 6)[:, :, 0]
     effect[3] += 0.1
     assert proven(effect[:, :, None], LEVEL) == {}
-    assert list(suspected(effect)) == [3]
-    assert suspected(effect)[3].low == min(effect[3])
-    assert suspected(effect[:, :4]) == {}
+    assert list(suspicious(effect)) == [3]
+    assert suspicious(effect)[3].low == min(effect[3])
+    assert suspicious(effect[:, :4]) == {}
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -132,9 +132,9 @@ def test_healthy_ranks_are_hardly_ever_proven_slow(ranks: int) -> None:
     assert sum(bool(proven(window, LEVEL)) for window in windows) <= 5
 
 
-def paced(script: Script, seed: int = 11) -> Pace:
+def paced(script: Script, seed: int = 11) -> RankSlowdown:
     spans = play(script, seed).spans
-    return pace(spans, line_up(spans, stage_rows(spans), spans.ranks))
+    return rank_slowdown(spans, build_rank_matrix(spans, stage_rows(spans), spans.ranks))
 
 
 def words(script: Script, *, host_only: bool = True) -> dict[int, str]:

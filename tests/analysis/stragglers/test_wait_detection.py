@@ -6,8 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.statistics.robust import expected, slope
-from lightning_rlprof.analysis.stragglers.rank_matrix import line_up, stage_rows
-from lightning_rlprof.analysis.stragglers.wait_detection import Waits, meetings, waits
+from lightning_rlprof.analysis.stragglers.rank_matrix import build_rank_matrix, stage_rows
+from lightning_rlprof.analysis.stragglers.wait_detection import (
+    DetectedWaits,
+    detect_waits,
+    find_meeting_places,
+)
 from tests.builders.scripted import STAGES, Script, play
 from tests.effort import examples
 
@@ -22,16 +26,16 @@ def held(script: Script, seed: int, *, one_clock: bool = True) -> dict[str, tupl
     )
 
 
-def found_in(script: Script, seed: int, *, one_clock: bool) -> Waits:
+def found_in(script: Script, seed: int, *, one_clock: bool) -> DetectedWaits:
     spans = play(script, seed).spans
-    lineup = line_up(spans, stage_rows(spans), spans.ranks)
+    lineup = build_rank_matrix(spans, stage_rows(spans), spans.ranks)
     tokens = lineup.counter(spans, "tokens")
     work = [] if tokens is None else [tokens]
     explained = np.stack(
         [expected(lineup.own_ns[:, :, at], [each[:, :, at] for each in work]) for at in range(4)],
         axis=2,
     )
-    return waits(lineup, explained, tokens, one_clock=one_clock)
+    return detect_waits(lineup, explained, tokens, one_clock=one_clock)
 
 
 @pytest.mark.parametrize("uneven", [0.0, 0.5])
@@ -76,8 +80,8 @@ def test_an_error_of_a_clock_changes_nothing(one_clock: bool) -> None:
 def test_ranks_meet_after_the_collective_and_nowhere_where_there_is_none() -> None:
     for script, sharp in ((Script(offsets_ms=OFFSETS), True), (Script(meets=()), False)):
         spans = play(script, 1).spans
-        lineup = line_up(spans, stage_rows(spans), spans.ranks)
-        met = meetings(lineup)
+        lineup = build_rank_matrix(spans, stage_rows(spans), spans.ranks)
+        met = find_meeting_places(lineup)
         assert met.sharp is sharp
         if sharp:
             apart = met.times_ns[:, :, 0] - lineup.end_ns[:, :, 3]
