@@ -1,7 +1,7 @@
-"""How far times of several ranks may be off against one another, by what their clocks told.
+"""Clock uncertainty: how far times of several ranks may be off against one another.
 
-Few numbers compare clocks: a duration is of one rank's clock, and so is the difference of two. What
-does says its ±u with `remark`; where it is smaller than that, it says nothing.
+Few numbers compare clocks: a duration comes from one rank's clock, and so does a difference of two.
+A table with a number that does adds `uncertainty_note`, and reports nothing smaller than ±u.
 """
 
 from collections.abc import Iterable
@@ -9,20 +9,19 @@ from collections.abc import Iterable
 from lightning_rlprof.tables.spans import Spans
 
 BELOW = "within clock uncertainty"
-"""What a row says of an effect that is smaller than the clocks are sure."""
+"""Text of a row whose effect is smaller than the clock uncertainty."""
 
 _FEW = 5
 
 
 def uncertainty_ns(spans: Spans, ranks: Iterable[int] | None = None) -> int | None:
-    """Return the ±u of numbers that cross these ranks, None where it is not known.
+    """Return the ±u of numbers that compare these ranks' clocks, None if it is unknown.
 
-    It is 0 on one host; on several the sum of the two hosts' that are least sure. An effect that
-    is smaller says nothing.
+    It is 0 on one host, and else the sum over the two hosts with the largest uncertainty.
 
     Args:
         spans: The run.
-        ranks: Whose times are compared; unset, all ranks'.
+        ranks: Ranks whose times are compared; None: all.
     """
     chosen = set(spans.headers if ranks is None else ranks)
     clocks, told = _clocks(spans)
@@ -38,23 +37,23 @@ def uncertainty_ns(spans: Spans, ranks: Iterable[int] | None = None) -> int | No
 
 
 def says_nothing(effect_ns: int, unsure_ns: int | None) -> bool:
-    """Tell whether an effect is smaller than the clocks are sure, or these were never compared.
+    """Return whether an effect is smaller than the clock uncertainty, or that is unknown.
 
     Example::
 
-        >>> says_nothing(5, 0), says_nothing(-5, 8), says_nothing(5, None)
-        (False, True, True)
+        >>> is_within_uncertainty(5, 0), is_within_uncertainty(-5, 8)
+        (False, True)
     """
     return unsure_ns is None or abs(effect_ns) < unsure_ns
 
 
 def never_compared(spans: Spans, ranks: Iterable[int] | None = None) -> str:
-    """Say whose clocks were never compared, nothing where all were, or where there is one.
+    """Return which hosts' clocks were not synchronized; "" if all were, or for one host.
 
     Example::
 
         >>> from lightning_rlprof.loaders.load import load
-        >>> never_compared(load("run"))  # doctest: +SKIP
+        >>> unsynchronized_clocks(load("run"))  # doctest: +SKIP
         'clocks of hosts a, b were not synchronized'
     """
     if uncertainty_ns(spans, ranks) is not None:
@@ -70,12 +69,12 @@ def never_compared(spans: Spans, ranks: Iterable[int] | None = None) -> str:
 def remark(
     spans: Spans, what: str, effect_ns: int | None = None, ranks: Iterable[int] | None = None
 ) -> str:
-    """Return the sentence with which a table tells the ±u of a number, "" where that is 0.
+    """Return the note with the ±u of a number, "" if that is 0.
 
     Args:
         spans: The run.
-        what: The number, as the sentence begins.
-        effect_ns: Its size; a smaller one than ±u is said to be none.
+        what: The number, as the sentence starts.
+        effect_ns: Its size, to note that it is smaller than ±u.
         ranks: As for `uncertainty_ns`.
     """
     unsure = uncertainty_ns(spans, ranks)
@@ -88,7 +87,7 @@ def remark(
 
 
 def _clocks(spans: Spans) -> tuple[dict[object, object], dict[object, object]]:
-    """Return by rank which clock it reads, and its uncertainty where that is told."""
+    """Return each rank's clock, and its uncertainty if that is known."""
     clocks: dict[object, object] = {rank: own.host for rank, own in spans.headers.items()}
     if "clocks" not in spans.tables or (table := spans.try_table("clocks", [])) is None:
         return clocks, {}

@@ -1,16 +1,9 @@
-"""How much of each collective was transfer, told without comparing clocks of ranks.
+"""Collectives of all ranks, matched across ranks, with transfer, wait and bandwidth.
 
-A collective ends for all when the last rank has come and the data are through. So the shortest of
-its durations is the transfer's, and what another rank spent beyond that it waited for the last one.
-
-The collectives of all ranks, and which of their calls were one, without comparing clocks.
-
-A collective ends for all when the last rank has come and the data are through. So the shortest of
-its durations is the transfer's, what another rank spent beyond that it waited, and the rank with
-the shortest was the last to come. Durations are compared, never times of two ranks' clocks; these
-only tell calls apart that cannot have been one.
-
-Collectives matched across ranks: how much, how fast, how long waited, and for whom.
+A collective ends for all ranks when the last one has arrived and the data is through. So the
+shortest of its durations is the transfer; what another rank spent beyond that, it waited; and the
+rank with the shortest duration arrived last. Only durations are compared, never times of two ranks'
+clocks. Times only separate calls that can't be one collective.
 """
 
 import re
@@ -22,23 +15,10 @@ import numpy as np
 
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
-from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_sizes, group_starts
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
-
-UNKNOWN = -1
-"""Stands for bytes and sizes of groups that were not told, and as a code for no text."""
-
-NO_NUMBER = -1
-"""Stands for a call of which the tool told no sequence number."""
-
-UNMATCHED = -1
-"""Stands for a call whose counterparts on other ranks are not known."""
-
-NOBODY = -1
-"""Stands for the last to come where two ranks were equally short."""
-
 
 Coded = tuple[Int64s, Sequence[str]]
 
@@ -47,7 +27,7 @@ _BY_NAME = (
     "the same time are matched with each other."
 )
 
-# Whatever the libraries call them; what contains another one's name stands before it.
+# Names in the libraries; a name that contains another one comes first.
 _OPERATIONS = (
     ("all_reduce", "all_?reduce|cross_device_reduce"),
     ("all_gather", "all_?gather"),
@@ -74,14 +54,14 @@ class Calls:
 
     Attributes:
         rank: Rank of each call.
-        start_ns: When it began, on the run's axis.
+        start_ns: When it started, on the run's timeline.
         end_ns: When it ended.
-        step: RL step, 0 where it is not known.
-        number: The tool's sequence number in the group, or `NO_NUMBER`.
+        step: RL step, 0 if unknown.
+        number: The profiler's sequence number in the group, or `UNKNOWN`.
         bytes: Its size, or `UNKNOWN`.
-        members: How many ranks its group has, or `UNKNOWN`.
-        operation: `operation_of` names, or what the tool says.
-        group: Process group; no code where it is not known.
+        members: Number of ranks of its group, or `UNKNOWN`.
+        operation: `operation_of` names, or the profiler's name.
+        group: Process group; `UNKNOWN` as its code without one.
         stage: RL stage, likewise.
         remark: What to know of the source, empty for the best one.
     """
@@ -101,14 +81,14 @@ class Calls:
 
 @dataclass(frozen=True, eq=False)
 class Meetings:
-    """Calls by the collective that they were part of.
+    """Matched collectives: calls by the collective that they are part of.
 
     Attributes:
-        meeting: Per call the meeting it is of, or `UNMATCHED`; shape (calls,).
-        ranks: How many ranks each meeting has, two at least; shape (meetings,), as what follows.
+        collective: Collective of each call, or `UNKNOWN`; shape (calls,).
+        ranks: Ranks of each collective, at least two; shape (collectives,), like the rest.
         transfer_ns: The shortest of its durations.
-        last: The call with that duration, `NOBODY` where several have it.
-        apart: Whether a rank was done before another began, though their numbers are equal.
+        last: The call with that duration, `UNKNOWN` if several have it.
+        apart: Whether a rank ended before another started, though their numbers are equal.
     """
 
     meeting: Int64s
@@ -119,7 +99,7 @@ class Meetings:
 
 
 def operation_of(name: str) -> str:
-    """Return the collective that a kernel's or function's name means; "other" for none we know.
+    """Return the collective of a kernel's or function's name; "other" for unknown ones.
 
     Example::
 
@@ -133,7 +113,7 @@ def operation_of(name: str) -> str:
 def collectives(spans: Spans, remarks: list[str]) -> Calls | None:
     """Read the table ``collectives``, else kernels by their names.
 
-    Returns None where neither has one. A table that cannot be read becomes a remark.
+    Returns None if neither has a collective. A table that can't be read becomes a remark.
     """
     table = spans.try_table("collectives", remarks)
     if table is not None and len(table.rows):
@@ -146,7 +126,7 @@ def calls_of(table: Table) -> Calls:
     """Return the rows of a table ``collectives`` as calls, in their order."""
     return replace(
         _frame(table, table.texts("operation")),
-        number=table.numbers("number", NO_NUMBER),
+        number=table.numbers("number", UNKNOWN),
         bytes=table.numbers("bytes", UNKNOWN),
         members=table.numbers("group size", UNKNOWN),
         group=table.texts("group"),
@@ -184,16 +164,16 @@ def _frame(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> 
 
 
 def matched(calls: Calls) -> tuple[Meetings, Calls]:
-    """Return which calls met, and the calls with one stage per meeting: one rank may know it.
+    """Match calls, and return them with one stage per collective: perhaps only one rank has it.
 
-    Sends and receives meet nobody: no tool tells with whom.
+    Sends and receives aren't matched: profilers don't record the other rank.
     """
     what = (calls.group[0] + 1) * (len(calls.operation[1]) + 1) + calls.operation[0] + 1
     between = np.array([operation_of(name) in PAIRWISE for name in calls.operation[1]], bool)
     alone = np.append(between, False)[calls.operation[0]]
     what = np.where(alone, int(what.max(initial=0)) + 1 + np.arange(len(what)), what)
     found = meet(calls.rank, what, calls.number, calls.step, calls.start_ns, calls.end_ns)
-    at = np.flatnonzero(found.meeting != UNMATCHED)
+    at = np.flatnonzero(found.meeting != UNKNOWN)
     known = np.full(len(found.ranks), UNKNOWN)
     np.maximum.at(known, found.meeting[at], calls.stage[0][at])
     stage = calls.stage[0].copy()
@@ -204,41 +184,41 @@ def matched(calls: Calls) -> tuple[Meetings, Calls]:
 def meet(
     rank: Int64s, what: Int64s, number: Int64s, step: Int64s, start_ns: Int64s, end_ns: Int64s
 ) -> Meetings:
-    """Match calls across ranks: equal numbers meet, without numbers the n-th of a step.
+    """Match calls across ranks by equal numbers, or without numbers by their order in a step.
 
-    Calls of one group and operation, and number or else step, are counted off on each rank. They
-    stay unmatched where ranks differ in how many they have, where only one has any, and without
-    numbers where they lie apart. Takes O(n log n) time.
+    See `match_occurrences`. Calls without numbers that lie apart in time are not matched, either.
+    Takes O(n log n) time.
 
     Args:
         rank: Rank of each call; shape (n,), as all others.
         what: Code of its group and operation.
-        number: Its sequence number in the group, or `NO_NUMBER`.
-        step: RL step, any one value where it is not known.
-        start_ns: When the rank came; ``end_ns``: when it went on.
+        number: Its sequence number in the group, or `UNKNOWN`.
+        step: RL step, any one value if unknown.
+        start_ns: When the rank arrived.
+        end_ns: When it continued.
     """
-    told = number != NO_NUMBER
+    told = number != UNKNOWN
     place = np.where(told, number, step)
     order, heads = match_occurrences((what, told, place), rank, start_ns)
     size = group_sizes(heads, len(order))
     apart = _apart(rank[order], start_ns[order], end_ns[order], heads, size)
     kept = told[order[heads]] | ~apart
     order, size, apart = order[np.repeat(kept, size)], size[kept], apart[kept]
-    meeting, last = np.full(len(rank), UNMATCHED), np.full(len(size), NOBODY)
+    meeting, last = np.full(len(rank), UNKNOWN), np.full(len(size), UNKNOWN)
     meeting[order] = np.repeat(np.arange(len(size)), size)
     took = (end_ns - start_ns)[order]
     least = np.minimum.reduceat(took, np.cumsum(size) - size) if len(size) else size
     shortest = order[took == np.repeat(least, size)]
     last[meeting[shortest]] = shortest
-    last[np.bincount(meeting[shortest], minlength=len(size)) > 1] = NOBODY
+    last[np.bincount(meeting[shortest], minlength=len(size)) > 1] = UNKNOWN
     return Meetings(meeting, size, least, last, apart)
 
 
 def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s) -> Mask:
-    """Tell the meetings of which a rank was done before another began, by clocks put right.
+    """Mark collectives that one rank left before another arrived, after correcting clock offsets.
 
-    All ranks of a collective go on at about the same time. So by how much the ends of two ranks
-    differ in most of their meetings, from three on, is by how much their clocks do.
+    All ranks leave a collective at about the same time. So the median difference between the ends
+    of two ranks, from three collectives on, is the offset of their clocks.
     """
     if not len(heads):
         return np.empty(0, dtype=bool)
@@ -262,12 +242,11 @@ def transfers(
     end_ns: Int64s,
     unsure_ns: int | None = 0,
 ) -> Int64s:
-    """Return how long the transfer at the end of each collective took, or `UNMATCHED`.
+    """Return the duration of the transfer at the end of each collective, or `UNKNOWN`.
 
-    The n-th collective of a name in a step is the same on all ranks that have as many of them. It
-    is `UNMATCHED` where ranks have different numbers, where only one rank has it, and where a rank
-    was done before another began, by more than ``unsure_ns``, the ±u of times of two ranks; None,
-    where that is not known, parts nothing. Columns have one row per collective.
+    Calls of a name in a step are matched by `match_occurrences`; unmatched calls are `UNKNOWN`. So
+    are calls that one rank left before another arrived, by more than ``unsure_ns``, the clock
+    uncertainty; None doesn't check that. Columns have one row per call.
 
     Example::
 
@@ -275,13 +254,13 @@ def transfers(
         >>> transfers(rank, zeros, zeros, came, went).tolist()
         [3, 3]
     """
-    found = np.full(len(rank), UNMATCHED, dtype=np.int64)
+    found = np.full(len(rank), UNKNOWN, dtype=np.int64)
     order, heads = match_occurrences((step, name), rank, start_ns)
     came, went = start_ns[order], end_ns[order]
     least = np.minimum.reduceat(went - came, heads)
     if unsure_ns is not None:
         early = np.maximum.reduceat(came, heads) - np.minimum.reduceat(went, heads)
-        least[early > unsure_ns] = UNMATCHED
+        least[early > unsure_ns] = UNKNOWN
     found[order] = np.repeat(least, group_sizes(heads, len(order)))
     return found
 
@@ -313,17 +292,16 @@ _PLAIN = {"broadcast", "reduce", *PAIRWISE}
 
 
 def communication(spans: Spans) -> Table:
-    """Match collectives across ranks, and tell per group transfer, wait and bandwidth.
+    """Match collectives across ranks; return transfer, wait and bandwidth per group.
 
-    The n-th collective of a group and operation is one meeting of its ranks: by the tool's
-    sequence number, or else by order within a step. ``total`` is the time of all ``count`` calls,
-    ``transfer`` the mean over meetings, ``wait`` the mean over the calls in them. ``last to come``
-    is the rank that waited least most often, ``times last`` how often, of ``meetings``; no rank
-    where two share that. ``typical`` is the median of the bytes. Bandwidths are bytes by transfer,
-    and that times `bus_factor`. Sends and receives, and what one rank alone recorded, have
-    durations only.
+    The n-th collective of a group and operation is the same on all its ranks: by the profiler's
+    sequence number, else by order within a step. ``total`` is the time of all ``count`` calls,
+    ``transfer`` the mean over ``matched`` collectives, ``wait`` the mean over their calls.
+    ``last rank`` is the rank that was most often the last arrival, ``times last`` how often; no rank if
+    two share that. ``median bytes`` is per call. ``algbw`` is bytes by transfer time, ``busbw``
+    that times `bus_factor`. Sends and receives, and what only one rank recorded, have durations only.
 
-    Abstains where no device tool recorded a collective.
+    Abstains if no profiler recorded a collective.
     """
     remarks: list[str] = []
     calls = collectives(spans, remarks)
@@ -339,7 +317,7 @@ def communication(spans: Spans) -> Table:
 
 
 def bus_factor(operation: str, ranks: int) -> float | None:
-    """Return by what the algorithm bandwidth is multiplied to compare it with links; None: unknown.
+    """Return busbw divided by algbw, None if unknown.
 
     NCCL's factors: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 
@@ -358,13 +336,13 @@ def bus_factor(operation: str, ranks: int) -> float | None:
 
 
 def _doubts(calls: Calls, found: Meetings) -> list[str]:
-    """Say what could not be matched, and which meetings may not be what they seem."""
+    """Return warnings about calls without counterparts and doubtful matches."""
     doubts = []
-    alone = int(np.count_nonzero(found.meeting == UNMATCHED))
+    alone = int(np.count_nonzero(found.meeting == UNKNOWN))
     if alone:
         text = "calls have no counterpart on other ranks: their transfer and wait are unknown."
         doubts.append(f"{alone} of {len(calls.rank)} {text}")
-    at = np.flatnonzero(found.meeting != UNMATCHED)
+    at = np.flatnonzero(found.meeting != UNKNOWN)
     members = np.zeros(len(found.ranks), np.int64)
     np.maximum.at(members, found.meeting[at], calls.members[at])
     few = int(np.count_nonzero(found.ranks < members))
@@ -401,8 +379,8 @@ def _rows(calls: Calls, found: Meetings) -> list[tuple[Cell, ...]]:
 
 
 def _figures(calls: Calls, found: Meetings, own: Int64s, size: int) -> tuple[list[Any], ...]:
-    """Return per row times and counts, who came last, bytes, bandwidth, ranks of the group."""
-    at = np.flatnonzero(found.meeting != UNMATCHED)
+    """Return per row times and counts, last arrivals, bytes, bandwidth, and ranks of the group."""
+    at = np.flatnonzero(found.meeting != UNKNOWN)
     home = np.zeros(len(found.ranks), np.int64)
     home[found.meeting[at]] = own[at]
     took = calls.end_ns - calls.start_ns
@@ -435,9 +413,9 @@ def _means(sums: Int64s, counts: Int64s) -> list[int | None]:
 def _last(
     calls: Calls, found: Meetings, home: Int64s, met: Int64s
 ) -> list[tuple[int | None, int | None]]:
-    """Return who came last most often in each row's meetings, nobody where two share that."""
+    """Return the rank that was last most often in each row, None if two share that."""
     ranks, codes = np.unique(calls.rank, return_inverse=True)
-    single = np.flatnonzero(found.last != NOBODY)
+    single = np.flatnonzero(found.last != UNKNOWN)
     pairs = home[single] * len(ranks) + codes[found.last[single]]
     each, times = np.unique(pairs, return_counts=True)
     most: list[tuple[int | None, int | None]] = [(None, 0 if n else None) for n in met.tolist()]
@@ -450,7 +428,7 @@ def _last(
 
 
 def _sizes(calls: Calls, own: Int64s, size: int) -> list[tuple[int | None, int | None]]:
-    """Return the bytes of each row in all, and their median."""
+    """Return the total and median bytes of each row."""
     known = calls.bytes != UNKNOWN
     found = summarize(own[known], calls.bytes[known])
     sizes: list[tuple[int | None, int | None]] = [(None, None)] * size
@@ -462,8 +440,8 @@ def _sizes(calls: Calls, own: Int64s, size: int) -> list[tuple[int | None, int |
 
 
 def _bandwidths(calls: Calls, found: Meetings, home: Int64s, size: int) -> list[float | None]:
-    """Return the payload of each row's meetings by their transfer: bytes per ns are GB/s."""
-    at = np.flatnonzero(found.meeting != UNMATCHED)
+    """Return bytes by transfer time of each row's matched collectives; bytes per ns are GB/s."""
+    at = np.flatnonzero(found.meeting != UNKNOWN)
     payload = np.full(len(found.ranks), UNKNOWN)
     np.maximum.at(payload, found.meeting[at], calls.bytes[at])
     told = (payload > 0) & (found.transfer_ns > 0)

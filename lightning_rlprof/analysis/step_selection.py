@@ -1,13 +1,4 @@
-"""The last steps of a run that is too large to be looked at whole.
-
-When captures of our own were open, by the regions that opening and closing them leave.
-
-Which steps count in statistics: whole ones that no capture slowed down.
-
-The last steps of a run that is too large to be compared whole.
-
-By how much captures slowed the steps down that they looked at.
-"""
+"""Included steps: complete ones without captures, and of large runs only the last ones."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,13 +11,13 @@ from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import Counter, Spans
 
 OPENED, CLOSED = "rlprof open capture", "rlprof close capture"
-"""What the session calls the regions."""
+"""Names of the regions in which the session opens and closes captures."""
 
 
 def captures(spans: Spans, rank: int, start_ns: Int64s) -> tuple[Int64s, Int64s] | None:
-    """Return where the captures of a rank begin and end in which any of these starts lies.
+    """Return start and end of the captures of a rank in which any of these starts lies.
 
-    None where the rank opened none: then a tool of another kind recorded it.
+    None if the rank opened none: then an external profiler recorded it.
     """
     opened = np.sort(spans.end_ns[spans.rows(kind="region", name=OPENED, rank=rank)])
     if not len(opened):
@@ -41,14 +32,14 @@ def captures(spans: Spans, rank: int, start_ns: Int64s) -> tuple[Int64s, Int64s]
 
 _STEP = KINDS.index("step")
 FEWEST = 3
-"""Steps below which nothing is claimed about a run."""
+"""Number of steps below which no statement about a run is made."""
 
 STATES = ("complete", "capture", "interrupted")
-"""What a step may be; of two that are said of one step the later one wins."""
+"""State of a step; if two apply, the later one wins."""
 
 
 class Counted(NamedTuple):
-    """The choice: a mask over the given step rows, how many distinct steps, and what to say."""
+    """Included steps: a mask over the given step rows, the number of distinct steps, and a note."""
 
     mask: npt.NDArray[np.bool_]
     steps: int
@@ -58,8 +49,8 @@ class Counted(NamedTuple):
 def states(spans: Spans, steps: Int64s) -> Int64s:
     """Return per step row an index into `STATES`.
 
-    A step that one rank did not finish, or in which one rank ran a capture, is so for all: the
-    others waited for it.
+    If one rank didn't finish a step or ran a capture in it, the state holds for all ranks, because
+    the others waited for it.
     """
     numbers = spans.step[steps]
     found = np.zeros(len(steps), dtype=np.int64)
@@ -72,7 +63,7 @@ def states(spans: Spans, steps: Int64s) -> Int64s:
 
 
 def counted(spans: Spans, steps: Int64s) -> Counted:
-    """Choose the complete steps; where there are none, all of them, and say so."""
+    """Choose the complete steps, or all of them if none is complete; the note says so."""
     numbers, state = spans.step[steps], states(spans, steps)
     mask = state == 0
     parts = []
@@ -89,7 +80,7 @@ def counted(spans: Spans, steps: Int64s) -> Counted:
 
 
 MOST_SPANS = 1_300_000
-"""Spans of a run that is looked at whole: 64 ranks x 1,000 steps x 20."""
+"""Number of spans up to which a run is analyzed whole: 64 ranks x 1,000 steps x 20."""
 
 _KEPT = 750_000  # of a larger run, whose own columns take memory already: at 1,024 ranks 36 steps
 _CHUNK = 2**20
@@ -97,15 +88,14 @@ _COLUMNS = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id"
 
 
 def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _KEPT) -> tuple[Spans, str]:
-    """Return the last steps of a run that has very many spans, and what to say of it.
+    """Return the last steps of a run with very many spans, and a note.
 
-    Steps go or stay as a whole, on all ranks and with all that is in them; at least the last one
-    stays.
+    Steps are kept or dropped whole, on all ranks; at least the last one is kept.
 
     Args:
         spans: The run.
-        most: Spans up to which it comes back as it is.
-        kept: Spans that are kept of a larger one.
+        most: Number of spans up to which the run is returned unchanged.
+        kept: Number of spans to keep of a larger one.
     """
     if len(spans) <= most:
         return spans, ""
@@ -114,12 +104,12 @@ def last_steps(spans: Spans, most: int = MOST_SPANS, kept: int = _KEPT) -> tuple
 
 
 def cut_before(spans: Spans, kept: int, among: Mask | None = None) -> tuple[Spans, int, int]:
-    """Return the last steps with so many spans at most, how many they are, and of how many.
+    """Return the last steps within a number of spans, their count, and that of all steps.
 
     Args:
         spans: The run.
-        kept: Spans that are kept; at least the last step is.
-        among: Which spans count, and may stay; unset, all of them.
+        kept: Number of spans to keep; at least the last step is kept.
+        among: Which spans count and may be kept; None: all of them.
     """
     count = np.zeros(int(spans.step.max(initial=0)) + 1, dtype=np.int64)
     for at in range(0, len(spans), _CHUNK):  # a copy of all steps would be the largest array here
@@ -145,9 +135,9 @@ def _kept(counter: Counter, keep: Int64s) -> Counter:
 
 
 def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:
-    """Return the last steps of a run, up to so many steps and stages, and what to say of it.
+    """Return the last steps of a run, up to a number of step and stage spans, and a note.
 
-    Steps go or stay as a whole, on all ranks. A run that is small enough comes back as it is.
+    Steps are kept or dropped whole, on all ranks. A small run is returned unchanged.
     """
     if len(spans) <= most:
         return spans, ""
@@ -159,13 +149,13 @@ def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:
 
 
 _COMPLETE, _CAPTURE = STATES.index("complete"), STATES.index("capture")
-_FIRST = 1  # steps at the start that are left out: they warm up
+_FIRST = 1  # excluded warm-up steps
 
 
 def slowdown(spans: Spans) -> float | None:
-    """Return how much longer a captured step takes than others, in the median; None if not known.
+    """Return how much longer captured steps take, in the median; None if unknown.
 
-    0.1 is 10 % longer. The first step counts on neither side. It takes `FEWEST` steps of each.
+    0.1 is 10% longer. Excludes the first step. Needs `FEWEST` steps of each kind.
     """
     rows = np.flatnonzero(spans.kind == KINDS.index("step"))
     if not len(rows):

@@ -1,4 +1,4 @@
-"""How far two runs can be compared at all: a score, and what lowers it."""
+"""Comparability score of two runs, and what lowers it."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 HARDLY = 0.5
-"""Below this score runs are hardly comparable, and the reader is warned."""
+"""Below this score two runs should not be compared, and a warning says so."""
 
 _COLUMNS = (
     Column("what", "text"),
@@ -19,7 +19,7 @@ _COLUMNS = (
     Column("score", "number"),
 )
 _UNLIKE = {"ranks": 0.8, "device": 0.7, "warm-up": 0.95, "counters": 0.8}
-"""What is left of the score where that differs."""
+"""Factor of the score if the runs differ in that."""
 
 _UNCOUNTED, _EAGER, _APART = 0.9, 0.3, 0.5  # no work counted; all graphs or none; no common work
 _NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
@@ -28,16 +28,16 @@ _Row = tuple[Cell, ...]
 
 
 def comparability(a: Spans, b: Spans, pair: tuple[Side, Side] | None = None) -> Table:
-    """Return what makes two runs alike or unlike; the product of ``score`` is theirs, 0 to 1.
+    """Return what makes two runs alike or different; ``score`` is 0 to 1 and multiplies.
 
-    Stages: the share of time in stages that both have, of the run where it is less. Ranks, device,
-    warm-up and counters: 1 where alike. Work: what share of all steps had as much to do as some of
-    the other run had. Graph capture: kernels that ran in graphs, where a device tool told.
+    Stages: share of time in stages that both have, of the run with less. Ranks, device, warm-up and
+    counters: 1 if equal. Work: share of all steps with an amount of work that the other run had,
+    too. Graph capture: share of kernels that ran in CUDA graphs, if a profiler recorded that.
 
     Args:
         a: Run A.
         b: Run B.
-        pair: Their `sides`, where they are known already.
+        pair: Their `sides`, if already computed.
     """
     left, right = pair or sides(a, b)
     rows = [
@@ -89,7 +89,7 @@ def _devices(spans: Spans) -> str:
 
 
 def _in_graphs(spans: Spans) -> float | None:
-    """Return which share of the kernels ran in graphs, None where no tool told of kernels."""
+    """Return the share of kernels that ran in graphs, None if that was not recorded."""
     table = spans.try_table("kernels", [])
     if table is None or not len(table.rows):
         return None

@@ -1,6 +1,7 @@
-"""What changed between two runs at equal work, stage by stage, told from the noise of steps.
+"""Compare two runs at equal work, stage by stage, with confidence intervals.
 
-How one run's time compares with another's at equal work, and what changed work explains.
+`equal_work` separates the change of time that work explains from the rest; `compare` turns it into
+a table with verdicts.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 _ROUNDS = 12
 _CLOSE = 1e-6
 _MOST = 2_000  # steps per run; more are thinned, which only widens the interval
-_APART = 2  # times the correlation time is what `lasting` tells
+_APART = 2  # `lasting` returns this times the correlation time
 _FREEDOM = 2.0
 _SAME = 1e-6  # of the largest value: a column that changes less is a constant
 
@@ -38,10 +39,10 @@ class Equal(NamedTuple):
     """Two samples compared.
 
     Attributes:
-        work: Mean time that B's work explains over A's; 1 where no work was given, None where
-            work and run cannot be told apart.
-        bounds: Of the typical ratio B/A at equal work; None where nothing is sure.
-        lasting: For how many steps the pace lasts; 1 where steps are independent.
+        work: Mean time that B's work explains over A's; 1 without work, None if work and run can't
+            be separated.
+        bounds: Of the typical ratio B/A at equal work; None without enough data.
+        lasting: Number of autocorrelated steps that count as one; 1 if steps are independent.
     """
 
     work: float | None
@@ -172,12 +173,12 @@ _PLAIN = (
 def compare(a: Spans, b: Spans) -> Table:
     """Compare the mean exclusive time per step of every stage, and of the whole step.
 
-    ``B/A`` = ``work`` x ``equal-work``, see `equal_work`. ``verdict`` is ``faster`` or ``slower``
-    where the interval leaves out 1, ``small`` where it also stays within 5 % (1/1.05 to 1.05),
-    ``same`` where it holds 1 and stays within, else ``insufficient evidence``; ``mixed`` where the
-    mean's ratio lies over 5 % beyond it. Intervals are Bonferroni's over all rows. Stages are
-    paired by what their names mean, and first steps that warm up are left out, see `sides`.
-    Abstains when a run has fewer than three steps that count.
+    ``raw B/A`` = ``work B/A`` x ``adjusted``, see `equal_work`. ``verdict`` is ``faster`` or
+    ``slower`` if the interval excludes 1, ``minor`` if it also stays within 5% (1/1.05 to 1.05),
+    ``unchanged`` if it contains 1 and stays within, else ``inconclusive``. It is ``mixed`` if the
+    ratio of means lies over 5% beyond it. Intervals are Bonferroni's over all rows. Stages are
+    paired by the meaning of their names, and warm-up steps are excluded, see `sides`. Abstains if a
+    run has fewer than three included steps.
     """
     pair = sides(a, b)
     for name, side in zip("AB", pair, strict=True):
@@ -266,7 +267,7 @@ def _stage(name: str, a: Side, b: Side) -> _Stage:
 
 
 def _per_replica(work: dict[str, Pair]) -> dict[str, Pair]:
-    """Return amounts of work per replica, where replicas are told; by themselves a share of one."""
+    """Return amounts of work per replica if replicas are counted; replicas alone are a share."""
     shared = work.get(REPLICAS)
     if shared is None or not all(np.nanmin(each) > 0 for each in shared):
         return {name: pair for name, pair in work.items() if name != REPLICAS}

@@ -23,7 +23,7 @@ WORK = ("tokens", "tokens_sq", "samples", "batch", REPLICAS)
 _SLOW_START = 1.5  # times what nine of ten steps take at most: a first step above it warms up
 _USUAL = 0.9
 _OFTEN = 0.5
-_MOST_WARM = 10  # one step of so many, or a part of it, may be warm-up
+_MOST_WARM = 10  # one step in ten may be warm-up
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def sides(a: Spans, b: Spans) -> tuple[Side, Side]:
 
 
 def _apart(called: Mapping[str, str]) -> dict[str, str]:
-    """Keep a stage that is called as what is no stage by itself."""
+    """Rename a stage whose name is that of another row, such as untraced."""
     rows = (STEP, _UNTRACED)
     return {own: f"{name} (stage)" if name in rows else name for own, name in called.items()}
 

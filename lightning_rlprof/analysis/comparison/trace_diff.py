@@ -1,4 +1,4 @@
-"""What changed between two traces, by operator or by kernel: because of how often, or how long."""
+"""Difference of two traces by operator or kernel: due to count, and due to duration."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -121,7 +121,7 @@ def _few(groups: Int64s, values: Int64s, group: Int64s, count: Int64s) -> Summar
 
 
 def _place(count: Int64s, percent: int) -> Int64s:
-    """Return the place of a quantile among so many sorted values."""
+    """Return the place of a quantile among sorted values."""
     return (count * percent + 99) // 100 - 1
 
 

@@ -1,7 +1,4 @@
-"""How far one sample lies from another at equal other things, without assuming a distribution.
-
-Tests that assume nothing of noise: exact binomial tails, Holm's correction, medians' bounds.
-"""
+"""Nonparametric tests: binomial tails, Holm's correction, and intervals for medians and shifts."""
 
 import math
 from functools import lru_cache
@@ -24,7 +21,7 @@ def at_least(trials: int, chance: float = 0.5) -> Float64s:
         [1.0, 0.875, 0.5, 0.125]
     """
     if not 0.0 < chance < 1.0:
-        raise ValueError(f"chance {chance} is no probability between 0 and 1")
+        raise ValueError(f"chance {chance} must be between 0 and 1")
     log = np.log(np.arange(1, trials + 1, dtype=float))
     factorial = np.concatenate([[0.0], np.cumsum(log)])
     k = np.arange(trials + 1)
@@ -37,9 +34,9 @@ def at_least(trials: int, chance: float = 0.5) -> Float64s:
 
 
 def sign_test(values: Float64s) -> Float64s:
-    """Return per series how likely so many values above zero are where the median is not.
+    """Return per series the p-value of its number of values above zero, for a median of zero.
 
-    One-sided and exact. Values of exactly zero speak against; NaN says nothing.
+    One-sided and exact. Values of exactly zero count against it; NaN doesn't count.
 
     Args:
         values: Series along axis 1; shape (ranks, steps) or (ranks, steps, …).
@@ -59,10 +56,10 @@ def sign_test(values: Float64s) -> Float64s:
 
 
 def holm(chances: Float64s) -> Float64s:
-    """Correct for having asked often: Holm's step-down, so that any error at all stays rare.
+    """Correct for multiple tests by Holm's step-down: controls the chance of any error.
 
     Args:
-        chances: p values of one family, any shape; the result has the same.
+        chances: p-values of one family, any shape; the result has the same.
 
     Example::
 
@@ -97,14 +94,14 @@ def median_bounds(values: Float64s, confidence: float = 0.95) -> tuple[float, fl
     return float(ordered[cut]), float(ordered[-1 - cut])
 
 
-_LEAST = 1e-9  # mean square of a lever: below, the shift cannot be told from the other columns
+_LEAST = 1e-9  # mean square of a lever that is needed to separate the shift from other columns
 _REACH = 1e6  # of the values' range: a crossing beyond says nothing
 _CLOSE = 1e-10  # of the range searched
 _TIE = 1e-9  # ranks: so little is rounding
 
 
 def typical_shift(values: Float64s, lever: Float64s) -> float | None:
-    """Return by how much values grow along a lever, None where the lever tells nothing.
+    """Return by how much values grow along a lever, None if the lever is too short.
 
     Of two samples, with a lever of -1/2 and 1/2 less its mean, this is Hodges' and Lehmann's
     estimate (1963): the median of all differences.

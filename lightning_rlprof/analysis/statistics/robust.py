@@ -1,9 +1,4 @@
-"""How long a stage should have taken for its work, learned from all ranks and steps at once.
-
-Medians over ranks that know how to leave out what was not recorded, and whom they judge.
-
-How much longer a rank stays per time that it came later: a robust line through zero.
-"""
+"""Robust statistics: NaN-aware medians over ranks, a robust slope, and Huber regression."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,13 +9,13 @@ from lightning_rlprof.tables.arrays import Float64s
 
 
 def middle(values: Float64s, axis: int = 0) -> Float64s:
-    """Return the median along an axis, NaN left out; NaN where there is nothing else.
+    """Return the median along an axis, ignoring NaN; NaN if all values are.
 
-    Three times as fast as `numpy.nanmedian`, which takes a slow path as soon as a NaN is there.
+    Three times as fast as `numpy.nanmedian`, which takes a slow path once a NaN is present.
 
     Example::
 
-        >>> middle(np.array([1.0, np.nan, 3.0, 10.0])).item()
+        >>> nan_median(np.array([1.0, np.nan, 3.0, 10.0])).item()
         3.0
     """
     ordered = np.sort(values, axis=axis)
@@ -31,15 +26,15 @@ def middle(values: Float64s, axis: int = 0) -> Float64s:
 
 
 def middle_of_others(values: Float64s, least: int = 1) -> Float64s:
-    """Return for each rank the median of all other ranks, so that none is measured by itself.
+    """Return for each rank the median of all other ranks.
 
     Args:
         values: Ranks along axis 0.
-        least: With fewer others the answer is NaN, as it is where the rank itself has none.
+        least: With fewer others the answer is NaN, as it is if the rank itself is NaN.
 
     Example::
 
-        >>> middle_of_others(np.array([1.0, 2.0, 4.0])).tolist()
+        >>> leave_one_out_median(np.array([1.0, 2.0, 4.0])).tolist()
         [3.0, 2.5, 1.5]
     """
     order = np.argsort(values, axis=0)
@@ -50,22 +45,22 @@ def middle_of_others(values: Float64s, least: int = 1) -> Float64s:
     others = np.sum(~np.isnan(values), axis=0) - 1
     found = np.zeros(values.shape)
     for at in (np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2):
-        behind = np.minimum(at + (at >= place), len(values) - 1)  # the rank itself is passed over
+        behind = np.minimum(at + (at >= place), len(values) - 1)  # skips the rank itself
         found += np.take_along_axis(ordered, behind, 0) / 2
     return np.where(np.isnan(values) | (others < max(least, 1)), np.nan, found)
 
 
 def apart(values: Float64s) -> Float64s:
-    """Return how far each rank is from the median of all; NaN where fewer than half are known.
+    """Return each rank's deviation from the median of all; NaN if fewer than half are known.
 
-    One rank alone is not apart from anybody: its answer is NaN as well.
+    The answer for a single rank is NaN as well.
 
     Args:
         values: Ranks along axis 0.
 
     Example::
 
-        >>> apart(np.array([[1.0, 1.0], [2.0, np.nan], [6.0, np.nan]])).tolist()
+        >>> deviation_from_median(np.array([[1.0, 1.0], [2.0, np.nan], [6.0, np.nan]])).tolist()
         [[-1.0, nan], [0.0, nan], [4.0, nan]]
     """
     known = np.sum(~np.isnan(values), axis=0)
@@ -73,22 +68,22 @@ def apart(values: Float64s) -> Float64s:
     return np.where(known >= max(2, len(values) / 2), found, np.nan)
 
 
-_FEWEST = 10  # independent values below which a slope says nothing
+_FEWEST = 10  # independent values that a slope needs
 _SPREAD = 1.2533 * 1.4826  # a median's standard error by the median of absolute residuals
 
 
 def slope(late: Float64s, longer: Float64s, work: Float64s | None = None) -> tuple[float, float]:
-    """Return the slope of ``longer`` by ``late`` and its standard error, infinite where unknown.
+    """Return the slope of ``longer`` by ``late`` and its standard error, infinite if unknown.
 
-    Both are taken relative to the step's median and to the rank's own: what remains is whether the
-    same rank stays longer when it comes earlier. The line is that of least absolute deviations, the
-    weighted median of the ratios, so that a single bad step does not matter.
+    Both are taken relative to the step's median and to the rank's own. What remains is whether the
+    same rank stays longer when it arrives earlier. The line has least absolute deviations, the
+    weighted median of the ratios, so a single bad step does not matter.
 
     Args:
-        late: How late each rank was; shape (ranks, steps), NaN where that is not known.
+        late: How late each rank was; shape (ranks, steps), NaN if unknown.
         longer: How much longer than expected it stayed.
-        work: What it had to do, if both are to be freed of what work explains of them (Frisch and
-            Waugh 1933): a rank with long answers comes late and has more to do.
+        work: Its work, to remove what work explains of both (Frisch and Waugh 1933): a rank with
+            long responses arrives late and has more to do.
     """
     columns = [late, longer] if work is None else [late, longer, work]
     (x, y, *pulls), freedom = _bare(columns)
@@ -110,7 +105,7 @@ def slope(late: Float64s, longer: Float64s, work: Float64s | None = None) -> tup
 
 
 def _bare(columns: list[Float64s]) -> tuple[list[Float64s], int]:
-    """Take off what all ranks share in a step and what a rank has in all steps (median polish).
+    """Remove what all ranks share in a step, and what a rank has in all steps (median polish).
 
     Returns:
         Values that are known in all columns, and how many of them are independent.
@@ -134,13 +129,13 @@ _LEAST = 1e-3  # of the median: what the shortest expected time may be
 def expected(ns: Float64s, work: Sequence[Float64s]) -> Float64s:
     """Return the time that each span's work explains: ``a + b * work[0] + c * work[1] …``.
 
-    Huber's regression (1964) on relative residuals by iterated weighting; a, b and c not negative:
-    more work never takes less time, and a stage that waits for others does not teach the contrary.
-    Relative, as noise grows with the time itself. NaN where time or work is not known.
+    Huber's regression (1964) on relative residuals by iterated weighting. a, b and c are not
+    negative: more work never takes less time. Relative, because noise grows with the time itself.
+    NaN if time or work is unknown.
 
     Args:
-        ns: Times; NaN where there was no span.
-        work: What each span had to do, of the same shape, such as tokens and their squares.
+        ns: Times; NaN without a span.
+        work: Work of each span, of the same shape, such as tokens and their squares.
 
     Example::
 

@@ -1,7 +1,4 @@
-"""For how many steps a rank keeps its pace, and steps joined so that each says something new.
-
-When a rank was slow: the stretch of steps in which "slower than the others" piles up.
-"""
+"""Time series of steps: autocorrelation, blocks of independent steps, and ranges of slow steps."""
 
 from dataclasses import dataclass
 
@@ -11,24 +8,23 @@ import numpy.typing as npt
 from lightning_rlprof.analysis.statistics.robust import middle
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
-_LAGS = 3  # neighbours that are asked whether steps depend on each other at all
-_SURE = 3.3  # standard errors: a healthy run that is called drifting loses most of its evidence
-_SEVERAL = 4  # ranks, of which one may go its own way
+_LAGS = 3  # neighboring steps that show whether there is autocorrelation
+_SURE = 3.3  # standard errors: false autocorrelation costs most of the evidence
+_SEVERAL = 4  # ranks from which on the most correlated one is ignored
 _MEDIAN = 1.2533  # a median's standard error by a mean's
 _WINDOW = 5.0  # correlation times over which correlations are summed (Sokal 1997)
 _APART = 2.0  # correlation times a block lasts: neighbours then have less than 0.16 in common
 
 
 def lasting(effect: Float64s) -> int:
-    """Return how many steps have to be joined into one until they say something independent.
+    """Return how many steps to join into one block so that blocks are independent.
 
-    One where a step tells nothing of the next. Otherwise twice the integrated correlation time
-    ``1 + 2 * (r1 + r2 + …)``. Correlations are the median of the ranks', of four or more without
-    the highest: one rank that is slow for a while is no drift of all.
+    One if steps are not autocorrelated. Otherwise twice the integrated correlation time
+    ``1 + 2 * (r1 + r2 + …)``. Correlations are the median over ranks, of four or more without the
+    highest, so that one rank that is slow for a while doesn't count.
 
     Args:
-        effect: How much slower than the others; shape (ranks, steps), NaN where a step says
-            nothing.
+        effect: Slowdown relative to the others; shape (ranks, steps), NaN for no data.
 
     Example::
 
@@ -43,11 +39,11 @@ def lasting(effect: Float64s) -> int:
 
 
 def joined(effect: Float64s, size: int) -> Float64s:
-    """Return the medians of so many steps each, the first ones first; what is left over goes.
+    """Return the medians of blocks of steps; steps that fill no block are dropped.
 
     Args:
         effect: Shape (ranks, steps, …).
-        size: Steps a block; 1 changes nothing.
+        size: Steps per block; 1 changes nothing.
     """
     if size <= 1:
         return effect
@@ -57,10 +53,10 @@ def joined(effect: Float64s, size: int) -> Float64s:
 
 
 def _time(effect: Float64s, ranks: int, steps: int) -> float:
-    """Return the correlation time of one series, 1 where none is proven."""
+    """Return the integrated correlation time, 1 if no autocorrelation is significant."""
     rest = effect - middle(effect, axis=1)[:, None]
     spread = middle(np.abs(rest), axis=1)[:, None] * 1.4826
-    rest = np.clip(rest, -3 * spread, 3 * spread)  # a hiccup is no pace
+    rest = np.clip(rest, -3 * spread, 3 * spread)  # outliers are not autocorrelation
     power = _mean(rest**2)
     if not (power > 0).any():
         return 1.0
@@ -76,9 +72,9 @@ def _time(effect: Float64s, ranks: int, steps: int) -> float:
 
 
 def _correlation(rest: Float64s, power: Float64s, lag: int) -> float:
-    """Return the median over ranks of the correlation with so many steps later.
+    """Return the median over ranks of the correlation at a lag.
 
-    Values were taken from their own median, which makes it too small by about one over the steps.
+    Values are relative to their own median, which makes it too small by about one over the steps.
     """
     known = power > 0
     found = np.sort(_mean(rest[:, :-lag] * rest[:, lag:])[known] / power[known])
@@ -99,7 +95,7 @@ _RAREST, _MOST = 0.05, 0.5  # bounds of how often a healthy one is
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """The most telling stretch of each series: its first and last step, and its p value."""
+    """The most significant range of each series: its first and last step, and its p-value."""
 
     first: Int64s
     last: Int64s
@@ -107,17 +103,15 @@ class Stretches:
 
 
 def stretches(effect: Float64s, threshold: float) -> Stretches:
-    """Find in each series the stretch in which values above the threshold are most out of place.
+    """Find in each series the range of steps with significantly many values above a threshold.
 
-    A step above the threshold adds ``ln(0.8 / q)``, one below ``ln(0.2 / (1 - q))``; the stretch is
+    A step above the threshold adds ``ln(0.8 / q)``, one below ``ln(0.2 / (1 - q))``; the range is
     the one with the greatest sum S (Page's CUSUM, 1954). q is how often the *other* ranks are off
-    by the threshold in either direction, never taken below 5 %. For a rank like the others exp(S)
-    averages 1 from any one beginning, so S is reached by chance with at most ``steps * exp(-S)``
-    (Ville 1939).
+    by the threshold in either direction, at least 5%. For a rank like the others exp(S) averages 1
+    from any one start, so S is reached by chance with at most ``steps * exp(-S)`` (Ville 1939).
 
     Args:
-        effect: How much slower than the others, relative; shape (ranks, steps, series), NaN for
-            steps that say nothing.
+        effect: Slowdown relative to the others; shape (ranks, steps, series), NaN for no data.
         threshold: What counts as slow.
     """
     known = ~np.isnan(effect)
