@@ -1,4 +1,4 @@
-"""Many intervals at once on a grid of cells: how many are open, and unions of them."""
+"""Many intervals at once on a grid of cells: how many are open, unions, and covered time."""
 
 from collections.abc import Callable
 
@@ -110,3 +110,18 @@ def unions(owner: Int64s, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, 
     tail = np.append(head[1:], len(begin))[: len(head)] - 1
     owner = begin[head] // width
     return owner, begin[head] - owner * width, end[tail] - owner * width
+
+
+def covered_before(start: Int64s, end: Int64s, times: Int64s) -> Int64s:
+    """Return how much of disjoint, ascending intervals is before each time.
+
+    Example::
+
+        >>> covered_before(np.array([2, 6]), np.array([4, 9]), np.array([1, 3, 5, 20])).tolist()
+        [0, 1, 2, 5]
+    """
+    before = np.append(0, np.cumsum(end - start))
+    at = np.searchsorted(start, times, "right")
+    rest = np.append(0, end)[at] - times
+    found: Int64s = before[at] - np.maximum(rest, 0) * (at > 0)
+    return found

@@ -12,6 +12,9 @@ from lightning_rlprof.tables.table import Column, ColumnRows, Table
 UNKNOWN = -(2**63) + 1
 """Stands for an integer that was not recorded."""
 
+HIDDEN_IN_GRAPHS = "kernels inside CUDA graphs aren't visible"
+"""Marks in the table's note that each replay of a graph was recorded as a whole."""
+
 Coded = tuple[Int64s, Sequence[str]]
 """A column of texts: a code per row and the text of each code; below 0 is "not known"."""
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.memory import growth, memory, memory_timeline, series
+from lightning_rlprof.analysis.memory import growth, memory, memory_series, memory_timeline
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import Number
@@ -45,7 +45,7 @@ def gpu(peak: int, **more: int) -> dict[str, int]:
     return {"device_peak_bytes": peak, "host_rss_bytes": 7, **more}
 
 
-def test_it_is_the_highest_of_each_with_the_step_of_the_peak() -> None:
+def test_each_column_is_the_maximum_with_the_step_of_the_peak() -> None:
     rank = [
         span("actor_update", 3, gpu(5 * GIB, device_reserved_bytes=9 * GIB)),
         span("actor_update", 4, gpu(6 * GIB, device_reserved_bytes=8 * GIB)),
@@ -62,10 +62,10 @@ def test_it_is_the_highest_of_each_with_the_step_of_the_peak() -> None:
     ]
     assert table.column("reserved") == [9 * GIB, None, None]
     assert table.column("used") == [None, None, None]
-    assert "others" not in table.note
+    assert "non-PyTorch" not in table.note
 
 
-def test_ranks_of_a_stage_stand_together_and_the_stage_that_takes_most_comes_first() -> None:
+def test_ranks_of_a_stage_are_adjacent_and_the_largest_stage_comes_first() -> None:
     ranks = [
         [span("a", 1, gpu(10)), span("b", 1, gpu(20))],
         [span("a", 1, gpu(30)), span("b", 1, gpu(5, device_other_bytes=1))],
@@ -78,17 +78,17 @@ def test_ranks_of_a_stage_stand_together_and_the_stage_that_takes_most_comes_fir
         ("b", 1),
     ]
     assert table.column("peak") == [10, 30, 20, 5]
-    assert "“others” is what is used on the device beyond" in table.note
+    assert "non-PyTorch: used on the device beyond" in table.note
 
 
-def test_ranks_of_stages_that_take_the_same_stand_together() -> None:
+def test_ranks_of_stages_with_equal_peaks_are_adjacent() -> None:
     rank = [span("a", 0, gpu(10)), span("b", 0, gpu(10)), span("a", 1, {"host_rss_bytes": 99})]
     table = memory(loaded(rank, rank))
     assert table.column("stage") == ["a", "a", "b", "b"]
     assert table.column("step") == [0, 0, 0, 0]
 
 
-def test_where_no_device_tells_a_peak_the_step_is_that_of_the_hosts_highest() -> None:
+def test_without_device_peaks_the_step_is_that_of_the_hosts_maximum() -> None:
     rank = [span("a", step, {"host_rss_bytes": size}) for step, size in ((1, 3), (2, 8), (3, 8))]
     table = memory(loaded([*rank, span("b", 1, {"host_rss_bytes": 9})]))
     assert table.column("stage") == ["b", "a"]
@@ -101,9 +101,7 @@ def test_it_abstains_without_memory_and_says_what_to_configure() -> None:
     for rows in ([], [span("a", 1, {"tokens": 1})], [span("a", 1, gpu(1), "region")]):
         table = memory(loaded(rows))
         assert table.rows == ()
-        assert table.abstained == (
-            "no span has memory: capture a step with memory.level or profile_with_memory"
-        )
+        assert str(table.abstained).startswith("This run has no memory data. Capture a step with")
 
 
 COUNTERS = st.dictionaries(st.sampled_from(list(COLUMNS.values())), st.integers(0, 2**50))
@@ -216,13 +214,13 @@ def test_no_value_is_carried_from_one_capture_to_the_next() -> None:
     assert [row["stage"] for row in found] == ["all"]
 
 
-def test_what_only_tells_reserved_has_no_peak() -> None:
+def test_a_component_with_only_reserved_bytes_has_no_peak() -> None:
     (row,) = rows_of(with_memory(loaded([]), (0, 0, "APP", 5, None, 30), (0, 0, "APP", 9, None, 4)))
     assert (row["peak"], row["peak at"], row["start"]) == (None, None, None)
     assert (row["reserved"], row["fragmentation"]) == (30, None)
 
 
-def leaking(steps: int, per_step: int) -> Spans:
+def growing(steps: int, per_step: int) -> Spans:
     rows = [step(number, 10 * number - 10, 10 * number) for number in range(1, steps + 1)]
     held = [(10 * at + 1, 100 + per_step * at, 900) for at in range(steps)]
     busy = [(10 * at + 5, 500 + 7 * (at % 3), 900) for at in range(steps)]
@@ -231,18 +229,18 @@ def leaking(steps: int, per_step: int) -> Spans:
 
 
 @pytest.mark.parametrize(
-    ("steps", "per_step", "leak"),
+    ("steps", "per_step", "grows"),
     [(8, 3, "yes"), (7, 3, None), (30, 0, "no"), (30, -3, "no"), (1, 3, None)],
 )
-def test_a_leak_is_said_from_eight_steps_on_where_growth_is_above_zero(
-    steps: int, per_step: int, leak: str | None
+def test_growing_needs_eight_steps_and_growth_above_zero(
+    steps: int, per_step: int, grows: str | None
 ) -> None:
-    (row,) = rows_of(leaking(steps, per_step))
-    assert (row["steps"], row["growing"]) == (steps, leak)
+    (row,) = rows_of(growing(steps, per_step))
+    assert (row["steps"], row["growing"]) == (steps, grows)
     assert row["growth per step"] == (per_step if steps > 1 else None)
 
 
-def test_spans_tell_of_memory_where_no_tool_does() -> None:
+def test_without_a_table_memory_comes_from_captured_spans() -> None:
     gpu = {"device_allocated_bytes": 40, "device_peak_bytes": 90, "device_reserved_bytes": 99}
     ranks = [
         [Row("a", "stage", 1, 0, 5, counters=gpu | {"host_rss_bytes": 7})],
@@ -266,11 +264,11 @@ def broken() -> Table:
 
 
 def test_it_abstains_without_memory() -> None:
-    assert "no memory was recorded" in str(memory_timeline(loaded([])).abstained)
-    assert "no memory was recorded" in str(memory_timeline(with_memory(loaded([]))).abstained)
+    assert "This run has no memory data." in str(memory_timeline(loaded([])).abstained)
+    assert "This run has no memory data." in str(memory_timeline(with_memory(loaded([]))).abstained)
     damaged = replace(loaded([]), tables={"memory": broken})
     assert "memory.csv: is damaged" in str(memory_timeline(damaged).abstained)
-    assert "no memory was recorded" in str(series(loaded([]), 0).abstained)
+    assert "This run has no memory data." in str(memory_series(loaded([]), 0).abstained)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -281,7 +279,7 @@ def test_it_abstains_without_memory() -> None:
 def test_a_series_is_thin_and_keeps_its_extremes(pairs: list[tuple[int, int]], points: int) -> None:
     samples: list[Any] = [(0, 1, "CUDA", time, size, None) for time, size in pairs]
     other: Sample = (1, 1, "CUDA", 3, 999, None)
-    table = series(with_memory(loaded([]), *samples, other), 0, points)
+    table = memory_series(with_memory(loaded([]), *samples, other), 0, points)
     held = [int(cell or 0) for cell in table.column("allocated")]
     times = [int(cell or 0) for cell in table.column("time")]
     sizes = [size for _, size in pairs]
@@ -292,8 +290,8 @@ def test_a_series_is_thin_and_keeps_its_extremes(pairs: list[tuple[int, int]], p
 
 
 def test_a_series_of_one_point_is_refused() -> None:
-    with pytest.raises(ValueError, match="points=1: a series needs 2 at least"):
-        series(loaded([]), 0, 1)
+    with pytest.raises(ValueError, match="points=1: must be 2 or more"):
+        memory_series(loaded([]), 0, 1)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -352,7 +350,7 @@ STAGES = st.lists(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(SAMPLES, STAGES)
-def test_it_agrees_with_a_walk_through_time(samples: list[Sample], stages: list[Any]) -> None:
+def test_it_agrees_with_every_nanosecond(samples: list[Sample], stages: list[Any]) -> None:
     rows = [Row("", "epoch", 1, 0, 50), *(stage(name, at, at + size) for name, at, size in stages)]
     spans = loaded(rows, [rows[0]])
     expected = walked(spans, samples)

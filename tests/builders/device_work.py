@@ -15,7 +15,7 @@ from lightning_rlprof.tables.table import Column, Table
 from tests.builders.runs import Row, header, write_rank
 
 NAMES = {"compute": "gemm", "communication": "ncclDevKernel_AllReduce", "copy": "Memcpy HtoD"}
-UNSEEN = "2 replays of CUDA graphs hide their kernels"
+UNSEEN = "2 CUDA graph replays: kernels inside CUDA graphs aren't visible"
 COLUMNS = {"copy": "memcpy"}
 _KINDS: dict[str, Any] = {
     **{"rank": "count", "device": "count", "kernel": "text", "kind": "text", "stage": "text"},

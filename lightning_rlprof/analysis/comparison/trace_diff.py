@@ -7,12 +7,12 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.work import OTHERS, Work, device_work
+from lightning_rlprof.analysis.device.work import OTHERS, device_work
 from lightning_rlprof.analysis.operators.call_tree import (
     UNATTRIBUTED,
     CallTree,
     call_tree,
-    launched,
+    launched_work,
 )
 from lightning_rlprof.analysis.time_categories import standard_stage
 from lightning_rlprof.errors import RlprofError
@@ -56,11 +56,23 @@ class _Side(NamedTuple):
     over: int
 
 
+class _Work(NamedTuple):
+    """Calls, kernels or copies as columns of one length; ``step`` is 0 outside of steps."""
+
+    rank: Int64s
+    name: Int64s
+    duration: Int64s
+    stage: Int64s
+    step: Int64s
+    names: Sequence[str]
+    stages: Sequence[str]
+
+
 class _Pieces(NamedTuple):
     """What is timed in a trace, and what is counted; the same but for operators on a device."""
 
-    timed: Work
-    counted: Work
+    timed: _Work
+    counted: _Work
 
 
 def trace_diff(
@@ -105,7 +117,7 @@ def _compared(pieces: Sequence[_Pieces], stage: str | None) -> tuple[list[_Row],
 
 def _by_kernel(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
     """Return what devices ran, or why that cannot be compared."""
-    found = [device_work(spans, None, remarks) for spans in (a, b)]
+    found = [_device_work(spans, remarks) for spans in (a, b)]
     for name, work in zip("AB", found, strict=True):
         if not len(work.rank):
             return f"Run {name} has no device kernels. Capture a step with a profiler."
@@ -122,11 +134,11 @@ def _by_operator(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
             return f"Run {name} has no operators. Capture a step with torch.profiler."
         stage, stages = calls.texts("stage")
         step = calls.numbers("step")[tree.row]
-        codes = tree.rank, tree.name, tree.own_ns(), stage[tree.row], step
-        hosts.append(Work(*codes, tree.names, stages))
-        found = launched(spans, calls, None, remarks)
+        codes = tree.rank, tree.name, tree.self_ns(), stage[tree.row], step
+        hosts.append(_Work(*codes, tree.names, stages))
+        found = launched_work(spans, calls, None, remarks)
         if found is not None:
-            work = device_work(spans, None, remarks)
+            work = _device_work(spans, remarks)
             devices.append(_of_callers(work, tree, tree.launching(found)))
     if len(devices) == len(hosts):
         return [_Pieces(*pair) for pair in zip(devices, hosts, strict=True)]
@@ -134,7 +146,13 @@ def _by_operator(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
     return [_Pieces(host, host) for host in hosts]
 
 
-def _of_callers(work: Work, tree: CallTree, call: Int64s) -> Work:
+def _device_work(spans: Spans, remarks: list[str]) -> _Work:
+    work = device_work(spans, None, remarks)
+    (name, names), (stage, stages) = work.named, work.stages()
+    return _Work(work.rank, name, work.duration, stage, work.numbers("step", 0), names, stages)
+
+
+def _of_callers(work: _Work, tree: CallTree, call: Int64s) -> _Work:
     """Return pieces of work by the name of the operator that launched each."""
     name = np.where(call == NONE, len(tree.names), np.append(tree.name, 0)[call])
     return work._replace(name=name, names=[*tree.names, UNATTRIBUTED])
@@ -165,7 +183,7 @@ def _side(pieces: _Pieces, stage: str | None, *, stepped: bool) -> _Side:
 
 
 def _sums(
-    work: Work, stage: str | None, *, stepped: bool
+    work: _Work, stage: str | None, *, stepped: bool
 ) -> tuple[dict[Cell, int], dict[Cell, int]]:
     """Return the time of the work of each name, and how many pieces there are."""
     keep = work.step > 0 if stepped else np.ones(len(work.step), dtype=bool)

@@ -1,48 +1,43 @@
-"""What each device of a run ran, by kind and time, and when somebody looked at it."""
+"""What ran on each device over time, which stage its host was in, and when it was profiled."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from lightning_rlprof.analysis.device.work import (
+    COPY,
+    GRAPHS_NOTE,
+    NOT_RECORDED,
+    DeviceWork,
+    device_work,
+)
 from lightning_rlprof.analysis.step_selection import captures
-from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Table
-
-COMPUTE, COMMUNICATION, COPY = range(3)
-"""Kinds of device work."""
-
-NO_STAGE = -1
-"""Stands for work that was launched in no stage, or nobody knows in which."""
 
 NEVER = 2**63 - 1
-"""Stands for the launch of work of which no launch was recorded."""
+"""Launch time of device work whose launch was not recorded."""
 
-_KINDS = np.array([COMPUTE, COMMUNICATION, COMPUTE, COPY])  # by label
-_HIDDEN = "hide their kernels"  # the note of a table in which replays of graphs have no rows
-_UNSEEN = "Replays of graphs hide their kernels: whether the device idled is not known."
-_NO_COPIES = "Copies were not recorded: they are among idle."
-_NONE = -1
+_NO_COPIES = "Copies were not recorded; their time counts as idle."
+_NO_GRAPH = -1
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)
 
 
-class Runs(NamedTuple):
-    """Pieces of device work as columns of one length, by start, then launch; none is empty.
+class LaneWork(NamedTuple):
+    """Kernels and copies as columns of one length, by start, then launch; none is empty.
 
     Attributes:
-        start_ns: On the run's axis.
+        start_ns: On the run's time axis.
         end_ns: Later than the start.
         kind: `COMPUTE`, `COMMUNICATION` or `COPY`.
-        stage: Index into `DeviceRuns.stages` of the stage that launched it, or `NO_STAGE`.
+        stage: Index into `DeviceTimeline.stages` of the stage that launched it, or `NO_STAGE`.
         launch_ns: When the call that launched it began, or `NEVER`.
-        graph: Number of the replay of a graph, -1 without.
+        graph: Number of the graph replay that it ran in, -1 if none.
     """
 
     start_ns: Int64s
@@ -52,15 +47,15 @@ class Runs(NamedTuple):
     launch_ns: Int64s
     graph: Int64s
 
-    def begun(self, times: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first launched piece that begins at each time, and its launch, or `NEVER`."""
+    def starting_at(self, times: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the first row that starts at each time, and its launch, else `NEVER`."""
         at = np.searchsorted(self.start_ns, times)
-        begins = np.append(self.start_ns, NEVER)[at] == times
-        return at, np.where(begins, np.append(self.launch_ns, NEVER)[at], NEVER)
+        starts = np.append(self.start_ns, NEVER)[at] == times
+        return at, np.where(starts, np.append(self.launch_ns, NEVER)[at], NEVER)
 
 
 class HostStages(NamedTuple):
-    """The stages of the thread that trains, by start; they may nest. See `Runs` for ``stage``."""
+    """The stages of the training thread by start; they may nest. ``stage`` as in `LaneWork`."""
 
     start_ns: Int64s
     end_ns: Int64s
@@ -72,151 +67,137 @@ class Lane:
     """One device as one rank used it.
 
     Attributes:
-        rank: Of the process.
-        device: Its number, None where that is not known.
-        runs: What ran on any of its streams.
-        host: What its rank was in.
+        rank: Rank of the process.
+        device: Number of the device, None if unknown.
+        work: What ran on any of its streams.
+        host: The stages that its rank was in.
         start_ns: Where the record of the rank begins: its first span, launch or device work.
-        end_ns: Where that ends.
-        known: Disjoint intervals in which somebody looked at the device: starts and ends.
+        end_ns: Where that record ends.
+        profiled: Starts and ends of the disjoint intervals in which the device was profiled.
     """
 
     rank: int
     device: int | None
-    runs: Runs
+    work: LaneWork
     host: HostStages
     start_ns: int
     end_ns: int
-    known: tuple[Int64s, Int64s]
+    profiled: tuple[Int64s, Int64s]
 
 
 @dataclass(eq=False)
-class DeviceRuns:
-    """What devices ran in a run.
+class DeviceTimeline:
+    """What ran on the devices of a run.
 
     Attributes:
-        lanes: By rank and device; of what nothing was recorded there is none.
+        lanes: By rank and device; those without device work have none.
         stages: Names of stages.
-        copies: Whether copies were recorded, be it that there were none.
-        remarks: What the reader must know.
+        copies: Whether copies were recorded, even if there were none.
+        notes: What the reader must know.
     """
 
     lanes: list[Lane] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
     copies: bool = False
-    remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Grid(NamedTuple):
-    """A lane's time, gapless from its start to its end, cut wherever something changes.
+    """The time of a lane, gapless from start to end, cut wherever something changes.
 
     Attributes:
         times: Edges of the cells, ascending; one more than cells.
-        first: Cell in which each of the lane's runs begins.
+        first: Cell in which each kernel or copy begins.
         last: Cell before which it ends.
         busy: Whether anything runs, per cell.
-        seen: Whether somebody looked at the device: in the rest, nothing running is not idle.
+        profiled: Whether the device was profiled: elsewhere a cell without work is not idle.
     """
 
     times: Int64s
     first: Int64s
     last: Int64s
-    busy: npt.NDArray[np.bool_]
-    seen: npt.NDArray[np.bool_]
+    busy: Mask
+    profiled: Mask
 
     def cells(self, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
         """Return the cells in which intervals begin and those before which they end."""
         return cells_of(self.times, start_ns, end_ns)
 
     def idle(self) -> tuple[Int64s, Int64s]:
-        """Return from where to where the device idled."""
-        turns = np.diff((~self.busy & self.seen).astype(np.int8), prepend=0, append=0)
+        """Return starts and ends of the intervals in which the device was idle."""
+        turns = np.diff((~self.busy & self.profiled).astype(np.int8), prepend=0, append=0)
         return self.times[np.flatnonzero(turns > 0)], self.times[np.flatnonzero(turns < 0)]
 
 
-def device_runs(spans: Spans) -> DeviceRuns:
-    """Read the tables ``kernels`` and ``memcpy`` once, as a lane per rank and device.
+def device_timeline(spans: Spans) -> DeviceTimeline:
+    """Read kernels and copies as a lane per rank and device.
 
-    Somebody looked at a device inside of captures that hold device work of its rank. Without
-    captures, a trace of a device tool tells of all its time, but for steps that are missing in
-    between; beside spans of our own, which tell more than the tool, it is from the rank's first
-    device work to the last. Where replays of graphs hide their kernels, nobody looked.
+    A device counts as profiled inside captures that contain device work of its rank. A run
+    without captures has two cases. In a trace of an external profiler it is all the time, except
+    for missing steps. Next to spans that rlprof recorded it is from the rank's first device work
+    to its last. If kernels inside graphs aren't visible, no time counts as profiled.
     """
-    found = DeviceRuns(stages=list(spans.names))
-    kernels, copies = (spans.try_table(name, found.remarks) for name in ("kernels", "memcpy"))
-    tables = [table for table in (kernels, copies) if table is not None and len(table.rows)]
-    places = {name: code for code, name in enumerate(found.stages)}
-    parts = [_columns(table, places) for table in tables]
-    found.stages = list(places)
-    columns: list[Int64s] = [np.concatenate(each) for each in zip(*parts, strict=True)]
-    if not columns or not len(columns[0]):
+    found = DeviceTimeline()
+    work = device_work(spans, None, found.notes)
+    columns, found.stages = _columns(work, spans.names)
+    if not len(columns[0]):
         return found
-    found.copies = copies is not None or bool((columns[4] == COPY).any())
-    hidden = kernels is not None and _HIDDEN in kernels.note
-    found.remarks += [_UNSEEN] * hidden + [_NO_COPIES] * (not found.copies)
-    found.lanes = _lanes(spans, columns, hidden)
-    silent = len(set(spans.ranks) - {lane.rank for lane in found.lanes})
-    if silent:
-        found.remarks.append(f"Of {silent} ranks no device work was recorded: they have no row.")
+    found.copies = work.copies is not None or bool((columns[4] == COPY).any())
+    if work.hidden_in_graphs:
+        found.notes.append(GRAPHS_NOTE)
+    if not found.copies:
+        found.notes.append(_NO_COPIES)
+    found.lanes = _lanes(spans, columns, work.hidden_in_graphs)
+    absent = len(set(spans.ranks) - {lane.rank for lane in found.lanes})
+    if absent:
+        found.notes.append(f"{absent} ranks have no device work, so they have no row.")
     return found
 
 
 def grid_of(lane: Lane, *others: Int64s) -> Grid:
-    """Cut a lane's time at all that begins or ends, and at others' edges.
+    """Cut the time of a lane wherever work begins or ends, and at the other times.
 
-    Inside of a replay of a graph nothing running is not known to be idle: from its first kernel to
-    its last nobody is told what waits for what.
+    A graph replay counts as not profiled from its first kernel to its last: what its kernels wait
+    for is unknown.
     """
-    runs = lane.runs
-    replays = _replays(runs)
+    work = lane.work
+    replays = _replays(work)
     ends = np.array([lane.start_ns, lane.end_ns])
-    parts = [runs.start_ns, runs.end_ns, *lane.known, *others, *replays, ends]
+    parts = [work.start_ns, work.end_ns, *lane.profiled, *others, *replays, ends]
     times = edges(*(part.clip(*ends) for part in parts))
     count = len(times) - 1
-    first, last = cells_of(times, runs.start_ns, runs.end_ns)
-    known, replayed = (
-        open_count(*cells_of(times, *each), count) > 0 for each in (lane.known, replays)
+    first, last = cells_of(times, work.start_ns, work.end_ns)
+    profiled, replayed = (
+        open_count(*cells_of(times, *each), count) > 0 for each in (lane.profiled, replays)
     )
-    return Grid(times, first, last, open_count(first, last, count) > 0, known & ~replayed)
+    return Grid(times, first, last, open_count(first, last, count) > 0, profiled & ~replayed)
 
 
-def _replays(runs: Runs) -> tuple[Int64s, Int64s]:
-    """Return from where to where each replay of a graph reaches.
+def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
+    """Return starts and ends of graph replays.
 
-    A replay has one launch. Files of several captures may use a number again.
+    A replay has one launch; files of several captures may use the same number again.
     """
-    at = np.flatnonzero(runs.graph != _NONE)
-    graph, launch = runs.graph[at], runs.launch_ns[at]
+    at = np.flatnonzero(work.graph != _NO_GRAPH)
+    graph, launch = work.graph[at], work.launch_ns[at]
     order = np.lexsort((launch, graph))
     at, graph, launch = at[order], graph[order], launch[order]
     heads = np.flatnonzero(differs(graph, launch))
     return (
-        np.minimum.reduceat(runs.start_ns[at], heads),
-        np.maximum.reduceat(runs.end_ns[at], heads),
+        np.minimum.reduceat(work.start_ns[at], heads),
+        np.maximum.reduceat(work.end_ns[at], heads),
     )
 
 
-def _columns(table: Table, places: dict[str, int]) -> tuple[Int64s, ...]:
-    """Return rank, device and the columns of `Runs`, without rows that take no time."""
-    there = {column.name for column in table.columns}
-    codes, stages = table.texts("stage")
-    own = [places.setdefault(stage, len(places)) for stage in stages]
-    start, duration = table.numbers("start"), table.numbers("duration")
-    if "kernel" in there:
-        named, names = table.texts("kernel")
-        kind = _KINDS[np.append(kernel_categories(names), Category.COMPUTE)][named]
-    else:
-        kind = np.full(len(start), COPY)
-    launch, graph = (
-        table.numbers(name, nothing) if name in there else np.full(len(start), nothing)
-        for name, nothing in (("launch", NEVER), ("graph", _NONE))
-    )
-    device = table.numbers("device", _NONE) if "device" in there else np.full(len(start), _NONE)
-    stage = np.array([*own, NO_STAGE], np.int64)[codes]
-    rank, end = table.numbers("rank"), start + duration
-    rows = (rank, device, start, end, kind, stage, launch, graph)
-    some = duration > 0
-    return rows if some.all() else tuple(column[some] for column in rows)
+def _columns(work: DeviceWork, stages: tuple[str, ...]) -> tuple[list[Int64s], list[str]]:
+    """Return rank, device and the columns of `LaneWork`, without rows that take no time."""
+    start = work.numbers("start")
+    stage, names = work.stages(stages)
+    launch, graph = work.numbers("launch", NEVER), work.numbers("graph", _NO_GRAPH)
+    device = work.numbers("device")
+    columns = [work.rank, device, start, start + work.duration, work.kind, stage, launch, graph]
+    some = work.duration > 0
+    return columns if some.all() else [column[some] for column in columns], names
 
 
 def _lanes(spans: Spans, columns: list[Int64s], hidden: bool) -> list[Lane]:
@@ -226,45 +207,42 @@ def _lanes(spans: Spans, columns: list[Int64s], hidden: bool) -> list[Lane]:
         columns = [column[order] for column in columns]
     rank, device, *rest = columns
     lanes: list[Lane] = []
-    for each, of_rank in _stretches(rank):
-        work = Runs(*(column[of_rank] for column in rest))
+    for each, of_rank in _runs(rank):
+        work = LaneWork(*(column[of_rank] for column in rest))
         host = _host(spans, each)
-        extent = _extent(spans, each, work)
-        known = (_EMPTY, _EMPTY) if hidden else _known(spans, each, work, extent)
-        for number, own in _stretches(device[of_rank]):
-            runs = Runs(*(column[own] for column in work))
-            name = None if number == _NONE else number
-            lanes.append(Lane(each, name, runs, host, *extent, known))
+        rows = spans.rows(rank=each)
+        starts = (spans.start_ns[rows], work.start_ns, work.launch_ns)
+        first = min(int(times.min()) for times in starts if len(times))
+        last = int(max(work.end_ns.max(), spans.end_ns[rows].max(initial=NOT_RECORDED)))
+        profiled = (_EMPTY, _EMPTY) if hidden else _profiled(spans, each, work, first, last)
+        for number, of_device in _runs(device[of_rank]):
+            own = LaneWork(*(column[of_device] for column in work))
+            name = None if number == NOT_RECORDED else number
+            lanes.append(Lane(each, name, own, host, first, last, profiled))
     return lanes
 
 
-def _stretches(column: Int64s) -> Iterator[tuple[int, slice]]:
-    """Yield each value of a sorted column and where it stands."""
+def _runs(column: Int64s) -> Iterator[tuple[int, slice]]:
+    """Yield each value of a sorted column, and its rows."""
     heads = np.flatnonzero(differs(column))
     ends = np.append(heads[1:], len(column)).tolist()
     for value, head, end in zip(column[heads].tolist(), heads.tolist(), ends, strict=True):
         yield value, slice(head, end)
 
 
-def _extent(spans: Spans, rank: int, work: Runs) -> tuple[int, int]:
-    rows = spans.rows(rank=rank)
-    starts = (spans.start_ns[rows], work.start_ns, work.launch_ns)  # what is NEVER is no minimum
-    ends = (spans.end_ns[rows], work.end_ns)
-    first = min(int(each.min()) for each in starts if len(each))
-    return first, max(int(each.max()) for each in ends if len(each))
-
-
-def _known(spans: Spans, rank: int, work: Runs, extent: tuple[int, int]) -> tuple[Int64s, Int64s]:
-    """Return when somebody looked at the devices of a rank; see `device_runs`."""
+def _profiled(
+    spans: Spans, rank: int, work: LaneWork, first: int, last: int
+) -> tuple[Int64s, Int64s]:
+    """Return when the devices of a rank were profiled; see `device_timeline`."""
     if (windows := captures(spans, rank, work.start_ns)) is not None:
         return windows
     header = spans.headers.get(rank)
-    if header is not None and header.config:  # of our own: what a tool wrote names no configuration
+    if header is not None and header.config:  # rlprof's: external traces name no configuration
         return work.start_ns.min()[None], work.end_ns.max()[None]
     steps = spans.rows(kind="step", rank=rank)
     leap = np.flatnonzero(np.diff(spans.step[steps]) > 1)
-    starts = np.append(extent[0], spans.start_ns[steps[leap + 1]])
-    return starts, np.append(spans.end_ns[steps[leap]], extent[1])
+    starts = np.append(first, spans.start_ns[steps[leap + 1]])
+    return starts, np.append(spans.end_ns[steps[leap]], last)
 
 
 def _host(spans: Spans, rank: int) -> HostStages:

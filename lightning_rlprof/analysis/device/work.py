@@ -1,60 +1,247 @@
-"""What devices ran, as columns: kernels and copies with the texts of their names and stages."""
+"""The kernels and copies of a run as arrays: the one reader that every device analysis uses."""
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
+from lightning_rlprof.analysis.time_categories import kernel_categories
 from lightning_rlprof.records.records import copy_name
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
+from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
+
+COMPUTE, COMMUNICATION, COPY = range(3)
+"""Kinds of device work."""
+
+NOT_RECORDED = -(2**63)
+"""Stands for an integer that was not recorded."""
+
+NO_STAGE = -1
+"""Stands for work launched outside of any stage, or in an unknown one."""
+
+NO_CALL = -1
+"""Stands for a launch whose host call was not recorded."""
 
 OTHERS = "others"
-"""Names the row of all names that are not among the top."""
+"""Names the row that sums up what is not among the top."""
+
+GRAPHS_NOTE = "Kernels inside CUDA graphs aren't visible, so device idle time is unknown."
+
+_KINDS = np.array([COMPUTE, COMMUNICATION, COMPUTE, COPY])  # by category; no kernel is a wait
+_Texts: TypeAlias = tuple[Int64s, list[str]]
 
 
-class Work(NamedTuple):
-    """Pieces of work as columns of one length, with the texts that two of them are codes of.
+@dataclass(frozen=True, eq=False)
+class DeviceWork:
+    """Kernels, then copies, as columns of one length. A column is read when it is asked for.
 
-    ``name`` and ``stage`` are -1 where that is not known, ``step`` is 0 outside of steps.
+    Attributes:
+        kernels: The table, None if the run has none.
+        copies: The table ``memcpy``, None if the run has none.
+        ranks: The ranks whose rows are included; None for all.
     """
 
-    rank: Int64s
-    name: Int64s
-    duration: Int64s
-    stage: Int64s
-    step: Int64s
-    names: Sequence[str]
-    stages: Sequence[str]
+    kernels: Table | None
+    copies: Table | None
+    ranks: Collection[int] | None = None
+
+    def __len__(self) -> int:
+        """Return how many kernels and copies there are."""
+        return len(self.rank)
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """The tables that have rows, of any rank."""
+        return [each for each in (self.kernels, self.copies) if each is not None and len(each.rows)]
+
+    @cached_property
+    def rank(self) -> Int64s:
+        """Rank of the process that launched each row."""
+        rank = self._concatenated(table.numbers("rank") for table in self.tables)
+        return rank if self._included is None else rank[self._included]
+
+    @cached_property
+    def duration(self) -> Int64s:
+        """Nanoseconds that each row ran."""
+        return self.numbers("duration")
+
+    @cached_property
+    def kernel_count(self) -> int:
+        """How many rows are kernels; these come first."""
+        if self.kernels is None:
+            return 0
+        count = len(self.kernels.rows)
+        return count if self._included is None else int(np.count_nonzero(self._included[:count]))
+
+    @property
+    def hidden_in_graphs(self) -> bool:
+        """Whether kernels inside CUDA graphs were not recorded one by one."""
+        return self.kernels is not None and HIDDEN_IN_GRAPHS in self.kernels.note
+
+    def numbers(self, column: str, unknown: int = NOT_RECORDED) -> Int64s:
+        """Return a column of integers, ``unknown`` if a value was not recorded. Do not write to it.
+
+        ``step`` is also unknown outside of steps.
+        """
+        return self._rows(_numbers(table, column, unknown) for table in self.tables)
+
+    @cached_property
+    def named(self) -> _Texts:
+        """Codes and names of kernels and copies; code -1 is a kernel whose name is unknown."""
+        codes: list[Int64s] = []
+        names: list[str] = []
+        for table in self.tables:
+            if table is self.kernels:
+                code, texts = table.texts("kernel")
+                codes.append(code)
+                names += texts
+            else:
+                code, texts = table.texts("kind")
+                codes.append(np.where(code < 0, len(texts), code) + len(names))
+                names += map(copy_name, (*texts, None))
+        return self._rows(codes), names
+
+    @cached_property
+    def kind(self) -> Int64s:
+        """`COMPUTE`, `COMMUNICATION` or `COPY` of each row, by its name."""
+        columns = []
+        for table in self.tables:
+            if table is self.kernels:
+                codes, names = table.texts("kernel")
+                columns.append(np.append(_KINDS[kernel_categories(names)], COMPUTE)[codes])
+            else:
+                columns.append(np.full(len(table.rows), COPY))
+        return self._rows(columns)
+
+    @property
+    def name_kinds(self) -> list[int]:
+        """Kind of each name, then that of kernels without a name."""
+        codes, names = self.named
+        kinds = np.full(len(names) + 1, COMPUTE)
+        kinds[codes] = self.kind
+        return kinds.tolist()
+
+    def stages(self, first: Sequence[str] = ()) -> _Texts:
+        """Return the stage that launched each row, or `NO_STAGE`, and the names of stages.
+
+        ``first`` are names that get the first codes.
+        """
+        places = {name: code for code, name in enumerate(first)}
+        columns = []
+        for table in self.tables:
+            codes, names = table.texts("stage")
+            here = [places.setdefault(name, len(places)) for name in names]
+            columns.append(np.array([*here, NO_STAGE], np.int64)[codes])
+        return self._rows(columns), list(places)
+
+    def launching_threads(self, calls: Table) -> Int64s:
+        """Return the thread that launched each row.
+
+        A table without threads gets them from the driver calls in the table ``calls``.
+        """
+        columns = []
+        for table in self.tables:
+            if "thread" in _headings(table):
+                columns.append(table.numbers("thread", NOT_RECORDED))
+                continue
+            launch = [
+                _numbers(table, each, NOT_RECORDED)
+                for each in ("rank", "launch", "launch duration")
+            ]
+            threads = np.append(calls.numbers("thread", NOT_RECORDED), NOT_RECORDED)
+            columns.append(threads[launch_calls(calls, *launch)])
+        return self._rows(columns)
+
+    @cached_property
+    def _included(self) -> Mask | None:
+        if self.ranks is None:
+            return None
+        rank = self._concatenated(table.numbers("rank") for table in self.tables)
+        return np.isin(rank, list(self.ranks))
+
+    def _rows(self, columns: Iterable[Int64s]) -> Int64s:
+        column = self._concatenated(columns)
+        return column if self._included is None else column[self._included]
+
+    def _concatenated(self, columns: Iterable[Int64s]) -> Int64s:
+        parts = [*columns]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def device_work(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> Work:
-    """Return the kernels, then the copies, of some ranks or of all (None).
+def device_work(
+    spans: Spans, ranks: Collection[int] | None = None, notes: list[str] | None = None
+) -> DeviceWork:
+    """Return the kernels and copies of a run.
 
-    What could not be read becomes a remark.
+    Args:
+        spans: The run.
+        ranks: Only these; None for all.
+        notes: A reason is added for each table that could not be read.
     """
-    names: list[str] = []
-    stages: dict[str, int] = {}
-    parts = [[np.empty(0, np.int64)] * 5]
-    for table_name, column in (("kernels", "kernel"), ("memcpy", "kind")):
-        table = spans.try_table(table_name, remarks)
-        if table is None:
-            continue
-        name, own = table.texts(column)
-        if table_name == "memcpy":
-            name, own = np.where(name < 0, len(own), name), [*map(copy_name, (*own, None))]
-        stage, of = table.texts("stage")
-        places = [stages.setdefault(text, len(stages)) for text in of]
-        rank = table.numbers("rank")
-        columns = (
-            rank,
-            np.where(name < 0, -1, name + len(names)),
-            table.numbers("duration"),
-            np.array([*places, -1], np.int64)[stage],
-            table.numbers("step"),
-        )
-        keep = slice(None) if ranks is None else np.isin(rank, list(ranks))
-        parts.append([each[keep] for each in columns])
-        names += own
-    rank, code, duration, place, step = map(np.concatenate, zip(*parts, strict=True))
-    return Work(rank, code, duration, place, step, names, list(stages))
+    reasons: list[str] = [] if notes is None else notes
+    kernels, copies = (spans.try_table(name, reasons) for name in ("kernels", "memcpy"))
+    return DeviceWork(kernels, copies, ranks)
+
+
+def no_work(ranks: Collection[int] | None, notes: Sequence[str] = ()) -> str:
+    """Say that these ranks have neither kernels nor copies, and how to record them."""
+    of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
+    why = f"{of} no device kernels or copies. Capture a step with torch.profiler or Nsight Systems."
+    return " ".join([why, *notes])
+
+
+def launch_calls(calls: Table, rank: Int64s, launch: Int64s, duration: Int64s) -> Int64s:
+    """Return the row of the driver call that each launch is, or `NO_CALL`.
+
+    Args:
+        calls: The table ``calls``.
+        rank: Rank of each launch.
+        launch: When its call began.
+        duration: How long the call took.
+    """
+    codes, kinds = calls.texts("kind")
+    rows = np.flatnonzero(codes == (kinds.index("runtime") if "runtime" in kinds else len(kinds)))
+    drivers = [calls.numbers(each)[rows] for each in ("start", "rank", "duration")]
+    wanted = [launch, rank, duration]
+    order = np.argsort(drivers[0], kind="stable")
+    at, last = (np.searchsorted(drivers[0], launch, side, order) for side in ("left", "right"))
+    found = np.full(len(at), NO_CALL)
+    alone, many = np.flatnonzero(last == at + 1), np.flatnonzero(last > at + 1)
+    place = order[at[alone]]
+    alike = (drivers[1][place] == rank[alone]) & (drivers[2][place] == duration[alone])
+    found[alone] = np.where(alike, place, NO_CALL)
+    if len(many):  # several calls that began at once, on other ranks or threads
+        same = np.diff(drivers[0][order]) == 0
+        twins = order[np.append(same, False) | np.append(False, same)]
+        equal = _last_equal([each[twins] for each in drivers], [each[many] for each in wanted])
+        found[many] = np.append(twins, NO_CALL)[equal]
+    call: Int64s = np.append(rows, NO_CALL)[found]
+    return call
+
+
+def _last_equal(present: Sequence[Int64s], wanted: Sequence[Int64s]) -> Int64s:
+    """Return for each wanted row the last present row that equals it, or `NO_CALL`."""
+    count = len(present[0])
+    columns = [np.append(*pair) for pair in zip(present, wanted, strict=True)]
+    order = np.lexsort(columns)  # present rows come before wanted ones that equal them
+    place = np.arange(len(order))
+    head = np.maximum.accumulate(np.where(differs(*(each[order] for each in columns)), place, 0))
+    last = np.maximum.accumulate(np.where(order < count, place, NO_CALL))
+    found = np.full(len(order), NO_CALL)
+    found[order] = np.where(last >= head, np.append(order, NO_CALL)[last], NO_CALL)
+    return found[count:]
+
+
+def _headings(table: Table) -> set[str]:
+    return {column.name for column in table.columns}
+
+
+def _numbers(table: Table, column: str, unknown: int) -> Int64s:
+    """Return a column of a table, ``unknown`` throughout if the table lacks it."""
+    if column in _headings(table):
+        return table.numbers(column, unknown)
+    return np.full(len(table.rows), unknown)

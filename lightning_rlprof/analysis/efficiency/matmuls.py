@@ -1,6 +1,6 @@
-"""How fast matrix products and attention run, shape by shape, beside the peak of the device.
+"""How fast matmuls and attention run, by shape, compared with the peak of the device.
 
-FLOPs and bytes of matrix products and attention, by the shapes of their inputs.
+FLOPs and bytes follow from the shapes of a call's inputs, see `work_of`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -9,20 +9,45 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
 from lightning_rlprof.analysis.efficiency.peak_flops import bandwidth_of, peak_of
-from lightning_rlprof.analysis.operators.call_tree import UNKNOWN
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing, holding, open_at
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 HALF = ("c10::BFloat16", "c10::Half")
-"""Types whose peak is known of devices."""
+"""Types for which the peaks of devices are known."""
 
+_COLUMNS = (
+    Column("operator", "text"),
+    Column("shapes", "text"),
+    Column("type", "text"),
+    Column("calls", "count"),
+    Column("time", "duration", "ns"),
+    Column("share", "share"),
+    Column("TFLOP/s", "number"),
+    Column("% of peak", "share"),
+    Column("GB/s", "number"),
+    Column("% of bandwidth", "share"),
+    Column("arithmetic intensity", "number", "FLOP/byte"),
+)
+_TOTAL = "total"
+_NO_SHAPES = (
+    "{} no shapes of matmuls. Capture a step with torch.profiler or torch_npu.profiler and "
+    "record_shapes (integrated: {{profile_record_shapes: true}})."
+)
+_HOST = "No kernels were recorded: times are host times."
+_UNTIMED = "{} calls have no known kernel and count in no rate."
+_UNKNOWN_PEAK = "The peak of {} is unknown."
+_ABOVE = "Rates above the peak of the device are omitted."
+_CACHED = "Rows above peak memory bandwidth hit the cache; their % of bandwidth is omitted."
+
+_Row = tuple[Cell, ...]
+_Kind = tuple[str, str, str | None, str | None]
+"""Operator, dims, types and values of a call."""
 _Dims = list[list[int]]
 _SIZES = {
     **dict.fromkeys(("float", "c10::complex<c10::Half>", "int", "unsigned int"), 4),
@@ -35,13 +60,156 @@ _SIZES = {
 _MOST, _LARGEST = 2**59, 2**40  # bytes stay below 64 bits
 
 
+class _Calls(NamedTuple):
+    """Calls: index into ``kinds``, duration of each, whether it is known, and distinct kinds."""
+
+    kind: Int64s
+    duration: Int64s
+    timed: Mask
+    kinds: Sequence[_Kind]
+
+
+class _Peak(NamedTuple):
+    """What the device can do at most, None if unknown."""
+
+    tflops: float | None
+    gb_s: float | None
+
+
+def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
+    """Show how fast matmuls and attention ran, by operator, shapes and type.
+
+    ``time`` is that of the kernels that the calls launched, or host time if the run has no kernels.
+    ``share`` is relative to the time of all kernels and copies. ``TFLOP/s`` is FLOPs, see
+    `work_of`, over that time. ``% of peak`` compares it with the device's dense peak, for 16-bit
+    types if the peak is known.
+
+    ``GB/s`` is inputs and outputs, each once, over the time; ``% of bandwidth`` compares it with
+    the device's memory. ``arithmetic intensity`` is FLOPs per byte. The last row is the sum; its
+    rate covers the rows whose FLOPs are known.
+    """
+    notes: list[str] = []
+    work = device_work(spans, ranks, notes)
+    calls = _read_calls(spans, work, notes)
+    if calls is None:
+        of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
+        return Table("matmuls", _COLUMNS, abstained=" ".join([_NO_SHAPES.format(of), *notes]))
+    whole = int(work.duration.sum()) if work.kernel_count else None  # copies are no matmul's time
+    peak = _peak(spans, ranks, notes) if whole else _Peak(None, None)
+    if not whole:
+        notes.append(_HOST)
+    rows = sorted(_rows(calls, whole, peak, notes), key=lambda row: -int(row[4] or 0))
+    note = " ".join(dict.fromkeys(notes))
+    return Table("matmuls", _COLUMNS, [*rows, _sum(rows, calls, whole)], note)
+
+
+def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> _Calls | None:
+    """Return the calls with known shapes, None without."""
+    table = spans.try_table("shapes", notes)
+    if table is None:
+        return None
+    rank, ranks = table.numbers("rank"), work.ranks
+    rows = np.flatnonzero(np.ones_like(rank) if ranks is None else np.isin(rank, list(ranks)))
+    thread, start = (table.numbers(name)[rows] for name in ("thread", "start"))
+    order = np.lexsort((start, thread, rank[rows]))
+    rows, start = rows[order], start[order]
+    columns = [table.texts(name) for name in ("operator", "dims", "types", "values")]
+    kind = np.zeros(len(rows), np.int64)
+    for code, texts in columns:
+        kind = np.unique(kind * (len(texts) + 1) + code[rows] + 1, return_inverse=True)[1]
+    heads = rows[np.unique(kind, return_index=True)[1]]
+    coded = [([*texts, None], code[heads].tolist()) for code, texts in columns]
+    kinds = [*zip(*([texts[at] for at in codes] for texts, codes in coded), strict=True)]
+    duration, timed = table.numbers("duration")[rows], np.ones(len(rows), bool)
+    if work.kernel_count:
+        duration, timed = _kernel_time(work, rank[rows], thread[order], start, duration)
+    if untimed := len(rows) - np.count_nonzero(timed):
+        notes.append(_UNTIMED.format(untimed))
+    return _Calls(kind, duration, timed, kinds) if len(rows) else None
+
+
+def _kernel_time(
+    work: DeviceWork, rank: Int64s, thread: Int64s, start: Int64s, duration: Int64s
+) -> tuple[Int64s, Mask]:
+    """Return the time of the kernels that each call launched, and whether it launched any."""
+    kernels = slice(work.kernel_count)
+    kernel_thread, launch = (work.numbers(name)[kernels] for name in ("thread", "launch"))
+    threads = np.unique(thread)
+    lane = rank * len(threads) + np.searchsorted(threads, thread)
+    at = np.searchsorted(threads, kernel_thread)
+    known = np.append(threads, NOT_RECORDED)[at] == kernel_thread
+    known &= (kernel_thread != NOT_RECORDED) & (launch != NOT_RECORDED)
+    kernel_lane = np.where(known, work.rank[kernels] * len(threads) + at, NONE)
+    end = start + duration
+    holder = holding(enclosing(lane, start, end), start, end)
+    call = open_at(lane, start, end, holder, kernel_lane, launch)
+    found = np.zeros(len(start), np.int64)
+    np.add.at(found, call[call >= 0], work.duration[kernels][call >= 0])
+    return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
+
+
+def _peak(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Peak:
+    """Return the peak of the devices, if it is known and the same on all ranks."""
+    heads = spans.headers.items()
+    devices = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
+    peaks = [{of(name) for name in devices} for of in (peak_of, bandwidth_of)]
+    found = _Peak(*(each.pop() if len(each) == 1 else None for each in peaks))
+    if found.tflops is None:
+        named = sorted(set(devices) - {"unknown"})
+        notes.append(_UNKNOWN_PEAK.format(", ".join(named) or "the device"))
+    return found
+
+
+def _rows(calls: _Calls, whole: int | None, peak: _Peak, notes: list[str]) -> Iterator[_Row]:
+    """Yield a row per kind of call; ``whole`` is the time of all kernels and copies."""
+    sums = np.zeros((3, len(calls.kinds)), np.int64)
+    columns = (calls.duration, np.ones_like(calls.duration), calls.timed)
+    for total, values in zip(sums, columns, strict=True):
+        np.add.at(total, calls.kind, values)
+    for kind, time, count, timed in zip(calls.kinds, *sums.tolist(), strict=True):
+        work = work_of(*kind) or Work(None, None, kind[1], "")
+        tflops = _rate(work.flops, timed, time, 1_000)
+        of_peak = _ratio(tflops, peak.tflops if work.type in HALF else None)
+        if of_peak is not None and of_peak > 1:
+            notes.append(_ABOVE)
+            tflops = of_peak = None
+        gb_s = _rate(work.moved, timed, time, 1)
+        of_bandwidth = _ratio(gb_s, peak.gb_s)
+        if of_bandwidth is not None and of_bandwidth > 1:
+            notes.append(_CACHED)
+            of_bandwidth = None
+        intensity = work.flops / work.moved if work.flops and work.moved else None
+        head = (kind[0], work.text, work.type.removeprefix("c10::") or None, count, time)
+        rates = (tflops, of_peak, gb_s, of_bandwidth, intensity)
+        yield (*head, time / whole if whole else None, *rates)
+
+
+def _rate(each: int | None, number: int, time: int, unit: int) -> float | None:
+    """Return an amount per call over a time, in 10^9 a second, divided by ``unit``."""
+    return each * number / time / unit if each is not None and time else None
+
+
+def _ratio(rate: float | None, most: float | None) -> float | None:
+    return rate / most if rate is not None and most else None
+
+
+def _sum(rows: Sequence[_Row], calls: _Calls, whole: int | None) -> _Row:
+    """Return the sum; its rate covers the rows that have one, over their time."""
+    time = sum(int(row[4] or 0) for row in rows)
+    rated = [(float(row[6]), int(row[4] or 0)) for row in rows if row[6] is not None]
+    spent = sum(own for _, own in rated)
+    rate = sum(rate * own for rate, own in rated) / spent if spent else None
+    share = time / whole if whole else None
+    return (_TOTAL, None, None, len(calls.kind), time, share, rate, None, None, None, None)
+
+
 class Work(NamedTuple):
-    """What one call has to do.
+    """What one call computes and moves.
 
     Attributes:
-        flops: Floating-point operations, a multiply and an add each one; None where not known.
-        moved: Bytes of its inputs and outputs, each once; None where not known.
-        text: Its shapes for people: ``8944x1024 @ 1024x1024``.
+        flops: Floating-point operations; a multiply and an add count one each. None if unknown.
+        moved: Bytes of its inputs and outputs, each once; None if unknown.
+        text: Its shapes as text: ``8944x1024 @ 1024x1024``.
         type: The type of its first matrix, as torch's C++ names it.
     """
 
@@ -52,17 +220,20 @@ class Work(NamedTuple):
 
 
 class _Formula(NamedTuple):
-    """Where the matrices stand among the inputs, and what is counted of them.
+    """Which inputs of an operator are the matrices, and what it costs.
 
-    ``counted`` returns FLOPs and the elements of inputs and outputs, None where shapes do not fit.
+    Attributes:
+        inputs: Position of the matrices among the inputs.
+        cost: Returns FLOPs and the elements of inputs and outputs, None if shapes do not fit.
+        causal: Position of ``is_causal`` among the inputs.
     """
 
     inputs: slice
-    counted: Callable[[_Dims, bool | None], tuple[int | None, int] | None]
+    cost: Callable[[_Dims, bool | None], tuple[int | None, int] | None]
     causal: int | None = None
 
 
-def _product(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
+def _matmul(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
     """Count [.., m, k] @ [.., k, n]: 2 m k n, times the batch."""
     first, second = dims
     if len(first) != len(second) or len(first) not in (2, 3) or first[:-2] != second[:-2]:
@@ -74,7 +245,7 @@ def _product(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
 
 
 def _broadcast(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
-    """Count as torch.matmul does: a vector stands for a row or a column, batches are broadcast."""
+    """Count as torch.matmul does: a vector is a row or a column, batches are broadcast."""
     first, second = dims
     if not first or not second:
         return None
@@ -90,7 +261,7 @@ def _broadcast(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
 
 
 def _attention(dims: _Dims, causal: bool | None, *, backward: bool = False) -> Any:
-    """Count softmax(q k') v: two products forward, five backward, of what a causal mask leaves."""
+    """Count softmax(q k') v: two matmuls forward, five backward, of what a causal mask leaves."""
     query, key, value = dims
     if {len(each) for each in dims} != {4} or query[3] != key[3] or key[2] != value[2]:
         return None
@@ -107,7 +278,7 @@ def _backward(dims: _Dims, causal: bool | None) -> Any:
     return _attention(dims, causal, backward=True)
 
 
-_PLAIN, _ADDED = _Formula(slice(0, 2), _product), _Formula(slice(1, 3), _product)
+_PLAIN, _ADDED = _Formula(slice(0, 2), _matmul), _Formula(slice(1, 3), _matmul)
 _SDPA = "aten::_scaled_dot_product_"
 FORMULAS: Mapping[str, _Formula] = {
     **dict.fromkeys(("aten::mm", "aten::bmm", "aten::_scaled_mm"), _PLAIN),
@@ -120,15 +291,14 @@ FORMULAS: Mapping[str, _Formula] = {
     f"{_SDPA}efficient_attention_backward": _Formula(slice(1, 4), _backward, 11),
     f"{_SDPA}cudnn_attention_backward": _Formula(slice(1, 4), _backward, 14),
 }
-"""By operator. ``causal`` is the place of ``is_causal`` in torch's signature
-(aten/src/ATen/native/native_functions.yaml)."""
+"""By operator, after torch's signatures (aten/src/ATen/native/native_functions.yaml)."""
 
 
 def work_of(operator: str, dims: str, types: str | None, values: str | None) -> Work | None:
-    """Return what a call has to do, by the JSON that torch.profiler writes; None where unknown.
+    """Return what a call computes and moves, from JSON of torch.profiler; None if unknown.
 
-    FLOPs as torch.utils.flop_counter counts them: ``2 m k n`` of a product, what is added beside it
-    left out. Of attention under a causal mask only what the mask leaves, which torch counts whole.
+    FLOPs are counted as torch.utils.flop_counter does: ``2 m k n`` for a matmul, without what is
+    added to it. Unlike torch, attention under a causal mask counts only what the mask leaves.
 
     Example::
 
@@ -136,36 +306,36 @@ def work_of(operator: str, dims: str, types: str | None, values: str | None) -> 
         Work(flops=128, moved=224, text='4x8 @ 8x2', type='float')
     """
     formula = FORMULAS.get(operator)
-    own = None if formula is None else _inputs(dims, formula.inputs)
-    if formula is None or own is None:
+    matrices = None if formula is None else _inputs(dims, formula.inputs)
+    if formula is None or matrices is None:
         return None
-    found = formula.counted(own, _flag(values, formula.causal))
+    found = formula.cost(matrices, _flag(values, formula.causal))
     if found is None or max(found[0] or 0, found[1]) > _MOST:
         return None
     kind = _at(_read(types, list[Any]), formula.inputs.start)
     kind = kind if isinstance(kind, str) else ""
     size = _SIZES.get(kind)
     text = (" @ " if formula.causal is None else ", ").join(
-        "x".join(map(str, each)) for each in own
+        "x".join(map(str, each)) for each in matrices
     )
     return Work(found[0], None if size is None else found[1] * size, text, kind)
 
 
 def _inputs(dims: str, place: slice) -> _Dims | None:
-    """Return the shapes of the matrices among a call's inputs, None where one cannot be true."""
+    """Return the shapes of the matrices among a call's inputs, None if one is impossible."""
     shapes = _read(dims, list[list[Any]])
-    own: Any = [] if shapes is None else shapes[place]
-    sizes = [size for each in own for size in each]
+    matrices: Any = [] if shapes is None else shapes[place]
+    sizes = [size for each in matrices for size in each]
     sound = all(type(size) is int and 0 < size < _LARGEST for size in sizes)
-    return own if sound and len(own) == place.stop - place.start else None
+    return matrices if sound and len(matrices) == place.stop - place.start else None
 
 
 def _flag(values: str | None, place: int | None) -> bool | None:
-    """Return a truth value among a call's arguments, None where it is not told."""
+    """Return a boolean among a call's arguments, None if it was not recorded."""
     if place is None:
         return None
-    told = _at(_read(values, list[Any]), place)
-    return {"True": True, "False": False}.get(told) if isinstance(told, str) else None
+    value = _at(_read(values, list[Any]), place)
+    return {"True": True, "False": False}.get(value) if isinstance(value, str) else None
 
 
 def _at(values: Sequence[Any] | None, place: int) -> Any:
@@ -177,180 +347,3 @@ def _read(text: str | None, kind: Any) -> Any:
         return None if text is None else msgspec.json.decode(text, type=kind)
     except NOT_JSON:
         return None
-
-
-_COLUMNS = (
-    Column("operator", "text"),
-    Column("shapes", "text"),
-    Column("type", "text"),
-    Column("calls", "count"),
-    Column("time", "duration", "ns"),
-    Column("share", "share"),
-    Column("TFLOP/s", "number"),
-    Column("% of peak", "share"),
-    Column("GB/s", "number"),
-    Column("% of bandwidth", "share"),
-    Column("arithmetic intensity", "number"),
-)
-_TOTAL = "total"
-_NONE = (
-    "no shapes of matrix products were recorded{}; torch.profiler and torch_npu.profiler record "
-    "them with record_shapes (integrated: {{profile_record_shapes: true}})"
-)
-_HOST = "No kernels were recorded: the times are those of the host."
-_UNTIMED = "Of {} calls no kernel is known to be theirs: they count in no rate."
-_UNKNOWN_PEAK = "The peak of {} is not known."
-_ABOVE = "What is above the peak of the device is refused."
-_CACHED = "What came faster than the device's memory gives it was in its cache: no share of that."
-
-_Row = tuple[Cell, ...]
-_Kind = tuple[str, str, str | None, str | None]
-
-
-class _Calls(NamedTuple):
-    """Calls: their kind, how long each took, whether that is known, and all kinds.
-
-    A kind is operator, dims, types, values.
-    """
-
-    kind: Int64s
-    took: Int64s
-    timed: npt.NDArray[np.bool_]
-    kinds: Sequence[_Kind]
-
-
-class _Most(NamedTuple):
-    """What the device can do at most, None where that is not known."""
-
-    tflops: float | None
-    gb_s: float | None
-
-
-def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
-    """Tell how fast matrix products and attention ran, by operator, shapes and type.
-
-    ``time`` is that of the kernels which the calls launched, on the host where none were recorded;
-    ``share`` is of the time of all kernels and copies. ``TFLOP/s`` is FLOPs, see `work_of`, over
-    that time, ``of peak`` what part of the device's dense peak that is, for 16-bit types where it
-    is known. ``GB/s`` is inputs and outputs, each once, over the time, ``of bandwidth`` what part
-    of that of the device's memory, ``FLOP/byte`` FLOPs per byte of these. The last row is the sum;
-    its rate is over those whose FLOPs are known.
-    """
-    remarks: list[str] = []
-    calls = _calls(spans, ranks, remarks)
-    if calls is None:
-        why = _NONE.format("" if ranks is None else f" of ranks {sorted(ranks)}")
-        return Table("matmuls", _COLUMNS, abstained="; ".join([why, *remarks]))
-    whole = int(device_work(spans, ranks, remarks).duration.sum()) or None
-    whole = whole if _kernels(spans, ranks) else None  # copies alone tell no product's time
-    most = _most(spans, ranks, remarks) if whole else _Most(None, None)
-    remarks += [] if whole else [_HOST]
-    rows = sorted(_rows(calls, whole, most, remarks), key=lambda row: -int(row[4] or 0))
-    note = " ".join(dict.fromkeys(remarks))
-    return Table("matmuls", _COLUMNS, [*rows, _sum(rows, calls, whole)], note)
-
-
-def _calls(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _Calls | None:
-    """Return the calls whose shapes are known, None without."""
-    table = spans.try_table("shapes", remarks)
-    if table is None:
-        return None
-    rank = table.numbers("rank")
-    rows = np.flatnonzero(np.ones_like(rank) if ranks is None else np.isin(rank, list(ranks)))
-    thread, start = (table.numbers(name)[rows] for name in ("thread", "start"))
-    order = np.lexsort((start, thread, rank[rows]))
-    rows, start = rows[order], start[order]
-    columns = [table.texts(name) for name in ("operator", "dims", "types", "values")]
-    kind = np.zeros(len(rows), np.int64)
-    for code, own in columns:
-        kind = np.unique(kind * (len(own) + 1) + code[rows] + 1, return_inverse=True)[1]
-    heads = rows[np.unique(kind, return_index=True)[1]]
-    told = [([*own, None], code[heads].tolist()) for code, own in columns]
-    kinds = [*zip(*([own[at] for at in code] for own, code in told), strict=True)]
-    took, timed = table.numbers("duration")[rows], np.ones(len(rows), bool)
-    if own_kernels := _kernels(spans, ranks):
-        took, timed = _took(own_kernels, rank[rows], thread[order], start, took)
-    if lost := len(rows) - np.count_nonzero(timed):
-        remarks.append(_UNTIMED.format(lost))
-    return _Calls(kind, took, timed, kinds) if len(rows) else None
-
-
-def _took(
-    table: Table, rank: Int64s, thread: Int64s, start: Int64s, length: Int64s
-) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """Return the time of the kernels that each call launched, and which launched any."""
-    threads = np.unique(thread)
-    lane = rank * len(threads) + np.searchsorted(threads, thread)
-    by, launch = table.numbers("thread", UNKNOWN), table.numbers("launch", UNKNOWN)
-    at = np.searchsorted(threads, by)
-    known = (np.append(threads, UNKNOWN)[at] == by) & (by != UNKNOWN) & (launch != UNKNOWN)
-    from_lane = np.where(known, table.numbers("rank") * len(threads) + at, NONE)
-    holder = holding(enclosing(lane, start, start + length), start, start + length)
-    call = open_at(lane, start, start + length, holder, from_lane, launch)
-    found = np.zeros(len(start), np.int64)
-    np.add.at(found, call[call >= 0], table.numbers("duration")[call >= 0])
-    return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
-
-
-def _kernels(spans: Spans, ranks: Collection[int] | None) -> Table | None:
-    """Return the kernels, None where these ranks have none."""
-    table = spans.try_table("kernels", [])
-    if table is None:
-        return None
-    own = table.numbers("rank")
-    return table if (len(own) if ranks is None else np.isin(own, list(ranks)).any()) else None
-
-
-def _most(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> _Most:
-    """Return what the device can do, where it is known and the same on all ranks."""
-    heads = spans.headers.items()
-    there = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
-    most = [{of(name) for name in there} for of in (peak_of, bandwidth_of)]
-    found = _Most(*(each.pop() if len(each) == 1 else None for each in most))
-    if found.tflops is None:
-        named = sorted(set(there) - {"unknown"})
-        remarks.append(_UNKNOWN_PEAK.format(", ".join(named) or "the device"))
-    return found
-
-
-def _rows(calls: _Calls, whole: int | None, most: _Most, remarks: list[str]) -> Iterator[_Row]:
-    """Yield a row per kind of call whose work is known."""
-    sums = np.zeros((3, len(calls.kinds)), np.int64)
-    for own, values in zip(sums, (calls.took, np.ones_like(calls.took), calls.timed), strict=True):
-        np.add.at(own, calls.kind, values)
-    for kind, time, count, number in zip(calls.kinds, *sums.tolist(), strict=True):
-        work = work_of(*kind) or Work(None, None, kind[1], "")
-        rate = _over(work.flops, number, time, 1_000)
-        part = _part(rate, most.tflops if work.type in HALF else None)
-        if part is not None and part > 1:
-            remarks.append(_ABOVE)
-            rate = part = None
-        flow = _over(work.moved, number, time, 1)
-        of_flow = _part(flow, most.gb_s)
-        if of_flow is not None and of_flow > 1:
-            remarks.append(_CACHED)
-            of_flow = None
-        name, shown = kind[0], work.type.removeprefix("c10::") or None
-        share = time / whole if whole else None
-        intensity = work.flops / work.moved if work.flops and work.moved else None
-        rates = (rate, part, flow, of_flow, intensity)
-        yield (name, work.text, shown, count, time, share, *rates)
-
-
-def _part(rate: float | None, most: float | None) -> float | None:
-    return rate / most if rate is not None and most else None
-
-
-def _over(each: int | None, number: int, time: int, unit: int) -> float | None:
-    """Return how much was done in a time, in units of 10^9 a second, times ``unit``."""
-    return each * number / time / unit if each is not None and time else None
-
-
-def _sum(rows: Sequence[_Row], calls: _Calls, whole: int | None) -> _Row:
-    """Return the sum; its rate is of the rows that have one, over their time."""
-    time = sum(int(row[4] or 0) for row in rows)
-    rated = [(float(row[6]), int(row[4] or 0)) for row in rows if row[6] is not None]
-    spent = sum(own for _, own in rated)
-    rate = sum(rate * own for rate, own in rated) / spent if spent else None
-    share = time / whole if whole else None
-    return (_TOTAL, None, None, len(calls.kind), time, share, rate, None, None, None, None)

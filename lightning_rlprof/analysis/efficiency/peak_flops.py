@@ -1,4 +1,4 @@
-"""FLOPs of a transformer by formula, and the peak of devices by the names that torch reports."""
+"""Peak FLOP/s and bandwidth of devices by the names torch reports; FLOPs of transformers."""
 
 import re
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ class Peak:
     """What one device can do at most.
 
     Attributes:
-        name: Pattern of the whole name that torch reports, capitals aside.
+        name: Pattern of the whole name that torch reports, ignoring case.
         tflops: 10^12 FLOP/s in BF16 or FP16 with FP32 accumulation, dense: without sparsity.
-        gb_s: 10^9 bytes/s of its memory, None where one name has several or documents disagree.
-        source: Document of the maker that says so. Where it gives the figure with sparsity, half.
+        gb_s: 10^9 bytes/s of its memory, None if a name has several or documents disagree.
+        source: Document of the vendor. A number given with sparsity is halved.
     """
 
     name: str
@@ -31,7 +31,7 @@ DEVICES = (
     Peak("NVIDIA H100 80GB HBM3", 989.4, 3350, "NVIDIA H100 Tensor Core GPU architecture, SXM5"),
     Peak("NVIDIA H100 PCIe", 756.0, 2000, "NVIDIA H100 PCIe GPU product brief and data sheet"),
     Peak("NVIDIA H100 NVL", 835.5, 3900, "NVIDIA H100 Tensor Core GPU data sheet, NVL"),
-    # The driver's list of products calls the SXM module plainly H800, the card H800 PCIe.
+    # In the driver's list of products, H800 is the SXM module and H800 PCIe the card.
     Peak("NVIDIA H800", 989.4, 3350, "NVIDIA H800 Tensor Core GPU data sheet, SXM"),
     Peak("NVIDIA H800 PCIe", 756.0, 2000, "NVIDIA H800 Tensor Core GPU data sheet, PCIe"),
     Peak("NVIDIA H20", 148.0, 4000, "NVIDIA H20 GPU data sheet"),
@@ -56,7 +56,7 @@ DEVICES = (
     Peak("AMD Instinct MI325X( OAM)?", 1307.4, 6000, "AMD Instinct MI325X data sheet"),
     Peak("AMD Instinct MI355X( OAM)?", 2516.6, 8000, "AMD Instinct MI355X data sheet"),
 )
-"""What a maker's document gives for just that name; a slice of a device (MIG) has another."""
+"""What a vendor's document gives for exactly that name; a slice of a device (MIG) has another."""
 
 _PEAKS = tuple((re.compile(device.name, re.IGNORECASE), device) for device in DEVICES)
 _TRAINING = re.compile(
@@ -70,7 +70,7 @@ _FORWARD = re.compile(
 
 
 def peak_of(device: str) -> float | None:
-    """Return the peak of a device in TFLOP/s, None where its name does not tell exactly one.
+    """Return the peak of a device in TFLOP/s, None if its name stands for none or several.
 
     Example::
 
@@ -81,7 +81,7 @@ def peak_of(device: str) -> float | None:
 
 
 def bandwidth_of(device: str) -> float | None:
-    """Return the bandwidth of a device's memory in GB/s, None where its name does not tell it.
+    """Return the bandwidth of a device's memory in GB/s, None if unknown.
 
     Example::
 
@@ -92,7 +92,7 @@ def bandwidth_of(device: str) -> float | None:
 
 
 def kind_of(stage: str) -> str | None:
-    """Tell whether a stage trains or only goes forward, by its name; None where that is not known.
+    """Return whether a stage trains or only goes forward, by its name; None if unknown.
 
     Example::
 
@@ -108,8 +108,9 @@ def kind_of(stage: str) -> str | None:
 def token_flops(parameters: float, kind: str) -> float:
     """Return the FLOPs of one token: 6 N in training, 2 N in a forward pass alone.
 
-    N counts the parameters that a token passes: of a mixture of experts the active ones. Kaplan et
-    al. 2020, arXiv:2001.08361, section 2.1. What is computed anew for checkpointing does not count.
+    N counts the parameters that a token passes; in a mixture of experts, the active ones. From
+    Kaplan et al. 2020, arXiv:2001.08361, section 2.1. Recomputation for activation checkpointing
+    does not count.
 
     Example::
 
@@ -117,17 +118,3 @@ def token_flops(parameters: float, kind: str) -> float:
         (42000000000.0, 14000000000.0)
     """
     return (6.0 if kind == "training" else 2.0) * parameters
-
-
-def attention_flops(layers: int, hidden: int, length: float, kind: str) -> float:
-    """Return the FLOPs of one token in attention over sequences of some length.
-
-    12 L d T in training, a third of it forward: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311,
-    appendix B, with d for heads times their size. The causal mask is not taken off.
-
-    Example::
-
-        >>> attention_flops(32, 4096, 2048, "training")
-        3221225472.0
-    """
-    return (12.0 if kind == "training" else 4.0) * layers * hidden * length

@@ -5,17 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import never_compared, uncertainty_ns
-from lightning_rlprof.analysis.device.launches import unpaired
-from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.device.launches import unmatched_launches
+from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED, counted, slowdown
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, Table
 
 _COLUMNS = (Column("check", "text"), Column("state", "text"), Column("detail", "text"))
 _OK, _WARN, _NOT_CHECKED = "ok", "warn", "not checked"
-_HIDDEN_KERNELS = "hide their kernels"  # in the note of a table with one row per graph replay
-_MFU_REFUSED = "above 100"  # in the note of throughput
 _MOST_OVERHEAD = 0.01  # share of the recorded time that opening and closing captures may take
 _MOST_SLOWDOWN = 0.05  # of captured steps, relative to the others
 _MOST_LOST = 0.01  # share of launches without a kernel: the last ones of a capture have none
@@ -112,14 +111,14 @@ def _dropped_events(spans: Spans) -> Iterator[_Row]:
 
 
 def _kernel_launch_match(spans: Spans) -> Iterator[_Row]:
-    name, found = "kernel/launch match", unpaired(spans)
+    name, found = "kernel/launch match", unmatched_launches(spans)
     if found is None:
         yield name, _NOT_CHECKED, "needs a torch.profiler capture"
-    elif found.alone > _MOST_LOST * found.launches:
-        text = f"{found.alone:,} of {found.launches:,} launches have no kernel"
+    elif found.unmatched > _MOST_LOST * found.launches:
+        text = f"{found.unmatched:,} of {found.launches:,} launches have no kernel"
         yield name, _WARN, f"{text}: events were dropped, or a CUDA graph captured them"
     else:
-        text = f"{found.launches - found.alone:,} of {found.launches:,} launches have a kernel"
+        text = f"{found.launches - found.unmatched:,} of {found.launches:,} launches have a kernel"
         yield name, _OK, text
 
 
@@ -142,7 +141,7 @@ def _cuda_graphs(spans: Spans) -> Iterator[_Row]:
         yield name, _WARN, " ".join(remarks)
     elif table is None or not len(table.rows):
         yield name, _NOT_CHECKED, "no kernels were recorded"
-    elif _HIDDEN_KERNELS in table.note:
+    elif HIDDEN_IN_GRAPHS in table.note:
         yield name, _WARN, "kernels inside CUDA graphs aren't visible: device idle time is unknown"
     elif replayed := int(np.count_nonzero(table.numbers("graph", -1) >= 0)):
         text = f"{replayed:,} kernels ran in graph replays: idle time inside replays is unknown"
@@ -153,7 +152,7 @@ def _cuda_graphs(spans: Spans) -> Iterator[_Row]:
 
 def _mfu(spans: Spans) -> Iterator[_Row]:
     table = throughput(spans)
-    if _MFU_REFUSED in table.note:
+    if ABOVE_PEAK in table.note:
         yield "MFU", _WARN, "above 100%: FLOPs, tokens or peak are wrong"
     elif table.abstained or not any(share is not None for share in table.column("MFU")):
         yield "MFU", _NOT_CHECKED, "FLOPs or the device's peak are unknown"

@@ -68,10 +68,10 @@ def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
     Many short gaps are the cost of launching. A few long ones mean that the host did something
     else. The slowdown that the profiler causes is subtracted from the lower bound.
     """
-    lanes = [lane for lane in run.devices.lanes if len(lane.known[0])]
+    lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
     if not lanes:
         return
-    fewest = min(len(lane.runs.start_ns) for lane in lanes)
+    fewest = min(len(lane.work.start_ns) for lane in lanes)
     if fewest < FEWEST_KERNELS:
         yield _too_few(SHORT_GAPS.name, fewest)
         return
@@ -126,9 +126,9 @@ def _idle_finding(
 
 def _host_wait(lane: Lane) -> _HostWait:
     """Measure when a device waited for its host, with the definitions of `idle`."""
-    runs, grid = lane.runs, grid_of(lane)
+    runs, grid = lane.work, grid_of(lane)
     start, end = grid.idle()
-    launch = runs.begun(end)[1]
+    launch = runs.starting_at(end)[1]
     known, after = launch <= end, launch > start
     until = np.where(end - launch.clip(start, end) <= LATENCY_NS, end, launch.clip(start, end))
     late = np.where(known & after, until - start, 0)
@@ -139,7 +139,7 @@ def _host_wait(lane: Lane) -> _HostWait:
     return _HostWait(
         _by_part(cuts, start, late),
         _by_part(cuts, start, np.where(known, 0, end - start)),
-        _by_part(cuts, grid.times[:-1], np.diff(grid.times) * grid.seen),
+        _by_part(cuts, grid.times[:-1], np.diff(grid.times) * grid.profiled),
         *(int(short.sum()), len(short)),
         (int(late.max(initial=0)), lane.rank, *times),
     )

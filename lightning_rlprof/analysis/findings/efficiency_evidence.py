@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.analysis.collectives import communication
-from lightning_rlprof.analysis.device.utilization import overlapped
+from lightning_rlprof.analysis.device.utilization import overlap_of
 from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of
 from lightning_rlprof.analysis.findings.finding import (
     MEDIUM,
@@ -130,7 +130,7 @@ def small_collectives(run: RunData) -> Iterator[Finding | NotChecked]:
     if not rows or not run.observed_ns:
         return
     exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
-    for row in _dicts(overlapped(run.spans, run.devices)):
+    for row in _dicts(overlap_of(run.spans, run.devices)):
         sums = exposed[row["operation"], row["group"]]
         sums[0], sums[1] = sums[0] + row["exposed"], sums[1] + row["communication"]
     least_ns = SMALL_COLLECTIVES.threshold * run.observed_ns

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.launches import Unpaired, unpaired
-from lightning_rlprof.analysis.device.timeline import DeviceRuns, device_runs
+from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
+from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
 from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import cached_accounts
 from lightning_rlprof.tables.arrays import Float64s, Int64s
@@ -103,19 +103,21 @@ class RunData:
         )
 
     @cached_property
-    def devices(self) -> DeviceRuns:
+    def devices(self) -> DeviceTimeline:
         """What devices ran."""
-        return device_runs(self.spans)
+        return device_timeline(self.spans)
 
     @cached_property
     def observed_ns(self) -> int:
         """Time in which a profiler recorded the devices, summed over devices."""
-        return sum(int((end - start).sum()) for start, end in (e.known for e in self.devices.lanes))
+        return sum(
+            int((end - start).sum()) for start, end in (e.profiled for e in self.devices.lanes)
+        )
 
     @cached_property
-    def launches(self) -> Unpaired | None:
+    def launches(self) -> UnmatchedLaunches | None:
         """How many launches have no kernel; None without a torch.profiler capture."""
-        return unpaired(self.spans)
+        return unmatched_launches(self.spans)
 
     @cached_property
     def accounts(self) -> Accounts:

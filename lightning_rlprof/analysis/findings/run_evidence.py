@@ -16,7 +16,7 @@ from lightning_rlprof.analysis.findings.finding import (
     quoted,
 )
 from lightning_rlprof.analysis.findings.rules import MEMORY_GROWTH, STRAGGLER
-from lightning_rlprof.analysis.memory import growth, memory_timeline, series
+from lightning_rlprof.analysis.memory import growth, memory_series, memory_timeline
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
@@ -156,7 +156,7 @@ def _memory_finding(spans: Spans, row: dict[str, Any], ranks: int) -> Finding | 
 
 def _lowest_by_step(spans: Spans, row: dict[str, Any]) -> tuple[Int64s, Int64s]:
     """Return steps and the lowest memory in each, with the definitions of `memory_timeline`."""
-    table = series(spans, row["rank"], _ALL_SAMPLES)
+    table = memory_series(spans, row["rank"], _ALL_SAMPLES)
     own = [each for each in table.rows if each[:2] == (row["component"], row["device"])]
     allocated = any(each[3] is not None for each in own)
     column = 3 if allocated else 4  # reserved

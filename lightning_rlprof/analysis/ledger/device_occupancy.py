@@ -7,13 +7,15 @@ import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.collectives import UNMATCHED, calls_of, matched, transfers
+from lightning_rlprof.analysis.device.work import GRAPHS_NOTE, DeviceWork, device_work
 from lightning_rlprof.analysis.step_selection import captures
-from lightning_rlprof.analysis.time_categories import Category, categories_of, kernel_categories
+from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.intervals import unions
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
+_CATEGORIES = (Category.COMPUTE, Category.COMMUNICATION, Category.MEMCPY)  # by kind of work
 # Work launched in a stage of these categories belongs to it; other work to what its name means.
 # Stages that wait are not among them: work that runs meanwhile was launched earlier.
 _LAUNCHING = (
@@ -24,7 +26,6 @@ _LAUNCHING = (
     Category.OFFLOAD,
     Category.EVALUATION,
 )
-_HIDDEN_KERNELS = "hide their kernels"  # in the note of a table with one row per graph replay
 _IDENTITY = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
 _ROUNDING_NS = (0, -1, 1)  # difference between the two tables of an Ascend output
 _POINT_TO_POINT = ("send", "recv", "p2p")  # not collectives of a group: they cannot be matched
@@ -80,23 +81,19 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
     Takes as long as reading the tables, which can be gigabytes.
     """
     found = DeviceOccupancy()
-    kernels = spans.try_table("kernels", found.notes)
-    copies = spans.try_table("memcpy", found.notes)
-    parts = []
-    if kernels is not None and len(kernels.rows):
-        found.categories |= {Category.COMPUTE, Category.COMMUNICATION}
-        parts.append(_kernels(spans, kernels, found))
-    hidden = kernels is not None and _HIDDEN_KERNELS in kernels.note
-    if hidden:
-        found.notes.append("Kernels inside CUDA graphs aren't visible: device idle is unknown.")
-    idle_unknown = hidden or not parts  # without any kernel, the profiler may not record kernels
-    if copies is not None and (parts or len(copies.rows)):
-        found.categories.add(Category.MEMCPY)
-        parts.append(_work(copies, np.full(len(copies.rows), int(Category.MEMCPY))))
-    if not parts:
+    device = device_work(spans, None, found.notes)
+    if device.hidden_in_graphs:
+        found.notes.append(GRAPHS_NOTE)
+    if not device.tables:
         return found
-    work = _Work(*map(np.concatenate, zip(*parts, strict=True)))
+    if device.kernel_count:
+        found.categories |= {Category.COMPUTE, Category.COMMUNICATION}
+    if device.copies is not None:
+        found.categories.add(Category.MEMCPY)
+    work = _work(spans, device, found)
     found.categories |= {Category(each) for each in np.unique(work.category).tolist()}
+    # Without any kernel, the profiler may not record kernels.
+    idle_unknown = device.hidden_in_graphs or not device.kernel_count
     for rank, own in _by_rank(work):
         found.by_rank[rank] = _device_time(spans, rank, own, idle_unknown)
     if any(len(each.known_start_ns) for each in found.by_rank.values()):
@@ -104,15 +101,18 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
     return found
 
 
-def _kernels(spans: Spans, table: Table, found: DeviceOccupancy) -> _Work:
-    """Return the kernels by category, matched collectives divided into wait and transfer."""
-    codes, names = table.texts("kernel")
-    categories = np.append(kernel_categories(names), Category.COMPUTE)  # the last for no name
-    work = _work(table, categories[codes])
-    at = np.flatnonzero(work.category == Category.COMMUNICATION)
-    took = _transfers_from_table(spans, table, at)
+def _work(spans: Spans, device: DeviceWork, found: DeviceOccupancy) -> _Work:
+    """Return kernels and copies by category, matched collectives divided into wait and transfer."""
+    codes, stages = device.stages()
+    stage, begin = categories_of(stages)[codes], device.numbers("start")
+    category = np.where(np.isin(stage, _LAUNCHING), stage, np.array(_CATEGORIES)[device.kind])
+    work = _Work(device.rank, begin, begin + device.duration, category)
+    at = np.flatnonzero(category == Category.COMMUNICATION)
+    if not len(at):
+        return work
+    took = _transfers_from_table(spans, device, at)
     if took is None:
-        took = _transfers_from_names(spans, table, work, at)
+        took = _transfers_from_names(spans, device, work, at)
     found.unmatched = int(np.count_nonzero(took == UNMATCHED))
     if found.unmatched:
         text = "kernels of collectives have no counterpart on other ranks"
@@ -125,7 +125,7 @@ def _kernels(spans: Spans, table: Table, found: DeviceOccupancy) -> _Work:
     return _Work(*map(np.append, work._replace(start_ns=start), waits))
 
 
-def _transfers_from_table(spans: Spans, kernels: Table, at: Int64s) -> Int64s | None:
+def _transfers_from_table(spans: Spans, device: DeviceWork, at: Int64s) -> Int64s | None:
     """Return the transfer of some kernels by the table ``collectives``; None if it is missing.
 
     The table matches by group and operation, see `matched`.
@@ -134,16 +134,16 @@ def _transfers_from_table(spans: Spans, kernels: Table, at: Int64s) -> Int64s | 
     if table is None or not len(table.rows):
         return None
     found, _ = matched(calls_of(table))
-    meeting = np.append(found.meeting, UNMATCHED)[_rows_of_kernels(table, kernels, at)]
+    meeting = np.append(found.meeting, UNMATCHED)[_rows_of_kernels(table, device, at)]
     took: Int64s = np.append(found.transfer_ns, UNMATCHED)[meeting]
     return took
 
 
-def _rows_of_kernels(table: Table, kernels: Table, at: Int64s) -> Int64s:
+def _rows_of_kernels(table: Table, device: DeviceWork, at: Int64s) -> Int64s:
     """Return the row of the collective that each of some kernels is, -1 without one."""
     found = np.full(len(at), -1)
     listed = np.stack([table.numbers(key, -1) for key in _IDENTITY])
-    own = np.stack([kernels.numbers(key, -1)[at] for key in _IDENTITY])
+    own = np.stack([device.numbers(key, -1)[at] for key in _IDENTITY])
     for later in _ROUNDING_NS:
         left = np.flatnonzero(found < 0)
         wanted = own[:, left] + np.array([[0], [0], [0], [later]])
@@ -154,25 +154,16 @@ def _rows_of_kernels(table: Table, kernels: Table, at: Int64s) -> Int64s:
     return found
 
 
-def _transfers_from_names(spans: Spans, kernels: Table, work: _Work, at: Int64s) -> Int64s:
+def _transfers_from_names(spans: Spans, device: DeviceWork, work: _Work, at: Int64s) -> Int64s:
     """Return the transfer of some kernels, matched by their names alone."""
-    codes, names = kernels.texts("kernel")
+    codes, names = device.named
     is_p2p = [any(word in name.lower() for word in _POINT_TO_POINT) for name in names]
     took, collective = np.full(len(at), UNMATCHED), ~np.array([*is_p2p, True])[codes[at]]
     at = at[collective]
-    step = kernels.numbers("step")[at]
+    step = device.numbers("step", 0)[at]
     times = (work.start_ns[at], work.end_ns[at])
     took[collective] = transfers(work.rank[at], step, codes[at], *times, uncertainty_ns(spans))
     return took
-
-
-def _work(table: Table, category: Int64s) -> _Work:
-    codes, stages = table.texts("stage")
-    stage = categories_of(stages)[codes]
-    start = table.numbers("start")
-    end = start + table.numbers("duration")
-    category = np.where(np.isin(stage, _LAUNCHING), stage, category)
-    return _Work(table.numbers("rank"), start, end, category)
 
 
 def _by_rank(work: _Work) -> list[tuple[int, _Work]]:

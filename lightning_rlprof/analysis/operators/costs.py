@@ -1,7 +1,4 @@
-"""What each ``nn.Module`` costs: forward and backward, on the host and on the device, as a tree.
-
-What each operator of torch costs, on the host and on the device, alone and with those inside.
-"""
+"""What each torch operator and each ``nn.Module`` costs, on the host and on the device."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,18 +8,16 @@ import numpy as np
 from lightning_rlprof.analysis.operators.call_tree import (
     UNATTRIBUTED,
     CallTree,
-    Launched,
+    LaunchedWork,
     call_tree,
-    launched,
+    launched_work,
 )
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import NONE
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
-_Row = tuple[Cell, ...]
-
-_OPERATORS_COLUMNS = (
+_OPERATOR_COLUMNS = (
     Column("operator", "text"),
     Column("calls", "count"),
     Column("device total", "duration", "ns"),
@@ -32,91 +27,105 @@ _OPERATORS_COLUMNS = (
     Column("kernels", "count"),
     Column("backward of", "text"),
 )
-_OPERATORS_TOLD = (
-    "calls",
-    "device total",
-    "device self",
-    "total",
-    "self",
-)  # of Ascend, in our order
-_NO_CALLS = (
-    "no operators were recorded{}; torch.profiler records them where the CPU is among its "
-    "activities (integrated: {{profile_with_cpu: true}})"
+_MODULE_COLUMNS = (
+    Column("module", "text"),
+    Column("calls", "count"),
+    Column("device total", "duration", "ns"),
+    Column("device self", "duration", "ns"),
+    Column("backward total", "duration", "ns"),
+    Column("backward self", "duration", "ns"),
+    Column("host total", "duration", "ns"),
+    Column("host self", "duration", "ns"),
+    Column("path", "text"),
 )
+_NO_OPERATORS = (
+    "{} no operators. Capture a step with torch.profiler and the CPU among its activities "
+    "(integrated: {{profile_with_cpu: true}})."
+)
+_NO_MODULES = (
+    "{} no modules. Capture a step with torch.profiler and Python stacks "
+    "(integrated: {{profile_with_module: true}} or torch_profiler: {{with_stack: true}})."
+)
+_NO_KERNELS = "No kernels were recorded, so device time is unknown."
+_ASCEND_NOTE = "These are sums that Ascend's tools computed."
+# Columns of Ascend's tables, in the order of these.
+_ASCEND_OPERATORS = ("calls", "device total", "device self", "total", "self")
+_ASCEND_MODULES = ("calls", "total", "self")
+_PREFIX = "nn.Module: "  # as torch writes it in its traces
+
+_Row = tuple[Cell, ...]
 
 
 def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
-    """Sum the calls of each operator, those first that take the device longest, else the host.
+    """Sum the calls of each operator, ordered by device time, then by host time.
 
-    ``self`` is without the operators inside, ``total`` with them; a total counts an operator that
-    lies in itself once. A kernel or copy belongs to the innermost operator that was open on its
-    thread when it was launched; ``kernels`` counts those that belong to it. The row `UNATTRIBUTED`
-    has what no operator launched: with it, ``device self`` adds up to the time of all kernels and
-    copies, and ``host self`` to the time in which threads were in operators. ``backward of`` is the
-    forward operator of most of its calls.
+    ``self`` excludes nested operators, ``total`` includes them; a total counts recursion once. A
+    kernel or copy belongs to the innermost operator that was open on its thread at its launch;
+    ``kernels`` counts those. The row `UNATTRIBUTED` has the work that no operator launched: with
+    it, ``device self`` adds up to the time of all kernels and copies. ``host self`` adds up to the
+    time that threads spent in operators. ``backward of`` is the forward operator of most calls.
 
-    Where a run has no calls but Ascend's own sums (the table ``operators``), those are shown.
+    A run without calls can have Ascend's own sums (the table ``operators``); then it shows those.
     """
-    remarks: list[str] = []
-    tree, found = _recorded(spans, ranks, remarks)
+    notes: list[str] = []
+    tree, work = _operator_calls(spans, ranks, notes)
     if tree is None:
-        return _operators_told(spans, ranks, remarks)
+        return _ascend_operators(spans, ranks, notes)
     if tree.too_deep:
-        return Table(
-            "operators", _OPERATORS_COLUMNS, abstained="; ".join([tree.too_deep, *remarks])
-        )
-    if found is None:
-        remarks.append("No kernels were recorded: the device's time is not known.")
-        rows = _sorted(_operators_rows(tree, [[None] * len(tree.names)] * 3))
-        return Table("operators", _OPERATORS_COLUMNS, rows, " ".join(remarks))
-    call = tree.launching(found)
-    rows = _sorted(_operators_rows(tree, _device(tree, call, found.duration_ns)))
-    lost = found.duration_ns[call == NONE]
-    rows.append((UNATTRIBUTED, None, int(lost.sum()), int(lost.sum()), None, None, len(lost), None))
-    return Table("operators", _OPERATORS_COLUMNS, rows, " ".join(remarks))
+        return Table("operators", _OPERATOR_COLUMNS, abstained=" ".join([tree.too_deep, *notes]))
+    if work is None:
+        notes.append(_NO_KERNELS)
+        rows = _by_cost(_operator_rows(tree, [[None] * len(tree.names)] * 3))
+        return Table("operators", _OPERATOR_COLUMNS, rows, " ".join(notes))
+    call = tree.launching(work)
+    rows = _by_cost(_operator_rows(tree, _device_costs(tree, call, work.duration_ns)))
+    rest = work.duration_ns[call == NONE]
+    ns = int(rest.sum())
+    rows.append((UNATTRIBUTED, None, ns, ns, None, None, len(rest), None))
+    return Table("operators", _OPERATOR_COLUMNS, rows, " ".join(notes))
 
 
-def _recorded(
-    spans: Spans, ranks: Collection[int] | None, remarks: list[str]
-) -> tuple[CallTree | None, Launched | None]:
-    """Return operators, None without, and launches; the table's columns are not kept for longer."""
-    table = spans.try_table("calls", remarks)
+def _operator_calls(
+    spans: Spans, ranks: Collection[int] | None, notes: list[str]
+) -> tuple[CallTree | None, LaunchedWork | None]:
+    """Return the calls of operators, None without, and launches; frees the table's columns."""
+    table = spans.try_table("calls", notes)
     tree = None if table is None else call_tree(table, "operator", ranks)
     if table is None or tree is None or not len(tree.name):
         return None, None
-    return tree, launched(spans, table, ranks, remarks)
+    return tree, launched_work(spans, table, ranks, notes)
 
 
-def _sorted(rows: Iterable[_Row]) -> list[_Row]:
-    """Return the rows by time of the device, then of the host."""
+def _by_cost(rows: Iterable[_Row]) -> list[_Row]:
+    """Return the rows by device total, then by host total, descending."""
     return sorted(
         rows, key=lambda row: [-1 if row[at] is None else row[at] for at in (2, 4)], reverse=True
     )
 
 
-def _device(tree: CallTree, call: Int64s, duration: Int64s) -> list[list[Cell]]:
-    """Return by name the device's time with inner operators and without, and kernels."""
-    found, paths = call >= 0, tree.paths
-    alone = paths.sum(call[found], duration[found])
-    count = paths.sum(call[found], np.ones_like(duration[found]))
+def _device_costs(tree: CallTree, call: Int64s, duration: Int64s) -> list[list[Cell]]:
+    """Return by name device total, device self and number of kernels."""
+    known, paths = call >= 0, tree.paths
+    self_ns = paths.sum(call[known], duration[known])
+    count = paths.sum(call[known], np.ones_like(duration[known]))
     outer = paths.outermost
     return [
-        _by_name(tree, outer, paths.with_inner(alone)[outer]),
-        *(_by_name(tree, slice(None), values) for values in (alone, count)),
+        _by_name(tree, outer, paths.with_inner(self_ns)[outer]),
+        *(_by_name(tree, slice(None), values) for values in (self_ns, count)),
     ]
 
 
-def _operators_rows(tree: CallTree, device: Sequence[Sequence[Cell]]) -> Iterator[_Row]:
-    """Yield a row per operator."""
+def _operator_rows(tree: CallTree, device: Sequence[Sequence[Cell]]) -> Iterator[_Row]:
+    """Yield a row per operator; ``device`` are the columns of `_device_costs`."""
     paths, every = tree.paths, np.arange(len(tree.name))
     calls = _by_name(tree, slice(None), paths.sum(every, np.ones_like(every)))
-    alone = _by_name(tree, slice(None), paths.sum(every, tree.own_ns()))
+    host_self = _by_name(tree, slice(None), paths.sum(every, tree.self_ns()))
     outer = paths.outermost
-    whole = _by_name(tree, outer, paths.sum(every, tree.end_ns - tree.start_ns)[outer])
-    forward = _forward(tree)
+    host_total = _by_name(tree, outer, paths.sum(every, tree.end_ns - tree.start_ns)[outer])
+    forward = _forward_names(tree)
     for name in np.unique(tree.name).tolist():
-        total, own, kernels = (column[name] for column in device)
-        costs = (total, own, whole[name], alone[name], kernels)
+        total, self_ns, kernels = (column[name] for column in device)
+        costs = (total, self_ns, host_total[name], host_self[name], kernels)
         yield (tree.names[name] or None, calls[name], *costs, forward.get(name))
 
 
@@ -127,7 +136,7 @@ def _by_name(tree: CallTree, paths: Int64s | slice, values: Int64s) -> list[Cell
     return list(found.tolist())
 
 
-def _forward(tree: CallTree) -> dict[int, str]:
+def _forward_names(tree: CallTree) -> dict[int, str]:
     """Return per name that of the forward operator to which most of its calls belong."""
     rows = tree.forwards()
     linked = np.flatnonzero(rows >= 0)
@@ -139,102 +148,99 @@ def _forward(tree: CallTree) -> dict[int, str]:
     return {name: tree.names[forward] for name, forward in keys}
 
 
-def _operators_told(spans: Spans, ranks: Collection[int] | None, remarks: list[str]) -> Table:
-    """Return what Ascend's tools summed up themselves."""
-    table = spans.try_table("operators", remarks)
+def _ascend_operators(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> Table:
+    found = _ascend_sums(spans, "operators", ("operator", *_ASCEND_OPERATORS), ranks, notes)
+    if found is None:
+        why = " ".join([_NO_OPERATORS.format(_subject(ranks)), *notes])
+        return Table("operators", _OPERATOR_COLUMNS, abstained=why)
+    rows = _by_cost((name, *sums, None, None) for name, sums in found.items())
+    return Table("operators", _OPERATOR_COLUMNS, rows, " ".join(notes))
+
+
+def _ascend_sums(
+    spans: Spans,
+    name: str,
+    columns: Sequence[str],
+    ranks: Collection[int] | None,
+    notes: list[str],
+) -> dict[Cell, list[Any]] | None:
+    """Sum a table of Ascend over ranks by its first column; None if the run has no such rows."""
+    table = spans.try_table(name, notes)
     if table is None or not len(table.rows):
-        why = _NO_CALLS.format("" if ranks is None else f" of ranks {sorted(ranks)}")
-        return Table("operators", _OPERATORS_COLUMNS, abstained="; ".join([why, *remarks]))
-    found: dict[Cell, list[Cell]] = {}
-    for rank, name, *cells in zip(
-        *map(table.column, ("rank", "operator", *_OPERATORS_TOLD)), strict=True
-    ):
+        return None
+    found: dict[Cell, list[Any]] = {}
+    for rank, key, *cells in zip(*map(table.column, ("rank", *columns)), strict=True):
         if ranks is None or rank in ranks:
-            pairs: Any = zip(found.get(name, [None] * len(cells)), cells, strict=True)
-            found[name] = [a if b is None else b if a is None else a + b for a, b in pairs]
-    remarks.append("These are the sums of Ascend's own tools.")
-    rows = _sorted((name, *sums, None, None) for name, sums in found.items())
-    return Table("operators", _OPERATORS_COLUMNS, rows, " ".join(remarks))
+            pairs: Any = zip(found.get(key, [None] * len(cells)), cells, strict=True)
+            found[key] = [a if b is None else b if a is None else a + b for a, b in pairs]
+    notes.append(_ASCEND_NOTE)
+    return found
 
 
-_COLUMNS = (
-    Column("module", "text"),
-    Column("calls", "count"),
-    Column("device total", "duration", "ns"),
-    Column("device self", "duration", "ns"),
-    Column("backward total", "duration", "ns"),
-    Column("backward self", "duration", "ns"),
-    Column("host total", "duration", "ns"),
-    Column("host self", "duration", "ns"),
-    Column("path", "text"),
-)
-_PREFIX = "nn.Module: "  # as torch writes it in its traces
-_TOLD = ("calls", "total", "self")  # of Ascend
-_NO_MODULES = (
-    "no modules were recorded{}; torch.profiler records them with Python stacks "
-    "(integrated: {{profile_with_module: true}} or torch_profiler: {{with_stack: true}})"
-)
+def _subject(ranks: Collection[int] | None) -> str:
+    return "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
 
 
-class _Cost(NamedTuple):
-    """The device's time per path, with the paths inside and without; both ways and backward."""
+class _ModuleCosts(NamedTuple):
+    """Device time per path: total and self, of forward and backward together, and of backward."""
 
     total: Int64s
-    alone: Int64s
+    self_ns: Int64s
     backward_total: Int64s
-    backward_alone: Int64s
+    backward_self: Int64s
 
 
 def modules(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
-    """Sum the calls of each module by the modules that it lies in, inner ones below outer ones.
+    """Sum the calls of each module as a tree: nested modules are indented below outer ones.
 
-    A module is told by its place: the path ``Model_0.Block_3.Linear_7`` holds the names of all
-    modules around it, as torch numbers them; the first column its own name, with a space for each
-    of those around. Of siblings the most expensive one comes first. ``self`` is without the modules
-    inside.
+    A module is identified by its path: ``Model_0.Block_3.Linear_7`` contains the names of all
+    modules around it, as torch numbers them. The first column has its own name, indented by a space
+    per level. Siblings are ordered by cost. ``self`` excludes nested modules.
 
-    A kernel or copy belongs to the innermost module that was open on its thread when it was
-    launched. Where none was, it counts as backward: to the module in which the forward operator
-    began to whose backward operator it belongs. The columns ``device`` hold both. The row
-    `UNATTRIBUTED` has what belongs to no module: with it ``device self`` adds up to the time of all
-    kernels and copies. ``host self`` adds up to the time in which threads were in modules.
+    A kernel or copy belongs to the innermost module that was open on its thread at its launch. If
+    none was open, it counts as backward, to the module that called the forward operator of its
+    backward operator. The columns ``device`` contain both.
 
-    Where a run has no calls but Ascend's own sums (the table ``modules``), those are shown; they
-    are by name alone.
+    The row `UNATTRIBUTED` has the work that belongs to no module: with it, ``device self`` adds up
+    to the time of all kernels and copies. ``host self`` adds up to the time that threads spent in
+    modules.
+
+    A run without calls can have Ascend's own sums by name (the table ``modules``); then it shows
+    those.
     """
-    remarks: list[str] = []
-    table = spans.try_table("calls", remarks)
+    notes: list[str] = []
+    table = spans.try_table("calls", notes)
     tree = None if table is None else call_tree(table, "module", ranks)
     if table is None or tree is None or not len(tree.name):
-        return _told(spans, ranks, remarks)
+        return _ascend_modules(spans, ranks, notes)
     if tree.too_deep:
-        return Table("modules", _COLUMNS, abstained="; ".join([tree.too_deep, *remarks]))
-    operators = call_tree(table, "operator", ranks)
-    rows = list(_rows(tree, operators, launched(spans, table, ranks, remarks)))
-    if rows[-1][0] != UNATTRIBUTED:
-        remarks.append("No kernels were recorded: the device's time is not known.")
-    return Table("modules", _COLUMNS, rows, " ".join(remarks))
-
-
-def _rows(tree: CallTree, operators: CallTree, found: Launched | None) -> Iterator[_Row]:
-    """Yield the rows of modules, and what belongs to none."""
-    if found is None:
-        yield from _places(tree, None)
-        return
-    forward, backward = tree.launching(found), _backward(tree, operators, found)
+        return Table("modules", _MODULE_COLUMNS, abstained=" ".join([tree.too_deep, *notes]))
+    work = launched_work(spans, table, ranks, notes)
+    if work is None:
+        rows = [*_module_rows(tree, None)]
+        return Table("modules", _MODULE_COLUMNS, rows, " ".join([*notes, _NO_KERNELS]))
+    forward = tree.launching(work)
+    backward = _backward_modules(tree, call_tree(table, "operator", ranks), work)
     backward[forward != NONE] = NONE
-    yield from _places(tree, _cost(tree, found.duration_ns, forward, backward))
-    lost = int(found.duration_ns[(forward == NONE) & (backward == NONE)].sum())
-    yield (UNATTRIBUTED, None, lost, lost, *(None,) * 5)
+    costs = [
+        tree.paths.sum(call[call != NONE], work.duration_ns[call != NONE])
+        for call in (forward, backward)
+    ]
+    both, inner = costs[0] + costs[1], tree.paths.with_inner
+    rows = [*_module_rows(tree, _ModuleCosts(inner(both), both, inner(costs[1]), costs[1]))]
+    rest = int(work.duration_ns[(forward == NONE) & (backward == NONE)].sum())
+    rows.append((UNATTRIBUTED, None, rest, rest, *(None,) * 5))
+    return Table("modules", _MODULE_COLUMNS, rows, " ".join(notes))
 
 
-def _backward(tree: CallTree, operators: CallTree, kernels: Launched) -> Int64s:
-    """Return the module to whose backward each kernel belongs, `NONE` without.
+def _backward_modules(tree: CallTree, operators: CallTree, work: LaunchedWork) -> Int64s:
+    """Return the module to whose backward each kernel or copy belongs, else `NONE`.
 
-    Of the operators around a launch it is the innermost one that has a forward operator.
+    Of the operators around a launch, the innermost one with a forward operator decides.
     """
     forward = operators.forwards()
-    found = np.append(forward, NONE)[_linked(operators, forward)[operators.launching(kernels)]]
+    nearest = _nearest_with_forward(operators, forward)
+    found = np.append(forward, NONE)[nearest[operators.launching(work)]]
     rows = found[found != NONE]
     thread = operators.threads[operators.lane[rows] % max(len(operators.threads), 1)]
     lane = tree.lane_of(operators.rank[rows], thread)
@@ -242,10 +248,10 @@ def _backward(tree: CallTree, operators: CallTree, kernels: Launched) -> Int64s:
     return found
 
 
-def _linked(operators: CallTree, forward: Int64s) -> Int64s:
-    """Return the nearest operator with a forward one that each is or lies in; the last is `NONE`.
+def _nearest_with_forward(operators: CallTree, forward: Int64s) -> Int64s:
+    """Return the innermost operator with a forward one around each, itself included.
 
-    So that `NONE`, as an index, finds `NONE`.
+    The last item is `NONE`: indexed by `NONE` it gives `NONE`.
     """
     ends = np.append(forward != NONE, True)  # the search ends at the top, too
     found = np.append(np.arange(len(forward)), NONE)
@@ -254,34 +260,24 @@ def _linked(operators: CallTree, forward: Int64s) -> Int64s:
     return found
 
 
-def _cost(tree: CallTree, duration: Int64s, forward: Int64s, backward: Int64s) -> _Cost:
-    alone = []
-    for call in (forward, backward):
-        found = call != NONE
-        alone.append(tree.paths.sum(call[found], duration[found]))
-    both, inner = alone[0] + alone[1], tree.paths.with_inner
-    return _Cost(inner(both), both, inner(alone[1]), alone[1])
-
-
-def _places(tree: CallTree, cost: _Cost | None) -> Iterator[_Row]:
+def _module_rows(tree: CallTree, costs: _ModuleCosts | None) -> Iterator[_Row]:
     """Yield a row per path, each followed by those inside it."""
     paths, every = tree.paths, np.arange(len(tree.name))
     calls = paths.sum(every, np.ones_like(every))
     host = paths.sum(every, tree.end_ns - tree.start_ns)
-    columns = (host, paths.sum(every, tree.own_ns()))
-    weight = host if cost is None else cost.total
+    columns = (host, paths.sum(every, tree.self_ns()))
+    weight = host if costs is None else costs.total
     titles: list[str] = []
     short = [name.removeprefix(_PREFIX) for name in tree.names]
     for above, name in zip(paths.parent.tolist(), paths.name.tolist(), strict=True):
         titles.append(f"{titles[above]}.{short[name]}" if above >= 0 else short[name])
-    for at in _downwards(paths.parent, np.lexsort((-host, -weight))):
-        device = [None] * 4 if cost is None else [int(column[at]) for column in cost]
+    for at in _depth_first(paths.parent, np.lexsort((-host, -weight))):
+        device = [None] * 4 if costs is None else [int(column[at]) for column in costs]
         title = " " * int(paths.depth[at]) + short[int(paths.name[at])]
-        own = (int(column[at]) for column in columns)
-        yield (title, int(calls[at]), *device, *own, titles[at])
+        yield (title, int(calls[at]), *device, *(int(each[at]) for each in columns), titles[at])
 
 
-def _downwards(parent: Int64s, order: Int64s) -> Iterator[int]:
+def _depth_first(parent: Int64s, order: Int64s) -> Iterator[int]:
     """Yield all paths, each before those inside it, siblings in the order given."""
     inside: dict[int, list[int]] = {}
     for at in order[::-1].tolist():
@@ -293,19 +289,11 @@ def _downwards(parent: Int64s, order: Int64s) -> Iterator[int]:
         stack.extend(inside.get(at, ()))
 
 
-def _told(spans: Spans, ranks: Collection[int] | None, remarks: Sequence[str]) -> Table:
-    """Return what Ascend's tools summed up themselves."""
-    more = list(remarks)
-    table = spans.try_table("modules", more)
-    if table is None or not len(table.rows):
-        why = _NO_MODULES.format("" if ranks is None else f" of ranks {sorted(ranks)}")
-        return Table("modules", _COLUMNS, abstained="; ".join([why, *more]))
-    found: dict[Cell, tuple[Any, ...]] = {}
-    for rank, name, *cells in zip(*map(table.column, ("rank", "module", *_TOLD)), strict=True):
-        if ranks is None or rank in ranks:
-            pairs: Any = zip(found.get(name, (0, 0, 0)), cells, strict=True)
-            found[name] = tuple(a + b for a, b in pairs)
-    every = sorted(found.items(), key=lambda item: -item[1][1])
-    rows: list[_Row] = [(name, calls, *(None,) * 4, *host, None) for name, (calls, *host) in every]
-    more.append("These are the sums of Ascend's own tools.")
-    return Table("modules", _COLUMNS, rows, " ".join(more))
+def _ascend_modules(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> Table:
+    found = _ascend_sums(spans, "modules", ("module", *_ASCEND_MODULES), ranks, notes)
+    if found is None:
+        why = " ".join([_NO_MODULES.format(_subject(ranks)), *notes])
+        return Table("modules", _MODULE_COLUMNS, abstained=why)
+    by_total = sorted(found.items(), key=lambda item: -item[1][1])
+    rows = [(name, calls, *(None,) * 4, *host, None) for name, (calls, *host) in by_total]
+    return Table("modules", _MODULE_COLUMNS, rows, " ".join(notes))

@@ -286,6 +286,20 @@ def _paint(first: Int64s, last: Int64s, cells: int) -> Int64s:
     return top
 
 
+def open_spans(spans: Spans, kind: Kind, rank: int, times: Int64s) -> Int64s:
+    """Return the row of the span of a kind that is open on a rank at each time, or -1.
+
+    Of several open ones it is the one that started last.
+    """
+    rows = spans.rows(kind=kind, rank=rank)
+    ends = np.concatenate([spans.start_ns[rows], spans.end_ns[rows]])
+    edges, places = np.unique(ends, return_inverse=True)
+    label = paint(places[: len(rows)], places[len(rows) :], len(edges) - 1)
+    at = np.concatenate([[-1], label, [-1]])[np.searchsorted(edges, times, side="right")]
+    found: Int64s = np.append(rows, -1)[at]
+    return found
+
+
 def containing_step(spans: Spans, steps: Int64s, rows: Int64s, group: Int64s) -> Int64s:
     """Return for each row the step in which it starts, as an index into ``steps``, or -1.
 

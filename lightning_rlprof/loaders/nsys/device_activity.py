@@ -14,7 +14,15 @@ from lightning_rlprof.loaders.nsys.nvtx_ranges import Ranges, pid_of, possible, 
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import innermost
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, kernel_table, known
+from lightning_rlprof.tables.kernels import (
+    HIDDEN_IN_GRAPHS,
+    UNKNOWN,
+    Coded,
+    Kernels,
+    distinct,
+    kernel_table,
+    known,
+)
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -209,7 +217,7 @@ class Device:
                 _replayed(columns).sum(),
                 "kernels ran in CUDA graph replays and belong to the stage of the launch",
             ),
-            (whole, "replays of CUDA graphs hide their kernels (nsys --cuda-graph-trace=node)"),
+            (whole, f"CUDA graph replays: {HIDDEN_IN_GRAPHS} (use nsys --cuda-graph-trace=node)"),
         )
 
 

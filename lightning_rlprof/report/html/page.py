@@ -80,8 +80,8 @@ _SECTIONS = {
     ),
     "breakdown": (
         "What the device did",
-        "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time of "
-        "each row; what is overlapped is among the compute.",
+        "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time. "
+        "Overlapped communication and memcpy are part of it already.",
     ),
     "idle": ("Why the device idled", "Idle time by what it waited for; unknown is not guessed."),
     "overlap": (

@@ -217,8 +217,9 @@ def test_a_real_trace_is_the_same_as_itself(name: str, by: str) -> None:
     spans = load(KINETO / f"{name}.json.gz")
     table = trace_diff(spans, spans, by=by)  # type: ignore[arg-type]
     assert all(row[3:6] == (0, 0, 0) and row[6] in (1.0, None) for row in table.rows)
-    work = device_work(spans, None, [])
-    inside = work.duration[work.step > 0] if (work.step > 0).any() else work.duration
+    work = device_work(spans)
+    step = work.numbers("step", 0)
+    inside = work.duration[step > 0] if (step > 0).any() else work.duration
     assert table.rows[-1][1] == int(inside.sum()) > 0
     left = {"h100_qwen1.5-0.5b": "outside of steps: 30% of A's time, 30% of B's."}.get(name)
     assert left in table.note if left else "outside of steps" not in table.note

@@ -1,4 +1,4 @@
-"""Counters over time, against a walk through every nanosecond."""
+"""Counters over time, against every nanosecond, one by one."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -106,8 +106,8 @@ def broken() -> Table:
 
 
 def test_it_abstains_without_counters() -> None:
-    assert device_counters(loaded([])).abstained == "no device tool recorded counters"
-    assert device_counters(with_samples(loaded([]))).abstained == "no device tool recorded counters"
+    for spans in (loaded([]), with_samples(loaded([]))):
+        assert str(device_counters(spans).abstained).startswith("This run has no device counters.")
     spans = replace(loaded([]), tables={"counters": broken})
     assert "trace.json: is no trace" in str(device_counters(spans).abstained)
 
@@ -131,7 +131,7 @@ STAGES = st.lists(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(SAMPLES, STAGES, STAGES, st.none() | st.integers(0, 40))
-def test_it_agrees_with_a_walk_through_time(
+def test_it_agrees_with_every_nanosecond(
     samples: list[Sample], first: list[Any], second: list[Any], closed: int | None
 ) -> None:
     ranks = [[stage(name, at, at + size) for name, at, size in own] for own in (first, second)]

@@ -1,4 +1,4 @@
-"""The table of the way through steps: exact sums, names, and what it leaves out."""
+"""The table of the critical path inside a rank: exact sums, names, and what it leaves out."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
 from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
+from lightning_rlprof.analysis.device.work import no_work
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.load import load
@@ -50,10 +51,10 @@ def test_a_step_is_divided_among_host_launch_kernel_and_host_again() -> None:
         ("host", "cudaLaunchKernel", "actor_update", 0.01, 10, None, 1),
         ("launch latency", None, "actor_update", 0.01, 10, None, 1),
     ]
-    assert table.note == "Of the way through 1 step: host 51.0%, kernel 48.0%, launch latency 1.0%."
+    assert table.note == "Critical path over 1 step: host 51.0%, kernel 48.0%, launch latency 1.0%."
 
 
-def test_work_beside_the_way_counts_to_what_is_not_on_it() -> None:
+def test_work_off_the_path_lowers_the_share_that_is_on_it() -> None:
     short = Kernel("gemm", 121, 241, launch=100, call=10, stream=3, stage="actor_update")
     table = device_critical_path(job(STEP, [LAUNCH, SYNC], [GEMM, short]))
     assert table.rows[0] == ("kernel", "gemm", "actor_update", 0.48, 480, 0.8, 1)
@@ -69,7 +70,7 @@ def test_communication_and_copies_are_parts_of_their_own() -> None:
     assert sums["copy", "Memcpy DtoH"] == 290  # its call returned after it: the host waited
 
 
-def test_a_step_that_ends_inside_of_the_one_before_has_no_way_of_its_own() -> None:
+def test_a_step_that_ends_inside_the_one_before_has_no_path() -> None:
     rows = [Row("step", "step", at, 1000 * at, 1000 * at + 1000) for at in range(3)]
     starts = (100, 200, 1100, 2100)
     calls = [Call("cudaLaunchKernel", at, at + 10, "runtime") for at in starts]
@@ -84,7 +85,7 @@ def test_a_step_that_ends_inside_of_the_one_before_has_no_way_of_its_own() -> No
 
 
 @pytest.mark.parametrize("kind", ["memset", "DtoD", "HtoD"])
-def test_copies_that_nobody_fetches_are_not_waited_for(kind: str) -> None:
+def test_the_host_does_not_wait_for_copies_that_stay_on_the_device(kind: str) -> None:
     calls = [LAUNCH, Call("cudaMemsetAsync", 700, 760, "runtime")]
     kernel = GEMM._replace(start=115, end=705)
     found = told(job(STEP, calls, [kernel], [Copy(kind, 725, 728, launch=700, call=60)]))
@@ -132,7 +133,7 @@ def test_steps_follow_one_another_where_the_host_runs_ahead() -> None:
     assert "3 steps: kernel 97.8%" in table.note
 
 
-def test_a_late_start_that_nothing_explains_is_unknown() -> None:
+def test_a_late_start_without_a_known_cause_is_an_unattributed_delay() -> None:
     late = 110 + LATENCY_NS + 1
     kernel = GEMM._replace(start=late, end=late + 9)
     rows = [Row("step", "step", 1, 0, late + 9)]
@@ -175,7 +176,7 @@ def test_only_what_was_captured_counts() -> None:
     assert sum(told(beside).values()) == 600 - 100
 
 
-def test_waits_that_nsight_systems_tells_are_waits() -> None:
+def test_waits_that_nsight_systems_records_are_waits() -> None:
     columns = [Column(name, "count") for name in ("rank", "kind", "start", "duration")]
     rows = [(0, "stream waits for event", 5, 900), (0, "event", 150, 470)]
     sync = Table("sync", tuple(columns), rows)
@@ -196,7 +197,7 @@ def test_ranks_add_up_and_can_be_chosen() -> None:
     assert "2 steps on 2 ranks" in device_critical_path(spans).note
     alone = replace(spans, tables=run(calls[:2], kernels).tables)
     assert device_critical_path(alone).note.endswith(
-        "Of 1 ranks no calls were recorded: they are left out."
+        "1 ranks are left out: their host calls were not recorded."
     )
 
 
@@ -208,15 +209,15 @@ def test_rows_beyond_the_top_are_one() -> None:
         device_critical_path(spans, top=0)
 
 
-def test_without_steps_it_is_all_that_was_recorded() -> None:
+def test_without_steps_it_covers_the_whole_recording() -> None:
     table = device_critical_path(
         job([Row("actor_update", "stage", 0, 0, 90)], [LAUNCH, SYNC], [GEMM])
     )
     assert sum(int(row[4] or 0) for row in table.rows) == 600
-    assert "Of the way through what was recorded: kernel 80.0%" in table.note
+    assert "Critical path over the whole recording: kernel 80.0%" in table.note
 
 
-def test_a_step_that_launches_nothing_has_no_way() -> None:
+def test_a_step_that_launches_nothing_has_no_path() -> None:
     later = [Row("step", "step", 2, 1_000, 1_100), Row("step", "step", 3, 1_100, 1_200)]
     launch = LAUNCH._replace(start=1_150, end=1_160)
     last = GEMM._replace(start=1_165, end=1_170, launch=1_150)
@@ -226,24 +227,20 @@ def test_a_step_that_launches_nothing_has_no_way() -> None:
 
 
 def test_it_abstains_without_kernels_or_calls() -> None:
-    assert device_critical_path(loaded(STEP)).abstained == "no device tool recorded kernels"
-    assert (
-        device_critical_path(job(STEP, [LAUNCH], [])).abstained == "no device tool recorded kernels"
-    )
-    assert device_critical_path(job(STEP, [SYNC], [GEMM]), ranks=[5]).abstained == (
-        "no device tool recorded kernels of ranks [5]"
-    )
+    assert device_critical_path(loaded(STEP)).abstained == no_work(None)
+    assert device_critical_path(job(STEP, [LAUNCH], [])).abstained == no_work(None)
+    assert device_critical_path(job(STEP, [SYNC], [GEMM]), ranks=[5]).abstained == no_work([5])
     outside = GEMM._replace(start=1_200, end=1_300, launch=1_100)
     assert device_critical_path(job(STEP, [SYNC], [outside])).abstained == (
-        "no step that was watched launched work of a device"
+        "No step that was profiled launched device work."
     )
-    silent = device_critical_path(job(STEP, None, [GEMM])).abstained
-    assert silent == "for what the host waited is not known: its calls were not recorded"
+    without_calls = device_critical_path(job(STEP, None, [GEMM])).abstained
+    assert str(without_calls).startswith("Host calls were not recorded, so what the host waited")
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="no real captures in ../shared/data")
 @pytest.mark.parametrize("name", ["text_level1_rank0", "db_level1_rank0"])
-def test_ascend_tells_its_waits(name: str) -> None:
+def test_ascend_captures_have_waits(name: str) -> None:
     spans = load(DATA / "ascend" / name)
     table = device_critical_path(spans, top=None)
     parts: Counter[object] = Counter()

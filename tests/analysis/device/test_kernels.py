@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.device.kernels import kernels
-from lightning_rlprof.analysis.device.work import OTHERS
+from lightning_rlprof.analysis.device.work import OTHERS, no_work
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Copy, Kernel, run
@@ -66,14 +66,14 @@ def test_more_than_ten_names_keep_their_mean_and_the_rest_is_one_exact_row() -> 
     assert (own["mean"], own["p50"], own["kind"]) == (sum(rest) // 10, sorted(rest)[4], None)
     assert own["std"] == round(statistics.pstdev(rest))
     assert sum(some.column("total")) == sum(every.column("total"))
-    assert some.note == "others holds the names beyond the first 10."
+    assert some.note == "others sums up the names beyond the first 10."
 
 
 def test_as_many_names_as_asked_for_leave_no_rest() -> None:
     spans = run(None, [*lasting("a", 1), *lasting("b", 1)])
     assert kernels(spans, top=2).column("kernel") == ["a", "b"]
     assert kernels(spans, top=1).column("kernel") == ["a", OTHERS]
-    with pytest.raises(RlprofError, match=r"top=0: kernels shows 1 or more"):
+    with pytest.raises(RlprofError, match=r"top=0: must be 1 or more"):
         kernels(spans, top=0)
 
 
@@ -114,9 +114,9 @@ def test_long_names_stay_whole() -> None:
 
 @pytest.mark.parametrize("given_kernels", [None, []])
 def test_it_abstains_without_kernels(given_kernels: list[Kernel] | None) -> None:
-    assert kernels(run(None, given_kernels)).abstained == "no device tool recorded kernels"
+    assert kernels(run(None, given_kernels)).abstained == no_work(None)
     one = kernels(run(None, lasting("a", 1)), ranks=[9])
-    assert one.abstained == "no device tool recorded kernels of ranks [9]"
+    assert one.abstained == no_work([9])
 
 
 runs = st.builds(

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.launches import FULL, launches, unpaired
+from lightning_rlprof.analysis.device.launches import FULL, launches, unmatched_launches
+from lightning_rlprof.analysis.device.work import no_work
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.table import Table
 from tests.builders.calls import Call, Copy, Kernel, run
@@ -112,7 +113,7 @@ def test_what_starts_before_its_launch_is_said_and_counts_to_no_delay() -> None:
     assert told(table, "launches", "API time total", "delay max", "queue max depth") == [
         (2, 4, 5, 1)
     ]
-    assert table.note.startswith("1 launches count to no delay")
+    assert table.note.startswith("1 launches start before they were launched")
 
 
 def test_a_delay_far_from_the_others_is_late() -> None:
@@ -175,14 +176,14 @@ def test_one_rank_alone() -> None:
 @pytest.mark.parametrize(
     ("kernels", "why"),
     [
-        (None, "no device tool recorded kernels"),
-        ([], "no device tool recorded kernels"),
-        ([Kernel("k", 0, 1)], "when kernels were launched is not recorded"),
+        (None, no_work(None)),
+        ([], no_work(None)),
+        ([Kernel("k", 0, 1)], "The profiler recorded no launch times of kernels."),
     ],
 )
 def test_it_abstains_without_launches(kernels: list[Kernel] | None, why: str) -> None:
     assert launches(run([], kernels)).abstained == why
-    assert "of ranks [9]" in str(launches(run([], kernels), ranks=[9]).abstained)
+    assert "Ranks [9] have" in str(launches(run([], kernels), ranks=[9]).abstained)
 
 
 @st.composite
@@ -258,29 +259,29 @@ TRACES = SHARED_DATA / "kineto"
 
 
 def test_in_a_whole_trace_each_launch_has_its_kernel() -> None:
-    assert unpaired(traced(*feed(Feed(pieces=300)))) == (300, 0)
+    assert unmatched_launches(traced(*feed(Feed(pieces=300)))) == (300, 0)
 
 
 def test_what_is_lost_is_counted_and_a_lost_launch_is_no_lost_kernel() -> None:
     kernels, calls = feed(Feed(pieces=300))
     kept = thinned(kernels, 0.2, 1)
-    assert unpaired(traced(kept, calls)) == (300, 300 - len(kept))
+    assert unmatched_launches(traced(kept, calls)) == (300, 300 - len(kept))
     less = thinned(calls, 0.2, 1)
-    assert unpaired(traced(kernels, less)) == (len(less), 0)
+    assert unmatched_launches(traced(kernels, less)) == (len(less), 0)
 
 
 def test_a_launch_of_another_rank_at_the_same_time_is_another_one() -> None:
     kernels, calls = feed(Feed(pieces=300))
     others = [{**call, "rank": 1} for call in calls]
-    assert unpaired(traced(kernels, [*calls, *others])) == (600, 300)
+    assert unmatched_launches(traced(kernels, [*calls, *others])) == (600, 300)
 
 
 def test_copies_and_other_calls_are_no_launches_of_kernels() -> None:
     kernels, calls = feed(Feed(pieces=300))
     more = [{**call, "name": name} for call in calls[:9] for name in ("cudaMemcpyAsync", "aten::a")]
-    assert unpaired(traced(kernels, [*calls, *more])) == (300, 0)
-    assert unpaired(traced(kernels, more)) is None
-    assert unpaired(traced(kernels)) is None
+    assert unmatched_launches(traced(kernels, [*calls, *more])) == (300, 0)
+    assert unmatched_launches(traced(kernels, more)) is None
+    assert unmatched_launches(traced(kernels)) is None
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_real_traces_are_whole(name: str) -> None:
     path = TRACES / f"{name}.json.gz"
     if not path.exists():
         pytest.skip(f"NO TRACES: {path} is not here")
-    found = unpaired(load(path))
+    found = unmatched_launches(load(path))
     assert found is not None
     assert found.launches > 50
-    assert found.alone == 0
+    assert found.unmatched == 0

@@ -1,18 +1,11 @@
-"""What is read of device work once for all analyses of it, and how time is cut."""
+"""The timeline of device work that several analyses share, and how its time is cut."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.timeline import (
-    COMMUNICATION,
-    COMPUTE,
-    COPY,
-    NEVER,
-    NO_STAGE,
-    device_runs,
-    grid_of,
-)
+from lightning_rlprof.analysis.device.timeline import NEVER, device_timeline, grid_of
+from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, COPY, NO_STAGE
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, kernel_table
 from lightning_rlprof.tables.spans import Spans
@@ -52,26 +45,26 @@ def test_kernels_come_from_columns_as_a_loader_writes_them() -> None:
     rows = {rank: [Row("actor_update", "stage", 1, 0, 60)] for rank in (0, 1)}
     spans = replace(spans_of(Job(rows)), tables={"kernels": kernels})
 
-    runs = device_runs(spans)
+    timeline = device_timeline(spans)
 
-    assert [(lane.rank, lane.device) for lane in runs.lanes] == [(0, None), (0, 3), (1, 5)]
-    copy, gemm, nccl = (lane.runs for lane in runs.lanes)
-    assert [runs.kind.tolist() for runs in (copy, gemm, nccl)] == [
+    assert [(lane.rank, lane.device) for lane in timeline.lanes] == [(0, None), (0, 3), (1, 5)]
+    copy, gemm, nccl = (lane.work for lane in timeline.lanes)
+    assert [work.kind.tolist() for work in (copy, gemm, nccl)] == [
         [COPY],
         [COMPUTE],
         [COMMUNICATION],
     ]
-    assert [runs.launch_ns.tolist() for runs in (copy, gemm, nccl)] == [[29], [25], [NEVER]]
-    assert [runs.graph.tolist() for runs in (gemm, nccl)] == [[-1], [4]]
-    assert (runs.stages, gemm.stage.tolist(), nccl.stage.tolist()) == (
+    assert [work.launch_ns.tolist() for work in (copy, gemm, nccl)] == [[29], [25], [NEVER]]
+    assert [work.graph.tolist() for work in (gemm, nccl)] == [[-1], [4]]
+    assert (timeline.stages, gemm.stage.tolist(), nccl.stage.tolist()) == (
         ["actor_update", "mine"],
         [1],
         [NO_STAGE],
     )
-    assert runs.copies
+    assert timeline.copies
 
 
-def test_copies_have_a_table_of_their_own_that_may_lack_launches_and_graphs() -> None:
+def test_the_table_of_copies_may_lack_launches_and_graphs() -> None:
     spans = spans_of(Job(RUN, [Work("compute", 0, 10)]))
     own = [
         {k: v for k, v in rows_of([Work("copy", 5, 9)])[0].items() if k not in ("launch", "graph")}
@@ -79,10 +72,10 @@ def test_copies_have_a_table_of_their_own_that_may_lack_launches_and_graphs() ->
     own[0]["kind"] = own[0].pop("kernel")
     both = replace(spans, tables={**spans.tables, "memcpy": lambda: table("memcpy", own)})
 
-    (lane,) = device_runs(both).lanes
+    (lane,) = device_timeline(both).lanes
 
-    assert lane.runs.kind.tolist() == [COMPUTE, COPY]
-    assert lane.runs.launch_ns.tolist() == [NEVER, NEVER]
+    assert lane.work.kind.tolist() == [COMPUTE, COPY]
+    assert lane.work.launch_ns.tolist() == [NEVER, NEVER]
 
 
 def test_work_comes_by_start_then_launch_and_none_is_empty() -> None:
@@ -93,21 +86,21 @@ def test_work_comes_by_start_then_launch_and_none_is_empty() -> None:
         Work("copy", 10, 20, launch_ns=5),
     ]
 
-    (lane,) = device_runs(spans_of(Job(RUN, work))).lanes
+    (lane,) = device_timeline(spans_of(Job(RUN, work))).lanes
 
-    assert lane.runs.start_ns.tolist() == [10, 10, 30]
-    assert lane.runs.launch_ns.tolist() == [5, 8, NEVER]
+    assert lane.work.start_ns.tolist() == [10, 10, 30]
+    assert lane.work.launch_ns.tolist() == [5, 8, NEVER]
 
 
 def test_a_rank_reaches_from_its_first_span_launch_or_work_to_its_last() -> None:
     work = [Work("compute", 90, 120, launch_ns=-7), Work("compute", 20, 30, device=1)]
 
-    lanes = device_runs(spans_of(Job(RUN, work))).lanes
+    lanes = device_timeline(spans_of(Job(RUN, work))).lanes
 
     assert [(lane.start_ns, lane.end_ns) for lane in lanes] == [(-7, 120)] * 2
 
 
-def test_the_hosts_stages_are_those_of_the_thread_that_trains() -> None:
+def test_the_hosts_stages_are_those_of_the_training_thread() -> None:
     rows = [
         Row("step", "step", 1, 0, 50, MAIN, id=1),
         Row("actor_update", "stage", 1, 10, 20, MAIN, id=2),
@@ -115,14 +108,16 @@ def test_the_hosts_stages_are_those_of_the_thread_that_trains() -> None:
         Row("reward", "stage", 1, 50, 60, 7, id=4),
     ]
 
-    found = device_runs(spans_of(Job({0: rows}, [Work("compute", 0, 10)])))
+    found = device_timeline(spans_of(Job({0: rows}, [Work("compute", 0, 10)])))
 
     (lane,) = found.lanes
     assert [found.stages[code] for code in lane.host.stage.tolist()] == ["actor_update"]
 
 
 def test_a_grid_is_gapless_and_cut_wherever_something_changes() -> None:
-    (lane,) = device_runs(spans_of(Job(RUN, [Work("compute", 10, 20), Work("copy", 15, 30)]))).lanes
+    (lane,) = device_timeline(
+        spans_of(Job(RUN, [Work("compute", 10, 20), Work("copy", 15, 30)]))
+    ).lanes
 
     grid = grid_of(lane, ints(50, 300))
 
@@ -132,12 +127,12 @@ def test_a_grid_is_gapless_and_cut_wherever_something_changes() -> None:
     assert [part.tolist() for part in grid.cells(ints(-5, 15), ints(10, 200))] == [[0, 2], [1, 6]]
 
 
-def test_a_table_that_cannot_be_read_is_a_remark() -> None:
+def test_a_table_that_cannot_be_read_is_noted() -> None:
     spans: Spans = spans_of(Job(RUN, [Work("compute", 0, 10)]))
     both = replace(spans, tables={**spans.tables, "memcpy": broken})
 
-    found = device_runs(both)
+    found = device_timeline(both)
 
     assert len(found.lanes) == 1
-    assert "The table memcpy could not be read: trace.json: is no trace." in found.remarks
-    assert device_runs(replace(spans, tables={"kernels": broken})).lanes == []
+    assert "The table memcpy could not be read: trace.json: is no trace." in found.notes
+    assert device_timeline(replace(spans, tables={"kernels": broken})).lanes == []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
 from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
+from lightning_rlprof.analysis.device.work import no_work
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_jobs import jobs
 from tests.builders.device_work import UNSEEN, Job, Work, devices, rows_of, spans_of, table
@@ -164,7 +165,7 @@ def test_where_replays_hide_their_kernels_nothing_is_said_to_idle() -> None:
     job = Job({0: [Row("run", "region", 1, 0, 30)]}, [Work("compute", 10, 20)], note=UNSEEN)
 
     assert one(job) == {"untraced": {"wall": 30, "compute": 10, "unknown": 20}}
-    assert "whether the device idled is not known" in breakdown(spans_of(job)).note
+    assert "so device idle time is unknown" in breakdown(spans_of(job)).note
 
 
 def test_devices_of_one_rank_are_apart_and_each_has_its_whole_time() -> None:
@@ -188,7 +189,7 @@ def test_copies_that_nobody_recorded_are_not_known_rather_than_none() -> None:
     without, with_none = (breakdown(spans_of(Job(rows, work, copies))) for copies in (None, []))
 
     assert without.column("exposed memcpy") == without.column("overlapped memcpy") == [None, None]
-    assert "Copies were not recorded: they are among idle." in without.note
+    assert "Copies were not recorded; their time counts as idle." in without.note
     assert with_none.column("exposed memcpy") == [0, 0]
     assert with_none.note == ""
 
@@ -201,13 +202,13 @@ def test_ranks_without_device_work_are_counted_and_not_said_to_idle() -> None:
     table = breakdown(spans_of(job))
 
     assert table.column("rank") == [0, None]
-    assert "Of 1 ranks no device work was recorded" in table.note
+    assert "1 ranks have no device work" in table.note
 
 
 def test_without_device_work_it_abstains() -> None:
     table = breakdown(spans_of(Job({0: [Row("run", "region", 1, 0, 30)]})))
 
-    assert table.abstained == "no kernels and no copies of a device were recorded"
+    assert table.abstained == no_work(None)
     assert not table.rows
 
 
@@ -347,12 +348,15 @@ def test_the_first_kernel_of_a_replay_is_launched_by_the_call_that_replays() -> 
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        (Job(IDLE_RUN), "no kernels and no copies of a device were recorded"),
+        (Job(IDLE_RUN), no_work(None)),
         (
             Job(IDLE_RUN, [Work("compute", 0, 9)], [], note=UNSEEN),
-            "no device is known to have idled",
+            "No device was idle while it was profiled.",
         ),
-        (Job(IDLE_RUN, [Work("compute", 0, 10**6)], []), "no device is known to have idled"),
+        (
+            Job(IDLE_RUN, [Work("compute", 0, 10**6)], []),
+            "No device was idle while it was profiled.",
+        ),
     ],
 )
 def test_without_idle_time_it_abstains(job: Job, reason: str) -> None:
@@ -445,7 +449,7 @@ def test_the_most_exposed_operation_comes_first_after_the_device_itself() -> Non
         ("all_gather", "0", 190, 0, 190, 0.0, 1),
         ("all_reduce", "0", 70, 50, 20, 50 / 70, 1),
     ]
-    assert "add up to more than all" in overlap(spans).note
+    assert "more than `all`" in overlap(spans).note
 
 
 def test_copies_hide_nothing() -> None:
@@ -457,5 +461,5 @@ def test_copies_hide_nothing() -> None:
 def test_without_communication_it_abstains() -> None:
     table = overlap(spans_of(Job(OVERLAP_RUN, [Work("compute", 0, 10)], [])))
 
-    assert table.abstained == "no communication was recorded"
+    assert table.abstained == "No device of this run has communication kernels."
     assert not table.rows

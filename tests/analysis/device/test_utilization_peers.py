@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.device.timeline import device_runs
+from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, overlap
 from lightning_rlprof.loaders.load import load
 from tests.places import SHARED_DATA
@@ -60,8 +60,8 @@ def test_compute_other_work_and_idle_are_htas(name: str) -> None:
     table = breakdown(spans)
     names = [column.name for column in table.columns]
     ours = dict(zip(names, table.rows[-1], strict=True))
-    (lane,) = device_runs(spans).lanes
-    outside = lane.runs.start_ns.min() - lane.start_ns + lane.end_ns - lane.runs.end_ns.max()
+    (lane,) = device_timeline(spans).lanes
+    outside = lane.work.start_ns.min() - lane.start_ns + lane.end_ns - lane.work.end_ns.max()
     waits = 5 if name == "cuda_event_sync" else 0  # of the host for a stream: work, says HTA
 
     theirs = hta(name)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.wait_chain import GAP, HOST, LAUNCH, Walk
+from lightning_rlprof.analysis.device.wait_chain import GAP, HOST, LAUNCH, WaitChain
+from lightning_rlprof.analysis.device.work import NOT_RECORDED
 from tests.effort import examples
 
-UNKNOWN = -(2**63)
 LATENCY, TURN = 5, 2
 
 
@@ -68,13 +68,13 @@ class Machine:
     def way(self, unknown: Sequence[int] = (), low: int = 0) -> list[Piece]:
         """Return the way from the end back to some moment, the last piece first."""
         columns = np.array(self.pieces, np.int64).reshape(-1, 4).T.copy()
-        columns[3, list(unknown)] = UNKNOWN
+        columns[3, list(unknown)] = NOT_RECORDED
         waits = np.array(self.waits, np.int64).reshape(-1, 2).T
-        walk = Walk(*columns, (waits[0], waits[1]), UNKNOWN)
+        chain = WaitChain(*columns, (waits[0], waits[1]))
         ends = columns[1].tolist()
         last = ends.index(self.end) if self.end in ends else HOST
-        way = walk.ways([(low, self.end, last)])
-        columns = (way.start.tolist(), way.end.tolist(), way.what.tolist())
+        path = chain.paths([(low, self.end, last)])
+        columns = (path.start.tolist(), path.end.tolist(), path.what.tolist())
         return sorted(map(Piece, *columns), reverse=True)
 
 

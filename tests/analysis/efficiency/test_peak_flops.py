@@ -6,7 +6,6 @@ import pytest
 
 from lightning_rlprof.analysis.efficiency.peak_flops import (
     DEVICES,
-    attention_flops,
     bandwidth_of,
     kind_of,
     peak_of,
@@ -89,11 +88,8 @@ def sample(pattern: str) -> str:
     return first
 
 
-def test_formulas_are_those_of_the_papers() -> None:
+def test_the_formula_is_that_of_the_paper() -> None:
     assert token_flops(1e9, "training") == 3 * token_flops(1e9, "forward") == 6e9
-    # PaLM 540B, appendix B: 118 layers, 48 heads of 256, sequences of 2,048.
-    assert attention_flops(118, 48 * 256, 2048, "training") == 12 * 118 * 48 * 256 * 2048
-    assert attention_flops(2, 8, 4, "forward") * 3 == attention_flops(2, 8, 4, "training")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_rlprof.analysis.device.launches import Unpaired, unpaired
+from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
 from lightning_rlprof.analysis.findings.category_evidence import category_shares
 from lightning_rlprof.analysis.findings.finding import KERNELS_LOST, Finding, NotChecked, RunData
 from lightning_rlprof.tables.spans import Spans
@@ -81,7 +81,9 @@ def test_where_kernels_were_lost_it_abstains() -> None:
     spans = trained(thinned(kernels, 0.2, 1), calls)
     assert claims(spans) == set()
     assert why(spans, "exposed communication") == KERNELS_LOST
-    assert unpaired(spans) == Unpaired(len(calls), len(calls) - len(thinned(kernels, 0.2, 1)))
+    assert unmatched_launches(spans) == UnmatchedLaunches(
+        len(calls), len(calls) - len(thinned(kernels, 0.2, 1))
+    )
 
 
 def test_if_kernels_show_the_host_the_category_is_not_checked() -> None:

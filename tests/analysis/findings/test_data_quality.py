@@ -115,7 +115,11 @@ def test_remarks_and_hosts_are_warnings(spans: Spans) -> None:
         (kernels([None, None]), "ok", "no kernel ran in a graph replay"),
         (kernels([]), "not checked", "no kernels were recorded"),
         (kernels([None, 0, 0]), "warn", "2 kernels ran in graph replays"),
-        (kernels([None], "5 replays of CUDA graphs hide their kernels"), "warn", "aren't visible"),
+        (
+            kernels([None], "5 CUDA graph replays: kernels inside CUDA graphs aren't visible"),
+            "warn",
+            "aren't visible",
+        ),
     ],
 )
 def test_replays_of_graphs_are_a_warning(spans: Spans, table: Table, state: str, text: str) -> None:

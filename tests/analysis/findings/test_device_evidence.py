@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.device.timeline import device_runs
+from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import idle
 from lightning_rlprof.analysis.findings.device_evidence import (
     _host_wait,
@@ -154,7 +154,7 @@ def no_calls() -> Sequence[Cells]:
 @given(jobs())
 def test_what_waits_for_the_host_is_what_idle_says(job: Job) -> None:
     spans = spans_of(job)
-    lanes = [lane for lane in device_runs(spans).lanes if len(lane.known[0])]
+    lanes = [lane for lane in device_timeline(spans).lanes if len(lane.profiled[0])]
     assert sum(_host_wait(lane).late.sum() for lane in lanes) == host_bound(spans)
 
 

@@ -122,14 +122,18 @@ def test_kernels_tell_of_time_and_of_ranks_that_no_span_tells_of() -> None:
 
 def test_copies_have_a_table_of_their_own() -> None:
     spans = with_kernels(loaded([stage("actor_update", 0, 50)]), Kernel(0, "gemm", 0, 20))
-    copies = kernels_of([Kernel(0, "HtoD", 15, 30, "actor_update"), Kernel(0, "DtoH", 49, 50)])
+    table = kernels_of([Kernel(0, "HtoD", 15, 30, "actor_update"), Kernel(0, "DtoH", 49, 50)])
+    names = [
+        replace(each, name="kind") if each.name == "kernel" else each for each in table.columns
+    ]
+    copies = replace(table, columns=tuple(names))
     both = replace(spans, tables={**spans.tables, "memcpy": lambda: copies})
     assert totals_of(both) == {"compute": 20, "exposed memcpy": 11, "host-bound idle": 19}
     assert "exposed memcpy" not in sources(spans)
 
 
 def test_with_kernels_hidden_in_graphs_idle_is_unknown() -> None:
-    note = "3 replays of CUDA graphs hide their kernels (nsys --cuda-graph-trace=node)"
+    note = "3 CUDA graph replays: kernels inside CUDA graphs aren't visible"
     spans = loaded([stage("actor_update", 0, 50)])
     spans = with_kernels(spans, Kernel(0, "a", 0, 9), Kernel(0, "b", 40, 50), note=note)
     assert totals_of(spans) == {"compute": 50}

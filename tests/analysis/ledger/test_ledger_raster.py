@@ -61,7 +61,8 @@ def spans_of(folder: Path, job: Job) -> Spans:
 
 def table_of(name: str, kernels: list[Kernel]) -> Table:
     kinds = ("count", "text", "duration", "duration", "text", "count")
-    columns = tuple(Column(*each) for each in zip(COLUMNS, kinds, strict=True))
+    names = ("rank", "kernel" if name == "kernels" else "kind", *COLUMNS[2:])
+    columns = tuple(Column(*each) for each in zip(names, kinds, strict=True))
     rows = [(k.rank, k.name, k.start_ns, k.end_ns - k.start_ns, k.stage, k.step) for k in kernels]
     return Table(name, columns, rows)
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from lightning_rlprof.analysis.device.work import NOT_RECORDED, launch_calls
 from lightning_rlprof.analysis.operators.call_tree import (
     NONE,
-    UNKNOWN,
     CallTree,
     call_tree,
-    drivers,
-    launched,
+    launched_work,
 )
 from lightning_rlprof.tables.interval_nesting import enclosing
 from tests.builders.calls import Call, Copy, Kernel, run, traces
@@ -49,7 +48,7 @@ def test_calls_come_by_thread_and_start_outer_ones_first() -> None:
     )
     assert [tree.names[code] for code in tree.name] == ["outer", "inner", "later", "other thread"]
     assert tree.around.tolist() == [-1, 0, 0, -1]
-    assert tree.own_ns().tolist() == [10_000, 10_000, 10_000, 90_000]
+    assert tree.self_ns().tolist() == [10_000, 10_000, 10_000, 90_000]
 
 
 def test_a_call_that_ends_a_microsecond_late_lies_in_the_one_around_it() -> None:
@@ -59,13 +58,13 @@ def test_a_call_that_ends_a_microsecond_late_lies_in_the_one_around_it() -> None
     after = tree_of([Call("outer", 0, 10_000), Call("next", 10_000, 10_500)])
     assert rounded.around.tolist() == [-1, 0]
     assert beside.around.tolist() == after.around.tolist() == [-1, -1]
-    assert rounded.own_ns().tolist() == [4_000, 7_000]  # no nanosecond twice
+    assert rounded.self_ns().tolist() == [4_000, 7_000]  # no nanosecond twice
 
 
 def test_a_thread_that_is_not_known_is_one_of_its_own() -> None:
     tree = tree_of([Call("a", 0, 10_000, thread=None), Call("b", 0, 10_000)])  # type: ignore[arg-type]
     assert tree.around.tolist() == [-1, -1]
-    found = tree.at(tree.lane_of(ints(0, 0), ints(7, UNKNOWN)), ints(5, 5)).tolist()
+    found = tree.at(tree.lane_of(ints(0, 0), ints(7, NOT_RECORDED)), ints(5, 5)).tolist()
     assert [tree.names[tree.name[at]] for at in found if at != NONE] == ["b"]
     assert found[1] == NONE
 
@@ -77,14 +76,14 @@ def test_one_rank_alone() -> None:
 
 def test_an_empty_tree_answers() -> None:
     tree = tree_of([])
-    assert tree.own_ns().tolist() == tree.forwards().tolist() == tree.paths.of.tolist() == []
+    assert tree.self_ns().tolist() == tree.forwards().tolist() == tree.paths.of.tolist() == []
     assert tree.at(ints(0, -1), ints(5, 5)).tolist() == [NONE, NONE]
     assert tree.paths.outermost.tolist() == []
     spans = run([], [Kernel("k", 1, 2, 0)])
-    found = launched(spans, spans.table("calls"), None, [])
+    found = launched_work(spans, spans.table("calls"), None, [])
     assert found is not None
     assert tree.launching(found).tolist() == [NONE]
-    assert launched(run([], []), spans.table("calls"), None, []) is None
+    assert launched_work(run([], []), spans.table("calls"), None, []) is None
 
 
 def test_forward_operators_are_found_by_their_number_in_the_same_rank() -> None:
@@ -133,7 +132,7 @@ def test_every_moment_belongs_to_the_call_that_began_last(trace) -> None:
             middle = ints(begin), ints(end - 1)
             expected = [max(over, default=NONE)] * 2
             assert [int(tree.at(ints(lane), at)[0]) for at in middle] == expected
-    assert tree.own_ns().tolist() == own.tolist()
+    assert tree.self_ns().tolist() == own.tolist()
 
 
 @given(traces())
@@ -185,18 +184,22 @@ def test_a_launch_is_the_drivers_call_of_the_same_rank_start_and_length() -> Non
             driver("other rank", 6, 9, rank=1),
         ]
     ).table("calls")
-    rank, launch, took = ints(0, 0, 0, 1, 0), ints(5, 5, 6, 6, UNKNOWN), ints(4, 5, 3, 3, UNKNOWN)
-    assert drivers(table, rank, launch, took).tolist() == [2, 1, NONE, 3, NONE]
-    assert drivers(run([]).table("calls"), rank, launch, took).tolist() == [NONE] * 5
+    rank, launch, took = (
+        ints(0, 0, 0, 1, 0),
+        ints(5, 5, 6, 6, NOT_RECORDED),
+        ints(4, 5, 3, 3, NOT_RECORDED),
+    )
+    assert launch_calls(table, rank, launch, took).tolist() == [2, 1, NONE, 3, NONE]
+    assert launch_calls(run([]).table("calls"), rank, launch, took).tolist() == [NONE] * 5
 
 
 def test_a_copy_has_the_thread_of_the_call_that_launched_it() -> None:
     calls = [Call("cudaMemcpyAsync", 5, 9, kind="runtime", thread=33)]
     copies = [Copy("HtoD", 20, 27, launch=5, call=4), Copy("HtoD", 30, 31)]
     spans = run(calls, [Kernel("k", 0, 1)], copies)
-    found = launched(spans, spans.table("calls"), None, [])
+    found = launched_work(spans, spans.table("calls"), None, [])
     assert found is not None
-    assert found.thread.tolist() == [7, 33, UNKNOWN]
+    assert found.thread.tolist() == [7, 33, NOT_RECORDED]
     assert found.duration_ns.tolist() == [1, 7, 1]
 
 
@@ -208,7 +211,9 @@ def test_of_drivers_calls_that_began_at_once_each_launch_has_its_own() -> None:
         for at, (rank, took) in enumerate(shapes)
     ]
     table = run([*calls, Call("launch", 7, 9, kind="runtime")]).table("calls")
-    found = drivers(table, ints(0, 1, 1, 1, 0), ints(5, 5, 5, 5, 7), ints(4, 4, 6, 5, 2)).tolist()
+    found = launch_calls(
+        table, ints(0, 1, 1, 1, 0), ints(5, 5, 5, 5, 7), ints(4, 4, 6, 5, 2)
+    ).tolist()
     own = [*zip(*(table.column(each) for each in ("rank", "start", "duration")), strict=True)]
     assert [at if at == NONE else own[at] for at in found] == [
         (0, 5, 4),
@@ -232,6 +237,6 @@ def test_a_million_calls_take_seconds() -> None:
         tuple("abcdefghij"), lane, lane[:1], lane, lane, np.arange(count) % 10, start, end, lane,
         lane - 1, enclosing(lane, start, end),
     )  # fmt: skip
-    assert int(tree.own_ns().sum()) == int((end - start)[::10].sum())
+    assert int(tree.self_ns().sum()) == int((end - start)[::10].sum())
     assert len(tree.paths.name) == 10
     assert time.perf_counter() - began < 20

@@ -145,7 +145,7 @@ def test_without_kernels_the_host_alone_is_told() -> None:
 def test_it_abstains_without_modules_and_names_the_switch(calls) -> None:
     table = modules(run(calls, [Kernel("k", 0, 1)]))
     assert table.abstained is not None
-    assert "of ranks [9]" in str(modules(run(calls), ranks=[9]).abstained)
+    assert "Ranks [9] have" in str(modules(run(calls), ranks=[9]).abstained)
     assert "profile_with_module: true" in table.abstained
     assert "with_stack: true" in table.abstained
 
@@ -253,7 +253,7 @@ def test_modules_without_calls_a_capture_of_ascend_shows_the_sums_of_its_own_too
 def test_modules_that_lie_deeper_in_one_another_than_any_program_are_not_told() -> None:
     calls = [module(f"Block_{at}", at, 9_000 - at) for at in range(1_001)]
     assert len(modules(run(calls[:-1])).rows) == 1_000
-    assert modules(run(calls)).abstained == "calls lie in one another 1,001 deep, beyond 1,000"
+    assert modules(run(calls)).abstained == "Calls are nested 1,001 deep, more than 1,000."
 
 
 DATA = SHARED_DATA
@@ -377,7 +377,7 @@ def test_one_rank_alone() -> None:
 def test_it_abstains_without_operators_and_says_what_records_them(calls) -> None:
     table = operators(run(calls, [Kernel("k", 0, 1)]))
     assert table.abstained is not None
-    assert "of ranks [9]" in str(operators(run(calls), ranks=[9]).abstained)
+    assert "Ranks [9] have" in str(operators(run(calls), ranks=[9]).abstained)
     assert "profile_with_cpu: true" in table.abstained
 
 
@@ -495,4 +495,4 @@ def test_without_calls_a_capture_of_ascend_shows_the_sums_of_its_own_tools() -> 
 def test_calls_that_lie_deeper_in_one_another_than_any_program_are_not_told() -> None:
     calls = [Call("aten::mm", at, 9_000 - at) for at in range(1_001)]
     assert operators(run(calls[:-1])).column("calls") == [1_000]
-    assert operators(run(calls)).abstained == ("calls lie in one another 1,001 deep, beyond 1,000")
+    assert operators(run(calls)).abstained == ("Calls are nested 1,001 deep, more than 1,000.")

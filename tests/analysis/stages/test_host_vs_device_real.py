@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.analysis.device.timeline import device_runs
+from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
@@ -51,7 +51,7 @@ def cells_of(spans: Spans) -> dict[str, int]:
 def test_parts_add_up_to_the_time_of_all_devices(name: str) -> None:
     cells = total(name)
 
-    lanes = device_runs(loaded(name)).lanes
+    lanes = device_timeline(loaded(name)).lanes
     assert cells["wall"] == sum(cells[part] for part in PARTS)
     assert cells["wall"] == sum(lane.end_ns - lane.start_ns for lane in lanes)
     assert cells["compute"] > 0
@@ -128,8 +128,8 @@ def test_ascends_own_step_trace_says_the_same(folder: str, rounding: int) -> Non
         **cells,
         "idle": cells["idle"] - every["exposed memcpy"],
     }
-    (lane,) = device_runs(spans).lanes
-    outside = lane.runs.start_ns.min() - lane.start_ns + lane.end_ns - lane.runs.end_ns.max()
+    (lane,) = device_timeline(spans).lanes
+    outside = lane.work.start_ns.min() - lane.start_ns + lane.end_ns - lane.work.end_ns.max()
 
     theirs = {name: spans.table("step_trace").column(name)[0] for name in ("computing", "free")}
     for name in ("communication not overlapped", "overlapped"):

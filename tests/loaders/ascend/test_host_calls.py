@@ -230,7 +230,7 @@ def test_real_texts_and_databases_tell_the_same_calls() -> None:
 @pytest.mark.parametrize("folder", CAPTURES, ids=lambda folder: folder.name)
 def test_operators_of_a_real_capture_take_all_of_the_devices_time(folder: Path) -> None:
     run = read_ascend(folder)
-    work = device_work(run, None, [])
+    work = device_work(run)
 
     table = operators(run)
 

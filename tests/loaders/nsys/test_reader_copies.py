@@ -121,7 +121,7 @@ def test_replays_alone_hide_their_kernels(export: NsysExport) -> None:
 
     table = spans.table("kernels")
     assert not table.rows
-    assert "1 replays of CUDA graphs hide their kernels" in table.note
+    assert "1 CUDA graph replays: kernels inside CUDA graphs aren't visible" in table.note
     assert any("replays of CUDA graphs hide them" in note.text for note in spans.notes)
     assert "Kernels inside CUDA graphs aren't visible" in ledger(spans).note
     assert [header.device for header in spans.headers.values()] == ["cuda"]
