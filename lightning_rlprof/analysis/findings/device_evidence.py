@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.timeline import NEVER, Lane, Runs, grid_of
+from lightning_rlprof.analysis.device.timeline import NEVER, Lane, LaneWork, grid_of
 from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
 from lightning_rlprof.analysis.findings.finding import (
     KERNELS_LOST,
@@ -126,16 +126,16 @@ def _idle_finding(
 
 def _host_wait(lane: Lane) -> _HostWait:
     """Measure when a device waited for its host, with the definitions of `idle`."""
-    runs, grid = lane.work, grid_of(lane)
+    work, grid = lane.work, grid_of(lane)
     start, end = grid.idle()
-    launch = runs.starting_at(end)[1]
+    launch = work.starting_at(end)[1]
     known, after = launch <= end, launch > start
     until = np.where(end - launch.clip(start, end) <= LATENCY_NS, end, launch.clip(start, end))
     late = np.where(known & after, until - start, 0)
-    cuts = runs.start_ns[np.arange(1, _PARTS) * len(runs.start_ns) // _PARTS]
+    cuts = work.start_ns[np.arange(1, _PARTS) * len(work.start_ns) // _PARTS]
     longest = int(np.argmax(late)) if len(late) else 0
     times = (int(start[longest]), int(end[longest])) if len(late) else (0, 0)
-    short = _short_gaps(runs)
+    short = _short_gaps(work)
     return _HostWait(
         _by_part(cuts, start, late),
         _by_part(cuts, start, np.where(known, 0, end - start)),
@@ -151,10 +151,10 @@ def _by_part(cuts: Int64s, times: Int64s, ns: Int64s) -> Float64s:
     return np.array([part.sum() for part in parts], np.float64)
 
 
-def _short_gaps(runs: Runs) -> Int64s:
+def _short_gaps(work: LaneWork) -> Int64s:
     """Return the short gaps before work that was launched during the gap; same as `_GAPS`."""
-    free = np.maximum.accumulate(runs.end_ns)[:-1]
-    gap, launch, graph = runs.start_ns[1:] - free, runs.launch_ns[1:], runs.graph[1:]
+    free = np.maximum.accumulate(work.end_ns)[:-1]
+    gap, launch, graph = work.start_ns[1:] - free, work.launch_ns[1:], work.graph[1:]
     keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER) & (graph < 0)
     found: Int64s = gap[keep]
     return found

@@ -1,7 +1,7 @@
 """Kernels, operators and queues of real traces beside HTA's, where a Python has it.
 
 Opt-in: ``RLPROF_PEERS`` names a Python that has the package ``traceinsight``, in an environment of
-its own. What HTA gets otherwise than these analyses is explained in ``docs/internals/validation.md``.
+its own. ``docs/internals/validation.md`` explains the differences from HTA.
 """
 
 import json
