@@ -69,12 +69,12 @@ def test_no_name_means_two_labels() -> None:
 
 
 def test_every_name_of_the_table_is_found_as_it_stands_there() -> None:
-    for label, listed in NAMES.items():
-        assert {category_of(name) for name in listed.split()} == {label}
+    for category, listed in NAMES.items():
+        assert {category_of(name) for name in listed.split()} == {category}
 
 
 @pytest.mark.parametrize(
-    ("name", "label"),
+    ("name", "category"),
     [
         ("Actor-Update", Category.COMPUTE),
         ("wake up", Category.OFFLOAD),
@@ -89,12 +89,12 @@ def test_every_name_of_the_table_is_found_as_it_stands_there() -> None:
         ("…", NO_CATEGORY),
     ],
 )
-def test_capitals_signs_and_owners_do_not_count_and_the_rest_does(name: str, label: int) -> None:
-    assert category_of(name) == label
+def test_capitals_signs_and_owners_do_not_count_and_the_rest_does(name: str, category: int) -> None:
+    assert category_of(name) == category
 
 
 def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
-    assert [label.text for label in Category] == [
+    assert [category.text for category in Category] == [
         "compute",
         "exposed communication",
         "collective wait",
@@ -116,7 +116,7 @@ def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "label"),
+    ("name", "category"),
     [
         (
             "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -133,8 +133,8 @@ def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
         ("ampere_sgemm_32x32_sliced1x4_tn", "COMPUTE"),
     ],
 )
-def test_kernels_are_told_by_their_names(name: str, label: str) -> None:
-    assert kernel_categories([name]).tolist() == [Category[label]]
+def test_kernels_have_a_category_by_their_names(name: str, category: str) -> None:
+    assert kernel_categories([name]).tolist() == [Category[category]]
 
 
 def test_the_page_lists_the_same_names_under_the_same_categories() -> None:

@@ -1,4 +1,4 @@
-"""A label is charged only with time that cannot be another one's; lost events never add a claim."""
+"""A category is reported only for its own time; lost events never add a finding."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_exposed_transfer_by_kernels_is_charged_from_its_threshold_where_none_ar
     assert claims(trained(kernels, calls)) == {MOVES}
 
 
-def test_without_a_way_to_see_lost_kernels_it_takes_a_fifth() -> None:
+def test_if_lost_kernels_cannot_be_detected_the_threshold_is_a_fifth() -> None:
     kernels, _ = device(compute=0.85, talk=0.15)
     assert claims(trained(kernels)) == set()
     kernels, _ = device(compute=0.7, talk=0.3)

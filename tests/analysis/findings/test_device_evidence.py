@@ -48,9 +48,7 @@ def host_bound(spans: Spans) -> int:
 @pytest.mark.parametrize(
     ("how", "text"), [(Feed(), SHORT), (Feed(kernel=9_900, stall=1_500_000), LONG)]
 )
-def test_it_fires_on_a_host_that_is_late_and_tells_short_gaps_from_long(
-    how: Feed, text: str
-) -> None:
+def test_it_reports_a_late_host_and_separates_short_gaps_from_long(how: Feed, text: str) -> None:
     spans = traced(*feed(how))
     (claim,) = idle_results(spans)
     assert isinstance(claim, Finding)

@@ -1,6 +1,6 @@
-"""Memory that keeps growing is a finding without a price; set-up, plateaus and noise are none.
+"""Growing memory is a finding without a cost in time; setup, plateaus and noise are not findings.
 
-A verdict that accuses becomes a claim about just that rank; what is not sure accuses nobody.
+A straggler is a finding on exactly that rank; inconclusive verdicts are not findings.
 """
 
 from dataclasses import replace
@@ -167,7 +167,7 @@ def test_it_fires_on_the_slow_rank_with_a_price_and_a_link_to_its_stages() -> No
 
 
 @pytest.mark.parametrize("script", [Script(), Script(uneven=0.3), Script(more={2: 1.5})])
-def test_it_is_silent_where_nobody_is_slow_or_the_work_is_uneven(script: Script) -> None:
+def test_it_is_silent_without_a_straggler_or_with_load_imbalance(script: Script) -> None:
     assert list(slow_ranks(RunData(play(script, 5).spans))) == []
 
 
@@ -190,6 +190,6 @@ def test_where_one_of_several_is_meant_all_are_named_and_it_is_less_sure() -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_deleting_a_fifth_of_the_events_of_a_healthy_run_accuses_nobody(seed: int) -> None:
+def test_deleting_a_fifth_of_the_events_of_a_healthy_run_names_no_rank(seed: int) -> None:
     spans = without(play(Script(uneven=0.3, steps=40), seed).spans, 0.2, seed)
     assert list(slow_ranks(RunData(spans))) == []

@@ -108,7 +108,7 @@ def test_the_device_counts_before_what_the_host_waits_for_but_not_within_a_valid
     assert totals_of(spans) == {"compute": 20, "data wait": 30, "checkpoint/eval": 50}
 
 
-def test_kernels_tell_of_time_and_of_ranks_that_no_span_tells_of() -> None:
+def test_kernels_cover_time_and_ranks_without_spans() -> None:
     spans = loaded([stage("mine", 0, 40), Row("", "epoch", 1, 0, 100)], [stage("mine", 0, 40)])
     spans = with_kernels(
         spans, Kernel(0, "gemm", 30, 60), Kernel(0, "x", 90, 95), Kernel(1, "y", 0, 10)

@@ -178,8 +178,8 @@ def test_every_nanosecond_has_the_label_and_step_that_a_rasteriser_gives_it(job:
     expected = raster(spans, range(job.world), job.kernels, job.copies if job.kernels else ())
     assert ledger_of(spans) == expected
     summed = Counter[Any]()
-    for (_, step, label), ns in expected.items():
-        summed[step, label] += ns
+    for (_, step, category), ns in expected.items():
+        summed[step, category] += ns
     for ranks in (1, 2, 64):
         assert together(spans, ranks) == summed
 
