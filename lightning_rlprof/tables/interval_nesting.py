@@ -4,18 +4,18 @@ Intervals are sorted by lane, then start, then the longer first. Time that two o
 without nesting, as in damaged traces, belongs to the later one.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 
 NONE = -1
-"""Stands for an interval that there is not."""
+"""Stands for no interval."""
 
 SLACK_NS = 1_000
-"""So much later may an interval end than the one that it lies in.
+"""An interval may end this much later than the one around it.
 
 Before torch 2.3 start and duration were each cut to microseconds.
 """
@@ -42,7 +42,7 @@ def enclosing(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
         reach = np.maximum.accumulate(end[first:last])
         bare = reach[:-1] <= start[first + 1 : last]  # all before are over
         around[first + 1 : last][bare] = NONE
-    return _leapt(around, start, end, SLACK_NS)
+    return _leap(around, lambda row, outer: _is_out(row, outer, start, end, SLACK_NS))
 
 
 def holding(around: Int64s, start: Int64s, end: Int64s) -> Int64s:
@@ -50,19 +50,28 @@ def holding(around: Int64s, start: Int64s, end: Int64s) -> Int64s:
 
     When one is over, the moment belongs to that one, unless it is over as well.
     """
-    return _leapt(around.copy(), start, end, 0)
+    return _leap(around.copy(), lambda row, outer: _is_out(row, outer, start, end, 0))
 
 
-def _leapt(around: Int64s, start: Int64s, end: Int64s, slack: int) -> Int64s:
-    """Let each leap on, in place, until what is around it holds it but for some slack."""
+def _leap(around: Int64s, is_out: Callable[[Int64s, Int64s], Mask]) -> Int64s:
+    """Replace, in place, what is around each interval by the nearest one that it is not out of.
+
+    All leap at once to what the one around them has found so far: whatever they leap over is not
+    around that one, and so not around them either.
+    """
     rows = np.flatnonzero(around >= 0)
     while len(rows):
         outer = around[rows]
-        out = (end[outer] <= start[rows]) | (end[rows] > end[outer] + slack)
+        out = is_out(rows, outer)
         rows, outer = rows[out], outer[out]
         around[rows] = around[outer]
         rows = rows[around[rows] >= 0]
     return around
+
+
+def _is_out(row: Int64s, outer: Int64s, start: Int64s, end: Int64s, slack: int) -> Mask:
+    out: Mask = (end[outer] <= start[row]) | (end[row] > end[outer] + slack)
+    return out
 
 
 def alone(lane: Int64s, start: Int64s, end: Int64s, holder: Int64s) -> Int64s:
@@ -139,16 +148,10 @@ def depths(around: Int64s) -> Int64s:
     return depth
 
 
-_Rows = npt.NDArray[np.int32]
-
-_NONE = -1
-_ROWS = 4_096
-
-
 class Enclosing:
-    """Ranges that nest and overlap, made ready to be asked for the one around a moment.
+    """Ranges that nest and overlap, prepared to find the innermost one at many times.
 
-    Making them ready takes O(n log n) time and a pass of Python over the ranges.
+    Preparing takes O(n log n) time.
 
     Args:
         lane: Lane of each range, e.g. a code of its thread; shape (ranges,).
@@ -158,14 +161,10 @@ class Enclosing:
 
     def __init__(self, lane: Int64s, start: Int64s, end: Int64s) -> None:
         # Of two that begin at once the shorter one is inside.
-        order = np.lexsort((-end, start, lane)).astype(np.int32)
-        edges = np.flatnonzero(np.diff(lane[order])) + 1
-        self._end = end
-        self._lanes: dict[int, tuple[_Rows, Int64s, _Rows]] = {
-            int(lane[rows[0]]): (rows, start[rows], _before(end[rows], end[rows] + 1))
-            for rows in np.split(order, edges)
-            if len(rows)
-        }
+        order = np.lexsort((-end, start, lane))
+        self._rows = np.append(order, NONE)
+        self._sorted = lane[order], start[order], end[order]
+        self._holder = holding(enclosing(*self._sorted), *self._sorted[1:])
 
     def at(self, lane: Int64s, point: Int64s) -> Int64s:
         """Return for each point the range of its lane that began last and contains it, else -1.
@@ -177,11 +176,7 @@ class Enclosing:
             lane: Lane of each point; shape (points,), as that of what is returned.
             point: Times of the points.
         """
-        found = np.full(len(point), _NONE, dtype=np.int64)
-        for each in np.unique(lane).tolist():
-            if each in self._lanes:
-                points = np.flatnonzero(lane == each)
-                found[points] = _of_lane(*self._lanes[each], self._end, point[points])
+        found: Int64s = self._rows[open_at(*self._sorted, self._holder, lane, point)]
         return found
 
 
@@ -199,22 +194,12 @@ def innermost(
     return Enclosing(lane, start, end).at(point_lane, point)
 
 
-def _of_lane(ranges: _Rows, start: Int64s, before: _Rows, end: Int64s, point: Int64s) -> Int64s:
-    at = np.searchsorted(start, point, side="right") - 1
-    while True:
-        over = (at >= 0) & (end[ranges[at]] <= point)
-        if not over.any():
-            break
-        at[over] = before[at[over]]
-    return np.where(at >= 0, ranges[at], _NONE)
-
-
 def parents(lane: Int64s, start: Int64s, end: Int64s, *, closed: bool = True) -> Int64s:
     """Return for each range the row of the last one before it that holds all of it, -1 where none.
 
     Ranges of one lane may overlap without nesting; what merely overlaps holds nothing of the other.
     Two of the same times hold one another in the order of their rows. Nothing is inside an instant,
-    a range that ends where it starts. Takes a pass of Python over the ranges.
+    a range that ends where it starts.
 
     Args:
         lane: Lane of each range, e.g. a code of its thread; shape (ranges,), as all others.
@@ -231,27 +216,10 @@ def parents(lane: Int64s, start: Int64s, end: Int64s, *, closed: bool = True) ->
     reach = np.where(end > start, end, np.iinfo(np.int64).min)
     until = end if closed else np.maximum(end, start + 1)
     order = np.argsort(lane, kind="stable")
-    edges = np.flatnonzero(np.diff(lane[order], prepend=lane[order][:1] - 1))
-    found = np.full(len(lane), _NONE, dtype=np.int64)
-    for rows in np.split(order, edges[1:]):
-        found[rows] = np.append(rows, _NONE)[_before(reach[rows], until[rows])]
+    reach, until = reach[order], until[order]
+    around = np.arange(-1, len(order) - 1)
+    around[np.flatnonzero(differs(lane[order]))] = NONE
+    _leap(around, lambda row, outer: reach[outer] < until[row])
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = np.append(order, NONE)[around]
     return found
-
-
-def _before(reach: Int64s, until: Int64s) -> _Rows:
-    """Return for each range the nearest one before it that reaches as far as it asks for.
-
-    Whatever lies between the two is over when this one is, so a search may leap over it.
-    """
-    before = np.full(len(reach), _NONE, dtype=np.int32)
-    stack: list[tuple[int, int]] = []  # of those that may still hold another: end and row
-    for low in range(0, len(reach), _ROWS):  # as Python's numbers they take five times the memory
-        part = slice(low, low + _ROWS)
-        rows = zip(reach[part].tolist(), until[part].tolist(), strict=True)
-        for at, (end, wanted) in enumerate(rows, low):
-            while stack and stack[-1][0] < wanted:
-                stack.pop()
-            if stack:
-                before[at] = stack[-1][1]
-            stack.append((end, at))
-    return before

@@ -128,7 +128,7 @@ def test_a_trace_that_is_cut_off_is_made_and_says_so(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-300])
     why = ingest([folder], jobs=1).column("why")
     assert why[0] is why[2] is None
-    assert "rank 1: it is cut off" in str(why[1])
+    assert "rank 1: it is truncated" in str(why[1])
     assert ingest([folder], jobs=1).column("why") == why
 
 
@@ -195,7 +195,7 @@ def test_a_process_that_is_killed_costs_its_file_alone(
     table = ingest([folder], jobs=1)
     assert states(table) == ["cached", "failed", "cached"]
     assert table.rows[1][3] == (
-        "its process ended: killed by SIGKILL, as the system does where memory is short"
+        "its process died: killed by SIGKILL, probably because memory ran out"
     )
 
 
@@ -207,7 +207,7 @@ class Deadly(source.Source):
             os.kill(os.getpid(), signal.SIGKILL)
         super().__init__(path, *rest)
 import lightning_rlprof.loaders.chrome.event_stream as head
-head.Source = Deadly
+source.Source = head.Source = Deadly
 """
 
 

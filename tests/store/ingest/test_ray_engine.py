@@ -38,7 +38,7 @@ if os.environ.get("RLPROF_TEST_MARKER"):
                 os.kill(os.getpid(), signal.SIGKILL)
             super().__init__(path, *rest)
     import lightning_rlprof.loaders.chrome.event_stream as head
-    head.Source = Deadly
+    source.Source = head.Source = Deadly
 """
 
 
