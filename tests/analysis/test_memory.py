@@ -97,7 +97,7 @@ def test_without_device_peaks_the_step_is_that_of_the_hosts_maximum() -> None:
     assert table.column("host") == [9, 8]
 
 
-def test_it_abstains_without_memory_and_says_what_to_configure() -> None:
+def test_it_abstains_without_memory_and_names_the_switch() -> None:
     for rows in ([], [span("a", 1, {"tokens": 1})], [span("a", 1, gpu(1), "region")]):
         table = memory(loaded(rows))
         assert table.rows == ()
@@ -131,7 +131,7 @@ def test_it_agrees_with_brute_force(drawn: list[list[Any]]) -> None:
                 (one[counter] for _, one in group if counter in one), default=None
             )
         assert cells["spans"] == len(group)
-        # Where the device told a peak the step is one that had it, else one of the host's highest.
+        # With device peaks the step is one with the peak, else one with the host's maximum.
         lead = "peak" if cells["peak"] is not None else "host"
         steps = {step for step, one in group if one.get(COLUMNS[lead]) == cells[lead]}
         assert cells["step"] in steps if cells[lead] is not None else cells["step"] is None
@@ -404,10 +404,10 @@ def test_a_real_ascend_capture_peaks_where_its_own_table_does() -> None:
 @pytest.mark.skipif(not KINETO.is_file(), reason="no real trace in ../shared/data/kineto")
 def test_a_real_torch_trace_peaks_where_its_own_events_do() -> None:
     events = json.loads(gzip.decompress(KINETO.read_bytes()))["traceEvents"]
-    told = [event["args"] for event in events if event["name"] == "[memory]"]
-    most = max(args["Total Allocated"] for args in told if args["Device Type"] == 1)
+    events_of_memory = [event["args"] for event in events if event["name"] == "[memory]"]
+    most = max(args["Total Allocated"] for args in events_of_memory if args["Device Type"] == 1)
     rows = {row["component"]: row for row in rows_of(load(KINETO)) if row["stage"] == "all"}
     assert rows["CUDA"]["peak"] == most > 10**9
-    assert rows["CUDA"]["samples"] == sum(args["Device Type"] == 1 for args in told)
+    assert rows["CUDA"]["samples"] == sum(args["Device Type"] == 1 for args in events_of_memory)
     assert int(rows["CUDA"]["fragmentation"] or -1) >= 0
     assert rows["CPU"]["fragmentation"] is None  # its allocator reserves nothing

@@ -27,17 +27,17 @@ GEMM = Kernel("gemm", 120, 600, launch=100, call=10, stage="actor_update")
 
 TOOL = {rank: header(rank, 2, config={}) for rank in range(2)}
 
-Told = dict[tuple[Any, ...], int]
+Totals = dict[tuple[Any, ...], int]
 
 
-def told(spans: Spans, **options: Any) -> Told:
+def totals(spans: Spans, **options: Any) -> Totals:
     """Return total by part, name and stage."""
     rows = device_critical_path(spans, **options).rows
     return {row[:3]: int(row[4] or 0) for row in rows}
 
 
 def job(rows: list[Row], *tables: Any) -> Spans:
-    """Return a trace of a tool, that is without a configuration of ours, with these tables."""
+    """Return an external trace, so without a configuration of rlprof, with these tables."""
     return replace(loaded(rows), headers=TOOL, tables=run(*tables).tables)
 
 
@@ -64,7 +64,7 @@ def test_communication_and_copies_are_parts_of_their_own() -> None:
     kernels = [Kernel("ncclDevKernel_AllReduce", 120, 300, launch=100, call=10)]
     copies = [Copy("DtoH", 310, 600, launch=290, call=320)]
     sums: Counter[str] = Counter()
-    for (part, name, _), total in told(job(STEP, [LAUNCH], kernels, copies)).items():
+    for (part, name, _), total in totals(job(STEP, [LAUNCH], kernels, copies)).items():
         sums[part, name] += total
     assert sums["communication", "ncclDevKernel_AllReduce"] == 180
     assert sums["copy", "Memcpy DtoH"] == 290  # its call returned after it: the host waited
@@ -88,7 +88,7 @@ def test_a_step_that_ends_inside_the_one_before_has_no_path() -> None:
 def test_the_host_does_not_wait_for_copies_that_stay_on_the_device(kind: str) -> None:
     calls = [LAUNCH, Call("cudaMemsetAsync", 700, 760, "runtime")]
     kernel = GEMM._replace(start=115, end=705)
-    found = told(job(STEP, calls, [kernel], [Copy(kind, 725, 728, launch=700, call=60)]))
+    found = totals(job(STEP, calls, [kernel], [Copy(kind, 725, 728, launch=700, call=60)]))
     assert {part for part, _, _ in found} == {"host"}
 
 
@@ -99,21 +99,21 @@ def test_a_copy_in_a_replay_waits_for_what_ran_before_it() -> None:
         Kernel("two", 420, 600, launch=100, call=300, graph=0),
     ]
     copies = [Copy("memset", 385, 415, launch=100, call=300)]
-    found = told(job(STEP, calls, kernels, copies))
+    found = totals(job(STEP, calls, kernels, copies))
     assert found["kernel", "one", None] == 230
     assert found["copy", "Memset", None] == 30
 
 
 def test_only_calls_of_the_driver_wait() -> None:
     module = Call("nn.Module: SynchronizedBatchNorm_0", 150, 620, kind="module")
-    assert {part for part, _, _ in told(job(STEP, [LAUNCH, module], [GEMM]))} == {"host"}
+    assert {part for part, _, _ in totals(job(STEP, [LAUNCH, module], [GEMM]))} == {"host"}
     free = SYNC._replace(name="cudaFree")
-    assert told(job(STEP, [LAUNCH, free], [GEMM]))["kernel", "gemm", "actor_update"] == 480
+    assert totals(job(STEP, [LAUNCH, free], [GEMM]))["kernel", "gemm", "actor_update"] == 480
 
 
 def test_a_kernel_that_ends_before_its_call_is_not_waited_for() -> None:
     short = GEMM._replace(start=112, end=118, call=30)
-    found = told(job(STEP, [LAUNCH._replace(end=130)], [short]))
+    found = totals(job(STEP, [LAUNCH._replace(end=130)], [short]))
     assert sum(found.values()) == 1_000
     assert {part for part, _, _ in found} == {"host"}
 
@@ -138,7 +138,7 @@ def test_a_late_start_without_a_known_cause_is_an_unattributed_delay() -> None:
     kernel = GEMM._replace(start=late, end=late + 9)
     rows = [Row("step", "step", 1, 0, late + 9)]
     assert (
-        told(job(rows, [LAUNCH], [kernel]))["unattributed delay", None, "actor_update"]
+        totals(job(rows, [LAUNCH], [kernel]))["unattributed delay", None, "actor_update"]
         == LATENCY_NS + 1
     )
 
@@ -149,7 +149,7 @@ def test_of_a_replay_only_the_first_kernel_waits_for_the_host() -> None:
         Kernel("one", 150, 200, launch=100, call=200, graph=0),
         Kernel("two", 205, 280, launch=100, call=200, graph=0),
     ]
-    found = told(job(STEP, calls, kernels))
+    found = totals(job(STEP, calls, kernels))
     assert found["kernel", "one", None] == 50
     assert found["kernel gap", None, None] == 5
     assert found["host", "cudaGraphLaunch", "actor_update"] == 50
@@ -157,9 +157,9 @@ def test_of_a_replay_only_the_first_kernel_waits_for_the_host() -> None:
 
 def test_calls_of_threads_that_neither_launch_nor_train_are_not_waited_for() -> None:
     aside = SYNC._replace(thread=99)
-    assert ("kernel", "gemm", "actor_update") not in told(job(STEP, [LAUNCH, aside], [GEMM]))
+    assert ("kernel", "gemm", "actor_update") not in totals(job(STEP, [LAUNCH, aside], [GEMM]))
     trains = SYNC._replace(thread=MAIN)
-    assert ("kernel", "gemm", "actor_update") in told(job(STEP, [LAUNCH, trains], [GEMM]))
+    assert ("kernel", "gemm", "actor_update") in totals(job(STEP, [LAUNCH, trains], [GEMM]))
 
 
 def test_only_what_was_captured_counts() -> None:
@@ -169,11 +169,11 @@ def test_only_what_was_captured_counts() -> None:
         Row(CLOSED, "region", 1, 640, 700),
         Row("step", "step", 2, 1000, 2000),
     ]
-    found = told(job(rows, [LAUNCH, SYNC], [GEMM]))
+    found = totals(job(rows, [LAUNCH, SYNC], [GEMM]))
     assert sum(found.values()) == 640 - 90
-    beside = job([*STEP, rows[-1]], [LAUNCH, SYNC], [GEMM])
-    beside = replace(beside, headers={0: header()})
-    assert sum(told(beside).values()) == 600 - 100
+    with_spans = job([*STEP, rows[-1]], [LAUNCH, SYNC], [GEMM])
+    with_spans = replace(with_spans, headers={0: header()})
+    assert sum(totals(with_spans).values()) == 600 - 100
 
 
 def test_waits_that_nsight_systems_records_are_waits() -> None:
@@ -182,7 +182,7 @@ def test_waits_that_nsight_systems_records_are_waits() -> None:
     sync = Table("sync", tuple(columns), rows)
     spans = job(STEP, None, [GEMM])
     spans = replace(spans, tables={**spans.tables, "sync": lambda: sync})
-    found = told(spans)
+    found = totals(spans)
     assert found["kernel", "gemm", "actor_update"] == 480
     assert found["host", "event", "actor_update"] == 20
 
@@ -192,8 +192,8 @@ def test_ranks_add_up_and_can_be_chosen() -> None:
     calls = [LAUNCH, SYNC, LAUNCH._replace(rank=1), SYNC._replace(rank=1)]
     kernels = [GEMM, GEMM._replace(rank=1, end=610)]
     spans = replace(loaded(*both), headers=TOOL, tables=run(calls, kernels).tables)
-    assert told(spans)["kernel", "gemm", "actor_update"] == 480 + 490
-    assert told(spans, ranks=[1])["kernel", "gemm", "actor_update"] == 490
+    assert totals(spans)["kernel", "gemm", "actor_update"] == 480 + 490
+    assert totals(spans, ranks=[1])["kernel", "gemm", "actor_update"] == 490
     assert "2 steps on 2 ranks" in device_critical_path(spans).note
     alone = replace(spans, tables=run(calls[:2], kernels).tables)
     assert device_critical_path(alone).note.endswith(

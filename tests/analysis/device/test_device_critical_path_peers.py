@@ -1,4 +1,4 @@
-"""The way through steps of real traces beside HTA's critical path, where a Python has it.
+"""Critical paths of real traces, compared with HTA's if a Python has it.
 
 Opt-in: ``RLPROF_PEERS`` names a Python that has the package ``traceinsight``. HTA takes one step
 and counts whole microseconds, so that shares are compared, not times.

@@ -1,4 +1,4 @@
-"""Sums of the way through steps are exact, whatever was recorded."""
+"""Sums of the critical path are exact, whatever was recorded."""
 
 from itertools import pairwise
 
@@ -41,7 +41,7 @@ def test_sums_are_exact_whatever_was_recorded(data: st.DataObject) -> None:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.data())
-def test_no_time_is_told_twice_whatever_the_steps(data: st.DataObject) -> None:
+def test_no_time_counts_twice_whatever_the_steps(data: st.DataObject) -> None:
     times = st.integers(0, 400)
     starts = [0, *sorted(data.draw(st.sets(st.integers(1, 400), min_size=1, max_size=4)))]
     rows = [Row("step", "step", at, *pair) for at, pair in enumerate(pairwise(starts))]

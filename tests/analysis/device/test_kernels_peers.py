@@ -1,4 +1,4 @@
-"""Kernels, operators and queues of real traces beside HTA's, where a Python has it.
+"""Kernels, operators and queues of real traces, compared with HTA's if a Python has it.
 
 Opt-in: ``RLPROF_PEERS`` names a Python that has the package ``traceinsight``, in an environment of
 its own. ``docs/internals/validation.md`` explains the differences from HTA.
@@ -68,7 +68,7 @@ def test_kernels_are_as_many_and_as_long_as_htas_but_for_its_microseconds(name: 
         each: count for each, (count, _) in theirs.items()
     }
     for each, (count, total) in found.items():
-        # Start and end are cut to microseconds, each by itself.
+        # Start and end are cut to microseconds separately.
         assert abs(total - 1_000 * theirs[each][1]) <= 2_000 * count
 
 

@@ -21,7 +21,7 @@ from tests.effort import examples
 from tests.places import SHARED_DATA
 
 
-def told(table: Table, *columns: str) -> list[tuple[object, ...]]:
+def cells(table: Table, *columns: str) -> list[tuple[object, ...]]:
     return list(zip(*(table.column(name) for name in columns), strict=True))
 
 
@@ -47,21 +47,21 @@ def test_calls_delays_and_short_kernels_of_each_stream_and_call() -> None:
     copies = [Copy("HtoD", 50, 51, launch=40, call=8, stream=9)]
     table = launches(run(calls, kernels, copies))
     heads = ("rank", "device", "stream", "call", "launches", "kernels")
-    assert told(table, *heads) == [
+    assert cells(table, *heads) == [
         (0, 0, 7, "cudaLaunchKernel", 2, 2),
         (0, 0, 7, "cuLaunchKernelEx", 1, 1),
         (0, 0, 9, "cudaMemcpyAsync", 1, 1),
     ]
-    assert told(table, "API time total", "API time p50", "API time p95") == [
+    assert cells(table, "API time total", "API time p50", "API time p95") == [
         (14, 4, 10),
         (5,) * 3,
         (8,) * 3,
     ]
-    assert told(table, "delay p50", "delay p95", "delay max") == [(5, 15, 15), (3,) * 3, (10,) * 3]
+    assert cells(table, "delay p50", "delay p95", "delay max") == [(5, 15, 15), (3,) * 3, (10,) * 3]
     assert table.column("shorter than launch") == [1, 0, None]
 
 
-def test_without_names_the_kind_of_launch_is_told() -> None:
+def test_without_names_rows_have_the_kind_of_launch() -> None:
     kernels = [
         Kernel("a", 5, 6, launch=0),
         Kernel("b", 9, 10, launch=3, graph=1),
@@ -95,22 +95,22 @@ def test_a_replay_is_one_launch_that_starts_with_its_first_kernel() -> None:
         "shorter than launch",
         "queue max depth",
     )
-    assert told(table, *columns) == [("cudaGraphLaunch", 2, 6, 40, 30, None, 1)]
+    assert cells(table, *columns) == [("cudaGraphLaunch", 2, 6, 40, 30, None, 1)]
 
 
-def test_kernels_of_unknown_launch_are_counted_apart() -> None:
+def test_kernels_of_unknown_launch_have_a_row() -> None:
     kernels = [Kernel("k", 9, 10, launch=0, call=3), Kernel("k", 20, 21), Kernel("k", 30, 31)]
     table = launches(run([], kernels))
-    assert told(table, "call", "launches", "kernels", "delay p50", "queue max depth") == [
+    assert cells(table, "call", "launches", "kernels", "delay p50", "queue max depth") == [
         ("launch", 1, 1, 9, 1),
         ("not recorded", None, 2, None, 1),
     ]
 
 
-def test_what_starts_before_its_launch_is_said_and_counts_to_no_delay() -> None:
+def test_what_starts_before_its_launch_is_noted_and_counts_to_no_delay() -> None:
     kernels = [Kernel("k", 5, 6, launch=10, call=2), Kernel("k", 25, 26, launch=20, call=2)]
     table = launches(run([], kernels))
-    assert told(table, "launches", "API time total", "delay max", "queue max depth") == [
+    assert cells(table, "launches", "API time total", "delay max", "queue max depth") == [
         (2, 4, 5, 1)
     ]
     assert table.note.startswith("1 launches start before they were launched")
@@ -133,7 +133,7 @@ def test_the_queue_of_a_stream_over_time() -> None:
     ]
     table = launches(run(None, kernels))
     # 0 to 5: one, to 10: two, to 30: one, to 50: none
-    assert told(table, "queue max depth", "queue mean depth", "queue empty %", "queue full %") == [
+    assert cells(table, "queue max depth", "queue mean depth", "queue empty %", "queue full %") == [
         (2, (5 + 10 + 20) / 50, 20 / 50, 0.0)
     ]
 
@@ -149,7 +149,7 @@ def test_a_thousand_launches_are_a_full_queue() -> None:
 
 def test_a_stream_that_starts_all_at_once_has_no_time_in_which_to_queue() -> None:
     table = launches(run(None, [Kernel("k", 5, 9, launch=5)]))
-    assert told(table, "queue max depth", "queue mean depth", "queue empty %") == [(0, None, None)]
+    assert cells(table, "queue max depth", "queue mean depth", "queue empty %") == [(0, None, None)]
 
 
 def test_between_captures_nothing_is_known_of_the_queue() -> None:
@@ -165,7 +165,7 @@ def test_between_captures_nothing_is_known_of_the_queue() -> None:
     shift = min(spans.start_ns)  # the axis begins with the first span
     assert shift == 0
     # queued 10 to 20 and 1,010 to 1,030; empty 20 to 40 and 1,000 to 1,010
-    assert told(table, "queue mean depth", "queue empty %") == [(30 / 60, 30 / 60)]
+    assert cells(table, "queue mean depth", "queue empty %") == [(30 / 60, 30 / 60)]
 
 
 def test_one_rank_alone() -> None:
@@ -216,7 +216,7 @@ def test_every_number_is_that_of_brute_force(kernels: list[Kernel]) -> None:
         title = "launch" if each.graph is None else "graph replay"
         title = "not recorded" if each.launch is None else title
         groups[each.rank, each.stream, title].append(each)
-    keys = told(table, "rank", "stream", "call")
+    keys = cells(table, "rank", "stream", "call")
     assert sorted(keys, key=str) == sorted(groups, key=str)
     for key, row in zip(keys, table.rows, strict=True):
         found = dict(zip([column.name for column in table.columns], row, strict=True))

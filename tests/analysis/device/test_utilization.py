@@ -27,7 +27,7 @@ RUN = [Row("run", "region", 1, 0, 100)]
 Key = tuple[int | None, int | None, str]
 
 
-def told(spans: Spans, *, per_rank: bool = True) -> dict[Key, dict[str, int]]:
+def breakdown_of(spans: Spans, *, per_rank: bool = True) -> dict[Key, dict[str, int]]:
     """Return what is not zero by rank, device and stage; every row's sum is checked."""
     table = breakdown(spans, per_rank=per_rank)
     names = [column.name for column in table.columns]
@@ -43,7 +43,9 @@ def told(spans: Spans, *, per_rank: bool = True) -> dict[Key, dict[str, int]]:
 def one(job: Job) -> dict[str, dict[str, int]]:
     """Return the rows of a job with one device by stage, without the total."""
     return {
-        stage: cells for (_, _, stage), cells in told(spans_of(job)).items() if stage != "total"
+        stage: cells
+        for (_, _, stage), cells in breakdown_of(spans_of(job)).items()
+        if stage != "total"
     }
 
 
@@ -63,7 +65,7 @@ def test_every_nanosecond_is_in_the_column_and_stage_that_a_rasteriser_puts_it(j
                 expected[key][column] += 1
                 expected[key]["wall"] += column in PARTS
 
-    assert told(spans) == {key: +times for key, times in expected.items()}
+    assert breakdown_of(spans) == {key: +times for key, times in expected.items()}
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -71,10 +73,10 @@ def test_every_nanosecond_is_in_the_column_and_stage_that_a_rasteriser_puts_it(j
 def test_rows_by_stage_are_the_sums_of_the_rows_by_rank(job: Job) -> None:
     spans = spans_of(job)
     expected: dict[Key, Counter[str]] = defaultdict(Counter)
-    for (_, _, name), cells in told(spans).items():
+    for (_, _, name), cells in breakdown_of(spans).items():
         expected[None, None, name].update(cells)
 
-    assert told(spans, per_rank=False) == expected
+    assert breakdown_of(spans, per_rank=False) == expected
 
 
 def test_work_counts_to_the_stage_that_launched_it_and_idle_to_the_one_of_the_host() -> None:
@@ -94,7 +96,7 @@ def test_work_counts_to_the_stage_that_launched_it_and_idle_to_the_one_of_the_ho
     }
 
 
-def test_of_two_at_once_the_one_that_began_last_tells_the_stage() -> None:
+def test_of_two_at_once_the_last_started_one_decides_the_stage() -> None:
     work = [Work("compute", 0, 30, "actor_generate"), Work("compute", 10, 20, "actor_update")]
 
     found = one(Job({0: [Row("run", "region", 1, 0, 30)]}, work))
@@ -126,7 +128,7 @@ def test_time_before_the_first_and_after_the_last_kernel_exists() -> None:
     assert one(job) == {"untraced": {"wall": 100, "compute": 10, "idle": 90}}
 
 
-def test_beside_spans_of_our_own_the_device_is_known_from_first_to_last_work_alone() -> None:
+def test_next_to_rlprofs_spans_a_device_is_profiled_from_first_to_last_work() -> None:
     work = [Work("compute", 40, 50), Work("compute", 60, 70)]
     job = Job({0: RUN}, work, ours=True)
 
@@ -143,14 +145,14 @@ def test_outside_of_captures_and_between_them_nothing_is_known() -> None:
     assert one(job) == {"untraced": {"wall": 100, "compute": 10, "idle": 30, "unknown": 60}}
 
 
-def test_between_steps_that_do_not_follow_one_another_nobody_looked() -> None:
+def test_between_steps_that_are_not_consecutive_the_device_is_not_profiled() -> None:
     rows = [Row("step", "step", 5, 0, 20, id=1), Row("step", "step", 9, 60, 80, id=2)]
     job = Job({0: rows}, [Work("compute", 5, 10), Work("compute", 65, 70)])
 
     assert one(job) == {"untraced": {"wall": 80, "compute": 10, "idle": 30, "unknown": 40}}
 
 
-def test_inside_of_a_replay_of_a_graph_nothing_is_said_to_idle() -> None:
+def test_inside_a_graph_replay_nothing_is_idle() -> None:
     work = [
         Work("compute", 10, 20, graph=7, launch_ns=1),
         Work("compute", 30, 40, graph=7, launch_ns=1),
@@ -161,7 +163,7 @@ def test_inside_of_a_replay_of_a_graph_nothing_is_said_to_idle() -> None:
     assert one(job) == {"untraced": {"wall": 70, "compute": 30, "idle": 30, "unknown": 10}}
 
 
-def test_where_replays_hide_their_kernels_nothing_is_said_to_idle() -> None:
+def test_if_kernels_inside_graphs_are_not_visible_nothing_is_idle() -> None:
     job = Job({0: [Row("run", "region", 1, 0, 30)]}, [Work("compute", 10, 20)], note=UNSEEN)
 
     assert one(job) == {"untraced": {"wall": 30, "compute": 10, "unknown": 20}}
@@ -175,7 +177,7 @@ def test_devices_of_one_rank_are_apart_and_each_has_its_whole_time() -> None:
         Work("copy", 0, 5, device=None),
     ]
 
-    found = told(spans_of(Job({0: [Row("run", "region", 1, 0, 50)]}, work)))
+    found = breakdown_of(spans_of(Job({0: [Row("run", "region", 1, 0, 50)]}, work)))
 
     walls = {(device, name): cells["wall"] for (_, device, name), cells in found.items()}
     assert walls == {(0, "untraced"): 50, (1, "untraced"): 50, (None, "untraced"): 50} | {
@@ -183,7 +185,7 @@ def test_devices_of_one_rank_are_apart_and_each_has_its_whole_time() -> None:
     }
 
 
-def test_copies_that_nobody_recorded_are_not_known_rather_than_none() -> None:
+def test_copies_that_were_not_recorded_are_unknown_rather_than_zero() -> None:
     rows, work = {0: [Row("run", "region", 1, 0, 30)]}, [Work("compute", 10, 20)]
 
     without, with_none = (breakdown(spans_of(Job(rows, work, copies))) for copies in (None, []))
@@ -194,7 +196,7 @@ def test_copies_that_nobody_recorded_are_not_known_rather_than_none() -> None:
     assert with_none.note == ""
 
 
-def test_ranks_without_device_work_are_counted_and_not_said_to_idle() -> None:
+def test_ranks_without_device_work_are_counted_and_not_idle() -> None:
     job = Job(
         {rank: [Row("run", "region", 1, 0, 30)] for rank in (0, 1)}, [Work("compute", 10, 20)]
     )
@@ -420,7 +422,7 @@ def test_every_nanosecond_of_communication_is_overlapped_or_exposed(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(jobs())
-def test_the_row_of_a_device_says_what_the_breakdown_says(job: Job) -> None:
+def test_the_row_of_a_device_agrees_with_the_breakdown(job: Job) -> None:
     spans = spans_of(job)
     expected: Counter[tuple[object, ...]] = Counter()
     rows = breakdown(spans)

@@ -1,4 +1,4 @@
-"""The way through steps of a simulated host and device: whatever lies on it lengthens the step."""
+"""Critical paths of a simulated host and device: what is on the path lengthens the step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ from tests.effort import examples
 LATENCY, TURN = 5, 2
 
 
-class Piece(NamedTuple):
-    """A stretch of the way: from, to, and what it is."""
+class Segment(NamedTuple):
+    """A segment of a path: from, to, and what it is."""
 
     start_ns: int
     end_ns: int
@@ -30,7 +30,7 @@ class Do(NamedTuple):
     length: int
     stream: int | None = None
     wait: bool = False
-    after: int | None = None  # the piece of another stream that an event makes it wait for
+    after: int | None = None  # the segment of another stream that an event makes it wait for
 
 
 @dataclass
@@ -65,8 +65,8 @@ class Machine:
     def end(self) -> int:
         return max([self.now, *(end for _, end, _, _ in self.pieces)])
 
-    def way(self, unknown: Sequence[int] = (), low: int = 0) -> list[Piece]:
-        """Return the way from the end back to some moment, the last piece first."""
+    def path(self, unknown: Sequence[int] = (), low: int = 0) -> list[Segment]:
+        """Return the path from the end back to some moment, the last segment first."""
         columns = np.array(self.pieces, np.int64).reshape(-1, 4).T.copy()
         columns[3, list(unknown)] = NOT_RECORDED
         waits = np.array(self.waits, np.int64).reshape(-1, 2).T
@@ -75,7 +75,7 @@ class Machine:
         last = ends.index(self.end) if self.end in ends else HOST
         path = chain.paths([(low, self.end, last)])
         columns = (path.start.tolist(), path.end.tolist(), path.what.tolist())
-        return sorted(map(Piece, *columns), reverse=True)
+        return sorted(map(Segment, *columns), reverse=True)
 
 
 lengths = st.integers(1, 40)
@@ -91,19 +91,22 @@ programs = st.lists(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(programs, st.data())
-def test_what_lies_on_the_way_lengthens_the_step(program: list[Do], data: st.DataObject) -> None:
+def test_what_is_on_the_path_lengthens_the_step(program: list[Do], data: st.DataObject) -> None:
     machine = Machine().run(program)
-    way = machine.way()
-    assert [piece.end_ns for piece in way] == [machine.end, *(each.start_ns for each in way[:-1])]
-    assert way[-1].start_ns == 0
-    assert all(piece.start_ns < piece.end_ns for piece in way)
+    path = machine.path()
+    assert [segment.end_ns for segment in path] == [
+        machine.end,
+        *(each.start_ns for each in path[:-1]),
+    ]
+    assert path[-1].start_ns == 0
+    assert all(segment.start_ns < segment.end_ns for segment in path)
     low = data.draw(st.integers(0, machine.end - 1))
-    assert sum(end - start for start, end, _ in machine.way(low=low)) == machine.end - low
+    assert sum(end - start for start, end, _ in machine.path(low=low)) == machine.end - low
 
     launched = [at for at, each in enumerate(program) if each.stream is not None]
-    on_way = [launched[piece.what] for piece in way if piece.what >= 0]
-    if on_way:
-        at = data.draw(st.sampled_from(on_way))
+    on_path = [launched[segment.what] for segment in path if segment.what >= 0]
+    if on_path:
+        at = data.draw(st.sampled_from(on_path))
         longer = [*program]
         longer[at] = program[at]._replace(length=program[at].length + 1_000)
         assert Machine().run(longer).end == machine.end + 1_000
@@ -111,53 +114,53 @@ def test_what_lies_on_the_way_lengthens_the_step(program: list[Do], data: st.Dat
 
 def test_a_step_that_the_host_holds_up_is_the_hosts() -> None:
     machine = Machine().run([Do(100), Do(10, 0), Do(100), Do(10, 0), Do(0, wait=True), Do(50)])
-    assert machine.way() == [
-        Piece(217, 267, HOST),
-        Piece(207, 217, 1),
-        Piece(202, 207, LAUNCH),
-        Piece(0, 202, HOST),
+    assert machine.path() == [
+        Segment(217, 267, HOST),
+        Segment(207, 217, 1),
+        Segment(202, 207, LAUNCH),
+        Segment(0, 202, HOST),
     ]
 
 
 def test_a_step_whose_device_is_late_is_the_devices() -> None:
     machine = Machine().run([Do(10), Do(100, 0), Do(100, 0), Do(5), Do(0, wait=True)])
-    assert machine.way() == [
-        Piece(118, 218, 1),
-        Piece(116, 118, GAP),
-        Piece(16, 116, 0),
-        Piece(11, 16, LAUNCH),
-        Piece(0, 11, HOST),
+    assert machine.path() == [
+        Segment(118, 218, 1),
+        Segment(116, 118, GAP),
+        Segment(16, 116, 0),
+        Segment(11, 16, LAUNCH),
+        Segment(0, 11, HOST),
     ]
 
 
 def test_work_that_an_event_holds_up_leads_to_the_other_stream() -> None:
     own = [Do(10, 1)] * 4
     machine = Machine().run([Do(300, 0), *own, Do(10, 1, after=0), Do(0, wait=True)])
-    assert [piece.what for piece in machine.way()] == [5, GAP, 0, LAUNCH, HOST]
+    assert [segment.what for segment in machine.path()] == [5, GAP, 0, LAUNCH, HOST]
 
 
 def test_work_without_a_launch_waited_for_what_ran_before() -> None:
     machine = Machine().run([Do(10, 0), Do(200), Do(10, 0), Do(0, wait=True)])
-    assert [piece.what for piece in machine.way()] == [1, LAUNCH, HOST]
-    assert [piece.what for piece in machine.way(unknown=[1])] == [1, GAP, 0, LAUNCH, HOST]
-    assert [piece.what for piece in machine.way(unknown=[0, 1])] == [1, GAP, 0, HOST]
+    assert [segment.what for segment in machine.path()] == [1, LAUNCH, HOST]
+    assert [segment.what for segment in machine.path(unknown=[1])] == [1, GAP, 0, LAUNCH, HOST]
+    assert [segment.what for segment in machine.path(unknown=[0, 1])] == [1, GAP, 0, HOST]
 
 
 def test_a_wait_in_which_nothing_ended_is_time_of_the_host() -> None:
     machine = Machine().run([Do(10, 0), Do(90), Do(0, wait=True), Do(10)])
     machine.waits.append((95, 101))
-    assert [piece.what for piece in machine.way()] == [HOST]
+    assert [segment.what for segment in machine.path()] == [HOST]
 
 
 def test_of_waits_that_overlap_each_counts() -> None:
     machine = Machine().run([Do(1), Do(100, 0), Do(0, wait=True), Do(10)])
     machine.waits.append((20, 22))  # another thread's, which begins later and ends at once
-    assert [piece.what for piece in machine.way()] == [HOST, 0, LAUNCH, HOST]
+    assert [segment.what for segment in machine.path()] == [HOST, 0, LAUNCH, HOST]
 
 
 @pytest.mark.parametrize("low", [0, 12, 60, 130])
-def test_a_way_may_begin_anywhere(low: int) -> None:
+def test_a_path_may_begin_anywhere(low: int) -> None:
     machine = Machine().run([Do(10), Do(100, 0), Do(100, 0), Do(0, wait=True), Do(7)])
-    way = machine.way(low=low)
-    assert way[-1].start_ns == low
-    assert sum(end - start for start, end, _ in way) == machine.end - low
+    path = machine.path(low=low)
+    assert path[-1].start_ns == low
+    assert sum(end - start for start, end, _ in path) == machine.end - low

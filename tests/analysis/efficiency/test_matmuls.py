@@ -1,6 +1,6 @@
-"""Rates of matrix products: kernels to their call, exact times, peaks that are known or not.
+"""Rates of matmuls: kernels of each call, exact times, peaks that are known or not.
 
-FLOPs of matrix products and attention: those of torch's own counter, but for causal masks.
+FLOPs of matmuls and attention are those of torch's counter, except for causal masks.
 """
 
 import json
@@ -47,15 +47,15 @@ def measured(shapes: list[tuple], *own: Kernel, device: str = H100, copies=None)
     return replace(spans, tables=tables, headers=heads)
 
 
-def told(table: Table) -> list[dict[str, object]]:
+def rows_of(table: Table) -> list[dict[str, object]]:
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
-def test_a_product_is_told_with_its_rate_and_its_part_of_the_peak() -> None:
+def test_a_matmul_has_its_rate_and_its_share_of_the_peak() -> None:
     kernels = [Kernel("gemm", 0, 5_000, launch=150), Kernel("gemm", 0, 3_000, launch=350)]
     shapes = [product(100, 200), product(300, 400)]
-    first, total = told(matmuls(measured(shapes, *kernels, Kernel("x", 0, 2_000))))
+    first, total = rows_of(matmuls(measured(shapes, *kernels, Kernel("x", 0, 2_000))))
     flops, moved = 2 * 1000 * 500 * 2000, 2 * (500_000 + 1_000_000 + 2_000_000)
     assert first == {
         "operator": "aten::mm",
@@ -105,8 +105,8 @@ def test_kernels_belong_to_the_call_open_on_their_thread_as_they_were_launched()
 
 def test_what_is_above_the_peak_is_refused() -> None:
     found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 1, launch=5)))
-    assert told(found)[0]["TFLOP/s"] is None
-    assert told(found)[0]["% of peak"] is None
+    assert rows_of(found)[0]["TFLOP/s"] is None
+    assert rows_of(found)[0]["% of peak"] is None
     assert "Rates above the peak of the device are omitted." in found.note
 
 
@@ -114,24 +114,24 @@ def test_what_came_out_of_the_cache_has_no_share_of_the_memory() -> None:
     row = product(0, 9, dims="[[64,64],[64,64]]")  # 24,576 bytes, at 3,350 a nanosecond 7.3 ns
     for took, part in ((8, 24_576 / 8 / 3_350), (7, None)):
         found = matmuls(measured([row], Kernel("gemm", 0, took, launch=5)))
-        assert told(found)[0]["% of bandwidth"] == pytest.approx(part)
-        assert told(found)[0]["GB/s"] == pytest.approx(24_576 / took)
+        assert rows_of(found)[0]["% of bandwidth"] == pytest.approx(part)
+        assert rows_of(found)[0]["GB/s"] == pytest.approx(24_576 / took)
         assert ("hit the cache" in found.note) is (part is None)
 
 
 def test_devices_of_one_peak_and_two_memories_share_no_bandwidth() -> None:
     spans = measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5))
     heads = {rank: header(rank, 2, device=name) for rank, name in ((0, H100), (1, "NVIDIA H200"))}
-    row = told(matmuls(replace(spans, headers=heads)))[0]
+    row = rows_of(matmuls(replace(spans, headers=heads)))[0]
     assert row["% of peak"] is not None
     assert row["% of bandwidth"] is None
 
 
 @pytest.mark.parametrize("device", ["Ascend910B3", "unknown", ""])
-def test_a_device_that_nobody_knows_has_no_peak(device: str) -> None:
+def test_an_unknown_device_has_no_peak(device: str) -> None:
     found = matmuls(measured([product(0, 9)], Kernel("gemm", 0, 9_000, launch=5), device=device))
-    assert told(found)[0]["% of peak"] is None
-    assert told(found)[0]["TFLOP/s"] is not None
+    assert rows_of(found)[0]["% of peak"] is None
+    assert rows_of(found)[0]["TFLOP/s"] is not None
     named = device if device.startswith("Ascend") else "the device"
     assert found.note == f"The peak of {named} is unknown."
 
@@ -139,13 +139,13 @@ def test_a_device_that_nobody_knows_has_no_peak(device: str) -> None:
 def test_a_peak_is_that_of_16_bits_alone() -> None:
     row = product(0, 9, types='["float","float"]')
     found = matmuls(measured([row], Kernel("gemm", 0, 9_000, launch=5)))
-    assert (told(found)[0]["type"], told(found)[0]["% of peak"]) == ("float", None)
+    assert (rows_of(found)[0]["type"], rows_of(found)[0]["% of peak"]) == ("float", None)
 
 
 def test_a_call_whose_work_is_not_known_keeps_its_time() -> None:
     shapes = [product(0, 9, dims="[[1]]"), product(10, 19, dims=MM)]
     own = Kernel("a", 0, 90, launch=5), Kernel("b", 0, 50_000, launch=15)
-    rows = told(matmuls(measured(shapes, *own)))
+    rows = rows_of(matmuls(measured(shapes, *own)))
     assert [row["shapes"] for row in rows] == ["1000x500 @ 500x2000", "[[1]]", None]
     assert (rows[1]["time"], rows[1]["TFLOP/s"], rows[1]["type"]) == (90, None, None)
     assert rows[2]["TFLOP/s"] == pytest.approx(rows[0]["TFLOP/s"])
@@ -155,27 +155,27 @@ def test_a_call_without_kernels_of_its_own_counts_in_no_rate() -> None:
     shapes = [product(0, 9), product(10, 19), product(20, 29, rank=1)]
     own = Kernel("gemm", 0, 8_000, launch=5)
     alone, both = (matmuls(measured(each, own)) for each in (shapes[:1], shapes))
-    first, row = told(alone)[0], told(both)[0]
+    first, row = rows_of(alone)[0], rows_of(both)[0]
     assert (first["calls"], row["calls"], row["time"]) == (1, 3, first["time"])
     for rate in ("TFLOP/s", "% of peak", "GB/s", "% of bandwidth"):
         assert row[rate] == pytest.approx(first[rate])
     assert alone.note == ""
     assert both.note == "2 calls have no known kernel and count in no rate."
     other = matmuls(measured(shapes, own), ranks=[1])
-    assert (told(other)[0]["time"], told(other)[0]["calls"]) == (9, 1)
+    assert (rows_of(other)[0]["time"], rows_of(other)[0]["calls"]) == (9, 1)
     assert other.note == "No kernels were recorded: times are host times."
 
 
 @pytest.mark.parametrize("copies", [None, [Copy("HtoD", 0, 1_000, launch=5)]])
 def test_without_kernels_times_are_the_hosts(copies: list[Copy] | None) -> None:
     found = matmuls(measured([product(0, 4_000)], copies=copies))
-    assert (told(found)[0]["time"], told(found)[0]["share"]) == (4_000, None)
+    assert (rows_of(found)[0]["time"], rows_of(found)[0]["share"]) == (4_000, None)
     assert found.note == "No kernels were recorded: times are host times."
 
 
 def test_copies_count_in_the_whole() -> None:
     spans = measured([product(0, 9)], Kernel("a", 0, 30, launch=5), copies=[Copy("HtoD", 0, 70)])
-    assert told(matmuls(spans))[0]["share"] == 0.3
+    assert rows_of(matmuls(spans))[0]["share"] == 0.3
 
 
 def test_it_abstains_without_shapes() -> None:
@@ -191,7 +191,7 @@ def test_it_abstains_without_shapes() -> None:
 @pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")
 def test_products_of_a_real_h100_run_below_its_peak() -> None:
     spans = load(KINETO / "h100_qwen1.5-0.5b.json.gz")
-    rows = told(matmuls(spans))
+    rows = rows_of(matmuls(spans))
     for row in rows[:5]:
         assert 0.05 < float(row["% of peak"]) < 0.75  # type: ignore[arg-type]
     wide = rows[0]
@@ -200,7 +200,7 @@ def test_products_of_a_real_h100_run_below_its_peak() -> None:
     assert wide["TFLOP/s"] == pytest.approx(48 * 2 * 8944 * 1024 * 2816 / 4_015_501 / 1_000)
     whole = sum(map(int, kernels(spans).column("total")))  # type: ignore[arg-type]
     assert rows[-1]["share"] == pytest.approx(int(rows[-1]["time"]) / whole)  # type: ignore[call-overload]
-    # TraceLens tells 6,668.682 and 2,329.076 us for mm and addmm, copies and memsets included.
+    # TraceLens reports 6,668.682 and 2,329.076 us for mm and addmm, copies and memsets included.
     for name, theirs in (("aten::mm", 6_668.682), ("aten::addmm", 2_329.076)):
         time = sum(int(row["time"]) for row in rows if row["operator"] == name)  # type: ignore[call-overload]
         assert 0.97 < time / 1_000 / theirs <= 1
@@ -346,7 +346,7 @@ def test_no_text_is_a_crash(dims: str, types: str | None, values: str | None) ->
         assert work_of(operator, dims, types, values) is None
 
 
-def test_a_real_trace_of_torch_tells_what_was_multiplied(tmp_path: Path) -> None:
+def test_a_real_trace_of_torch_has_the_shapes_that_were_multiplied(tmp_path: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
     from torch.utils.flop_counter import FlopCounterMode
 

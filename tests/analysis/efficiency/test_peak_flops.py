@@ -53,7 +53,7 @@ def test_the_names_that_torch_reports_have_a_peak(name: str, peak: float) -> Non
         "",
     ],
 )
-def test_a_name_that_does_not_tell_exactly_one_device_has_none(name: str) -> None:
+def test_a_name_of_several_devices_has_no_peak(name: str) -> None:
     assert peak_of(name) is None
 
 
@@ -101,5 +101,5 @@ def test_the_formula_is_that_of_the_paper() -> None:
         (None, "compute_reward compute_advantage weight_sync optimizer_step backward retrain_x"),
     ],
 )
-def test_the_kind_of_a_stage_is_told_by_its_name_or_not_at_all(kind: str, stages: str) -> None:
+def test_the_kind_of_a_stage_follows_from_its_name(kind: str, stages: str) -> None:
     assert {kind_of(stage) for stage in stages.split()} == {kind}

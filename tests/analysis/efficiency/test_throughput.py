@@ -64,7 +64,7 @@ def test_spans_without_the_counter_are_not_in_the_time() -> None:
     assert (row["tokens/s"], row["samples/s"]) == (10.0, 1.0)
 
 
-def test_steps_under_capture_are_left_out_and_said_but_roles_without_steps_are_not() -> None:
+def test_captured_steps_are_left_out_and_noted_but_roles_without_steps_are_not() -> None:
     steps = [Row("step", "step", n, n * SECOND, (n + 1) * SECOND) for n in (0, 1)]
     steps[1] = steps[1]._replace(counters={"capture": 1})
     mine = [stage("a", 0.2, 0.7, 0, tokens=50), stage("a", 1.2, 1.9, 1, tokens=50)]
@@ -184,7 +184,7 @@ SPANS = st.tuples(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.lists(SPANS, max_size=7), min_size=1, max_size=3))
-def test_it_agrees_with_brute_force_and_a_job_lies_between_its_slowest_and_fastest_rank(
+def test_it_agrees_with_brute_force_and_a_job_is_between_its_slowest_and_fastest_rank(
     drawn: list[list[Any]],
 ) -> None:
     ranks = [

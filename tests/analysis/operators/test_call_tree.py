@@ -51,13 +51,13 @@ def test_calls_come_by_thread_and_start_outer_ones_first() -> None:
     assert tree.self_ns().tolist() == [10_000, 10_000, 10_000, 90_000]
 
 
-def test_a_call_that_ends_a_microsecond_late_lies_in_the_one_around_it() -> None:
-    """Kineto before torch 2.3 cut start and duration to microseconds each by itself."""
+def test_a_call_that_ends_a_microsecond_late_is_nested_in_the_one_around_it() -> None:
+    """Kineto before torch 2.3 cut start and duration to microseconds separately."""
     rounded = tree_of([Call("outer", 0, 10_000), Call("inner", 4_000, 11_000)])
-    beside = tree_of([Call("outer", 0, 10_000), Call("inner", 4_000, 11_001)])
+    overlapping = tree_of([Call("outer", 0, 10_000), Call("inner", 4_000, 11_001)])
     after = tree_of([Call("outer", 0, 10_000), Call("next", 10_000, 10_500)])
     assert rounded.around.tolist() == [-1, 0]
-    assert beside.around.tolist() == after.around.tolist() == [-1, -1]
+    assert overlapping.around.tolist() == after.around.tolist() == [-1, -1]
     assert rounded.self_ns().tolist() == [4_000, 7_000]  # no nanosecond twice
 
 
@@ -137,7 +137,7 @@ def test_every_moment_belongs_to_the_call_that_began_last(trace) -> None:
 
 @given(traces())
 @settings(max_examples=examples(150), deadline=None)
-def test_each_lies_in_the_last_before_it_that_holds_it(trace) -> None:
+def test_each_is_nested_in_the_last_before_it_that_contains_it(trace) -> None:
     calls, _ = trace
     tree = tree_of(calls)
     for at in range(len(tree.name)):

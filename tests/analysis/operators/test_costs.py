@@ -23,7 +23,7 @@ from tests.builders.calls import Call, Copy, Kernel, recorded, run, traces
 from tests.effort import examples
 from tests.places import SHARED_DATA
 
-MODULES_ASCEND = SHARED_DATA / "ascend" / "text_level1_rank0"
+ASCEND = SHARED_DATA / "ascend" / "text_level1_rank0"
 US = 1_000
 
 
@@ -35,7 +35,7 @@ def operator(name: str, start: int, end: int, **changes: int | None) -> Call:
     return Call(name, start * US, end * US, **changes)  # type: ignore[arg-type]
 
 
-def modules_told(table: Table) -> dict[object, tuple[object, ...]]:
+def by_path(table: Table) -> dict[object, tuple[object, ...]]:
     return {row[-1] or row[0]: row[1:-1] for row in table.rows}
 
 
@@ -94,9 +94,9 @@ def test_calls_of_one_place_are_one_row_over_steps_and_ranks() -> None:
         for name, start, end in (("Model_0", 0, 50), ("Linear_0", 10, 20))
     ]
     kernels = [Kernel("k", 0, 3, launch=15 * US, rank=rank) for rank in (0, 1)]
-    found = modules_told(modules(run(calls, kernels)))
+    found = by_path(modules(run(calls, kernels)))
     assert found["Model_0.Linear_0"] == (4, 6, 6, 0, 0, 40_000, 40_000)
-    one = modules_told(modules(run(calls, kernels), ranks=[1]))
+    one = by_path(modules(run(calls, kernels), ranks=[1]))
     assert one["Model_0.Linear_0"] == (2, 3, 3, 0, 0, 20_000, 20_000)
 
 
@@ -111,7 +111,7 @@ def test_what_a_checkpointed_module_runs_again_is_its_own_not_its_backward() -> 
         Kernel("again", 0, 5, launch=120 * US, thread=9),
         Kernel("gradient", 5, 12, launch=150 * US, thread=9),
     ]
-    assert modules_told(modules(run(calls, kernels)))["Linear_0"] == (
+    assert by_path(modules(run(calls, kernels)))["Linear_0"] == (
         2,
         12,
         12,
@@ -128,11 +128,11 @@ def test_a_backward_operator_whose_forward_lay_in_no_module_counts_to_none() -> 
         module("Linear_0", 10, 20),
         operator("MeanBackward", 30, 40, thread=9, forward=1),
     ]
-    found = modules_told(modules(run(calls, [Kernel("k", 0, 9, launch=35 * US, thread=9)])))
+    found = by_path(modules(run(calls, [Kernel("k", 0, 9, launch=35 * US, thread=9)])))
     assert (found["Linear_0"][1], found[UNATTRIBUTED][2]) == (0, 9)
 
 
-def test_without_kernels_the_host_alone_is_told() -> None:
+def test_modules_without_kernels_have_host_times_only() -> None:
     for kernels in (None, []):
         table = modules(run([module("Linear_0", 0, 1)], kernels))
         assert list(table.rows) == [
@@ -173,7 +173,7 @@ def test_every_kernel_is_where_brute_force_puts_it_and_all_add_up(trace) -> None
         key = place_of(calls, kernel)
         expected[key] = expected.get(key, 0) + kernel.end - kernel.start
     table = modules(run(calls, kernels or [Kernel("k", 0, 0)]))
-    found = modules_told(table)
+    found = by_path(table)
     lost = found.pop(UNATTRIBUTED)[2]
     assert lost == expected.get(None, 0)
     for path, (_, total, alone, back_total, back, _, _) in found.items():
@@ -236,28 +236,27 @@ def test_a_real_training_on_cpu_shows_its_modules_as_a_tree(tmp_path: Path) -> N
         assert row[6] == round(1_000 * averages[f"nn.Module: {row[0].strip()}"])
 
 
-@pytest.mark.skipif(not MODULES_ASCEND.is_dir(), reason="no real captures in ../shared/data/ascend")
-def test_modules_without_calls_a_capture_of_ascend_shows_the_sums_of_its_own_tools() -> None:
-    run = load(MODULES_ASCEND)
+@pytest.mark.skipif(not ASCEND.is_dir(), reason="no real captures in ../shared/data/ascend")
+def test_modules_of_ascend_without_calls_are_its_tools_sums() -> None:
+    run = load(ASCEND)
     device = (33_380, 33_380, 12_800, 12_800)
     path = "DistributedDataParallel_0.AlexNet_0.Sequential_1.Dropout_0"
-    assert modules_told(modules(run))[path] == (1, *device, 1_683_630, 1_683_630)
+    assert by_path(modules(run))[path] == (1, *device, 1_683_630, 1_683_630)
     table = modules(replace(run, tables={k: v for k, v in run.tables.items() if k != "calls"}))
     unknown = (None,) * 4
-    assert modules_told(table)["Dropout_0"] == (1, *unknown, 1_683_630, 1_683_630)
+    assert by_path(table)["Dropout_0"] == (1, *unknown, 1_683_630, 1_683_630)
     host = np.array(table.column("host total"))
     assert (np.diff(host) <= 0).all()
     assert "Ascend" in table.note
 
 
-def test_modules_that_lie_deeper_in_one_another_than_any_program_are_not_told() -> None:
+def test_modules_nested_deeper_than_any_program_have_no_table() -> None:
     calls = [module(f"Block_{at}", at, 9_000 - at) for at in range(1_001)]
     assert len(modules(run(calls[:-1])).rows) == 1_000
     assert modules(run(calls)).abstained == "Calls are nested 1,001 deep, more than 1,000."
 
 
-DATA = SHARED_DATA
-ASCEND, KINETO = DATA / "ascend" / "text_level1_rank0", DATA / "kineto"
+KINETO = SHARED_DATA / "kineto"
 TRACES = sorted(path.relative_to(KINETO).as_posix() for path in KINETO.rglob("*.json.gz"))
 # Microseconds of the H100 trace in TraceLens' own reference report, with copies and memsets.
 TRACELENS = {
@@ -284,7 +283,7 @@ TRACELENS = {
 }
 
 
-def told(table: Table) -> dict[object, tuple[object, ...]]:
+def by_name(table: Table) -> dict[object, tuple[object, ...]]:
     return {row[0]: row[1:] for row in table.rows}
 
 
@@ -337,23 +336,23 @@ def test_a_copy_counts_to_the_operator_that_launched_it() -> None:
     calls.append(Call("cudaMemcpyAsync", 10 * US, 50 * US, kind="runtime", thread=3))
     copies = [Copy("HtoD", 60, 80, launch=10 * US, call=40 * US)]
     for kernels in (None, [Kernel("k", 0, 5)]):
-        found = told(operators(run(calls, kernels, copies)))
+        found = by_name(operators(run(calls, kernels, copies)))
         assert found["aten::copy_"][1:3] == (20, 20)
 
 
 def test_an_operator_in_itself_counts_once_in_totals_and_twice_in_calls() -> None:
     calls = [Call("aten::to", 0, 90 * US), Call("aten::to", 10 * US, 50 * US)]
-    found = told(operators(run(calls, [Kernel("copy", 0, 8, launch=20 * US)])))
+    found = by_name(operators(run(calls, [Kernel("copy", 0, 8, launch=20 * US)])))
     assert found["aten::to"] == (2, 8, 8, 90_000, 90_000, 1, None)
 
 
 def test_the_forward_operator_is_that_of_most_calls() -> None:
     calls = [Call("aten::mul", 0, 1), Call("aten::add", 2, 3)]
     calls += [Call("Backward", 10 + i, 11 + i, forward=f) for i, f in enumerate((0, 1, 0))]
-    assert told(operators(run(calls)))["Backward"][-1] == "aten::mul"
+    assert by_name(operators(run(calls)))["Backward"][-1] == "aten::mul"
 
 
-def test_without_kernels_the_device_is_not_told_and_the_host_sorts() -> None:
+def test_operators_without_kernels_are_sorted_by_host_time() -> None:
     calls = [Call("short", 0, 10), Call("long", 10, 40)]
     for spans in (run(calls), run(calls, [])):
         table = operators(spans)
@@ -374,7 +373,7 @@ def test_one_rank_alone() -> None:
 
 
 @pytest.mark.parametrize("calls", [None, [], [Call("python", 0, 1, kind="python")]])
-def test_it_abstains_without_operators_and_says_what_records_them(calls) -> None:
+def test_it_abstains_without_operators_and_names_the_switch(calls) -> None:
     table = operators(run(calls, [Kernel("k", 0, 1)]))
     assert table.abstained is not None
     assert "Ranks [9] have" in str(operators(run(calls), ranks=[9]).abstained)
@@ -407,7 +406,7 @@ def test_rows_are_those_of_brute_force_and_add_up(trace) -> None:
             device[name] += kernel.end - kernel.start
         if innermost:
             alone[innermost.name] += kernel.end - kernel.start
-    found = told(table)
+    found = by_name(table)
     assert found.pop(UNATTRIBUTED)[2] == lost
     for name, (_, total, own, host_total, own_host, _, _) in found.items():
         assert (total, own) == (device[name], alone[name])
@@ -451,7 +450,7 @@ def moments(calls: list[Call]) -> Counter[str]:
 def test_a_real_training_on_cpu_has_the_times_of_torchs_own_averages(tmp_path: Path) -> None:
     """To the nanosecond; torch leaves out calls that are alone in one of the same name."""
     profiler = recorded(tmp_path / "trace.json")
-    found = told(operators(load(tmp_path / "trace.json")))
+    found = by_name(operators(load(tmp_path / "trace.json")))
     averages = {each.key: each for each in profiler.key_averages()}
     assert set(found) == set(averages)
     for name, (calls, _, _, total, own, _, _) in found.items():
@@ -473,7 +472,7 @@ def test_all_device_time_of_a_real_trace_is_somewhere(name: str) -> None:
 
 @pytest.mark.skipif(not KINETO.is_dir(), reason="no real traces in ../shared/data/kineto")
 def test_the_h100_trace_has_the_times_that_tracelens_publishes() -> None:
-    found = told(operators(load(KINETO / "h100_qwen1.5-0.5b.json.gz")))
+    found = by_name(operators(load(KINETO / "h100_qwen1.5-0.5b.json.gz")))
     launching = {name: row[2] for name, row in found.items() if row[2]}
     del launching[UNATTRIBUTED]
     assert set(launching) == set(TRACELENS)
@@ -482,17 +481,25 @@ def test_the_h100_trace_has_the_times_that_tracelens_publishes() -> None:
 
 
 @pytest.mark.skipif(not ASCEND.is_dir(), reason="no real captures in ../shared/data/ascend")
-def test_without_calls_a_capture_of_ascend_shows_the_sums_of_its_own_tools() -> None:
+def test_operators_of_ascend_without_calls_are_its_tools_sums() -> None:
     run = load(ASCEND)
-    assert told(operators(run))["aten::copy_"] == (32, 1_422_967, 0, 7_598_890, 7_153_380, 0, None)
+    assert by_name(operators(run))["aten::copy_"] == (
+        32,
+        1_422_967,
+        0,
+        7_598_890,
+        7_153_380,
+        0,
+        None,
+    )
     run = replace(run, tables={k: v for k, v in run.tables.items() if k != "calls"})
     table = operators(run)
-    assert told(table)["aten::copy_"] == (32, None, None, 7_598_890, 7_153_380, None, None)
+    assert by_name(table)["aten::copy_"] == (32, None, None, 7_598_890, 7_153_380, None, None)
     assert "Ascend" in table.note
     assert list(operators(run, ranks=[]).rows) == []
 
 
-def test_calls_that_lie_deeper_in_one_another_than_any_program_are_not_told() -> None:
+def test_operators_nested_deeper_than_any_program_have_no_table() -> None:
     calls = [Call("aten::mm", at, 9_000 - at) for at in range(1_001)]
     assert operators(run(calls[:-1])).column("calls") == [1_000]
     assert operators(run(calls)).abstained == ("Calls are nested 1,001 deep, more than 1,000.")
