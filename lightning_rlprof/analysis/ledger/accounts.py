@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.analysis.clock_uncertainty import remark, uncertainty_ns
-from lightning_rlprof.analysis.collectives import UNMATCHED, transfers
+from lightning_rlprof.analysis.collectives import transfers
 from lightning_rlprof.analysis.ledger.device_occupancy import DeviceTime, device_occupancy
 from lightning_rlprof.analysis.ledger.host_activity import (
     Activity,
@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.ledger.host_activity import (
 from lightning_rlprof.analysis.stages.partition import paint
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans
 
@@ -360,7 +360,7 @@ def _matched_collectives(spans: Spans, categories: Int64s) -> tuple[Int64s, int]
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     columns = (spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
     took = transfers(*columns, unsure_ns=uncertainty_ns(spans))
-    matched = took != UNMATCHED
+    matched = took != UNKNOWN
     alone = len(rows) - int(np.count_nonzero(matched))
     return np.stack([rows[matched], (end - took)[matched]]), alone
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
-from lightning_rlprof.analysis.collectives import UNMATCHED, calls_of, matched, transfers
+from lightning_rlprof.analysis.collectives import calls_of, matched, transfers
 from lightning_rlprof.analysis.device.work import GRAPHS_NOTE, DeviceWork, device_work
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.analysis.time_categories import Category, categories_of
-from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.intervals import unions
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -113,11 +113,11 @@ def _work(spans: Spans, device: DeviceWork, found: DeviceOccupancy) -> _Work:
     took = _transfers_from_table(spans, device, at)
     if took is None:
         took = _transfers_from_names(spans, device, work, at)
-    found.unmatched = int(np.count_nonzero(took == UNMATCHED))
+    found.unmatched = int(np.count_nonzero(took == UNKNOWN))
     if found.unmatched:
         text = "kernels of collectives have no counterpart on other ranks"
         found.notes.append(f"{found.unmatched} {text}: their transfer includes the wait for peers.")
-    at, took = at[took != UNMATCHED], took[took != UNMATCHED]
+    at, took = at[took != UNKNOWN], took[took != UNKNOWN]
     arrived, start = work.start_ns[at], work.start_ns.copy()
     start[at] = np.maximum(work.end_ns[at] - took, arrived)
     wait = np.full(len(at), int(Category.COLLECTIVE_WAIT))
@@ -134,8 +134,8 @@ def _transfers_from_table(spans: Spans, device: DeviceWork, at: Int64s) -> Int64
     if table is None or not len(table.rows):
         return None
     found, _ = matched(calls_of(table))
-    meeting = np.append(found.meeting, UNMATCHED)[_rows_of_kernels(table, device, at)]
-    took: Int64s = np.append(found.transfer_ns, UNMATCHED)[meeting]
+    meeting = np.append(found.meeting, UNKNOWN)[_rows_of_kernels(table, device, at)]
+    took: Int64s = np.append(found.transfer_ns, UNKNOWN)[meeting]
     return took
 
 
@@ -158,7 +158,7 @@ def _transfers_from_names(spans: Spans, device: DeviceWork, work: _Work, at: Int
     """Return the transfer of some kernels, matched by their names alone."""
     codes, names = device.named
     is_p2p = [any(word in name.lower() for word in _POINT_TO_POINT) for name in names]
-    took, collective = np.full(len(at), UNMATCHED), ~np.array([*is_p2p, True])[codes[at]]
+    took, collective = np.full(len(at), UNKNOWN), ~np.array([*is_p2p, True])[codes[at]]
     at = at[collective]
     step = device.numbers("step", 0)[at]
     times = (work.start_ns[at], work.end_ns[at])
