@@ -111,6 +111,25 @@ def test_importing_the_package_imports_nothing() -> None:
     assert {name for name in loaded if name.startswith("lightning_rlprof")} == {"lightning_rlprof"}
 
 
+def test_the_walks_of_the_architecture_name_what_exists() -> None:
+    page = (ROOT / "docs" / "internals" / "architecture.md").read_text()
+    steps = re.findall(r"^\| `([\w/]+\.py):([\w.]+)` \|", page, re.MULTILINE)
+    assert len(steps) > 30
+    missing = [f"{file}:{name}" for file, name in steps if name not in defined_in(PACKAGE / file)]
+    assert missing == []
+
+
+def defined_in(path: Path) -> set[str]:
+    """Return the names that a module defines at its top, and the methods of its classes."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+            found |= {f"{node.name}.{each.name}" for each in methods}
+    return found
+
+
 def loaded_after(statement: str) -> set[str]:
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run(
