@@ -28,7 +28,8 @@ every stage of every step that was ours, and no other.
 a generator per action, 12 per step here; the callback covers it with something cheaper.
 
 Two controls: "no profiler" is measured twice, and the process must have had most of a core (CPU
-time by wall time). Outside of their bands the machine is too noisy: the run is repeated once, then fails.
+time by wall time). Outside of their bands the machine is too noisy: the run is repeated once, then
+fails.
 """
 
 import argparse

@@ -297,9 +297,10 @@ def communication(spans: Spans) -> Table:
     The n-th collective of a group and operation is the same on all its ranks: by the profiler's
     sequence number, else by order within a step. ``total`` is the time of all ``count`` calls,
     ``transfer`` the mean over ``matched`` collectives, ``wait`` the mean over their calls.
-    ``last rank`` is the rank that was most often the last arrival, ``times last`` how often; no rank if
-    two share that. ``median bytes`` is per call. ``algbw`` is bytes by transfer time, ``busbw``
-    that times `bus_factor`. Sends and receives, and what only one rank recorded, have durations only.
+    ``last rank`` is the rank that was most often the last arrival, ``times last`` how often; no
+    rank if two share that. ``median bytes`` is per call. ``algbw`` is bytes by transfer time,
+    ``busbw`` that times `bus_factor`. Sends and receives have durations only, and so has what only
+    one rank recorded.
 
     Abstains if no profiler recorded a collective.
     """

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from lightning_rlprof.analysis.collectives import (
     NO_NUMBER,
     NOBODY,
-    UNMATCHED,
     Meetings,
     bus_factor,
     communication,
@@ -30,6 +29,7 @@ from lightning_rlprof.analysis.collectives import (
 )
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.arrays import UNKNOWN
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 from tests.builders.runs import Row, loaded
@@ -57,18 +57,18 @@ def test_clocks_that_are_unsure_by_more_do_not_part_a_collective() -> None:
         transfers(rank, zeros, zeros, start, end, unsure_ns=unsure).tolist()
         for unsure in (0, 2, 3, None)
     ]
-    assert found == [[UNMATCHED] * 2, [UNMATCHED] * 2, [7, 7], [7, 7]]
+    assert found == [[UNKNOWN] * 2, [UNKNOWN] * 2, [7, 7], [7, 7]]
 
 
 def test_collectives_that_cannot_be_one_are_not_matched() -> None:
-    nothing = [UNMATCHED] * 3
+    nothing = [UNKNOWN] * 3
     assert matched((0, 0, 10), (1, 0, 10), (1, 20, 30)) == nothing  # not as many
     assert matched((0, 0, 10), (0, 20, 30), (0, 40, 50)) == nothing  # one rank alone
     assert matched((0, 0, 10), (1, 11, 20), (2, 5, 15)) == nothing  # one went before one came
     rank, step = np.array([0, 1]), np.array([1, 2])
     zeros, ends = np.zeros(2, dtype=np.int64), np.array([5, 5])
-    assert transfers(rank, step, zeros, zeros, ends).tolist() == [UNMATCHED] * 2
-    assert transfers(rank, zeros, step, zeros, ends).tolist() == [UNMATCHED] * 2
+    assert transfers(rank, step, zeros, zeros, ends).tolist() == [UNKNOWN] * 2
+    assert transfers(rank, zeros, step, zeros, ends).tolist() == [UNKNOWN] * 2
     empty = np.empty(0, dtype=np.int64)
     assert transfers(empty, empty, empty, empty, empty).tolist() == []
 
@@ -401,21 +401,21 @@ def test_a_clock_that_is_off_changes_nothing() -> None:
 
 
 def test_calls_that_lie_apart_meet_by_their_number_alone() -> None:
-    assert of_one((0, 0, 5), (1, 90, 10)).meeting.tolist() == [UNMATCHED] * 2
+    assert of_one((0, 0, 5), (1, 90, 10)).meeting.tolist() == [UNKNOWN] * 2
     found = met([(0, 0, 8, 1, 0, 5), (1, 0, 8, 1, 90, 10)])
     assert (found.meeting.tolist(), found.apart.tolist()) == ([0, 0], [True])
     # One of four is not where the others say that its clock is.
     calls = [(rank, 100 * at + 30 * rank, 20) for rank in (0, 1) for at in range(3)]
     mixed = of_one(*calls, (0, 400, 20), (1, 900, 20))
-    assert mixed.meeting.tolist() == [0, 1, 2, 0, 1, 2, UNMATCHED, UNMATCHED]
+    assert mixed.meeting.tolist() == [0, 1, 2, 0, 1, 2, UNKNOWN, UNKNOWN]
 
 
 def test_equal_numbers_meet_although_one_rank_was_recorded_later() -> None:
     calls = [(0, 0, number, 0, 10 * number, 5) for number in (1, 2, 3)]
     calls += [(1, 0, number, 0, 10 * number, 4) for number in (2, 3, 4)]
-    assert met(calls).meeting.tolist() == [UNMATCHED, 0, 1, 0, 1, UNMATCHED]
+    assert met(calls).meeting.tolist() == [UNKNOWN, 0, 1, 0, 1, UNKNOWN]
     unnumbered = [(*call[:2], NO_NUMBER, *call[3:]) for call in calls[:-1]]
-    assert met(unnumbered).meeting.tolist() == [UNMATCHED] * 5  # three here, two there
+    assert met(unnumbered).meeting.tolist() == [UNKNOWN] * 5  # three here, two there
 
 
 def test_one_number_for_several_calls_counts_them_off() -> None:
@@ -424,7 +424,7 @@ def test_one_number_for_several_calls_counts_them_off() -> None:
 
 
 def test_numbers_are_not_mixed_up_with_steps() -> None:
-    assert met([(0, 0, 3, 3, 0, 5), (1, 0, NO_NUMBER, 3, 0, 5)]).meeting.tolist() == [UNMATCHED] * 2
+    assert met([(0, 0, 3, 3, 0, 5), (1, 0, NO_NUMBER, 3, 0, 5)]).meeting.tolist() == [UNKNOWN] * 2
 
 
 def test_where_two_are_equally_short_nobody_came_last() -> None:
@@ -432,7 +432,7 @@ def test_where_two_are_equally_short_nobody_came_last() -> None:
 
 
 def test_one_rank_alone_and_nothing_at_all_meet_nobody() -> None:
-    assert of_one((0, 0, 5), (0, 9, 5)).meeting.tolist() == [UNMATCHED] * 2
+    assert of_one((0, 0, 5), (0, 9, 5)).meeting.tolist() == [UNKNOWN] * 2
     assert of_one().meeting.tolist() == []
 
 
@@ -477,7 +477,7 @@ def test_it_agrees_with_brute_force(calls: list[MatchedCall]) -> None:
     meetings = matched_brute(calls)
     seen = defaultdict(set)
     for at, meeting in enumerate(found.meeting.tolist()):
-        if meeting != UNMATCHED:
+        if meeting != UNKNOWN:
             seen[meeting].add(at)
     assert {frozenset(members) for members in seen.values()} == set(meetings)
     for meeting, members in seen.items():

@@ -63,7 +63,7 @@ def test_a_piece_that_moves_the_step_otherwise_is_seen(
 ) -> None:
     graph = step_graph(play(Script(listed=True), 1).spans)
     assert bench.moved(graph, 1, 20) == 100
-    longest = bench.longest
+    longest_path = bench.longest_path
 
     def wrong(*measured: object) -> object:
         found = longest_path(*measured)
