@@ -72,7 +72,7 @@ def _ranks_listed(ranks: list[int]) -> str:
 def _steps(spans: Spans) -> Iterator[_Row]:
     rows = spans.rows(kind="step")
     if not len(rows):
-        yield "steps", _NOT_CHECKED, "no complete step was recorded"
+        yield "steps", _NOT_CHECKED, "needs a complete step"
         return
     steps = np.unique(spans.step[rows])
     count = len(steps)

@@ -63,7 +63,7 @@ def test_steps_that_ranks_lack_are_a_warning(spans: Spans) -> None:
     cut = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
     assert checks(cut)["steps"] == ("warn", "some of 4 are missing on rank 2")
     none = replace(spans, kind=np.full(len(spans), KINDS.index("stage")))
-    assert checks(none)["steps"] == ("not checked", "no complete step was recorded")
+    assert checks(none)["steps"] == ("not checked", "needs a complete step")
 
 
 def test_steps_that_no_rank_has_are_a_warning_where_all_were_to_be_recorded(spans: Spans) -> None:
