@@ -75,12 +75,12 @@ def test_as_json_it_is_the_table_and_the_files(rlprof: Run, tmp_path: Path) -> N
     assert len(data["files"]) == 2
 
 
-def test_a_run_without_memory_is_told_what_to_configure(rlprof: Run, tmp_path: Path) -> None:
+def test_a_run_without_memory_names_what_to_configure(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path)
     status, out, _ = rlprof("memory", tmp_path)
     assert status == 0
     text = " ".join(out.split())
-    assert "memory: not told, no span has memory: capture a step with memory.level or" in text
+    assert "This run has no memory data. Capture a step with profile_with_memory: true" in text
     assert json.loads(rlprof("memory", tmp_path, "--json")[1])["files"] == []
 
 

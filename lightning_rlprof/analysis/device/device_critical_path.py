@@ -58,10 +58,10 @@ def device_critical_path(
     before it on its stream, or for another stream. The host waited, in a call that waits for the
     device, for the work that ended last in it. See `WaitChain`.
 
-    ``share`` is relative to the length of all paths. A path begins where its step begins, or where
-    the path before it ended, if that is later. It ends with the host's step and all work launched
-    in it. ``on path`` is the part of that work's time that is on the path: at 0.1, making it faster
-    helps little. Delays longer than `LATENCY_NS` are "unattributed delay".
+    ``share`` is relative to the length of all paths. A path begins with its step, or at the end of
+    the path before it, if that is later. It ends with the host's step and all work launched in it.
+    ``on path`` is the part of that work's time that is on the path: at 0.1, making it faster helps
+    little. Delays longer than `LATENCY_NS` are "unattributed delay".
 
     Args:
         spans: The run.
@@ -229,7 +229,7 @@ def _host_time(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield innermost call and stage in disjoint intervals, their time and number of segments.
 
-    -1 stands for none; a pair can occur more than once.
+    -1 means none; a pair can occur more than once.
     """
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]

@@ -150,7 +150,7 @@ def _distinct(*columns: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _first(work: _Launched, stream: Int64s) -> Int64s:
-    """Return the rows that stand for launches: the first to start of each replay on a stream."""
+    """Return one row per launch: of a replay the first to start on each stream."""
     rows = np.flatnonzero(work.launch != NOT_RECORDED)
     replayed = work.graph[rows] != NOT_RECORDED
     alone, many = rows[~replayed], rows[replayed]

@@ -70,7 +70,7 @@ _FORWARD = re.compile(
 
 
 def peak_of(device: str) -> float | None:
-    """Return the peak of a device in TFLOP/s, None if its name stands for none or several.
+    """Return the peak of a device in TFLOP/s, None if unknown or ambiguous.
 
     Example::
 

@@ -248,7 +248,7 @@ def _times(work: Work, factor: float) -> Work:
 
 
 def _mfu_notes(spans: Spans, rows: list[tuple[Cell, ...]], given: _Given) -> list[str]:
-    """Return why MFU is missing, where it is."""
+    """Return the reasons for missing MFU."""
     notes = []
     if above := dict.fromkeys(str(row[0]) for row in rows if _above_peak(row)):
         notes.append(f"{ABOVE_PEAK} in {', '.join(above)}: FLOPs, tokens or peak are wrong.")

@@ -194,7 +194,7 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
     code, names = table.texts("name")
     name = code[rows]
     return CallTree(
-        (*names, ""),  # the last one stands for an unknown name
+        (*names, ""),  # the last one is for an unknown name
         rows,
         threads,
         rank,
