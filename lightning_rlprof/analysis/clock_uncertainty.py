@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from lightning_rlprof.tables.spans import Spans
 
-BELOW = "within clock uncertainty"
+WITHIN_UNCERTAINTY = "within clock uncertainty"
 """Text of a row whose effect is smaller than the clock uncertainty."""
 
 _FEW = 5
@@ -36,7 +36,7 @@ def uncertainty_ns(spans: Spans, ranks: Iterable[int] | None = None) -> int | No
     return sum(sorted(worst.values())[-2:])
 
 
-def says_nothing(effect_ns: int, unsure_ns: int | None) -> bool:
+def is_within_uncertainty(effect_ns: int, unsure_ns: int | None) -> bool:
     """Return whether an effect is smaller than the clock uncertainty, or that is unknown.
 
     Example::
@@ -47,7 +47,7 @@ def says_nothing(effect_ns: int, unsure_ns: int | None) -> bool:
     return unsure_ns is None or abs(effect_ns) < unsure_ns
 
 
-def never_compared(spans: Spans, ranks: Iterable[int] | None = None) -> str:
+def unsynchronized_clocks(spans: Spans, ranks: Iterable[int] | None = None) -> str:
     """Return which hosts' clocks were not synchronized; "" if all were, or for one host.
 
     Example::
@@ -66,7 +66,7 @@ def never_compared(spans: Spans, ranks: Iterable[int] | None = None) -> str:
     return f"clocks of hosts {', '.join(hosts[:_FEW])}{more} were not synchronized"
 
 
-def remark(
+def uncertainty_note(
     spans: Spans, what: str, effect_ns: int | None = None, ranks: Iterable[int] | None = None
 ) -> str:
     """Return the note with the ±u of a number, "" if that is 0.
@@ -81,8 +81,8 @@ def remark(
     if unsure == 0:
         return ""
     if unsure is None:
-        return f"{what}: may be off by milliseconds, because {never_compared(spans, ranks)}."
-    below = effect_ns is not None and says_nothing(effect_ns, unsure)
+        return f"{what}: may be off by milliseconds, because {unsynchronized_clocks(spans, ranks)}."
+    below = effect_ns is not None and is_within_uncertainty(effect_ns, unsure)
     return f"{what}: ±{unsure / 1e6:.3f} ms{', larger than the value itself' if below else ''}."
 
 

@@ -80,7 +80,7 @@ class Calls:
 
 
 @dataclass(frozen=True, eq=False)
-class Meetings:
+class MatchedCollectives:
     """Matched collectives: calls by the collective that they are part of.
 
     Attributes:
@@ -91,7 +91,7 @@ class Meetings:
         apart: Whether a rank ended before another started, though their numbers are equal.
     """
 
-    meeting: Int64s
+    collective: Int64s
     ranks: Int64s
     transfer_ns: Int64s
     last: Int64s
@@ -110,7 +110,7 @@ def operation_of(name: str) -> str:
     return next((known for known, pattern in _KNOWN if pattern.search(low)), "other")
 
 
-def collectives(spans: Spans, remarks: list[str]) -> Calls | None:
+def read_collectives(spans: Spans, remarks: list[str]) -> Calls | None:
     """Read the table ``collectives``, else kernels by their names.
 
     Returns None if neither has a collective. A table that can't be read becomes a remark.
@@ -163,7 +163,7 @@ def _frame(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> 
     )
 
 
-def matched(calls: Calls) -> tuple[Meetings, Calls]:
+def match_collectives(calls: Calls) -> tuple[MatchedCollectives, Calls]:
     """Match calls, and return them with one stage per collective: perhaps only one rank has it.
 
     Sends and receives aren't matched: profilers don't record the other rank.
@@ -172,18 +172,18 @@ def matched(calls: Calls) -> tuple[Meetings, Calls]:
     between = np.array([operation_of(name) in PAIRWISE for name in calls.operation[1]], bool)
     alone = np.append(between, False)[calls.operation[0]]
     what = np.where(alone, int(what.max(initial=0)) + 1 + np.arange(len(what)), what)
-    found = meet(calls.rank, what, calls.number, calls.step, calls.start_ns, calls.end_ns)
-    at = np.flatnonzero(found.meeting != UNKNOWN)
+    found = match_calls(calls.rank, what, calls.number, calls.step, calls.start_ns, calls.end_ns)
+    at = np.flatnonzero(found.collective != UNKNOWN)
     known = np.full(len(found.ranks), UNKNOWN)
-    np.maximum.at(known, found.meeting[at], calls.stage[0][at])
+    np.maximum.at(known, found.collective[at], calls.stage[0][at])
     stage = calls.stage[0].copy()
-    stage[at] = known[found.meeting[at]]
+    stage[at] = known[found.collective[at]]
     return found, replace(calls, stage=(stage, calls.stage[1]))
 
 
-def meet(
+def match_calls(
     rank: Int64s, what: Int64s, number: Int64s, step: Int64s, start_ns: Int64s, end_ns: Int64s
-) -> Meetings:
+) -> MatchedCollectives:
     """Match calls across ranks by equal numbers, or without numbers by their order in a step.
 
     See `match_occurrences`. Calls without numbers that lie apart in time are not matched, either.
@@ -197,21 +197,21 @@ def meet(
         start_ns: When the rank arrived.
         end_ns: When it continued.
     """
-    told = number != UNKNOWN
-    place = np.where(told, number, step)
-    order, heads = match_occurrences((what, told, place), rank, start_ns)
+    known = number != UNKNOWN
+    place = np.where(known, number, step)
+    order, heads = match_occurrences((what, known, place), rank, start_ns)
     size = group_sizes(heads, len(order))
     apart = _apart(rank[order], start_ns[order], end_ns[order], heads, size)
-    kept = told[order[heads]] | ~apart
+    kept = known[order[heads]] | ~apart
     order, size, apart = order[np.repeat(kept, size)], size[kept], apart[kept]
-    meeting, last = np.full(len(rank), UNKNOWN), np.full(len(size), UNKNOWN)
-    meeting[order] = np.repeat(np.arange(len(size)), size)
+    collective, last = np.full(len(rank), UNKNOWN), np.full(len(size), UNKNOWN)
+    collective[order] = np.repeat(np.arange(len(size)), size)
     took = (end_ns - start_ns)[order]
     least = np.minimum.reduceat(took, np.cumsum(size) - size) if len(size) else size
     shortest = order[took == np.repeat(least, size)]
-    last[meeting[shortest]] = shortest
-    last[np.bincount(meeting[shortest], minlength=len(size)) > 1] = UNKNOWN
-    return Meetings(meeting, size, least, last, apart)
+    last[collective[shortest]] = shortest
+    last[np.bincount(collective[shortest], minlength=len(size)) > 1] = UNKNOWN
+    return MatchedCollectives(collective, size, least, last, apart)
 
 
 def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s) -> Mask:
@@ -234,7 +234,7 @@ def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s
     return np.asarray(latest > np.minimum.reduceat(went - shift, heads))
 
 
-def transfers(
+def transfer_times(
     rank: Int64s,
     step: Int64s,
     name: Int64s,
@@ -251,7 +251,7 @@ def transfers(
     Example::
 
         >>> rank, zeros, came, went = np.array([[0, 1], [0, 0], [0, 7], [10, 10]])
-        >>> transfers(rank, zeros, zeros, came, went).tolist()
+        >>> transfer_times(rank, zeros, zeros, came, went).tolist()
         [3, 3]
     """
     found = np.full(len(rank), UNKNOWN, dtype=np.int64)
@@ -305,13 +305,13 @@ def communication(spans: Spans) -> Table:
     Abstains if no profiler recorded a collective.
     """
     remarks: list[str] = []
-    calls = collectives(spans, remarks)
+    calls = read_collectives(spans, remarks)
     if calls is None:
         reason = " ".join(
             ["This run has no collectives. Capture a step with a profiler.", *remarks]
         )
         return Table("communication", _COLUMNS, abstained=reason)
-    found, calls = matched(calls)
+    found, calls = match_collectives(calls)
     remarks += [calls.remark, *_doubts(calls, found), _FORMULA]
     rows = _rows(calls, found)
     return Table("communication", _COLUMNS, rows, " ".join(filter(None, remarks)))
@@ -336,16 +336,16 @@ def bus_factor(operation: str, ranks: int) -> float | None:
     return 1.0 if operation in _PLAIN else None
 
 
-def _doubts(calls: Calls, found: Meetings) -> list[str]:
+def _doubts(calls: Calls, found: MatchedCollectives) -> list[str]:
     """Return warnings about calls without counterparts and doubtful matches."""
     doubts = []
-    alone = int(np.count_nonzero(found.meeting == UNKNOWN))
+    alone = int(np.count_nonzero(found.collective == UNKNOWN))
     if alone:
         text = "calls have no counterpart on other ranks: their transfer and wait are unknown."
         doubts.append(f"{alone} of {len(calls.rank)} {text}")
-    at = np.flatnonzero(found.meeting != UNKNOWN)
+    at = np.flatnonzero(found.collective != UNKNOWN)
     members = np.zeros(len(found.ranks), np.int64)
-    np.maximum.at(members, found.meeting[at], calls.members[at])
+    np.maximum.at(members, found.collective[at], calls.members[at])
     few = int(np.count_nonzero(found.ranks < members))
     if few:
         text = (
@@ -359,7 +359,7 @@ def _doubts(calls: Calls, found: Meetings) -> list[str]:
     return doubts
 
 
-def _rows(calls: Calls, found: Meetings) -> list[tuple[Cell, ...]]:
+def _rows(calls: Calls, found: MatchedCollectives) -> list[tuple[Cell, ...]]:
     """Sum the calls by operation, group and stage; those that take longest first."""
     columns = [calls.operation, calls.group, calls.stage]
     widths = [len(names) + 1 for _, names in columns]
@@ -379,13 +379,15 @@ def _rows(calls: Calls, found: Meetings) -> list[tuple[Cell, ...]]:
     return sorted(rows, key=lambda row: -row[3])  # type: ignore[operator]
 
 
-def _figures(calls: Calls, found: Meetings, own: Int64s, size: int) -> tuple[list[Any], ...]:
+def _figures(
+    calls: Calls, found: MatchedCollectives, own: Int64s, size: int
+) -> tuple[list[Any], ...]:
     """Return per row times and counts, last arrivals, bytes, bandwidth, and ranks of the group."""
-    at = np.flatnonzero(found.meeting != UNKNOWN)
+    at = np.flatnonzero(found.collective != UNKNOWN)
     home = np.zeros(len(found.ranks), np.int64)
-    home[found.meeting[at]] = own[at]
+    home[found.collective[at]] = own[at]
     took = calls.end_ns - calls.start_ns
-    waited = took[at] - found.transfer_ns[found.meeting[at]]
+    waited = took[at] - found.transfer_ns[found.collective[at]]
     count, met, shared = (np.bincount(of, minlength=size) for of in (own, home, own[at]))
     times = zip(
         _sums(own, took, size).tolist(),
@@ -412,7 +414,7 @@ def _means(sums: Int64s, counts: Int64s) -> list[int | None]:
 
 
 def _last(
-    calls: Calls, found: Meetings, home: Int64s, met: Int64s
+    calls: Calls, found: MatchedCollectives, home: Int64s, met: Int64s
 ) -> list[tuple[int | None, int | None]]:
     """Return the rank that was last most often in each row, None if two share that."""
     ranks, codes = np.unique(calls.rank, return_inverse=True)
@@ -440,14 +442,16 @@ def _sizes(calls: Calls, own: Int64s, size: int) -> list[tuple[int | None, int |
     return sizes
 
 
-def _bandwidths(calls: Calls, found: Meetings, home: Int64s, size: int) -> list[float | None]:
+def _bandwidths(
+    calls: Calls, found: MatchedCollectives, home: Int64s, size: int
+) -> list[float | None]:
     """Return bytes by transfer time of each row's matched collectives; bytes per ns are GB/s."""
-    at = np.flatnonzero(found.meeting != UNKNOWN)
+    at = np.flatnonzero(found.collective != UNKNOWN)
     payload = np.full(len(found.ranks), UNKNOWN)
-    np.maximum.at(payload, found.meeting[at], calls.bytes[at])
-    told = (payload > 0) & (found.transfer_ns > 0)
-    moved = _sums(home[told], payload[told], size).tolist()
-    took = _sums(home[told], found.transfer_ns[told], size).tolist()
+    np.maximum.at(payload, found.collective[at], calls.bytes[at])
+    known = (payload > 0) & (found.transfer_ns > 0)
+    moved = _sums(home[known], payload[known], size).tolist()
+    took = _sums(home[known], found.transfer_ns[known], size).tolist()
     return [one / time if time else None for one, time in zip(moved, took, strict=True)]
 
 
@@ -457,5 +461,5 @@ def _members(calls: Calls, own: Int64s, size: int) -> list[tuple[int | None, int
     np.maximum.at(members, own, calls.members)
     ranks, codes = np.unique(calls.rank, return_inverse=True)
     recorded = np.bincount(np.unique(own * len(ranks) + codes) // len(ranks), minlength=size)
-    told = [None if one == UNKNOWN else one for one in members.tolist()]
-    return list(zip(told, recorded.tolist(), strict=True))
+    known = [None if one == UNKNOWN else one for one in members.tolist()]
+    return list(zip(known, recorded.tolist(), strict=True))

@@ -152,7 +152,7 @@ _COMPLETE, _CAPTURE = STATES.index("complete"), STATES.index("capture")
 _FIRST = 1  # excluded warm-up steps
 
 
-def slowdown(spans: Spans) -> float | None:
+def capture_slowdown(spans: Spans) -> float | None:
     """Return how much longer captured steps take, in the median; None if unknown.
 
     0.1 is 10% longer. Excludes the first step. Needs `FEWEST` steps of each kind.

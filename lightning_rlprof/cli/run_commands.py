@@ -84,11 +84,11 @@ def trace(run: Run, output: Output = None, kernels: Devices = False, force: Merg
     """Write a trace for ui.perfetto.dev, one track per rank and thread (-o x.json: not packed)."""
     spans = opened(run)
     path = destination(output, spans.path, "trace.json.gz", force=force)
-    from lightning_rlprof.analysis.clock_uncertainty import never_compared
+    from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
     from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
     from lightning_rlprof.report.chrome_trace.writer import write_trace
 
-    watermark = never_compared(spans)
+    watermark = unsynchronized_clocks(spans)
     if watermark and not force:
         raise RlprofError(_NEVER_COMPARED.format(spans.path, watermark))
     with bar("Writing") as step, writing(path):

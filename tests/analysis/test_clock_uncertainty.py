@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_rlprof.analysis.clock_uncertainty import (
-    never_compared,
-    remark,
-    says_nothing,
+    is_within_uncertainty,
+    uncertainty_note,
     uncertainty_ns,
+    unsynchronized_clocks,
 )
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans
@@ -61,32 +61,38 @@ def test_the_clocks_table_tells_which_ranks_share_one(tmp_path: Path) -> None:
 
 
 def test_an_effect_below_what_clocks_are_sure_of_says_nothing() -> None:
-    assert [says_nothing(99, 100), says_nothing(-101, 100), says_nothing(0, 0)] == [
+    assert [
+        is_within_uncertainty(99, 100),
+        is_within_uncertainty(-101, 100),
+        is_within_uncertainty(0, 0),
+    ] == [
         True,
         False,
         False,
     ]
-    assert says_nothing(10**15, None)
+    assert is_within_uncertainty(10**15, None)
 
 
 def test_a_table_tells_the_uncertainty_of_a_number_that_crosses_ranks(tmp_path: Path) -> None:
     spans = spans_of(tmp_path, "aabb", [0, 0, 50_000, 70_000])
-    assert remark(spans, "Skew") == "Skew: ±0.070 ms."
-    assert remark(spans, "Skew", 80_000) == "Skew: ±0.070 ms."
-    assert remark(spans, "Skew", 60_000) == "Skew: ±0.070 ms, larger than the value itself."
-    assert remark(spans, "Skew", 60_000, [0, 1]) == ""
-    assert never_compared(spans) == ""
+    assert uncertainty_note(spans, "Skew") == "Skew: ±0.070 ms."
+    assert uncertainty_note(spans, "Skew", 80_000) == "Skew: ±0.070 ms."
+    assert (
+        uncertainty_note(spans, "Skew", 60_000) == "Skew: ±0.070 ms, larger than the value itself."
+    )
+    assert uncertainty_note(spans, "Skew", 60_000, [0, 1]) == ""
+    assert unsynchronized_clocks(spans) == ""
 
 
 def test_a_table_says_where_clocks_were_never_compared(tmp_path: Path) -> None:
     spans = spans_of(tmp_path, "ba", None)
-    assert remark(spans, "Skew", 5) == (
+    assert uncertainty_note(spans, "Skew", 5) == (
         "Skew: may be off by milliseconds, because clocks of hosts a, b were not synchronized."
     )
     columns = tuple(Column(name, "count") for name in ("rank", "clock", "uncertainty"))
     table = Table("clocks", columns, [(0, 0, None), (1, 1, None)])
     unnamed = {rank: header(rank, 2, host="") for rank in (0, 1)}
     unknown = replace(spans, headers=unnamed, tables={"clocks": lambda: table})
-    assert never_compared(unknown).startswith("the hosts of some ranks are unknown")
+    assert unsynchronized_clocks(unknown).startswith("the hosts of some ranks are unknown")
     many = spans_of(tmp_path / "3", "abcdefg", None)
-    assert "a, b, c, d, e and 2 more" in never_compared(many)
+    assert "a, b, c, d, e and 2 more" in unsynchronized_clocks(many)

@@ -18,14 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.collectives import (
-    NO_NUMBER,
-    NOBODY,
-    Meetings,
+    MatchedCollectives,
     bus_factor,
     communication,
-    meet,
+    match_calls,
     operation_of,
-    transfers,
+    transfer_times,
 )
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
@@ -37,24 +35,24 @@ from tests.effort import examples
 from tests.places import SHARED_DATA
 
 
-def matched(*members: tuple[int, int, int]) -> list[int]:
+def match_collectives(*members: tuple[int, int, int]) -> list[int]:
     """Return transfers of (rank, start, end), all of one name and step."""
     rank, start, end = np.array(members).T
     zeros = np.zeros(len(members), dtype=np.int64)
-    return transfers(rank, zeros, zeros, start, end).tolist()
+    return transfer_times(rank, zeros, zeros, start, end).tolist()
 
 
 def test_a_clock_that_is_off_changes_no_duration() -> None:
-    right = matched((0, 0, 50), (1, 40, 50), (0, 60, 70), (1, 60, 72))
+    right = match_collectives((0, 0, 50), (1, 40, 50), (0, 60, 70), (1, 60, 72))
     assert right == [10, 10, 10, 10]
-    assert matched((0, 5, 55), (1, 40, 50), (0, 65, 75), (1, 60, 72)) == right
+    assert match_collectives((0, 5, 55), (1, 40, 50), (0, 65, 75), (1, 60, 72)) == right
 
 
 def test_clocks_that_are_unsure_by_more_do_not_part_a_collective() -> None:
     zeros, rank = np.zeros(2, dtype=np.int64), np.array([0, 1])
     start, end = np.array([0, 13]), np.array([10, 20])  # 3 ns apart
     found = [
-        transfers(rank, zeros, zeros, start, end, unsure_ns=unsure).tolist()
+        transfer_times(rank, zeros, zeros, start, end, unsure_ns=unsure).tolist()
         for unsure in (0, 2, 3, None)
     ]
     assert found == [[UNKNOWN] * 2, [UNKNOWN] * 2, [7, 7], [7, 7]]
@@ -62,15 +60,17 @@ def test_clocks_that_are_unsure_by_more_do_not_part_a_collective() -> None:
 
 def test_collectives_that_cannot_be_one_are_not_matched() -> None:
     nothing = [UNKNOWN] * 3
-    assert matched((0, 0, 10), (1, 0, 10), (1, 20, 30)) == nothing  # not as many
-    assert matched((0, 0, 10), (0, 20, 30), (0, 40, 50)) == nothing  # one rank alone
-    assert matched((0, 0, 10), (1, 11, 20), (2, 5, 15)) == nothing  # one went before one came
+    assert match_collectives((0, 0, 10), (1, 0, 10), (1, 20, 30)) == nothing  # not as many
+    assert match_collectives((0, 0, 10), (0, 20, 30), (0, 40, 50)) == nothing  # one rank alone
+    assert (
+        match_collectives((0, 0, 10), (1, 11, 20), (2, 5, 15)) == nothing
+    )  # one went before one came
     rank, step = np.array([0, 1]), np.array([1, 2])
     zeros, ends = np.zeros(2, dtype=np.int64), np.array([5, 5])
-    assert transfers(rank, step, zeros, zeros, ends).tolist() == [UNKNOWN] * 2
-    assert transfers(rank, zeros, step, zeros, ends).tolist() == [UNKNOWN] * 2
+    assert transfer_times(rank, step, zeros, zeros, ends).tolist() == [UNKNOWN] * 2
+    assert transfer_times(rank, zeros, step, zeros, ends).tolist() == [UNKNOWN] * 2
     empty = np.empty(0, dtype=np.int64)
-    assert transfers(empty, empty, empty, empty, empty).tolist() == []
+    assert transfer_times(empty, empty, empty, empty, empty).tolist() == []
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -86,7 +86,7 @@ def test_what_is_found_is_what_was_put_in(seed: int) -> None:
         now += 1
     order = noise.sample(range(len(rows)), len(rows))
     columns = np.array([rows[at] for at in order]).T
-    assert transfers(*columns).tolist() == [expected[at] for at in order]
+    assert transfer_times(*columns).tolist() == [expected[at] for at in order]
 
 
 DATA = SHARED_DATA
@@ -184,7 +184,12 @@ def test_groups_and_operations_do_not_meet_one_another() -> None:
 def test_ranks_with_different_counts_are_not_matched_and_it_says_so() -> None:
     spans = with_calls(Call(0, 0, 9), Call(0, 10, 9), Call(1, 0, 9), Call(0, 50, 9, step=2))
     row = one_of(spans)
-    assert (row["count"], row["matched"], row["transfer"], row["wait"]) == (4, 0, None, None)
+    assert (row["count"], row["matched"], row["transfer"], row["wait"]) == (
+        4,
+        0,
+        None,
+        None,
+    )
     assert "4 of 4 calls have no counterpart" in communication(spans).note
 
 
@@ -370,19 +375,19 @@ MatchedCall = tuple[int, int, int, int, int, int]
 """Rank, what, number, step, start, duration."""
 
 
-def met(calls: list[MatchedCall]) -> Meetings:
+def met(calls: list[MatchedCall]) -> MatchedCollectives:
     rank, what, number, step, start, duration = np.array(calls, np.int64).reshape(-1, 6).T
-    return meet(rank, what, number, step, start, start + duration)
+    return match_calls(rank, what, number, step, start, start + duration)
 
 
-def of_one(*members: tuple[int, int, int]) -> Meetings:
+def of_one(*members: tuple[int, int, int]) -> MatchedCollectives:
     """Match (rank, start, duration) of one operation in one step without numbers."""
-    return met([(rank, 0, NO_NUMBER, 1, start, length) for rank, start, length in members])
+    return met([(rank, 0, UNKNOWN, 1, start, length) for rank, start, length in members])
 
 
 def test_the_shortest_is_the_transfer_and_its_rank_came_last() -> None:
     found = of_one((0, 0, 50), (1, 40, 10), (2, 20, 30))
-    assert found.meeting.tolist() == [0, 0, 0]
+    assert found.collective.tolist() == [0, 0, 0]
     assert found.ranks.tolist() == [3]
     assert found.transfer_ns.tolist() == [10]
     assert found.last.tolist() == [1]
@@ -395,45 +400,45 @@ def test_a_clock_that_is_off_changes_nothing() -> None:
     ]
     right = of_one(*calls)
     off = of_one(*[(rank, start + 7_000 * rank, length) for rank, start, length in calls])
-    for name in ("meeting", "ranks", "transfer_ns", "last", "apart"):
+    for name in ("collective", "ranks", "transfer_ns", "last", "apart"):
         assert getattr(right, name).tolist() == getattr(off, name).tolist()
     assert right.ranks.tolist() == [2] * 5
 
 
 def test_calls_that_lie_apart_meet_by_their_number_alone() -> None:
-    assert of_one((0, 0, 5), (1, 90, 10)).meeting.tolist() == [UNKNOWN] * 2
+    assert of_one((0, 0, 5), (1, 90, 10)).collective.tolist() == [UNKNOWN] * 2
     found = met([(0, 0, 8, 1, 0, 5), (1, 0, 8, 1, 90, 10)])
-    assert (found.meeting.tolist(), found.apart.tolist()) == ([0, 0], [True])
+    assert (found.collective.tolist(), found.apart.tolist()) == ([0, 0], [True])
     # One of four is not where the others say that its clock is.
     calls = [(rank, 100 * at + 30 * rank, 20) for rank in (0, 1) for at in range(3)]
     mixed = of_one(*calls, (0, 400, 20), (1, 900, 20))
-    assert mixed.meeting.tolist() == [0, 1, 2, 0, 1, 2, UNKNOWN, UNKNOWN]
+    assert mixed.collective.tolist() == [0, 1, 2, 0, 1, 2, UNKNOWN, UNKNOWN]
 
 
 def test_equal_numbers_meet_although_one_rank_was_recorded_later() -> None:
     calls = [(0, 0, number, 0, 10 * number, 5) for number in (1, 2, 3)]
     calls += [(1, 0, number, 0, 10 * number, 4) for number in (2, 3, 4)]
-    assert met(calls).meeting.tolist() == [UNKNOWN, 0, 1, 0, 1, UNKNOWN]
-    unnumbered = [(*call[:2], NO_NUMBER, *call[3:]) for call in calls[:-1]]
-    assert met(unnumbered).meeting.tolist() == [UNKNOWN] * 5  # three here, two there
+    assert met(calls).collective.tolist() == [UNKNOWN, 0, 1, 0, 1, UNKNOWN]
+    unnumbered = [(*call[:2], UNKNOWN, *call[3:]) for call in calls[:-1]]
+    assert met(unnumbered).collective.tolist() == [UNKNOWN] * 5  # three here, two there
 
 
 def test_one_number_for_several_calls_counts_them_off() -> None:
     calls = [(rank, 0, 7, 0, start, 5) for rank in (0, 1) for start in (20, 10)]
-    assert met(calls).meeting.tolist() == [1, 0, 1, 0]
+    assert met(calls).collective.tolist() == [1, 0, 1, 0]
 
 
 def test_numbers_are_not_mixed_up_with_steps() -> None:
-    assert met([(0, 0, 3, 3, 0, 5), (1, 0, NO_NUMBER, 3, 0, 5)]).meeting.tolist() == [UNKNOWN] * 2
+    assert met([(0, 0, 3, 3, 0, 5), (1, 0, UNKNOWN, 3, 0, 5)]).collective.tolist() == [UNKNOWN] * 2
 
 
 def test_where_two_are_equally_short_nobody_came_last() -> None:
-    assert of_one((0, 0, 5), (1, 0, 5), (2, 0, 9)).last.tolist() == [NOBODY]
+    assert of_one((0, 0, 5), (1, 0, 5), (2, 0, 9)).last.tolist() == [UNKNOWN]
 
 
 def test_one_rank_alone_and_nothing_at_all_meet_nobody() -> None:
-    assert of_one((0, 0, 5), (0, 9, 5)).meeting.tolist() == [UNKNOWN] * 2
-    assert of_one().meeting.tolist() == []
+    assert of_one((0, 0, 5), (0, 9, 5)).collective.tolist() == [UNKNOWN] * 2
+    assert of_one().collective.tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -460,7 +465,7 @@ MATCHED_CALLS = st.lists(
     st.tuples(
         st.integers(0, 2),
         st.integers(0, 1),
-        st.sampled_from([NO_NUMBER, NO_NUMBER, 0, 1]),
+        st.sampled_from([UNKNOWN, UNKNOWN, 0, 1]),
         st.integers(0, 2),
         st.integers(0, 30),
         st.integers(0, 9),
@@ -476,7 +481,7 @@ def test_it_agrees_with_brute_force(calls: list[MatchedCall]) -> None:
     found = met(calls)
     meetings = matched_brute(calls)
     seen = defaultdict(set)
-    for at, meeting in enumerate(found.meeting.tolist()):
+    for at, meeting in enumerate(found.collective.tolist()):
         if meeting != UNKNOWN:
             seen[meeting].add(at)
     assert {frozenset(members) for members in seen.values()} == set(meetings)
@@ -485,7 +490,7 @@ def test_it_agrees_with_brute_force(calls: list[MatchedCall]) -> None:
         assert found.ranks[meeting] == len(members)
         assert found.transfer_ns[meeting] == lengths[0][0]
         single = lengths[0][0] < lengths[1][0]
-        assert found.last[meeting] == (lengths[0][1] if single else NOBODY)
+        assert found.last[meeting] == (lengths[0][1] if single else UNKNOWN)
         assert found.apart[meeting] == meetings[frozenset(members)]
 
 
@@ -496,7 +501,7 @@ def matched_brute(calls: list[MatchedCall]) -> dict[frozenset[int], bool]:
     )
     for at in sorted(range(len(calls)), key=lambda at: calls[at][4]):
         rank, what, number, step = calls[at][:4]
-        told = number != NO_NUMBER
+        told = number != UNKNOWN
         places[what, told, number if told else step][rank].append(at)
     found = []
     for (_, told, _), ranks in sorted(places.items()):

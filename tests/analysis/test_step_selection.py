@@ -9,10 +9,10 @@ import pytest
 from lightning_rlprof.analysis.critical_path.step_graph import step_graph
 from lightning_rlprof.analysis.step_selection import (
     STATES,
+    capture_slowdown,
     counted,
     last_steps,
     recent,
-    slowdown,
     states,
 )
 from lightning_rlprof.tables.spans import Spans
@@ -129,12 +129,12 @@ def steps(*lengths: int, captured: tuple[int, ...] = ()) -> Spans:
 
 def test_it_is_the_ratio_of_medians_without_the_first_step() -> None:
     spans = steps(900, 100, 110, 90, 120, 130, 125, captured=(5, 6, 7))
-    assert slowdown(spans) == pytest.approx(0.25)
-    assert slowdown(steps(900, 100, 100, 100, 50, 50, 50, captured=(5, 6, 7))) == -0.5
+    assert capture_slowdown(spans) == pytest.approx(0.25)
+    assert capture_slowdown(steps(900, 100, 100, 100, 50, 50, 50, captured=(5, 6, 7))) == -0.5
 
 
 def test_it_is_not_known_without_three_steps_of_each() -> None:
-    assert slowdown(steps(*[100] * 9)) is None
-    assert slowdown(steps(*[100] * 9, captured=(2, 3))) is None
-    assert slowdown(steps(*[100] * 5, captured=(2, 3, 4))) is None
-    assert slowdown(loaded([Row("a", "stage", 1, 0, 9)])) is None
+    assert capture_slowdown(steps(*[100] * 9)) is None
+    assert capture_slowdown(steps(*[100] * 9, captured=(2, 3))) is None
+    assert capture_slowdown(steps(*[100] * 5, captured=(2, 3, 4))) is None
+    assert capture_slowdown(loaded([Row("a", "stage", 1, 0, 9)])) is None

@@ -4,7 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.clock_uncertainty import BELOW, says_nothing, uncertainty_ns
+from lightning_rlprof.analysis.clock_uncertainty import (
+    WITHIN_UNCERTAINTY,
+    is_within_uncertainty,
+    uncertainty_ns,
+)
 from lightning_rlprof.analysis.critical_path.replay import WORK, LongestPath, longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, seconds, step_graph
 from lightning_rlprof.analysis.step_selection import FEWEST
@@ -85,8 +89,8 @@ def _rows(
         table.append((*_row(graph, sums, at, whole), *known))
     if late:
         known = () if sample is None else (None,)
-        below = says_nothing(late // max(len(graph.steps), 1), uncertainty_ns(graph.spans))
-        part = BELOW if below else "work"
+        below = is_within_uncertainty(late // max(len(graph.steps), 1), uncertainty_ns(graph.spans))
+        part = WITHIN_UNCERTAINTY if below else "work"
         late_row = (_LATE, part, None, None, late / whole, None, 0, late, None, None)
         table.append((*late_row, *known))
     return table

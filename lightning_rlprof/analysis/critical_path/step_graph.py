@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.clock_uncertainty import never_compared, remark
+from lightning_rlprof.analysis.clock_uncertainty import uncertainty_note, unsynchronized_clocks
 from lightning_rlprof.analysis.critical_path.handoffs import Handoffs, find_handoffs, has_handoffs
 from lightning_rlprof.analysis.critical_path.replay import WORK, Schedule, build_schedule
 from lightning_rlprof.analysis.critical_path.step_intervals import (
@@ -418,7 +418,7 @@ def _why_not(
     spans: Spans, sync_points: SyncPoints, intervals: StepIntervals, handoffs: Handoffs | None
 ) -> str:
     """Return why the ranks can't be analyzed together, or an empty text."""
-    if not intervals.synchronized and (text := never_compared(spans)):
+    if not intervals.synchronized and (text := unsynchronized_clocks(spans)):
         return f"Steps can't be aligned: no sync point includes all ranks, and {text}."
     if not len(sync_points.step) and (handoffs is None or not len(handoffs.wait)):
         return _NO_SYNC
@@ -436,7 +436,7 @@ def _note(
     if len(intervals.begin_ns) == 1:
         return "Single thread, so everything is on the critical path."
     crosses = not intervals.synchronized or bool(segments.is_handoff.any())
-    sure = remark(spans, "Step boundaries and handoffs") if crosses else ""
+    sure = uncertainty_note(spans, "Step boundaries and handoffs") if crosses else ""
     by = [sync_points.source] if sync_points.source else []
     by += ["samples and weight versions"] if segments.is_handoff.any() else []
     points = f"Synchronization points: {' and '.join(by)}."

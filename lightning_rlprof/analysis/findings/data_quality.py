@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.clock_uncertainty import never_compared, uncertainty_ns
+from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns, unsynchronized_clocks
 from lightning_rlprof.analysis.device.launches import unmatched_launches
 from lightning_rlprof.analysis.efficiency.throughput import ABOVE_PEAK, throughput
-from lightning_rlprof.analysis.step_selection import CLOSED, OPENED, counted, slowdown
+from lightning_rlprof.analysis.step_selection import CLOSED, OPENED, capture_slowdown, counted
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
 from lightning_rlprof.tables.spans import Spans
@@ -130,7 +130,7 @@ def _clocks(spans: Spans) -> Iterator[_Row]:
         state = _OK if uncertainty <= _MOST_UNCERTAINTY_NS else _WARN
         yield "clocks", state, f"synchronized within {uncertainty / 1e6:.3f} ms between ranks"
     else:
-        text = f"{never_compared(spans)}: times of ranks may be off by milliseconds"
+        text = f"{unsynchronized_clocks(spans)}: times of ranks may be off by milliseconds"
         yield "clocks", _WARN, text
 
 
@@ -167,7 +167,7 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Row]:
         own = spans.rows(rank=rank)
         times = np.append(spans.start_ns[own], spans.end_ns[own])
         recorded += int(np.ptp(times)) if len(own) else 0
-    share, slower = took / recorded if recorded else 0.0, slowdown(spans)
+    share, slower = took / recorded if recorded else 0.0, capture_slowdown(spans)
     text = f"opening and closing captures took {share:.2%} of the recorded time"
     if slower is not None:
         text += f"; captured steps are {abs(slower):.1%} {'faster' if slower < 0 else 'slower'}"

@@ -19,7 +19,7 @@ from lightning_rlprof.analysis.findings.finding import (
     share_interval,
 )
 from lightning_rlprof.analysis.findings.rules import DOMINANT_KERNEL, LONG_GAPS, SHORT_GAPS
-from lightning_rlprof.analysis.step_selection import slowdown
+from lightning_rlprof.analysis.step_selection import capture_slowdown
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -80,7 +80,7 @@ def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
         np.sum([getattr(each, name) for each in waits], axis=0)
         for name in ("late", "unknown", "whole")
     )
-    slower = slowdown(run.spans)
+    slower = capture_slowdown(run.spans)
     low, high = share_interval(late, whole, late + unknown)
     low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
     decision = judge(SHORT_GAPS, low, high)

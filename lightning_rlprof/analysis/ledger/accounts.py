@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.clock_uncertainty import remark, uncertainty_ns
-from lightning_rlprof.analysis.collectives import transfers
+from lightning_rlprof.analysis.clock_uncertainty import uncertainty_note, uncertainty_ns
+from lightning_rlprof.analysis.collectives import transfer_times
 from lightning_rlprof.analysis.ledger.device_occupancy import DeviceTime, device_occupancy
 from lightning_rlprof.analysis.ledger.host_activity import (
     Activity,
@@ -133,7 +133,9 @@ def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = F
     if alone:
         text = "collectives have no counterpart on other ranks: their transfer includes the wait"
         notes.append(f"{alone} {text} for peers.")
-    if clocks := remark(spans, "Wall time, and untraced time at the start and end of a rank"):
+    if clocks := uncertainty_note(
+        spans, "Wall time, and untraced time at the start and end of a rank"
+    ):
         notes.append(clocks)
     devices_used = [header.device for header in spans.headers.values()]
     return Accounts(
@@ -359,7 +361,7 @@ def _matched_collectives(spans: Spans, categories: Int64s) -> tuple[Int64s, int]
     rows = rows[np.isin(spans.kind[rows], (_STAGE, _REGION))]
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     columns = (spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
-    took = transfers(*columns, unsure_ns=uncertainty_ns(spans))
+    took = transfer_times(*columns, unsure_ns=uncertainty_ns(spans))
     matched = took != UNKNOWN
     alone = len(rows) - int(np.count_nonzero(matched))
     return np.stack([rows[matched], (end - took)[matched]]), alone

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
-from lightning_rlprof.analysis.collectives import calls_of, matched, transfers
+from lightning_rlprof.analysis.collectives import calls_of, match_collectives, transfer_times
 from lightning_rlprof.analysis.device.work import GRAPHS_NOTE, DeviceWork, device_work
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.analysis.time_categories import Category, categories_of
@@ -133,8 +133,8 @@ def _transfers_from_table(spans: Spans, device: DeviceWork, at: Int64s) -> Int64
     table = spans.try_table("collectives", [])
     if table is None or not len(table.rows):
         return None
-    found, _ = matched(calls_of(table))
-    meeting = np.append(found.meeting, UNKNOWN)[_rows_of_kernels(table, device, at)]
+    found, _ = match_collectives(calls_of(table))
+    meeting = np.append(found.collective, UNKNOWN)[_rows_of_kernels(table, device, at)]
     took: Int64s = np.append(found.transfer_ns, UNKNOWN)[meeting]
     return took
 
@@ -162,7 +162,7 @@ def _transfers_from_names(spans: Spans, device: DeviceWork, work: _Work, at: Int
     at = at[collective]
     step = device.numbers("step", 0)[at]
     times = (work.start_ns[at], work.end_ns[at])
-    took[collective] = transfers(work.rank[at], step, codes[at], *times, uncertainty_ns(spans))
+    took[collective] = transfer_times(work.rank[at], step, codes[at], *times, uncertainty_ns(spans))
     return took
 
 

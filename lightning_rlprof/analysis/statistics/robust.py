@@ -8,7 +8,7 @@ import numpy as np
 from lightning_rlprof.tables.arrays import Float64s
 
 
-def middle(values: Float64s, axis: int = 0) -> Float64s:
+def nan_median(values: Float64s, axis: int = 0) -> Float64s:
     """Return the median along an axis, ignoring NaN; NaN if all values are.
 
     Three times as fast as `numpy.nanmedian`, which takes a slow path once a NaN is present.
@@ -25,7 +25,7 @@ def middle(values: Float64s, axis: int = 0) -> Float64s:
     return np.asarray((pair[0] + pair[1]) / 2).squeeze(axis)
 
 
-def middle_of_others(values: Float64s, least: int = 1) -> Float64s:
+def leave_one_out_median(values: Float64s, least: int = 1) -> Float64s:
     """Return for each rank the median of all other ranks.
 
     Args:
@@ -50,7 +50,7 @@ def middle_of_others(values: Float64s, least: int = 1) -> Float64s:
     return np.where(np.isnan(values) | (others < max(least, 1)), np.nan, found)
 
 
-def apart(values: Float64s) -> Float64s:
+def deviation_from_median(values: Float64s) -> Float64s:
     """Return each rank's deviation from the median of all; NaN if fewer than half are known.
 
     The answer for a single rank is NaN as well.
@@ -64,7 +64,7 @@ def apart(values: Float64s) -> Float64s:
         [[-1.0, nan], [0.0, nan], [4.0, nan]]
     """
     known = np.sum(~np.isnan(values), axis=0)
-    found = values - middle(values)[None]
+    found = values - nan_median(values)[None]
     return np.where(known >= max(2, len(values) / 2), found, np.nan)
 
 
@@ -113,8 +113,8 @@ def _bare(columns: list[Float64s]) -> tuple[list[Float64s], int]:
     keep = ~np.isnan(columns).any(axis=0)
     rest = [np.where(keep, values, np.nan) for values in columns]
     for _ in range(2):  # with a rank far off the first median of a step is always the same rank's
-        rest = [apart(values) for values in rest]
-        rest = [values - middle(values, axis=1)[:, None] for values in rest]
+        rest = [deviation_from_median(values) for values in rest]
+        rest = [values - nan_median(values, axis=1)[:, None] for values in rest]
     there = ~np.isnan(rest[0])
     taken = int(there.any(axis=0).sum() + there.any(axis=1).sum())
     return [values[there] for values in rest], int(there.sum()) - taken + 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.statistics.robust import middle
+from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 _LAGS = 3  # neighboring steps that show whether there is autocorrelation
@@ -49,13 +49,13 @@ def joined(effect: Float64s, size: int) -> Float64s:
         return effect
     blocks = effect.shape[1] // size
     shape = (len(effect), blocks, size, *effect.shape[2:])
-    return middle(effect[:, : blocks * size].reshape(shape), axis=2)
+    return nan_median(effect[:, : blocks * size].reshape(shape), axis=2)
 
 
 def _time(effect: Float64s, ranks: int, steps: int) -> float:
     """Return the integrated correlation time, 1 if no autocorrelation is significant."""
-    rest = effect - middle(effect, axis=1)[:, None]
-    spread = middle(np.abs(rest), axis=1)[:, None] * 1.4826
+    rest = effect - nan_median(effect, axis=1)[:, None]
+    spread = nan_median(np.abs(rest), axis=1)[:, None] * 1.4826
     rest = np.clip(rest, -3 * spread, 3 * spread)  # outliers are not autocorrelation
     power = _mean(rest**2)
     if not (power > 0).any():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
-from lightning_rlprof.analysis.statistics.robust import expected, middle, middle_of_others
+from lightning_rlprof.analysis.statistics.robust import expected, leave_one_out_median, nan_median
 from lightning_rlprof.analysis.statistics.time_series import lasting
 from lightning_rlprof.analysis.stragglers.rank_matrix import RankMatrix
 from lightning_rlprof.analysis.stragglers.wait_detection import detect_waits
@@ -70,7 +70,7 @@ def rank_slowdown(spans: Spans, matrix: RankMatrix) -> RankSlowdown:
     own = np.where(waits.bound, np.nan, matrix.own_ns)
     stages = np.concatenate([[WHOLE], np.unique(matrix.stage)])
     member = (matrix.stage[:, None] == stages) | (stages == WHOLE)
-    usual = np.nan_to_num(middle(explained.reshape(-1, len(member)))) * ~waits.bound
+    usual = np.nan_to_num(nan_median(explained.reshape(-1, len(member)))) * ~waits.bound
     share = usual @ member
     alike = np.where(_comparable(work), own, np.nan)
     evenly = np.broadcast_to(np.where(usual > 0, usual, np.nan), own.shape)
@@ -174,13 +174,13 @@ def _relative_slowdown(
     stage that isn't run in every step is only expected in the others.
     """
     valid = ~np.isnan(ns) & ~np.isnan(explained) & ~np.isnan(early)
-    weight = np.nan_to_num(middle(np.where(valid, explained, np.nan).reshape(-1, len(member))))
+    weight = np.nan_to_num(nan_median(np.where(valid, explained, np.nan).reshape(-1, len(member))))
     covered, there = (valid * weight) @ member, np.where(valid, explained, 0.0) @ member
     usual = (valid.any(axis=0) * weight) @ member
     there = np.where((covered > 0) & (covered >= _COVERED * usual), there, np.nan)
     took = (np.where(valid, ns, 0.0) @ member) / there
     charged = (np.where(valid, np.maximum(ns - early, 0.0), 0.0) @ member) / there
-    found: Float64s = charged / middle_of_others(took, len(took) // 2) - 1.0
+    found: Float64s = charged / leave_one_out_median(took, len(took) // 2) - 1.0
     return found
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.statistics.rank_tests import at_least, holm
-from lightning_rlprof.analysis.statistics.robust import middle
+from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.stragglers.rank_matrix import RankMatrix, Replicas
 from lightning_rlprof.analysis.stragglers.rank_slowdown import RankSlowdown
 from lightning_rlprof.analysis.stragglers.verdicts import (
@@ -283,7 +283,7 @@ class ComparedRanks:
         if rank not in self.matrix.ranks:
             return None
         row = int(np.searchsorted(self.matrix.ranks, rank))
-        found = float(middle(self.slowdown.effect[row, first : last + 1, 0]))
+        found = float(nan_median(self.slowdown.effect[row, first : last + 1, 0]))
         return None if np.isnan(found) else found
 
 
@@ -450,7 +450,7 @@ def _narrow_down(
 def _own_ns(attribution: Attribution) -> float:
     """Return the time of work in a step."""
     own = attribution.line.slowdown.own_ns if attribution.line else np.zeros((1, 1))
-    return float(np.nan_to_num(middle(own.ravel())))
+    return float(np.nan_to_num(nan_median(own.ravel())))
 
 
 def _effect(attribution: Attribution) -> float:

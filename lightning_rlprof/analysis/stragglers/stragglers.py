@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
-from lightning_rlprof.analysis.statistics.robust import middle
+from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.statistics.time_series import joined
 from lightning_rlprof.analysis.step_selection import recent
 from lightning_rlprof.analysis.stragglers.rank_matrix import (
@@ -253,7 +253,7 @@ def _peer_time_lost(line: ComparedRanks, attribution: Attribution, ranks: int) -
         return None
     own, evidence = line.slowdown, attribution.verdict.evidence
     rank, first, last = attribution.verdict.rank, evidence.first, evidence.last
-    slower = middle(own.effect[rank, first : last + 1, 0])
+    slower = nan_median(own.effect[rank, first : last + 1, 0])
     effect = np.maximum(own.unequal if attribution.word == IMBALANCE else slower, 0.0)
     excess = own.compared_ns * effect / (1.0 + effect)
     lost = peer_time_lost(own.own_ns, excess, rank, first, last)
@@ -280,7 +280,7 @@ def _no_straggler(
     if highest >= _DETECTABLE:
         return f"Step times vary so much that a rank {_DETECTABLE:.0%} slower would go undetected."
     seen = ", ".join(spans.names[code] for code in _stages(lines, seen=True))
-    worst = max(float(np.max(middle(effect, axis=1))) for effect, _ in effects)
+    worst = max(float(np.max(nan_median(effect, axis=1))) for effect, _ in effects)
     steps = f"{rows.steps[0]}-{rows.steps[-1]}"
     return (None, NO_STRAGGLER, worst, seen, None, steps, None, highest, None, None)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_rlprof.analysis.statistics.rank_tests import holm, median_bounds, sign_test
-from lightning_rlprof.analysis.statistics.robust import middle
+from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.statistics.time_series import joined, stretches
 from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown
 from lightning_rlprof.tables.arrays import Float64s, Int64s
@@ -109,8 +109,10 @@ def _spread(effect: Float64s, rank: int, evidence: Evidence) -> float:
     If all ranks differ a little, for instance by temperature, one of them is always the slowest.
     The one furthest off counts only among two, because it may be slow as well.
     """
-    others = middle(np.delete(effect[:, evidence.first : evidence.last + 1], rank, axis=0), axis=1)
-    off = np.abs(others - middle(others))
+    others = nan_median(
+        np.delete(effect[:, evidence.first : evidence.last + 1], rank, axis=0), axis=1
+    )
+    off = np.abs(others - nan_median(others))
     off = np.sort(off[~np.isnan(off)])
     kept = off[:-1] if len(off) > 2 else off
     return float(np.sqrt(np.sum(kept**2) / max(len(kept) - 1, 1)))
@@ -132,7 +134,7 @@ def suspicious(effect: Float64s, lasting: int = 1) -> dict[int, Evidence]:
         effect: As for `proven`, of one series; shape (ranks, steps).
         lasting: As for `proven`.
     """
-    chance, center = sign_test(effect), middle(effect, axis=1)
+    chance, center = sign_test(effect), nan_median(effect, axis=1)
     return {
         rank: _evidence(effect[rank], 0, effect.shape[1] - 1, False, float(chance[rank]), lasting)
         for rank in np.flatnonzero((chance <= _SUSPECT) & (center > EFFECT)).tolist()
@@ -227,7 +229,7 @@ def judge(slowdown: RankSlowdown, *, host_only: bool, places: int = 1) -> list[V
     for (rank, _), evidence in proven(
         slowdown.unequal[:, :, None], level, slowdown.lasting, 0.0
     ).items():
-        word = IMBALANCE if float(middle(slowdown.fitted[rank])) <= EFFECT else INCONCLUSIVE
+        word = IMBALANCE if float(nan_median(slowdown.fitted[rank])) <= EFFECT else INCONCLUSIVE
         found.setdefault(rank, Verdict(rank, word, (WHOLE,), evidence))
     for rank, evidence in suspicious(slowdown.effect[:, :, 0], slowdown.lasting).items():
         found.setdefault(rank, Verdict(rank, INCONCLUSIVE, (WHOLE,), evidence))
@@ -246,7 +248,7 @@ def _slow_stages(slowdown: RankSlowdown, level: float) -> list[tuple[int, int, E
 
 def _slow_in(slowdown: RankSlowdown, rank: int, evidence: Evidence) -> tuple[int, ...]:
     """Return the stages in which a rank is slow, the most costly first; `WHOLE` for all."""
-    effect = middle(slowdown.effect[rank, evidence.first : evidence.last + 1], axis=0)
+    effect = nan_median(slowdown.effect[rank, evidence.first : evidence.last + 1], axis=0)
     seen = np.flatnonzero(slowdown.seen[1:]) + 1
     slow = [series for series in seen.tolist() if effect[series] > EFFECT]
     if len(slow) in (0, len(seen)):
@@ -269,6 +271,6 @@ def _cause(slowdown: RankSlowdown, rank: int, evidence: Evidence, host_only: boo
     bounds = median_bounds(joined(values[None], slowdown.lasting)[0])
     if bounds is None:
         return SLOW
-    if bounds[0] > 0 and float(middle(values)) > EFFECT:
+    if bounds[0] > 0 and float(nan_median(values)) > EFFECT:
         return SLOW_DEVICE
     return SLOW_HOST if bounds[1] < max(EFFECT, evidence.effect / 2) else SLOW

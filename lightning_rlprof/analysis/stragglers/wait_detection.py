@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.statistics.robust import apart, middle, middle_of_others, slope
+from lightning_rlprof.analysis.statistics.robust import (
+    deviation_from_median,
+    leave_one_out_median,
+    nan_median,
+    slope,
+)
 from lightning_rlprof.analysis.stragglers.rank_matrix import RankMatrix
 from lightning_rlprof.tables.arrays import Float64s, Mask
 
@@ -38,7 +43,7 @@ class MeetingPlaces:
         """Return times since the same rank was last at a place, slot by slot."""
         here = self.times_ns[:, :, place, None]
         before = np.concatenate([np.full_like(here[:, :1], np.nan), here[:, :-1]], axis=1)
-        later = middle((start_ns - here).reshape(-1, start_ns.shape[2])) >= 0
+        later = nan_median((start_ns - here).reshape(-1, start_ns.shape[2])) >= 0
         return start_ns - np.where(later, here, before)
 
 
@@ -65,10 +70,10 @@ def find_meeting_places(matrix: RankMatrix) -> MeetingPlaces:
 
 def _spread(times: Float64s) -> Float64s:
     """Return the spread of ranks in each slot, infinite if too few of them are known."""
-    off = np.abs(apart(times)).reshape(-1, times.shape[2])
+    off = np.abs(deviation_from_median(times)).reshape(-1, times.shape[2])
     known = np.sum(~np.isnan(off), axis=0)
     enough = known * 2 >= max(int(known.max(initial=0)), 1)
-    return np.where(enough, middle(off), np.inf)
+    return np.where(enough, nan_median(off), np.inf)
 
 
 _FREE, _BOUND = -0.3, -0.5  # slopes: work has 0, waiting -1, and half of each is in between
@@ -115,14 +120,14 @@ def detect_waits(
     rest = (matrix.own_ns - explained_ns)[:, some]
     free, bound, equal = (np.zeros(len(matrix.stage), dtype=bool) for _ in range(3))
     for slot in range(len(free)):
-        late, longer = apart(since[:, :, slot]), rest[:, :, slot]
+        late, longer = deviation_from_median(since[:, :, slot]), rest[:, :, slot]
         found = [slope(late, longer)]
         if work is not None:
             found.append(slope(late, longer, work[:, some, slot]))
         bound[slot] = any(each + _SURE * error < _BOUND for each, error in found)
         # Measured from a place that isn't sharp itself, a slope of 0 means nothing.
-        moves = np.abs(late - middle(late, axis=1)[:, None])
-        sharp = one_clock or float(middle(moves.ravel())) >= _FINER * places.apart_ns
+        moves = np.abs(late - nan_median(late, axis=1)[:, None])
+        sharp = one_clock or float(nan_median(moves.ravel())) >= _FINER * places.apart_ns
         free[slot] = not bound[slot] and sharp and found[0][0] - _SURE * found[0][1] > _FREE
         equal[slot] = _held_together(longer)
     early = np.zeros(matrix.start_ns.shape)
@@ -137,16 +142,16 @@ def _early(matrix: RankMatrix, places: MeetingPlaces, slots: Mask, one_clock: bo
     """
     start = matrix.start_ns[:, :, slots]
     if one_clock:
-        return np.maximum(middle_of_others(start) - start, 0.0)
+        return np.maximum(leave_one_out_median(start) - start, 0.0)
     found = np.zeros(start.shape)
     for place in range(places.times_ns.shape[2]):
         since = places.since(matrix.start_ns, place)[:, :, slots]
-        found = np.maximum(found, middle_of_others(since) - since)
+        found = np.maximum(found, leave_one_out_median(since) - since)
     return found
 
 
 def _held_together(rest: Float64s) -> bool:
     """Return whether ranks take the same time in each step, though not in all steps."""
-    common = middle(rest)
-    steps = float(middle(np.abs(common - middle(common))))
-    return float(middle(np.abs(apart(rest)).ravel())) < _EQUAL * steps
+    common = nan_median(rest)
+    steps = float(nan_median(np.abs(common - nan_median(common))))
+    return float(nan_median(np.abs(deviation_from_median(rest)).ravel())) < _EQUAL * steps

@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import WORK
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph
-from lightning_rlprof.analysis.statistics.robust import expected, middle, middle_of_others
+from lightning_rlprof.analysis.statistics.robust import expected, leave_one_out_median, nan_median
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
@@ -164,7 +164,7 @@ def remove_slowness(graph: StepGraph, work: Workload) -> Edit:
     factor, least = np.ones(work.shape), np.full(work.shape[1], np.inf)
     for each in work.stages:
         pace = each.actual_ns / each.expected_ns
-        over = np.fmax(middle(pace / middle_of_others(pace), axis=1), 1.0)
+        over = np.fmax(nan_median(pace / leave_one_out_median(pace), axis=1), 1.0)
         factor[each.name, each.chains] = 1 / over[:, None]
         least[each.chains] = np.minimum(least[each.chains], over)
     least[np.isinf(least)] = 1.0

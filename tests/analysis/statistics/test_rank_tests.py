@@ -32,7 +32,7 @@ def test_the_tail_of_nothing_is_certain() -> None:
 
 @pytest.mark.parametrize("chance", [0.0, 1.0, -0.1])
 def test_a_chance_that_is_none_is_refused(chance: float) -> None:
-    with pytest.raises(ValueError, match="no probability"):
+    with pytest.raises(ValueError, match="must be between 0 and 1"):
         at_least(3, chance)
 
 
