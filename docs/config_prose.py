@@ -50,7 +50,7 @@ are on as soon as a capture option is given: any other key of `integrated` but
 `tools`, or `roles` of which none is enabled, leave them off.
 
 `mstx: true` with `profile_level: level_none` and `profile_with_cpu: false` is lightweight mode:
-markers only. A CPU has none: there the spans alone are recorded.
+markers only. A CPU has none: there the only spans are recorded.
 """
 
 SPELLED = """\

@@ -78,7 +78,7 @@ class FakeRecorder(Recorder):
     def _remember(self, *words: str) -> None:
         self.calls.append(" ".join(words))
         if words[0] == self.fail_at:
-            raise RuntimeError(f"told to fail at {words[0]}")
+            raise RuntimeError(f"asked to fail at {words[0]}")
 
 
 def check_recorder(recorder: Recorder, folder: Path) -> None:

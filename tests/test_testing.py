@@ -20,7 +20,7 @@ def test_good_recorders_pass_the_contract(recorder, tmp_path):
 
 @pytest.mark.parametrize("where", ["open", "enter", "exit", "close", "finish"])
 def test_a_recorder_that_raises_breaks_the_contract(where, tmp_path):
-    with pytest.raises(RuntimeError, match=f"told to fail at {where}"):
+    with pytest.raises(RuntimeError, match=f"asked to fail at {where}"):
         check_recorder(FakeRecorder(fail_at=where), tmp_path)
 
 

@@ -22,7 +22,7 @@ from lightning_rlprof.cli import (
 from lightning_rlprof.cli.demo.command import demo
 from lightning_rlprof.cli.doctor.command import doctor
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import bare
+from lightning_rlprof.system.location import redact
 
 # What a machine refuses, wherever a command meets it, is no bug of ours.
 _REFUSED = (
@@ -143,5 +143,5 @@ def main() -> None:
 def _fail(text: str) -> NoReturn:
     from lightning_rlprof.report.terminal import plain
 
-    sys.stderr.write(f"rlprof: {plain(' '.join(bare(text).split()))}\n")
+    sys.stderr.write(f"rlprof: {plain(' '.join(redact(text).split()))}\n")
     sys.exit(1)

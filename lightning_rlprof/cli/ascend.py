@@ -10,7 +10,7 @@ import typer
 
 from lightning_rlprof.cli.console import bar, next_command, put_json, say, show
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import here
+from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.loaders.ascend.offline_analysis import Outcome
@@ -31,7 +31,7 @@ class _Format(str, Enum):
 Paths = Annotated[
     list[Path],
     typer.Argument(
-        parser=here,
+        parser=local_path,
         metavar="PATHS",
         help="Runs, folders of captures, or *_ascend_pt directories themselves",
     ),

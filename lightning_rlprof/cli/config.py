@@ -8,7 +8,7 @@ import typer
 
 from lightning_rlprof.cli.console import destination, next_command, put_json, say, writing, wrote
 from lightning_rlprof.cli.open_run import Force, Output
-from lightning_rlprof.system.location import here
+from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -19,7 +19,7 @@ _DEVICES = ("cpu", "cuda", "npu")
 File = Annotated[
     Path,
     typer.Argument(
-        parser=here, metavar="FILE", help="A YAML file: ours, MindSpeed-RL's or verl's keys"
+        parser=local_path, metavar="FILE", help="A YAML file: ours, MindSpeed-RL's or verl's keys"
     ),
 ]
 

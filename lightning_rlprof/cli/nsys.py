@@ -19,7 +19,7 @@ import typer
 from lightning_rlprof.cli.console import destination, next_command, say, writing, wrote
 from lightning_rlprof.cli.open_run import Output
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
-from lightning_rlprof.system.location import here
+from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -129,7 +129,7 @@ def _check(command: list[str]) -> None:
 
 def scrub(
     file: Annotated[
-        Path, typer.Argument(parser=here, metavar="FILE", help="An SQLite export of nsys")
+        Path, typer.Argument(parser=local_path, metavar="FILE", help="An SQLite export of nsys")
     ],
     output: Output = None,
     force: Force = False,

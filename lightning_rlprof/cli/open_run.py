@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli.console import bar, next_command, put_json, say, show
-from lightning_rlprof.system.location import here, place
+from lightning_rlprof.system.location import local_path, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON")]
 
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", parser=here, metavar="PATH", help="Write to this file"),
+    typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="Write to this file"),
 ]
 """Where the file goes; None derives its name."""
 

@@ -23,7 +23,7 @@ from lightning_rlprof.cli.console import (
     wrote,
 )
 from lightning_rlprof.cli.open_run import Force, Run
-from lightning_rlprof.system.location import here, place
+from lightning_rlprof.system.location import local_path, place
 from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Output = Annotated[
     typer.Option(
         "-o",
         "--output",
-        parser=here,
+        parser=local_path,
         metavar="PATH",
         help="Write all rows to a .csv or .parquet",
     ),
@@ -125,7 +125,7 @@ def _print(store: "Store", run: Path, query: str, rows: int | None, *, as_json: 
 Runs = Annotated[
     list[Path],
     typer.Argument(
-        parser=here, metavar="RUNS", help="Runs and traces, and directories with them below"
+        parser=local_path, metavar="RUNS", help="Runs and traces, and directories with them below"
     ),
 ]
 """What is ingested."""
@@ -202,7 +202,7 @@ FinishedRun = Annotated[
     Path,
     typer.Argument(
         envvar="RLPROF_RUN",
-        parser=here,
+        parser=local_path,
         metavar="RUN",
         help="A run directory; on_finish tells it",
     ),

@@ -43,10 +43,10 @@ def _path(value: Any) -> Any:
     if value is None or value == "":
         return SAVE_PATH
     if value == "???":
-        raise refused("is OmegaConf's word for a value that is missing: give a directory", value)
+        raise refused("is OmegaConf's marker for a missing value: give a directory", value)
     path = fspath(value) if isinstance(value, PathLike) else value
     if isinstance(path, str) and "://" in path:
-        raise refused("is a URL: give a directory, and ship the run from it by on_finish", value)
+        raise refused("is a URL: give a directory, and upload the run with on_finish", value)
     return expanduser(path) if isinstance(path, str) else path
 
 
@@ -59,13 +59,13 @@ class IntegratedConfig(Section):
     profile: bool | None = Field(
         default=None,
         description=(
-            "Master switch of captures. An explicit false always wins; left unset, it is on as "
-            "soon as a capture option is given, else false."
+            "Main switch of captures. false always wins. Unset: on as soon as any capture "
+            "option is set, otherwise off."
         ),
     )
     mstx: bool = Field(
         default=False,
-        description="Put stage markers into the device trace: MSTX on Ascend, NVTX on NVIDIA.",
+        description="Add stage markers to the device trace: MSTX on Ascend, NVTX on NVIDIA.",
     )
     stage: StageChoice = Field(
         default="all",
@@ -73,20 +73,25 @@ class IntegratedConfig(Section):
     )
     profile_save_path: Annotated[str, BeforeValidator(_path)] = Field(
         default=SAVE_PATH,
-        description="Directory in which each training makes its run directory; `~` is your home.",
+        description=(
+            "Output directory; each training creates its run directory there. `~` is your home."
+        ),
     )
     profile_export_type: Literal["text", "db"] = Field(
-        default="text", description="Format of an Ascend capture; db takes about 70 % less disk."
+        default="text",
+        description="Format of an Ascend capture; db needs about 70% less disk space.",
     )
     profile_step_start: StepNumber = Field(
         default=1, description="First step to capture; steps count from 1."
     )
     profile_step_end: StepNumber = Field(
-        default=2, description="First step that is no longer captured (the end is excluded)."
+        default=2, description="First step after the captured ones (the end is excluded)."
     )
     profile_level: Literal["level_none", "level0", "level1", "level2"] = Field(
         default="level0",
-        description="Depth of an Ascend capture: level_none markers only, level2 everything.",
+        description=(
+            "Depth of an Ascend capture: level_none records markers only, level2 everything."
+        ),
     )
     profile_with_memory: bool = Field(
         default=False, description="Record allocations of device memory."
@@ -96,12 +101,12 @@ class IntegratedConfig(Section):
     )
     profile_with_cpu: bool = Field(default=True, description="Record host activity.")
     profile_with_npu: bool = Field(
-        default=True, description="Record device activity, whatever the device: NPU or GPU."
+        default=True, description="Record device activity, on NPU or GPU."
     )
     profile_with_module: bool = Field(default=False, description="Record the module hierarchy.")
     profile_analysis: bool = Field(
         default=False,
-        description="Analyse Ascend captures when training is over, in a process of its own.",
+        description="Parse Ascend captures after the training, in a separate process.",
     )
     profile_ranks: AllOrRanks = Field(
         default="all", description="Ranks to capture: all, or a list of global ranks."
@@ -155,7 +160,7 @@ class NpuConfig(Section):
 
     export_types: Annotated[list[Literal["text", "db"]] | None, BeforeValidator(_once)] = Field(
         default=None,
-        description="Formats instead of `integrated.profile_export_type`; both at once, too.",
+        description="Formats instead of `integrated.profile_export_type`; both can be given.",
     )
     aic_metrics: (
         Literal[
@@ -173,45 +178,48 @@ class NpuConfig(Section):
     ) = Field(
         default=None,
         description=(
-            "Counters of the AI core. Unset: PipeUtilization from level1 on, as MindSpeed-RL, "
-            "none below, where they would only cause a warning."
+            "AI core counters. Unset: PipeUtilization from level1 on (as in MindSpeed-RL), "
+            "none below, where torch_npu only warns."
         ),
     )
-    l2_cache: bool = Field(default=False, description="Record hits in the L2 cache.")
+    l2_cache: bool = Field(default=False, description="Record L2 cache hits.")
     op_attr: bool = Field(default=False, description="Record attributes of operators.")
     with_stack: bool = Field(
         default=False,
-        description="Record Python stacks; large, and some versions of torch_npu crash at stop.",
+        description="Record Python stacks. Large; some versions of torch_npu crash when they stop.",
     )
     record_op_args: bool = Field(default=False, description="Record arguments of operators.")
     data_simplification: bool = Field(
-        default=True, description="Delete intermediate data once it is analysed."
+        default=True, description="Delete intermediate data after parsing."
     )
     gc_detect_threshold_ms: NotNegative | None = Field(
         default=None,
-        description="Record garbage collections of Python that take as long; 0 records all.",
+        description=(
+            "Record Python garbage collections that take at least this long; 0 records all."
+        ),
     )
     host_sys: Annotated[list[_HOST_SYSTEMS] | None, BeforeValidator(_once)] = Field(
-        default=None, description="Record the host's cpu, mem, disk, network, osrt or numa."
+        default=None, description="Record host metrics: cpu, mem, disk, network, osrt, numa."
     )
-    sys_io: bool = Field(default=False, description="Record network cards and RoCE.")
+    sys_io: bool = Field(default=False, description="Record network cards (NIC) and RoCE.")
     sys_interconnection: bool = Field(default=False, description="Record HCCS and PCIe.")
     mstx_domain_include: _Names = Field(
-        default=None, description="Only these domains of MSTX ranges; ours is `rlprof`."
+        default=None, description="Record only these MSTX domains; rlprof uses the domain `rlprof`."
     )
     mstx_domain_exclude: _Names = Field(
-        default=None, description="All but these domains, such as `communication`."
+        default=None, description="Record all MSTX domains except these, such as `communication`."
     )
     device_ranges: bool = Field(
         default=False,
         description=(
-            "Put stage ranges into the current stream, too, so that the trace shows them in device "
-            "time; about ten times the cost of a range."
+            "Also put stage ranges into the current stream, so the trace shows them "
+            "in device time. "
+            "Costs about ten times as much as a host range."
         ),
     )
     analysis_timeout_s: Positive = Field(
         default=3600.0,
-        description="Longest time of the analysis after training (`integrated.profile_analysis`).",
+        description="Time limit of parsing after the training (`integrated.profile_analysis`).",
     )
 
     @model_validator(mode="after")
@@ -220,10 +228,10 @@ class NpuConfig(Section):
             text = "contradicts mstx_domain_include: give one of the two"
             raise refused(text, self.mstx_domain_exclude, "mstx_domain_exclude")
         if "rlprof" in (self.mstx_domain_exclude or ()):
-            text = "leaves out our own domain, and every stage with it"
+            text = "excludes the domain of rlprof, so no stage would be recorded"
             raise refused(text, self.mstx_domain_exclude, "mstx_domain_exclude")
         if self.mstx_domain_include and "rlprof" not in self.mstx_domain_include:
-            text = "leaves out our own domain: add 'rlprof', or no stage is recorded"
+            text = "lacks the domain 'rlprof': add it, or no stage is recorded"
             raise refused(text, self.mstx_domain_include, "mstx_domain_include")
         return self
 
@@ -247,18 +255,18 @@ _WORKER: dict[str, str | None] = {
 
 def _options(value: Any, defaults: dict[str, str | None]) -> Any:
     if not isinstance(value, Mapping):
-        raise refused("is no mapping of nsys options, such as {trace: 'cuda,nvtx'}", value)
+        raise refused("is not a mapping of nsys options, such as {trace: 'cuda,nvtx'}", value)
     options = dict(defaults)
     for given, text in value.items():
         key = str(given).replace("_", "-")
         if not _KEY.fullmatch(key):
-            raise refused(f"is no option of nsys{near(key, defaults)}", key=str(given))
+            raise refused(f"is not an option of nsys{near(key, defaults)}", key=str(given))
         if text is not None and not isinstance(text, str):
             wanted = str(text).lower() if isinstance(text, bool) else str(text)
-            raise refused(f"must be text: put it into quotes, '{wanted}'", text, key)
+            raise refused(f"must be text: put it in quotes, '{wanted}'", text, key)
         if text is not None and not _VALUE.fullmatch(text):
             raise refused(
-                "may hold only letters, digits and _.,:/@%+=-: a shell reads it", text, key
+                "may contain only letters, digits and _.,:/@%+=-: a shell reads it", text, key
             )
         options[key] = text
     return options
@@ -281,26 +289,26 @@ class NsightConfig(Section):
 
     controller: Annotated[dict[str, str | None], BeforeValidator(_controller)] = Field(
         default_factory=_TRACE.copy,
-        description="Options for the controller (verl: `controller_nsight_options`).",
+        description="Options for the controller (in verl: `controller_nsight_options`).",
     )
     worker: Annotated[dict[str, str | None], BeforeValidator(_worker)] = Field(
         default_factory=_WORKER.copy,
         description=(
-            "Options for the workers (verl: `worker_nsight_options`). `capture-range` is fixed; "
-            "`capture-range-end: null` is worked out from the number of captures."
+            "Options for the workers (in verl: `worker_nsight_options`). `capture-range` is fixed. "
+            "With `capture-range-end: null` it follows from the number of captures."
         ),
     )
     collect_reports: bool = Field(
         default=True,
         description=(
-            "Move finished reports of this process into the run directory; verl's "
-            "`relocate_results`."
+            "Move finished reports of this process into the run directory (in verl: "
+            "`relocate_results`)."
         ),
     )
     reports: str | None = Field(
         default=None,
         min_length=1,
-        description="Directory in which reports of workers appear; unset, Ray's.",
+        description="Directory where the workers' reports appear. Unset: the directory of Ray.",
     )
     report_timeout_s: NotNegative = Field(
         default=30.0,
@@ -312,7 +320,7 @@ class NsightConfig(Section):
         given = self.worker["capture-range"]
         if given != _CAPTURE_RANGE:
             raise refused(
-                f"must stay '{_CAPTURE_RANGE}': that is how captures open and close in workers",
+                f"must stay '{_CAPTURE_RANGE}': captures in workers open and close with it",
                 given,
                 "worker.capture-range",
             )
@@ -329,18 +337,20 @@ class ScheduleConfig(Section):
     the capture cuts off is kept; stages that step no optimizer are captured whole.
     """
 
-    skip_first: NonNegativeInt = Field(default=0, description="Mini-batches left out at first.")
+    skip_first: NonNegativeInt = Field(
+        default=0, description="Mini-batches to skip once, at the start."
+    )
     wait: NonNegativeInt = Field(
-        default=0, description="Mini-batches per cycle that are not watched, the first ones."
+        default=0, description="Mini-batches to skip at the start of each cycle."
     )
     warmup: NonNegativeInt = Field(
-        default=0, description="Mini-batches per cycle that are then watched and thrown away."
+        default=0, description="Mini-batches to profile and discard after that (warm-up)."
     )
     active: NonNegativeInt = Field(
-        default=0, description="Mini-batches per cycle that are then kept; 0 is no schedule."
+        default=0, description="Mini-batches to keep after the warm-up; 0 turns the schedule off."
     )
     repeat: NonNegativeInt = Field(
-        default=0, description="Number of cycles; 0 goes on until the capture closes."
+        default=0, description="Number of cycles; 0 repeats until the capture closes."
     )
 
     @model_validator(mode="after")
@@ -348,7 +358,7 @@ class ScheduleConfig(Section):
         given = [(key, value) for key, value in self if value]
         if given and not self.active:
             key, value = given[0]
-            raise refused("needs active above 0: without it there is no schedule", value, key)
+            raise refused("needs active above 0, which turns the schedule on", value, key)
         return self
 
 
@@ -356,20 +366,20 @@ class TorchProfilerConfig(Section):
     """torch.profiler beyond what the block ``integrated`` says."""
 
     with_stack: bool = Field(
-        default=False, description="Record Python stacks: about twice the time and the size."
+        default=False, description="Record Python stacks; about twice the time and size."
     )
     schedule: ScheduleConfig = Field(
         default_factory=ScheduleConfig, description="Profile only some mini-batches of a capture."
     )
     max_events: PositiveInt = Field(
         default=20_000_000,
-        description="End a capture early, with a warning, when it holds about so many events.",
+        description="End a capture early, with a warning, at about this number of events.",
     )
     max_host_bytes: PositiveInt | None = Field(
         default=None,
         description=(
-            "End a capture early when writing it would take more host memory than this; unset, "
-            "this rank's part of half of what was available when it began."
+            "End a capture early if writing it would need more host memory than this. Unset: half "
+            "of the memory available at its start, divided by the ranks of the host."
         ),
     )
 
@@ -380,19 +390,19 @@ class MemoryConfig(Section):
     level: Literal["counters", "timeline", "snapshot"] | None = Field(
         default=None,
         description=(
-            "counters: numbers per span; timeline: also a sample every `interval_ms`; snapshot: "
+            "counters: memory per span; timeline: also a sample every `interval_ms`; snapshot: "
             "also every allocation, written per capture and on OutOfMemoryError. Unset: counters "
-            "with `profile_with_memory`, else nothing."
+            "with `profile_with_memory`, otherwise off."
         ),
     )
     interval_ms: Positive = Field(
-        default=10.0, description="Time between two samples of the timeline."
+        default=10.0, description="Milliseconds between two samples of the timeline."
     )
     max_entries: PositiveInt = Field(
-        default=100_000, description="Allocations and frees that a snapshot holds; older ones go."
+        default=100_000, description="Latest allocations and frees that a snapshot keeps."
     )
     stack_depth: PositiveInt = Field(
-        default=32, description="Frames that a snapshot keeps per allocation."
+        default=32, description="Stack frames that a snapshot keeps per allocation."
     )
 
     @model_validator(mode="after")
@@ -400,7 +410,7 @@ class MemoryConfig(Section):
         for key, level in _NEEDS.items():
             value = getattr(self, key)
             if self.level is None and value != type(self).model_fields[key].default:
-                raise refused(f"needs a level, such as level: {level}", value, key)
+                raise refused(f"needs memory.level, such as level: {level}", value, key)
         return self
 
 
@@ -415,19 +425,20 @@ class FinishConfig(Section):
     command: Command = Field(
         default=None,
         description=(
-            "Program and arguments, as a list or as one line without anything that only a shell "
-            "understands; verl's `finish_hook_cmd`."
+            "Program and arguments, as a list or as one line without shell syntax (in verl: "
+            "`finish_hook_cmd`)."
         ),
     )
     timeout_s: Positive = Field(
-        default=600.0, description="Seconds after which it is stopped, with all that it started."
+        default=600.0,
+        description="Seconds after which the command and its child processes are stopped.",
     )
-    all_ranks: bool = Field(default=False, description="Run it on every rank.")
+    all_ranks: bool = Field(default=False, description="Run the command on every rank.")
     ranks: RankList | None = Field(
         default=None,
         description=(
-            "Ranks that run it, captured or not; an empty list is none. Unset, those that are "
-            "captured, and rank 0 where nothing is."
+            "Ranks that run the command, captured or not; an empty list means none. Unset: the "
+            "captured ranks, or rank 0 if nothing is captured."
         ),
     )
 
@@ -464,7 +475,7 @@ class ParallelConfig(Section):
             allowed = [each for each in range(1, world_size + 1) if world_size % each == 0]
             given = ", ".join(f"{key}: {size}" for key, size in sizes.items())
             raise ConfigError(
-                f"parallel={{{given}}} takes {product} ranks for each copy of the model, but this "
+                f"parallel={{{given}}} needs {product} ranks per replica of the model, but this "
                 f"training has {world_size} (allowed products: {', '.join(map(str, allowed))})"
             )
 
@@ -475,10 +486,11 @@ class RoleConfig(Section):
     enable: bool = Field(default=True, description="Whether this role is captured.")
     all_ranks: bool = Field(default=False, description="Capture every rank of the role.")
     ranks: RankList = Field(
-        default_factory=list, description="Ranks to capture; empty means rank 0, as in verl."
+        default_factory=list,
+        description="Ranks to capture; an empty list means rank 0, as in verl.",
     )
     discrete: bool | None = Field(
-        default=None, description="One capture per stage; unset means the top-level `discrete`."
+        default=None, description="Make one capture per stage. Unset: the top-level `discrete`."
     )
 
     @model_validator(mode="before")
@@ -518,8 +530,8 @@ class RoleConfig(Section):
         if self.discrete != other.discrete:
             raise ConfigError(
                 f"roles with discrete={self.discrete} and discrete={other.discrete} share a "
-                "process, which captures either once per step or once per stage: give them the "
-                "same discrete, or say with role which one this process plays"
+                "process, which captures either per step or per stage: give both the same "
+                "discrete, or set role to the one that this process has"
             )
         if self.all_ranks or other.all_ranks:
             return RoleConfig(all_ranks=True, discrete=self.discrete)

@@ -59,7 +59,8 @@ def resolvable(data: Mapping[str, Any], looked_at: Collection[str]) -> Mapping[s
         omega = importlib.import_module("omegaconf")
     except ImportError as error:
         raise ConfigError(
-            "the configuration refers to other keys by ${…}: pip install omegaconf, or write values"
+            "the configuration refers to other keys by ${…}: load it with OmegaConf, "
+            "or write values"
         ) from error
     created: Mapping[str, Any] = omega.OmegaConf.create(_supported(plain(data)))
     return created
@@ -87,7 +88,7 @@ def resolving() -> Iterator[None]:
         if not _is_omega(error):
             raise
         said = " ".join(str(error).split())
-        raise ConfigError(f"the configuration cannot be resolved: {said}") from error
+        raise ConfigError(f"cannot resolve the configuration: {said}") from error
 
 
 def _is_omega(value: object) -> bool:

@@ -69,13 +69,13 @@ class Options(Section):
     """Every key, checked against the others; the master switch is resolved to true or false."""
 
     integrated: IntegratedConfig = Field(
-        default_factory=IntegratedConfig, description="The block as MindSpeed-RL users write it."
+        default_factory=IntegratedConfig, description="The block of MindSpeed-RL, unchanged."
     )
     steps: Steps = Field(
         default=None,
         description=(
             "Steps to capture instead of `integrated.profile_step_start` and `…_end`: all, or a "
-            "list; an empty list captures none."
+            "list. An empty list captures nothing."
         ),
     )
     ranks: RankList | None = Field(
@@ -84,13 +84,15 @@ class Options(Section):
     )
     all_ranks: bool | None = Field(
         default=None,
-        description="true captures every rank; false captures `ranks`, without them rank 0.",
+        description=(
+            "true captures every rank; false captures `ranks`, or rank 0 if `ranks` is unset."
+        ),
     )
     profile_continuous_steps: bool | None = Field(
         default=None,
         description=(
-            "Join consecutive steps in one capture. Unset: joined when they come from "
-            "`integrated.profile_step_start` and `…_end`, one capture per step when from `steps`."
+            "Join consecutive steps in one capture. Unset: true for steps from "
+            "`integrated.profile_step_start` and `…_end`, false for `steps`."
         ),
     )
     discrete: bool = Field(
@@ -98,87 +100,94 @@ class Options(Section):
     )
     roles: dict[str, RoleConfig] = Field(
         default_factory=dict,
-        description="What is captured per role, by its name; a role not listed is not captured.",
+        description=(
+            "What to capture per role, by role name. Roles that are not listed are not captured."
+        ),
     )
     role: str | None = Field(
         default=None,
-        description="The role that this process plays; unset, all roles share it (their union).",
+        description="The role of this process. Unset: all roles share the process (their union).",
     )
     custom_stages: CustomStages = Field(
-        default_factory=list, description="Names of your own stages, allowed wherever a stage is."
+        default_factory=list,
+        description="Names of your own stages; they are allowed wherever a stage is.",
     )
     wrap: list[WrapRule] = Field(
         default_factory=list,
         json_schema_extra=or_by_method,
         description=(
-            "Stages for methods of the LightningModule, without touching its code: rules, or one "
-            "mapping of methods to stages."
+            "Stages for methods of the LightningModule, without a change to its code: a list of "
+            "rules, or one mapping of methods to stages."
         ),
     )
     spans: bool = Field(
         default=True,
-        description="Record spans of all stages at every step; false leaves steps and captures.",
+        description=(
+            "Record spans of all stages in every step; false records only steps and captures."
+        ),
     )
     device_time: bool | None = Field(
         default=None,
         description=(
-            "Measure the device time of every stage at every step, without a capture; unset, "
-            "wherever there is an accelerator."
+            "Measure the device time of every stage in every step, without a capture. Unset: true "
+            "if there is an accelerator."
         ),
     )
     parallel: ParallelConfig = Field(
         default_factory=ParallelConfig,
         description=(
-            "How many ranks hold one copy of the model, for `rlprof stragglers`. Ranks are "
-            "numbered as Megatron does it: `tp` first, then `cp`, `ep`, the copies, and `pp` last."
+            "How many ranks form one replica of the model, for `rlprof stragglers`. Rank order as "
+            "in Megatron: `tp` first, then `cp`, `ep`, data parallel, and `pp` last."
         ),
     )
     clock_sync_interval_minutes: NonNegativeFloat = Field(
         default=10,
         description=(
-            "Compare the clocks of several hosts at the start, at the end, and about every so many "
-            "minutes; 0 never."
+            "Minutes between clock comparisons of several hosts, which also run at "
+            "the start and at "
+            "the end; 0 turns them off."
         ),
     )
     token_start: NonNegativeInt | None = Field(
         default=None,
         description=(
-            "Capture `actor_generate` from this token on, counted from 0 in each call: the spans "
-            "directly inside are its decoding iterations, so mark the model's forward or `wrap` it."
+            "Capture `actor_generate` from this token on, counted from 0 in each call. The spans "
+            "directly inside are decoding iterations: mark the model's forward, or `wrap` it."
         ),
     )
     token_end: PositiveInt | None = Field(
-        default=None, description="First token that is no longer captured (the end is excluded)."
+        default=None, description="First token after the captured ones (the end is excluded)."
     )
     tools: (
         list[Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]] | None
     ) = Field(
         default=None,
         description=(
-            "Device tools to use; unset, they follow from configuration and device. `nsight` "
-            "brings `nvtx`."
+            "Profilers to use. Unset: they follow from configuration and device. `nsight` "
+            "includes `nvtx`."
         ),
     )
     nsight: NsightConfig = Field(
-        default_factory=NsightConfig, description="Nsight Systems: its options, and its reports."
+        default_factory=NsightConfig, description="Options and reports of Nsight Systems."
     )
     torch_profiler: TorchProfilerConfig = Field(
-        default_factory=TorchProfilerConfig, description="Further options of torch.profiler."
+        default_factory=TorchProfilerConfig, description="More options of torch.profiler."
     )
     npu: NpuConfig = Field(
-        default_factory=NpuConfig, description="Further options of an Ascend capture."
+        default_factory=NpuConfig, description="More options of an Ascend capture."
     )
     memory: MemoryConfig = Field(
-        default_factory=MemoryConfig, description="How closely memory is watched."
+        default_factory=MemoryConfig, description="Memory recording in captures."
     )
     on_finish: FinishConfig = Field(
-        default_factory=FinishConfig, description="A command to run when the files are complete."
+        default_factory=FinishConfig,
+        description="Command to run when the files of the run are complete.",
     )
 
     @classmethod
     def _unknown(cls, key: str) -> str:
         if key in IntegratedConfig.model_fields:
-            return f"belongs one level down: integrated.{key}"
+            return f"is one level down: integrated.{key}"
         return super()._unknown(key)
 
     _rules = field_validator("wrap", mode="before")(as_rules)
@@ -230,7 +239,7 @@ class Options(Section):
         key, value = ("token_end", end) if start is None else ("token_start", start)
         names = [stage] if isinstance(stage, str) else stage
         if not self.per_stage or not {"all", "actor_generate"} & {*names}:
-            text = "needs a capture of its own for the stage: integrated.stage: actor_generate"
+            text = "needs one capture per stage: set integrated.stage: actor_generate"
             raise refused(text, value, key)
         if end is not None and end <= (start or 0):
             raise refused(f"is not after token_start={start or 0}", end, "token_end")
@@ -241,18 +250,18 @@ class Options(Section):
         tools, level = self.tools, self.memory.level
         if {"nsight", "torch_profiler"} <= set(tools or ()) and self.integrated.profile_with_npu:
             text = (
-                "holds nsight and torch_profiler, and a GPU tells only one of them: keep one, or "
-                "set integrated.profile_with_npu: false"
+                "contains nsight and torch_profiler, but only one can record the GPU: keep one, "
+                "or set integrated.profile_with_npu: false"
             )
             raise refused(text, tools, "tools")
         if tools and level and "memory" not in tools:
-            text = f"contradicts tools={tools}: add memory to them, or leave the level out"
+            text = f"contradicts tools={tools}: add memory to tools, or remove the level"
             raise refused(text, level, "memory.level")
         if tools and self.integrated.mstx and not _MARKING.intersection(tools):
-            text = f"contradicts tools={tools}: add nvtx (NVIDIA) or mstx (Ascend) to them"
+            text = f"contradicts tools={tools}: add nvtx (NVIDIA) or mstx (Ascend) to tools"
             raise refused(text, self.integrated.mstx, "integrated.mstx")
         if self.device_time and not self.spans:
-            text = "contradicts spans=False: device times are numbers of spans"
+            text = "contradicts spans=False: device times are stored in spans"
             raise refused(text, self.device_time, "device_time")
         return self
 

@@ -13,7 +13,7 @@ from lightning_rlprof.config.validation import near, near_match
 from lightning_rlprof.config.verl.key_table import ROLES
 from lightning_rlprof.config.verl.translate import Translation, translate
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.system.location import bare
+from lightning_rlprof.system.location import redact
 
 PREFIX = "RLPROF__"
 """Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""
@@ -38,9 +38,9 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
         return source
     if not isinstance(source, str | PathLike):
         raise ConfigError(
-            f"a configuration is a mapping or the path of a YAML file, not {source!r}"
+            f"a configuration must be a mapping or the path of a YAML file, not {source!r}"
         )
-    what = f"configuration {bare(str(source))!r}"
+    what = f"configuration {redact(str(source))!r}"
     try:
         text = Path(source).read_text(encoding="utf-8")
     except OSError as error:
@@ -49,7 +49,7 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
         raise ConfigError(f"{what} cannot be read: {error}") from error
     data = _loaded(text, what)
     if not isinstance(data or {}, Mapping):
-        raise ConfigError(f"{what} holds {type(data).__name__}, no mapping")
+        raise ConfigError(f"{what} holds {type(data).__name__}, not a mapping")
     return data or {}
 
 
@@ -58,13 +58,14 @@ def _loaded(text: str, what: str) -> Any:
     try:
         data = yaml.load(text, _Loader)
     except RecursionError as error:
-        raise ConfigError(f"{what} holds brackets or blocks nested too deep to read") from error
+        raise ConfigError(f"{what} contains brackets or blocks nested too deeply") from error
     except Exception as error:  # of YAML's own, or ValueError for a date or number that is none
         said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
-        raise ConfigError(f"{what} is no YAML: {said}") from error
+        raise ConfigError(f"{what} is not valid YAML: {said}") from error
     if not _is_small(data):
         raise ConfigError(
-            f"{what} holds more than {_MOST:,} values, or holds itself: look at its aliases (*name)"
+            f"{what} holds more than {_MOST:,} values, or contains itself: check its "
+            f"aliases (*name)"
         )
     return data
 
@@ -79,7 +80,7 @@ class _Loader(yaml.SafeLoader):
         for at, key in enumerate(keys):
             if key in keys[:at] and key != "<<":
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key} is given twice", problem_mark=node.start_mark
+                    problem=f"{key} is set twice", problem_mark=node.start_mark
                 )
         return super().construct_mapping(node, deep)
 
@@ -122,7 +123,7 @@ def canonical(
         own = {key: plain(data[key]) for key in map(str, data) if key.replace("-", "_") in fields}
         block = plain(data[_WRAPPER]) if _WRAPPER in data else {}
     if not isinstance(block or {}, Mapping):
-        raise ConfigError(f"{_WRAPPER}={block!r} is no mapping of keys such as integrated")
+        raise ConfigError(f"{_WRAPPER}={block!r} is not a mapping of keys such as integrated")
     translation = translation or Translation()
     origins = {} if origins is None else origins
     origins.update(translation.origins)
@@ -185,14 +186,16 @@ def from_environment(
     ``RLPROF__NSIGHT__WORKER__TRACE=cuda,nvtx``.
 
     Raises:
-        ConfigError: A variable that names no key, or whose value is no YAML.
+        ConfigError: A variable that is not a configuration key, or whose value is no YAML.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for variable in sorted(name for name in environment if name.startswith(PREFIX)):
         path = variable.removeprefix(PREFIX).lower().split("__")
         if path[0] not in fields:
-            raise ConfigError(f"{variable} names no key{_near_variable(path[0], fields)}")
+            raise ConfigError(
+                f"{variable} is not a configuration key{_near_variable(path[0], fields)}"
+            )
         text = environment[variable]
         origins[".".join(path)] = variable
         is_text = path[0] == "nsight" and len(path) > 2
@@ -222,7 +225,7 @@ def from_overrides(overrides: Mapping[str, Any], fields: Collection[str]) -> dic
     block = values.get("integrated") or {}
     twice = [key for key in inner if isinstance(block, Mapping) and key in block]
     if twice:
-        raise ConfigError(f"{twice[0]} is given twice: as a keyword and in integrated")
+        raise ConfigError(f"{twice[0]} is set twice: as a keyword and in integrated")
     return merge(values, {"integrated": inner})
 
 
@@ -259,7 +262,7 @@ def _refuse_misspelled(data: Mapping[str, Any], fields: Collection[str]) -> None
         if name in fields or name in _HOMES:
             continue
         if name in IntegratedConfig.model_fields:
-            raise ConfigError(f"{key} belongs one level down: integrated.{name}")
+            raise ConfigError(f"{key} is one level down: integrated.{name}")
         close = near(name, (*fields, *_HOMES), 0.8)
         if close:
             raise ConfigError(f"{key} is not a key{close}")

@@ -29,7 +29,7 @@ def check_stages(names: Collection[str], custom: Collection[str], key: str, give
             hint = near(name, allowed) or "."
             listed = ", ".join(allowed)
             raise refused(
-                f"{what}{hint} Allowed: {listed}; declare others in custom_stages", given, key
+                f"{what}{hint} Allowed: {listed}; add your own to custom_stages", given, key
             )
 
 
@@ -40,18 +40,18 @@ def _choice(value: Any) -> Any:
     if names == ["all"]:
         return "all"
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise refused("is no stage; write all, one stage, or a list of stages", value)
+        raise refused("is not a stage; write all, one stage, or a list of stages", value)
     if not names:
-        raise refused("captures no stage; write all, a stage, or profile: false", value)
+        raise refused("selects no stage; write all, a stage, or profile: false", value)
     if "all" in names:
-        raise refused("contradicts itself: all already holds every stage", value)
+        raise refused("lists names besides all, which already contains every stage", value)
     return _once(names)
 
 
 def _custom(value: Any) -> Any:
     names = list(value) if isinstance(value, tuple) else value
     if not isinstance(names, list):
-        raise refused("is no list of stage names; write [my_stage]", value)
+        raise refused("is not a list of stage names; write [my_stage]", value)
     for name in names:
         if not isinstance(name, str) or name in _TAKEN or not _NAME.fullmatch(name):
             raise refused(

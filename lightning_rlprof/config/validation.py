@@ -157,12 +157,12 @@ def _words(value: Any) -> Any:
     if words is None:
         return None
     if not isinstance(words, list):
-        raise refused("is no command: give a list of words, or one line", value)
+        raise refused("is not a command: give a list of words, or one line", value)
     if not words or words[0] == "":
         raise refused("is empty: give the program and its arguments, or null", value)
     texts = [word for word in words if isinstance(word, str)]
     if any("\0" in text for text in texts):
-        raise refused("holds a zero byte, which no argument can", value)
+        raise refused("contains a zero byte, which an argument cannot", value)
     if not any(_SCRIPT_FOLLOWS.fullmatch(text) for text in texts):
         for found in filter(None, map(_IN_A_WORD.search, texts)):
             raise _only_a_shell(found.group(), value)
@@ -182,7 +182,7 @@ def _split(line: str) -> list[str]:
 
 def _only_a_shell(part: str, given: object) -> PydanticCustomError:
     return refused(
-        f"holds {part!r}, which only a shell understands, and none is started: put it into a "
+        f"holds {part!r}, which needs a shell, and rlprof starts none: put it into a "
         "script, or name the shell in a list, [sh, -c, 'the whole line']",
         given,
     )
@@ -204,7 +204,7 @@ def _listed(value: Any, what: str, least: int) -> Any:
     if isinstance(value, set | frozenset):
         value = sorted(value, key=lambda each: (str(type(each)), each if type(each) is int else 0))
     if not isinstance(value, list):
-        raise refused(f"is no list of {what}; write [{least}, {least + 1}]", value)
+        raise refused(f"is not a list of {what}; write [{least}, {least + 1}]", value)
     seen: set[int] = set()
     for item in value[: _MOST + 1]:
         if type(item) is not int:
@@ -230,15 +230,15 @@ def _all_or_ranks(value: Any) -> Any:
         raise refused("is neither 'all' nor a list of ranks such as [0, 1]", value)
     ranks = _listed(value, "ranks", 0)
     if not ranks:
-        raise refused("captures no rank; write 'all', a list such as [0], or profile: false", value)
+        raise refused("selects no rank; write 'all', a list such as [0], or profile: false", value)
     return ranks
 
 
 def _step(value: Any) -> Any:
     if type(value) is not int:
-        raise refused("is no whole number; write a step without quotes", value)
+        raise refused("is not a whole number; write a step without quotes", value)
     if value < 1:
-        raise refused("is no step; steps count from 1", value)
+        raise refused("is not a step; steps count from 1", value)
     return value
 
 

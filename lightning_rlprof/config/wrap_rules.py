@@ -14,13 +14,13 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|\d+))*")
 
 def _target(value: Any) -> Any:
     if isinstance(value, str) and not _DOTTED.fullmatch(value):
-        raise refused("is no dotted name of a method, such as policy.generate", value)
+        raise refused("is not a dotted method name, such as policy.generate", value)
     return value
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, str) and not value.isidentifier():
-        raise refused("is no name of an argument, such as model_type", value)
+        raise refused("is not an argument name, such as model_type", value)
     return value
 
 
@@ -28,14 +28,14 @@ def _texts(value: Any) -> Any:
     # YAML reads keys such as 0, true or on as no text; arguments are matched as text
     if isinstance(value, Mapping) and value:
         return {str(key): stage for key, stage in value.items()}
-    raise refused("is no mapping of an argument's values to stages", value)
+    raise refused("is not a mapping of argument values to stages", value)
 
 
 class GradStages(Section):
     """Stages of a method that is called with gradients on and under ``torch.no_grad()``."""
 
-    grad: str | None = Field(default=None, description="Stage when gradients are on.")
-    no_grad: str | None = Field(default=None, description="Stage when gradients are off.")
+    grad: str | None = Field(default=None, description="Stage when gradients are enabled.")
+    no_grad: str | None = Field(default=None, description="Stage when gradients are disabled.")
 
     @model_validator(mode="after")
     def _given(self) -> "GradStages":
@@ -49,7 +49,7 @@ class ArgumentStages(Section):
 
     arg: Annotated[str, BeforeValidator(_argument)] = Field(description="Name of the argument.")
     stages: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(
-        description="Value as text, or name or value of an enum member, to its stage."
+        description="Maps a value (its text, or name or value of an enum member) to a stage."
     )
 
 
@@ -64,15 +64,15 @@ class WrapRule(Section):
     """
 
     target: Annotated[str, BeforeValidator(_target)] = Field(
-        description="Dotted name of the method from the LightningModule, e.g. `policy.generate`."
+        description="Dotted method name, starting at the LightningModule: `policy.generate`."
     )
-    stage: str | None = Field(default=None, description="The stage of every call.")
+    stage: str | None = Field(default=None, description="Stage of every call.")
     by_grad: GradStages | None = Field(
-        default=None, description="The stage by grad mode: `{grad: …, no_grad: …}`."
+        default=None, description="Stage by gradient mode: `{grad: …, no_grad: …}`."
     )
     by_arg: ArgumentStages | None = Field(
         default=None,
-        description="The stage by an argument's value: `{arg: …, stages: {value: …}}`.",
+        description="Stage by an argument's value: `{arg: …, stages: {value: …}}`.",
     )
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ def as_rules(value: Any) -> Any:
         return list(value)
     if isinstance(value, Mapping):
         if "target" in value:
-            raise refused("is one rule, where a list of rules stands: write [{target: …}]", value)
+            raise refused("is a single rule; wrap takes a list: write [{target: …}]", value)
         return [
             {"target": target, **(says if isinstance(says, Mapping) else {"stage": says})}
             for target, says in value.items()

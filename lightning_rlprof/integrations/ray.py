@@ -60,7 +60,7 @@ def ray_runtime_env(config: ProfilerConfig, process: _Process) -> dict[str, dict
     """
     if process not in _PROCESSES:
         close = near(str(process), _PROCESSES)
-        raise ConfigError(f"process={process!r} is none (allowed: controller, worker){close}")
+        raise ConfigError(f"unknown process={process!r} (allowed: controller, worker){close}")
     if process == "worker":
         log.info("the controller is on host %s, PID %d", socket.gethostname(), os.getpid())
     if not config.captures or "nsight" not in (config.tools or ()):
@@ -80,8 +80,8 @@ def _options(config: ProfilerConfig, process: _Process) -> dict[str, str]:
     if folder is not None and "o" not in options:
         if not _FOLDER.fullmatch(folder):
             raise ConfigError(
-                f"nsight.reports={folder!r} must be an absolute path that holds only letters, "
-                "digits and _.,:/@%+=-: a shell reads it on every node"
+                f"nsight.reports={folder!r} must be an absolute path with only "
+                f"letters, digits and _.,:/@%+=-: a shell reads it on every node"
             )
         options["o"] = f"{folder.rstrip('/')}/worker_process_%p"
     return options
@@ -102,7 +102,9 @@ def collect_reports(run: str | Path) -> list[Path]:
     """
     files = rank_files(Path(run))
     if not files:
-        raise TraceError(f"{run}: holds no rank-*.jsonl; give the run directory of a training")
+        raise TraceError(
+            f"no run in {run} (expected rank-*.jsonl); give the run directory of a training"
+        )
     found = [each for each in map(_expected, files) if each is not None]
     return fetch([source for source, _ in found], max(wait for _, wait in found)) if found else []
 
@@ -118,7 +120,9 @@ def _expected(file: Path) -> tuple[Source, float] | None:
         return None
     except (AttributeError, TypeError, ValueError) as error:  # whatever wrote that header
         said = " ".join(str(error).split())
-        log.warning("%s: its reports are not collected, its header is odd: %s", file, said)
+        log.warning(
+            "%s: its reports are not collected, because its header is invalid: %s", file, said
+        )
         return None
     return None if source is None else (source, config.report_timeout_s)
 
@@ -143,12 +147,12 @@ def _source(trace: RankTrace, config: NsightConfig) -> Source | None:
 
 def _fate(pid: int, status: str | None) -> str:
     if Path(f"/proc/{pid}").exists():
-        return f"process {pid} still runs, and nsys may write after it: collect again then"
+        return f"process {pid} still runs, and nsys writes after it ends: collect again later"
     if status is None:
-        return f"process {pid} was killed or crashed, and nsys loses what it has not written then"
+        return f"process {pid} was killed or crashed, so nsys lost what it had not written"
     return (
-        "nsys may still be writing (then collect again), or saw no range: without a GPU, "
-        "capture-range cudaProfilerApi makes no report"
+        "nsys may still be writing (then collect again), or recorded no range: "
+        "capture-range cudaProfilerApi needs a GPU"
     )
 
 
@@ -160,4 +164,4 @@ def _remark(trace: RankTrace, level: str, text: str) -> None:
         try:
             append_note(trace.path, Note(now_ns, level, text))
         except OSError as error:
-            log.warning("%s: the remark cannot be kept (%s)", trace.path, error.strerror)
+            log.warning("%s: the note cannot be saved (%s)", trace.path, error.strerror)

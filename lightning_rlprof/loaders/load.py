@@ -18,7 +18,7 @@ from lightning_rlprof.loaders.native import read_run
 from lightning_rlprof.loaders.nsys.reader import read_nsys
 from lightning_rlprof.loaders.run_captures import device_files, with_kernels
 from lightning_rlprof.records.run_directory import rank_files, read_header
-from lightning_rlprof.system.location import RemotePath, bare, place
+from lightning_rlprof.system.location import RemotePath, place, redact
 from lightning_rlprof.tables.spans import RankNote, Spans
 from lightning_rlprof.tables.table import Table
 
@@ -166,7 +166,7 @@ def _entries(path: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in path.iterdir())
     except FileNotFoundError as error:
-        raise TraceError(f"{bare(str(path))}: no such file or directory") from error
+        raise TraceError(f"{redact(str(path))}: no such file or directory") from error
     except NotADirectoryError as error:
         raise TraceError(f"{path}: not a regular file") from error
     except OSError as error:

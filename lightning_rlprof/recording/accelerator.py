@@ -143,7 +143,7 @@ def _ask(kind: str, *names: str) -> Any:
     try:
         return _call(kind, names)
     except Exception as error:
-        log.debug("%s does not tell %s: %s", kind, names[0], error)
+        log.debug("%s does not report %s: %s", kind, names[0], error)
         return None
 
 

@@ -104,7 +104,7 @@ class Marker:
 
     def __init__(self, name: str, kind: Kind, counters: dict[str, Number] | None = None) -> None:
         if not isinstance(name, str):
-            raise TypeError(f'a name is needed, as in @stage("actor_update"); got {name!r}')
+            raise TypeError(f'a name is required, as in @stage("actor_update"); got {name!r}')
         self.name = name
         self.kind = kind
         self.counters = counters

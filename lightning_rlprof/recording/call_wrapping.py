@@ -25,9 +25,11 @@ def within(around: Around, function: F) -> F:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(within(around, function.__func__))
     if isinstance(function, property):
-        raise TypeError("a property cannot be marked; put the mark below it, on its function")
+        raise TypeError(
+            "a property cannot be marked; put the decorator below @property, on the function"
+        )
     if isinstance(function, type):
-        raise TypeError(f"the class {function.__name__} cannot be marked; mark its methods")
+        raise TypeError(f"the class {function.__name__} cannot be marked; mark its methods instead")
     if inspect.isasyncgenfunction(function):
         wrapper: Callable[..., Any] = _async_generator(around, function)
     elif inspect.iscoroutinefunction(function):

@@ -73,7 +73,7 @@ T = TypeVar("T")
 _OPEN = Marker("rlprof open capture", "region")
 _CLOSE = Marker("rlprof close capture", "region")
 _NO_RECORDER = (
-    "no recorder was there to capture: see profile_level, profile_with_cpu, profile_with_npu, tools"
+    "no profiler is enabled: check profile_level, profile_with_cpu, profile_with_npu, tools"
 )
 
 
@@ -201,7 +201,7 @@ class Capture:
         """Close a window that was opened for a step that never came, and do not count it."""
         opened = {key: number for key, number in self._opened.items() if key[0] != step}
         if len(opened) < len(self._opened) and self.is_open:
-            self._run.note("info", f"{self._window} is empty: training ended before that step")
+            self._run.note("info", f"{self._window} is empty: the training ended before that step")
             self.close()
             self._captured.discard(self._window)
         self._opened = opened
@@ -236,18 +236,18 @@ class Capture:
         if not capturing:  # markers alone are asked for where there are none: spans serve
             return None if config.integrated.mstx else f"nothing was captured ({_NO_RECORDER})"
         if self._opened:
-            return f"nothing was captured (what should have captured failed: {_names(capturing)})"
+            return f"nothing was captured (all profilers failed: {_names(capturing)})"
         if all(recorder.always for recorder in capturing):
             return None
         return f"nothing was captured ({self._why_no_window(config, ended)})"
 
     def _why_no_window(self, config: ProfilerConfig, ended: int) -> str:
-        wanted = f"steps wanted: {_steps_text(config)}; the last step that ended: {ended}"
+        wanted = f"steps to capture: {_steps_text(config)}; last complete step: {ended}"
         if config.per_stage and self.seen:
             seen = ", ".join(sorted(self.seen))
-            wanted = f"no wanted stage began in a wanted step; stages seen there: {seen}"
+            wanted = f"no stage to capture began in those steps; stages there: {seen}"
             if "actor_generate" in self.seen and (config.token_start or config.token_end):
-                wanted = f"actor_generate had no span number {config.token_start or 0} inside"
+                wanted = f"actor_generate contained no span number {config.token_start or 0}"
         return wanted
 
     def _end(self, token: _Token, *, windowed: bool = False) -> None:
@@ -277,7 +277,7 @@ class Capture:
         self._listening = self._now_listening()
         log.debug("a recorder failed", exc_info=error)
         name = type(recorder).__name__
-        self._run.note("error", f"{name} failed and was dropped ({described(error)})")
+        self._run.note("error", f"{name} was disabled after an error ({described(error)})")
 
 
 def _captures(recorder: Recorder) -> bool:

@@ -121,7 +121,7 @@ class Exchange:
             except Exception as error:
                 self._peers.remove(peer)
                 there = peer if self._rank == 0 else 0
-                text = f"clocks are not compared with rank {there} any more: {_line(error)}"
+                text = f"clock synchronization with rank {there} stopped: {_line(error)}"
                 self._run.note("warning", text)
         self._round += 1
         self._run.record(_MARKER, start, self._run.clock())

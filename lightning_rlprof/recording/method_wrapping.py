@@ -104,7 +104,7 @@ class Wraps:
         found = [at for at, each in enumerate(holders) if vars(each).get(name) is mine]
         if not found:
             setattr(owner, name, method)
-            text = f"{type(owner).__name__} keeps it elsewhere: name the object that has the method"
+            text = f"{type(owner).__name__} does not allow it: name the object that has the method"
             raise ConfigError(f"wrap: {rule.target!r} cannot be replaced ({text})")
         owner, before = holders[found[0]], had[found[0]]
         self._installed.append((owner, name, mine, before))
@@ -119,17 +119,21 @@ def _find(root: object, target: str) -> tuple[object, str]:
         owner = _get(owner, part, target)
     method = _get(owner, name, target)
     if isinstance(method, torch.nn.Module):
-        raise ConfigError(f"wrap: {target!r} is a module, name its method, as '{target}.forward'")
+        raise ConfigError(
+            f"wrap: {target!r} is a module; name its method, as in '{target}.forward'"
+        )
     if not callable(method):
         raise ConfigError(f"wrap: {target!r} is {type(method).__name__}, which cannot be called")
     # A function in the place of any other object would hide that object's attributes.
     if not (inspect.isroutine(method) or isinstance(method, functools.partial)):
         raise ConfigError(
-            f"wrap: {target!r} is an object of {type(method).__name__}, name a method that it calls"
+            f"wrap: {target!r} is an object of {type(method).__name__}; name a method that it calls"
         )
     if name.startswith("__") or isinstance(owner, type):
         kind = "a method of a class" if isinstance(owner, type) else "looked up in the class"
-        raise ConfigError(f"wrap: {target!r} is {kind}: name a method of an object, as 'x.forward'")
+        raise ConfigError(
+            f"wrap: {target!r} is {kind}; name a method of an object, as in 'x.forward'"
+        )
     return owner, name
 
 

@@ -111,7 +111,11 @@ def _call(action: OnFinish, finished: Finished, timeout_s: float) -> None:
     thread.start()
     thread.join(timeout_s)
     if thread.is_alive():
-        log.warning("on_finish of rank %d has run for %g s: left behind", finished.rank, timeout_s)
+        log.warning(
+            "on_finish of rank %d still runs after %g s; no longer waiting for it",
+            finished.rank,
+            timeout_s,
+        )
 
 
 def _command(command: list[str], finished: Finished, timeout_s: float) -> None:
@@ -143,6 +147,6 @@ def _command(command: list[str], finished: Finished, timeout_s: float) -> None:
 
 
 def _stop(process: "subprocess.Popen[str]", timeout_s: float) -> None:
-    log.warning("on_finish.command has run for %g s: it is stopped", timeout_s)
+    log.warning("stopped on_finish.command after %g s", timeout_s)
     with suppress(OSError):  # gone already
         os.killpg(process.pid, signal.SIGKILL)  # what it has started, too

@@ -59,7 +59,7 @@ def reduce_timings(
         {'actor_update': 1.5}
     """
     if how not in _WAYS:
-        raise ValueError(f"how={how!r} is none of {', '.join(_WAYS)}")
+        raise ValueError(f"how={how!r} is not one of {', '.join(_WAYS)}")
     gathered = gather_timings(timings)
     known = {name: [one for one in ranks if one is not None] for name, ranks in gathered.items()}
     return {name: float(_WAYS[how](values)) for name, values in known.items()}
@@ -79,7 +79,7 @@ def tail_ratio(seconds: float, k: int = 1) -> Tail:
         Tail(ratio=1.0, min=2.0, max=2.0)
     """
     if k < 1:
-        raise ValueError(f"k={k} ranks have no share; give 1 or more")
+        raise ValueError(f"k={k} is not a number of ranks; give 1 or more")
     values = sorted(_gather(float(seconds)), reverse=True)
     total = sum(values)
     return Tail(sum(values[:k]) / total if total else 0.0, values[-1], values[0])

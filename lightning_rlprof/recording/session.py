@@ -279,7 +279,7 @@ class Session:
 
 def _refuse_a_second() -> None:
     if running := _Process.session:
-        raise ConfigError(f"a session is recording into {running.run} already; close it first")
+        raise ConfigError(f"a session already records into {running.run}; close it first")
 
 
 def _watch_forks() -> None:

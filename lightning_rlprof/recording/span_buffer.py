@@ -219,10 +219,10 @@ class Buffer:
             self._ask_late()
             self.flush()
             if self._lost:
-                text = "%s lacks %d lines, which could not be written"
+                text = "%s lacks %d lines that could not be written"
                 log.warning(text, self._writer.path, self._lost)
             if not self._writer.path.exists():
-                log.warning("%s is gone: deleted or moved during the training", self._writer.path)
+                log.warning("%s was deleted or moved during the training", self._writer.path)
         finally:
             self._writer.close()
 
@@ -257,14 +257,14 @@ class Buffer:
     def _lose_numbers(self, which: str) -> None:
         """Say it once, as it may come with every span."""
         if not self._numbers_lost:
-            text = f"numbers that a recorder owes are lost: {which}"
+            text = f"lost numbers that a recorder should have returned: {which}"
             log.warning("%s", text)
             self.add(("note", self._clock(), "error", text))
         self._numbers_lost = True
 
     def _lose(self, count: int, error: Exception) -> None:
         if not self._lost:
-            log.warning("%s cannot be written, spans are lost: %s", self._writer.path, error)
+            log.warning("cannot write %s, spans are lost: %s", self._writer.path, error)
         self._lost += count
 
     def _write_with_news(self, spans: list[Line]) -> None:
@@ -275,7 +275,7 @@ class Buffer:
         alive = {thread.ident: thread.name for thread in threading.enumerate()}
         lines: list[Any] = [("thread", i, alive.get(i, f"thread {i}")) for i in sorted(new)]
         if self._lost:
-            text = f"{self._lost} lines could not be written and are lost"
+            text = f"{self._lost} lines were lost, because they could not be written"
             lines.append(("note", self._clock(), "error", text))
         try:
             self._writer.write([*lines, *spans, *others])

@@ -73,7 +73,7 @@ def _check_place(config: ProfilerConfig, name: str | None, rank: int, world_size
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")
     if name and (name in (".", "..") or {*name} & {*"/\\\0"}):
-        raise ConfigError(f"name={name!r} is no name of a directory: it holds no / and no \\")
+        raise ConfigError(f"name={name!r} is not a directory name: remove / and \\")
 
 
 def _names(recorders: Any) -> tuple[str, ...]:
@@ -81,9 +81,11 @@ def _names(recorders: Any) -> tuple[str, ...]:
     for one in recorders if isinstance(recorders, list | tuple) else [recorders]:
         if not isinstance(one, Recorder):
             what = f"the class {one.__name__}" if isinstance(one, type) else repr(one)
-            raise ConfigError(f"recorders: {what:.80} is no recorder; make it one, [MyRecorder()]")
+            raise ConfigError(
+                f"recorders: {what:.80} is not a recorder; pass an instance, [MyRecorder()]"
+            )
     if isinstance(recorders, Recorder):
-        raise ConfigError(f"recorders: takes a list, such as [{type(recorders).__name__}()]")
+        raise ConfigError(f"recorders: must be a list, such as [{type(recorders).__name__}()]")
     return tuple(type(recorder).__name__ for recorder in recorders)
 
 
@@ -108,7 +110,7 @@ def _remark(session: Session, *, own: bool) -> None:
     if not own and (text := unmet(config, header.device)):
         session.note("info", text)
     if config.integrated.profile and not config.captures:
-        session.note("info", f"nothing is captured in this process: {config.why_off}")
+        session.note("info", f"this process captures nothing: {config.why_off}")
     log.info("recording %s on host %s, PID %d", session.run, header.host, header.pid)
 
 

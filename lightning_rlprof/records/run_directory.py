@@ -234,14 +234,16 @@ def _decode_header(path: Path, line: bytes) -> Header:
     try:
         return msgspec.json.decode(line, type=Header)
     except NOT_JSON as error:
-        raise TraceError(f"{path}: is no rlprof trace (its first line is no header)") from error
+        raise TraceError(
+            f"{path}: is not a rank file of rlprof (its first line is not a header)"
+        ) from error
 
 
 def _refuse_newer(path: Path, header: Header) -> None:
     if header.format > FORMAT:
         raise TraceError(
-            f"{path}: was written in format {header.format}, this version reads up to {FORMAT}; "
-            "pip install -U lightning-rlprof"
+            f"{path}: has format {header.format}, but this version reads up to "
+            f"{FORMAT}; pip install -U lightning-rlprof"
         )
 
 

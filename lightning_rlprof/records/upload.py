@@ -1,4 +1,4 @@
-"""Finished captures on their way to where runs are kept, by fsspec; nothing is copied twice."""
+"""Upload a finished run with fsspec; files that were uploaded before are skipped."""
 
 from functools import partial
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.run_directory import rank_directory, rank_files, read_trace
-from lightning_rlprof.system.location import RemotePath, place, secrets_of
+from lightning_rlprof.system.location import RemotePath, place
 from lightning_rlprof.system.remote_files import attempt, opened
 
 
 class Shipped(NamedTuple):
-    """What `ship` did: files and bytes copied, files that were there, and what it left behind."""
+    """Files and bytes uploaded, files that were there already, and rank files that were skipped."""
 
     files: int
     size: int
@@ -20,27 +20,24 @@ class Shipped(NamedTuple):
 
 
 def ship(run: Path, url: str, rank: int | None = None, *, crashed: bool = False) -> Shipped:
-    """Copy a run into a folder of its name at a URL, without ranks that still record.
+    """Upload a run into a folder of its name at a URL, without ranks that are still recording.
 
-    What is there with the same size is not copied again. Every size is looked up afterwards.
+    A file that exists there with the same size is skipped. Every upload is checked by its size.
 
     Args:
         run: The run directory.
-        url: Where runs are kept; it may hold no credentials.
-        rank: Only the files of this rank.
-        crashed: Also ranks whose file just stops, which are still recording or were killed.
+        url: Parent folder of the run; without credentials.
+        rank: Upload only the files of this rank.
+        crashed: Also upload ranks with a truncated file: still recording, or killed.
 
     Raises:
-        TraceError: There is no run, or it cannot be copied.
+        TraceError: There is no run, or it cannot be uploaded.
     """
     to = place(url)
     if not isinstance(to, RemotePath):
-        raise TraceError(f"{url}: is no URL such as s3://bucket/runs")
-    if secrets_of(url, least=1):
-        raise TraceError(
-            f"{to}: holds credentials, and others see command lines and configurations; leave them "
-            "to the environment, as FSSPEC_S3_KEY and FSSPEC_S3_SECRET"
-        )
+        raise TraceError(f"{url} is not a URL such as s3://bucket/runs")
+    if "?" in url:
+        raise TraceError(f"{to}: remove the query; set credentials in the environment")
     files, left = _complete(run, rank, crashed)
     system, root = attempt(to, "written", partial(opened, to))
     at, sizes = f"{root.rstrip('/')}/{run.resolve().name}", []
@@ -52,26 +49,26 @@ def ship(run: Path, url: str, rank: int | None = None, *, crashed: bool = False)
 
 
 def _complete(run: Path, rank: int | None, crashed: bool) -> tuple[list[Path], list[str]]:
-    """Return the files of ranks that ended, and of the run itself; and what is left out."""
+    """Return the files to upload (complete ranks, and the run itself) and skipped rank files."""
     traces = rank_files(run)
     if not traces:
-        raise TraceError(f"{run}: holds no run, that is no rank-*.jsonl files")
+        raise TraceError(f"no run in {run} (expected rank-*.jsonl)")
     if rank is not None:
         traces = [file for file in traces if file.stem == rank_directory(run, rank).name]
         if not traces:
-            raise TraceError(f"{run}: has no rank {rank}")
+            raise TraceError(f"no rank {rank} in {run}")
     ended = {file.stem for file in traces if crashed or _has_ended(file)}
     files = []
     for file in sorted(run.rglob("*")):
         inside = file.relative_to(run).parts
         owner = inside[0].removesuffix(".jsonl")
         wanted = owner in ended or (rank is None and not owner.startswith("rank-"))
-        if wanted and not any(part.startswith(".") for part in inside) and _is_own(file):
+        if wanted and not any(part.startswith(".") for part in inside) and _is_regular(file):
             files.append(file)
     return files, [file.name for file in traces if file.stem not in ended]
 
 
-def _is_own(file: Path) -> bool:
+def _is_regular(file: Path) -> bool:
     return file.is_file() and not file.is_symlink()
 
 
@@ -83,7 +80,7 @@ def _has_ended(file: Path) -> bool:
 
 
 def _put(system: Any, file: Path, target: str) -> bool:
-    """Copy one file unless it is there; return whether it was copied."""
+    """Upload one file unless it exists with the same size; return whether it was uploaded."""
     size = file.stat().st_size
     try:
         if system.info(target)["size"] == size:
@@ -95,5 +92,5 @@ def _put(system: Any, file: Path, target: str) -> bool:
     system.put_file(str(file), target)
     system.invalidate_cache()
     if (there := system.info(target)["size"]) != size:
-        raise TraceError(f"{file}: arrived with {there:,} of {size:,} bytes; try again")
+        raise TraceError(f"{file}: upload is incomplete, {there:,} of {size:,} bytes; try again")
     return True

@@ -1,45 +1,44 @@
-"""Runs that lie elsewhere, at s3://, gs://, hdfs:// and what else fsspec knows, fetched to be read.
+"""Download a run or trace from s3://, gs://, hdfs:// or any other store of fsspec.
 
-A run is copied into a temporary folder before it is read, file by file, and only what is read.
-Nothing that this room says or raises holds a credential.
+Only the files that loaders read are copied, into a temporary folder, before reading starts.
+Errors and messages show URLs without credentials.
 """
 
-import logging
 import os
 import re
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.system.location import RemotePath, hidden, scrubbed, secrets_of
+from lightning_rlprof.system.location import RemotePath, redact
 
 LIMIT = "RLPROF_FETCH_GB"
-"""Variable with the gigabytes that a run may take here; unset, it is what the disk has free."""
+"""Environment variable: gigabytes that a downloaded run may take; unset, the free disk space."""
 
 T = TypeVar("T")
 
 _CHUNK = 1 << 22
 _SPARE = 1 << 28  # bytes that stay free on the disk
 _FEW = 8
-# What loaders read. A tool's raw data is many times as large, and only the tool can read it.
+# What loaders read. Raw profiler data is many times larger, and only the profiler can read it.
 _READ = (".jsonl", ".json", ".json.gz", ".json.zst", ".sqlite", ".nsys-rep", ".csv", ".db")
 _RAW = re.compile(r"PROF_\d.*|FRAMEWORK|\..*")  # folders; hidden ones hold caches
 _RANK_FILE = re.compile(r"rank-\d+\.jsonl")
 
 
 class Fetched:
-    """Copies of remote files, removed by ``close()``, else with the last who knows this object.
+    """Copies of remote files, removed by ``close()`` or when this object is garbage collected.
 
     Attributes:
-        path: What to read here.
+        path: Local path to read.
         files: Number of copies.
-        size: Bytes that they take.
+        size: Their bytes.
     """
 
     def __init__(self, folder: Path, path: Path, files: int, size: int) -> None:
@@ -48,7 +47,7 @@ class Fetched:
 
 
 class _Listing(NamedTuple):
-    """Files of a file system by their place below ``name``: where they are, and their size."""
+    """Files of a remote file system by path below ``name``: remote path and size."""
 
     system: Any
     name: str
@@ -57,7 +56,7 @@ class _Listing(NamedTuple):
 
 @contextmanager
 def local(path: Path) -> Iterator[Path]:
-    """Give the place where a path's files can be read, while the block runs.
+    """Yield a local path with the files of a path or URL; copies are removed at the end.
 
     Raises:
         TraceError: As `fetch`.
@@ -73,13 +72,13 @@ def local(path: Path) -> Iterator[Path]:
 
 
 def fetch(path: RemotePath) -> Fetched:
-    """Copy what a loader reads of a run, a trace or a capture into a temporary folder.
+    """Copy the files of a run, a trace or a capture that loaders read into a temporary folder.
 
-    Of a folder with several runs none is taken: each costs time, and money.
+    A folder with several runs is refused: downloading each costs time and money.
 
     Raises:
-        TraceError: It is not there, is too large for the disk or for `LIMIT`, ended early, or a
-            package is missing; the text is one line and holds no credential.
+        TraceError: It does not exist, is too large for the disk or for `LIMIT`, ended early, or a
+            package is missing; the message is one line without credentials.
     """
     folder = Path(tempfile.mkdtemp(prefix="rlprof-"))
     try:
@@ -92,65 +91,32 @@ def fetch(path: RemotePath) -> Fetched:
 
 
 def attempt(path: RemotePath, done: str, action: Callable[[], T]) -> T:
-    """Do something with fsspec; whatever it raises becomes one line, without the error itself."""
+    """Call fsspec; any error becomes a TraceError of one line, without credentials."""
     try:
         return action()
     except TraceError as error:
         text = str(error)
-    except Exception as error:  # any library may stand behind a URL
-        said = scrubbed(str(error), path.url) or "no reason was given"
+    except Exception as error:  # each store raises errors of its own library
+        said = " ".join(redact(str(error)).split()) or "no reason given"
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         text = f"{path}: cannot be {done} ({kind}{said})"
     raise TraceError(text)  # not in the handler: a chained error is shown with all that it says
 
 
 def opened(path: RemotePath) -> tuple[Any, str]:
-    """Return the file system of a URL, and the place in it."""
+    """Return the file system of a URL, and the path in it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        text = f'{path}: fsspec is not there: pip install "lightning-rlprof[remote]"'
+        text = f'{path}: fsspec is not installed: pip install "lightning-rlprof[remote]"'
         raise TraceError(text) from error
-    _keep_out_of_logs(secrets_of(path.url))
     system, root = url_to_fs(path.url)
     system.invalidate_cache()
     return system, root
 
 
-class _Records:
-    """Makes the records of `logging`, with stars for the secrets of the URLs that were opened.
-
-    For good: the libraries behind a URL log it from threads of their own, and later.
-    """
-
-    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
-        self._make = make
-        self.secrets: set[str] = set()
-
-    def __call__(self, *args: Any, **more: Any) -> logging.LogRecord:
-        record = self._make(*args, **more)
-        with suppress(Exception):  # a record that cannot be written at all
-            text = record.getMessage()
-            if (clean := hidden(text, self.secrets)) != text:
-                record.msg, record.args = clean, None
-            if record.exc_info:
-                text = logging.Formatter().formatException(record.exc_info)
-                if (clean := hidden(text, self.secrets)) != text:
-                    record.exc_info, record.exc_text = None, clean
-        return record
-
-
-def _keep_out_of_logs(secrets: set[str]) -> None:
-    make = logging.getLogRecordFactory()
-    if secrets and not isinstance(make, _Records):
-        make = _Records(make)
-        logging.setLogRecordFactory(make)
-    if isinstance(make, _Records):
-        make.secrets = make.secrets | secrets  # another set: threads look into the one before
-
-
 def _listed(path: RemotePath) -> _Listing:
-    """Look what is there, and choose what a loader reads."""
+    """List the remote files, and choose those that loaders read."""
     system, root = opened(path)
     name = "run" if path.name in ("", "..") else path.name
     folder = path.url.partition("?")[0].endswith("/")  # the only sign that a web server gives
@@ -173,7 +139,7 @@ def _is_read(inside: str) -> bool:
 
 
 def _is_exported(inside: str, others: dict[str, Any]) -> bool:
-    """Tell whether a report of nsys lies there as SQLite, too, which needs no nsys."""
+    """Return whether an nsys report also exists as SQLite, which loaders read without nsys."""
     return inside.endswith(".nsys-rep") and inside.removesuffix("nsys-rep") + "sqlite" in others
 
 
@@ -186,28 +152,28 @@ def _of_one_run(
     runs = sorted({folder for folder, _, file in folders if _RANK_FILE.fullmatch(file)})
     if len(runs) > 1:
         some = ", ".join(runs[-_FEW:])
-        raise TraceError(f"{path}: holds {len(runs)} runs, pass one of them: {some}")
+        raise TraceError(f"{path}: contains {len(runs)} runs, pass one of them: {some}")
     if not found:
-        raise TraceError(f"{path}: is not there, or holds no file that rlprof reads")
+        raise TraceError(f"{path}: not found, or without a file that rlprof reads")
     return {file: at for file, at in found.items() if not runs or file.startswith(f"{runs[0]}/")}
 
 
 def _copied(path: RemotePath, listing: _Listing, folder: Path) -> int:
     """Copy the files into a folder; return how many bytes they are."""
     room = left = _room(folder)
-    told = sum(size or 0 for _, size in listing.files.values())
-    too_large = f"{path}: its {files_text(len(listing.files))} take {{}}, and there is room for "
+    listed_bytes = sum(size or 0 for _, size in listing.files.values())
+    too_large = f"{path}: its {files_text(len(listing.files))} take {{}}, but there is space for "
     too_large += (
         f"{size_text(room)} in {folder.parent}: set TMPDIR to a larger disk, or raise {LIMIT}"
     )
-    if told > room:
-        raise TraceError(too_large.format(size_text(told)))
+    if listed_bytes > room:
+        raise TraceError(too_large.format(size_text(listed_bytes)))
     for inside, (remote, size) in listing.files.items():
         target = folder / listing.name / inside
         target.parent.mkdir(parents=True, exist_ok=True)
         took = attempt(path, "read", partial(_stream, listing.system, remote, target, left))
         if took > left:
-            raise TraceError(too_large.format("more than was told"))
+            raise TraceError(too_large.format("more than listed"))
         if took < (size or 0):
             file = inside or listing.name
             raise TraceError(f"{path}: {file} ended after {took:,} of {size:,} bytes; try again")
@@ -224,7 +190,7 @@ def _room(folder: Path) -> int:
     try:
         return min(free, int(float(text) * 1e9))
     except (ValueError, OverflowError) as error:
-        raise TraceError(f"{LIMIT}={text}: is no number of gigabytes, such as 20") from error
+        raise TraceError(f"{LIMIT}={text}: is not a number of gigabytes, such as 20") from error
 
 
 def _stream(system: Any, remote: str, target: Path, most: int) -> int:
@@ -238,12 +204,12 @@ def _stream(system: Any, remote: str, target: Path, most: int) -> int:
 
 
 def files_text(count: int) -> str:
-    """Return a number of files for people."""
+    """Return a number of files as text: ``1 file``."""
     return "1 file" if count == 1 else f"{count:,} files"
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes as people say it: ``1.2 GB``."""
+    """Return a number of bytes as text: ``1.2 GB``."""
     for unit, bytes_in in (("GB", 1e9), ("MB", 1e6)):
         if count >= bytes_in:
             return f"{count / bytes_in:,.1f} {unit}"

@@ -135,7 +135,7 @@ def ask(
         raise InterpreterError(f"no answer within {timeout_s:g} s")
     if not mark:
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        raise InterpreterError(f"it ended {how} before it could answer")
+        raise InterpreterError(f"it ended {how} without an answer")
     return _answer(json.loads(said.partition("\n")[0]))
 
 

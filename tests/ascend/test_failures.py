@@ -36,7 +36,7 @@ def test_without_a_device_a_training_records_spans_and_says_what_is_left(train: 
     process = train("one", "spans", CANN_DOUBLE_DEVICES="0")
     trace = process.trace("spans")
     assert (trace.header.device, trace.status) == ("cpu", "finished")
-    said = "mstx: cpu has no markers of its own, spans and torch_profiler are recorded"
+    said = "mstx: cpu has no profiler markers, spans and torch_profiler are recorded"
     assert said in notes(trace, "info")
 
 
@@ -50,7 +50,7 @@ def test_without_a_library_of_the_profiler_the_recorder_is_dropped(
     assert "torch_npu.profiler did not start in" in error
     assert "a library of CANN that is missing" in error
     (warning,) = notes(process.trace("one"))
-    assert warning.endswith("torch_npu.profiler does not run in this window")
+    assert warning.endswith("torch_npu.profiler is not running in this capture")
     assert process.trace("one").status == "finished"
     assert process.status == 0
     assert sorted(path.name for path in process.folder.iterdir()) == ["calls.jsonl", "runs"]
@@ -76,7 +76,7 @@ def test_a_torch_npu_that_cannot_be_imported_raises_before_training(
     process = without("libhccl", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     said = process.raised("one")
     assert said.startswith(
-        "RecorderError: this needs torch_npu on a machine with CANN (libhccl.so: cannot open"
+        "RecorderError: torch_npu on a machine with CANN is required (libhccl.so: cannot open"
     )
     assert said.endswith('pip install "lightning-rlprof[npu]", and source set_env.sh of CANN')
 
@@ -85,8 +85,8 @@ def test_a_cann_that_writes_nothing_is_noted(train: Run) -> None:
     process = train("one", CANN_DOUBLE_PROF=None)
     first, last = notes(process.trace("one"))
     capture = process.captures("one")["step-000001"]
-    assert first.startswith(f"{capture.name} holds no data of the device (no PROF_ directory)")
-    assert last == "2 of 2 captures hold no data of the device"
+    assert first.startswith(f"{capture.name} has no device data")
+    assert last == "2 of 2 captures have no device data"
 
 
 def test_a_file_in_the_place_of_a_folder_costs_the_recorder_or_raises_before_training(
@@ -94,7 +94,7 @@ def test_a_file_in_the_place_of_a_folder_costs_the_recorder_or_raises_before_tra
 ) -> None:
     process = train("in_the_way")
     (error,) = notes(process.trace("in the way"), "error")
-    assert error.startswith("NpuProfilerRecorder failed and was dropped (NotADirectoryError")
+    assert error.startswith("NpuProfilerRecorder was disabled after an error (NotADirectoryError")
     said = process.raised("file")
     path = Path(process.folder).resolve() / "runs" / "file" / "below" / "run"
     assert said.startswith(f"ConfigError: integrated.profile_save_path: {path} cannot be")
@@ -105,4 +105,7 @@ def test_a_file_in_the_place_of_a_folder_costs_the_recorder_or_raises_before_tra
 
 def test_msprof_around_the_process_raises_before_training(train: Run) -> None:
     said = train("in_the_way").raised("msprof")
-    assert said.startswith("RecorderError: PROFILING_MODE is set, so msprof profiles from outside")
+    assert said.startswith(
+        "RecorderError: PROFILING_MODE is set, so msprof profiles this process and "
+        "torch_npu.profiler does nothing: unset it, or record only markers with tools:"
+    )

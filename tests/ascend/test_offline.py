@@ -157,6 +157,6 @@ def test_the_selftest_tells_a_profiler_that_does_not_start(torch_npu: Path, tmp_
     checks = Rlprof(tmp_path / "process", library, torch_npu).checks("--selftest")
     assert checks["spans"]["state"] == "ok"
     assert "torch_npu.profiler did not start" in checks["recorders"]["says"]
-    assert "MSTX does not hear the stages" in checks["recorders"]["says"]
+    assert "MSTX does not record the stages:" in checks["recorders"]["says"]
     assert "[ERROR]" in checks["recorders"]["says"]
     assert [checks[name]["state"] for name in ("capture", "analysis", "MSTX")] == ["broken"] * 3

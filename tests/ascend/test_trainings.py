@@ -164,7 +164,9 @@ def test_inside_an_active_torch_profiler_the_recorder_is_dropped_and_nothing_cra
     (error,) = notes(process.trace("inside"), "error")
     assert "another profiler is active on this thread, and torch_npu.profiler inside of it" in error
     (warning,) = notes(process.trace("inside"))
-    assert warning.startswith("MSTX does not hear the stages: torch_npu.profiler does not run in")
+    assert warning.startswith(
+        "MSTX does not record the stages: torch_npu.profiler is not running in this capture"
+    )
     assert shown(process.part("inside")) == []
 
 

@@ -42,7 +42,7 @@ class FakeCuda:
     def _call(self, name: str) -> None:
         self.calls.append(name)
         if name == self.fails:
-            raise RuntimeError(f"told to fail at {name}")
+            raise RuntimeError(f"asked to fail at {name}")
 
 
 def noted(recorder: NsightRecorder) -> list[tuple[str, str]]:

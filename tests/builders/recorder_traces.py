@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +95,3 @@ def batches(folder: Path) -> list[str]:
     """Return the mini-batches that the names of a folder's files tell, sorted."""
     assert all(path.name.endswith(".trace.json.gz") for path in folder.iterdir())
     return sorted(path.name.split(".")[0].rpartition("_")[2] for path in folder.iterdir())
-
-
-@contextmanager
-def untraced() -> Iterator[None]:
-    """Take coverage's trace function off this thread: traced, `soon` does nothing."""
-    tracer = sys.gettrace()
-    sys.settrace(None)
-    try:
-        yield
-    finally:
-        sys.settrace(tracer)

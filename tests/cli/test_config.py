@@ -36,7 +36,7 @@ def test_the_block_of_mindspeed_rl_is_explained(answers: Ask) -> None:
         "steps": "2 to 4",
         "stages": "actor_update",
         "ranks": "0, 3",
-        "tools on cpu": "torch_profiler (mstx: cpu has no markers of its own, "
+        "tools on cpu": "torch_profiler (mstx: cpu has no profiler markers, "
         "spans and torch_profiler are recorded)",
         "tools on cuda": "device_time, nvtx, torch_profiler",
         "tools on npu": "device_time, npu_profiler, mstx",

@@ -46,16 +46,14 @@ def test_no_command_shows_credentials(rlprof: Run, words: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("command", ["ingest", "analyse", "ship", "config check"])
-def test_what_takes_only_what_lies_here_says_what_to_do(rlprof: Run, command: str) -> None:
+def test_a_command_that_needs_a_local_path_refuses_a_url(rlprof: Run, command: str) -> None:
     more = ["--to", "s3://bucket/runs"] if command == "ship" else []
-    assert rlprof(*command.split(), URLS[0], *more) == (
-        1,
-        "",
-        "rlprof: ftp://127.0.0.1:1/runs/x?***: is a URL, and only what lies here can be taken; "
-        "copy it first\n",
-    )
+    status, out, err = rlprof(*command.split(), "ftp://127.0.0.1:1/runs/x?sig=SIGSECRET", *more)
+    assert (status, out) == (1, "")
+    text = "ftp://127.0.0.1:1/runs/x?*** is a URL, but a local path is required; download it first"
+    assert text in err
 
 
 def test_ingest_refuses_a_url_without_showing_its_credentials() -> None:
-    with pytest.raises(TraceError, match=r"^s3://no-bucket: is a URL, .*; copy it first$"):
+    with pytest.raises(TraceError, match=r"^s3://no-bucket: the URL contains credentials"):
         ingest([URLS[2]])

@@ -79,10 +79,11 @@ def test_options_of_nsys_are_laid_over_the_configurations(rlprof: Run, fake: Fak
         ("capture-range=nvtx", "--option capture-range=nvtx: give --capture-range instead"),
         (
             "trace=nvtx;reboot",
-            "nsight.worker.trace='nvtx;reboot' may hold only letters, digits and _.,:/@%+=-: a "
+            "nsight.worker.trace='nvtx;reboot' may contain only letters, digits and "
+            "_.,:/@%+=-: a shell reads it"
             "shell reads it",
         ),
-        ("t=nvtx", "nsight.worker.t is a short option: write its long name"),
+        ("t=nvtx", "nsight.worker.t is a short option: use the long name"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_nothing_runs(

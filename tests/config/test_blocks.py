@@ -62,7 +62,7 @@ def test_the_whole_block_is_taken_as_users_write_it() -> None:
 def test_an_end_not_after_the_start_is_refused(end: int) -> None:
     text = integrated_said(profile_step_start=2, profile_step_end=end)
     if end < 1:
-        assert text == f"profile_step_end={end} is no step; steps count from 1"
+        assert text == f"profile_step_end={end} is not a step; steps count from 1"
     else:
         assert text.startswith(f"profile_step_end={end} must be greater than profile_step_start=2")
         assert text.endswith("one step needs profile_step_end=3")
@@ -71,14 +71,14 @@ def test_an_end_not_after_the_start_is_refused(end: int) -> None:
 @pytest.mark.parametrize("key", ["profile_step_start", "profile_step_end"])
 @pytest.mark.parametrize("value", [True, "1", 1.0, None])
 def test_a_step_is_a_whole_number(key: str, value: object) -> None:
-    expected = f"{key}={value!r} is no whole number; write a step without quotes"
+    expected = f"{key}={value!r} is not a whole number; write a step without quotes"
     assert integrated_said(**{key: value}) == expected
 
 
 def test_steps_count_from_one() -> None:
     assert (
         integrated_said(profile_step_start=0)
-        == "profile_step_start=0 is no step; steps count from 1"
+        == "profile_step_start=0 is not a step; steps count from 1"
     )
 
 
@@ -120,13 +120,19 @@ def test_a_path_is_text(value: object) -> None:
 def test_a_path_that_omegaconf_calls_missing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("integrated:\n  profile_save_path: ???", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"profile_save_path='\?\?\?' is OmegaConf's word for a"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"profile_save_path='\?\?\?' is OmegaConf's marker for a missing value: give a "
+            r"directory"
+        ),
+    ):
         ProfilerConfig.build(path)
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/runs", "hdfs://node/runs", "file:///runs"])
 def test_a_url_is_no_path(path: str) -> None:
-    text = "is a URL: give a directory, and ship the run from it by on_finish"
+    text = "is a URL: give a directory, and upload the run with on_finish"
     assert integrated_said(profile_save_path=path) == f"profile_save_path='{path}' {text}"
 
 
@@ -206,8 +212,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"analysis_timeout_s": 0}, "analysis_timeout_s=0 should be greater than 0"),
     ({"l2_cache": "yes"}, "l2_cache='yes' should be a valid boolean; write true or false"),
     ({"l2": True}, "l2 is not a key here"),
-    ({"mstx_domain_include": ["default"]}, "mstx_domain_include=['default'] leaves out our own"),
-    ({"mstx_domain_exclude": ["rlprof"]}, "mstx_domain_exclude=['rlprof'] leaves out our own dom"),
+    (
+        {"mstx_domain_include": ["default"]},
+        (
+            "mstx_domain_include=['default'] lacks the domain 'rlprof': add it, or no stage "
+            "is recorded"
+        ),
+    ),
+    (
+        {"mstx_domain_exclude": ["rlprof"]},
+        (
+            "mstx_domain_exclude=['rlprof'] excludes the domain of rlprof, so no stage would "
+            "be recorded"
+        ),
+    ),
     (
         {"mstx_domain_include": ["rlprof"], "mstx_domain_exclude": ["default"]},
         "mstx_domain_exclude=['default'] contradicts mstx_domain_include: give one of the two",
@@ -300,7 +318,7 @@ def test_underscores_in_an_option_are_dashes() -> None:
 @pytest.mark.parametrize(("value", "quoted"), [(True, "true"), (6, "6"), (False, "false")])
 def test_a_value_that_is_no_text_is_refused(value: object, quoted: str) -> None:
     text = nsight_said({"worker": {"cuda-memory-usage": value}})
-    expected = f"={value!r} must be text: put it into quotes, '{quoted}'"
+    expected = f"={value!r} must be text: put it in quotes, '{quoted}'"
     assert text == f"worker.cuda-memory-usage{expected}"
 
 
@@ -309,7 +327,10 @@ def test_a_value_that_is_no_text_is_refused(value: object, quoted: str) -> None:
 )
 def test_what_a_shell_would_interpret_is_refused(value: str) -> None:
     text = nsight_said({"controller": {"trace": value}})
-    assert text.startswith(f"controller.trace={value!r} may hold only letters, digits and ")
+    assert text.startswith(
+        f"controller.trace={value!r} may contain only letters, digits and _.,:/@%+=-: a "
+        f"shell reads it"
+    )
 
 
 @pytest.mark.parametrize("value", ["cuda,nvtx", "/data/%p", "rlprof.capture@rlprof", "repeat:6"])
@@ -320,7 +341,7 @@ def test_usual_values_pass(value: str) -> None:
 @pytest.mark.parametrize("key", ["--trace", "a;b", "Trace", 3])
 def test_an_option_is_a_long_name_without_dashes_in_front(key: object) -> None:
     assert nsight_said({"controller": {key: "x"}}).startswith(
-        f"controller.{key} is no option of nsys"
+        f"controller.{key} is not an option of nsys"
     )
 
 
@@ -329,7 +350,9 @@ def test_a_near_option_is_offered() -> None:
 
 
 def test_options_are_a_mapping() -> None:
-    assert nsight_said({"worker": "nvtx"}).startswith("worker='nvtx' is no mapping of nsys options")
+    assert nsight_said({"worker": "nvtx"}).startswith(
+        "worker='nvtx' is not a mapping of nsys options, such as"
+    )
 
 
 @pytest.mark.parametrize("value", ["nvtx", None])
@@ -365,7 +388,7 @@ def test_sizes_whose_product_does_not_divide_the_ranks_are_refused(world: int) -
         build({"tp": 2, "pp": 2}).check_world(world)
     allowed = {2: "1, 2", 6: "1, 2, 3, 6", 9: "1, 3, 9"}[world]
     assert str(caught.value) == (
-        "parallel={tp: 2, pp: 2} takes 4 ranks for each copy of the model, but this training has "
+        "parallel={tp: 2, pp: 2} needs 4 ranks per replica of the model, but this training has "
         f"{world} (allowed products: {allowed})"
     )
 
@@ -517,7 +540,7 @@ def test_every_option_has_a_default_and_can_be_changed(
 @pytest.mark.parametrize("key", ["skip_first", "wait", "warmup", "repeat"])
 def test_a_schedule_needs_active(key: str) -> None:
     assert getattr(ScheduleConfig(**{"active": 1, key: 3}), key) == 3
-    text = f"{key}=3 needs active above 0: without it there is no schedule"
+    text = f"{key}=3 needs active above 0, which turns the schedule on"
     assert said(ScheduleConfig, **{key: 3}) == text
 
 
@@ -532,7 +555,7 @@ def test_a_schedule_needs_active(key: str) -> None:
 def test_how_memory_is_watched_needs_a_level(key: str, value: float, level: str) -> None:
     for given in ("counters", "timeline", "snapshot"):
         assert getattr(MemoryConfig.model_validate({"level": given, key: value}), key) == value
-    expected = f"{key}={value} needs a level, such as level: {level}"
+    expected = f"{key}={value} needs memory.level, such as level: {level}"
     assert said(MemoryConfig, **{key: value}) == expected
     assert MemoryConfig(**MemoryConfig().model_dump()) == MemoryConfig()
 
@@ -556,14 +579,21 @@ def test_how_memory_is_watched_needs_a_level(key: str, value: float, level: str)
         (MemoryConfig, {"stack_depth": 1.5}, "stack_depth=1.5 should be a valid integer"),
         (FinishConfig, {"cmd": "a"}, "cmd is not a key here"),
         (FinishConfig, {"commands": "a"}, "commands is not a key here; did you mean 'command'?"),
-        (FinishConfig, {"command": "a | b"}, "command='a | b' holds '|', which only a shell und"),
+        (
+            FinishConfig,
+            {"command": "a | b"},
+            (
+                "command='a | b' holds '|', which needs a shell, and rlprof starts none: put "
+                "it into a script, or name the shell in a list,"
+            ),
+        ),
         (FinishConfig, {"command": ["a", 1]}, "command[1]=1 should be a valid string"),
         (FinishConfig, {"timeout": 1}, "timeout is not a key here; did you mean 'timeout_s'?"),
         (FinishConfig, {"timeout_s": 0}, "timeout_s=0 should be greater than 0"),
         (FinishConfig, {"timeout_s": float("inf")}, "timeout_s=inf should be a finite number"),
         (FinishConfig, {"timeout_s": True}, "timeout_s=True should be a valid number"),
         (FinishConfig, {"ranks": [-1]}, "ranks=[-1] holds -1; ranks count from 0"),
-        (FinishConfig, {"ranks": "0,1"}, "ranks='0,1' is no list of ranks; write [0, 1]"),
+        (FinishConfig, {"ranks": "0,1"}, "ranks='0,1' is not a list of ranks; write [0, 1]"),
         (
             FinishConfig,
             {"all_ranks": True, "ranks": [1]},

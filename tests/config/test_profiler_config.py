@@ -160,11 +160,18 @@ def test_a_capture_of_neither_host_nor_device_is_refused(profile: bool | None) -
         ),
         (
             {"tools": ["nsight", "torch_profiler"]},
-            "tools=['nsight', 'torch_profiler'] holds nsight and torch_profiler, and a GPU tells",
+            (
+                "tools=['nsight', 'torch_profiler'] contains nsight and torch_profiler, "
+                "but only one can record the GPU: keep one, or set "
+                "integrated.profile_with_npu: false"
+            ),
         ),
         (
             {"tools": ["nsight"], "memory": {"level": "snapshot"}},
-            "memory.level='snapshot' contradicts tools=['nsight']: add memory to them, or leave",
+            (
+                "memory.level='snapshot' contradicts tools=['nsight']: add memory to "
+                "tools, or remove the level"
+            ),
         ),
         (
             {"tools": ["torch_profiler", "memory"], "integrated": {"mstx": True}},
@@ -172,7 +179,7 @@ def test_a_capture_of_neither_host_nor_device_is_refused(profile: bool | None) -
         ),
         (
             {"device_time": True, "spans": False},
-            "device_time=True contradicts spans=False: device times are numbers of spans",
+            "device_time=True contradicts spans=False: device times are stored in spans",
         ),
         (
             {"roles": {"actor": {"discrete": True}, "critic": {}}},
@@ -345,7 +352,7 @@ def test_order_of_precedence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLPROF__INTEGRATED__STAGE", "actor_updat")
     assert profiler_said().endswith(
-        "declare others in custom_stages (set by RLPROF__INTEGRATED__STAGE)"
+        "add your own to custom_stages (set by RLPROF__INTEGRATED__STAGE)"
     )
     monkeypatch.setenv("RLPROF__INTEGRATED__STAGE", "all")
     monkeypatch.setenv("RLPROF__INTEGRATED__STGE", "all")
@@ -374,7 +381,7 @@ def test_pydantics_own_error_says_the_same() -> None:
 
 
 def test_a_key_of_the_block_at_the_top_is_told_its_place() -> None:
-    assert profiler_said({"stage": "all"}) == "stage belongs one level down: integrated.stage"
+    assert profiler_said({"stage": "all"}) == "stage is one level down: integrated.stage"
 
 
 def test_an_unknown_key_at_the_top_is_refused() -> None:
@@ -472,5 +479,5 @@ def test_the_schema_for_editors_holds_the_blocks_of_single_tools() -> None:
 
 
 def test_a_key_of_the_block_at_the_top_is_sent_one_level_down():
-    with pytest.raises(ConfigError, match=r"profile belongs one level down: integrated\.profile"):
+    with pytest.raises(ConfigError, match=r"profile is one level down: integrated\.profile"):
         ProfilerConfig.build({"profile": True})

@@ -34,12 +34,12 @@ def test_an_empty_file_is_no_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"a: [1", "is no YAML: while parsing"),
-        (b"a: !!set x", "is no YAML: expected a mapping node"),
-        (b"a: 2026-13-45", "is no YAML: month must be in 1..12"),
-        (b"a: !!int x", "is no YAML: invalid literal for int"),
-        (b"- 1\n", "holds list, no mapping"),
-        (b"text", "holds str, no mapping"),
+        (b"a: [1", "is not valid YAML: while parsing"),
+        (b"a: !!set x", "is not valid YAML: expected a mapping node"),
+        (b"a: 2026-13-45", "is not valid YAML: month must be in 1..12"),
+        (b"a: !!int x", "is not valid YAML: invalid literal for int"),
+        (b"- 1\n", "holds list, not a mapping"),
+        (b"text", "holds str, not a mapping"),
         (b"\xff\xfe\xff", "cannot be read: "),
     ],
 )
@@ -103,7 +103,9 @@ def test_an_empty_block_is_no_configuration() -> None:
 
 
 def test_a_block_is_a_mapping() -> None:
-    with pytest.raises(ConfigError, match=r"profiler_config=\[1\] is no mapping of keys"):
+    with pytest.raises(
+        ConfigError, match=r"profiler_config=\[1\] is not a mapping of keys such as integrated"
+    ):
         canonical({"profiler_config": [1]}, FIELDS)
 
 
@@ -112,8 +114,8 @@ def test_a_block_is_a_mapping() -> None:
     [
         ("integratd", "integratd is not a key; did you mean 'integrated'?"),
         ("global_profilr", "global_profilr is not a key; did you mean 'global_profiler'?"),
-        ("stage", "stage belongs one level down: integrated.stage"),
-        ("profile-level", "profile-level belongs one level down: integrated.profile_level"),
+        ("stage", "stage is one level down: integrated.stage"),
+        ("profile-level", "profile-level is one level down: integrated.profile_level"),
     ],
 )
 def test_a_misspelled_key_in_a_whole_file_is_refused(key: str, part: str) -> None:
@@ -193,7 +195,7 @@ def test_a_whole_file_of_verl_with_references_is_resolved_where_it_is_read() -> 
 
 def test_a_reference_to_nothing_in_a_profiler_block_is_one_line() -> None:
     data = {"global_profiler": {"tool": "torch", "steps": "${nowhere}"}}
-    with pytest.raises(ConfigError, match=r"cannot be resolved: .*nowhere"):
+    with pytest.raises(ConfigError, match=r"cannot resolve the configuration: .*nowhere"):
         canonical(data, FIELDS)
 
 
@@ -241,11 +243,11 @@ def test_variables_set_keys() -> None:
 def test_a_variable_that_names_no_key_is_refused(variable: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_environment({variable: "1"}, FIELDS)
-    assert str(caught.value).startswith(f"{variable} names no key{part}")
+    assert str(caught.value).startswith(f"{variable} is not a configuration key{part}")
 
 
 def test_a_variable_that_is_no_yaml_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"RLPROF__STEPS='\[1' is no YAML: .* line 1"):
+    with pytest.raises(ConfigError, match=r"RLPROF__STEPS='\[1' is not valid YAML: .* line 1"):
         from_environment({"RLPROF__STEPS": "[1"}, FIELDS)
 
 
@@ -268,7 +270,7 @@ def test_no_flat_name_is_also_a_key_of_the_top() -> None:
 
 
 def test_a_keyword_given_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stage is given twice: as a keyword and in integrated"):
+    with pytest.raises(ConfigError, match="stage is set twice: as a keyword and in integrated"):
         from_overrides({"stage": "all", "integrated": {"stage": "all"}}, FIELDS)
 
 

@@ -34,12 +34,12 @@ def test_a_choice_is_all_one_or_a_list(value: object, expected: object) -> None:
 @pytest.mark.parametrize(
     ("value", "part"),
     [
-        ([], "captures no stage"),
-        (["all", "actor_update"], "contradicts itself: all already holds every stage"),
+        ([], "selects no stage; write"),
+        (["all", "actor_update"], "lists names besides all, which already contains every stage"),
         (["actor_update", "actor_update"], "names 'actor_update' twice"),
-        (3, "is no stage; write all, one stage, or a list"),
-        ([3], "is no stage; write all, one stage, or a list"),
-        (None, "is no stage; write all, one stage, or a list"),
+        (3, "is not a stage; write all, one stage, or a list"),
+        ([3], "is not a stage; write all, one stage, or a list"),
+        (None, "is not a stage; write all, one stage, or a list"),
     ],
 )
 def test_what_is_no_choice_of_stages_is_refused(value: object, part: str) -> None:
@@ -57,7 +57,7 @@ def test_a_custom_stage_must_be_usable_as_a_file_name(name: object) -> None:
 
 
 def test_custom_stages_are_a_list_without_doubles() -> None:
-    assert said(CUSTOM, "mine") == "'mine' is no list of stage names; write [my_stage]"
+    assert said(CUSTOM, "mine") == "'mine' is not a list of stage names; write [my_stage]"
     assert said(CUSTOM, ["a", "a"]) == "['a', 'a'] names 'a' twice"
 
 
@@ -71,7 +71,7 @@ def test_an_unknown_stage_is_named_with_a_near_match_and_what_is_allowed() -> No
     text = caught.value.message()
     start = "integrated.stage='actor_updat' is not a stage; did you mean 'actor_update'? Allowed: "
     assert text.startswith(start)
-    assert text.endswith("weight_sync, mine; declare others in custom_stages")
+    assert text.endswith("weight_sync, mine; add your own to custom_stages")
 
 
 def test_an_unknown_stage_in_a_list_is_picked_out() -> None:

@@ -76,7 +76,7 @@ def test_a_command_is_a_list_of_words_or_one_line(value: Any, words: list[str] |
 )
 def test_what_only_a_shell_understands_is_refused(value: Any, part: str) -> None:
     text = command_said(value)
-    assert f" holds {part!r}, which only a shell understands, and none is started: " in text
+    assert f" holds {part!r}, which needs a shell, and rlprof starts none: " in text
     assert text.endswith("or name the shell in a list, [sh, -c, 'the whole line']")
 
 
@@ -88,9 +88,9 @@ def test_what_only_a_shell_understands_is_refused(value: Any, part: str) -> None
         ([], "=[] is empty: give the program"),
         (["", "a"], "=['', 'a'] is empty: give the program"),
         ("echo 'a", " cannot be split into words (No closing quotation)"),
-        (["echo", "a\0b"], " holds a zero byte, which no argument can"),
-        (3, "=3 is no command: give a list of words, or one line"),
-        ({"run": "a"}, " is no command: give a list of words, or one line"),
+        (["echo", "a\0b"], " contains a zero byte, which an argument cannot"),
+        (3, "=3 is not a command: give a list of words, or one line"),
+        ({"run": "a"}, " is not a command: give a list of words, or one line"),
         (["sleep", 5], "[1]=5 should be a valid string"),
     ],
 )
@@ -131,8 +131,8 @@ def test_ranks_may_be_empty() -> None:
         (["0"], "['0'] holds '0'; ranks are whole numbers without quotes"),
         ([True], "[True] holds True; ranks are whole numbers without quotes"),
         ([1.0], "[1.0] holds 1.0; ranks are whole numbers without quotes"),
-        (0, "0 is no list of ranks; write [0, 1]"),
-        ("0", "'0' is no list of ranks; write [0, 1]"),
+        (0, "0 is not a list of ranks; write [0, 1]"),
+        ("0", "'0' is not a list of ranks; write [0, 1]"),
         ({0, "a"}, "[0, 'a'] holds 'a'; ranks are whole numbers without quotes"),
         ({None, 1}, "[None, 1] holds None; ranks are whole numbers without quotes"),
     ],
@@ -151,8 +151,8 @@ def test_all_or_ranks(value: object) -> None:
     [
         ("0", "'0' is neither 'all' nor a list of ranks such as [0, 1]"),
         (None, "None is neither 'all' nor a list of ranks such as [0, 1]"),
-        (0, "0 is no list of ranks; write [0, 1]"),
-        ([], "[] captures no rank; write 'all', a list such as [0], or profile: false"),
+        (0, "0 is not a list of ranks; write [0, 1]"),
+        ([], "[] selects no rank; write 'all', a list such as [0], or profile: false"),
         ([-2], "[-2] holds -2; ranks count from 0"),
     ],
 )
@@ -169,7 +169,7 @@ def test_steps(value: object) -> None:
     ("value", "part"),
     [
         ("1", "'1' is neither 'all' nor a list of steps such as [1, 2]"),
-        (1, "1 is no list of steps; write [1, 2]"),
+        (1, "1 is not a list of steps; write [1, 2]"),
         ([0], "[0] holds 0; steps count from 1"),
         ([2, 2], "[2, 2] names 2 twice"),
         ([True], "[True] holds True; steps are whole numbers without quotes"),

@@ -89,14 +89,29 @@ def test_keys_that_yaml_reads_as_no_text_are_matched_as_text() -> None:
             "target='policy.forward' needs exactly one of stage, by_grad, by_arg; 2 given",
         ),
         ({"by_grad": {}}, "by_grad is empty: give grad, no_grad or both"),
-        ({"by_arg": {"arg": "m", "stages": {}}}, "by_arg.stages={} is no mapping of"),
-        ({"by_arg": {"arg": "m", "stages": ["a"]}}, "by_arg.stages=['a'] is no mapping of"),
+        (
+            {"by_arg": {"arg": "m", "stages": {}}},
+            "by_arg.stages={} is not a mapping of argument values to stages",
+        ),
+        (
+            {"by_arg": {"arg": "m", "stages": ["a"]}},
+            "by_arg.stages=['a'] is not a mapping of argument values to stages",
+        ),
         ({"by_arg": {"stages": {"a": "b"}}}, "by_arg.arg is missing"),
-        ({"by_arg": {"arg": "a b", "stages": {"a": "b"}}}, "by_arg.arg='a b' is no name of"),
+        (
+            {"by_arg": {"arg": "a b", "stages": {"a": "b"}}},
+            "by_arg.arg='a b' is not an argument name, such as model_type",
+        ),
         ({"by_arg": {"arg": 3, "stages": {"a": "b"}}}, "by_arg.arg=3 should be a valid string"),
         ({"stage_by_arg": {}}, "stage_by_arg is not a key here; did you mean"),
-        ({"target": "a..b", "stage": "x"}, "target='a..b' is no dotted name of a method"),
-        ({"target": "f()", "stage": "x"}, "target='f()' is no dotted name of a method"),
+        (
+            {"target": "a..b", "stage": "x"},
+            "target='a..b' is not a dotted method name, such as policy.generate",
+        ),
+        (
+            {"target": "f()", "stage": "x"},
+            "target='f()' is not a dotted method name, such as policy.generate",
+        ),
         ({"target": 3, "stage": "x"}, "target=3 should be a valid string"),
     ],
 )
@@ -130,11 +145,17 @@ def test_rules_may_be_written_by_method() -> None:
         ({"f": "actor_updat"}, "wrap[0].stage='actor_updat' is not a stage; did you"),
         ({"f": {"by_grd": {}}}, "wrap[0].by_grd is not a key here; did you mean"),
         ({"f": None}, "wrap[0].target='f' needs exactly one of stage, by_grad, by_arg"),
-        ({"f g": "actor_update"}, "wrap[0].target='f g' is no dotted name of a method"),
+        (
+            {"f g": "actor_update"},
+            "wrap[0].target='f g' is not a dotted method name, such as policy.generate",
+        ),
         ({3: "actor_update"}, "wrap[0].target=3 should be a valid string"),
         (
             {"target": "f", "stage": "actor_update"},
-            "wrap={'target': 'f', 'stage': 'actor_update'} is one rule, where a list of rules",
+            (
+                "wrap={'target': 'f', 'stage': 'actor_update'} is a single rule; wrap "
+                "takes a list: write"
+            ),
         ),
         ("f", "wrap='f' is neither a list of rules nor a mapping such as {policy.gen"),
     ],

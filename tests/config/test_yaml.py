@@ -12,7 +12,7 @@ from lightning_rlprof.errors import ConfigError
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("integrated:\n  profile: true\n  profile: false\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"profile is given twice .* line 2"):
+    with pytest.raises(ConfigError, match=r"profile is set twice .* line 2"):
         read(path)
 
 
@@ -20,7 +20,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 def test_what_holds_itself_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="holds itself: look at its aliases"):
+    with pytest.raises(ConfigError, match="contains itself: check its aliases"):
         read(path)
 
 
@@ -50,7 +50,7 @@ def test_aliases_that_multiply_are_refused_and_merged_keys_are_not(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{stage: all, stage: step}", "stage is given twice in line 1"), ("&a [*a]", "holds itself")],
+    [("{stage: all, stage: step}", "stage is set twice in line 1"), ("&a [*a]", "contains itself")],
 )
 def test_the_yaml_of_a_variable_is_held_to_the_same(text: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:

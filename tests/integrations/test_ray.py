@@ -91,7 +91,13 @@ BAD = ["$(id)", "a;b", "a b", "'a'", '"a"', "a\nb", "a\n", "`id`", "a|b", "a&b",
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("process", ["controller", "worker"])
 def test_nothing_that_a_shell_reads_gets_to_ray(value: str, process: str) -> None:
-    with pytest.raises(ConfigError, match=rf"nsight\.{process}\.trace=.* may hold only letters"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            rf"nsight\.{process}\.trace=.* may contain only letters, digits and _.,:/@%+=-: a "
+            rf"shell reads it"
+        ),
+    ):
         config(nsight={process: {"trace": value}})
 
 

@@ -139,7 +139,7 @@ def test_a_killed_workers_missing_reports_are_lines_in_the_run(training: Trainin
     pid = training.facts["pids"]["killed"]
     assert training.said("killed") == [
         f"no nsys report of {step} in {training.facts['folder']}: process {pid} was killed or "
-        "crashed, and nsys loses what it has not written then"
+        "crashed, so nsys lost what it had not written"
         for step in ("step-000001", "step-000003")
     ]
 

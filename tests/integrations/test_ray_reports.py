@@ -87,7 +87,10 @@ def test_a_rank_with_an_odd_header_costs_no_other_its_reports(
     run.put(run.rank(0), 1, 2)
     run.rank(1, config=odd)
     assert [name[:10] for name in run.collected()] == ["rank-00000"] * 2
-    assert "rank-00001.jsonl: its reports are not collected, its header is odd: " in caplog.text
+    assert (
+        "rank-00001.jsonl: its reports are not collected, because its header is invalid: "
+        in caplog.text
+    )
 
 
 def test_a_controller_with_a_rank_has_one_report_of_its_whole_life(run: Run) -> None:
@@ -191,7 +194,7 @@ def test_a_remark_that_cannot_be_kept_is_only_logged(
     run.rank()
     monkeypatch.setattr(door, "append_note", read_only)
     assert run.collected() == []
-    assert "the remark cannot be kept (Permission denied)" in caplog.text
+    assert "the note cannot be saved (Permission denied)" in caplog.text
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_a_file_with_only_its_header_is_a_run_without_spans(tmp_path: Path) -> N
             lambda path: _file(path / "notes.txt", "hello").parent,
             "no run or trace in .* .expected rank-",
         ),
-        (lambda path: _file(path / "x.jsonl", "hello"), "is no rlprof trace"),
-        (lambda path: _file(path / "rank-00000.jsonl", "").parent, "is no rlprof trace"),
+        (lambda path: _file(path / "x.jsonl", "hello"), "is not a rank file of rlprof"),
+        (lambda path: _file(path / "rank-00000.jsonl", "").parent, "is not a rank file of rlprof"),
         (
             lambda path: _artefacts(path / "x"),
             r"contains the captures of one rank; the run is .*run$",
@@ -91,7 +91,7 @@ def test_a_home_directory_may_be_named_by_its_sign(
 
 @pytest.mark.parametrize("given", [3, None, ["run"]])
 def test_what_is_no_path_is_refused(given: Any) -> None:
-    with pytest.raises(TraceError, match="a path or a URL is needed, not "):
+    with pytest.raises(TraceError, match="expected a path or a URL, not "):
         load(given)
 
 
@@ -125,15 +125,15 @@ def test_a_broken_rank_among_good_ones_is_a_problem_of_the_run(tmp_path: Path) -
     spans = load(tmp_path)
 
     assert spans.ranks == (0,)
-    assert [(problem.rank, "is no rlprof trace" in problem.text) for problem in spans.warnings] == [
-        (1, True)
-    ]
+    assert [
+        (problem.rank, "is not a rank file of rlprof" in problem.text) for problem in spans.warnings
+    ] == [(1, True)]
 
 
 def test_all_ranks_broken_is_an_error(tmp_path: Path) -> None:
     for rank in range(2):
         _file(tmp_path / f"rank-0000{rank}.jsonl", json.dumps({"format": "x"}))
-    with pytest.raises(TraceError, match=r"rank-00000\.jsonl: is no rlprof trace"):
+    with pytest.raises(TraceError, match=r"rank-00000\.jsonl: is not a rank file of rlprof"):
         load(tmp_path)
 
 

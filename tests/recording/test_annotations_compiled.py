@@ -104,7 +104,9 @@ class Kept:
 def test_a_method_that_is_kept_elsewhere_is_refused_and_stays() -> None:
     model: Any = Trained()
     kept = vars(model)["kept"] = Kept()
-    with pytest.raises(ConfigError, match="Kept keeps it elsewhere: name the object that has"):
+    with pytest.raises(
+        ConfigError, match="Kept does not allow it: name the object that has the method"
+    ):
         Wraps(model, [rule("kept.generate", "actor_generate")])
     assert kept.generate is len
 

@@ -173,10 +173,12 @@ def test_static_and_class_methods_stay_what_they_are(around):
 
 
 def test_a_property_cannot_be_marked(around):
-    with pytest.raises(TypeError, match="put the mark below it"):
+    with pytest.raises(TypeError, match="put the decorator below @property"):
         within(around, property(len))
 
 
 def test_a_class_cannot_be_marked(around):
-    with pytest.raises(TypeError, match="the class Around cannot be marked; mark its methods"):
+    with pytest.raises(
+        TypeError, match="the class Around cannot be marked; mark its methods instead"
+    ):
         within(around, Around)

@@ -135,7 +135,7 @@ def test_a_recorder_that_raises_is_logged_noted_and_dropped(start, clock, caplog
     session = start([bad, good], steps=[1, 2])
     run_steps(session, clock, [1, 2])
     session.close()
-    text = f"FakeRecorder failed and was dropped (RuntimeError: told to fail at {where})"
+    text = f"FakeRecorder was disabled after an error (RuntimeError: asked to fail at {where})"
     assert [note.text for note in read(session).notes if note.level == "error"] == [text]
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [text]
     window = ["enter step", "enter actor_update", "exit actor_update", "exit step", "close"]
@@ -340,8 +340,14 @@ def test_an_exception_closes_the_capture(start: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"token_start": 1}, "token_start=1 needs a capture of its own for the stage"),
-        ({"token_end": 1, "stage": "actor_update"}, "token_end=1 needs a capture of its own"),
+        (
+            {"token_start": 1},
+            ("token_start=1 needs one capture per stage: set integrated.stage: actor_generate"),
+        ),
+        (
+            {"token_end": 1, "stage": "actor_update"},
+            ("token_end=1 needs one capture per stage: set integrated.stage: actor_generate"),
+        ),
         ({**STAGE, "token_start": 3, "token_end": 3}, "token_end=3 is not after token_start=3"),
         ({**STAGE, "token_start": -1}, "token_start=-1 should be greater than or equal to 0"),
         ({**STAGE, "token_end": 0}, "token_end=0 should be greater than 0"),

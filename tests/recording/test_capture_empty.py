@@ -12,7 +12,7 @@ NO_RECORDER = (
     "nothing was captured (no recorder was there to capture: "
     "see profile_level, profile_with_cpu, profile_with_npu, tools)"
 )
-FAILED = "nothing was captured (what should have captured failed: FakeRecorder)"
+FAILED = "nothing was captured (all profilers failed: FakeRecorder)"
 
 
 class Always(FakeRecorder):
@@ -58,7 +58,7 @@ def test_a_window_for_a_step_that_never_comes_is_closed_and_does_not_count(start
     session.close()
     assert recorder.calls == ["open step-000002", "enter step", "exit step", "close", "finish"]
     texts = [note.text for note in read(session).notes]
-    assert "step-000002 is empty: training ended before that step" in texts
+    assert "step-000002 is empty: the training ended before that step" in texts
     assert "nothing was captured (steps wanted: [2]; the last step that ended: 1)" in texts
 
 

@@ -262,7 +262,7 @@ def test_one_method_under_two_names_is_restored(tmp_path: Path) -> None:
             r"'polisy\.generate': Trained has no 'polisy'; did you mean 'poli",
         ),
         ("zzz", "s", r"'zzz': Trained has no 'zzz'$"),
-        ("policy", "s", r"'policy' is a module, name its method, as 'policy\.forward'"),
+        ("policy", "s", r"'policy' is a module; name its method, as in 'policy\.forward'"),
         ("steps", "s", r"'steps' is int, which cannot be called"),
         ("reward_object", "s", r"'reward_object' is an object of Reward, name a method that it"),
         ("policy.__class__", "s", r"is an object of type, name a method"),

@@ -36,7 +36,9 @@ def test_a_recorder_that_tells_garbage_is_dropped_and_the_training_goes_on(garba
     session.close()
     assert [span.step for span in spans(session, "actor_update")] == [1, 2, 3]
     assert [span.step for span in spans(session, "step")] == [1, 2, 3]
-    assert sum("Answers failed and was dropped" in note.text for note in read(session).notes) == 1
+    assert (
+        sum("Answers was disabled after an error" in note.text for note in read(session).notes) == 1
+    )
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda one: type(one).__name__)
@@ -49,7 +51,11 @@ def test_numbers_that_are_owed_and_are_garbage_cost_themselves(garbage, start, c
     session.close()
     assert [span.step for span in spans(session, "actor_update")] == [1, 2, 3]
     assert (
-        sum("numbers that a recorder owes are lost" in one.text for one in read(session).notes) == 1
+        sum(
+            "lost numbers that a recorder should have returned:" in one.text
+            for one in read(session).notes
+        )
+        == 1
     )
 
 

@@ -193,7 +193,7 @@ def test_a_full_disk_costs_lines_is_logged_once_and_noted_later(start, clock, mo
     session.close()
     assert [span.step for span in spans(session, "step")] == [3]
     assert [note.text for note in read(session).notes] == [
-        "4 lines could not be written and are lost"
+        "4 lines were lost, because they could not be written"
     ]
     assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
     assert len(read(session).threads) == 1, "the name of the thread was lost with the first lines"
@@ -219,7 +219,7 @@ def test_a_disk_that_fills_up_later_costs_the_steps_while_it_is_full(start, cloc
     session.close()
     assert [span.step for span in spans(session, "step")] == [1, 3]
     assert [note.text for note in read(session).notes] == [
-        "2 lines could not be written and are lost"
+        "2 lines were lost, because they could not be written"
     ]
 
 

@@ -75,7 +75,7 @@ def test_what_no_file_can_hold_is_lost_and_raises_nothing(start, monkeypatch, ca
     assert "spans are lost: cannot be encoded" in caplog.text
     with caplog.at_level(logging.WARNING):
         session.close()
-    assert "lines, which could not be written" in caplog.text
+    assert "lines that could not be written" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", ["5", [1], (2,), {"a": 1}, object()])
@@ -100,10 +100,10 @@ def test_a_run_that_was_deleted_while_it_was_written_is_said(start, caplog):
 
 
 def test_a_mark_without_a_name_is_refused_whether_or_not_anybody_records(start):
-    with pytest.raises(TypeError, match="a name is needed"):
+    with pytest.raises(TypeError, match="a name is required, as in @stage"):
         mark(5)
     start()
-    with pytest.raises(TypeError, match="a name is needed"):
+    with pytest.raises(TypeError, match="a name is required, as in @stage"):
         mark(5)
 
 

@@ -102,7 +102,9 @@ def test_a_newer_format_is_refused_with_the_cure(tmp_path):
     path = tmp_path / "rank-00000.jsonl"
     text = msgspec.json.encode(make_header()).replace(b'"format":1', b'"format":%d' % (FORMAT + 1))
     path.write_bytes(text + b"\n")
-    with pytest.raises(TraceError, match=r"format 2, this version reads up to 1; pip install -U"):
+    with pytest.raises(
+        TraceError, match=r"format 2, but this version reads up to 1; pip install -U"
+    ):
         read_trace(path)
 
 
@@ -112,7 +114,7 @@ def test_a_newer_format_is_refused_with_the_cure(tmp_path):
 def test_what_is_no_trace_is_one_clear_line(tmp_path, data):
     path = tmp_path / "rank-00000.jsonl"
     path.write_bytes(data)
-    with pytest.raises(TraceError, match="is no rlprof trace") as caught:
+    with pytest.raises(TraceError, match="is not a rank file of rlprof") as caught:
         read_trace(path)
     assert "\n" not in str(caught.value)
 

@@ -83,7 +83,7 @@ def test_a_rank_by_itself_is_its_own_files(run: Path, memory: Any) -> None:
     assert ship(run, TO, rank=1).left == ()
     assert there(memory) == of_rank(1)
     assert ship(run, TO, rank=2) == Shipped(0, 0, 0, ("rank-00002.jsonl",))
-    with pytest.raises(TraceError, match="my run: has no rank 7"):
+    with pytest.raises(TraceError, match=r"no rank 7 in .*my run"):
         ship(run, TO, rank=7)
 
 
@@ -100,10 +100,10 @@ def test_a_broken_rank_is_left_and_named(run: Path, memory: Any) -> None:
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("runs", "runs: is no URL such as s3://bucket/runs"),
-        ("s3://KEY:hunter2hunter2@bucket", "s3://bucket: holds credentials, and others see"),
-        ("s3://KEY:pw@bucket", "s3://bucket: holds credentials, and others see"),
-        ("https://host/x?sig=hunter2hunter2", r"https://host/x\?\*\*\*: holds credentials"),
+        ("runs", "runs is not a URL such as s3://bucket/runs"),
+        ("s3://KEY:hunter2hunter2@bucket", "s3://bucket: the URL contains credentials"),
+        ("s3://KEY:pw@bucket", "s3://bucket: the URL contains credentials"),
+        ("https://host/x?sig=hunter2hunter2", r"https://host/x\?\*\*\*: remove the query"),
         ("nonsense://bucket", r"nonsense://bucket: cannot be written \(ValueError: Protocol not"),
     ],
 )
@@ -111,7 +111,7 @@ def test_where_nothing_can_be_copied_to_it_is_said(url: str, text: str, run: Pat
     with pytest.raises(TraceError, match=text) as caught:
         ship(run, url)
     assert "hunter2" not in str(caught.value)
-    with pytest.raises(TraceError, match="holds no run"):
+    with pytest.raises(TraceError, match="no run in"):
         ship(run / "rank-00000", TO)
 
 
@@ -119,7 +119,7 @@ def test_a_file_that_arrives_with_another_size_is_an_error(
     run: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(memory), "put_file", lambda self, _, to: self.pipe(to, b"part"))
-    with pytest.raises(TraceError, match=r"trace.json.gz: arrived with 4 of 1,000 bytes"):
+    with pytest.raises(TraceError, match=r"trace.json.gz: upload is incomplete, 4 of 1,000 bytes"):
         ship(run, TO)
 
 
@@ -163,5 +163,5 @@ def test_a_hook_that_cannot_ship_is_a_warning_without_credentials(
     caplog.set_level(logging.INFO)
     hooked("nonsense://someone:hunter2hunter2@host/runs", tmp_path)
     assert "on_finish.command ended with status 1 on rank 0" in caplog.messages
-    assert "nonsense://host/runs: holds credentials" in caplog.text
+    assert "nonsense://host/runs: the URL contains credentials" in caplog.text
     assert "hunter2" not in caplog.text

@@ -66,8 +66,8 @@ def test_the_environment_is_ours_with_what_is_laid_over(monkeypatch: pytest.Monk
         ("raise ValueError('first\\nsecond')", "first"),
         ("try:\n 1/0\nexcept Exception as e: raise OSError('no') from e", "no (division by zero)"),
         ("sys.exit('enough')", "enough"),
-        ("os._exit(4)", "it ended with status 4 before it could answer"),
-        ("os.kill(os.getpid(), 11)", "it ended by signal 11 before it could answer"),
+        ("os._exit(4)", "it ended with status 4 without an answer"),
+        ("os.kill(os.getpid(), 11)", "it ended by signal 11 without an answer"),
         ("1 +", "invalid syntax (<rlprof>, line 1)"),
     ],
 )

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lightning_rlprof.cli.console import next_command, say, wrote
 from lightning_rlprof.cli.run_commands import describe
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import here
+from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.cli.demo.run import DemoResult
@@ -26,7 +26,7 @@ Output = Annotated[
     typer.Option(
         "-o",
         "--output",
-        parser=here,
+        parser=local_path,
         metavar="PATH",
         help="Directory in which the run gets its own",
     ),

@@ -8,7 +8,7 @@ import typer
 
 from lightning_rlprof.cli.console import bar, next_command, put_json, say
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import here
+from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.cli.doctor.check import Check
@@ -22,7 +22,7 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Option(
-            parser=here,
+            parser=local_path,
             metavar="PATH",
             help="A YAML file; also say what it needs, and fail without it",
         ),

@@ -95,7 +95,7 @@ def _selected_tool(common: Sequence[Found], blocks: Sequence[Sequence[Found]]) -
     if len(tools) > 1:
         given = " and ".join(f"{key}={tool!r}" for tool, key in tools.items())
         raise ConfigError(
-            f"{given}: different tools per role are not supported yet, since roles may share a "
+            f"{given}: different tools per role are not supported, because roles may share a "
             "process and its one capture; choose one"
         )
     return next(iter(tools), None)
@@ -133,7 +133,7 @@ def _apply(item: Found, tool: str | None, out: Translation) -> None:
 def _check_items(item: Found) -> None:
     allowed = ", ".join(item.row.items)
     if not isinstance(item.value, list):
-        raise ConfigError(f"{item.key}={item.value!r} is no list (allowed in it: {allowed})")
+        raise ConfigError(f"{item.key}={item.value!r} is not a list (allowed items: {allowed})")
     for word in map(str, item.value):
         if word not in item.row.items:
             raise ConfigError(

@@ -209,7 +209,7 @@ class ProfilerCallback(Callback):
         if not self._is_the_one(trainer.callbacks):
             return
         if self._trainer is trainer or (self._trainer and not _trains(self._trainer)):
-            self._finish("interrupted by an error of which no callback behind it heard")
+            self._finish("interrupted by an error that was not reported to callbacks")
         if running := current():
             _warn_once(running.run)
             return
@@ -222,7 +222,7 @@ class ProfilerCallback(Callback):
     def _is_the_one(self, callbacks: Sequence[Any]) -> bool:
         others = [one for one in callbacks if isinstance(one, ProfilerCallback) and one is not self]
         if not self.by_environment and any(not other.by_environment for other in others):
-            raise ConfigError("the Trainer has two ProfilerCallbacks; keep one")
+            raise ConfigError("the Trainer has two ProfilerCallbacks; remove one")
         return not (self.by_environment and others)  # what the code says wins over RLPROF=1
 
     def _start(self, trainer: Any, pl_module: Any) -> None:
@@ -295,8 +295,8 @@ class ProfilerCallback(Callback):
 
     def give_up(self, error: Exception) -> None:
         """Stop recording after a failure of our own; training goes on without us."""
-        log.error("recording stops, training goes on: %s", error, exc_info=error)
-        self._finish(f"stopped by rlprof's own {type(error).__name__}")
+        log.error("recording stopped, training continues: %s", error, exc_info=error)
+        self._finish(f"stopped by an error in rlprof: {type(error).__name__}")
 
     def _finish(self, status: str) -> None:
         session, self._session, self._trainer = self._session, None, None
@@ -377,7 +377,7 @@ class ProfilerCallback(Callback):
 @lru_cache(maxsize=1)
 def _warn_once(run: Path) -> None:
     """Say that a fit is not recorded; there may be one inside of every step."""
-    log.warning("%s is being recorded in this process: this fit is not", run)
+    log.warning("%s is already being recorded in this process; this fit is not recorded", run)
 
 
 def _trains(trainer: Any) -> bool:
@@ -399,6 +399,7 @@ def _refuse_a_second_profiler(trainer: Any, config: ProfilerConfig, device: str)
     for name in recorder_names(config, device, trainer.global_rank):
         if "PyTorchProfiler" in kinds and name in ours:
             raise ConfigError(
-                f"the Trainer's PyTorchProfiler and {ours[name]} cannot profile one process: "
-                "leave out Trainer(profiler=…), or set integrated.profile: false"
+                f"the Trainer's PyTorchProfiler and {ours[name]} cannot profile the "
+                f"same process: remove  Trainer(profiler=…), or set "
+                f"integrated.profile: false"
             )

@@ -47,8 +47,8 @@ class StageMetrics(Callback):
         self._sums, self._captured = _Sums(), _Sums()
         if stage == "fit" and not any(one in before or one.by_environment for one in ours):
             raise ConfigError(
-                "StageMetrics finds no ProfilerCallback before it; "
-                "use callbacks=[ProfilerCallback(…), StageMetrics(), …]"
+                "StageMetrics needs a ProfilerCallback before it: "
+                "callbacks=[ProfilerCallback(…), StageMetrics(), …]"
             )
 
     @guarded
@@ -81,7 +81,7 @@ class StageMetrics(Callback):
     def give_up(self, error: Exception) -> None:
         """Drop this step's metrics, and say so the first time; the next step may fare better."""
         if not self._failed:
-            log.warning("metrics of stages could not be logged: %s", error, exc_info=error)
+            log.warning("stage metrics could not be logged: %s", error, exc_info=error)
         self._failed = True
 
 

@@ -52,7 +52,7 @@ _FORKED = (
     "process; spawned ones are traced without it"
 )
 _ONCE = (
-    "at most {} captures, one per stage and step; for stages that begin more often give --option "
+    "at most {} captures, one per stage and step; if a stage runs more often, give --option "
     "capture-range-end=repeat"
 )
 
@@ -154,17 +154,17 @@ def _options(config: ProfilerConfig, opens: CaptureRange) -> tuple[dict[str, str
     given = config.nsight.worker
     for key in given:
         if len(key) == 1:
-            raise ConfigError(f"nsight.worker.{key} is a short option: write its long name")
+            raise ConfigError(f"nsight.worker.{key} is a short option: use the long name")
     options = {k: v for k, v in given.items() if v is not None and k not in _SETTLED}
     # nsys takes --cpuctxsw from --sample where that is on
     quiet = ("sample", "cpuctxsw") if "sample" not in given else ()
     options |= {key: "none" for key in quiet if key not in given}
     remarks = [_FORKED] if options.get("trace-fork-before-exec") == "true" else []
     if not config.captures:
-        remarks.append(f"captures are off ({config.why_off}): nsys records the whole run")
+        remarks.append(f"captures are off ({config.why_off}), so nsys records the whole run")
         return options, remarks
     if opens == "none":
-        return options, [*remarks, "without a capture range nsys records the whole run"]
+        return options, [*remarks, "no capture range is set, so nsys records the whole run"]
     options["capture-range"] = opens
     if opens == "nvtx":
         options["nvtx-capture"] = NVTX_CAPTURE

@@ -27,11 +27,8 @@ log = logging.getLogger(__name__)
 _SUFFIX = ".nsys-rep"
 _LOOK_S = 1.0
 _GROWS = "is still being written"
-_EMPTY = "is empty: nsys is still at it, or was killed"
-_AGAIN = (
-    "it stays there, and lightning_rlprof.integrations.ray.collect_reports(run) "
-    "fetches it once it is whole"
-)
+_EMPTY = "is empty: nsys is still writing it, or was killed"
+_AGAIN = "fetch it later with lightning_rlprof.integrations.ray.collect_reports(run)"
 _CAPTURED = re.compile(r"nsys range (\d+) is (\S+)")
 
 
@@ -168,7 +165,7 @@ def fetch(
                 fetched.append(path)
         for number in source.missing(later):
             which = source.captures.get(number, f"process {source.header.pid}")
-            text = f"no nsys report of {which} in {source.folder}: {source.why_missing}"
+            text = f"no nsys report for {which} in {source.folder}: {source.why_missing}"
             source.note("warning", text)
     return fetched
 
@@ -180,7 +177,7 @@ def _settled(
     before: list[_Looks] = []
     now = [_look(source) for source in sources]
     if timeout_s and any(map(Source.missing, sources, now)):
-        log.info("waiting up to %g s for the reports of nsys", timeout_s)
+        log.info("waiting up to %g s for nsys reports", timeout_s)
     for _ in range(max(1, math.ceil(timeout_s / _LOOK_S))):
         pause(_LOOK_S)
         before, now = now, [_look(source) for source in sources]
@@ -215,7 +212,7 @@ def _move(source: Source, number: int, path: Path) -> Path | None:
                 _place(path, target)
                 return target
     except OSError as error:
-        source.note("warning", f"{path} could not be fetched and stays there ({error.strerror})")
+        source.note("warning", f"{path} could not be moved ({error.strerror})")
     return None
 
 

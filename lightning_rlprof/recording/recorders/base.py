@@ -25,7 +25,9 @@ def numbers_of(found: Any) -> dict[str, Number]:
     given = found if isinstance(found, Mapping) else {} if found is None else {"": found}
     numbers = {name: as_number(value) for name, value in given.items() if value is not None}
     if None in numbers.values() or not all(name and isinstance(name, str) for name in numbers):
-        raise TypeError(f"{type(found).__name__} is told of a span, which is no mapping of numbers")
+        raise TypeError(
+            f"{type(found).__name__} was returned for a span, but a mapping of numbers is required"
+        )
     return numbers  # type: ignore[return-value]
 
 

@@ -29,12 +29,12 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
     try:
         return DeviceTimeRecorder(_telling_time(kind), _capturing(kind))
     except Exception as error:
-        text = f"{kind!r} has no events that tell a time ({error})"
+        text = f"{kind!r} has no events with timestamps ({error})"
         if config.device_time:
             raise RecorderError(
-                f"device_time=true: {text}; leave it unset, or set it to false"
+                f"device_time=true: {text}; remove it, or set it to false"
             ) from error
-        log.warning("device time is not measured: %s", text)
+        log.warning("device times are not recorded: %s", text)
         return Recorder()
 
 

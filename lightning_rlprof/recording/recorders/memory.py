@@ -47,7 +47,7 @@ def _out_of_memory(index: int, size: int, limit: int, free: int) -> None:
         if _Process.recorder is not None:
             _Process.recorder.out_of_memory(index, size, free)
     except Exception as error:
-        log.error("no memory snapshot of running out of memory: %s", error, exc_info=error)
+        log.error("no memory snapshot of the out-of-memory error: %s", error, exc_info=error)
 
 
 class MemorySnapshotRecorder(Recorder):
@@ -87,7 +87,7 @@ class MemorySnapshotRecorder(Recorder):
         memory = self._memory()
         if memory is None:
             text = f"memory.level: torch records no allocations on {self._kind!r}, so no snapshot"
-            self._say_once("info", f"{text}; the timeline is written")
+            self._say_once("info", f"{text}; the timeline is still recorded")
             return
         if self._unwatched:
             self._say_once("warning", self._unwatched)
@@ -129,7 +129,7 @@ class MemorySnapshotRecorder(Recorder):
         """Write a snapshot of a failed allocation of ``size`` bytes; called on any thread."""
         what = f"{self._kind}:{index} is out of memory: {size:,} bytes wanted, {free:,} free"
         if not self._recording:
-            advice = "no capture was open, so there is no snapshot: add this step to `steps`"
+            advice = "no snapshot, because no capture was open: add this step to `steps`"
             self._say_once("warning", f"{what}; {advice}", key="outside")
         elif self._step not in self._written:
             self._written.add(self._step)
@@ -151,7 +151,7 @@ class MemorySnapshotRecorder(Recorder):
         try:
             getattr(torch._C, name)(_out_of_memory)
         except Exception as error:  # not with every allocator, nor on every device
-            return f"no snapshot will be written when memory runs out ({error})"
+            return f"no snapshot will be written on an out-of-memory error ({error})"
         _Process.watched.add(self._kind)
         return ""
 
@@ -269,7 +269,13 @@ class _Sampler:
         self._end.set()
         self._thread.join(_STOP_S)
         if self._thread.is_alive():
-            self._note("warning", f"the memory timeline hangs in {self._kind}'s driver and stops")
+            self._note(
+                "warning",
+                (
+                    f"the memory timeline stopped: a call into the driver of {self._kind} "
+                    f"does not return"
+                ),
+            )
         elif not (self._failed or self._is_full()):
             self._sample()
 
@@ -293,12 +299,12 @@ class _Sampler:
             while not self._end.wait(self._interval_s):
                 if self._is_full():
                     most = f"{self._most:,} samples"
-                    self._note("warning", f"a memory timeline ends early, after {most}")
+                    self._note("warning", f"the memory timeline ended early, after {most}")
                     return
                 self._sample()
         except Exception as error:
             self._failed = True
-            self._note("error", f"a memory timeline ends early ({described(error)})")
+            self._note("error", f"the memory timeline ended early ({described(error)})")
 
     def _is_full(self) -> bool:
         return len(self._numbers) >= self._most * _WIDTH
@@ -398,7 +404,7 @@ class MemoryRecorder(Recorder):
                     with suppress(Exception):  # its tool may still be on, and must not stay so
                         end()
                 what = described(error)
-                self.note("error", f"{type(part).__name__} failed and was dropped ({what})")
+                self.note("error", f"{type(part).__name__} was disabled after an error ({what})")
 
     def _say(self, level: str, text: str) -> None:
         """Note what a part says, wherever the session wants it by then."""

@@ -14,7 +14,7 @@ from lightning_rlprof.records.records import Header, Kind
 _DOMAIN = "rlprof"
 _CANARY = "rlprof.canary"
 _BROKEN = (
-    "MSTX does not work here, no stage is marked in the trace: libms_tools_ext.so of CANN is "
+    "MSTX does not work here, so the trace has no stage markers: libms_tools_ext.so of CANN is "
     "missing or broken, the line [ERROR] of torch_npu on the terminal says which"
 )
 
@@ -35,10 +35,10 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
 def _why_deaf(config: ProfilerConfig) -> str:
     """Say what to look at when no range is heard in a window of this configuration."""
     if config.tools is not None and "npu_profiler" not in config.tools:
-        return f"tools={config.tools} holds no npu_profiler, and no other profiler listens"
+        return f"tools={config.tools} lacks npu_profiler, and no other profiler records MSTX"
     if not config.integrated.profile_with_npu:
         return "integrated.profile_with_npu is false, and MSTX is part of the device's trace"
-    return "torch_npu.profiler does not run in this window"
+    return "torch_npu.profiler is not running in this capture"
 
 
 class MstxRecorder(Recorder):
@@ -94,7 +94,7 @@ class MstxRecorder(Recorder):
         self._start(canary)
         if not canary.number and not self._told:
             self._told = True
-            self.note("warning", f"MSTX does not hear the stages: {self._why_deaf}")
+            self.note("warning", f"MSTX does not record the stages: {self._why_deaf}")
         self._end(canary)
         self._heard_before = [one for one in self._open if one.number]
         for one in self._open:

@@ -25,9 +25,9 @@ _OTHERS = "2.1.0.post13, 2.5.1.post1, 2.6.0 and later"
 
 # torch_npu resets what it does not like and prints a line about it.
 _CURES = {
-    "aic_metrics": "it needs integrated.profile_level: level1 or level2",
-    "op_attr": "it needs the format db, in integrated.profile_export_type or npu.export_types",
-    **dict.fromkeys(_FILTERS, "it needs integrated.mstx: true"),
+    "aic_metrics": "needs integrated.profile_level: level1 or level2",
+    "op_attr": "needs the format db, in integrated.profile_export_type or npu.export_types",
+    **dict.fromkeys(_FILTERS, "needs integrated.mstx: true"),
 }
 
 

@@ -50,15 +50,15 @@ def analyse_captures(
     try:
         status, last = _run([*command, *map(str, captures)], timeout_s)
     except OSError as error:
-        note("warning", f"the analysis could not be started ({error}); {_LATER}")
+        note("warning", f"parsing could not be started ({error}); {_LATER}")
         return
     if status == -signal.SIGKILL:
-        note("warning", f"the analysis was stopped, its limit is {timeout_s:g} s; {_LATER}")
+        note("warning", f"parsing was stopped after {timeout_s:g} s; {_LATER}")
     elif status:
-        note("warning", f"the analysis failed with status {status} ({last}); {_LATER}")
+        note("warning", f"parsing failed with status {status} ({last}); {_LATER}")
 
 
-_LATER = "rlprof analyse does it at any later time"
+_LATER = "run `rlprof ascend parse` later"
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
@@ -75,7 +75,7 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, str]:
     timer = threading.Timer(timeout_s, _kill, [process])
     timer.daemon = True
     timer.start()
-    said = deque(["it said nothing"], maxlen=1)
+    said = deque(["no output"], maxlen=1)
     assert process.stdout is not None
     try:
         with process.stdout as output:
@@ -108,13 +108,14 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
     profiler, npu = npu_module("profiler"), npu_module("npu")
     if not npu.is_available():
         raise RecorderError(
-            "torch_npu.profiler finds no NPU in this process: see npu-smi info and "
-            "ASCEND_RT_VISIBLE_DEVICES; integrated.profile: false records spans alone"
+            "torch_npu.profiler finds no NPU in this process: check npu-smi info and "
+            "ASCEND_RT_VISIBLE_DEVICES; integrated.profile: false records spans only"
         )
     if outside := [name for name in _MSPROF if os.environ.get(name)]:
         raise RecorderError(
-            f"{outside[0]} is set, so msprof profiles from outside and torch_npu.profiler does "
-            "nothing: unset it, or keep the markers alone with tools: [mstx]"
+            f"{outside[0]} is set, so msprof profiles this process and "
+            f"torch_npu.profiler does nothing: unset it, or record only markers with "
+            f"tools: [mstx]"
         )
     return NpuProfilerRecorder(profiler, npu_options(config, profiler), config, header)
 
@@ -189,14 +190,14 @@ class NpuProfilerRecorder(Recorder):
             if len(self._empty) == 1:
                 self.note(
                     "warning",
-                    f"{folder.name} holds no data of the device (no PROF_ directory): CANN did not "
+                    f"{folder.name} has no device data (no PROF_ directory): CANN did not "
                     "profile; its messages are on the terminal and in ~/ascend/log",
                 )
 
     def finish(self) -> None:
         """Say how many captures are empty; analyse them all, if that was asked for."""
         if len(self._empty) > 1:
-            text = f"{len(self._empty)} of {len(self._made)} captures hold no data of the device"
+            text = f"{len(self._empty)} of {len(self._made)} captures have no device data"
             self.note("warning", text)
         if self._config.integrated.profile_analysis and self._made:
             analyse_captures(self._made, self._config.npu.analysis_timeout_s, self.note)

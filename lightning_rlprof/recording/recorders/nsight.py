@@ -15,13 +15,14 @@ from lightning_rlprof.records.records import Header
 
 _DOMAIN, _RANGE = "rlprof", "rlprof.capture"
 _ALONE = (
-    "no Nsight Systems is attached to this process, so nsight captures nothing: start it as "
-    "`rlprof nsys -- python …`, or in Ray with runtime_env=ray_runtime_env(config, 'worker')"
+    "no Nsight Systems is attached to this process, so nsight captures nothing: "
+    "start it with `rlprof nsys run -- python …`, or in Ray with "
+    "runtime_env=ray_runtime_env(config, 'worker')"
 )
 _LATER = (
-    "nsys may write it when this process has ended, and "
-    "lightning_rlprof.integrations.ray.collect_reports(run) "
-    "fetches it then; a worker that is killed loses it"
+    "nsys may write it after this process ends; then call "
+    "lightning_rlprof.integrations.ray.collect_reports(run). A killed worker loses "
+    "its report"
 )
 _NO_GPU = "this process sees no GPU, and capture-range cudaProfilerApi makes no report without one"
 
@@ -90,7 +91,10 @@ class NsightRecorder(Recorder):
         config = self._config.nsight
         folder = folder_of(config)
         if folder is None:
-            self.note("info", "nsys writes its reports after this process, where it was told to")
+            self.note(
+                "info",
+                ("nsys writes its reports to its own output directory after this process ends"),
+            )
         elif config.collect_reports:
             in_ranges = ranged(config, self._header.role)
             captures = self._captures if in_ranges else {}

@@ -180,8 +180,8 @@ def _domain() -> Any:
         ) from error
     if not hasattr(nvtx, "get_domain"):
         raise RecorderError(
-            f"NVTX ranges need nvtx 0.2.11 or newer, and {metadata.version('nvtx')} is installed; "
-            "pip install 'nvtx>=0.2.13'"
+            f"NVTX ranges need nvtx 0.2.11 or newer, but {metadata.version('nvtx')} "
+            f"is installed; pip install 'nvtx>=0.2.13'"
         )
     return nvtx.get_domain(_DOMAIN)
 
@@ -194,7 +194,8 @@ def _why_unheard() -> str | None:
     if os.environ.get("NVTX_DISABLE"):
         return "Nsight Systems gets no NVTX ranges: NVTX_DISABLE is set; unset it"
     return (
-        f"a tool is attached ({attached[0]} is set) and gets no NVTX ranges: it does not trace "
-        f"NVTX, or is older than what nvtx {metadata.version('nvtx')} asks for; use nsys 2025.3 "
-        "or newer with nvtx in --trace, or pip install nvtx==0.2.11"
+        f"a profiler is attached ({attached[0]} is set) but gets no NVTX ranges: it "
+        f"does not trace NVTX, or is too old for nvtx  {metadata.version('nvtx')} "
+        f"asks for; use nsys 2025.3 or newer with nvtx in --trace, or pip install "
+        f"nvtx==0.2.11"
     )

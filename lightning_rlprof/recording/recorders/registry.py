@@ -59,12 +59,12 @@ def unmet(config: ProfilerConfig, device: str) -> str | None:
     if not config.captures or config.tools is not None:
         return None
     names = _captured(config, device)
-    left = f"spans and {' and '.join(names)} are" if names else "spans alone are"
+    left = f"spans and {' and '.join(names)} are" if names else "only spans are"
     if config.integrated.mstx and device not in _MARKERS:
         mode = "lightweight mode" if config.lightweight else "mstx"
-        return f"{mode}: {device} has no markers of its own, {left} recorded"
+        return f"{mode}: {device} has no profiler markers, {left} recorded"
     if not names:
-        return f"the configuration leaves nothing to capture on {device!r}: {left} recorded"
+        return f"the configuration enables no capture on {device!r}: {left} recorded"
     return None
 
 

@@ -21,7 +21,7 @@ def npu_module(name: str) -> Any:
     except Exception as error:  # without CANN: ImportError, RuntimeError, and a bare Exception, too
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RecorderError(
-            f"this needs torch_npu on a machine with CANN ({reason[0]}): "
+            f"torch_npu on a machine with CANN is required ({reason[0]}): "
             'pip install "lightning-rlprof[npu]", and source set_env.sh of CANN'
         ) from error
     finally:

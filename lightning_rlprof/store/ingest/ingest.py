@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.discovery import items
 from lightning_rlprof.store.ingest.make_cache import Outcome
-from lightning_rlprof.system.location import here
+from lightning_rlprof.system.location import local_path
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 Engine = Literal["local", "ray"]
@@ -63,7 +63,7 @@ def ingest(
 
 def _refuse_wrong(paths: object, jobs: object, engine: object) -> None:
     if isinstance(paths, str | Path):
-        raise ConfigError(f"paths: {here(paths)} is one path; ingest takes a list of paths")
+        raise ConfigError(f"paths: {local_path(paths)} is one path; ingest takes a list of paths")
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs={jobs!r} must be a whole number from 1 on, or None")
     if engine not in get_args(Engine):
@@ -75,7 +75,7 @@ def _found(paths: Sequence[str | Path], jobs: object, engine: object) -> list[st
     _refuse_wrong(paths, jobs, engine)
     found: dict[str, str] = {}
     for path in paths:
-        for each in items(here(path)):
+        for each in items(local_path(path)):
             found.setdefault(_place(each), str(each))
     return [*found.values()]
 

@@ -85,7 +85,7 @@ def test_spans_that_are_not_those_of_the_training_are_found(
 def test_a_run_that_just_stops_and_warnings_in_it_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes = [(5, "info", "all is well"), (6, "warning", "MSTX does not hear the stages")]
+    notes = [(5, "info", "all is well"), (6, "warning", "MSTX does not record the stages:")]
     write_rank(tmp_path / "selftest", header(), rows(), status=None, notes=notes)
     checks = run_on(tmp_path, monkeypatch, errors="[ERROR] no device")
     assert checks["spans"].state == "broken"

@@ -177,7 +177,7 @@ def test_contents_without_the_device_need_no_markers() -> None:
 @pytest.mark.parametrize(
     ("contents", "part"),
     [
-        ("cuda", "='cuda' is no list (allowed in it: cuda, cpu, memory, shapes, stack, module)"),
+        ("cuda", "='cuda' is not a list (allowed items: cuda, cpu, memory, shapes, stack, module)"),
         (["cude"], " holds 'cude'; did you mean 'cuda'? (allowed: cuda, cpu, memory"),
     ],
 )

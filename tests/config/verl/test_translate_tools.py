@@ -139,7 +139,7 @@ def test_a_finish_hook_that_needs_a_shell_is_refused_with_what_to_do() -> None:
     command = 'hdfs dfs -put -f "$VERL_PROFILE_SAVE_PATH"/*.nsys-rep hdfs:///my/profiles/'
     with pytest.raises(ConfigError) as caught:
         ProfilerConfig.build(new(finish_hook_cmd=command))
-    assert "which only a shell understands, and none is started" in str(caught.value)
+    assert "which needs a shell, and rlprof starts none" in str(caught.value)
     assert str(caught.value).endswith("(set by global_profiler.finish_hook_cmd)")
     ours = {"on_finish": {"command": ["sh", "-c", command]}}
     config = ProfilerConfig.build({**new(finish_hook_cmd=command), **ours})
@@ -165,6 +165,8 @@ def test_roles_with_different_hooks_are_refused() -> None:
 
 def test_ranks_of_a_hook_that_are_no_list_are_refused_with_verls_key() -> None:
     critic = {"critic": {"profiler": {"enable": True, "finish_hook_ranks": [1]}}}
-    with pytest.raises(ConfigError, match=r"on_finish.ranks='0,1' is no list of ranks") as caught:
+    with pytest.raises(
+        ConfigError, match=r"on_finish.ranks='0,1' is not a list of ranks"
+    ) as caught:
         ProfilerConfig.build({**new({"enable": True, "finish_hook_ranks": "0,1"}), **critic})
     assert "finish_hook_ranks)" in str(caught.value)

@@ -137,7 +137,7 @@ def test_a_recorder_that_raises_is_dropped_noted_and_logged_once(
     trace = trace_of(callback)
     assert (steps_of(trace), trace.status) == ([1, 2, 3, 4], "finished")
     assert [note.text for note in trace.notes if note.level == "error"] == [
-        f"FakeRecorder failed and was dropped (RuntimeError: told to fail at {place})"
+        f"FakeRecorder was disabled after an error (RuntimeError: asked to fail at {place})"
     ]
     assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
     assert [call for call in good.calls if call.startswith("open")] == [

@@ -165,7 +165,10 @@ def test_a_report_that_still_grows_when_time_is_up_stays(nsys: Worker) -> None:
     assert nsys.paused == [1.0] * 5
     ((level, text),) = nsys.notes
     assert (level, path.exists()) == ("warning", True)
-    assert text.startswith(f"{path} is still being written; it stays there, and lightning_rlprof.")
+    assert text.startswith(
+        f"{path} is still being written; fetch it later with "
+        f"lightning_rlprof.integrations.ray.collect_reports"
+    )
 
 
 def test_an_empty_report_stays_and_the_others_come(nsys: Worker) -> None:
@@ -174,7 +177,10 @@ def test_an_empty_report_stays_and_the_others_come(nsys: Worker) -> None:
     assert len(nsys.fetched(TWO, timeout_s=2.0)) == 1
     ((level, text),) = nsys.notes
     assert (level, path.exists()) == ("warning", True)
-    assert text.startswith(f"{path} is empty: nsys is still at it, or was killed; it stays there")
+    assert text.startswith(
+        f"{path} is empty: nsys is still writing it, or was killed; fetch it later "
+        f"with lightning_rlprof.integrations.ray.collect_reports"
+    )
 
 
 def test_a_report_that_never_comes_is_said_with_its_capture_and_the_reason(nsys: Worker) -> None:
@@ -250,7 +256,7 @@ def test_a_full_disk_leaves_the_report_where_it_is(
     path = nsys.put("worker_process_41.1.nsys-rep")
     assert nsys.fetched({1: "step-000002"}) == []
     assert (path.exists(), list(nsys.home.iterdir())) == (True, [])
-    text = f"{path} could not be fetched and stays there (No space left on device)"
+    text = f"{path} could not be moved (No space left on device)"
     assert nsys.notes[0] == ("warning", text)
 
 

@@ -107,7 +107,7 @@ def test_the_base_is_the_recorder_that_does_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_recorder_that_raises_breaks_the_contract(method: str, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=f"told to fail at {method}"):
+    with pytest.raises(RuntimeError, match=f"asked to fail at {method}"):
         check_recorder(FakeRecorder(fail_at=method), tmp_path)
 
 

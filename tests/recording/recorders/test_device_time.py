@@ -99,13 +99,15 @@ def test_the_end_waits_for_the_last_event_of_a_fake(stream, monkeypatch):
 
 
 def test_a_device_without_events_is_refused_where_they_were_asked_for():
-    with pytest.raises(RecorderError, match="device_time=true: 'cpu' has no events that tell"):
+    with pytest.raises(
+        RecorderError, match="device_time=true: 'cpu' has no events with timestamps"
+    ):
         build(ProfilerConfig(device_time=True), make_header(device="cpu"))
 
 
 def test_a_device_without_events_is_said_where_nobody_asked(caplog):
     assert type(build(ProfilerConfig(), make_header(device="cpu"))) is Recorder
-    assert "device time is not measured: 'cpu' has no events" in caplog.text
+    assert "device times are not recorded: 'cpu' has no events" in caplog.text
 
 
 def test_a_fake_device_whose_own_events_alone_tell_a_time_is_measured_by_them(stream, monkeypatch):

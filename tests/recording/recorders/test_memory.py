@@ -166,7 +166,7 @@ def test_a_part_that_fails_is_dropped_and_the_counters_go_on(method: str, tmp_pa
     notes: list[tuple[str, str]] = []
     recorder.note = lambda level, text: notes.append((level, text))
     check_recorder(recorder, tmp_path)
-    what = f"FakeRecorder failed and was dropped (RuntimeError: told to fail at {method})"
+    what = f"FakeRecorder was disabled after an error (RuntimeError: asked to fail at {method})"
     assert notes == [("error", what)]
     assert len([call for call in other.calls if call.startswith("open")]) == 3
     first = [call.split()[0] for call in failing.calls].index(method)
@@ -350,7 +350,7 @@ def test_a_history_that_somebody_else_records_is_left_alone(
     torch.cuda.memory._record_memory_history(max_entries=9)
     history.allocate(5)
     recorder = make()
-    with pytest.raises(RecorderError, match="is being recorded already; leave out your own"):
+    with pytest.raises(RecorderError, match="records allocations already; remove your own"):
         recorder.open(tmp_path)
     recorder.close()
     assert (history.enabled, len(history.trace)) == ("all", 1)
@@ -404,7 +404,7 @@ def test_running_out_of_memory_outside_captures_says_once_how_to_get_a_snapshot(
             history.run_out(size)
     assert notes == [
         "warning: cuda:0 is out of memory: 8 bytes wanted, 5 free; "
-        "no capture was open, so there is no snapshot: add this step to `steps`"
+        "no snapshot, because no capture was open: add this step to `steps`"
     ]
     assert list(tmp_path.glob("oom*")) == []
 
@@ -467,7 +467,7 @@ def test_a_device_without_history_has_a_timeline_and_says_so_once(
             one.end_step()
     text = f"memory.level: torch records no allocations on {kind!r}, so no snapshot"
     found = [note.text for note in notes_of(tmp_path) if "snapshot" in note.text]
-    assert found == [f"{text}; the timeline is written"]
+    assert found == [f"{text}; the timeline is still recorded"]
     folder = tmp_path / "rank-00000"
     names = [path.name for step in (1, 2) for path in (folder / f"step-00000{step}").iterdir()]
     assert names == ["memory-timeline.jsonl"] * 2
@@ -631,7 +631,7 @@ def test_a_timeline_that_is_full_ends_with_a_note(tmp_path: Path) -> None:
     assert noted.wait(30)
     recorder.close()
     assert len(memory_timeline_read(tmp_path)[1]) == 3
-    assert notes == ["warning: a memory timeline ends early, after 3 samples"]
+    assert notes == ["warning: the memory timeline ended early, after 3 samples"]
 
 
 def test_a_question_that_fails_ends_the_timeline_with_a_note(
@@ -646,7 +646,7 @@ def test_a_question_that_fails_ends_the_timeline_with_a_note(
     recorder.open(tmp_path)
     assert noted.wait(30)
     recorder.close()
-    assert notes == ["error: a memory timeline ends early (RuntimeError: device is lost)"]
+    assert notes == ["error: the memory timeline ended early (RuntimeError: device is lost)"]
     assert memory_timeline_read(tmp_path) == (
         {"columns": ["clock_ns"], "units": ["ns"], "interval_ms": 0.01},
         [],

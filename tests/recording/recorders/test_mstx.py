@@ -146,7 +146,7 @@ def test_ranges_on_the_stream_when_asked_for(device: Device, tmp_path: Path) -> 
 
 
 DEAF: list[tuple[dict[str, Any], str]] = [
-    ({"tools": ["mstx"]}, "tools=['mstx'] holds no npu_profiler, and no other profiler listens"),
+    ({"tools": ["mstx"]}, "tools=['mstx'] lacks npu_profiler, and no other profiler records MSTX"),
     (
         {"tools": ["npu_profiler", "mstx"], "profile_with_npu": False},
         "integrated.profile_with_npu is false, and MSTX is part of the device's trace",
@@ -159,7 +159,7 @@ def test_a_canary_tells_once_why_no_range_is_heard(
     options: dict[str, Any], why: str, device: Device, tmp_path: Path
 ) -> None:
     trace = record(tmp_path, steps=3, profile_step_end=4, **options)
-    assert notes(trace) == [f"MSTX does not hear the stages: {why}"]
+    assert notes(trace) == [f"MSTX does not record the stages: {why}"]
     assert [call for call in device.calls if call[0] != "profile"] == []
 
 
@@ -168,7 +168,9 @@ def test_a_profiler_that_does_not_start_makes_the_canary_speak(
 ) -> None:
     device.library = False
     (said,) = notes(record(tmp_path, steps=1, **LIGHTWEIGHT))
-    assert said == ("MSTX does not hear the stages: torch_npu.profiler does not run in this window")
+    assert said == (
+        "MSTX does not record the stages: torch_npu.profiler is not running in this capture"
+    )
 
 
 def test_a_missing_library_of_markers_is_told_and_asked_once(
@@ -181,7 +183,9 @@ def test_a_missing_library_of_markers_is_told_and_asked_once(
             mark("weights published")
         session.end_step()
     (said,) = notes(read_trace(tmp_path / "rank-00000.jsonl"))
-    assert said.startswith("MSTX does not work here, no stage is marked in the trace: libms_tools")
+    assert said.startswith(
+        "MSTX does not work here, so the trace has no stage markers: libms_tools"
+    )
     assert device.printed == ["[ERROR] Call range_start failed: libms_tools_ext.so"]
     assert device.calls == [("profile", "start"), ("profile", "stop")]
 

@@ -31,7 +31,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def test_without_a_device_nothing_begins(device: Device) -> None:
     device.available = False
-    with pytest.raises(RecorderError, match=r"finds no NPU in this process: see npu-smi info"):
+    with pytest.raises(RecorderError, match=r"finds no NPU in this process: check npu-smi info"):
         build(ProfilerConfig.build(profile=True), HEADER)
 
 
@@ -40,7 +40,13 @@ def test_under_the_command_line_of_msprof_nothing_begins(
     name: str, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "dynamic")
-    with pytest.raises(RecorderError, match=f"{name} is set, so msprof profiles from outside"):
+    with pytest.raises(
+        RecorderError,
+        match=(
+            f"{name} is set, so msprof profiles this process and torch_npu.profiler does "
+            f"nothing: unset it, or record only markers with tools:"
+        ),
+    ):
         build(ProfilerConfig.build(profile=True), HEADER)
 
 
@@ -132,8 +138,8 @@ def test_captures_without_data_of_the_device_are_noted_once_and_counted(
     device.collects = False
     trace = record(tmp_path, stage="actor_update", **WHOLE)
     first, last = notes(trace)
-    assert first.startswith("host_7_20260101000000001_ascend_pt holds no data of the device (no PR")
-    assert last == "2 of 2 captures hold no data of the device"
+    assert first.startswith("host_7_20260101000000001_ascend_pt has no device data")
+    assert last == "2 of 2 captures have no device data"
 
 
 def test_captures_of_the_host_alone_need_no_data_of_the_device(

@@ -196,9 +196,9 @@ def test_what_the_version_does_not_know_is_refused_with_those_that_do(
 
 
 USELESS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"op_attr": True}, {}, "torch_npu makes False of it; it needs the format db"),
-    ({"aic_metrics": "Memory"}, {}, "it needs integrated.profile_level: level1 or level2"),
-    ({"mstx_domain_exclude": ["default"]}, {}, "it needs integrated.mstx: true"),
+    ({"op_attr": True}, {}, "torch_npu makes False of it; needs the format db, in"),
+    ({"aic_metrics": "Memory"}, {}, "needs integrated.profile_level: level1 or level2"),
+    ({"mstx_domain_exclude": ["default"]}, {}, "needs integrated.mstx: true"),
     ({"gc_detect_threshold_ms": 2.0}, {"profile_with_cpu": False}, "profile_with_cpu: true"),
     ({"l2_cache": True}, {"profile_with_npu": False}, "npu.l2_cache needs integrated.profile_with"),
     ({"aic_metrics": "Memory"}, {"profile_with_npu": False}, "npu.aic_metrics needs integrated."),

@@ -51,8 +51,7 @@ def test_a_failure_is_noted_with_its_last_words() -> None:
     _, (level, text) = said(FAILS, [Path("one_ascend_pt")])
     assert level == "warning"
     assert text == (
-        "the analysis failed with status 3 (msprof: no space); rlprof analyse does it at any later "
-        "time"
+        "parsing failed with status 3 (msprof: no space); rlprof analyse does it at any later time"
     )
 
 
@@ -61,7 +60,9 @@ def test_after_its_limit_it_is_stopped_with_what_it_forked() -> None:
     _, (level, text) = said(FORKS, [Path("one_ascend_pt")], timeout_s=1.0)
     assert time.monotonic() - before < 60
     assert level == "warning"
-    assert text.startswith("the analysis was stopped, its limit is 1 s; rlprof analyse does it")
+    assert text.startswith(
+        "the analysis was stopped, its limit is 1 s; run `rlprof ascend parse` later"
+    )
 
 
 def test_what_cannot_be_started_is_noted() -> None:
@@ -69,7 +70,7 @@ def test_what_cannot_be_started_is_noted() -> None:
     command = (os.devnull,)
     analyse_captures([Path("x")], 1.0, lambda *note: notes.append(note), command)
     assert notes[1][0] == "warning"
-    assert notes[1][1].startswith("the analysis could not be started ([Errno 13]")
+    assert notes[1][1].startswith("parsing could not be started ([Errno 13]")
 
 
 def test_by_default_it_is_rlprof_analyse_of_this_interpreter() -> None:

@@ -85,7 +85,7 @@ def test_a_device_that_has_failed_still_ends_the_range(cuda: FakeCuda, tmp_path:
     cuda.fails = "synchronize"
     recorder = recorder_of()
     recorder.open(tmp_path / "step-000001")
-    with pytest.raises(RuntimeError, match="told to fail at synchronize"):
+    with pytest.raises(RuntimeError, match="asked to fail at synchronize"):
         recorder.close()
     assert cuda.calls == WHOLE
     recorder.close()
@@ -95,7 +95,7 @@ def test_a_device_that_has_failed_still_ends_the_range(cuda: FakeCuda, tmp_path:
 def test_a_range_that_did_not_begin_is_not_ended(cuda: FakeCuda, tmp_path: Path) -> None:
     cuda.fails = "start"
     recorder = recorder_of()
-    with pytest.raises(RuntimeError, match="told to fail at start"):
+    with pytest.raises(RuntimeError, match="asked to fail at start"):
         recorder.open(tmp_path / "step-000001")
     recorder.close()
     assert cuda.calls == ["start"]

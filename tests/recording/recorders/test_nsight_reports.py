@@ -33,7 +33,7 @@ def test_without_nsys_one_warning_names_both_cures(tmp_path: Path) -> None:
     ((level, text),) = notes
     assert level == "warning"
     assert "no Nsight Systems is attached" in text
-    assert "`rlprof nsys -- python …`" in text
+    assert "`rlprof nsys run -- python …`" in text
     assert "runtime_env=ray_runtime_env(config, 'worker')" in text
 
 
@@ -50,7 +50,7 @@ def test_under_nsys_the_run_keeps_which_range_is_which_capture_and_where_reports
     assert notes == [
         ("info", "nsys range 1 is step-000002"),
         ("info", "nsys range 2 is step-000005"),
-        ("info", "nsys writes its reports after this process, where it was told to"),
+        ("info", "nsys writes its reports to its own output directory after this process ends"),
     ]
 
 
@@ -106,7 +106,10 @@ def test_reports_that_do_not_come_in_time_can_be_collected_later(
     recorder.finish()
     level, text = notes[-1]
     assert (level, waiting.paused) == ("warning", [1.0])
-    assert text.startswith(f"no nsys report of step-000001 in {tmp_path}: nsys may write it when ")
+    assert text.startswith(
+        f"no nsys report of step-000001 in {tmp_path}: nsys may write it after this "
+        f"process ends; then call lightning_rlprof.integrations.ray.collect_reports"
+    )
     assert "lightning_rlprof.integrations.ray.collect_reports(run)" in text
 
 

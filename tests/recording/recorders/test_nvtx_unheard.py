@@ -58,7 +58,10 @@ def test_a_tool_that_refuses_what_nvtx_asks_for_is_noted_once_with_the_cure(tmp_
     (text,) = quiet_session(tmp_path, tool)
     assert [call.verb for call in listener.read(tmp_path)] == ["create"]  # as under old Nsight
     version = metadata.version("nvtx")
-    assert text.startswith("a tool is attached (NVTX_INJECTION64_PATH is set) and gets no NVTX")
+    assert text.startswith(
+        "a profiler is attached (NVTX_INJECTION64_PATH is set) but gets no NVTX ranges: "
+        "it does not trace NVTX, or is too old for nvtx"
+    )
     assert f"older than what nvtx {version} asks for" in text
     assert "use nsys 2025.3 or newer" in text
     assert text.endswith("pip install nvtx==0.2.11")

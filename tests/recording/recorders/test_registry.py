@@ -127,9 +127,9 @@ def test_nsight_stands_before_nvtx_so_that_ranges_begin_inside_the_report() -> N
     assert recorder_names(config, "cuda") == ("device_time", "nsight", "nvtx")
 
 
-LIGHT = "lightweight mode: {} has no markers of its own, spans alone are recorded"
+LIGHT = "lightweight mode: {} has no profiler markers, only spans are recorded"
 LIGHT_MEMORY = LIGHT.replace("alone", "and memory")
-NOTHING = "the configuration leaves nothing to capture on {!r}: spans alone are recorded"
+NOTHING = "the configuration enables no capture on {!r}: only spans are recorded"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ NOTHING = "the configuration leaves nothing to capture on {!r}: spans alone are 
         (
             {"mstx": True},
             "xpu",
-            "mstx: xpu has no markers of its own, spans and torch_profiler are recorded",
+            "mstx: xpu has no profiler markers, spans and torch_profiler are recorded",
         ),
         ({"profile": True}, "npu", None),
         ({"mstx": True}, "npu", None),

@@ -1,15 +1,8 @@
-"""Estimate the events of a capture by the memory that they take, and know when it is too many.
-
-Run something on the main thread soon, wherever in its Python code that thread is.
-"""
+"""Limit the number of events in a torch.profiler capture, estimated from allocated memory."""
 
 import ctypes
 import os
-import sys
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +26,9 @@ def event_bytes(*, with_stack: bool, record_shapes: bool) -> tuple[int, int]:
 
 
 def available_bytes() -> int | None:
-    """Return the host memory that this process could still get, in bytes; None off Linux.
+    """Return the host memory in bytes that this process could still get; None if not on Linux.
 
-    What the host has free or can free, less where a container allows less.
+    That is the host's available memory, or the rest of the container's limit if that is less.
     """
     try:
         lines = _MEMINFO.read_text().splitlines()
@@ -71,30 +64,29 @@ class _Mallinfo(ctypes.Structure):
 
 
 class HostMemory:
-    """How much memory this process has handed out to its code, as its allocator counts.
+    """Memory allocated by this process, as its allocator counts it.
 
-    glibc's own count is exact: its blocks in use, without the big ones (above 128 KiB to 32 MiB)
-    that are mapped one by one, as a training's tensors are and events never. The resident memory,
-    which is asked where another allocator is loaded, was up to 17 times the events: it holds the
-    gaps between blocks, and does not grow while freed memory is used again.
+    glibc's count is exact. It excludes large blocks (above 128 KiB to 32 MiB) that are mapped one
+    by one: a training's tensors are such blocks, events never are. With another allocator, the
+    resident memory is used. That was up to 17 times too high: it includes the gaps between blocks.
     """
 
     def __init__(self) -> None:
         self.used: Callable[[], int | None] = _glibc() or _anonymous
-        """Asks for the bytes, which takes 0.03 to 2 ms; None off Linux."""
+        """Returns the bytes, in 0.03 to 2 ms; None if not on Linux."""
 
     def release(self, held: list[Any]) -> None:
-        """Free what a list holds and give its memory back to the host.
+        """Clear a list and return its memory to the host.
 
-        Freeing a stopped capture takes about 1 µs per event, with the interpreter locked; without
-        the second part glibc would keep nearly all of its memory.
+        Freeing a stopped capture takes about 1 µs per event and holds the GIL. Without
+        `give_back` glibc would keep nearly all of the memory.
         """
         held.clear()
         give_back()
 
 
 def _glibc() -> Callable[[], int] | None:
-    """Return glibc's count, where glibc's allocator is the one in use."""
+    """Return glibc's count, or None if another allocator is in use."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:
         return None
@@ -106,7 +98,7 @@ def _glibc() -> Callable[[], int] | None:
 
 
 def _anonymous() -> int | None:
-    """Return the resident memory of this process that is no file's, in bytes."""
+    """Return the anonymous resident memory of this process, in bytes."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             _, resident, shared, *_ = statm.read().split()
@@ -116,13 +108,13 @@ def _anonymous() -> int | None:
 
 
 class Budget:
-    """The events that one capture may still hold, counted from now.
+    """The maximum number of events of one capture, which starts now.
 
     Args:
         memory: The memory of this process.
-        size: What `event_bytes` says.
-        max_events: The most events.
-        max_bytes: The most bytes that stopping may add; None for no such limit.
+        size: Bytes per event, from `event_bytes`.
+        max_events: Maximum number of events.
+        max_bytes: Maximum bytes that stopping may allocate; None for no limit.
     """
 
     def __init__(
@@ -133,7 +125,7 @@ class Budget:
         self._start = memory.used()
 
     def exceeded(self) -> str | None:
-        """Say how much too many events there are; None as long as they fit."""
+        """Return which limit is exceeded, as text; None while the events fit."""
         now = self._memory.used()
         if now is None or self._start is None:
             return None
@@ -148,35 +140,3 @@ class Budget:
                 "torch_profiler.max_host_bytes)"
             )
         return None
-
-
-_actions: deque[Callable[[], object]] = deque()
-
-
-def soon(action: Callable[[], object]) -> None:
-    """Have the main thread call ``action`` between two of its instructions; from any thread.
-
-    It is called once, however often it was asked for until then, and not before the main thread is
-    back from a call into C. That thread may hold any lock at that moment, as a signal handler's
-    may: the action must take none, and must not log. What it raises is dropped. It is not called
-    while a debugger or a coverage tool traces that thread: CPython 3.11 then hangs in such calls.
-    """
-    if action not in _actions:
-        _actions.append(action)
-    # A signal would do the same, but signals belong to the training.
-    ctypes.pythonapi.Py_AddPendingCall(_runner(), None)
-
-
-@cache
-def _runner() -> Callable[..., int]:
-    """Return what the interpreter calls; it lives as long as the process, as such calls may."""
-
-    def run(_: object) -> int:
-        if sys.gettrace() is not None:
-            _actions.clear()
-        while _actions:
-            with suppress(Exception):
-                _actions.popleft()()
-        return 0
-
-    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)

@@ -192,7 +192,7 @@ class TraceExporter:
     def finish(self) -> None:
         """Wait until everything is compressed."""
         if self._last is not None and self._last.is_alive():
-            log.info("waiting for traces to be compressed")
+            log.info("waiting until all traces are compressed")
             self._last.join()
 
     def _compress(
@@ -215,13 +215,13 @@ class TraceExporter:
                     leftover.unlink()
 
     def _lost(self, path: Path, error: Exception) -> None:
-        self._note("error", f"{path.name} is lost ({described(error)})")
+        self._note("error", f"{path.name} was not written ({described(error)})")
 
     def _tell_no_kernel(self, path: Path) -> None:
         """Warn once: a run whose first trace has no kernel seldom has one in the others."""
         text = (
-            f"{path.name} holds no kernel: nothing ran on the device meanwhile, or another tool in "
-            "this process has CUPTI (an nsys, an NVTX_INJECTION64_PATH, a monitor like DCGM)"
+            f"{path.name} has no kernels: the device was idle, or another profiler in "
+            "this process uses CUPTI (an nsys, an NVTX_INJECTION64_PATH, a monitor like DCGM)"
         )
         self._note("info" if self._told else "warning", text)
         self._told = True
@@ -243,5 +243,5 @@ def compress(plain: Path, part: Path, needle: bytes = b"") -> bool:
             tail = (tail + block[-_TAIL:])[-_TAIL:]
         target.write(packer.flush())
     if not tail.rstrip().endswith(b"}"):
-        raise OSError("it ends in the middle; is the disk full?")
+        raise OSError("the file is truncated; is the disk full?")
     return found

@@ -50,8 +50,8 @@ def refuse_nsys(environment: MutableMapping[str, str] = os.environ) -> None:
     # nsys sets the second one only with cuda among the things that it traces.
     if "NSYS_PROFILING_SESSION_ID" in environment and environment.get("CUDA_INJECTION64_PATH"):
         raise RecorderError(
-            "torch.profiler cannot record the GPU under an nsys that traces CUDA: CUPTI has one "
-            "listener per process; start nsys without cuda in --trace, drop one of the two tools, "
+            "torch.profiler cannot record the GPU under an nsys that traces CUDA: CUPTI serves one "
+            "profiler per process; start nsys without cuda in --trace, remove one of the two, "
             "or set integrated.profile_with_npu (device) to false"
         )
 
@@ -73,11 +73,14 @@ def set_injection_aside(environment: MutableMapping[str, str] = os.environ) -> s
         return None
     environment[_INJECTION] = _NOWHERE
     text = (
-        f"{_INJECTION}={named} was set aside: its tool would take CUPTI from torch.profiler; "
+        f"{_INJECTION}={named} was replaced: its tool would take CUPTI from torch.profiler; "
         f"{_KEEP[0]}=1 keeps it"
     )
     if torch.cuda.is_initialized():
-        text += "; CUDA runs already, so it may be too late: unset it before the training starts"
+        text += (
+            "; CUDA is already initialized, so this may be too late: unset the variable "
+            "before the training starts"
+        )
     log.warning("%s", text)
     return text
 
@@ -86,7 +89,8 @@ _DEVICE_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU
 # How many ranks share a host where no launcher tells: few hosts hold more than 8 devices.
 _RANKS_PER_HOST = 8
 _CURE = (
-    "at {}; what it holds is kept. Take fewer steps, one stage or torch_profiler.schedule, or "
+    "at {}; the events so far are kept. Capture fewer steps, one stage or "
+    "torch_profiler.schedule, or "
     "leave out stacks and shapes"
 )
 
@@ -246,7 +250,7 @@ class TorchProfilerRecorder(Recorder):
             plan = self._options.tool.schedule
             self.note(
                 "warning",
-                f"{self._out.name} has no trace: torch_profiler.schedule begins after "
+                f"{self._out.name} has no trace: torch_profiler.schedule starts after "
                 f"{plan.skip_first + plan.wait + plan.warmup} mini-batches (skip_first, wait, "
                 f"warmup), and there were {window.mini_batches} (optimizer steps)",
             )
@@ -278,7 +282,7 @@ class TorchProfilerRecorder(Recorder):
         options, window = self._options, self._out.name
         name = trace_name(window, options.role, options.rank, options.world_size, cycle.batches)
         if cycle.over:
-            self.note("warning", f"{window} was ended early, {_CURE.format(cycle.over)}")
+            self.note("warning", f"{window} ended early, {_CURE.format(cycle.over)}")
         if cycle.device_full and options.on_device:
             self.note(
                 "warning",
@@ -287,7 +291,9 @@ class TorchProfilerRecorder(Recorder):
             )
         held, cycle.profiler = [cycle.profiler], None
         if cycle.taken:
-            self.note("error", f"{name} is lost: another torch profiler ran in that capture")
+            self.note(
+                "error", f"{name} was not written: another torch profiler ran during the capture"
+            )
             self._memory.release(held)
             return
         self._exporter.write(held, self._out / name, kernels=options.on_device)

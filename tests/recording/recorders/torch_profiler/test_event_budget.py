@@ -1,11 +1,6 @@
-"""How many events a capture holds, and what memory is left, from what the kernel and glibc say.
+"""How many events a capture holds, and what memory is left, from what the kernel and glibc say."""
 
-Actions that other threads have the main thread do.
-"""
-
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,25 +11,23 @@ from lightning_rlprof.recording.recorders.torch_profiler.event_budget import (
     HostMemory,
     available_bytes,
     event_bytes,
-    soon,
 )
-from tests.builders.recorder_traces import untraced
 
 SIZE = (200, 1_300)
 
 
-class Told:
+class Used:
     """Memory that holds what a test says."""
 
     def __init__(self, *bytes_used: int | None) -> None:
-        self._told: Iterator[int | None] = iter(bytes_used)
+        self._values: Iterator[int | None] = iter(bytes_used)
 
     def used(self) -> int | None:
-        return next(self._told)
+        return next(self._values)
 
 
 def budget(*used: int | None, events: int = 1_000, most: int | None = None) -> Budget:
-    return Budget(Told(*used), SIZE, events, most)  # type: ignore[arg-type]
+    return Budget(Used(*used), SIZE, events, most)  # type: ignore[arg-type]
 
 
 def test_events_are_the_growth_by_their_size() -> None:
@@ -152,80 +145,3 @@ def test_available_is_what_the_host_has_and_the_container_allows(
 
 def test_this_host_has_memory_available() -> None:
     assert (available_bytes() or 0) > 1_000_000
-
-
-@pytest.fixture(autouse=True)
-def _untraced() -> Iterator[None]:
-    with untraced():
-        yield
-
-
-def ask(*actions: Callable[[], object]) -> None:
-    """Ask from another thread."""
-
-    def every() -> None:
-        for action in actions:
-            soon(action)
-
-    thread = threading.Thread(target=every)
-    thread.start()
-    thread.join()
-
-
-def turn() -> None:
-    """Give the interpreter a moment between two instructions."""
-    for _ in range(100):
-        pass
-
-
-def test_the_action_runs_on_the_main_thread() -> None:
-    seen: list[int] = []
-    ask(lambda: seen.append(threading.get_ident()))
-    turn()
-    assert seen == [threading.main_thread().ident]
-
-
-def test_an_action_asked_for_twice_runs_once() -> None:
-    seen: list[int] = []
-
-    def action() -> None:
-        seen.append(1)
-
-    def twice() -> None:
-        soon(action)
-        soon(action)
-
-    gate = threading.Lock()
-    gate.acquire()
-    thread = threading.Thread(target=lambda: (twice(), gate.release()))
-    thread.start()
-    gate.acquire()  # one call into C, from which the main thread comes back once
-    thread.join()
-    turn()
-    assert seen == [1]
-    ask(action)
-    turn()
-    assert seen == [1, 1]
-
-
-def test_an_action_that_raises_stops_no_other_and_disturbs_nobody() -> None:
-    seen: list[int] = []
-
-    def fails() -> None:
-        raise KeyError("dropped")
-
-    ask(fails, lambda: seen.append(1))
-    turn()
-    assert seen == [1]
-
-
-def test_under_a_debugger_nothing_runs_and_nothing_hangs() -> None:
-    seen: list[int] = []
-    sys.settrace(lambda frame, event, argument: None)
-    try:
-        ask(lambda: seen.append(1))
-        turn()
-    finally:
-        sys.settrace(None)
-    turn()
-    assert seen == []

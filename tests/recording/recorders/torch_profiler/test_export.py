@@ -123,7 +123,9 @@ def test_a_device_trace_without_a_kernel_is_told_once_as_a_warning(
     exports.write(Text(KERNEL), tmp_path / NAME, kernels=True)
     exports.exporter.finish()
     assert [level for level, _ in exports.notes] == ["warning", "info"]
-    assert exports.notes[0][1].startswith("window.trace.json.gz holds no kernel: nothing ran on")
+    assert exports.notes[0][1].startswith(
+        "window.trace.json.gz has no kernels: the device was idle, or another profiler in"
+    )
     assert "NVTX_INJECTION64_PATH" in exports.notes[0][1]
 
 
@@ -149,7 +151,7 @@ def test_a_trace_that_ends_in_the_middle_is_lost_and_told(
     exports.exporter.finish()
     ((level, told),) = exports.notes
     assert level == "error"
-    assert told == f"{NAME} is lost (OSError: it ends in the middle; is the disk full?)"
+    assert told == f"{NAME} was not written (OSError: the file is truncated; is the disk full?)"
     assert [path.name for path in tmp_path.iterdir()] == ["next.trace.json.gz"]
 
 
@@ -167,7 +169,7 @@ def test_a_disk_that_fills_up_costs_that_trace_alone(
     exports.write(Text("{}"), tmp_path / NAME)
     exports.exporter.finish()
     assert [text for _, text in exports.notes] == [
-        f"{NAME} is lost (OSError: [Errno 28] No space left on device)"
+        f"{NAME} was not written (OSError: [Errno 28] No space left on device)"
     ]
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
@@ -181,7 +183,7 @@ def test_a_trace_that_torch_cannot_write_is_told_and_freed(
 
     assert exports.write(Broken(), tmp_path / NAME) == []
     exports.exporter.finish()
-    assert exports.notes == [("error", f"{NAME} is lost (RuntimeError: no results)")]
+    assert exports.notes == [("error", f"{NAME} was not written (RuntimeError: no results)")]
 
 
 def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_folder_lost_during_the_window_costs_that_trace_alone(tmp_path: Path) 
     ((level, text),) = recorder.notes
     assert level == "error"
     assert text.startswith("window_actor_rank0-of-1_pid")
-    assert ".trace.json.gz is lost (" in text
+    assert ".trace.json.gz was not written (" in text
     recorder.window(tmp_path / "next", forward)
     assert len(list((tmp_path / "next").iterdir())) == 1
     assert len(recorder.notes) == 1

@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.builders.recorder_traces import (
     options,
     rows,
     trainer,
-    untraced,
 )
 
 MOST = 50_000
@@ -26,10 +24,8 @@ MOST = 50_000
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch_window, "_LOOK_S", 0.01)
-    with untraced():
-        yield
+def _check_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_window, "_CHECK_S", 0.0)
 
 
 def recording(recorder: Noted) -> bool:
@@ -38,21 +34,23 @@ def recording(recorder: Noted) -> bool:
 
 
 def work_until_ended(recorder: Noted) -> int:
-    """Run operators, and no span, until the recorder has ended the capture; return their number."""
+    """Run operators, and a span every thousand, until the capture ends; return their number."""
     tensor, number = torch.ones(2), 0
     while recording(recorder) and number < 20 * MOST:
         tensor = tensor + 1
         number += 1
+        if number % 1_000 == 0:
+            check(recorder)
     return number
 
 
-def work_until_over(recorder: Noted) -> None:
-    """Run operators until the capture should end, wherever it could."""
-    window = recorder._window
-    assert window is not None
-    for _ in range(20 * MOST):
-        if window._cycle is None or window._cycle.over:
-            return
+def check(recorder: Noted) -> None:
+    recorder.exit(recorder.enter("region", "region", 1))
+
+
+def work_until_over() -> None:
+    """Run too many operators for one capture."""
+    for _ in range(MOST):
         torch.ones(2)
 
 
@@ -60,18 +58,20 @@ def operators(path: Path) -> int:
     return sum(e.get("cat") == "cpu_op" for e in events_of(path))
 
 
-def test_a_capture_of_too_many_events_ends_without_any_span_and_is_kept(tmp_path: Path) -> None:
+def test_a_capture_of_too_many_events_ends_at_a_span_and_is_kept(tmp_path: Path) -> None:
     recorder = Noted(options({"max_events": MOST}))
     numbers = []
     recorder.window(tmp_path / "step-000003", lambda: numbers.append(work_until_ended(recorder)))
     (path,) = (tmp_path / "step-000003").iterdir()
     assert MOST / 2 < operators(path) < numbers[0] * 5 + 100  # one addition is five operators
     assert numbers[0] < 20 * MOST
-    assert rows(path) == ["actor_update"]
+    assert {*rows(path)} == {"actor_update", "region"}
     ((level, text),) = recorder.notes
     assert level == "warning"
-    assert text.startswith("step-000003 was ended early, at about ")
-    assert f" events (torch_profiler.max_events={MOST:,}); what it holds is kept. Take few" in text
+    assert text.startswith("step-000003 ended early, at about ")
+    assert (
+        f" events (torch_profiler.max_events={MOST:,}); the events so far are kept. Capture fewer"
+    ) in text
 
 
 @pytest.mark.deep
@@ -80,8 +80,8 @@ def test_the_estimate_is_near_the_truth(tmp_path: Path) -> None:
     recorder = Noted(options({"max_events": 4 * MOST}))
     recorder.window(tmp_path / "window", lambda: work_until_ended(recorder))
     (path,) = (tmp_path / "window").iterdir()
-    told = int(re.findall(r"about ([\d,]+) events", recorder.notes[0][1])[0].replace(",", ""))
-    assert 0.6 < told / operators(path) < 1.6
+    estimated = int(re.findall(r"about ([\d,]+) events", recorder.notes[0][1])[0].replace(",", ""))
+    assert 0.6 < estimated / operators(path) < 1.6
 
 
 def test_the_second_capture_is_estimated_as_well_as_the_first(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_on_another_thread_it_ends_at_the_next_span(tmp_path: Path) -> None:
     def train() -> None:
         recorder.open(tmp_path / "window")
         step = recorder.enter("step", "step", 1)
-        work_until_over(recorder)
+        work_until_over()
         seen.append(recording(recorder))
         recorder.exit(recorder.enter("actor_update", "stage", 1))
         seen.append(recording(recorder))
@@ -174,7 +174,7 @@ def test_nothing_is_stopped_while_a_graph_is_captured(
     monkeypatch.setattr(torch_window, "_is_capturing", lambda: capturing[0])
     recorder = Noted(options({"max_events": MOST}))
     recorder.open(tmp_path / "window")
-    work_until_over(recorder)
+    work_until_over()
     recorder.exit(recorder.enter("actor_update", "stage", 1))
     assert recording(recorder)
     capturing.clear()
@@ -185,7 +185,7 @@ def test_nothing_is_stopped_while_a_graph_is_captured(
     recorder.finish()
 
 
-def test_where_memory_cannot_be_asked_nothing_ends(
+def test_if_memory_use_is_unknown_nothing_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     looks: list[str | None] = []
@@ -199,8 +199,9 @@ def test_where_memory_cannot_be_asked_nothing_ends(
     recorder = Noted(options({"max_events": 1}))
     recorder._memory.used = lambda: None
     recorder.open(tmp_path / "window")
-    while not looks:
-        torch.ones(2)
+    torch.ones(2)
+    check(recorder)
+    assert looks
     assert recording(recorder)
     recorder.close()
     recorder.finish()

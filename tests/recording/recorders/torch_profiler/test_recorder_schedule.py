@@ -164,7 +164,7 @@ def test_a_schedule_that_is_never_reached_says_how_many_mini_batches_there_were(
     recorder.window(tmp_path / "step-000003", named(mini_batches))
     ((level, text),) = recorder.notes
     assert level == "warning"
-    assert text.startswith("step-000003 has no trace: torch_profiler.schedule begins after 6 mini")
+    assert text.startswith("step-000003 has no trace: torch_profiler.schedule starts after 6 mini")
     assert text.endswith(f"and there were {mini_batches} (optimizer steps)")
 
 
