@@ -234,12 +234,12 @@ class Capture:
             return None
         capturing = [recorder for recorder in self._all if _captures(recorder)]
         if not capturing:  # markers alone are asked for where there are none: spans serve
-            return None if config.integrated.mstx else f"nothing was captured ({_NO_RECORDER})"
+            return None if config.integrated.mstx else f"nothing was captured: {_NO_RECORDER}"
         if self._opened:
-            return f"nothing was captured (all profilers failed: {_names(capturing)})"
+            return f"nothing was captured: all profilers failed: {_names(capturing)}"
         if all(recorder.always for recorder in capturing):
             return None
-        return f"nothing was captured ({self._why_no_window(config, ended)})"
+        return f"nothing was captured: {self._why_no_window(config, ended)}"
 
     def _why_no_window(self, config: ProfilerConfig, ended: int) -> str:
         wanted = f"steps to capture: {_steps_text(config)}; last complete step: {ended}"

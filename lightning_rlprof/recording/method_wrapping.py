@@ -45,7 +45,7 @@ class _Values:
             return None
         came = ", ".join([f"{each[:40]!r}" for each in sorted(self.came)][:_MOST])
         return (
-            f"wrap: no call of {self.rule.target!r} got a stage: {by_arg.arg} was {came}"
+            f"wrap: no call of {self.rule.target!r} matched a stage: {by_arg.arg} was {came}"
             f"{', …' * (len(self.came) > _MOST)}; by_arg.stages has {', '.join(by_arg.stages)}"
         )
 
@@ -194,7 +194,9 @@ def _argument(function: Callable[..., Any], rule: WrapRule) -> ValueOf:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"wrap: {rule.target!r} tells no arguments ({error})") from error
+        raise ConfigError(
+            f"wrap: the arguments of {rule.target!r} are unknown ({error})"
+        ) from error
     kinds = {each.kind for each in parameters.values()}
     if name not in parameters and inspect.Parameter.VAR_KEYWORD in kinds:
         return lambda args, kwargs: kwargs.get(name)

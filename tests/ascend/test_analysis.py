@@ -143,6 +143,6 @@ def test_profile_analysis_runs_after_the_recording(train: Run) -> None:
     process = train("analysis")
     (capture,) = process.captures("analysis").values()
     assert notes(process.trace("analysis")) == []
-    assert "analysing 1 captures, for at most 3600 s" in notes(process.trace("analysis"), "info")
+    assert "parsing 1 captures, for at most 3600 s" in notes(process.trace("analysis"), "info")
     events = json.loads((capture / "ASCEND_PROFILER_OUTPUT/trace_view.json").read_text())
     assert "actor_update" in {event["name"] for event in events}

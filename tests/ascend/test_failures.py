@@ -27,7 +27,7 @@ def test_without_a_device_a_capture_raises_before_training(train: Run) -> None:
     process = train("one", "spans", CANN_DOUBLE_DEVICES="0")
     said = process.raised("one")
     assert said.startswith(
-        "RecorderError: torch_npu.profiler finds no NPU in this process: see npu"
+        "RecorderError: torch_npu.profiler finds no NPU in this process: check npu"
     )
     assert process.part("one") == []
 
@@ -65,7 +65,7 @@ def test_without_the_library_of_markers_the_capture_goes_on_and_one_line_says_so
     # torch_npu's own range of each step fails, too: two captures, and ours once.
     assert process.output.count(ours) == 3
     (warning,) = notes(process.trace("one"))
-    assert warning.startswith("MSTX does not work here, no stage is marked in the trace")
+    assert warning.startswith("MSTX does not work here, so the trace has no stage markers")
     assert shown(process.part("one")) == ["start", "stop"] * 2
     assert list(process.captures("one")) == ["step-000001", "step-000002"]
 

@@ -103,7 +103,7 @@ def test_nothing_that_a_shell_reads_gets_to_ray(value: str, process: str) -> Non
 
 @pytest.mark.parametrize("value", [*BAD[:-1], "reports", "/a b", "/$(id)"])
 def test_a_folder_for_reports_is_absolute_and_plain(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"nsight\.reports=.* must be an absolute path that"):
+    with pytest.raises(ConfigError, match=r"nsight\.reports=.* must be an absolute path with"):
         options_of("worker", nsight={"reports": value})
 
 

@@ -120,7 +120,7 @@ def test_what_nsys_wrote_after_the_worker_is_collected_by_the_driver(training: T
 def test_what_nsys_wrote_before_is_fetched_by_the_worker_itself(training: Training) -> None:
     assert training.reports("early") == {"actor_HOST_rank1_step1.nsys-rep": b"early"}
     in_the_worker, in_the_driver = training.said("early")
-    start = f"no nsys report of step-000003 in {training.facts['folder']}: "
+    start = f"no nsys report for step-000003 in {training.facts['folder']}: "
     assert in_the_worker.startswith(f"{start}this process sees no GPU")
     assert in_the_driver.startswith(f"{start}nsys may still be writing")
 
@@ -130,7 +130,9 @@ def test_an_empty_report_stays_and_is_a_line_in_the_run(training: Training) -> N
     names = [f"worker_process_{training.facts['pids']['empty']}.{n}.nsys-rep" for n in (1, 2)]
     said = [text for text in training.said("empty") if text.startswith("/")]
     for name, text in zip(names, said, strict=True):
-        assert text.startswith(f"{training.facts['folder']}/{name} is empty: nsys is still at it")
+        assert text.startswith(
+            f"{training.facts['folder']}/{name} is empty: nsys is still writing it"
+        )
         assert name in training.facts["left"]
 
 
@@ -138,7 +140,7 @@ def test_a_killed_workers_missing_reports_are_lines_in_the_run(training: Trainin
     assert (training.reports("killed"), training.trace("killed").status) == ({}, None)
     pid = training.facts["pids"]["killed"]
     assert training.said("killed") == [
-        f"no nsys report of {step} in {training.facts['folder']}: process {pid} was killed or "
+        f"no nsys report for {step} in {training.facts['folder']}: process {pid} was killed or "
         "crashed, so nsys lost what it had not written"
         for step in ("step-000001", "step-000003")
     ]

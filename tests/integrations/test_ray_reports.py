@@ -105,8 +105,8 @@ def test_a_killed_workers_missing_report_becomes_a_line_in_its_file(run: Run) ->
     run.put(pid, 1)
     assert run.collected() == ["rank-00000/actor_HOST_rank0_step2.nsys-rep"]
     assert run.warnings() == [
-        f"no nsys report of step-000005 in {run.reports}: process {pid} was killed or crashed, and "
-        "nsys loses what it has not written then"
+        f"no nsys report for step-000005 in {run.reports}: process {pid} was killed or crashed, "
+        "so nsys lost what it had not written"
     ]
 
 
@@ -117,21 +117,26 @@ def test_a_worker_that_was_killed_before_its_first_line_is_missed_as_a_whole(run
     options = {**facts.config, "nsight": {"reports": str(run.reports), "report_timeout_s": 0}}
     TraceWriter(run.path, replace(facts, config=options)).close()
     assert run.collected() == []
-    assert run.warnings()[0].startswith(f"no nsys report of process {GONE} in ")
+    assert run.warnings()[0].startswith(f"no nsys report for process {GONE} in ")
 
 
 @pytest.mark.parametrize(
     ("pid", "reason"),
     [
-        (os.getpid(), f"process {os.getpid()} still runs, and nsys may write after it: collect"),
-        (GONE, "nsys may still be writing (then collect again), or saw no range: without a GPU"),
+        (os.getpid(), f"process {os.getpid()} still runs, and nsys writes after it ends: collect"),
+        (
+            GONE,
+            ("nsys may still be writing (then collect again), or recorded no range: capture-range"),
+        ),
     ],
     ids=["it runs", "it is gone"],
 )
 def test_the_reason_depends_on_what_became_of_the_process(run: Run, pid: int, reason: str) -> None:
     run.rank(pid=pid)
     run.collected()
-    assert run.warnings()[0].startswith(f"no nsys report of step-000002 in {run.reports}: {reason}")
+    assert run.warnings()[0].startswith(
+        f"no nsys report for step-000002 in {run.reports}: {reason}"
+    )
 
 
 def test_what_came_later_is_collected_and_nothing_is_said_twice(run: Run) -> None:
@@ -198,5 +203,5 @@ def test_a_remark_that_cannot_be_kept_is_only_logged(
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"holds no rank-\*\.jsonl; give the run directory"):
+    with pytest.raises(TraceError, match=r"expected rank-\*\.jsonl\); give the run directory"):
         collect_reports(tmp_path)

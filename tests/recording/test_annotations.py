@@ -73,7 +73,7 @@ def test_one_marker_serves_every_use_of_a_name():
 
 @pytest.mark.parametrize("counters", [{}, {"tokens": 1}])
 def test_a_stage_without_name_is_refused(counters):
-    with pytest.raises(TypeError, match=r'a name is needed, as in @stage\("actor_update"\)'):
+    with pytest.raises(TypeError, match=r'a name is required, as in @stage\("actor_update"\)'):
         stage(lambda: None, **counters)
 
 

@@ -114,8 +114,8 @@ def test_a_method_that_is_kept_elsewhere_is_refused_and_stays() -> None:
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("policy.__call__", "is looked up in the class: name a method of an object"),
-        ("kind.generate", "is a method of a class: name a method of an object"),
+        ("policy.__call__", "is looked up in the class; name a method of an object"),
+        ("kind.generate", "is a method of a class; name a method of an object"),
     ],
 )
 def test_what_only_a_class_has_is_refused(target: str, why: str) -> None:

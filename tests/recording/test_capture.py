@@ -324,7 +324,7 @@ def test_a_generation_that_is_too_short_is_told(start: Any) -> None:
     calls, trace = record(start, 2, token_start=7)
     assert calls == ["finish"]
     (said,) = [note.text for note in trace.notes if note.level == "warning"]
-    assert said == "nothing was captured (actor_generate had no span number 7 inside)"
+    assert said == "nothing was captured: actor_generate contained no span number 7"
 
 
 def test_an_exception_closes_the_capture(start: Any) -> None:

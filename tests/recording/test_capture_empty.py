@@ -9,10 +9,10 @@ from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps
 
 NO_RECORDER = (
-    "nothing was captured (no recorder was there to capture: "
-    "see profile_level, profile_with_cpu, profile_with_npu, tools)"
+    "nothing was captured: no profiler is enabled: "
+    "check profile_level, profile_with_cpu, profile_with_npu, tools"
 )
-FAILED = "nothing was captured (all profilers failed: FakeRecorder)"
+FAILED = "nothing was captured: all profilers failed: FakeRecorder"
 
 
 class Always(FakeRecorder):
@@ -25,18 +25,18 @@ class Always(FakeRecorder):
         (
             {"profile_step_start": 5, "profile_step_end": 7},
             [1, 2],
-            "nothing was captured (steps wanted: 5 up to 6; the last step that ended: 2)",
+            "nothing was captured: steps to capture: 5 up to 6; last complete step: 2",
         ),
         (
             {"steps": [9]},
             [1],
-            "nothing was captured (steps wanted: [9]; the last step that ended: 1)",
+            "nothing was captured: steps to capture: [9]; last complete step: 1",
         ),
         (
             {"steps": [1], "stage": "critic_update"},
             [1],
-            "nothing was captured (no wanted stage began in a wanted step; "
-            "stages seen there: actor_update)",
+            "nothing was captured: no stage to capture began in those steps; "
+            "stages there: actor_update",
         ),
         ({"steps": [9], "ranks": [1]}, [1], None),
         ({"profile": False, "steps": [9]}, [1], None),
@@ -59,7 +59,7 @@ def test_a_window_for_a_step_that_never_comes_is_closed_and_does_not_count(start
     assert recorder.calls == ["open step-000002", "enter step", "exit step", "close", "finish"]
     texts = [note.text for note in read(session).notes]
     assert "step-000002 is empty: the training ended before that step" in texts
-    assert "nothing was captured (steps wanted: [2]; the last step that ended: 1)" in texts
+    assert "nothing was captured: steps to capture: [2]; last complete step: 1" in texts
 
 
 def test_a_window_that_covered_a_step_counts_although_the_next_never_comes(start, clock):

@@ -139,7 +139,7 @@ def test_a_store_that_fails_costs_the_exchange_and_is_noted_once(method: str, ra
     (note,) = log.notes
     assert note == (
         "warning",
-        f"clocks are not compared with rank {1 - rank} any more: connection reset",
+        f"clock synchronization with rank {1 - rank} stopped: connection reset",
     )
 
 
@@ -151,7 +151,7 @@ def test_a_rank_that_does_not_come_costs_a_second_once_and_the_others_meet() -> 
     start, end = logs[0].regions[0]
     assert 0.9 * SECOND < end - start < 3 * SECOND
     meet([ranks[0], ranks[2]], 1)
-    assert [text[:41] for _, text in logs[0].notes] == ["clocks are not compared with rank 1 any m"]
+    assert [text[:41] for _, text in logs[0].notes] == ["clock synchronization with rank 1 stopped"]
     assert [len(log.lines) for log in logs] == [0, 0, 2]
 
 

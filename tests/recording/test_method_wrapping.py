@@ -264,8 +264,8 @@ def test_one_method_under_two_names_is_restored(tmp_path: Path) -> None:
         ("zzz", "s", r"'zzz': Trained has no 'zzz'$"),
         ("policy", "s", r"'policy' is a module; name its method, as in 'policy\.forward'"),
         ("steps", "s", r"'steps' is int, which cannot be called"),
-        ("reward_object", "s", r"'reward_object' is an object of Reward, name a method that it"),
-        ("policy.__class__", "s", r"is an object of type, name a method"),
+        ("reward_object", "s", r"'reward_object' is an object of Reward; name a method that it"),
+        ("policy.__class__", "s", r"is an object of type; name a method"),
         (
             "log_probs",
             {"arg": "kin", "stages": {"a": "s"}},
@@ -275,7 +275,7 @@ def test_one_method_under_two_names_is_restored(tmp_path: Path) -> None:
         ("log_probs", {"arg": "rest", "stages": {"a": "s"}}, r"has no argument 'rest'$"),
         ("slotted.method", "s", r"'slotted\.method' cannot be replaced"),
         ("numbers.append", "s", r"'numbers\.append' cannot be replaced"),
-        ("largest", {"arg": "x", "stages": {"a": "s"}}, r"'largest' tells no arguments"),
+        ("largest", {"arg": "x", "stages": {"a": "s"}}, r"the arguments of 'largest' are unknown"),
     ],
 )
 def test_a_rule_that_cannot_hold_is_refused_and_nothing_stays(

@@ -71,7 +71,7 @@ def test_one_process_is_its_own_world():
 
 
 def test_what_cannot_be_asked_is_refused():
-    with pytest.raises(ValueError, match="how='avg' is none of mean, max, min, sum"):
+    with pytest.raises(ValueError, match="how='avg' is not one of mean, max, min, sum"):
         reduce_timings({}, how="avg")
     with pytest.raises(ValueError, match="k=0 is not a number of ranks; give 1 or more"):
         tail_ratio(1.0, k=0)

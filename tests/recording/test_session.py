@@ -95,7 +95,7 @@ def test_as_a_context_manager_it_lets_the_exception_pass(start):
 def test_only_one_session_records_in_a_process(start, tmp_path):
     session = start()
     assert current() is session
-    with pytest.raises(ConfigError, match=r"a session is recording into .* already"):
+    with pytest.raises(ConfigError, match=r"a session already records into"):
         Session(ProfilerConfig(), tmp_path / "other", make_header())
     session.close()
     session.close()
@@ -195,7 +195,7 @@ def test_a_full_disk_costs_lines_is_logged_once_and_noted_later(start, clock, mo
     assert [note.text for note in read(session).notes] == [
         "4 lines were lost, because they could not be written"
     ]
-    assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
+    assert len([r for r in caplog.records if "cannot write" in r.message]) == 1
     assert len(read(session).threads) == 1, "the name of the thread was lost with the first lines"
 
 

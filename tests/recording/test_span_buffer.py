@@ -95,7 +95,7 @@ def test_a_run_that_was_deleted_while_it_was_written_is_said(start, caplog):
     with caplog.at_level(logging.WARNING):
         session.close()
     assert [record.getMessage() for record in caplog.records] == [
-        f"{session.run / 'rank-00000.jsonl'} is gone: deleted or moved during the training"
+        f"{session.run / 'rank-00000.jsonl'} was deleted or moved during the training"
     ]
 
 

@@ -48,7 +48,7 @@ _WITHOUT: dict[str, Version] = {
 }
 
 _FORKED = (
-    "trace-fork-before-exec takes about 20 s at the end and loses the last events of each forked "
+    "trace-fork-before-exec needs about 20 s at the end and loses the last events of each forked "
     "process; spawned ones are traced without it"
 )
 _ONCE = (

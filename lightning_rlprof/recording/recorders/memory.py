@@ -86,7 +86,10 @@ class MemorySnapshotRecorder(Recorder):
         """
         memory = self._memory()
         if memory is None:
-            text = f"memory.level: torch records no allocations on {self._kind!r}, so no snapshot"
+            text = (
+                f"memory.level: no snapshots on {self._kind!r}: "
+                "torch does not record allocations there"
+            )
             self._say_once("info", f"{text}; the timeline is still recorded")
             return
         if self._unwatched:
@@ -94,8 +97,8 @@ class MemorySnapshotRecorder(Recorder):
         is_on = getattr(torch._C, f"_{self._kind}_isHistoryEnabled", None)
         if is_on is not None and is_on():
             raise RecorderError(
-                "the history of allocations is being recorded already; "
-                "leave out your own _record_memory_history, or memory.level: snapshot"
+                "another part of the program records allocations already; "
+                "remove your own _record_memory_history, or memory.level: snapshot"
             )
         self._out = out
         record = memory._record_memory_history

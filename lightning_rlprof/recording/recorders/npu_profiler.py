@@ -46,7 +46,7 @@ def analyse_captures(
         note: Takes a level and a text.
         command: The command line before the directories.
     """
-    note("info", f"analysing {len(captures)} captures, for at most {timeout_s:g} s")
+    note("info", f"parsing {len(captures)} captures, for at most {timeout_s:g} s")
     try:
         status, last = _run([*command, *map(str, captures)], timeout_s)
     except OSError as error:

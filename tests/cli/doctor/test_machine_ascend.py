@@ -96,4 +96,4 @@ def test_a_torch_npu_that_crashes_is_broken_and_hurts_nobody(
     monkeypatch.syspath_prepend(tmp_path)
     check = machine.check_torch_npu()
     assert check.state == "broken"
-    assert check.says == "it cannot be imported: it ended by signal 11 before it could answer"
+    assert check.says == "it cannot be imported: it ended by signal 11 without an answer"

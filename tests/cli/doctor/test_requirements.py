@@ -43,7 +43,7 @@ def test_recorders_are_built_here_and_say_themselves_what_they_cannot_do(
     assert (disk.name, disk.state) == ("integrated.profile_save_path", "ok")
     assert [check.name for check in tools] == ["tools"] * 3
     assert [check.state for check in tools] == ["missing", "ok", "ok"]
-    assert tools[0].says.startswith("npu_profiler: this needs torch_npu on a machine with CANN")
+    assert tools[0].says.startswith("npu_profiler: torch_npu on a machine with CANN is required")
     assert tools[1].says == "torch_profiler can record"
 
 

@@ -85,11 +85,13 @@ def test_spans_that_are_not_those_of_the_training_are_found(
 def test_a_run_that_just_stops_and_warnings_in_it_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes = [(5, "info", "all is well"), (6, "warning", "MSTX does not record the stages:")]
+    notes = [(5, "info", "all is well"), (6, "warning", "MSTX does not record the stages")]
     write_rank(tmp_path / "selftest", header(), rows(), status=None, notes=notes)
     checks = run_on(tmp_path, monkeypatch, errors="[ERROR] no device")
     assert checks["spans"].state == "broken"
-    assert checks["recorders"].says == ("MSTX does not hear the stages; printed: [ERROR] no device")
+    assert checks["recorders"].says == (
+        "MSTX does not record the stages; printed: [ERROR] no device"
+    )
     assert checks["trace"].says == "torch.profiler left none"
 
 
@@ -117,13 +119,13 @@ def test_a_training_that_does_not_end_is_the_only_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask_in_vain(*_: object, **__: object) -> None:
-        raise InterpreterError("it ended by signal 11 before it could answer")
+        raise InterpreterError("it ended by signal 11 without an answer")
 
     monkeypatch.setattr(selftest, "ask", ask_in_vain)
     monkeypatch.setattr(selftest.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "made"))
     (check,) = selftest.run_selftest()
     assert (check.name, check.state) == ("training", "broken")
-    assert check.says == "it did not end: it ended by signal 11 before it could answer"
+    assert check.says == "it did not end: it ended by signal 11 without an answer"
 
 
 def test_a_run_that_cannot_be_read_is_a_finding(

@@ -90,13 +90,13 @@ def test_a_rank_that_is_not_wanted_captures_nothing_and_does_not_warn(tmp_path: 
 def test_a_step_that_was_never_reached_is_named_at_the_end(tmp_path: Path) -> None:
     callback, _ = captured(tmp_path, steps=[9])
     (text,) = warnings_of(callback)
-    assert text == "nothing was captured (steps wanted: [9]; the last step that ended: 4)"
+    assert text == "nothing was captured: steps to capture: [9]; last complete step: 4"
 
 
 def test_a_stage_that_was_never_seen_is_named_at_the_end(tmp_path: Path) -> None:
     callback, _ = captured(tmp_path, stage="critic_update", steps="all")
     (text,) = warnings_of(callback)
-    assert text.startswith("nothing was captured (no wanted stage began in a wanted step")
+    assert text.startswith("nothing was captured: no stage to capture began in those steps")
     assert "actor_update" in text
 
 
@@ -161,7 +161,7 @@ def test_a_configuration_that_leaves_nothing_to_capture_warns_at_the_end(
     callback = ProfilerCallback(profile_save_path=str(tmp_path), profile=True, **key)
     make_trainer(callback).fit(Tiny(), loader())
     (text,) = warnings_of(callback)
-    assert text.startswith("nothing was captured (no recorder was there to capture")
+    assert text.startswith("nothing was captured: no recorder was there to capture")
 
 
 class Own(PyTorchProfiler):

@@ -66,7 +66,7 @@ def test_a_step_that_cannot_begin_ends_the_recording_not_the_training(
     module.on_batch = act
     make_trainer(ours, profiler=profiler).fit(module, loader())
     trace = trace_of(ours)
-    assert trace.status == "stopped by rlprof's own ZeroDivisionError"
+    assert trace.status == "stopped by an error in rlprof: ZeroDivisionError"
     assert (steps_of(trace), len(module.losses)) == ([1, 2], 4)
 
 
@@ -85,7 +85,7 @@ def test_a_recording_that_ends_inside_a_batch_hears_nothing_of_its_end(
     caplog.clear()
     make_trainer(ours).fit(module, loader())
     trace = trace_of(ours)
-    assert trace.status == "stopped by rlprof's own ZeroDivisionError"
+    assert trace.status == "stopped by an error in rlprof: ZeroDivisionError"
     assert (steps_of(trace), cut_steps(trace), len(module.losses)) == ([1, 2], [3], 4)
     assert sum(record.levelname in ("ERROR", "WARNING") for record in caplog.records) == 1
     assert ended == []

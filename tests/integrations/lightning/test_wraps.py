@@ -193,7 +193,7 @@ def test_a_rule_whose_values_never_came_is_named_at_the_end(tmp_path: Path) -> N
     make_trainer(callback).fit(module, loader())
     (note,) = trace_of(callback).notes
     assert note.level == "warning"
-    assert note.text.startswith("wrap: no call of 'asked' got a stage: kind was 'OLD', 'a', ")
+    assert note.text.startswith("wrap: no call of 'asked' matched a stage: kind was 'OLD', 'a', ")
     assert note.text.endswith(", …; by_arg.stages has old, ref")
     module.kinds = ("x" * 99,)
     make_trainer(callback).fit(module, loader())

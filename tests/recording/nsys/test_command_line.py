@@ -69,7 +69,7 @@ def test_with_a_gpu_the_profiler_api_opens_captures() -> None:
     ("off", "said"),
     [
         ({"profile": False}, "captures are off (integrated.profile is false"),
-        ({"steps": []}, "captures are off (steps is an empty list): nsys records the whole run"),
+        ({"steps": []}, "captures are off (steps is an empty list), so nsys records the whole run"),
     ],
 )
 def test_without_captures_the_whole_run_is_recorded_and_it_is_said(
@@ -140,7 +140,7 @@ def test_following_forks_is_said_to_cost() -> None:
 
 def test_a_limit_on_captures_of_stages_is_said() -> None:
     (said,) = remarks(stage=STAGES, steps=[1, 2])
-    assert said.startswith("at most 4 captures, one per stage and step; for stages that begin more")
+    assert said.startswith("at most 4 captures, one per stage and step; if a stage runs more often")
     assert remarks(discrete=True) == []
     assert remarks(steps=[1, 2]) == []
 

@@ -78,7 +78,7 @@ def test_a_single_report_of_several_captures_is_that_of_the_first(nsys: Worker) 
     nsys.put("worker_process_41.nsys-rep")
     assert nsys.fetched(TWO) == ["actor_box_rank3_step2.nsys-rep"]
     assert [text.split(" in ")[0] for _, text in nsys.notes] == [
-        "no nsys report of step-000005-actor_update"
+        "no nsys report for step-000005-actor_update"
     ]
 
 
@@ -186,7 +186,7 @@ def test_an_empty_report_stays_and_the_others_come(nsys: Worker) -> None:
 def test_a_report_that_never_comes_is_said_with_its_capture_and_the_reason(nsys: Worker) -> None:
     nsys.put("worker_process_41.1.nsys-rep")
     nsys.fetched(TWO, timeout_s=3.0)
-    text = f"no nsys report of step-000005-actor_update in {nsys.folder}: {WHY}"
+    text = f"no nsys report for step-000005-actor_update in {nsys.folder}: {WHY}"
     assert nsys.notes == [("warning", text)]
     assert nsys.paused == [1.0] * 3
 
@@ -199,7 +199,7 @@ def test_without_known_captures_any_report_will_do(nsys: Worker) -> None:
 
 def test_without_known_captures_and_reports_the_process_is_named(nsys: Worker) -> None:
     nsys.fetched({})
-    assert nsys.notes == [("warning", f"no nsys report of process 41 in {nsys.folder}: {WHY}")]
+    assert nsys.notes == [("warning", f"no nsys report for process 41 in {nsys.folder}: {WHY}")]
 
 
 def test_what_is_at_home_already_is_not_missed(nsys: Worker) -> None:
@@ -213,7 +213,7 @@ def test_what_is_at_home_already_is_not_missed(nsys: Worker) -> None:
 def test_a_folder_that_is_not_there_holds_no_reports(nsys: Worker) -> None:
     nsys.folder.rmdir()
     assert nsys.fetched({1: "step-000002"}) == []
-    assert nsys.notes[0][1].startswith("no nsys report of step-000002")
+    assert nsys.notes[0][1].startswith("no nsys report for step-000002")
 
 
 def test_all_ranks_are_waited_for_together(nsys: Worker) -> None:

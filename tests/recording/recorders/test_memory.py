@@ -451,7 +451,7 @@ def test_an_allocator_that_tells_nobody_is_noted_once(
     notes = noting(recorder)
     check_recorder(recorder, tmp_path)
     assert notes == [
-        "warning: no snapshot will be written when memory runs out "
+        "warning: no snapshot will be written on an out-of-memory error "
         "(cudaMallocAsync does not yet support attachOutOfMemoryObserver)"
     ]
     assert len(list(tmp_path.glob(f"*/{NAME}"))) == 3
@@ -465,7 +465,7 @@ def test_a_device_without_history_has_a_timeline_and_says_so_once(
         for step in (1, 2):
             one.begin_step(step)
             one.end_step()
-    text = f"memory.level: torch records no allocations on {kind!r}, so no snapshot"
+    text = f"memory.level: no snapshots on {kind!r}: torch does not record allocations there"
     found = [note.text for note in notes_of(tmp_path) if "snapshot" in note.text]
     assert found == [f"{text}; the timeline is still recorded"]
     folder = tmp_path / "rank-00000"
@@ -668,7 +668,9 @@ def test_training_does_not_wait_for_a_driver_that_hangs(
     notes, _ = memory_timeline_noting(recorder)
     recorder.open(tmp_path)
     recorder.close()
-    assert notes == ["warning: the memory timeline hangs in cuda's driver and stops"]
+    assert notes == [
+        ("warning: the memory timeline stopped: a call into the driver of cuda does not return")
+    ]
     assert memory_timeline_read(tmp_path)[1] == []
     answers.set()
     for thread in threading.enumerate():

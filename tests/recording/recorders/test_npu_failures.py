@@ -52,7 +52,7 @@ def test_under_the_command_line_of_msprof_nothing_begins(
 
 def test_without_torch_npu_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", None)
-    with pytest.raises(RecorderError, match=r"this needs torch_npu on a machine with CANN"):
+    with pytest.raises(RecorderError, match=r"torch_npu on a machine with CANN is required"):
         build(ProfilerConfig.build(profile=True), HEADER)
 
 

@@ -40,7 +40,7 @@ def test_it_gets_the_captures_as_arguments_and_its_progress_is_logged(
 ) -> None:
     with caplog.at_level(logging.INFO, logger=npu_profiler.__name__):
         notes = said(ECHO, [Path("one_ascend_pt"), Path("a b; $(c)_ascend_pt")])
-    assert notes == [("info", "analysing 2 captures, for at most 60 s")]
+    assert notes == [("info", "parsing 2 captures, for at most 60 s")]
     assert set(caplog.messages) == {
         "analyse: parsing one_ascend_pt a b; $(c)_ascend_pt",
         "analyse: done",
@@ -51,7 +51,7 @@ def test_a_failure_is_noted_with_its_last_words() -> None:
     _, (level, text) = said(FAILS, [Path("one_ascend_pt")])
     assert level == "warning"
     assert text == (
-        "parsing failed with status 3 (msprof: no space); rlprof analyse does it at any later time"
+        "parsing failed with status 3 (msprof: no space); run `rlprof ascend parse` later"
     )
 
 
@@ -60,9 +60,7 @@ def test_after_its_limit_it_is_stopped_with_what_it_forked() -> None:
     _, (level, text) = said(FORKS, [Path("one_ascend_pt")], timeout_s=1.0)
     assert time.monotonic() - before < 60
     assert level == "warning"
-    assert text.startswith(
-        "the analysis was stopped, its limit is 1 s; run `rlprof ascend parse` later"
-    )
+    assert text.startswith("parsing was stopped after 1 s; run `rlprof ascend parse` later")
 
 
 def test_what_cannot_be_started_is_noted() -> None:

@@ -107,7 +107,7 @@ def test_reports_that_do_not_come_in_time_can_be_collected_later(
     level, text = notes[-1]
     assert (level, waiting.paused) == ("warning", [1.0])
     assert text.startswith(
-        f"no nsys report of step-000001 in {tmp_path}: nsys may write it after this "
+        f"no nsys report for step-000001 in {tmp_path}: nsys may write it after this "
         f"process ends; then call lightning_rlprof.integrations.ray.collect_reports"
     )
     assert "lightning_rlprof.integrations.ray.collect_reports(run)" in text
@@ -142,7 +142,7 @@ def test_a_controller_has_one_report_of_its_whole_life_after_it(
     capture(recorder, tmp_path / "run", "step-000001")
     recorder.finish()
     assert waiting.paused == [1.0]
-    assert notes[-1][1].startswith(f"no nsys report of process {os.getpid()} in {tmp_path}: nsys ")
+    assert notes[-1][1].startswith(f"no nsys report for process {os.getpid()} in {tmp_path}: nsys ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -128,7 +128,7 @@ def test_nsight_stands_before_nvtx_so_that_ranges_begin_inside_the_report() -> N
 
 
 LIGHT = "lightweight mode: {} has no profiler markers, only spans are recorded"
-LIGHT_MEMORY = LIGHT.replace("alone", "and memory")
+LIGHT_MEMORY = LIGHT.replace("only spans", "spans and memory")
 NOTHING = "the configuration enables no capture on {!r}: only spans are recorded"
 
 

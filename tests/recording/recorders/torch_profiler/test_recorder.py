@@ -244,7 +244,7 @@ def test_a_token_of_an_earlier_window_ends_nothing_in_the_next(tmp_path: Path) -
 def test_another_active_profiler_is_refused_and_goes_on(tmp_path: Path) -> None:
     recorder = Noted(options())
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as theirs:
-        with pytest.raises(RecorderError, match="another torch profiler is active; stop it or"):
+        with pytest.raises(RecorderError, match="another torch profiler is active; stop it, or"):
             recorder.open(tmp_path / "window")
         recorder.close()
         torch.ones(2) + 1
