@@ -192,7 +192,9 @@ def test_a_missing_library_of_markers_is_told_and_asked_once(
 
 def test_without_torch_npu_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", None)
-    with pytest.raises(RecorderError, match=r'CANN is required \(.*\): pip install "lightning-rlprof\[npu\]"'):
+    with pytest.raises(
+        RecorderError, match=r'CANN is required \(.*\): pip install "lightning-rlprof\[npu\]"'
+    ):
         build(ProfilerConfig.build(tools=["mstx"]), make_header())
 
 
