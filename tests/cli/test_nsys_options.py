@@ -80,8 +80,7 @@ def test_options_of_nsys_are_laid_over_the_configurations(rlprof: Run, fake: Fak
         (
             "trace=nvtx;reboot",
             "nsight.worker.trace='nvtx;reboot' may contain only letters, digits and "
-            "_.,:/@%+=-: a shell reads it"
-            "shell reads it",
+            "_.,:/@%+=-: a shell reads it",
         ),
         ("t=nvtx", "nsight.worker.t is a short option: use the long name"),
     ],

@@ -94,7 +94,7 @@ def test_nothing_that_a_shell_reads_gets_to_ray(value: str, process: str) -> Non
     with pytest.raises(
         ConfigError,
         match=(
-            rf"nsight\.{process}\.trace=.* may contain only letters, digits and _.,:/@%+=-: a "
+            rf"nsight\.{process}\.trace=.* may contain only letters, digits and _.,:/@%[+]=-: a "
             rf"shell reads it"
         ),
     ):
