@@ -231,7 +231,7 @@ def test_numbers_that_never_come_or_raise_are_absent(start, clock, caplog):
     session.close()
     loaded = load(session.run)
     assert loaded.counters == {}
-    assert "lost: of <stage actor_update> (RuntimeError: the device is gone)" in caplog.text
+    assert "returned: of <stage actor_update> (RuntimeError: the device is gone)" in caplog.text
 
 
 def test_regions_open_no_capture_of_their_own(start):

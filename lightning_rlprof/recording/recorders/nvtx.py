@@ -195,7 +195,6 @@ def _why_unheard() -> str | None:
         return "Nsight Systems gets no NVTX ranges: NVTX_DISABLE is set; unset it"
     return (
         f"a profiler is attached ({attached[0]} is set) but gets no NVTX ranges: it "
-        f"does not trace NVTX, or is too old for nvtx  {metadata.version('nvtx')} "
-        f"asks for; use nsys 2025.3 or newer with nvtx in --trace, or pip install "
-        f"nvtx==0.2.11"
+        f"does not trace NVTX, or is too old for nvtx {metadata.version('nvtx')}; "
+        "use nsys 2025.3 or newer with nvtx in --trace, or pip install nvtx==0.2.11"
     )

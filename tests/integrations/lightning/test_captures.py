@@ -161,7 +161,7 @@ def test_a_configuration_that_leaves_nothing_to_capture_warns_at_the_end(
     callback = ProfilerCallback(profile_save_path=str(tmp_path), profile=True, **key)
     make_trainer(callback).fit(Tiny(), loader())
     (text,) = warnings_of(callback)
-    assert text.startswith("nothing was captured: no recorder was there to capture")
+    assert text.startswith("nothing was captured: no profiler is enabled")
 
 
 class Own(PyTorchProfiler):

@@ -162,7 +162,7 @@ def test_without_a_gpu_nobody_waits_and_the_reason_is_said(
 def test_reports_stay_where_they_are_unless_they_are_to_be_collected(
     waiting: Waiting, cuda: FakeCuda, tmp_path: Path
 ) -> None:
-    recorder = recorder_of(reports=str(tmp_path), collect=False)
+    recorder = recorder_of(reports=str(tmp_path), collect_reports=False)
     notes = noted(recorder)
     capture(recorder, tmp_path / "run", "step-000001")
     waiting.path.write_text("report")

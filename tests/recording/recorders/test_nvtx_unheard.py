@@ -109,7 +109,7 @@ def test_an_nvtx_without_get_domain_is_refused_with_the_version_that_is_needed(
 ) -> None:
     # nvtx 0.2.8 has annotate and the like, and no domains to keep.
     monkeypatch.setitem(sys.modules, "nvtx", ModuleType("nvtx"))
-    with pytest.raises(RecorderError, match=r"need nvtx 0\.2\.11 or newer, and .* is installed"):
+    with pytest.raises(RecorderError, match=r"need nvtx 0\.2\.11 or newer, but .* is installed"):
         NvtxRecorder()
 
 
