@@ -80,14 +80,20 @@ def trace_diff(
 ) -> Table:
     """Compare two traces by operator, or by kernel and copy, those first that changed most.
 
-    ``A`` and ``B`` are per step and rank: of kernels their own time, of operators that of what they
-    launched themselves, or on the host where one trace has no kernels. ``delta = B - A`` is ``from
-    count`` (``(n_B - n_A) · m_A``, n calls of mean length m) and ``from duration`` (``n_B · (m_B -
-    m_A)``); what only one trace has is all ``from count``. ``stage``: only what was launched there,
-    by any framework's name of it. ``top``: so many rows, and one for all `OTHERS`.
+    ``A`` and ``B`` are per step and rank. For kernels they are their own time; for operators, the
+    time of what they launched, or host time if one trace has no kernels. ``delta = B - A`` is
+    ``due to count`` (``(n_B - n_A) · m_A``, n calls of mean length m) plus ``due to duration``
+    (``n_B · (m_B - m_A)``). What only one trace has is all ``due to count``.
+
+    Args:
+        a: Trace A.
+        b: Trace B.
+        by: Unit of comparison.
+        stage: Include only launches in this stage, under any framework's name of it.
+        top: Number of rows to show; one more sums all `OTHERS`. None: all rows.
 
     Raises:
-        RlprofError: ``by`` or ``top`` is none, or neither trace has such a stage.
+        RlprofError: ``by`` or ``top`` is invalid, or neither trace has the stage.
     """
     if by not in get_args(By):
         raise RlprofError(f"unknown by={by!r}. Use {' or '.join(get_args(By))}.")

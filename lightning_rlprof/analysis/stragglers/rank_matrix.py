@@ -30,8 +30,8 @@ class RankMatrix:
     """Stage spans of some ranks, comparable cell by cell; NaN if a cell has no span.
 
     A slot is a stage and its occurrence in the step. Arrays have the shape (ranks, steps, slots).
-    If ranks ran a stage a different number of times in a step, only those with the most have cells,
-    so that spans lost from a file don't shift the others. A stage that only one of several ranks
+    If ranks ran a stage a different number of times in a step, only those with the most have cells.
+    Spans lost from a file must not shift the others. A stage that only one of several ranks
     runs has no slot.
 
     Attributes:

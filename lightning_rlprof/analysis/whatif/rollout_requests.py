@@ -138,14 +138,14 @@ def tokens_capped(found: RolloutRequests, most: int) -> Int64s | None:
 
 
 def replicas_added(found: RolloutRequests, step: Int64s, replicas: int) -> Int64s:
-    """Return what each rollout saves with so many replicas more, each like one of those there are.
+    """Return what each rollout saves with more replicas, each like one that exists.
 
     The requests of all rollouts of a step are shared among all slots.
 
     Args:
         found: The requests.
         step: RL step of each rollout.
-        replicas: How many more.
+        replicas: Number of replicas to add.
     """
     took, saved = found.end_ns - found.start_ns, np.zeros(len(found.row), dtype=np.int64)
     for each in np.unique(step).tolist():
