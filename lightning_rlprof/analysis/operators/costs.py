@@ -1,7 +1,7 @@
 """What each torch operator and each ``nn.Module`` costs, on the host and on the device."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,10 +47,6 @@ _NO_MODULES = (
     "(integrated: {{profile_with_module: true}} or torch_profiler: {{with_stack: true}})."
 )
 _NO_KERNELS = "No kernels were recorded, so device time is unknown."
-_ASCEND_NOTE = "These are sums that Ascend's tools computed."
-# Columns of Ascend's tables, in the order of these.
-_ASCEND_OPERATORS = ("calls", "device total", "device self", "total", "self")
-_ASCEND_MODULES = ("calls", "total", "self")
 _PREFIX = "nn.Module: "  # as torch writes it in its traces
 
 _Row = tuple[Cell, ...]
@@ -64,13 +60,12 @@ def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     ``kernels`` counts those. The row `UNATTRIBUTED` has the work that no operator launched: with
     it, ``device self`` adds up to the time of all kernels and copies. ``host self`` adds up to the
     time that threads spent in operators. ``backward of`` is the forward operator of most calls.
-
-    A run without calls can have Ascend's own sums (the table ``operators``); then it shows those.
     """
     notes: list[str] = []
     tree, work = _operator_calls(spans, ranks, notes)
     if tree is None:
-        return _ascend_operators(spans, ranks, notes)
+        why = " ".join([_NO_OPERATORS.format(_subject(ranks)), *notes])
+        return Table("operators", _OPERATOR_COLUMNS, abstained=why)
     if tree.too_deep:
         return Table("operators", _OPERATOR_COLUMNS, abstained=" ".join([tree.too_deep, *notes]))
     if work is None:
@@ -148,35 +143,6 @@ def _forward_names(tree: CallTree) -> dict[int, str]:
     return {name: tree.names[forward] for name, forward in keys}
 
 
-def _ascend_operators(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> Table:
-    found = _ascend_sums(spans, "operators", ("operator", *_ASCEND_OPERATORS), ranks, notes)
-    if found is None:
-        why = " ".join([_NO_OPERATORS.format(_subject(ranks)), *notes])
-        return Table("operators", _OPERATOR_COLUMNS, abstained=why)
-    rows = _by_cost((name, *sums, None, None) for name, sums in found.items())
-    return Table("operators", _OPERATOR_COLUMNS, rows, " ".join(notes))
-
-
-def _ascend_sums(
-    spans: Spans,
-    name: str,
-    columns: Sequence[str],
-    ranks: Collection[int] | None,
-    notes: list[str],
-) -> dict[Cell, list[Any]] | None:
-    """Sum a table of Ascend over ranks by its first column; None if the run has no such rows."""
-    table = spans.try_table(name, notes)
-    if table is None or not len(table.rows):
-        return None
-    found: dict[Cell, list[Any]] = {}
-    for rank, key, *cells in zip(*map(table.column, ("rank", *columns)), strict=True):
-        if ranks is None or rank in ranks:
-            pairs: Any = zip(found.get(key, [None] * len(cells)), cells, strict=True)
-            found[key] = [a if b is None else b if a is None else a + b for a, b in pairs]
-    notes.append(_ASCEND_NOTE)
-    return found
-
-
 def _subject(ranks: Collection[int] | None) -> str:
     return "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
 
@@ -204,15 +170,13 @@ def modules(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     The row `UNATTRIBUTED` has the work that belongs to no module: with it, ``device self`` adds up
     to the time of all kernels and copies. ``host self`` adds up to the time that threads spent in
     modules.
-
-    A run without calls can have Ascend's own sums by name (the table ``modules``); then it shows
-    those.
     """
     notes: list[str] = []
     table = spans.try_table("calls", notes)
     tree = None if table is None else call_tree(table, "module", ranks)
     if table is None or tree is None or not len(tree.name):
-        return _ascend_modules(spans, ranks, notes)
+        why = " ".join([_NO_MODULES.format(_subject(ranks)), *notes])
+        return Table("modules", _MODULE_COLUMNS, abstained=why)
     if tree.too_deep:
         return Table("modules", _MODULE_COLUMNS, abstained=" ".join([tree.too_deep, *notes]))
     work = launched_work(spans, table, ranks, notes)
@@ -287,13 +251,3 @@ def _depth_first(parent: Int64s, order: Int64s) -> Iterator[int]:
         at = stack.pop()
         yield at
         stack.extend(inside.get(at, ()))
-
-
-def _ascend_modules(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> Table:
-    found = _ascend_sums(spans, "modules", ("module", *_ASCEND_MODULES), ranks, notes)
-    if found is None:
-        why = " ".join([_NO_MODULES.format(_subject(ranks)), *notes])
-        return Table("modules", _MODULE_COLUMNS, abstained=why)
-    by_total = sorted(found.items(), key=lambda item: -item[1][1])
-    rows = [(name, calls, *(None,) * 4, *host, None) for name, (calls, *host) in by_total]
-    return Table("modules", _MODULE_COLUMNS, rows, " ".join(notes))

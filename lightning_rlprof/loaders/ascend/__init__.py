@@ -1,1 +1,1 @@
-"""Ascend captures: databases and text files that torch_npu.profiler wrote."""
+"""Captures of torch_npu.profiler: databases and text files, and the parser that writes them."""

@@ -1,4 +1,4 @@
-"""Captures opened: databases, ranks, and what each of them holds in whichever format."""
+"""Captures opened: their databases, rank, host and device, and the ranges that they mark."""
 
 import os
 from contextlib import suppress
@@ -12,112 +12,167 @@ import numpy as np
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.capture_folder import Capture, find_captures
 from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
-from lightning_rlprof.loaders.ascend.kernels import kernels_of
 from lightning_rlprof.loaders.ascend.mstx import (
     MARKS_WANTED,
     Marks,
     Ranges,
+    classify_ranges,
     database_marks,
-    ranges_of,
     trace_marks,
 )
-from lightning_rlprof.loaders.ascend.table_parts import Opened
-from lightning_rlprof.loaders.ascend.tasks import (
-    TASKS_WANTED,
-    Tasks,
-    database_tasks,
-    sheet_tasks,
-    trace_tasks,
-)
-from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_view
+from lightning_rlprof.loaders.ascend.trace_view import read_trace_view
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels
+from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.kernels import UNKNOWN
 
-_KERNELS = "kernel_details.csv"
-_TEXT = (_KERNELS, "step_trace_time.csv", "memory_record.csv", "operator_details.csv")
-_LARGE = {"TASK", "COMPUTE_TASK_INFO", "COMMUNICATION_OP", "PYTORCH_API", "CANN_API", "OP_MEMORY"}
+KERNEL_SHEET = "kernel_details.csv"
+"""The file of the text format with a row per kernel."""
+
+_SHEETS = (KERNEL_SHEET, "step_trace_time.csv", "memory_record.csv")
+_LARGE_TABLES = {
+    *("TASK", "COMPUTE_TASK_INFO", "COMMUNICATION_OP", "PYTORCH_API", "CANN_API", "OP_MEMORY")
+}
 _METADATA = ("role", "rlprof_window", "rlprof_rank", "rlprof_run", "parallel_group_info")
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
-    """One capture with its ranges.
+class OpenCapture:
+    """One capture with its databases open.
+
+    A capture is read from one format: from its database if that can be opened, else from its text
+    files.
+
+    Attributes:
+        capture: Its files.
+        rank: Global rank.
+        database: ``ascend_pytorch_profiler*.db``, None without one that can be read.
+        analysis: ``analysis.db`` next to it, likewise.
+        device: Number of the rank's device, `UNKNOWN` without a database that has it.
+        chip: Name of the device, "" without a database that has it.
+        host: Name of the host, "" if unknown.
+    """
+
+    capture: Capture
+    rank: int
+    database: SqliteTables | None = None
+    analysis: SqliteTables | None = None
+    device: int = UNKNOWN
+    chip: str = ""
+    host: str = ""
+
+    @property
+    def trace(self) -> Path | None:
+        """``trace_view.json``, None if the capture is read from its database."""
+        return self.capture.trace if self.database is None else None
+
+    def file(self, name: str) -> Path | None:
+        """Return another file of the text format, None if it is missing or not used."""
+        return self.capture.file(name) if self.database is None else None
+
+    def has(self, table: str, *names: str) -> bool:
+        """Return whether the database has rows of a table with these columns."""
+        return _has(self.database, table, *names)
+
+    def has_analysis(self, table: str) -> bool:
+        """Return whether ``analysis.db`` has rows of a table."""
+        return _has(self.analysis, table)
+
+    def rl_steps(self, counted: Int64s) -> Int64s:
+        """Return RL steps for the steps that torch_npu counts, `UNKNOWN` if it counts none.
+
+        In the capture of a single stage, torch_npu counts nothing and the step is that of the
+        window.
+        """
+        first, stage = self.capture.window
+        return np.where((counted >= 0) & (counted < 2**60), counted, first if stage else UNKNOWN)
+
+
+def _has(database: SqliteTables | None, table: str, *names: str) -> bool:
+    try:
+        return database is not None and database.has(table, *names)
+    except TraceError:  # a damaged page; the other tables may be sound
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class MarkedCapture:
+    """One capture with the ranges that it marks.
 
     Attributes:
         opened: The capture.
-        ranges: What it marked.
+        ranges: Its MSTX ranges and steps.
         complete: Whether its files were read to their ends.
-        first_ns: Wall-clock time of the first thing in it, `UNKNOWN` where nothing tells.
+        first_ns: Wall-clock time of its first event, `UNKNOWN` if no file has it.
         problems: What is missing or doubtful.
     """
 
-    opened: Opened
+    opened: OpenCapture
     ranges: Ranges
     complete: bool
     first_ns: int
     problems: list[str]
 
 
-def open_captures(path: Path) -> tuple[list[Opened], list[str]]:
-    """Open the captures that a path stands for; say which ranks are guessed, which folders shut.
+def open_captures(path: Path) -> tuple[list[OpenCapture], list[str]]:
+    """Open the captures at a path, with remarks on guessed ranks and skipped folders.
 
     Raises:
         TraceError: There are none.
     """
     remarks: list[str] = []
     opened = [_open(capture) for capture in find_captures(path, remarks)]
-    taken = {each.rank for each in opened if each.rank >= 0}
-    free = max(taken, default=-1) + 1
-    ranks: dict[tuple[str, int], int] = {}
+    known = {each.rank for each in opened if each.rank >= 0}
+    free = max(known, default=-1) + 1
+    guessed: dict[tuple[str, int], int] = {}
     for at, each in enumerate(opened):
         if each.rank < 0:
-            who = (each.capture.host, each.capture.pid)
-            rank = ranks.setdefault(who, free + len(ranks))
+            process = (each.capture.host, each.capture.pid)
+            rank = guessed.setdefault(process, free + len(guessed))
             opened[at] = replace(each, rank=rank)
-    guessed = len(ranks) > 1 or (ranks and taken)
-    problem = f"ranks of {len(ranks)} processes are guessed, counting from {free}"
-    return opened, [*remarks, *([f"{problem}: nothing says them"] if guessed else [])]
+    if len(guessed) > 1 or (guessed and known):
+        remarks.append(
+            f"no file has the ranks of {len(guessed)} processes; rlprof numbered them from {free}"
+        )
+    return opened, remarks
 
 
-def _open(capture: Capture) -> Opened:
-    analysis = capture.output / "analysis.db" if capture.output else None
-    if os.path.isfile(capture.path) and capture.database is None:
-        analysis = None  # it belongs to the other format
-    analysed, problems = _database(analysis if analysis and os.path.isfile(analysis) else None)
-    database, more = _database(capture.database)
-    capture = replace(capture, problems=(*capture.problems, *problems, *more))
-    alone = Opened(capture, -1 if capture.rank is None else capture.rank, None, analysed)
-    alone = replace(alone, host=capture.host)
+def _open(capture: Capture) -> OpenCapture:
+    database, problems = _open_database(capture.database)
+    path = capture.output / "analysis.db" if capture.output and capture.database else None
+    analysis, more = _open_database(path if path and os.path.isfile(path) else None)
+    capture = replace(capture, problems=(*capture.problems, *more, *problems))
+    rank = -1 if capture.rank is None else capture.rank
+    opened = OpenCapture(capture, rank, analysis=analysis, host=capture.host)
     if database is None:
-        return alone
+        return opened
     try:
-        return _asked(replace(alone, database=database), database)
+        return _with_properties(replace(opened, database=database), database)
     except TraceError as error:
-        return replace(alone, capture=replace(capture, problems=(*capture.problems, str(error))))
+        return replace(opened, capture=replace(capture, problems=(*capture.problems, str(error))))
 
 
-def _asked(opened: Opened, database: SqliteTables) -> Opened:
-    """Add what the database says of itself; files beside it know better."""
-    told = {name: database.setting("META_DATA", name) for name in _METADATA}
-    said = {name: _json(text) for name, text in told.items() if text is not None}
-    capture = replace(opened.capture, metadata={**said, **opened.capture.metadata})
+def _with_properties(opened: OpenCapture, database: SqliteTables) -> OpenCapture:
+    """Add rank, host, device and metadata of the database, except what the files also have."""
+    settings = {name: database.setting("META_DATA", name) for name in _METADATA}
+    decoded = {name: _json(text) for name, text in settings.items() if text is not None}
+    capture = replace(opened.capture, metadata={**decoded, **opened.capture.metadata})
     mapped = database.numbers("RANK_DEVICE_MAP", "rankId", "deviceId")
-    ranks = [capture.metadata.get("rlprof_rank"), *mapped["rankId"].tolist()]
-    sound = [int(each) for each in map(str, ranks) if each.isdecimal() and len(each) < 8]
+    ranks = map(str, [capture.metadata.get("rlprof_rank"), *mapped["rankId"].tolist()])
+    valid = [int(each) for each in ranks if each.isdecimal() and len(each) < 8]
     devices = mapped["deviceId"].tolist()
     hosts, chips = database.texts("HOST_INFO", "hostName"), database.texts("NPU_INFO", "name")
     return replace(
         opened,
         capture=capture,
-        rank=next(iter(sound), -1) if opened.rank < 0 else opened.rank,
+        rank=next(iter(valid), -1) if opened.rank < 0 else opened.rank,
         device=devices[0] if len(devices) == 1 and devices[0] >= 0 else UNKNOWN,
         chip=next(iter(chips[1]), ""),
         host=opened.host or next(iter(hosts[1]), ""),
     )
 
 
-def _database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
+def _open_database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
     if path is None:
         return None, []
     try:
@@ -125,8 +180,8 @@ def _database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
         problems = [f"{path.name} {text}" for text in tables.problems]
     except TraceError as error:
         return None, [str(error)]
-    for table in sorted(_LARGE & tables.columns.keys()):
-        try:  # the first row and the last one: all of them would take as long as reading it
+    for table in sorted(_LARGE_TABLES & tables.columns.keys()):
+        try:  # the first and the last row: checking all would take as long as reading the table
             tables.has(table)
             tables.rows(f"SELECT 1 FROM {table} ORDER BY rowid DESC LIMIT 1")
         except TraceError:
@@ -141,132 +196,65 @@ def _json(text: str) -> Any:
         return text
 
 
-def read_capture(opened: Opened) -> Recorded:
-    """Read the ranges of a capture, from its database if that has any, else from its trace.
+def read_marks(opened: OpenCapture) -> Marks | None:
+    """Return what a capture marks with MSTX, None without a database and a trace.
+
+    Raises:
+        TraceError: The database or the trace cannot be read.
+    """
+    if opened.database is not None:
+        return database_marks(opened.database)
+    if opened.trace is None:
+        return None
+    return trace_marks(read_trace_view(opened.trace, *MARKS_WANTED))
+
+
+def read_capture(opened: OpenCapture) -> MarkedCapture:
+    """Read the ranges of a capture.
 
     Raises:
         TraceError: Nothing of it can be read; the text says why, and what to do.
     """
     capture = opened.capture
-    marks, view, problems = _marks(opened)
-    if marks is None:
-        if not any(capture.file(name) for name in _TEXT):
-            raise TraceError("; ".join(problems) or _nothing(capture))
-        marks = _NO_MARKS
-    ranges = ranges_of(marks, capture.window)
+    problems, view, marks = list(capture.problems), None, Marks.none()
+    if opened.database is not None:
+        try:
+            marks = database_marks(opened.database)
+        except TraceError as error:
+            problems.append(str(error))
+    elif opened.trace is not None:
+        view = read_trace_view(opened.trace, *MARKS_WANTED)
+        marks, problems = trace_marks(view), [*problems, *view.problems]
+    elif not any(opened.file(name) for name in _SHEETS):
+        raise TraceError("; ".join(problems) or _why_empty(capture))
+    ranges = classify_ranges(marks, capture.window)
     problems += ranges.problems
     activities = capture.option("activities", "common_config")
     if isinstance(activities, list) and not any("NPU" in str(each) for each in activities):
         problems.append("its times may be off by hundreds of ms: only the CPU was profiled")
-    starts = [int(ranges.start_ns.min())] if len(ranges.start_ns) else []
-    if not starts:
-        starts = [each for each in (_first(opened, view), capture.began_ns) if each > 0]
-    complete = view is None or view.complete
-    return Recorded(opened, ranges, complete, starts[0] if starts else UNKNOWN, problems)
+    if len(ranges.start_ns):
+        first_ns = int(ranges.start_ns.min())
+    else:
+        first_ns = _first_start(opened) if view is None else view.first_ns
+        first_ns = first_ns if first_ns > 0 else capture.began_ns or UNKNOWN
+    return MarkedCapture(opened, ranges, view is None or view.complete, first_ns, problems)
 
 
-_EMPTY = np.empty(0, np.int64)
-_NO_MARKS = Marks(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY, [], np.empty(0, bool), _EMPTY, _EMPTY)
+def _first_start(opened: OpenCapture) -> int:
+    """Return when the first task began, `UNKNOWN` without any."""
+    starts = np.empty(0, np.int64)
+    with suppress(TraceError):  # reading the table reports it
+        if opened.database is not None:
+            tables = [each for each in ("TASK", "COMMUNICATION_OP") if opened.has(each, "startNs")]
+            columns = [opened.database.numbers(table, "startNs")["startNs"] for table in tables]
+            starts = np.concatenate([starts, *columns])
+        elif (file := opened.file(KERNEL_SHEET)) is not None:
+            sheet = read_sheet(file, {"starttime(us)": microseconds})
+            starts = sheet.number("starttime(us)")
+    return int(min(starts[plausible(starts, np.zeros_like(starts))], default=UNKNOWN))
 
 
-def _marks(opened: Opened) -> tuple[Marks | None, TraceView | None, list[str]]:
-    """Return what was marked, None if no file tells, with the trace if it was read."""
-    capture = opened.capture
-    problems = list(capture.problems)
-    if opened.database is not None:
-        try:
-            marks = database_marks(opened.database)
-            if len(marks.name) or capture.trace is None:
-                return marks, None, problems
-        except TraceError as error:
-            problems.append(str(error))
-    if capture.trace is None:
-        return None, None, problems
-    try:
-        view = read_trace_view(capture.trace, *MARKS_WANTED)
-    except TraceError as error:
-        return None, None, [*problems, str(error)]
-    return trace_marks(view), view, [*problems, *view.problems]
-
-
-def _first(opened: Opened, view: TraceView | None) -> int:
-    """Return when the first thing began, of a capture that marks nothing."""
-    if view is not None:
-        return view.first_ns
-    starts = [_EMPTY]
-    for table in ("TASK", "COMMUNICATION_OP"):
-        if opened.database is not None and opened.has(table, "startNs"):
-            with suppress(TraceError):  # whoever reads the table will say it
-                starts.append(opened.database.numbers(table, "startNs")["startNs"])
-    file = opened.capture.file(_KERNELS)
-    if len(starts) == 1 and file is not None:
-        with suppress(TraceError):
-            times = read_sheet(file, {"starttime(us)": microseconds})
-            starts.append(times.number("starttime(us)"))
-    found = np.concatenate(starts)
-    return int(min(found[plausible(found, np.zeros_like(found))], default=UNKNOWN))
-
-
-def _nothing(capture: Capture) -> str:
+def _why_empty(capture: Capture) -> str:
     if capture.output is None:
-        return f"{capture.path}: is not analysed yet: run `rlprof analyse {capture.path}`"
-    return f"{capture.path}: holds nothing that can be read: neither a trace nor a database"
-
-
-def has_kernels(opened: Opened) -> bool:
-    """Tell whether a capture may hold kernels."""
-    there = opened.has("COMPUTE_TASK_INFO") or opened.has("COMMUNICATION_OP")
-    sheet = opened.capture.file(_KERNELS)
-    return there or sheet is not None or opened.capture.trace is not None
-
-
-def read_capture_kernels(recorded: Recorded) -> tuple[Kernels, list[str]]:
-    """Return the kernels of a capture, times since 1970, and what must be known about them.
-
-    Raises:
-        TraceError: The files cannot be read.
-    """
-    opened, ranges = recorded.opened, recorded.ranges
-    tasks, remarks = read_tasks(opened)
-    kernels, more = kernels_of(tasks, ranges, opened.rank, opened.capture.window)
-    return kernels, [*remarks, *more]
-
-
-def read_tasks(opened: Opened) -> tuple[Tasks, list[str]]:
-    """Return what the device ran, from the best source there is, and what was lost.
-
-    Raises:
-        TraceError: The files cannot be read.
-    """
-    problems: list[str] = []
-    if opened.has("COMPUTE_TASK_INFO") or opened.has("COMMUNICATION_OP"):
-        try:
-            return database_tasks(opened.database), []  # type: ignore[arg-type]
-        except TraceError as error:
-            problems.append(str(error))
-    sheet, trace, view = opened.capture.file(_KERNELS), opened.capture.trace, None
-    try:
-        view = read_trace_view(trace, *TASKS_WANTED) if trace else None
-        problems += view.problems if view else []
-    except TraceError as error:
-        problems.append(str(error))
-    return _text_tasks(opened, sheet, view, problems)
-
-
-def _text_tasks(
-    opened: Opened, sheet: Path | None, view: TraceView | None, problems: list[str]
-) -> tuple[Tasks, list[str]]:
-    """Return the tasks of the sheet, of the trace where that has none; with what was lost."""
-    tasks = None
-    if sheet is not None:
-        try:
-            tasks = sheet_tasks(sheet, view)
-        except TraceError as error:
-            problems.append(str(error))
-    if view is not None and (tasks is None or not len(tasks.start_ns)):
-        return trace_tasks(view), [*problems, *(tasks.remarks if tasks else [])]
-    if tasks is None:
-        raise TraceError("; ".join(problems) or f"{opened.capture.path}: holds no kernels")
-    if opened.capture.trace is None:
-        problems.append("launches are not known: there is no trace_view.json")
-    return tasks, problems
+        return f"{capture.path}: not parsed yet. Run: rlprof ascend parse {capture.path}"
+    return f"{capture.path}: contains neither a trace nor a database that can be read"

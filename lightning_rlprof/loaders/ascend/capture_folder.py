@@ -1,4 +1,4 @@
-"""Captures of torch_npu.profiler on disk: where their parts lie, and what they tell of it."""
+"""Captures of torch_npu.profiler on disk: their files, and the JSON that describes them."""
 
 import os
 import re
@@ -16,20 +16,20 @@ from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.records.run_directory import rank_files
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
-"""Folder that the analysis of a capture writes."""
+"""Folder that the parser of torch_npu writes in a capture."""
 
 _ENDING, _TRACE = "_ascend_pt", "trace_view.json"
-_DATABASE, _ANALYSIS = "ascend_pytorch_profiler*.db", "analysis.db"
-_MOST_EMPTY = 50_000  # folders in a row without a capture: a tree of something else
-_MOST_JSON = 1 << 26  # the files that describe a capture take kilobytes
-_MOST_RANKS = 2**20
+_DATABASE = "ascend_pytorch_profiler*.db"
+_MAX_EMPTY_FOLDERS = 50_000  # in a row, then the tree is considered unrelated
+_MAX_JSON_BYTES = 1 << 26  # the JSON of a capture takes kilobytes
+_MAX_RANKS = 2**20
 _NAME = re.compile(r"(.+)_(\d{1,9})_\d{17}_ascend_pt")
 _INFO_FILE = re.compile(r"profiler_info(?:_(\d{1,7}))?\.json")
 _DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
 # As `recording.capture` names captures: step-000003, step-000003-actor_update, step-000003-2.
 _WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
-# One of these is in every database of torch_npu or msprof with anything in it.
-_SIGNS = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
+# Every database of torch_npu or msprof with any rows has one of these tables.
+_KNOWN_TABLES = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
 _MAGIC = b"SQLite format 3\0"
 
 
@@ -38,14 +38,14 @@ class Capture:
     """One capture: one rank in one window.
 
     Attributes:
-        path: What stands for it: a directory ``*_ascend_pt``, or one of its files.
-        output: Folder of the analysed files, None where there are none.
+        path: A directory ``*_ascend_pt``, or one of its files.
+        output: Folder of the parsed files, None without.
         trace: Its ``trace_view.json``, if there is one.
         database: Its ``ascend_pytorch_profiler*.db``, if there is one.
-        rank: Global rank as the files tell it, None where none does.
-        info: What ``profiler_info*.json`` says.
-        metadata: What the program added: ``role`` and our own ``rlprof_*`` among it.
-        problems: What could not be read of that.
+        rank: Global rank, None if no file has it.
+        info: Content of ``profiler_info*.json``.
+        metadata: Content of ``profiler_metadata.json``, such as ``role`` and ``rlprof_*``.
+        problems: Files of these that could not be read.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class Capture:
     problems: tuple[str, ...] = ()
 
     def file(self, name: str) -> Path | None:
-        """Return one of the analysed files of the text format, None where it is not."""
+        """Return one of the parsed files of the text format, None if it is missing."""
         if self.output is None or (os.path.isfile(self.path) and self.trace is None):
             return None
         path = self.output / name
@@ -66,26 +66,26 @@ class Capture:
 
     @property
     def window(self) -> tuple[int, str]:
-        """First step of the window and its stage: 0 and "" where our recorder did not tell."""
+        """First step and stage of the window; 0 and "" if rlprof did not record the capture."""
         names = [self.metadata.get("rlprof_window"), self.path.parent.name, self.path.name]
         found = next((f for name in names if (f := _WINDOW.fullmatch(str(name)))), None)
         return (int(found[1]), found[2] or "") if found else (0, "")
 
     @property
     def host(self) -> str:
-        """Host as the name of the directory has it, "" where the program chose another name."""
+        """Host in the name of the directory, "" if the program chose another name."""
         found = _NAME.fullmatch(self.path.name)
         return found[1] if found else ""
 
     @property
     def pid(self) -> int:
-        """Process as the name of the directory has it, 0 where it does not."""
+        """Process id in the name of the directory, 0 if the program chose another name."""
         found = _NAME.fullmatch(self.path.name)
         return int(found[2]) if found else 0
 
     @property
     def began_ns(self) -> int:
-        """Wall-clock time of the start, 0 where it is not known."""
+        """Wall-clock time of the start, 0 if unknown."""
         end, start = self.info.get("end_info"), self.info.get("start_info")
         try:
             ran = end["MonotonicTimeEnd"] - start["start_monotonic"]  # type: ignore[index]
@@ -95,17 +95,17 @@ class Capture:
         return began if 0 < began < LARGEST_TIME else 0
 
     def option(self, name: str, block: str = "experimental_config") -> Any:
-        """Return what the profiler was told, None where the files do not say."""
+        """Return an option of the profiler, None if the files do not have it."""
         config = self.info.get("config")
         options = config.get(block) if isinstance(config, dict) else None
         return options.get(name) if isinstance(options, dict) else None
 
 
 def is_ascend(path: Path) -> bool:
-    """Tell whether a path is output of torch_npu.profiler, or a directory with such captures.
+    """Return whether a path is output of torch_npu.profiler, or a directory with such captures.
 
-    Known by name are ``*_ascend_pt``, the folder in it, ``trace_view.json`` and
-    ``ascend_pytorch_profiler*.db``; another SQLite file by its tables.
+    ``*_ascend_pt``, the folder in it, ``trace_view.json`` and ``ascend_pytorch_profiler*.db`` are
+    recognized by name, other SQLite files by their tables.
     """
     if os.path.isdir(path):
         return next(_folders(path, []), None) is not None
@@ -117,17 +117,19 @@ def is_ascend(path: Path) -> bool:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 return False
-        return "STRING_IDS" in (tables := SqliteTables(path).columns) and bool(_SIGNS & set(tables))
+        return "STRING_IDS" in (tables := SqliteTables(path).columns) and bool(
+            _KNOWN_TABLES & set(tables)
+        )
     except (OSError, TraceError):
         return False
 
 
 def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]:
-    """Return the captures that a path stands for, by name; a file stands for its format alone.
+    """Return the captures at a path by name; of a file only those of its format.
 
     Args:
-        path: What the user named.
-        remarks: Gets which folders were not looked into.
+        path: A directory or a file.
+        remarks: Skipped folders are appended.
 
     Raises:
         TraceError: There are none.
@@ -136,12 +138,12 @@ def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]
         remarks = [] if remarks is None else remarks
         found = [each for folder in sorted(_folders(path, remarks)) for each in _in_folder(folder)]
         if not found:
-            text = f"{path}: holds no output of torch_npu.profiler (no *{_ENDING})"
+            text = f"{path}: contains no output of torch_npu.profiler (*{_ENDING})"
             raise TraceError("; ".join([text, *remarks]))
         return found
     if not is_ascend(path):
         raise TraceError(
-            f"{path}: is no output of torch_npu.profiler: neither a {_TRACE} nor a database of its"
+            f"{path}: not an output of torch_npu.profiler (expected {_TRACE} or {_DATABASE})"
         )
     output = path.parent.absolute()
     folder = output.parent if output.name == OUTPUT else output
@@ -151,54 +153,56 @@ def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]
 
 
 def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:
-    """Yield the capture directories at and below a path, the near ones first.
+    """Yield the capture directories at and below a path, the nearest first.
 
-    Links are not followed, and captures in a run below are that run's.
+    Links are not followed, and captures inside a run directory are skipped.
     """
-    whole = path.resolve()
-    path = path if path.name == whole.name else whole  # "." has no name
-    if is_capture(path) or _holds_parts(path):
+    resolved = path.resolve()
+    path = path if path.name == resolved.name else resolved  # "." has no name
+    if is_capture(path) or _has_output_files(path):
         yield path
         return
     waiting, empty = deque([path]), 0
-    while waiting and empty < _MOST_EMPTY:
+    while waiting and empty < _MAX_EMPTY_FOLDERS:
         empty += 1
-        for each in _inside(waiting.popleft(), path, remarks):
+        for each in _subfolders(waiting.popleft(), path, remarks):
             if is_capture(each):
                 empty = 0
                 yield each
             else:
                 waiting.append(each)
     if waiting:
-        text = f"{len(waiting)} folders, as {waiting[0]}, are not looked into"
-        remarks.append(f"{text}: {_MOST_EMPTY:,} in a row hold no capture")
+        remarks.append(
+            f"skipped {len(waiting)} folders, such as {waiting[0]}: the last "
+            f"{_MAX_EMPTY_FOLDERS:,} folders contain no capture"
+        )
 
 
 def is_capture(path: Path) -> bool:
-    """Tell by names whether a directory is one capture, analysed or not."""
+    """Return whether a directory is one capture by its names, parsed or not."""
     return path.name == OUTPUT or path.name.endswith(_ENDING) or os.path.isdir(path / OUTPUT)
 
 
-def _inside(folder: Path, top: Path, remarks: list[str]) -> list[Path]:
-    """Return the folders in one, sorted: none of a run below the top."""
+def _subfolders(folder: Path, top: Path, remarks: list[str]) -> list[Path]:
+    """Return the folders in a folder, sorted; none of a run directory below the top."""
     try:
         with os.scandir(folder) as entries:
             found = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
     except OSError as error:
-        remarks.append(f"{folder}: is passed over, it cannot be read ({error.strerror})")
+        remarks.append(f"skipped {folder}: it cannot be read ({error.strerror})")
         return []
     return sorted(found) if folder == top or not rank_files(folder) else []
 
 
-def _holds_parts(path: Path) -> bool:
+def _has_output_files(path: Path) -> bool:
     return os.path.isfile(path / _TRACE) or any(path.glob(_DATABASE))
 
 
 def _in_folder(path: Path) -> list[Capture]:
-    """Return the captures of a directory: of ``*_ascend_pt`` or of the output folder in it.
+    """Return the captures of a directory ``*_ascend_pt``, or of the output folder in it.
 
-    That is one, and where several ranks wrote their databases into it one for each of them; what
-    else is there belongs to the rank that the files beside it tell, else to the first.
+    There is one for each database, as several ranks may write into one folder. All other files
+    belong to the rank in ``profiler_info*.json``, else to the first database.
     """
     inner = path / OUTPUT
     output = inner if os.path.isdir(inner) else path if _is_output(path) else None
@@ -207,8 +211,8 @@ def _in_folder(path: Path) -> list[Capture]:
     trace = output / _TRACE
     folder = output.absolute().parent if path.name == OUTPUT else path
     whole = Capture(path, output, trace if os.path.isfile(trace) else None, None)
-    told = _described(whole, folder).rank
-    databases = sorted(sorted(output.glob(_DATABASE)), key=lambda each: _number(each) != told)
+    rank = _described(whole, folder).rank
+    databases = sorted(sorted(output.glob(_DATABASE)), key=lambda each: _number(each) != rank)
     if len(databases) < 2:
         return [_described(replace(whole, database=next(iter(databases), None)), folder)]
     first = replace(whole, database=databases[0])
@@ -226,11 +230,11 @@ def _number(database: Path | None) -> int | None:
 
 
 def _is_output(path: Path) -> bool:
-    return path.name == OUTPUT or _holds_parts(path)
+    return path.name == OUTPUT or _has_output_files(path)
 
 
 def _described(capture: Capture, folder: Path) -> Capture:
-    """Add what the files beside the output say."""
+    """Add the rank, and the content of the JSON files in the directory."""
     problems: list[str] = []
     number = _number(capture.database)
     files = sorted(folder.glob("profiler_info*.json"))
@@ -250,15 +254,15 @@ def _described(capture: Capture, folder: Path) -> Capture:
 
 
 def _rank(value: Any) -> int | None:
-    """Return a rank that can be true; torch_npu writes it as a number or a text, -1 for none."""
+    """Return a valid rank; torch_npu writes a number or a text, and -1 for none."""
     text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < _MOST_RANKS else None
+    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < _MAX_RANKS else None
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MOST_JSON), type=dict[str, Any])
+            return msgspec.json.decode(file.read(_MAX_JSON_BYTES), type=dict[str, Any])
     except FileNotFoundError:
         return {}
     except (OSError, *NOT_JSON) as error:

@@ -1,28 +1,26 @@
-"""Collectives of an Ascend capture with their payload, and the stage and step of each."""
+"""Collectives of an Ascend capture with their payload, stage and step."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.capture import Recorded, read_tasks
-from lightning_rlprof.loaders.ascend.communication import COMMUNICATION
-from lightning_rlprof.loaders.ascend.hccl import group_hash, operation_in, payload
-from lightning_rlprof.loaders.ascend.kernels import kernels_of
-from lightning_rlprof.loaders.ascend.mstx import (
-    COLLECTIVES,
-    MARKS_WANTED,
-    Marks,
-    database_marks,
-    described,
-    trace_marks,
+from lightning_rlprof.loaders.ascend.capture import MarkedCapture, OpenCapture, read_marks
+from lightning_rlprof.loaders.ascend.kernels import place_tasks
+from lightning_rlprof.loaders.ascend.mstx import COLLECTIVES, parse_message
+from lightning_rlprof.loaders.ascend.summaries import collective_groups
+from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader, decode
+from lightning_rlprof.loaders.ascend.tasks import (
+    Calls,
+    Tasks,
+    collective_lanes,
+    find_near,
+    read_tasks,
 )
-from lightning_rlprof.loaders.ascend.table_parts import Cells, Frame, Opened, Part, coded
-from lightning_rlprof.loaders.ascend.tasks import Calls, Tasks, collective_lanes, places
-from lightning_rlprof.loaders.ascend.trace_view import Kept, read_trace_view
+from lightning_rlprof.loaders.ascend.trace_view import RowKind, read_trace_view
 from lightning_rlprof.loaders.ascend.units import scaled
-from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import NOWHERE
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct
@@ -44,11 +42,31 @@ _COLUMNS = (
     Column("step", "count"),
     Column("launch", "time", "ns"),
 )
+_BYTES = {  # of one element, by its type
+    **dict.fromkeys(("INT8", "UINT8", "HIF8", "FP8E4M3", "FP8E5M2", "FP8E8M0"), 1),
+    **dict.fromkeys(("INT16", "UINT16", "FP16", "BFP16"), 2),
+    **dict.fromkeys(("INT32", "UINT32", "FP32"), 4),
+    **dict.fromkeys(("INT64", "UINT64", "FP64"), 8),
+    "INT128": 16,
+}
+# hcom_allReduce__586_0_1: of the group whose hash ends in 586, its collective 0.
+_OPERATOR_NAME = re.compile(r"(?:hcom_|hccl)?([a-z]+)_*(?:(\d+)_(\d+)_\d+)?$", re.IGNORECASE)
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "receive": "recv",
+    "batchsendrecv": "batch_send_recv",
+}
+# HCCL counts the elements that one rank sends (HcclAllGather's sendCount) or receives
+# (HcclReduceScatter's recvCount). The other side is larger by the size of the group.
+_PER_RANK = re.compile("(all_gather|reduce_scatter|all_to_all)(_.*)?")
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
-    """Collectives by start, and what the files tell of each; group "" and dtype "" are not told."""
+class _Collectives:
+    """Collectives by start; an unknown group or dtype is ""."""
 
     tasks: Tasks
     group: list[str]
@@ -56,160 +74,134 @@ class _Told:
     count: Int64s
 
 
-def collectives_part(
-    recorded: Callable[[Opened], Recorded], filled: Callable[[Recorded, Kernels], Kernels]
-) -> Part:
-    """Return the table of collectives: one row per operation, with what it carried.
+def collectives_reader(
+    marked: Callable[[OpenCapture], MarkedCapture],
+    fill: Callable[[MarkedCapture, Kernels], Kernels],
+) -> TableReader:
+    """Return the reader of the table of collectives: one row per operation, with its payload.
 
-    The group is a text with the same number on all of its ranks. ``number`` is the one in the
-    operator's name. Bytes are the larger of what this rank gave and got.
+    The group is a text that is the same on all of its ranks. ``number`` is the one in the
+    operator's name. Bytes are the larger of what this rank sent and received.
 
     Args:
-        recorded: Gives the ranges of a capture.
-        filled: Adds stage and step where the capture knows neither; times are since 1970.
+        marked: Returns the ranges of a capture.
+        fill: Adds stage and step if the capture marks neither; times are since 1970.
     """
 
-    def read(opened: Opened) -> tuple[Frame, list[str]]:
-        told = _told(opened)
-        if told is None:
-            return {column.name: np.empty(0, np.int64) for column in _COLUMNS[:1]}, [_NOTHING]
-        capture = recorded(opened)
-        kernels, remarks = kernels_of(
-            told.tasks, capture.ranges, opened.rank, opened.capture.window
+    def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+        found = _read(opened)
+        if found is None:
+            return {"device": np.empty(0, np.int64)}, ["this capture has no collectives"]
+        capture = marked(opened)
+        kernels, remarks = place_tasks(
+            found.tasks, capture.ranges, opened.rank, opened.capture.window
         )
-        return _frame(opened, told, filled(capture, kernels)), remarks
+        return _frame(opened, found, fill(capture, kernels)), remarks
 
-    return Part(_COLUMNS, _has, read, frozenset({"start", "launch"}))
-
-
-_NOTHING = "no collectives in it"
-
-
-def _has(opened: Opened) -> bool:
-    known = opened.has(_OPERATORS) or opened.has(_MARKS)
-    return known or opened.capture.trace is not None
+    return TableReader(
+        _COLUMNS,
+        lambda opened: opened.has(_OPERATORS) or opened.has(_MARKS) or opened.trace is not None,
+        read,
+    )
 
 
-def _told(opened: Opened) -> _Told | None:
-    """Read the best source there is, None where no collective is in any."""
+def _read(opened: OpenCapture) -> _Collectives | None:
+    """Read the collectives on the device, else those that HCCL marks; None without any."""
     if opened.has(_OPERATORS):
-        return _from_database(opened, opened.database)  # type: ignore[arg-type]
-    if opened.capture.trace is not None and (told := _from_trace(opened)) is not None:
-        return told
-    return _from_marks(opened)
+        return _from_database(opened)
+    return (_from_trace(opened) if opened.trace is not None else None) or _from_marks(opened)
 
 
-def _from_database(opened: Opened, database: SqliteTables) -> _Told:
+def _from_database(opened: OpenCapture) -> _Collectives:
+    database: Any = opened.database
     names = ("opName", "startNs", "endNs", "groupName", "dataType", "count")
     rows = database.numbers(_OPERATORS, *names)
     sound = (rows["startNs"] > 0) & (rows["endNs"] >= rows["startNs"])
     order = np.argsort(rows["startNs"], kind="stable")
     rows = {name: column[order[sound[order]]] for name, column in rows.items()}
     types = database.strings(rows["dataType"], "ENUM_HCCL_DATA_TYPE", "name")
-    name = coded(database, rows["opName"])
-    return _Told(
-        _launched(read_tasks(opened)[0], name, rows["startNs"], rows["endNs"]),
-        [group_hash(each) for each in _spelled(coded(database, rows["groupName"]))],
+    name = decode(database, rows["opName"])
+    return _Collectives(
+        _matching_tasks(read_tasks(opened)[0], name, rows["startNs"], rows["endNs"]),
+        [group_hash(each) for each in _texts_of(decode(database, rows["groupName"]))],
         [types.get(each, "") for each in rows["dataType"].tolist()],
         rows["count"],
     )
 
 
-def _from_trace(opened: Opened) -> _Told | None:
-    """Read the lanes of the groups; which groups these are stands in the analysis alone."""
-    view = read_trace_view(opened.capture.trace, Kept.COLLECTIVES)  # type: ignore[arg-type]
-    rows = view.tables[Kept.COLLECTIVES]
+def _from_trace(opened: OpenCapture) -> _Collectives | None:
+    """Read the lanes of the groups; only CANN's analysis has the whole identifier of a group."""
+    view = read_trace_view(opened.trace, RowKind.COLLECTIVES)  # type: ignore[arg-type]
+    rows = view.tables[RowKind.COLLECTIVES]
     keep = np.flatnonzero(np.isin(rows["lane"], collective_lanes(view)))
     keep = keep[np.argsort(rows["start_ns"][keep], kind="stable")]
     if not len(keep):
         return None
     rows = {name: column[keep] for name, column in rows.items()}
     name = distinct(rows["name"], view.names)
-    groups = _analysed_groups(opened)
-    return _Told(
-        _launched(read_tasks(opened)[0], name, rows["start_ns"], rows["end_ns"]),
-        [groups.get(each, "") for each in _spelled(name)],
+    groups = collective_groups(opened)
+    return _Collectives(
+        _matching_tasks(read_tasks(opened)[0], name, rows["start_ns"], rows["end_ns"]),
+        [groups.get(each, "") for each in _texts_of(name)],
         [view.names[code] if code >= 0 else "" for code in rows["kind"].tolist()],
         rows["count"],
     )
 
 
-def _analysed_groups(opened: Opened) -> dict[str, str]:
-    """Return the group of each operator by name, as far as an analysis tells it."""
-    try:
-        frame = COMMUNICATION.read(opened)[0]
-    except TraceError:  # the table that is read of it says so
-        return {}
-    if "group" not in frame:
-        return {}
-    return dict(zip(_spelled(frame["operator"]), _spelled(frame["group"]), strict=True))
-
-
-def _marks(opened: Opened) -> Marks | None:
-    if opened.has(_MARKS):
-        return database_marks(opened.database)  # type: ignore[arg-type]
-    if opened.capture.trace is None:
-        return None
-    return trace_marks(read_trace_view(opened.capture.trace, *MARKS_WANTED))
-
-
-def _from_marks(opened: Opened) -> _Told | None:
-    """Read what HCCL marks of itself, which is all that there is below level0."""
-    marks = _marks(opened)
+def _from_marks(opened: OpenCapture) -> _Collectives | None:
+    """Read the marks of HCCL, the only record of collectives below level0."""
+    marks = read_marks(opened)
     if marks is None:
         return None
-    shown = marks.shadow_start_ns != UNKNOWN
-    start = np.where(shown, marks.shadow_start_ns, marks.start_ns)
+    on_device = marks.device_start_ns != UNKNOWN
+    start = np.where(on_device, marks.device_start_ns, marks.start_ns)
     keep = np.flatnonzero([marks.texts[code] == COLLECTIVES for code in marks.domain.tolist()])
     keep = keep[np.argsort(start[keep], kind="stable")]
     if not len(keep):
         return None
-    said = [described(marks.texts[code]) for code in marks.name[keep].tolist()]
-    text = [[str(each.get(key, "")) for each in said] for key in ("opName", "groupName")]
+    messages = [parse_message(marks.texts[code]) for code in marks.name[keep].tolist()]
+    names, groups = (
+        [str(each.get(key, "")) for each in messages] for key in ("opName", "groupName")
+    )
     unknown = np.full(len(keep), UNKNOWN)
     tasks = Tasks(
         start[keep],
-        np.where(shown, marks.shadow_end_ns, marks.end_ns)[keep],
+        np.where(on_device, marks.device_end_ns, marks.end_ns)[keep],
         unknown,
         unknown,
-        _coded(text[0]),
+        _coded(names),
         unknown,
         Calls(marks.start_ns[keep], marks.thread[keep]),
         Calls(unknown, np.full(len(keep), NOWHERE)),
         [],
     )
-    types = [str(each.get("dataType", "")).upper() for each in said]
-    count = scaled([str(each.get("count")) for each in said], 1)
-    return _Told(tasks, list(map(group_hash, text[1])), types, count)
+    types = [str(each.get("dataType", "")).upper() for each in messages]
+    count = scaled([str(each.get("count")) for each in messages], 1)
+    return _Collectives(tasks, list(map(group_hash, groups)), types, count)
 
 
-def _launched(tasks: Tasks, name: Coded, start: Int64s, end: Int64s) -> Tasks:
-    """Return collectives with what is known of the same among all tasks, by name and start."""
+def _matching_tasks(tasks: Tasks, name: Coded, start: Int64s, end: Int64s) -> Tasks:
+    """Return collectives with device, stream, step and launch of the tasks that they are.
+
+    Rows match by name and start.
+    """
     codes, texts = tasks.name
-    own = {text: code for code, text in enumerate(name[1])}
-    place = np.array([*(own.get(text, -1) for text in texts), -1], np.int64)[codes]
-    rows = np.flatnonzero(place >= 0)
-    at = np.append(rows, -1)[places(tasks.start_ns[rows], start)]
-    at = np.where(np.append(place, -2)[at] == name[0], at, -1)
-
-    def calls(own: Calls) -> Calls:
-        return Calls(
-            np.append(own.time_ns, UNKNOWN)[at],
-            np.append(own.thread, NOWHERE)[at],
-            None if own.length_ns is None else np.append(own.length_ns, UNKNOWN)[at],
-        )
-
+    code_of = {text: code for code, text in enumerate(name[1])}
+    translated = np.array([*(code_of.get(text, -1) for text in texts), -1], np.int64)[codes]
+    rows = np.flatnonzero(translated >= 0)
+    at = np.append(rows, -1)[find_near(tasks.start_ns[rows], start)]
+    at = np.where(np.append(translated, -2)[at] == name[0], at, -1)
     device, stream, step = (
-        np.append(own, UNKNOWN)[at] for own in (tasks.device, tasks.stream, tasks.step)
+        np.append(column, UNKNOWN)[at] for column in (tasks.device, tasks.stream, tasks.step)
     )
-    both = (calls(tasks.torch), calls(tasks.cann))
-    return Tasks(start, end, device, stream, name, step, *both, [])
+    calls = (tasks.torch.at(at), tasks.cann.at(at))
+    return Tasks(start, end, device, stream, name, step, *calls, [])
 
 
-def _frame(opened: Opened, told: _Told, kernels: Kernels) -> Frame:
-    names = [operation_in(name) for name in _spelled(kernels.name)]
-    group = [own or end for own, (_, end, _) in zip(told.group, names, strict=True)]
-    sizes = _sizes(opened)
+def _frame(opened: OpenCapture, found: _Collectives, kernels: Kernels) -> Frame:
+    names = [parse_operator_name(name) for name in _texts_of(kernels.name)]
+    group = [known or end for known, (_, end, _) in zip(found.group, names, strict=True)]
+    sizes = _group_sizes(opened)
     size = np.array([sizes.get(each, UNKNOWN) for each in group], np.int64)
     operation = [name for name, _, _ in names]
     frame: dict[str, Cells] = {
@@ -219,8 +211,8 @@ def _frame(opened: Opened, told: _Told, kernels: Kernels) -> Frame:
         "group": _coded(group),
         "group size": size,
         "number": np.array([number for _, _, number in names], np.int64),
-        "bytes": payload(operation, told.dtype, told.count, size),
-        "dtype": _coded(told.dtype),
+        "bytes": payload(operation, found.dtype, found.count, size),
+        "dtype": _coded(found.dtype),
         "start": kernels.start_ns,
         "duration": kernels.end_ns - kernels.start_ns,
         "stage": kernels.stage,
@@ -229,8 +221,8 @@ def _frame(opened: Opened, told: _Told, kernels: Kernels) -> Frame:
     return frame if kernels.launch_ns is None else {**frame, "launch": kernels.launch_ns}
 
 
-def _sizes(opened: Opened) -> dict[str, int]:
-    """Return how many ranks each group has, by its hash, as the program told torch_npu."""
+def _group_sizes(opened: OpenCapture) -> dict[str, int]:
+    """Return the number of ranks of each group, by its hash, as the program passed them."""
     groups = opened.capture.metadata.get("parallel_group_info")
     found = {}
     for name, group in groups.items() if isinstance(groups, dict) else ():
@@ -240,12 +232,79 @@ def _sizes(opened: Opened) -> dict[str, int]:
     return found
 
 
-def _spelled(column: Cells) -> list[str]:
+def _texts_of(column: Coded) -> list[str]:
     codes, texts = column
     return [texts[code] if code >= 0 else "" for code in codes.tolist()]
 
 
 def _coded(texts: list[str]) -> Coded:
-    """Return texts as a column in which the empty one is not known."""
+    """Return texts as a column in which "" is unknown."""
     codes, names = distinct(np.arange(len(texts)), texts)
     return np.where(np.array(texts, object) == "", -1, codes), names
+
+
+def group_hash(name: str) -> str:
+    """Return the number by which CANN's analysis identifies a communicator.
+
+    Example::
+
+        >>> group_hash("90.91.105.46%enp189s0f0_60000_0_1736410538306028")
+        '17148521525495523210'
+    """
+    if name.isdecimal():
+        return name
+    high = low = 0
+    for character in name:
+        high = (high * 29 + ord(character)) & 0xFFFFFFFF
+        low = (low * 131 + ord(character)) & 0xFFFFFFFF
+    return str(high << 32 | low) if name else ""
+
+
+def parse_operator_name(name: str) -> tuple[str, str, int]:
+    """Return the operation in an operator's name, the end of its group's hash, and its number.
+
+    Example::
+
+        >>> parse_operator_name("hcom_allReduce__586_3_1")
+        ('all_reduce', '586', 3)
+        >>> parse_operator_name("HcclAlltoAllV")[0], parse_operator_name("hcom_receive_")[0]
+        ('all_to_all_v', 'recv')
+    """
+    found = _OPERATOR_NAME.match(name)
+    if found is None:
+        return name, "", UNKNOWN
+    word = found[1].lower()
+    for spelling, operation in _OPERATIONS.items():
+        if word.startswith(spelling):
+            word = "_".join(filter(None, (operation, word[len(spelling) :])))
+            break
+    number = int(found[3]) if found[3] and len(found[3]) < 18 else UNKNOWN
+    return word, found[2] or "", number
+
+
+def payload(operation: Sequence[str], dtype: Sequence[str], count: Int64s, size: Int64s) -> Int64s:
+    """Return the bytes of each collective: the larger of what this rank sent and received.
+
+    `UNKNOWN` if the type, the count or a required group size is unknown, and if counts differ by
+    peer.
+
+    Args:
+        operation: As `parse_operator_name` returns them; shape (collectives,), as all others.
+        dtype: HCCL's name of the element type.
+        count: Number of elements.
+        size: Number of ranks in the group, `UNKNOWN` without.
+
+    Example::
+
+        >>> counts, ranks = np.array([10, 10, 10]), np.array([8, 8, UNKNOWN])
+        >>> names, types = ("all_reduce", "all_gather", "reduce_scatter"), ["FP16"] * 3
+        >>> payload(names, types, counts, ranks)[:2].tolist()
+        [20, 160]
+    """
+    element = np.array([_BYTES.get(name, 0) for name in dtype], np.int64)
+    times = np.ones_like(element)
+    for row, found in enumerate(map(_PER_RANK.fullmatch, operation)):
+        if found:
+            times[row] = 0 if found[2] else max(int(size[row]), 0)
+    sound = (count >= 0) & (count < 2**40) & (element > 0) & (times > 0) & (times < 2**20)
+    return np.where(sound, count * element * times, UNKNOWN)

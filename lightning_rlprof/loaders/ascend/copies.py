@@ -1,28 +1,27 @@
-"""Copies of an Ascend capture, between host and device and on a device, with what launched them."""
+"""Copies of an Ascend capture between host and device and on the device, and their launches."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.ascend.capture import Recorded
-from lightning_rlprof.loaders.ascend.kernels import kernels_of
-from lightning_rlprof.loaders.ascend.table_parts import Cells, Frame, Opened, Part, coded
+from lightning_rlprof.loaders.ascend.capture import MarkedCapture, OpenCapture
+from lightning_rlprof.loaders.ascend.kernels import place_tasks
+from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader, decode
 from lightning_rlprof.loaders.ascend.tasks import (
     Tasks,
     database_calls,
     database_queue,
-    handed_over,
+    enqueuing_calls,
+    find_near,
     hardware_lanes,
     lane_devices,
-    places,
     trace_calls,
     trace_queue,
 )
-from lightning_rlprof.loaders.ascend.trace_view import COPIES, Kept, read_trace_view
+from lightning_rlprof.loaders.ascend.trace_view import COPIES, RowKind, read_trace_view
 from lightning_rlprof.loaders.ascend.units import plausible
-from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct
 from lightning_rlprof.tables.table import Column
@@ -42,10 +41,10 @@ _COLUMNS = (
 )
 _TABLE, _INFO, _OPERATIONS = "TASK", "MEMCPY_INFO", "ENUM_MEMCPY_OPERATION"
 _TIMES = ("startNs", "endNs", "deviceId", "streamId", "connectionId")
-# Tasks that are parts of others, whatever their type is.
+# Tasks of kernels and collectives; some of them have the type of a copy.
 _OTHERS = ("COMPUTE_TASK_INFO", "COMMUNICATION_TASK_INFO")
 _NO_STREAM = 2**32 - 1
-# As CANN spells from where to where; managed memory and "other" tell neither.
+# CANN's names of directions; managed memory and "other" have none.
 _DIRECTIONS = {
     "host to host": "HtoH",
     "host to device": "HtoD",
@@ -55,12 +54,12 @@ _DIRECTIONS = {
     "device to device": "DtoD",
     "addr device to device": "DtoD",
 }
-# The first copies between memories of devices, the other one from a host or to it.
+# The first copies between devices, the second from or to a host.
 _ENGINES = {"SDMA_SQE": "DtoD", "PCIE_DMA_SQE": "PCIe"}
 
 
-class _Told(NamedTuple):
-    """Copies by start: what ran, what engine did, CANN's word for the direction, and bytes."""
+class _Copies(NamedTuple):
+    """Copies by start: tasks, their engine, CANN's name of the direction, and bytes."""
 
     tasks: Tasks
     engine: Coded
@@ -68,97 +67,102 @@ class _Told(NamedTuple):
     size: Int64s
 
 
-def copies_part(
-    recorded: Callable[[Opened], Recorded], filled: Callable[[Recorded, Kernels], Kernels]
-) -> Part:
-    """Return the table of copies, without those that are parts of a collective.
+def copies_reader(
+    marked: Callable[[OpenCapture], MarkedCapture],
+    fill: Callable[[MarkedCapture, Kernels], Kernels],
+) -> TableReader:
+    """Return the reader of the table of copies, without those inside collectives.
 
-    ``kind`` is ``HtoD``, ``DtoH``, ``DtoD`` or ``HtoH``, and ``PCIe`` where it went that way and
-    CANN does not say from where to where; the database says neither, nor are there ``bytes``,
-    where CANN was not asked for the calls of its runtime.
+    ``kind`` is ``HtoD``, ``DtoH``, ``DtoD`` or ``HtoH``, and ``PCIe`` if only the engine is known.
+    CANN records direction and ``bytes`` only together with the calls of its runtime. Without them
+    a database has neither, and a trace the engine alone.
 
     Args:
-        recorded: Gives the ranges of a capture.
-        filled: Adds stage and step where the capture knows neither; times are since 1970.
+        marked: Returns the ranges of a capture.
+        fill: Adds stage and step if the capture marks neither; times are since 1970.
     """
 
-    def read(opened: Opened) -> tuple[Frame, list[str]]:
-        told, problems = _told(opened)
-        capture = recorded(opened)
-        kernels, remarks = kernels_of(
-            told.tasks, capture.ranges, opened.rank, opened.capture.window
+    def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+        copies, problems = (
+            (_from_database(opened), []) if _in_database(opened) else _from_trace(opened)
         )
-        said = [text.replace("kernels", "copies") for text in remarks] if len(told.size) else []
-        return _frame(opened, told, filled(capture, kernels)), [*problems, *said]
+        capture = marked(opened)
+        kernels, remarks = place_tasks(
+            copies.tasks, capture.ranges, opened.rank, opened.capture.window
+        )
+        if len(copies.size):
+            problems = [*problems, *(text.replace("kernels", "copies") for text in remarks)]
+        return _frame(opened, copies, fill(capture, kernels)), problems
 
-    return Part(_COLUMNS, _has, read, frozenset({"start", "launch"}))
+    return TableReader(
+        _COLUMNS,
+        lambda opened: _in_database(opened) or opened.trace is not None,
+        read,
+    )
 
 
-def _has(opened: Opened) -> bool:
-    return opened.has(_TABLE, "taskType") or opened.capture.trace is not None
+def _in_database(opened: OpenCapture) -> bool:
+    return opened.has(_TABLE, "taskType")
 
 
-def _told(opened: Opened) -> tuple[_Told, list[str]]:
-    if opened.has(_TABLE, "taskType"):
-        return _from_database(opened.database), []  # type: ignore[arg-type]
-    return _from_trace(opened)
-
-
-def _from_database(database: SqliteTables) -> _Told:
+def _from_database(opened: OpenCapture) -> _Copies:
+    database: Any = opened.database
     rows = database.numbers(_TABLE, *_TIMES, "globalTaskId", "taskType")
-    code, types = coded(database, rows["taskType"])
+    code, types = decode(database, rows["taskType"])
     keep = np.isin(code, [at for at, text in enumerate(types) if text in COPIES])
     number = rows["globalTaskId"]
     for table in _OTHERS:
-        own = database.numbers(table, "globalTaskId")["globalTaskId"]
-        keep &= (number == UNKNOWN) | ~np.isin(number, own)
-    at = _in_order(keep, rows["startNs"], rows["endNs"])
+        others = database.numbers(table, "globalTaskId")["globalTaskId"]
+        keep &= (number == UNKNOWN) | ~np.isin(number, others)
+    at = _by_start(keep, rows["startNs"], rows["endNs"])
     start, end, device, stream, connection = (rows[name][at] for name in _TIMES)
     info = database.numbers(_INFO, "globalTaskId", "size", "memcpyOperation")
-    told = places(info["globalTaskId"], number[at], slack=0)
-    size, operation = (np.append(info[name], UNKNOWN)[told] for name in ("size", "memcpyOperation"))
-    direction = coded(database, operation, _OPERATIONS, "name")
+    described = find_near(info["globalTaskId"], number[at], slack=0)
+    size, operation = (
+        np.append(info[name], UNKNOWN)[described] for name in ("size", "memcpyOperation")
+    )
+    direction = decode(database, operation, _OPERATIONS, "name")
     stream = np.where(stream == _NO_STREAM, UNKNOWN, stream)
     engine = distinct(code[at], types)
     unknown = np.full(len(at), UNKNOWN)
     torch, cann = database_calls(database, connection, start)
-    called = (handed_over(torch, cann, database_queue(database)), cann)
-    tasks = Tasks(start, end, device, stream, engine, unknown, *called, [])
-    return _Told(tasks, engine, direction, np.where(size >= 0, size, UNKNOWN))
+    calls = (enqueuing_calls(torch, cann, database_queue(database)), cann)
+    tasks = Tasks(start, end, device, stream, engine, unknown, *calls, [])
+    return _Copies(tasks, engine, direction, np.where(size >= 0, size, UNKNOWN))
 
 
-def _from_trace(opened: Opened) -> tuple[_Told, list[str]]:
-    wanted = (Kept.COPIES, Kept.FLOWS, Kept.QUEUE)
-    view = read_trace_view(opened.capture.trace, *wanted)  # type: ignore[arg-type]
-    rows = view.tables[Kept.COPIES]
+def _from_trace(opened: OpenCapture) -> tuple[_Copies, list[str]]:
+    wanted = (RowKind.COPIES, RowKind.FLOWS, RowKind.QUEUE)
+    view = read_trace_view(opened.trace, *wanted)  # type: ignore[arg-type]
+    rows = view.tables[RowKind.COPIES]
     keep = np.isin(rows["lane"], hardware_lanes(view))
-    at = _in_order(keep, rows["start_ns"], rows["end_ns"])
+    at = _by_start(keep, rows["start_ns"], rows["end_ns"])
     rows = {name: column[at] for name, column in rows.items()}
+    start, end = rows["start_ns"], rows["end_ns"]
     engine = distinct(rows["kind"], view.names)
     stream = np.where(rows["stream"] < 0, UNKNOWN, rows["stream"])
     device = lane_devices(view)[rows["lane"]]
-    unknown = np.full(len(at), UNKNOWN)
-    torch, cann = trace_calls(view, rows["start_ns"])
-    called = (handed_over(torch, cann, trace_queue(view)), cann)
-    tasks = Tasks(rows["start_ns"], rows["end_ns"], device, stream, engine, unknown, *called, [])
-    told = _Told(tasks, engine, distinct(rows["direction"], view.names), rows["bytes"])
-    return told, view.problems
+    torch, cann = trace_calls(view, start)
+    calls = (enqueuing_calls(torch, cann, trace_queue(view)), cann)
+    tasks = Tasks(start, end, device, stream, engine, np.full(len(at), UNKNOWN), *calls, [])
+    copies = _Copies(tasks, engine, distinct(rows["direction"], view.names), rows["bytes"])
+    return copies, view.problems
 
 
-def _in_order(keep: npt.NDArray[np.bool_], start: Int64s, end: Int64s) -> Int64s:
-    """Return some rows by start, without those whose times cannot be true."""
+def _by_start(keep: npt.NDArray[np.bool_], start: Int64s, end: Int64s) -> Int64s:
+    """Return the rows to keep by start, without those with impossible times."""
     ordered = (start > 0) & (end >= start)
     rows = np.flatnonzero(keep & plausible(start, np.where(ordered, end - start, UNKNOWN)))
     found: Int64s = rows[np.argsort(start[rows], kind="stable")]
     return found
 
 
-def _frame(opened: Opened, told: _Told, kernels: Kernels) -> Frame:
+def _frame(opened: OpenCapture, copies: _Copies, kernels: Kernels) -> Frame:
     frame: dict[str, Cells] = {
         "device": np.where(kernels.device == UNKNOWN, opened.device, kernels.device),
         "stream": kernels.stream,
-        "kind": _kinds(told),
-        "bytes": told.size,
+        "kind": _kinds(copies),
+        "bytes": copies.size,
         "start": kernels.start_ns,
         "duration": kernels.end_ns - kernels.start_ns,
         "stage": kernels.stage,
@@ -172,11 +176,11 @@ def _frame(opened: Opened, told: _Told, kernels: Kernels) -> Frame:
     return frame | {name: column for name, column in calls.items() if column is not None}
 
 
-def _kinds(told: _Told) -> Coded:
-    """Return from where to where each copies, by CANN's word, else by the engine."""
+def _kinds(copies: _Copies) -> Coded:
+    """Return the direction of each copy by CANN's name, else by the engine."""
     kinds = [*dict.fromkeys((*_DIRECTIONS.values(), *_ENGINES.values()))]
-    by_word, by_engine = (
+    by_name, by_engine = (
         np.array([*(kinds.index(words[text]) if text in words else -1 for text in texts), -1])[code]
-        for (code, texts), words in ((told.direction, _DIRECTIONS), (told.engine, _ENGINES))
+        for (code, texts), words in ((copies.direction, _DIRECTIONS), (copies.engine, _ENGINES))
     )
-    return distinct(np.where(by_word < 0, by_engine, by_word), kinds)
+    return distinct(np.where(by_name < 0, by_engine, by_name), kinds)

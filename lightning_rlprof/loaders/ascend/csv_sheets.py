@@ -1,4 +1,4 @@
-"""CSV files of torch_npu's analysis as columns, found by their headings."""
+"""CSV files of torch_npu as columns, found by their headings."""
 
 import csv
 from collections import Counter
@@ -14,17 +14,18 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN
 
 _ROWS = 16_384  # at a time as Python objects
-_NOTHING = ("", "N/A")
+_EMPTY = ("", "N/A")
 Convert = Callable[[list[str]], Int64s]
 
 
 class Sheet:
-    """Columns of one file: ``numbers`` by heading, ``texts`` with codes of what they say.
+    """Columns of one file by heading.
 
     Attributes:
-        numbers: Integers, `UNKNOWN` where there is none; a heading that the file lacks is absent.
-        texts: Codes per row and the text of each; below 0 for an empty cell or "N/A".
+        numbers: Integers, `UNKNOWN` for other cells; headings that the file lacks are absent.
+        texts: Code per row and the text of each code; -1 for an empty cell or "N/A".
         problems: What was lost.
+        length: Number of rows.
     """
 
     def __init__(self) -> None:
@@ -34,31 +35,31 @@ class Sheet:
         self.length = 0
 
     def number(self, name: str) -> Int64s:
-        """Return a column of integers, all `UNKNOWN` where the file lacks it."""
+        """Return a column of integers, all `UNKNOWN` if the file lacks it."""
         return self.numbers.get(name, np.full(self.length, UNKNOWN))
 
     def text(self, name: str) -> tuple[Int64s, list[str]]:
-        """Return a column of texts, all -1 where the file lacks it."""
+        """Return a column of texts, all -1 if the file lacks it."""
         return self.texts.get(name, (np.full(self.length, -1), []))
 
 
 def microseconds(cells: list[str]) -> Int64s:
-    """Turn microseconds into nanoseconds."""
+    """Convert microseconds to nanoseconds."""
     return units([cell.encode() for cell in cells])
 
 
 def whole(cells: list[str]) -> Int64s:
-    """Turn texts into the integers that they stand for."""
+    """Convert texts to integers."""
     return scaled(cells, 1)
 
 
 def kibibytes(cells: list[str]) -> Int64s:
-    """Turn multiples of 1,024 bytes into bytes."""
+    """Convert units of 1,024 bytes to bytes."""
     return scaled(cells, 2**10)
 
 
 def mebibytes(cells: list[str]) -> Int64s:
-    """Turn multiples of 1,048,576 bytes into bytes."""
+    """Convert units of 1,048,576 bytes to bytes."""
     return scaled(cells, 2**20)
 
 
@@ -72,10 +73,10 @@ def read_sheet(
 
     Args:
         path: The file.
-        numbers: What to make of each column, by its heading in small letters and without blanks
-            and underscores: versions differ in those.
-        texts: Columns that stay texts, named the same way.
-        needed: Columns that every version writes; one that the file lacks is a problem.
+        numbers: How to convert each column, by its heading in lower case without blanks and
+            underscores, as versions differ in those.
+        texts: Columns of texts, named the same way.
+        needed: Columns that every version writes; missing ones are problems.
 
     Raises:
         TraceError: The file cannot be read.
@@ -83,8 +84,8 @@ def read_sheet(
     sheet = Sheet()
     lines = _lines(path, sheet.problems)
     headings = next(lines, [])
-    lacking = [name for name in needed if name not in headings] if headings else []
-    sheet.problems += [f"lacks the column {name}" for name in lacking]
+    missing = [name for name in needed if name not in headings] if headings else []
+    sheet.problems += [f"has no column {name}" for name in missing]
     _fill(sheet, _batches(lines, len(headings), sheet), headings, (numbers, texts))
     return sheet
 
@@ -101,13 +102,16 @@ def _fill(
     parts: dict[str, list[Int64s]] = {name: [] for name in (*numbers, *texts) if name in place}
     unread: Counter[str] = Counter()
     for rows in batches:
-        for name, own in parts.items():
+        for name, columns in parts.items():
             cells = [row[place[name]] for row in rows]
-            own.append(_coded(cells, codes[name]) if name in codes else numbers[name](cells))
-            unread[name] += 0 if name in codes else _unreadable(cells, own[-1])
-    sheet.problems += [f"{n} cells of {name} cannot be read" for name, n in unread.items() if n]
-    for name, own in parts.items():
-        joined = np.concatenate([np.empty(0, np.int64), *own])
+            column = _coded(cells, codes[name]) if name in codes else numbers[name](cells)
+            columns.append(column)
+            unread[name] += 0 if name in codes else _unreadable(cells, column)
+    sheet.problems += [
+        f"skipped {n} cells of {name} that cannot be read" for name, n in unread.items() if n
+    ]
+    for name, columns in parts.items():
+        joined = np.concatenate([np.empty(0, np.int64), *columns])
         if name in codes:
             sheet.texts[name] = (joined, list(codes[name]))
         else:
@@ -130,35 +134,35 @@ def _batches(lines: Iterator[list[str]], width: int, sheet: Sheet) -> Iterator[l
     if rows:
         yield rows
     if lost:
-        sheet.problems.append(f"{lost} rows are left out: they are cut off or damaged")
+        sheet.problems.append(f"skipped {lost} rows that are cut off or damaged")
 
 
 def _unreadable(cells: list[str], read: Int64s) -> int:
-    """Count the cells that say something, and no number."""
+    """Count the cells that are neither empty nor a number."""
     unknown = np.flatnonzero(read == UNKNOWN).tolist()
-    return sum(cells[at].strip() not in _NOTHING for at in unknown)
+    return sum(cells[at].strip() not in _EMPTY for at in unknown)
 
 
 def _coded(cells: list[str], codes: dict[str, int]) -> Int64s:
     texts = (cell.strip() for cell in cells)
-    own = (-1 if text in _NOTHING else codes.setdefault(text, len(codes)) for text in texts)
-    return np.fromiter(own, np.int64, len(cells))
+    found = (-1 if text in _EMPTY else codes.setdefault(text, len(codes)) for text in texts)
+    return np.fromiter(found, np.int64, len(cells))
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:
-    """Yield the headings, then the rows; a last line without an end is cut off, so it is none."""
+    """Yield the headings, then the rows; a last line without an end is cut off and skipped."""
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             rows: Any = csv.reader(_whole_lines(file, problems))
             first: list[str] = next(rows, [])
             if not first:
-                problems.append("empty: it lacks even its headings")
+                problems.append("is empty")
             while first and not first[-1].strip():  # a comma at the end
                 first.pop()
             yield ["".join(cell.lower().replace("_", " ").split()) for cell in first]
             yield from rows
     except csv.Error as error:
-        problems.append(f"damaged: read up to there ({error})")
+        problems.append(f"is damaged; read up to the damage ({error})")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -166,6 +170,6 @@ def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:
 def _whole_lines(file: TextIO, problems: list[str]) -> Iterator[str]:
     for line in file:
         if not line.endswith(("\n", "\r")):
-            problems.append("cut off: its last row is left out")
+            problems.append("is cut off; skipped its last row")
             return
         yield line

@@ -4,42 +4,55 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.loaders.ascend.capture import MarkedCapture
 from lightning_rlprof.loaders.ascend.mstx import Ranges
-from lightning_rlprof.loaders.ascend.tasks import Calls, Tasks
+from lightning_rlprof.loaders.ascend.tasks import Calls, Tasks, read_tasks
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, Stages, stages_at
-from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, distinct
 
-_MARK = KINDS.index("mark")
 
-
-class _Place(NamedTuple):
+class _Places(NamedTuple):
     """What each task belongs to: codes of names, -1 without, and the step, 0 without."""
 
     stage: Int64s
     step: Int64s
     range: Int64s
 
-    def filled(self, rows: Mask, other: "_Place") -> "_Place":
-        """Return these, and at some rows the other ones."""
+    def replaced(self, rows: Mask, other: "_Places") -> "_Places":
+        """Return these places, with those of another at some rows."""
         columns = zip(self, other, strict=True)
-        return _Place(*(np.where(rows, theirs, own) for own, theirs in columns))
+        return _Places(*(np.where(rows, new, old) for old, new in columns))
 
 
-def kernels_of(
+def read_kernels(marked: MarkedCapture) -> tuple[Kernels, list[str]]:
+    """Return the kernels of a capture, times since 1970, and remarks on them.
+
+    Raises:
+        TraceError: The files cannot be read.
+    """
+    opened = marked.opened
+    tasks, remarks = read_tasks(opened)
+    kernels, more = place_tasks(tasks, marked.ranges, opened.rank, opened.capture.window)
+    return kernels, [*remarks, *more]
+
+
+def place_tasks(
     tasks: Tasks, ranges: Ranges, rank: int, window: tuple[int, str]
 ) -> tuple[Kernels, list[str]]:
-    """Return the tasks by start as kernels, times since 1970, and what must be known about them.
+    """Return tasks by start as kernels with stage, step and range, and remarks on them.
 
-    Stage, step and range are those around the launch: on its thread, or, where that marks nothing,
-    on the thread that trains. Without a launch, they are what the device made of ranges that went
-    through a stream, else what the host was in while the kernel ran. Where no range tells the step,
-    it is torch_npu's own count, which our recorder sets; a window of a stage has one step.
+    A task belongs to the ranges around its launch. These are the ranges of the launching thread,
+    or, if it marks none, of the training thread. Without a launch, a task belongs to the ranges
+    that went through a stream and were open on the device when it ran. Without those, it belongs
+    to the ranges that the host was in.
+
+    Without a range that has a step, the step is the one that torch_npu counts; rlprof sets that
+    count. In the capture of a single stage, it is the step of the window.
     """
-    place, remarks = _places(tasks, ranges)
-    step = np.where(place.step > 0, place.step, _counted(tasks, window))
+    place, remarks = _place(tasks, ranges)
+    step = np.where(place.step > 0, place.step, _counted_steps(tasks, window))
     launch = _launches(tasks)
     order = np.argsort(tasks.start_ns, kind="stable")
     kernels = Kernels(
@@ -56,12 +69,12 @@ def kernels_of(
         None if launch.length_ns is None else launch.length_ns[order],
         np.where(launch.time_ns == UNKNOWN, UNKNOWN, launch.thread)[order],
     )
-    empty = [] if len(order) else ["no kernels in it: none are recorded below level0"]
+    empty = [] if len(order) else ["this capture has no kernels; level0 and above record them"]
     return kernels, [*tasks.remarks, *remarks, *empty]
 
 
-def _counted(tasks: Tasks, window: tuple[int, str]) -> Int64s:
-    """Return the step of each task by torch_npu's own count, 0 without."""
+def _counted_steps(tasks: Tasks, window: tuple[int, str]) -> Int64s:
+    """Return the step of each task by torch_npu's count, 0 without."""
     counted = (tasks.step >= 0) & (tasks.step < 2**60) & (not window[1])
     return np.where(counted, tasks.step, window[0] if window[1] else 0)
 
@@ -69,46 +82,55 @@ def _counted(tasks: Tasks, window: tuple[int, str]) -> Int64s:
 def _launches(tasks: Tasks) -> Calls:
     """Return the call that launched each task: torch's operator, else the call of CANN."""
     torch, cann = tasks.torch, tasks.cann
-    of_cann = torch.time_ns == UNKNOWN
+    by_cann = torch.time_ns == UNKNOWN
     length_ns = None
     if torch.length_ns is not None and cann.length_ns is not None:
-        length_ns = np.where(of_cann, cann.length_ns, torch.length_ns)
+        length_ns = np.where(by_cann, cann.length_ns, torch.length_ns)
     return Calls(
-        np.where(of_cann, cann.time_ns, torch.time_ns),
-        np.where(of_cann, cann.thread, torch.thread),
+        np.where(by_cann, cann.time_ns, torch.time_ns),
+        np.where(by_cann, cann.thread, torch.thread),
         length_ns,
     )
 
 
-def _places(tasks: Tasks, ranges: Ranges) -> tuple[_Place, list[str]]:
-    nothing = np.full(len(tasks.start_ns), -1)
-    place = _Place(nothing, np.zeros_like(nothing), nothing)
-    calls = _telling(tasks, ranges)
-    lost = calls.time_ns == UNKNOWN
+def _place(tasks: Tasks, ranges: Ranges) -> tuple[_Places, list[str]]:
+    none = np.full(len(tasks.start_ns), -1)
+    place = _Places(none, np.zeros_like(none), none)
     if not len(ranges.start_ns):
         return place, []
-    around, lent = _around(ranges, ranges.stages(), calls)
-    place = place.filled(~lost, around)
-    on_device = ranges.shadow_start_ns != UNKNOWN
+    calls = _attributing_calls(tasks, ranges)
+    lost = calls.time_ns == UNKNOWN
+    around, borrowed = _around(ranges, ranges.stages(), calls)
+    place = place.replaced(~lost, around)
+    by_device = np.zeros_like(lost)
+    on_device = ranges.device_start_ns != UNKNOWN
     if on_device.any():
-        shadow, _ = _around(
-            *_shadows(ranges, on_device), Calls(tasks.start_ns, np.zeros_like(nothing))
-        )
-        shown = lost & (shadow.range >= 0)
-        place, lost = place.filled(shown, shadow), lost & ~shown
-    else:
-        shown = np.zeros_like(lost)
-    beside, _ = _around(ranges, ranges.stages(), Calls(tasks.start_ns, nothing))
-    beside_rows = lost & (beside.stage >= 0)
-    place = place.filled(beside_rows, beside)
-    return place, _remarks(shown, beside_rows, lost & ~beside_rows, lent & ~lost)
+        at_start = Calls(tasks.start_ns, np.zeros_like(none))
+        found, _ = _around(*_device_ranges(ranges, on_device), at_start)
+        by_device = lost & (found.range >= 0)
+        place, lost = place.replaced(by_device, found), lost & ~by_device
+    found, _ = _around(ranges, ranges.stages(), Calls(tasks.start_ns, none))
+    by_time = lost & (found.stage >= 0)
+    place = place.replaced(by_time, found)
+    texts = [
+        (by_device, "kernels have no recorded launch: assigned to the range on the device"),
+        (by_time, "kernels have no recorded launch: assigned to the host's stage when they ran"),
+        (lost & ~by_time, "kernels have no recorded launch: their stage may be unknown"),
+        (
+            borrowed & (calls.time_ns != UNKNOWN),
+            "kernels were launched by threads without ranges, such as autograd's: assigned to the "
+            "training thread's stage",
+        ),
+    ]
+    return place, [f"{count} {text}" for rows, text in texts if (count := np.count_nonzero(rows))]
 
 
-def _telling(tasks: Tasks, ranges: Ranges) -> Calls:
-    """Choose the launch that tells: of a thread that marks, then torch's own, then CANN's.
+def _attributing_calls(tasks: Tasks, ranges: Ranges) -> Calls:
+    """Choose the call that is used for attribution.
 
-    torch_npu launches from a queue, later and on a thread of its own. Ranges that went through a
-    stream stand on that thread, all others on the one that called torch.
+    torch_npu launches from a queue, later and on another thread. Ranges that went through a stream
+    are marked on that thread, all others on the one that called torch. So a call of CANN on a
+    thread with ranges comes first, then torch's operator, then CANN's call.
     """
     marking = np.isin(tasks.cann.thread, ranges.stages().thread)
     torch = ~marking & (tasks.torch.time_ns != UNKNOWN)
@@ -118,45 +140,21 @@ def _telling(tasks: Tasks, ranges: Ranges) -> Calls:
     )
 
 
-def _around(ranges: Ranges, stages: Stages, calls: Calls) -> tuple[_Place, Mask]:
-    """Return what each moment lies in, and where another thread than its own told it."""
+def _around(ranges: Ranges, stages: Stages, calls: Calls) -> tuple[_Places, Mask]:
+    """Return the ranges around each call, and whether they are another thread's."""
     process = np.where(calls.time_ns == UNKNOWN, NOWHERE, 0)
     found = stages_at(stages, Launches(process, calls.thread, calls.time_ns))
     columns = (ranges.thread, ranges.start_ns, ranges.end_ns)
     inner = innermost(*columns, calls.thread, calls.time_ns)
-    lent = innermost(*columns, found.thread, calls.time_ns)
-    name = np.append(ranges.name, -1)[np.where(inner < 0, lent, inner)]
-    return _Place(found.stage, found.step, name), found.lent
+    borrowed = innermost(*columns, found.thread, calls.time_ns)
+    name = np.append(ranges.name, -1)[np.where(inner < 0, borrowed, inner)]
+    return _Places(found.stage, found.step, name), found.lent
 
 
-def _shadows(ranges: Ranges, rows: Mask) -> tuple[Ranges, Stages]:
-    """Return what the device made of ranges as ranges of their own, all on one lane."""
+def _device_ranges(ranges: Ranges, rows: Mask) -> tuple[Ranges, Stages]:
+    """Return ranges with their times on the device, all on one lane."""
     lane = np.zeros(np.count_nonzero(rows), np.int64)
     columns = (ranges.kind[rows], ranges.name[rows], ranges.step[rows])
-    times = (ranges.shadow_start_ns[rows], ranges.shadow_end_ns[rows])
-    shadows = Ranges(
-        lane, *times, ranges.name[rows], ranges.names, columns[0], columns[2], *times, []
-    )
-    return shadows, Stages(lane, lane, *columns, *times)
-
-
-def _remarks(shown: Mask, beside: Mask, lost: Mask, lent: Mask) -> list[str]:
-    texts = [
-        (
-            shown,
-            "kernels: their launch was not recorded; they count to the range in which the device "
-            "ran them",
-        ),
-        (
-            beside,
-            "kernels: their launch was not recorded; they count to what the host was in when they "
-            "ran",
-        ),
-        (lost, "kernels have no recorded launch: their stage may be unknown"),
-        (
-            lent,
-            "kernels were launched by threads that mark nothing, as autograd's do: they count to "
-            "what the training thread was in",
-        ),
-    ]
-    return [f"{count} {text}" for rows, text in texts if (count := np.count_nonzero(rows))]
+    times = (ranges.device_start_ns[rows], ranges.device_end_ns[rows])
+    placed = Ranges(lane, *times, columns[1], ranges.names, columns[0], columns[2], *times, [])
+    return placed, Stages(lane, lane, *columns, *times)

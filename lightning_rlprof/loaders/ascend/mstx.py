@@ -1,7 +1,4 @@
-"""Ranges and marks of MSTX as the files of Ascend's profilers hold them, whichever format it is.
-
-Ranges of one capture with their kinds and steps: what our own domain says, and torch_npu.
-"""
+"""MSTX ranges and marks of an Ascend capture, and the stages and steps among them."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.loaders.ascend.trace_view import Flow, Kept, TraceView
+from lightning_rlprof.loaders.ascend.trace_view import FlowKind, RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
@@ -23,20 +20,22 @@ from lightning_rlprof.tables.kernels import UNKNOWN, distinct
 COLLECTIVES = "communication"
 """The domain in which HCCL marks each of its operators, with a message in JSON."""
 
-MARKS_WANTED = (Kept.MARKS, Kept.SHADOWS, Kept.STEPS, Kept.FLOWS)
-"""What `trace_marks` needs of a trace."""
+MARKS_WANTED = (RowKind.MARKS, RowKind.DEVICE_RANGES, RowKind.STEPS, RowKind.FLOWS)
+"""Rows of a trace that `trace_marks` needs."""
 
 STEP = "ProfilerStep#"
-"""How the name of a step begins that torch_npu.profiler marks by itself."""
+"""Prefix of the names of the steps that torch_npu.profiler marks."""
 
 STRINGS = "STRING_IDS"
-"""The table of a database that holds its texts."""
+"""The table of a database with its texts."""
+
+THREAD_BITS = 2**32 - 1
+"""Bits of the thread in a ``globalTid``; the process is in the upper bits."""
 
 _EVENTS, _TASKS, _CALLS = "MSTX_EVENTS", "TASK", "PYTORCH_API"
 _COLUMNS = ("startNs", "endNs", "eventType", "message", "globalTid", "domainId", "connectionId")
 _INSTANTS = {0: "marker", 3: "marker_ex"}
 _NO_CONNECTION = 2**32 - 1
-_THREAD = 2**32 - 1  # of a globalTid; the process stands above
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +44,15 @@ class Marks:
 
     Attributes:
         start_ns: Start.
-        end_ns: End, never before the start.
-        thread: The system's number of the thread.
+        end_ns: End, not before the start.
+        thread: Thread id of the operating system.
         name: Index into ``texts``.
-        domain: Index into ``texts``; -1 for steps that torch's operators show.
+        domain: Index into ``texts``; -1 for steps that are operators of torch.
         texts: Names and domains.
-        instant: Whether it is a mark and no range.
-        shadow_start_ns: Start of what the device made of it, `UNKNOWN` where it made nothing.
-        shadow_end_ns: End of that.
-        lost: How many rows are left out.
+        instant: Whether it is a mark, without a length.
+        device_start_ns: Start of the range on the device, `UNKNOWN` if it is on the host only.
+        device_end_ns: End of that.
+        lost: Number of skipped rows.
     """
 
     start_ns: Int64s
@@ -63,17 +62,23 @@ class Marks:
     domain: Int64s
     texts: list[str]
     instant: npt.NDArray[np.bool_]
-    shadow_start_ns: Int64s
-    shadow_end_ns: Int64s
+    device_start_ns: Int64s
+    device_end_ns: Int64s
     lost: int = 0
 
+    @classmethod
+    def none(cls) -> "Marks":
+        """Return no marks."""
+        empty = np.empty(0, np.int64)
+        return cls(empty, empty, empty, empty, empty, [], np.empty(0, bool), empty, empty)
 
-def described(message: str) -> Mapping[str, object]:
-    r"""Return what a message of HCCL says: opName, groupName, dataType, count, streamId.
+
+def parse_message(message: str) -> Mapping[str, object]:
+    r"""Return the fields of a message of HCCL: opName, groupName, dataType, count, streamId.
 
     Example::
 
-        >>> described('{\"opName\": \"hcom_allReduce\", \"count\": \"8\"}')
+        >>> parse_message('{\"opName\": \"hcom_allReduce\", \"count\": \"8\"}')
         {'opName': 'hcom_allReduce', 'count': '8'}
     """
     try:  # some versions escape the quotes
@@ -84,45 +89,46 @@ def described(message: str) -> Mapping[str, object]:
 
 def trace_marks(view: TraceView) -> Marks:
     """Return the marks of a trace that was read for `MARKS_WANTED`."""
-    marks, steps = view.tables[Kept.MARKS], view.tables[Kept.STEPS]
+    marks, steps = view.tables[RowKind.MARKS], view.tables[RowKind.STEPS]
     both = {name: np.concatenate([marks[name], steps[name]]) for name in steps}
     kinds = [code for code, text in enumerate(view.names) if text in _INSTANTS.values()]
-    torchs = np.full(len(steps["name"]), -1)
-    instant = np.isin(np.concatenate([marks["kind"], torchs]), kinds)
-    shadow_start, shadow_end = _shadows(view)
+    of_torch = np.full(len(steps["name"]), -1)
+    instant = np.isin(np.concatenate([marks["kind"], of_torch]), kinds)
+    device_start, device_end = _trace_device_times(view)
     unknown = np.full(len(steps["name"]), UNKNOWN)
     return Marks(
         both["start_ns"],
         np.where(instant, both["start_ns"], both["end_ns"]),
         np.append(view.threads(), -1)[both["lane"]],
         both["name"],
-        np.concatenate([marks["domain"], torchs]),
+        np.concatenate([marks["domain"], of_torch]),
         view.names,
         instant,
-        np.concatenate([shadow_start, unknown]),
-        np.concatenate([shadow_end, unknown]),
+        np.concatenate([device_start, unknown]),
+        np.concatenate([device_end, unknown]),
     )
 
 
-def _shadows(view: TraceView) -> tuple[Int64s, Int64s]:
-    """Follow the arrow from each mark to the device; both ends are known by lane and time."""
-    marks, shadows, flows = (view.tables[k] for k in (Kept.MARKS, Kept.SHADOWS, Kept.FLOWS))
+def _trace_device_times(view: TraceView) -> tuple[Int64s, Int64s]:
+    """Follow the arrow from each mark to the device; lane and time identify both ends."""
+    kinds = (RowKind.MARKS, RowKind.DEVICE_RANGES, RowKind.FLOWS)
+    marks, ranges, flows = (view.tables[kind] for kind in kinds)
     start, end = (np.full(len(marks["name"]), UNKNOWN) for _ in range(2))
-    device = _places(shadows)
+    device = _places(ranges)
     arrows = zip(
         *(flows[name].tolist() for name in ("kind", "id", "lane", "start_ns")), strict=True
     )
-    ends: dict[int, dict[int, tuple[int, int]]] = {Flow.MARK: {}, Flow.SHADOW: {}}
+    ends: dict[int, dict[int, tuple[int, int]]] = {FlowKind.MARK: {}, FlowKind.DEVICE_RANGE: {}}
     for kind, number, lane, at in arrows:
         if kind in ends and number != UNKNOWN:
             ends[kind][number] = (lane, at)
     if not device:
         return start, end
     host = _places(marks)
-    for number, place in ends[Flow.MARK].items():
-        row, shadow = host.get(place), device.get(ends[Flow.SHADOW].get(number, (-1, 0)))
-        if row is not None and shadow is not None:
-            start[row], end[row] = shadows["start_ns"][shadow], shadows["end_ns"][shadow]
+    for number, place in ends[FlowKind.MARK].items():
+        row, at = host.get(place), device.get(ends[FlowKind.DEVICE_RANGE].get(number, (-1, 0)))
+        if row is not None and at is not None:
+            start[row], end[row] = ranges["start_ns"][at], ranges["end_ns"][at]
     return start, end
 
 
@@ -132,7 +138,7 @@ def _places(rows: Mapping[str, Int64s]) -> dict[tuple[int, int], int]:
 
 
 def database_marks(database: SqliteTables) -> Marks:
-    """Return the marks of a database; steps that torch's operators show stand behind the others."""
+    """Return the marks of a database, then the steps that are operators of torch."""
     rows = database.numbers(_EVENTS, *_COLUMNS)
     steps = _steps(database)
     ids = {name: np.concatenate([rows[name], steps[name]]) for name in _COLUMNS}
@@ -145,17 +151,17 @@ def database_marks(database: SqliteTables) -> Marks:
     instant = np.isin(ids["eventType"], list(_INSTANTS))
     start, end = ids["startNs"], np.where(instant, ids["startNs"], ids["endNs"])
     sound = (start > 0) & (end >= start) & (end < LARGEST_TIME) & (code["message"] >= 0)
-    shadow_start, shadow_end = _tasks(database, ids["connectionId"])
+    device_start, device_end = _database_device_times(database, ids["connectionId"])
     return Marks(
         start[sound],
         end[sound],
-        ids["globalTid"][sound] & _THREAD,
+        ids["globalTid"][sound] & THREAD_BITS,
         code["message"][sound],
         code["domainId"][sound],
         list(strings.values()),
         instant[sound],
-        shadow_start[sound],
-        shadow_end[sound],
+        device_start[sound],
+        device_end[sound],
         int(np.count_nonzero(~sound)),
     )
 
@@ -172,12 +178,12 @@ def _steps(database: SqliteTables) -> dict[str, Int64s]:
     return {name: rows.get(name, np.full(count, UNKNOWN)) for name in _COLUMNS}
 
 
-def _tasks(database: SqliteTables, connection: Int64s) -> tuple[Int64s, Int64s]:
+def _database_device_times(database: SqliteTables, connection: Int64s) -> tuple[Int64s, Int64s]:
     """Return start and end of the task on the device that each connection leads to."""
     columns = {"connectionId", "startNs", "endNs"}
-    there = columns <= database.columns.get(_TASKS, frozenset())
-    if not there or "connectionId" not in database.columns.get(_EVENTS, frozenset()):
-        return (nothing := np.full(len(connection), UNKNOWN)), nothing
+    present = columns <= database.columns.get(_TASKS, frozenset())
+    if not present or "connectionId" not in database.columns.get(_EVENTS, frozenset()):
+        return (unknown := np.full(len(connection), UNKNOWN)), unknown
     of_marks = f"connectionId IN (SELECT connectionId FROM {_EVENTS})"
     tasks = database.numbers(_TASKS, "connectionId", "startNs", "endNs", where=of_marks)
     sound = (tasks["connectionId"] != _NO_CONNECTION) & (tasks["connectionId"] != UNKNOWN)
@@ -188,26 +194,26 @@ def _tasks(database: SqliteTables, connection: Int64s) -> tuple[Int64s, Int64s]:
     return start, end
 
 
-_OWN, _PREFIX, _SERVICE = "rlprof", "rlprof::", "rlprof."
+_DOMAIN, _PREFIX, _SERVICE = "rlprof", "rlprof::", "rlprof."
 _STEP, _STAGE, _REGION, _MARK = (KINDS.index(kind) for kind in ("step", "stage", "region", "mark"))
-_NOTHING = -1
+_DUPLICATE = -1
 _NUMBER = re.compile(rf"{STEP}(\d{{1,15}})")
 
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """Ranges and marks by start, and of two that begin at once the longer one first.
+    """Ranges and marks by start; of two with the same start the longer one is first.
 
     Attributes:
-        thread: The system's number of the thread.
+        thread: Thread id of the operating system.
         start_ns: Nanoseconds since 1970.
         end_ns: The same.
         name: Index into ``names``.
         names: Distinct names.
         kind: Index into `lightning_rlprof.records.records.KINDS`.
-        step: RL step, 0 where it is not known.
-        shadow_start_ns: Start of what the device made of it, `UNKNOWN` where it made nothing.
-        shadow_end_ns: End of that.
+        step: RL step, 0 if unknown.
+        device_start_ns: Start of the range on the device, `UNKNOWN` if it is on the host only.
+        device_end_ns: End of that.
         problems: What was lost or is doubtful.
     """
 
@@ -218,101 +224,103 @@ class Ranges:
     names: list[str]
     kind: Int64s
     step: Int64s
-    shadow_start_ns: Int64s
-    shadow_end_ns: Int64s
+    device_start_ns: Int64s
+    device_end_ns: Int64s
     problems: list[str]
 
     def stages(self, rows: npt.NDArray[np.bool_] | None = None) -> Stages:
-        """Return stages and steps, or those of these rows, for `stages_at`; of one process, 0."""
-        told = np.isin(self.kind, (_STAGE, _STEP)) if rows is None else rows
+        """Return stages and steps, or the given rows, for `stages_at`; the process is 0."""
+        chosen = np.isin(self.kind, (_STAGE, _STEP)) if rows is None else rows
         columns = (self.thread, self.kind, self.name, self.step, self.start_ns, self.end_ns)
-        nobody = np.zeros(np.count_nonzero(told), np.int64)
-        return Stages(nobody, *(column[told] for column in columns))
+        process = np.zeros(np.count_nonzero(chosen), np.int64)
+        return Stages(process, *(column[chosen] for column in columns))
 
     @property
-    def own(self) -> bool:
-        """Whether stages or steps are among them."""
+    def has_stages(self) -> bool:
+        """Whether there are stages or steps among them."""
         return bool(np.isin(self.kind, (_STAGE, _STEP)).any())
 
 
-def ranges_of(marks: Marks, window: tuple[int, str]) -> Ranges:
-    """Tell kinds and steps of what one capture marked.
+def classify_ranges(marks: Marks, window: tuple[int, str]) -> Ranges:
+    """Return the marks of a capture with their kinds and steps.
 
-    In our own domain a stage's name is a stage, and ``step`` a step, counted from the first one of
-    the window. Where no such step is marked, ``ProfilerStep#N`` is step N, as our recorder has
-    torch_npu count. Beside ours it is left out. All others are regions.
+    In the domain ``rlprof`` the name of a stage is a stage, and ``step`` a step, counted from the
+    first step of the window. Without such steps ``ProfilerStep#N`` is step N, as rlprof makes
+    torch_npu count; with them it is skipped. Everything else is a region.
 
     Args:
-        marks: What the files hold.
-        window: First step and stage of the window, 0 and "" where that is not known.
+        marks: Marks of one capture.
+        window: First step and stage of the window; 0 and "" if unknown.
     """
-    own, names = _names(marks)
+    of_rlprof, names = _names(marks)
     service = {code for code, text in enumerate(names) if text.startswith(_SERVICE)}
     order = np.lexsort((-marks.end_ns, marks.start_ns))
-    order = order[~(own[order] & np.isin(marks.name[order], list(service)))]
-    kind = _kinds(marks, names, own, window)
-    order = order[kind[order] != _NOTHING]
+    order = order[~(of_rlprof[order] & np.isin(marks.name[order], list(service)))]
+    kind = _kinds(marks, names, of_rlprof, window)
+    order = order[kind[order] != _DUPLICATE]
     used, name = np.unique(marks.name[order], return_inverse=True)
     name, texts = distinct(name, [names[code] for code in used.tolist()])
     times = (marks.start_ns[order], marks.end_ns[order])
-    shadow = (marks.shadow_start_ns[order], marks.shadow_end_ns[order])
+    device = (marks.device_start_ns[order], marks.device_end_ns[order])
     kinds = (kind[order], np.zeros(len(order), np.int64))
-    lost = f"{marks.lost} MSTX events are left out: they have no name, or their times are wrong"
+    lost = f"skipped {marks.lost} MSTX events without a name or with impossible times"
     problems = [lost] if marks.lost else []
-    ranges = Ranges(marks.thread[order], *times, name, list(texts), *kinds, *shadow, problems)
+    ranges = Ranges(marks.thread[order], *times, name, list(texts), *kinds, *device, problems)
     return _numbered(ranges, window)
 
 
 def _names(marks: Marks) -> tuple[npt.NDArray[np.bool_], list[str]]:
-    """Return which rows are of our own domain, and all texts as names."""
-    domains = [code for code, text in enumerate(marks.texts) if text == _OWN]
-    # Before torch_npu knew domains, the recorder put ours before the name.
+    """Return which rows are in the domain of rlprof, and all texts as names."""
+    domains = [code for code, text in enumerate(marks.texts) if text == _DOMAIN]
+    # For a torch_npu without domains, the recorder puts the domain before the name.
     prefixed = [code for code, text in enumerate(marks.texts) if text.startswith(_PREFIX)]
     collectives = [code for code, text in enumerate(marks.texts) if text == COLLECTIVES]
     messages = set(np.unique(marks.name[np.isin(marks.domain, collectives)]).tolist())
     names = [text.removeprefix(_PREFIX) for text in marks.texts]
     for code in messages:
-        names[code] = str(described(marks.texts[code]).get("opName") or names[code])
+        names[code] = str(parse_message(marks.texts[code]).get("opName") or names[code])
     return np.isin(marks.domain, domains) | np.isin(marks.name, prefixed), names
 
 
 def _kinds(
-    marks: Marks, names: list[str], own: npt.NDArray[np.bool_], window: tuple[int, str]
+    marks: Marks, names: list[str], of_rlprof: npt.NDArray[np.bool_], window: tuple[int, str]
 ) -> Int64s:
-    """Return kinds, `_NOTHING` for a step that is there twice: ours, of MSTX, of an operator."""
+    """Return kinds; steps of rlprof make those of torch_npu a `_DUPLICATE`, MSTX those of torch."""
     stages = [code for code, text in enumerate(names) if text in STAGES]
     steps = [code for code, text in enumerate(names) if text == "step"]
     counted = [code for code, text in enumerate(names) if _NUMBER.fullmatch(text)]
     kind = np.full(len(marks.name), _REGION)
-    kind[own & np.isin(marks.name, stages)] = _STAGE
-    kind[own & np.isin(marks.name, steps)] = _STEP
+    kind[of_rlprof & np.isin(marks.name, stages)] = _STAGE
+    kind[of_rlprof & np.isin(marks.name, steps)] = _STEP
     is_counted = np.isin(marks.name, counted)
     of_torch = is_counted & (marks.domain == -1)
-    if _STEP in kind or (window[1] and own.any()):
-        kind[is_counted] = _NOTHING  # ours say it better
-    elif not window[1]:  # a window of one stage holds no whole step
+    if _STEP in kind or (window[1] and of_rlprof.any()):
+        kind[is_counted] = _DUPLICATE
+    elif not window[1]:  # the window of one stage contains no whole step
         kind[is_counted] = _STEP
     if (is_counted & ~of_torch).any():
-        kind[of_torch] = _NOTHING
+        kind[of_torch] = _DUPLICATE
     kind[marks.instant] = _MARK
     return kind
 
 
 def _numbered(ranges: Ranges, window: tuple[int, str]) -> Ranges:
-    """Give steps their numbers, and all others that of the step around them."""
+    """Return ranges with the number of their step, or of the step around them."""
     first, problems = window[0], list(ranges.problems)
     rows = np.flatnonzero(ranges.kind == _STEP)
-    told = [_NUMBER.fullmatch(ranges.names[code]) for code in ranges.name[rows].tolist()]
-    numbers = [int(each[1]) if each else UNKNOWN for each in told]
+    counted = [_NUMBER.fullmatch(ranges.names[code]) for code in ranges.name[rows].tolist()]
+    numbers = [int(each[1]) if each else UNKNOWN for each in counted]
     if UNKNOWN in numbers:
         numbers = list(range(first or 1, (first or 1) + len(rows)))
         if not first:
-            problems.append("its steps are counted from 1: nothing says which steps they are")
-    own = np.zeros(len(ranges.name), np.int64)
-    own[rows] = numbers
-    ranges = replace(ranges, step=own, problems=problems)
-    lane = np.zeros(len(own), np.int64)
+            problems.append(
+                "its steps are counted from 1, because the number of the first step is not recorded"
+            )
+    step = np.zeros(len(ranges.name), np.int64)
+    step[rows] = numbers
+    ranges = replace(ranges, step=step, problems=problems)
+    lane = np.zeros(len(step), np.int64)
     stages = ranges.stages(ranges.kind == _STEP)
     around = stages_at(stages, Launches(lane, ranges.thread, ranges.start_ns)).step
     alone = first if not len(rows) else 0
-    return replace(ranges, step=np.where(ranges.kind == _STEP, own, np.maximum(around, alone)))
+    return replace(ranges, step=np.where(ranges.kind == _STEP, step, np.maximum(around, alone)))

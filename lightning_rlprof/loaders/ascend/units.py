@@ -1,4 +1,4 @@
-"""Numbers as Ascend's profilers write them, read exactly: decimals of microseconds and of bytes."""
+"""Exact numbers from the decimals of Ascend's profilers: microseconds and bytes."""
 
 import decimal
 import re
@@ -13,7 +13,7 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN
 
 LARGEST_TIME = 2**62
-"""Numbers beyond it are damage: as nanoseconds the year 2116. Sums of two fit into 64 bits."""
+"""Larger numbers are damage: in nanoseconds it is the year 2116. Sums of two fit into 64 bits."""
 
 _INTEGERS = msgspec.json.Decoder(list[int])
 _LONGEST_NS = 7 * 86_400 * 10**9  # captures last minutes
@@ -24,17 +24,17 @@ _PRIME = 2**62 - 57
 
 
 def units(texts: Sequence[bytes]) -> Int64s:
-    r"""Turn decimals into thousandths: microseconds into nanoseconds; `UNKNOWN` for other texts.
+    r"""Convert decimals to thousandths (microseconds to nanoseconds), other texts to `UNKNOWN`.
 
-    A double would not do: at 1.7e15 microseconds since 1970 it steps by 0.25 of them.
+    A double is not exact enough: at 1.7e15 microseconds since 1970 its steps are 0.25.
 
     Example::
 
         >>> units([b'"1736408883688177.930"', b"1736408883643.212\t", b"N/A"])[:2].tolist()
         [1736408883688177930, 1736408883643212]
     """
-    # All of a batch are about as long since 1970, so their points stand at equal distances. A tab
-    # keeps spreadsheets from rounding what stands in CSV.
+    # Times of a batch have the same number of digits, so their points are at equal distances. A tab
+    # in CSV keeps spreadsheets from rounding.
     joined = b",".join(texts).replace(b'","', b",").replace(b"\t,", b",").strip(b'"\t') + b","
     width, rest = divmod(len(joined), max(len(texts), 1))
     points = b"." * len(texts)
@@ -49,7 +49,7 @@ def units(texts: Sequence[bytes]) -> Int64s:
 
 
 def plausible(start_ns: Int64s, length_ns: Int64s) -> npt.NDArray[np.bool_]:
-    """Tell which rows can be of one capture: no longer than one lasts, nor as far from the others.
+    """Return which rows have possible times: neither longer nor further apart than a capture.
 
     Example::
 
@@ -65,9 +65,9 @@ def plausible(start_ns: Int64s, length_ns: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def scaled(texts: Sequence[str | float | int | None], factor: int) -> Int64s:
-    """Turn decimals into the nearest integers of that many times their value.
+    """Multiply decimals by a factor and round them to integers; other texts become `UNKNOWN`.
 
-    Floats are taken as the shortest decimal that stands for them, as whoever wrote them saw them.
+    A float counts as its shortest decimal.
 
     Example::
 
@@ -88,9 +88,9 @@ def _whole(value: str | float | int | None, factor: int) -> int:
 
 
 def whole_number(value: object) -> int:
-    """Return an integer, also out of a text, `UNKNOWN` for what is none.
+    """Return an integer, also of a text; `UNKNOWN` if it is not an integer of 0 or more.
 
-    Connections of the exporter have up to 68 bits. Modulo a prime they stay apart.
+    Connections of the exporter have up to 68 bits. Modulo a prime they stay distinct.
 
     Example::
 
@@ -105,6 +105,6 @@ def whole_number(value: object) -> int:
 
 
 def stream_number(value: object) -> int:
-    """Return the number of a stream, -1 for what is none."""
-    found = whole_number(value)
-    return found if 0 <= found < 2**31 else -1
+    """Return the number of a stream, -1 if it is not one."""
+    number = whole_number(value)
+    return number if 0 <= number < 2**31 else -1

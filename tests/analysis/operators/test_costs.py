@@ -4,11 +4,9 @@ Modules: a tree by place, forward by what was open at the launch, backward by it
 """
 
 from collections import Counter, defaultdict
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -237,17 +235,11 @@ def test_a_real_training_on_cpu_shows_its_modules_as_a_tree(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not ASCEND.is_dir(), reason="no real captures in ../shared/data/ascend")
-def test_modules_of_ascend_without_calls_are_its_tools_sums() -> None:
+def test_modules_of_ascend_have_device_time() -> None:
     run = load(ASCEND)
     device = (33_380, 33_380, 12_800, 12_800)
     path = "DistributedDataParallel_0.AlexNet_0.Sequential_1.Dropout_0"
     assert by_path(modules(run))[path] == (1, *device, 1_683_630, 1_683_630)
-    table = modules(replace(run, tables={k: v for k, v in run.tables.items() if k != "calls"}))
-    unknown = (None,) * 4
-    assert by_path(table)["Dropout_0"] == (1, *unknown, 1_683_630, 1_683_630)
-    host = np.array(table.column("host total"))
-    assert (np.diff(host) <= 0).all()
-    assert "Ascend" in table.note
 
 
 def test_modules_nested_deeper_than_any_program_have_no_table() -> None:
@@ -481,7 +473,7 @@ def test_the_h100_trace_has_the_times_that_tracelens_publishes() -> None:
 
 
 @pytest.mark.skipif(not ASCEND.is_dir(), reason="no real captures in ../shared/data/ascend")
-def test_operators_of_ascend_without_calls_are_its_tools_sums() -> None:
+def test_operators_of_ascend_have_device_time() -> None:
     run = load(ASCEND)
     assert by_name(operators(run))["aten::copy_"] == (
         32,
@@ -492,11 +484,6 @@ def test_operators_of_ascend_without_calls_are_its_tools_sums() -> None:
         0,
         None,
     )
-    run = replace(run, tables={k: v for k, v in run.tables.items() if k != "calls"})
-    table = operators(run)
-    assert by_name(table)["aten::copy_"] == (32, None, None, 7_598_890, 7_153_380, None, None)
-    assert "Ascend" in table.note
-    assert list(operators(run, ranks=[]).rows) == []
 
 
 def test_operators_nested_deeper_than_any_program_have_no_table() -> None:

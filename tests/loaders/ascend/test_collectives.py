@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rlprof.loaders.ascend.hccl import BYTES, group_hash, operation_in, payload
+from lightning_rlprof.loaders.ascend.collectives import (
+    _BYTES,
+    group_hash,
+    parse_operator_name,
+    payload,
+)
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import rank_directory
@@ -191,7 +196,7 @@ def test_a_capture_without_collectives_has_none(tmp_path: Path) -> None:
 
     table = load(tmp_path).table("collectives")
 
-    assert (len(table.rows), table.note) == (0, "no collectives in it")
+    assert (len(table.rows), table.note) == (0, "this capture has no collectives")
 
 
 @pytest.mark.parametrize(
@@ -208,14 +213,14 @@ def test_a_capture_without_collectives_has_none(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_operators(name: str, told: tuple[str, str, int]) -> None:
-    assert operation_in(name) == told
+    assert parse_operator_name(name) == told
 
 
-@given(st.sampled_from(sorted(BYTES)), st.integers(0, 2**32), st.integers(2, 2**19))
+@given(st.sampled_from(sorted(_BYTES)), st.integers(0, 2**32), st.integers(2, 2**19))
 def test_bytes_are_the_larger_of_what_a_rank_gives_and_gets(
     kind: str, count: int, ranks: int
 ) -> None:
-    each = BYTES[kind]
+    each = _BYTES[kind]
     given_and_got = {
         "all_reduce": (count, count),
         "all_gather": (count, count * ranks),

@@ -25,13 +25,10 @@ from tests.builders.ascend_recorded import (
     CAPTURES,
     DATA,
     DATABASE,
-    TEXT,
     ask,
     column,
-    copied,
 )
 from tests.builders.runs import Row, header, write_rank
-from tests.loaders.ascend.test_reader_sources import with_broken
 
 recorded = pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)
 
@@ -286,11 +283,3 @@ def test_both_formats_tell_the_operators_that_copied(folder: Path) -> None:
         **{"ReduceSum": 10, "aclnnInplaceCopy": 10},
         **{"acl_memcpy_host_to_device": 2, "aclnnDropoutGenMaskV2": 2},
     }
-
-
-@recorded
-def test_a_damaged_database_hides_no_copies_of_the_text_beside_it(tmp_path: Path) -> None:
-    run = read_ascend(with_broken(copied(TEXT[0], tmp_path / "a_ascend_pt"), "TASK"))
-
-    assert len(column(run, "memcpy", "start")) == 24
-    assert "cannot be read as SQLite" in run.table("memcpy").note

@@ -54,19 +54,19 @@ def test_units_of_memory_are_powers_of_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "rows", "problem"),
     [
-        ("", 0, "empty: it lacks even its headings"),
+        ("", 0, "is empty"),
         ("a,b\n", 0, ""),
-        ("a,b\n1,2\n3,4", 1, "cut off: its last row is left out"),
-        ("a,b\n1,2\n3\n5,6\n", 2, "1 rows are left out: they are cut off"),
-        ("b,a,b\n0,1,2\n3,4\n", 1, "1 rows are left out: they are cut off"),
-        ("a,b\n1,2\n3,4,5\n", 1, "1 rows are left out: they are cut off or damaged"),
-        ('a,b\n1,2\n"3,4\n5,6\n7",8,9\n', 1, "1 rows are left out: they are cut off or damaged"),
+        ("a,b\n1,2\n3,4", 1, "is cut off; skipped its last row"),
+        ("a,b\n1,2\n3\n5,6\n", 2, "skipped 1 rows that are cut off"),
+        ("b,a,b\n0,1,2\n3,4\n", 1, "skipped 1 rows that are cut off"),
+        ("a,b\n1,2\n3,4,5\n", 1, "skipped 1 rows that are cut off or damaged"),
+        ('a,b\n1,2\n"3,4\n5,6\n7",8,9\n', 1, "skipped 1 rows that are cut off or damaged"),
         ("a,b\n1,2\n\n", 1, ""),
         ("a,b\n1,2,\n", 1, ""),
         ("a,b,\n1,2,\n3,4\n", 2, ""),
-        ("a,b\n1,x\n3,N/A\n", 2, "1 cells of b cannot be read"),
+        ("a,b\n1,x\n3,N/A\n", 2, "skipped 1 cells of b that cannot be read"),
         ('a,b\n1,"1,234"\n3,\n', 2, ""),
-        ("a,b\n1,2\n" + "x" * 200_000 + ",4\n", 1, "damaged: read up to there"),
+        ("a,b\n1,2\n" + "x" * 200_000 + ",4\n", 1, "is damaged; read up to the damage"),
     ],
 )
 def test_what_is_cut_off_is_left_out_and_told(
@@ -101,4 +101,4 @@ def test_a_column_that_every_version_writes_is_missed(tmp_path: Path) -> None:
     sheet = read_sheet(path, {"a": microseconds, "b": whole}, needed=("a", "b"))
 
     assert sheet.number("a").tolist() == [1_234_500]
-    assert sheet.problems == ["lacks the column b"]
+    assert sheet.problems == ["has no column b"]

@@ -177,28 +177,6 @@ def test_without_torchs_calls_those_of_cann_are_told(tmp_path: Path) -> None:
 
 @recorded
 @pytest.mark.parametrize("folder", CAPTURES, ids=lambda folder: folder.name)
-@pytest.mark.parametrize(("table", "kind"), [("operators", "operator"), ("modules", "module")])
-def test_real_calls_add_up_to_what_its_own_sums_say(folder: Path, table: str, kind: str) -> None:
-    run = read_ascend(folder)
-    count: Counter[Any] = Counter()
-    total: Counter[Any] = Counter()
-    calls = run.table("calls")
-    for name, of, length in zip(
-        *(calls.column(each) for each in ("name", "kind", "duration")), strict=True
-    ):
-        if of == kind:
-            count[name] += 1
-            total[name] += length
-
-    sums = run.table(table)
-    rows = zip(*(sums.column(name) for name in (kind, "calls", "total")), strict=True)
-    assert {name: (count[name], total[name]) for name in count} == {
-        name: (calls, total) for name, calls, total in rows
-    }
-
-
-@recorded
-@pytest.mark.parametrize("folder", CAPTURES, ids=lambda folder: folder.name)
 def test_real_calls_lie_in_their_parents(folder: Path) -> None:
     table = read_ascend(folder).table("calls")
     columns = [table.column(each) for each in ("thread", "start", "duration", "parent", "kind")]

@@ -55,8 +55,8 @@ def test_a_kernel_belongs_to_what_its_operator_was_launched_in(tmp_path: Path) -
         ("Add", "actor_update", 3, "actor_update"),
     ]
     assert run.table("kernels").note == (
-        "1 kernels were launched by threads that mark nothing, as autograd's do: they count to "
-        "what the training thread was in"
+        "1 kernels were launched by threads without ranges, such as autograd's: assigned to the "
+        "training thread's stage"
     )
 
 
@@ -91,9 +91,9 @@ def test_without_a_launch_the_range_on_the_device_tells_and_then_the_host(tmp_pa
         ("Nowhere", None, None, None),
     ]
     note = run.table("kernels").note
-    assert "1 kernels: their launch was not recorded; they count to the range in which" in note
-    assert "1 kernels: their launch was not recorded; they count to what the host" in note
-    assert "1 kernels have no recorded launch" in note
+    assert "1 kernels have no recorded launch: assigned to the range on the device" in note
+    assert "1 kernels have no recorded launch: assigned to the host's stage" in note
+    assert "1 kernels have no recorded launch: their stage may be unknown" in note
 
 
 def test_copies_waits_and_parts_of_collectives_are_no_kernels(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_sheet_alone_still_gives_the_kernels_and_their_step(tmp_path: Path) 
 
     assert table.column("step") == [3, 4]
     assert table.column("stream") == [2, None]
-    assert "launches are not known: there is no trace_view.json" in table.note
+    assert "launches are unknown: there is no trace_view.json" in table.note
 
 
 def filled() -> DatabaseRows:
@@ -237,7 +237,7 @@ def test_captures_that_hold_none_say_so(tmp_path: Path) -> None:
 
     assert (list(table.rows), table.note) == (
         [],
-        "no kernels in it: none are recorded below level0",
+        "this capture has no kernels; level0 and above record them",
     )
 
 

@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_read_is_passed_over_and_said(
     monkeypatch.setattr(os, "scandir", refuse)
 
     (problem,) = read_ascend(tmp_path).warnings
-    assert problem.text == f"{shut}: is passed over, it cannot be read (Permission denied)"
+    assert problem.text == f"skipped {shut}: it cannot be read (Permission denied)"
     with pytest.raises(TraceError, match="Permission denied"):
         find_captures(shut)
 
@@ -61,11 +61,11 @@ def test_a_tree_of_something_else_is_given_up_and_said(
 ) -> None:
     capture(tmp_path / "3")
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
-    monkeypatch.setattr(ascend_folder, "_MOST_EMPTY", 2)
+    monkeypatch.setattr(ascend_folder, "_MAX_EMPTY_FOLDERS", 2)
 
     (problem,) = read_ascend(tmp_path).warnings
 
-    text = f"1 folders, as {tmp_path}/a/b/c, are not looked into: 2 in a row hold no capture"
+    text = f"skipped 1 folders, such as {tmp_path}/a/b/c: the last 2 folders contain no capture"
     assert problem.text == text
 
 
@@ -87,7 +87,7 @@ def test_a_capture_is_known_by_what_its_path_stands_for(
     (folder / "latest").symlink_to(folder)
     monkeypatch.chdir(folder)
 
-    with pytest.raises(TraceError, match=f"is not analysed yet: run `rlprof analyse {folder}`"):
+    with pytest.raises(TraceError, match=rf"not parsed yet\. Run: rlprof ascend parse {folder}"):
         read_ascend(Path(name))
 
 
@@ -100,7 +100,7 @@ def test_a_copy_of_a_capture_is_left_out_and_not_added_up(tmp_path: Path, name: 
 
     assert len(run) == 1
     (problem,) = run.warnings
-    assert problem.text.endswith(f"is left out: it is the same as {folder}")
+    assert problem.text.endswith(f": a copy of {folder}")
 
 
 def test_captures_of_one_process_that_overlap_are_a_doubt(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
-from lightning_rlprof.loaders.ascend.reader import _twice
+from lightning_rlprof.loaders.ascend.reader import _repeated_steps
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.run_directory import rank_directory
@@ -95,7 +95,7 @@ def test_ranks_that_nothing_tells_are_counted_by_process_and_that_is_said(tmp_pa
 
     assert run.ranks == (0, 1)
     assert [len(run.rows(rank=rank)) for rank in run.ranks] == [2, 2]
-    assert "ranks of 2 processes are guessed" in run.warnings[0].text
+    assert "no file has the ranks of 2 processes" in run.warnings[0].text
 
 
 def test_two_processes_of_one_rank_stand_side_by_side_and_that_is_said(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_two_processes_of_one_rank_stand_side_by_side_and_that_is_said(tmp_path:
     run = load(tmp_path)
 
     assert [span.parent for span in run] == [None, None]
-    assert "captures of 2 processes say that they are this rank" in run.warnings[0].text
+    assert "captures of 2 processes have this rank" in run.warnings[0].text
 
 
 def run_of(path: Path) -> Path:
@@ -132,23 +132,23 @@ def test_captures_in_the_folders_of_a_run_give_it_kernels_and_tables(tmp_path: P
     assert table.column("stage") == ["actor_update", None, "critic_update", None]
     assert table.column("step") == [4, None, 4, None]
     assert "1 launches belong to the stages of the run's spans" in table.note
-    collectives = spans.table("communication")
+    collectives = spans.table("collectives")
     assert (collectives.column("rank"), collectives.column("start")) == ([0, 1], [900, 900])
     assert len(spans) == 4
 
 
-def test_a_capture_that_nobody_analysed_leaves_the_run_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_capture_that_is_not_parsed_leaves_the_run_and_says_what_to_do(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     (rank_directory(run, 0) / "step-000004" / "a_1_20250109074803340_ascend_pt").mkdir(parents=True)
 
     spans = load(run)
 
-    assert "is not analysed yet: run `rlprof analyse" in (spans.table("kernels").abstained or "")
+    assert "not parsed yet. Run: rlprof ascend parse" in (spans.table("kernels").abstained or "")
     assert sorted(spans.tables) == ["kernels"]
 
 
 def recorded(start: int, end: int, rank: int = 0, step: int = 3) -> Any:
-    """Return a capture that holds so much of a step, with what `_twice` looks at."""
+    """Return a capture that holds so much of a step, with what `_repeated_steps` looks at."""
     columns = {"step": step, "start_ns": start, "end_ns": end, "kind": KINDS.index("step")}
     ranges = SimpleNamespace(**{name: np.array([value]) for name, value in columns.items()})
     return SimpleNamespace(ranges=ranges, opened=SimpleNamespace(rank=rank))
@@ -165,4 +165,4 @@ def recorded(start: int, end: int, rank: int = 0, step: int = 3) -> Any:
     ],
 )
 def test_a_step_in_captures_far_apart_is_a_doubt(captures: list[Any], doubts: int) -> None:
-    assert len(_twice(captures)) == doubts
+    assert len(_repeated_steps(captures)) == doubts

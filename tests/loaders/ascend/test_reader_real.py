@@ -22,20 +22,11 @@ from tests.builders.ascend_recorded import (
     sheet,
 )
 
-TABLES = [
-    *(
-        "calls",
-        "collectives",
-        "communication",
-        "kernels",
-        "memcpy",
-        "memory",
-        "module_memory",
-        "modules",
-    ),
-    *("operator_memory", "operator_types", "operators", "overlap", "shapes", "step_trace"),
-    "sync",
-]
+TABLES = {
+    **{"collectives": 4, "communication": 4, "kernels": 191, "memcpy": 24, "memory": 1004},
+    **{"module_memory": 1078, "operator_memory": 184, "operator_types": 33, "shapes": 9},
+    **{"step_trace": 1, "sync": 13},
+}
 
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)
 
@@ -55,13 +46,10 @@ def called(folder: Path) -> int:
 def test_every_table_is_there_and_every_row_is_counted(folder: Path) -> None:
     run = read_ascend(folder)
 
-    assert sorted(run.tables) == TABLES
-    assert [len(run.table(name).rows) for name in TABLES] == [
-        *(called(folder), 4, 4, 191, 24, 1004, 1078, 26, 184, 33, 133, 382, 9, 1, 13)
-    ]
+    counts = {name: len(run.table(name).rows) for name in run.tables}
+    assert counts == {**TABLES, "calls": called(folder)}
     assert run.warnings == ()
     assert [(span.name, span.kind, span.step) for span in run] == [("ProfilerStep#50", "step", 50)]
-    assert [len(column(run, name, "rank")) for name in TABLES]
 
 
 @pytest.mark.parametrize("folder", TEXT, ids=lambda folder: folder.name)
@@ -113,7 +101,7 @@ def test_every_kernel_has_a_launch_before_it_and_inside_the_step(folder: Path) -
     assert (kernels.launch_ns >= run.start_ns[0]).all()
     assert (kernels.launch_ns < run.end_ns[0]).all()
     assert (kernels.step == 50).all()
-    assert "119 kernels were launched by threads that mark nothing" in run.table("kernels").note
+    assert "119 kernels were launched by threads without ranges" in run.table("kernels").note
 
 
 def test_the_trace_alone_and_the_database_alone_are_read_by_name() -> None:
@@ -133,9 +121,9 @@ def test_ranks_of_several_captures_share_an_axis() -> None:
     starts = {span.rank: span.start_ns + run.unix_ns for span in run if span.step == 50}
     assert starts[1] == 1_736_408_883_688_868_080
     assert [problem.text for problem in run.warnings] == [
-        "step 50 is in captures far apart, and added up: are they of one run?",
-        "its captures lie 426 days apart, so its wall clock is no time of work: choose those of "
-        "one run",
+        "step 50 is in captures far apart, and added up. Are they of one run?",
+        "captures are 426 days apart, so the wall-clock duration is meaningless. Select the "
+        "captures of one run",
     ]
 
 
@@ -154,29 +142,18 @@ def test_reading_changes_nothing_and_writes_nothing_beside() -> None:
     assert state() == before
 
 
-def test_what_verl_recorded_says_who_it_was_and_what_overlapped() -> None:
+def test_what_verl_recorded_has_its_versions() -> None:
     run = read_ascend(DATA / "rl_insight")
 
     assert run.headers[0].versions == {"torch_npu": "2.7.1", "cann": "8.3.RC1"}
-    parts = Counter(column(run, "overlap", "part"))
-    assert parts == {
-        "Computing": 3,
-        "Communication": 3,
-        "Communication(Not Overlapped)": 2,
-        "Free": 2,
-    }
-    assert set(column(run, "overlap", "device")) == {0}
-    lengths = column(run, "overlap", "duration")
-    assert sum(lengths) == ns("1.66") + ns("1.8") + ns("23.86") * 2 + ns("96.782") + (
-        ns("961.259") + ns("145.623") + ns("12782.896") * 2 + ns("749.015")
-    )
+    assert [len(run.table(name).rows) for name in run.tables] == [0] * len(run.tables)
 
 
 def test_captures_of_several_runs_in_one_folder_are_a_doubt() -> None:
     texts = {(problem.rank, problem.text) for problem in read_ascend(DATA).warnings}
-    assert (0, "step 50 is in captures far apart, and added up: are they of one run?") in texts
+    assert (0, "step 50 is in captures far apart, and added up. Are they of one run?") in texts
     (apart,) = (text for rank, text in texts if rank is None)
-    assert apart.startswith("its captures lie 426 days apart")
+    assert apart.startswith("captures are 426 days apart")
     alone = read_ascend(DATA / "text_level1_rank0").warnings
     assert not [problem for problem in alone if "apart" in problem.text]
 

@@ -1,5 +1,6 @@
-"""Where one source of a capture is damaged, the sound ones beside it are read, and that is said."""
+"""Which files of a capture are read: its database, or without one its text files."""
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -7,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.loaders.ascend.reader import read_ascend
-from tests.builders.ascend_recorded import ABSENT, DATA, MAIN_DATABASE, OUTPUT, TEXT, copied
+from tests.builders.ascend_recorded import (
+    ABSENT,
+    DATA,
+    DATABASE,
+    MAIN_DATABASE,
+    OUTPUT,
+    TEXT,
+    copied,
+)
 
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)
 
@@ -31,42 +40,38 @@ def with_broken(folder: Path, table: str) -> Path:
 
 @pytest.mark.parametrize(
     ("broken", "table"),
-    [
-        ("TASK", "kernels"),
-        ("TASK", "operator_types"),
-        ("PYTORCH_API", "operators"),
-        ("OP_MEMORY", "operator_memory"),
-    ],
+    [("TASK", "kernels"), ("PYTORCH_API", "calls"), ("OP_MEMORY", "operator_memory")],
 )
-def test_a_damaged_database_hides_no_text_beside_it(
+def test_a_damaged_table_of_a_database_has_no_rows_and_the_others_have(
     tmp_path: Path, broken: str, table: str
 ) -> None:
     folder = with_broken(copied(TEXT[0], tmp_path / "a_ascend_pt"), broken)
 
     run = read_ascend(folder)
-    found, text = run.table(table), read_ascend(TEXT[0]).table(table)
 
-    assert len(found.rows) == len(text.rows) > 0
-    assert "cannot be read as SQLite" in found.note
+    assert "cannot be read as SQLite" in (run.table(table).abstained or "")
     damage = f"{MAIN_DATABASE.name} is damaged in its table {broken}"
     assert damage in [problem.text for problem in run.warnings]
+    assert len(run.table("memory").rows) == len(read_ascend(DATABASE).table("memory").rows)
 
 
-@pytest.mark.parametrize(
-    ("name", "table", "content"),
-    [
-        ("communication.json", "communication", ""),
-        ("communication.json", "communication", '{"step50": {"p2p"'),
-        ("kernel_details.csv", "kernels", ""),
-    ],
-)
-def test_an_empty_or_damaged_file_is_as_one_that_is_not_there_but_said(
-    tmp_path: Path, name: str, table: str, content: str
-) -> None:
+def test_with_both_formats_every_table_is_that_of_the_database(tmp_path: Path) -> None:
     folder = copied(TEXT[0], tmp_path / "a_ascend_pt")
-    (folder / OUTPUT / name).write_text(content)
-    found = read_ascend(folder).table(table)
-    (folder / OUTPUT / name).unlink()
+    for path in (DATABASE / OUTPUT).iterdir():
+        shutil.copy(path, folder / OUTPUT)
 
-    assert len(found.rows) == len(read_ascend(folder).table(table).rows) > 0
-    assert name in found.note
+    both, database = read_ascend(folder), read_ascend(DATABASE)
+
+    assert both.tables.keys() == database.tables.keys()
+    for name in database.tables:
+        assert list(both.table(name).rows) == list(database.table(name).rows), name
+
+
+def test_without_rows_in_kernel_details_the_trace_has_the_kernels(tmp_path: Path) -> None:
+    folder = copied(TEXT[0], tmp_path / "a_ascend_pt")
+    (folder / OUTPUT / "kernel_details.csv").write_text("")
+    table = read_ascend(folder).table("kernels")
+    (folder / OUTPUT / "kernel_details.csv").unlink()
+
+    assert len(table.rows) == len(read_ascend(folder).table("kernels").rows) > 0
+    assert "kernel_details.csv: is empty" in table.note

@@ -10,7 +10,6 @@ import pytest
 
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend
 from tests.builders.ascend_output import (
-    CONNECTION,
     EPOCH,
     DatabaseRows,
     TraceEvents,
@@ -19,7 +18,6 @@ from tests.builders.ascend_output import (
 )
 
 WINDOW = {"rlprof_window": "step-000003"}
-REDUCE = '{"opName": "hcom_allReduce", "count": "8", "dataType": "fp16", "groupName": "tp"}'
 
 
 def rows_of(path: Path, table: str) -> list[dict[str, Any]]:
@@ -67,41 +65,13 @@ def test_the_databases_steps_may_lack_a_device_and_a_step(tmp_path: Path) -> Non
     ]
 
 
-def test_below_level1_the_database_knows_collectives_by_their_operators(tmp_path: Path) -> None:
-    rows = DatabaseRows()
-    rows.add("ENUM_HCCL_DATA_TYPE", id=4, name="FP32")
-    cells = {"groupName": "tp", "dataType": 4, "startNs": EPOCH, "endNs": EPOCH + 9}
-    rows.add("COMMUNICATION_OP", opName="hcom_send", count=1_000, **cells)
-    rows.add("COMMUNICATION_OP", opName="hcom_recv", **{**cells, "dataType": 99})
-
-    path = rows.write(tmp_path / "ascend_pytorch_profiler_0.db")
-
-    first, second = rows_of(path, "communication")
-    assert first == {
-        **{"rank": 0, "operator": "hcom_send", "group": "tp", "start": 0, "duration": 9},
-        "size": 4_000,
-    }
-    assert "size" not in second
-    assert "from level1 on" in read_ascend(path).table("communication").note
-
-
-def test_below_level1_the_trace_knows_collectives_by_their_lane(tmp_path: Path) -> None:
-    trace = TraceEvents()
-    trace.collective("hcom_send", 100, 300)
-    path = trace.write(tmp_path / "trace_view.json")
-
-    assert rows_of(path, "communication") == [
-        {"rank": 0, "device": 0, "operator": "hcom_send", "start": 0, "duration": 200}
-    ]
-
-
 @pytest.mark.parametrize("form", ["text", "database"])
 def test_waits_of_the_host_are_calls_of_cann(tmp_path: Path, form: str) -> None:
     calls = ["aclrtSynchronizeStream", "aclnnMm", "aclrtMemcpy", "aclrtMemcpyAsync"]
     if form == "text":
         trace = TraceEvents()
         for at, name in enumerate(calls):
-            args = {"Mode": "acl", "connection_id": at}
+            args = {"Mode": "acl", "level": "acl", "connection_id": at}
             trace.row(f"AscendCL@{name}", trace.pid("CANN"), 9, 10 * at, 10 * at + 7, args=args)
         trace.task("MatMulV2", 5, 9)
         path = trace.write(tmp_path / "trace_view.json")
@@ -120,33 +90,6 @@ def test_waits_of_the_host_are_calls_of_cann(tmp_path: Path, form: str) -> None:
     assert waits[1]["start"] - waits[0]["start"] == 20
 
 
-@pytest.mark.parametrize("form", ["text", "database"])
-def test_with_markers_alone_collectives_are_what_hccl_marks_of_itself(
-    tmp_path: Path, form: str
-) -> None:
-    if form == "text":
-        trace = TraceEvents()
-        trace.mark("step", 0, 9_000)
-        trace.mark(REDUCE, 1_000, 2_000, domain="communication", shadow=(3_000, 7_000))
-        trace.mark(REDUCE, 4_000, 5_000, domain="communication")
-        trace.write(capture_folder(tmp_path) / "trace_view.json")
-    else:
-        rows = DatabaseRows()
-        rows.mark("step", 0, 9_000)
-        rows.mark(REDUCE, 1_000, 2_000, domain="communication", connectionId=CONNECTION)
-        rows.mark(REDUCE, 4_000, 5_000, domain="communication", connectionId=CONNECTION + 1)
-        times = {"startNs": EPOCH + 3_000, "endNs": EPOCH + 7_000}
-        rows.add("TASK", connectionId=CONNECTION, **times)
-        rows.write(capture_folder(tmp_path) / "ascend_pytorch_profiler.db")
-
-    told = {"rank": 0, "operator": "hcom_allReduce", "group": "tp", "size": 16}
-    assert rows_of(tmp_path, "communication") == [
-        {**told, "start": 3_000, "duration": 4_000},
-        {**told, "start": 4_000, "duration": 1_000},
-    ]
-    assert "only MSTX tells" in read_ascend(tmp_path).table("communication").note
-
-
 def test_bytes_of_a_link_that_sdma_contains_count_once_and_rdma_counts_too(tmp_path: Path) -> None:
     output = capture_folder(tmp_path)
     link = {"Transit Size(MB)": 8.0, "Transit Time(ms)": 2.0}
@@ -162,47 +105,6 @@ def test_bytes_of_a_link_that_sdma_contains_count_once_and_rdma_counts_too(tmp_p
     assert (row["kind"], row["group"], row["step"]) == ("p2p", "7", 2)
     assert (row["size"], row["bandwidth"], row["duration"]) == (16_000_000, 2.0, 9_000_000)
     assert "wait" not in row
-
-
-def test_operators_take_from_torch_npus_list_what_the_device_did(tmp_path: Path) -> None:
-    output = capture_folder(tmp_path)
-    names = "Host Self Duration(us),Host Total Duration(us),Device Self Duration(us)"
-    (output / "operator_details.csv").write_text(
-        f"Name,{names},Device Total Duration(us)\n"
-        "aten::mul,1.5,2.5,7,8\naten::add,4,4,0,0\naten::mul,1.5,2.5,7,8\n"
-    )
-    TraceEvents().write(output / "trace_view.json")
-
-    assert rows_of(tmp_path, "operators") == [
-        {
-            **{"rank": 0, "operator": "aten::add", "calls": 1, "total": 4_000, "self": 4_000},
-            **{"device total": 0, "device self": 0},
-        },
-        {
-            **{"rank": 0, "operator": "aten::mul", "calls": 2, "total": 5_000, "self": 3_000},
-            **{"device total": 16_000, "device self": 14_000},
-        },
-    ]
-
-
-def test_an_operators_own_time_is_without_those_inside_on_its_thread(tmp_path: Path) -> None:
-    trace = TraceEvents()
-    trace.operator("ProfilerStep#0", 0, 100)
-    trace.operator("outer", 0, 100)
-    trace.operator("inner", 10, 40)
-    trace.operator("leaf", 10, 20)
-    trace.operator("elsewhere", 10, 90, thread=77)
-    trace.module("Linear_0", 0, 100)
-    trace.module("ReLU_0", 5, 10)
-    path = trace.write(tmp_path / "trace_view.json")
-
-    assert {row["operator"]: row["self"] for row in rows_of(path, "operators")} == {
-        **{"outer": 70, "inner": 20, "leaf": 10, "elsewhere": 80}
-    }
-    assert [(row["module"], row["self"]) for row in rows_of(path, "modules")] == [
-        ("Linear_0", 95),
-        ("ReLU_0", 5),
-    ]
 
 
 def test_tables_of_several_captures_follow_one_another_on_one_axis(tmp_path: Path) -> None:
@@ -237,7 +139,5 @@ def test_a_run_gets_its_tables_on_its_own_axis_with_its_own_ranks(tmp_path: Path
     tables = ascend_tables({output.parent: 6}, EPOCH - 50, lambda kernels: kernels)
 
     assert "kernels" not in tables
-    table = tables["communication"]()
-    assert (table.column("rank"), table.column("start")) == ([6], [150])
     own = tables["collectives"]()
     assert (own.column("rank"), own.column("start")) == ([6], [150])

@@ -1,0 +1,301 @@
+"""Tables that torch_npu and CANN summed up: steps, kernel types and communication."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.loaders.ascend.capture import KERNEL_SHEET, OpenCapture
+from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet, whole
+from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader, decode
+from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, scaled
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.tables.table import Column
+
+_DEVICE = Column("device", "count")
+
+_STEP_FILE, _STEP_TABLE = "step_trace_time.csv", "StepTraceTime"
+# Our column, and that of the database; headings of the file have brackets around the same words.
+_STEP_PARTS = {
+    name: name.replace(" ", "_")
+    for name in (
+        "computing",
+        "communication not overlapped",
+        "overlapped",
+        "communication",
+        "free",
+        "stage",
+        "bubble",
+        "communication not overlapped and exclude receive",
+        "preparing",
+    )
+}
+
+
+def _step_trace(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read one row per step and device."""
+    database = opened.analysis if opened.has_analysis(_STEP_TABLE) else None
+    if database is not None:
+        numbers = database.numbers(_STEP_TABLE, "deviceId", "step")
+        microseconds_of = database.reals(_STEP_TABLE, *_STEP_PARTS.values())
+        device = numbers["deviceId"]
+        return {
+            "device": np.where(device == UNKNOWN, opened.device, device),
+            "step": opened.rl_steps(numbers["step"]),
+            **{
+                name: scaled(microseconds_of[column].tolist(), 1000)
+                for name, column in _STEP_PARTS.items()
+            },
+        }, []
+    file: Any = opened.file(_STEP_FILE)
+    headings = {name: _step_heading(name) for name in _STEP_PARTS}
+    wanted = {
+        **dict.fromkeys(("deviceid", "step"), whole),
+        **dict.fromkeys(headings.values(), microseconds),
+    }
+    sheet = read_sheet(file, wanted, needed=("step", "computing", "free", "stage"))
+    frame: dict[str, Cells] = {name: sheet.number(head) for name, head in headings.items()}
+    frame |= {"step": opened.rl_steps(sheet.number("step")), "device": sheet.number("deviceid")}
+    return frame, [f"{file.name}: {text}" for text in sheet.problems]
+
+
+def _step_heading(name: str) -> str:
+    first, _, rest = name.partition(" ")
+    return first + (f"({rest.replace(' ', '')})" if rest else "")
+
+
+STEP_TRACE = TableReader(
+    (_DEVICE, Column("step", "count"), *(Column(name, "duration", "ns") for name in _STEP_PARTS)),
+    lambda opened: opened.has_analysis(_STEP_TABLE) or opened.file(_STEP_FILE) is not None,
+    _step_trace,
+)
+"""Parts of each step on the device. As in torch_npu, ``stage`` is the length of the whole step."""
+
+
+_TYPE_FILE, _COMPUTE = "op_statistic.csv", "COMPUTE_TASK_INFO"
+_TYPE_TIMES = {"total": "total", "shortest": "min", "mean": "avg", "longest": "max"}
+
+
+def _kernel_types(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read count and times of each kernel type, or sum up the tasks of the database."""
+    file = opened.file(_TYPE_FILE)
+    if file is None:
+        return _summed_types(opened.database), []  # type: ignore[arg-type]
+    times = {name: f"{word}time(us)" for name, word in _TYPE_TIMES.items()}
+    texts = ("optype", "coretype")
+    wanted = {"count": whole, "deviceid": whole, **dict.fromkeys(times.values(), microseconds)}
+    sheet = read_sheet(file, wanted, texts, needed=(*texts, "count", *times.values()))
+    return {
+        "device": sheet.number("deviceid"),
+        "type": sheet.text("optype"),
+        "core": sheet.text("coretype"),
+        "kernels": sheet.number("count"),
+        **{name: sheet.number(heading) for name, heading in times.items()},
+    }, [f"{file.name}: {text}" for text in sheet.problems]
+
+
+def _summed_types(database: SqliteTables) -> Frame:
+    duration = "endNs - startNs"
+    rows = database.rows(
+        "SELECT deviceId, opType, c.taskType, COUNT(*), "
+        f"SUM({duration}), MIN({duration}), AVG({duration}), MAX({duration}) "
+        f"FROM TASK t JOIN {_COMPUTE} c ON t.globalTaskId = c.globalTaskId "
+        f"WHERE startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME} "
+        "GROUP BY 1, 2, 3 ORDER BY 5 DESC"
+    )
+    device, kind, core, *sums = (
+        scaled([row[at] for row in rows], 1) for at in range(4 + len(_TYPE_TIMES))
+    )
+    texts = {"type": decode(database, kind), "core": decode(database, core)}
+    return {"device": device, **texts, **dict(zip(("kernels", *_TYPE_TIMES), sums, strict=True))}
+
+
+OPERATOR_TYPES = TableReader(
+    (
+        _DEVICE,
+        Column("type", "text"),
+        Column("core", "text"),
+        Column("kernels", "count"),
+        *(Column(name, "duration", "ns") for name in _TYPE_TIMES),
+    ),
+    lambda opened: (
+        opened.has(_COMPUTE, "opType", "taskType") or opened.file(_TYPE_FILE) is not None
+    ),
+    _kernel_types,
+)
+"""Kernels by type and core."""
+
+
+_COMMUNICATION_FILE = "communication.json"
+_TIMES, _BANDWIDTHS, _OPERATORS = "CommAnalyzerTime", "CommAnalyzerBandwidth", "COMMUNICATION_OP"
+_STEP = re.compile(r"step(\d{1,15})")
+# The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
+_NEAR_NS = 1_000_000
+_MAX_BYTES = 1 << 28  # a kilobyte per collective and step
+# Milliseconds of a collective, by our column: the key of the file, and the database's column.
+_MEASURED = {
+    "duration": ("Elapse Time(ms)", "elapse_time"),
+    "transfer": ("Transit Time(ms)", "transit_time"),
+    "wait": ("Wait Time(ms)", "wait_time"),
+    "synchronization": ("Synchronization Time(ms)", "synchronization_time"),
+    "idle": ("Idle Time(ms)", "idle_time"),
+}
+_INSIDE_SDMA = {"HCCS", "PCIE", "SIO"}  # links whose bytes SDMA counts as well
+
+
+@dataclass
+class _Collective:
+    """One collective; times in milliseconds and sizes in 10**6 bytes, as the files have them."""
+
+    name: str
+    group: str
+    kind: str
+    step: str
+    start: float | None
+    measured: Mapping[str, Any]
+    links: Mapping[str, tuple[Any, Any]]
+
+    def moved(self) -> tuple[Any, Any]:
+        """Return size and time of all links, each byte once; None for each if it is 0."""
+        pairs = [pair for link, pair in self.links.items() if link not in _INSIDE_SDMA]
+        size, time = (
+            sum(each for each in column if isinstance(each, int | float))
+            for column in (zip(*pairs, strict=True) if pairs else ((), ()))
+        )
+        return size or None, time or None
+
+
+def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    file = opened.file(_COMMUNICATION_FILE)
+    from_file = list(_from_file(file)) if file is not None else None
+    rows = list(_from_analysis(opened.analysis)) if from_file is None else from_file  # type: ignore[arg-type]
+    moved = [row.moved() for row in rows]
+    size, time = scaled([s for s, _ in moved], 10**6), scaled([t for _, t in moved], 10**6)
+    steps = [_STEP.fullmatch(row.step) for row in rows]
+    numbers = np.array([int(step[1]) if step else UNKNOWN for step in steps], np.int64)
+    rounded = scaled([row.start for row in rows], 1000).tolist()
+    exact = _exact_start(opened)
+    starts = [exact(row.name, start) for row, start in zip(rows, rounded, strict=True)]
+    frame: dict[str, Cells] = {
+        "operator": _texts([row.name for row in rows]),
+        "kind": _texts([row.kind for row in rows]),
+        "group": _texts([row.group for row in rows]),
+        "step": opened.rl_steps(numbers),
+        "start": np.array(starts, np.int64),
+        "size": size,
+        "bandwidth": np.where((size > 0) & (time > 0), size / np.where(time > 0, time, 1), np.nan),
+    }
+    for name in _MEASURED:
+        frame[name] = scaled([row.measured.get(name) for row in rows], 10**6)
+    return frame, []
+
+
+def _texts(values: list[str]) -> tuple[Any, list[str]]:
+    texts, codes = np.unique(np.array(values, dtype=object), return_inverse=True)
+    return codes, texts.tolist()
+
+
+def _exact_start(opened: OpenCapture) -> Callable[[str, int], int]:
+    """Return a function from name and rounded start of a collective to its exact start."""
+    if opened.has(_OPERATORS, "opName", "startNs"):
+        database: Any = opened.database
+        rows = database.numbers(_OPERATORS, "opName", "startNs")
+        (codes, texts), starts = decode(database, rows["opName"]), rows["startNs"]
+    elif (file := opened.file(KERNEL_SHEET)) is not None:
+        sheet = read_sheet(file, {"starttime(us)": microseconds}, ("name",))
+        (codes, texts), starts = sheet.text("name"), sheet.number("starttime(us)")
+    else:
+        return lambda _, rounded: rounded
+    known: dict[str, list[int]] = {}
+    for code, start in zip(codes.tolist(), starts.tolist(), strict=True):
+        if code >= 0 and texts[code].startswith(("hcom", "Hccl", "hccl")):
+            known.setdefault(texts[code], []).append(start)
+
+    def exact(name: str, rounded: int) -> int:
+        near = min(known.get(name, ()), key=lambda start: abs(start - rounded), default=UNKNOWN)
+        return near if rounded != UNKNOWN and abs(near - rounded) < _NEAR_NS else rounded
+
+    return exact
+
+
+def _from_analysis(database: SqliteTables) -> Iterator[_Collective]:
+    links: dict[tuple[str, ...], dict[str, tuple[Any, Any]]] = {}
+    key = ("hccl_op_name", "group_name", "step")
+    columns = ", ".join((*key, "transport_type", "transit_size", "transit_time"))
+    if database.has(_BANDWIDTHS):  # a row per packet size repeats the numbers of the link
+        for *own, link, size, time in database.rows(f"SELECT {columns} FROM {_BANDWIDTHS}"):
+            links.setdefault(tuple(own), {})[str(link)] = (size, time)
+    names = ", ".join(column for _, column in _MEASURED.values())
+    columns = f"{', '.join(key)}, type, start_timestamp, {names}"
+    for name, group, step, kind, start, *measured in database.rows(
+        f"SELECT {columns} FROM {_TIMES}"
+    ):
+        times = dict(zip(_MEASURED, measured, strict=True))
+        found = links.get((name, group, step), {})
+        yield _Collective(str(name), str(group), str(kind), str(step), start, times, found)
+
+
+def _from_file(file: Path) -> Iterator[_Collective]:
+    try:
+        with file.open("rb") as opened:
+            steps = msgspec.json.decode(
+                opened.read(_MAX_BYTES), type=dict[str, dict[str, dict[str, Any]]]
+            )
+    except (OSError, *NOT_JSON) as error:
+        raise TraceError(f"{file}: cannot be read: damaged or cut off") from error
+    for step, kinds in steps.items():
+        for kind, collectives in kinds.items():
+            for key, each in collectives.items():
+                if "@" not in key or not isinstance(each, dict):  # a sum
+                    continue
+                times, bandwidths = (
+                    part if isinstance(part := each.get(f"Communication {word} Info"), dict) else {}
+                    for word in ("Time", "Bandwidth")
+                )
+                name, _, group = key.rpartition("@")
+                links = {
+                    link: (of.get("Transit Size(MB)"), of.get("Transit Time(ms)"))
+                    for link, of in bandwidths.items()
+                    if isinstance(of, dict)
+                }
+                measured = {column: times.get(key) for column, (key, _) in _MEASURED.items()}
+                start = times.get("Start Timestamp(us)")
+                yield _Collective(name, group, kind, step, start, measured, links)
+
+
+def collective_groups(opened: OpenCapture) -> dict[str, str]:
+    """Return the group of each collective by its name, {} if no analysis has them."""
+    if not COMMUNICATION.available(opened):
+        return {}
+    try:
+        frame = COMMUNICATION.read(opened)[0]
+    except TraceError:  # reading the table reports it
+        return {}
+    names: Any = frame["operator"]
+    groups: Any = frame["group"]
+    pairs = zip(names[0].tolist(), groups[0].tolist(), strict=True)
+    return {names[1][name]: groups[1][group] for name, group in pairs}
+
+
+COMMUNICATION = TableReader(
+    (
+        _DEVICE,
+        Column("step", "count"),
+        Column("operator", "text"),
+        Column("kind", "text"),
+        Column("group", "text"),
+        Column("start", "time", "ns"),
+        *(Column(name, "duration", "ns") for name in _MEASURED),
+        Column("size", "count", "bytes"),
+        Column("bandwidth", "number", "GB/s"),
+    ),
+    lambda opened: opened.has_analysis(_TIMES) or opened.file(_COMMUNICATION_FILE) is not None,
+    _communication,
+)
+"""CANN's analysis of each collective; size and bandwidth are of all links of this rank."""
