@@ -375,8 +375,11 @@ def enqueuing_calls(torch: Calls, cann: Calls, queue: tuple[QueueEnd, QueueEnd])
     at = _last_before(put.number, put.start_ns, number, out)
     calls = Calls(put.start_ns, put.thread, put.end_ns - put.start_ns).at(at)
     missing = (torch.time_ns == UNKNOWN) & (at >= 0) & (calls.time_ns <= out)
+    length_ns = None
+    if torch.length_ns is not None and calls.length_ns is not None:
+        length_ns = np.where(missing, calls.length_ns, torch.length_ns)
     return Calls(
         np.where(missing, calls.time_ns, torch.time_ns),
         np.where(missing, calls.thread, torch.thread),
-        None if torch.length_ns is None else np.where(missing, calls.length_ns, torch.length_ns),
+        length_ns,
     )
