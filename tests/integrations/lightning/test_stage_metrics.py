@@ -129,7 +129,7 @@ class Plain(Logger):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         with self.path.open("a") as file:
-            print(os.getpid(), step, "rlprof/step_s" in stage_metrics, file=file)
+            print(os.getpid(), step, "rlprof/step_s" in metrics, file=file)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
 
