@@ -19,7 +19,7 @@ SECONDS = 120
 
 def play(folder: Path) -> None:
     """Run the four processes."""
-    path = os.pathsep.sync_point([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.builders.pipeline", str(folder), str(rank)],
