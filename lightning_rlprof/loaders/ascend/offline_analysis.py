@@ -161,7 +161,7 @@ def _without_parser(directory: Path, options: Options) -> Outcome | None:
         if not before.missing:
             return Outcome(directory, capture.rank, "up to date", before.files, before.note)
     if not raw:
-        message = f"{before.missing}, and there is no raw data (FRAMEWORK, PROF_*) to parse"
+        message = f"{before.missing}, and it has no raw data (FRAMEWORK, PROF_*) to parse"
     elif not os.access(directory, os.W_OK):
         message = "the directory is read-only: copy it to a writable place and parse the copy"
     else:

@@ -102,11 +102,12 @@ def _kernel_types(opened: OpenCapture) -> tuple[Frame, list[str]]:
 
 def _summed_types(database: SqliteTables) -> Frame:
     duration = "endNs - startNs"
+    sound = f"startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME}"
     rows = database.rows(
         "SELECT deviceId, opType, c.taskType, COUNT(*), "
         f"SUM({duration}), MIN({duration}), AVG({duration}), MAX({duration}) "
         f"FROM TASK t JOIN {_COMPUTE} c ON t.globalTaskId = c.globalTaskId "
-        f"WHERE startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME} "
+        f"WHERE {sound} "
         "GROUP BY 1, 2, 3 ORDER BY 5 DESC"
     )
     device, kind, core, *sums = (

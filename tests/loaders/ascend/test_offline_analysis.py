@@ -214,7 +214,7 @@ def test_without_raw_data_or_the_right_to_write_nothing_is_tried(
     outcomes = run(make(tmp_path, host=False, rank=5), make(tmp_path, "b"))
     assert [(each.state, each.rank) for each in outcomes] == [("failed", 5), ("failed", None)]
     assert outcomes[0].message == (
-        "it is not parsed yet, and there is no raw data (FRAMEWORK, PROF_*) to parse"
+        "it is not parsed yet, and it has no raw data (FRAMEWORK, PROF_*) to parse"
     )
     assert outcomes[1].message.startswith("the directory is read-only: copy it")
 
