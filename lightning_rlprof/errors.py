@@ -18,12 +18,20 @@ msgspec's errors are no ValueError before 0.21; a thousand brackets in a row are
 class RlprofError(Exception):
     """Base of everything that this package raises on purpose; its text is one line for people.
 
+    Attributes:
+        hint: What to do about it, as the command line prints it below the error.
+        code: A name of this error for programs, as ``rlprof --json`` prints it.
+
     Example::
 
         >>> from lightning_rlprof.errors import RlprofError, TraceError
         >>> issubclass(TraceError, RlprofError)
         True
     """
+
+    def __init__(self, *args: object, hint: str = "", code: str = "") -> None:
+        super().__init__(*args)
+        self.hint, self.code = hint, code
 
 
 class ConfigError(RlprofError, ValueError):

@@ -1,327 +1,319 @@
-"""The command that prints one analysis of a run, whichever there is.
-
-The command that says what to act on, after how far the run can be trusted.
-
-The command about the whole job: where its GPU-seconds went, and what they cost.
-
-The command about slow ranks: who makes the others wait, and how sure that is.
-
-The command about the critical path: what a step's length hangs on, and what it does not.
-
-The command about memory: its peaks per stage, and the files that say more.
-
-The command about speed: tokens per second of each stage, and how much of the device that is.
-"""
+"""The verbs that print analyses of one run: show, findings, ledger, stragglers, critical-path."""
 
 import math
 import re
 import shlex
 from dataclasses import replace
+from enum import Enum
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import next_command, put_json, say, show
-from lightning_rlprof.cli.open_run import Json, Run, count_doubts, facts, opened, tell
+from lightning_rlprof.cli.console import (
+    did_you_mean,
+    is_json,
+    is_table,
+    next_command,
+    put_json,
+    say,
+)
+from lightning_rlprof.cli.open_run import Limit, Run, about, answer, open_run
 from lightning_rlprof.errors import RlprofError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lightning_rlprof.analysis.ledger.accounts import Accounts
+    from lightning_rlprof.analysis.catalog import Analysis
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Table
 
-_SHOWN = 50
+_LIMIT = 50
 
-
-Name = Annotated[str | None, typer.Argument(help="Which analysis; left out, all are listed")]
-Rank = Annotated[int | None, typer.Option(help="Only the rows of this rank")]
-Rows = Annotated[
-    int | None, typer.Option(min=1, help=f"Print so many rows; unset, {_SHOWN}, as JSON all")
+Name = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="Analysis to show; omit it to list them all")
+]
+Rank = Annotated[int | None, typer.Option(metavar="N", help="Show only this rank")]
+Params = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N", help="throughput: model parameters (e.g. 7.6e9), to estimate FLOPs for MFU"
+    ),
+]
+Peak = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N", help="throughput: peak of one device, dense, in TFLOP/s (default: data sheet)"
+    ),
 ]
 
 
-def analysis(
-    run: Run, name: Name = None, as_json: Json = False, rank: Rank = None, rows: Rows = None
+def show(
+    run: Run,
+    name: Name = None,
+    rank: Rank = None,
+    limit: Limit = None,
+    params: Params = None,
+    peak_tflops: Peak = None,
 ) -> None:
-    """Show one analysis of a run; without a name, which there are and what each answers.
+    """Show one analysis. Omit NAME to list them all.
 
     Example: rlprof show RUN breakdown
     """
     from lightning_rlprof.analysis.catalog import ANALYSES
 
     if name is None:
-        _list(run, as_json=as_json)
+        _list_analyses(open_run(run), run)
         return
     if name not in ANALYSES:
-        raise RlprofError(f"{name}: is no analysis (there are: {', '.join(ANALYSES)})")
-    spans = opened(run)
-    table = _told(ANALYSES[name].run, spans, rank)
-    if as_json:
-        shown = replace(table, rows=list(table.rows[:rows]))
-        put_json(facts(spans) | {"tables": [shown.to_dict()]})
-        return
-    _print(spans, table, rows or _SHOWN)
-    next_command("rlprof", "show", run)
+        near = did_you_mean(name, ANALYSES)
+        everything = f"List all: rlprof show {shlex.quote(str(run))}"
+        raise RlprofError(
+            f"unknown analysis '{name}'",
+            hint=f"{near} {everything}".strip(),
+            code="unknown_analysis",
+        )
+    given = {"parameters": params, "peak_tflops": peak_tflops}
+    given = {option: value for option, value in given.items() if value is not None}
+    checked = (("--params", params, "7.6e9"), ("--peak-tflops", peak_tflops, "989"))
+    for option, value, example in checked:
+        if value is not None and not 0 < value < 1e18:
+            text = f"{option} {value} is not between 0 and 1e18"
+            raise RlprofError(text, hint=f"For example {option} {example}")
+    if given and name != "throughput":
+        raise RlprofError(f"--params and --peak-tflops apply to 'throughput', not to '{name}'")
+    spans = open_run(run)
+    table = _of_rank(ANALYSES[name], spans, rank, given)
+    files = _memory_files(spans) if name in ("memory", "memory_timeline") else []
+    rows = limit or (None if is_json() else _LIMIT)
+    answer(spans, [table], "", facts={"files": files} if files else None, limit=rows)
+    if not is_json():
+        _print_memory_files(files)
 
 
-def _print(spans: "Spans", table: "Table", rows: int) -> None:
-    from lightning_rlprof.report.terminal import render
-
-    say(str(spans.path), "bold")
-    show("", render(table, rows=rows), "")
-    count_doubts(spans)
-
-
-def _list(run: Run, *, as_json: bool) -> None:
+def _list_analyses(spans: "Spans", run: Run) -> None:
+    """Print every analysis by group, and whether this run has data for it."""
     from lightning_rlprof.analysis.catalog import CATALOG
 
-    answers = {each.name: each.answers for each in CATALOG}
-    if as_json:
-        put_json(answers)
+    found = [(each, _has_data(each, spans)) for each in CATALOG]
+    if is_json():
+        facts = [
+            {"name": each.name, "group": each.group, "answers": each.answers, "data": data}
+            for each, data in found
+        ]
+        put_json(about(spans) | {"analyses": facts})
         return
-    for name, text in answers.items():
-        say(f"{name:16} {text}")
+    width = max(len(each.name) for each in CATALOG)
+    for group in dict.fromkeys(each.group for each in CATALOG):
+        say(group, "bold")
+        for each, data in found:
+            if each.group == group:
+                text = f"  {each.name:{width}}  {each.answers}"
+                say(text if data else f"{text} (no data)", "" if data else "dim")
     next_command("rlprof", "show", run, "stages")
 
 
-def _told(function: "Callable[..., Table]", spans: "Spans", rank: int | None) -> "Table":
-    """Return the answer of an analysis, of one rank where that was asked for."""
+def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
+    """Return whether an analysis has data; of large tables only whether they exist is checked."""
+    if analysis.name == "device_counters":
+        return bool({"counters", "gpu_metrics"} & spans.tables.keys())
+    if analysis.name == "communication":
+        return "collectives" in spans.tables
+    if analysis.group == "Device" and not analysis.summary:
+        return bool({"kernels", "memcpy", "calls", "operators"} & spans.tables.keys())
+    table = analysis.run(spans)
+    return table.abstained is None and len(table.rows) > 0
+
+
+def _of_rank(
+    analysis: "Analysis", spans: "Spans", rank: int | None, given: dict[str, Any]
+) -> "Table":
+    """Return the table of an analysis, of one rank if that was asked for."""
     if rank is None:
-        return function(spans)
+        return analysis.run(spans, **given)
     from lightning_rlprof.loaders.rank_names import as_ranges
 
     if rank not in spans.ranks:
-        raise RlprofError(f"--rank {rank}: is not in this run, which has {as_ranges(spans.ranks)}")
-    if "ranks" in signature(function).parameters:
-        return function(spans, ranks=[rank])
-    table = function(spans)
+        raise RlprofError(f"rank {rank} is not in this run (ranks: {as_ranges(spans.ranks)})")
+    if "ranks" in signature(analysis.run).parameters:
+        return analysis.run(spans, ranks=[rank], **given)  # type: ignore[call-arg]
+    table = analysis.run(spans, **given)
     names = [column.name for column in table.columns]
     if "rank" not in names:
-        raise RlprofError(f"--rank {rank}: {table.name} has no rows of single ranks")
+        raise RlprofError(f"--rank does not apply to '{table.name}': it has no rank column")
     at = names.index("rank")
     return replace(table, rows=[row for row in table.rows if row[at] == rank])
 
 
-_STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
-
-
-def findings(run: Run, as_json: Json = False) -> None:
-    """Say what is worth acting on, with its price, its evidence, and what would refute it."""
-    from lightning_rlprof.analysis.findings.data_quality import data_quality
-    from lightning_rlprof.analysis.findings.findings import findings as findings_table
-
-    spans = opened(run)
-    sheet, found = data_quality(spans), findings_table(spans)
-    if as_json:
-        put_json(facts(spans) | {"tables": [sheet.to_dict(), found.to_dict()]})
-        return
-    say(f"{spans.path}: Data quality", "bold")
-    for check, state, detail in sheet.rows:
-        say(f"{state:12}{check}: {detail}", _STYLES[str(state)])
-    say("")
-    say("What to fix first", "bold")
-    _findings_print(found, run)
-    next_command("rlprof", "report", run)
-
-
-def _findings_print(found: "Table", run: Run) -> None:
-    from lightning_rlprof.report.finding_cards import cards
-
-    if found.abstained is not None:
-        say(f"No data: {found.abstained}")
-    elif not found.rows:
-        say("No problems found.")
-    for at, card in enumerate(cards(found, shlex.quote(str(run))), start=1):
-        say(f"{at}. {card.title}", "bold")
-        say(f"   {card.cost}; {card.evidence}")
-        say(f"   try: {card.suggestion}")
-        say(f"   ruled out if: {card.ruled_out_if}")
-        if card.where:
-            say(f"   look at {card.where}, in the report and in what rlprof trace writes")
-        for command in card.commands:
-            say(f"   {command}", "dim")
-    if found.note:
-        say(found.note, "dim")
-
-
-PerRank = Annotated[bool, typer.Option("--per-rank", help="Also every rank by itself")]
-PerStep = Annotated[bool, typer.Option("--per-step", help="Also every step by itself")]
-Price = Annotated[
-    float | None,
-    typer.Option(metavar="EUR_PER_GPU_HOUR", help="What a GPU-hour costs, in euros"),
-]
-
-
-def ledger(
-    run: Run,
-    as_json: Json = False,
-    per_rank: PerRank = False,
-    per_step: PerStep = False,
-    price: Price = None,
-) -> None:
-    """Show where the GPU-seconds of the whole job went, and what they cost."""
-    if price is not None and not 0 <= price < math.inf:
-        raise RlprofError(f"--price {price}: a GPU-hour costs 0 euros or more, for instance 2.5")
-    from lightning_rlprof.analysis.ledger.accounts import compute_accounts
-    from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
-
-    spans = opened(run)
-    accounts = compute_accounts(spans, per_step=per_step, per_rank=per_rank)
-    tables = [category_totals(accounts, price=price)]
-    tables += [category_breakdown(accounts)] if per_rank or per_step else []
-    if as_json:
-        put_json(_facts(spans, accounts) | {"tables": [table.to_dict() for table in tables]})
-        return
-    _show(spans, tables)
-    next_command("rlprof", "report", run)
-
-
-def _show(spans: "Spans", tables: "list[Table]") -> None:
-    from lightning_rlprof.report.terminal import render
-
-    say(f"{spans.path}: where the GPU-seconds of the job went", "bold")
-    for table in tables:
-        show("", render(table))
-    show("")
-    count_doubts(spans)
-
-
-def _facts(spans: "Spans", accounts: "Accounts") -> dict[str, object]:
-    """Return what the totals add up to, ``wall_ns`` times all ranks, and what is doubtful."""
-    return {
-        "run": str(spans.path),
-        "wall_ns": accounts.wall_ns,
-        "ranks": list(accounts.ranks),
-        "silent_ranks": list(accounts.silent),
-        "warnings": [problem._asdict() for problem in spans.warnings],
-    }
-
-
-def stragglers(run: Run, as_json: Json = False) -> None:
-    """Name the ranks that make the others wait, or say why nobody can be named."""
-    from lightning_rlprof.analysis.stragglers.stragglers import stragglers as stragglers_table
-
-    spans = opened(run)
-    table = stragglers_table(spans)
-    tell(spans, table, "who makes the others wait", as_json=as_json, follow=("report", run))
-
-
-PathPerRank = Annotated[bool, typer.Option("--per-rank", help="A row per rank")]
-PerSample = Annotated[bool, typer.Option("--per-sample", help="A row per sample on the path")]
-
-
-def path(
-    run: Run, as_json: Json = False, per_rank: PathPerRank = False, per_sample: PerSample = False
-) -> None:
-    """Show the critical path of a step by stage, role and rank, and what has slack.
-
-    Where steps overlap, also the cycle that their rate hangs on.
-    """
-    from lightning_rlprof.analysis.critical_path.bottleneck_cycle import bottleneck_cycle
-    from lightning_rlprof.analysis.critical_path.critical_path import critical_path as analysis
-    from lightning_rlprof.report.terminal import render
-
-    spans = opened(run)
-    tables = [analysis(spans, per_rank=per_rank, per_sample=per_sample), bottleneck_cycle(spans)]
-    if tables[1].abstained is not None:
-        del tables[1]
-    if as_json:
-        problems = [problem._asdict() for problem in spans.warnings]
-        about = {"run": str(spans.path), "ranks": list(spans.ranks), "warnings": problems}
-        put_json(about | {"tables": [table.to_dict() for table in tables]})
-        return
-    say(f"{spans.path}: what a step's length hangs on", "bold")
-    for table in tables:
-        show("", render(table), "")
-    count_doubts(spans)
-    next_command("rlprof", "whatif", run)
-
-
-_VIEWER = "https://docs.pytorch.org/memory_viz"
-# What the recorders of the recording half write; importing them would load torch.
-_FILES = {
-    "snapshot": re.compile(r"memory-snapshot_rank\d+_pid\d+\.pickle"),
-    "timeline": re.compile(r"memory-timeline\.jsonl"),
-}
-_HOW = {
-    "snapshot": f"Drop a snapshot on {_VIEWER} (it stays in your browser)",
-    "timeline": "A timeline is one JSON array per sample; its first line names the columns",
+# What the recorders write; importing them would load torch.
+_MEMORY_FILES = {
+    "snapshot": (
+        re.compile(r"memory-snapshot_rank\d+_pid\d+\.pickle"),
+        "Drop a snapshot on https://docs.pytorch.org/memory_viz (it stays in your browser).",
+    ),
+    "timeline": (
+        re.compile(r"memory-timeline\.jsonl"),
+        "A timeline has one JSON array per sample; its first line names the columns.",
+    ),
 }
 
 
-def memory(run: Run, as_json: Json = False) -> None:
-    """Show how much memory each stage took on each rank, and the files that say more."""
-    from lightning_rlprof.analysis.memory import memory as memory_table
-    from lightning_rlprof.report.terminal import render
-
-    spans = opened(run)
-    table, files = memory_table(spans), _files(spans)
-    if as_json:
-        problems = [problem._asdict() for problem in spans.warnings]
-        tables = [table.to_dict()]
-        put_json({"run": str(spans.path), "warnings": problems, "tables": tables, "files": files})
-        return
-    say(f"{spans.path}: memory by stage and rank", "bold")
-    show("", render(table), "")
-    count_doubts(spans)
-    for name in _FILES:
-        found = [file for file in files if file["what"] == name]
-        for file in found:
-            say(f"{name}, rank {file['rank']}, {file['window']}: {file['path']}")
-        if found:
-            say(_HOW[name], "dim")
-    next_command("rlprof", "report", run)
-
-
-def _files(spans: "Spans") -> list[dict[str, Any]]:
-    """Return the files about memory by rank and window, as the recorders name them."""
+def _memory_files(spans: "Spans") -> list[dict[str, Any]]:
+    """Return the memory files of each rank and capture, by the names that recorders give them."""
     from lightning_rlprof.records.run_directory import rank_directory
 
     run = spans.path if spans.path.is_dir() else spans.path.parent
     found = []
     for rank in spans.ranks:
         for path in sorted(rank_directory(run, rank).glob("*/memory-*")):
-            for name, pattern in _FILES.items():
+            for what, (pattern, _) in _MEMORY_FILES.items():
                 if pattern.fullmatch(path.name):
-                    at = {"what": name, "rank": rank, "window": path.parent.name}
-                    found.append({**at, "path": str(path)})
+                    where = {"what": what, "rank": rank, "capture": path.parent.name}
+                    found.append({**where, "path": str(path)})
     return found
 
 
-Parameters = Annotated[
-    float | None,
-    typer.Option(help="Of the model, such as 7.6e9: FLOPs are then those of its matrices"),
-]
-Peak = Annotated[
-    float | None,
-    typer.Option(help="Of each device, dense, in TFLOP/s; unset, what its data sheet says"),
-]
+def _print_memory_files(files: list[dict[str, Any]]) -> None:
+    for what, (_, how) in _MEMORY_FILES.items():
+        of_kind = [file for file in files if file["what"] == what]
+        for file in of_kind:
+            say(f"{what}, rank {file['rank']}, {file['capture']}: {file['path']}")
+        if of_kind:
+            say(how, "dim")
 
 
-def throughput(
-    run: Run, as_json: Json = False, parameters: Parameters = None, peak_tflops: Peak = None
-) -> None:
-    """Show tokens and samples per second of each stage, and MFU where FLOPs are stated."""
-    _check("--parameters", parameters, "7.6e9")
-    _check("--peak-tflops", peak_tflops, "989")
-    from lightning_rlprof.analysis.efficiency.throughput import throughput as throughput_table
-    from lightning_rlprof.report.terminal import render
+_STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
-    spans = opened(run)
-    table = throughput_table(spans, parameters=parameters, peak_tflops=peak_tflops)
-    if as_json:
-        put_json(facts(spans) | {"tables": [table.to_dict()]})
+
+def findings(run: Run) -> None:
+    """List the most expensive problems, with evidence and next steps."""
+    from lightning_rlprof.analysis.findings.data_quality import data_quality
+    from lightning_rlprof.analysis.findings.findings import findings as find
+
+    spans = open_run(run)
+    checks, found = data_quality(spans), find(spans)
+    if not is_table():
+        answer(spans, [checks, found], "")
         return
-    say(f"{spans.path}: tokens per second, and MFU", "bold")
-    show("", render(table), "")
-    count_doubts(spans)
-    next_command("rlprof", "report", run)
+    say(f"{spans.path}: data quality", "bold")
+    width = max((len(str(state)) for _, state, _ in checks.rows), default=0)
+    for check, state, text in checks.rows:
+        say(f"{state:{width}}  {check}: {text}", _STYLES.get(str(state), ""))
+    say("")
+    say("Findings", "bold")
+    commands = _print_cards(found, run)
+    next_command(*(commands or ("rlprof", "report", str(run))))
 
 
-def _check(option: str, value: float | None, instance: str) -> None:
-    if value is not None and not 0 < value < 1e18:
-        text = f"{option} {value}: takes a number above 0 and below 1e18, for instance {instance}"
-        raise RlprofError(text)
+def _print_cards(found: "Table", run: Run) -> list[str]:
+    """Print the findings; returns the words of the command that shows the first one."""
+    from lightning_rlprof.report.finding_cards import cards
+
+    if found.abstained is not None:
+        say(f"No data. {found.abstained}")
+    elif not found.rows:
+        say("No problems found.")
+    printed = cards(found, shlex.quote(str(run)))
+    for at, card in enumerate(printed, start=1):
+        say(f"{at}. {card.title}", "bold")
+        say(f"   {card.cost}; {card.evidence}")
+        say(f"   try: {card.suggestion}")
+        say(f"   ruled out if: {card.ruled_out_if}")
+        if card.where:
+            say(f"   see {card.where} in the report and in the exported trace")
+        for command in card.commands:
+            say(f"   {command}", "dim")
+    if found.note:
+        say(found.note, "dim")
+    return shlex.split(printed[0].commands[0]) if printed else []
+
+
+class _Part(str, Enum):
+    """What ``ledger --by`` takes."""
+
+    RANK = "rank"
+    STEP = "step"
+
+
+Parts = Annotated[
+    list[_Part] | None,
+    typer.Option(metavar="PART", help="Also list every rank or step: rank, step (repeatable)"),
+]
+Price = Annotated[
+    float | None, typer.Option(metavar="N", help="Price of a GPU-hour, for example 2.50")
+]
+Currency = Annotated[str, typer.Option(metavar="NAME", help="Currency of the price")]
+
+
+def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency = "EUR") -> None:
+    """Show the GPU-hours of the whole job by category.
+
+    Example: rlprof ledger RUN --price 2.50 --currency USD
+    """
+    if price is not None and not 0 <= price < math.inf:
+        raise RlprofError(f"--price {price} is not a price", hint="For example --price 2.50")
+    from lightning_rlprof.analysis.ledger.accounts import compute_accounts
+    from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
+
+    spans = open_run(run)
+    parts = set(by or ())
+    accounts = compute_accounts(spans, per_step=_Part.STEP in parts, per_rank=_Part.RANK in parts)
+    tables = [category_totals(accounts, price=price, currency=currency)]
+    tables += [category_breakdown(accounts)] if by else []
+    facts = {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
+    answer(spans, tables, "GPU-hours by category", facts=facts, then=("findings", run))
+
+
+def stragglers(run: Run) -> None:
+    """Find ranks that slow the others down."""
+    from lightning_rlprof.analysis.stragglers.stragglers import stragglers as find
+
+    spans = open_run(run)
+    answer(spans, [find(spans)], "stragglers", then=("whatif", run))
+
+
+class _Row(str, Enum):
+    """What ``critical-path --by`` takes."""
+
+    RANK = "rank"
+    SAMPLE = "sample"
+
+
+class _Level(str, Enum):
+    """What ``critical-path --level`` takes."""
+
+    RANK = "rank"
+    DEVICE = "device"
+
+
+Rows = Annotated[
+    list[_Row] | None,
+    typer.Option(metavar="PART", help="Add one row per rank or sample: rank, sample (repeatable)"),
+]
+Level = Annotated[
+    _Level,
+    typer.Option(metavar="LEVEL", help="rank: stages and ranks; device: kernels, copies, launches"),
+]
+
+
+def critical_path(run: Run, by: Rows = None, level: Level = _Level.RANK) -> None:
+    """Show a step's critical path and the slack of everything else.
+
+    For overlapping (async) steps, also show the bottleneck cycle.
+    """
+    rows = set(by or ())
+    if level is _Level.DEVICE:
+        if rows:
+            raise RlprofError("--by applies to --level rank only")
+        from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
+
+        spans = open_run(run)
+        tables = [device_critical_path(spans)]
+    else:
+        from lightning_rlprof.analysis.critical_path import bottleneck_cycle, critical_path
+
+        spans = open_run(run)
+        path = critical_path.critical_path(
+            spans, per_rank=_Row.RANK in rows, per_sample=_Row.SAMPLE in rows
+        )
+        cycle = bottleneck_cycle.bottleneck_cycle(spans)
+        tables = [path] if cycle.abstained is not None else [path, cycle]
+    answer(spans, tables, "critical path of a step", then=("whatif", run))

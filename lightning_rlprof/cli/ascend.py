@@ -1,4 +1,4 @@
-"""The command that analyses raw data of torch_npu.profiler, for which training has no time."""
+"""The verb ``ascend parse``: parse raw torch_npu profiler output after the training."""
 
 import os
 from dataclasses import asdict
@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_rlprof.cli.console import bar, next_command, put_json, say, show
-from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.cli.console import (
+    CheckFailedError,
+    bar,
+    is_json,
+    next_command,
+    print_tables,
+    put_json,
+    status,
+    warn,
+)
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
@@ -22,7 +30,7 @@ _STATES = ("cached", "up to date", "failed")
 
 
 class _Format(str, Enum):
-    """What --export takes."""
+    """What ``--export`` takes."""
 
     TEXT = "text"
     DB = "db"
@@ -33,48 +41,50 @@ Paths = Annotated[
     typer.Argument(
         parser=local_path,
         metavar="PATHS",
-        help="Runs, folders of captures, or *_ascend_pt directories themselves",
+        help="Runs, directories of captures, or *_ascend_pt directories",
     ),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("-j", "--jobs", min=1, help="How many at a time; unset, half of the cores"),
+    typer.Option(
+        "-j", "--jobs", min=1, metavar="N", help="Parallel jobs (default: half of the cores)"
+    ),
 ]
-Timeout = Annotated[float, typer.Option(min=1, help="Longest time of one directory, in seconds")]
+Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Time limit per directory")]
 Formats = Annotated[
     list[_Format] | None,
-    typer.Option(help="Format to write; may be repeated; unset, as it was recorded"),
+    typer.Option(metavar="FORMAT", help="text, db (repeatable; default: as recorded)"),
 ]
 
 
-def analyse(
+def parse(
     paths: Paths,
     jobs: Jobs = None,
     timeout: Timeout = 3600.0,
     export: Formats = None,
-    force: Annotated[bool, typer.Option("--force", help="Analyse again what is analysed")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcomes as JSON")] = False,
+    reparse: Annotated[
+        bool, typer.Option("--reparse", help="Parse again what is already parsed")
+    ] = False,
 ) -> None:
-    """Analyse raw data of Ascend NPUs, many ranks at a time; goes on where it was stopped.
+    """Parse raw Ascend profiler output in parallel. Safe to re-run.
 
-    Example: rlprof analyse profiler_data -j 4
+    Example: rlprof ascend parse profiler_data -j 4
     """
-    from lightning_rlprof.loaders.ascend import offline_analysis as room
+    from lightning_rlprof.loaders.ascend import offline_analysis as offline
 
-    directories = room.ascend_directories(paths)
-    exports: list[room.Export] = [each.value for each in export or []]
-    options = room.Options(jobs or max(1, _cores() // 2), timeout, exports, force)
-    with bar("Analysing") as step:
-        outcomes = room.parse_captures(directories, options, step)
-    if as_json:
+    directories = offline.ascend_directories(paths)
+    exports: list[offline.Export] = [each.value for each in export or []]
+    options = offline.Options(jobs or max(1, _cores() // 2), timeout, exports, reparse)
+    with bar("Parsing") as step:
+        outcomes = offline.parse_captures(directories, options, step)
+    if is_json():
         put_json({"outcomes": [asdict(each) | {"path": str(each.path)} for each in outcomes]})
     else:
-        _tell(outcomes)
+        _print_outcomes(outcomes)
     if failed := [each for each in outcomes if each.state == "failed"]:
-        text = f"{len(failed)} of {len(outcomes)} directories could not be analysed"
-        raise RlprofError(f"{text}; {failed[0].path}: {failed[0].message}")
-    if not as_json:
-        next_command("rlprof", "summary", paths[0])
+        text = f"cannot parse {len(failed)} of {len(outcomes)} directories"
+        raise CheckFailedError(f"{text}; {failed[0].path}: {failed[0].message}")
+    next_command("rlprof", "summary", paths[0])
 
 
 def _cores() -> int:
@@ -84,17 +94,15 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _tell(outcomes: list["Outcome"]) -> None:
-    from lightning_rlprof.report.terminal import render
-
+def _print_outcomes(outcomes: list["Outcome"]) -> None:
     names = _names([each.path for each in outcomes])
-    show(render(_table(outcomes, names)), "")
+    print_tables([_table(outcomes, names)])
+    status("")
     for name, each in zip(names, outcomes, strict=True):
         if each.message:
-            say(f"! {name}: {each.message}", "yellow")
+            warn(f"{name}: {each.message}")
     counts = {state: sum(each.state == state for each in outcomes) for state in _STATES}
-    said = [f"{count} {state}" for state, count in counts.items() if count]
-    say(", ".join(said), "bold")
+    status(", ".join(f"{count} {state}" for state, count in counts.items() if count), "bold")
 
 
 def _table(outcomes: list["Outcome"], names: list[str]) -> "Table":
@@ -125,7 +133,7 @@ def _formats(outcome: "Outcome") -> str | None:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """Name directories below what they have in common, by their window where it has one alone."""
+    """Name directories below their common parent, by capture if it has only one."""
     windows = [path.absolute().parent for path in paths]
     alone = {window for window in windows if windows.count(window) == 1}
     common = os.path.commonpath([window.parent for window in windows])

@@ -1,12 +1,25 @@
-"""The command about two runs: what changed at equal work, for people, pull requests and CI."""
+"""The verb ``compare``: what changed between two runs at equal work, for people and for CI."""
 
+import statistics
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from lightning_rlprof.cli.console import next_command, put_json, say, show
-from lightning_rlprof.cli.open_run import Json, doubts, facts, opened
+from lightning_rlprof.cli.console import (
+    is_csv,
+    is_json,
+    is_table,
+    next_command,
+    print_tables,
+    put_json,
+    say,
+    status,
+    warn,
+)
+from lightning_rlprof.cli.open_run import Limit, about, limited, open_run, print_warnings
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import place
 
@@ -15,47 +28,45 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.table import Cell, Table
 
 
-_SHOWN = 20
+class _Level(str, Enum):
+    """What ``--level`` takes."""
 
-A = Annotated[
-    Path, typer.Argument(parser=place, metavar="A", help="The run to compare with, or its URL")
-]
-B = Annotated[
-    Path, typer.Argument(parser=place, metavar="B", help="The run that changed, or its URL")
-]
-Markdown = Annotated[
-    bool, typer.Option("--markdown", help="Print a table for a pull request and nothing else")
-]
-FailOver = Annotated[
+    STAGES = "stages"
+    OPERATORS = "operators"
+    KERNELS = "kernels"
+
+
+A = Annotated[Path, typer.Argument(parser=place, metavar="A", help="Baseline run, or its URL")]
+B = Annotated[Path, typer.Argument(parser=place, metavar="B", help="Changed run, or its URL")]
+FailIfSlower = Annotated[
     str | None,
     typer.Option(
         metavar="PERCENT",
-        help="For CI: exit 1 where a stage is slower by more for sure, 2 where the step may be",
+        help="Exit 1 if a stage or the step is significantly slower than PERCENT, "
+        "3 if inconclusive",
     ),
 ]
-
-By = Annotated[
+Level = Annotated[
+    _Level,
+    typer.Option(metavar="LEVEL", help="stages; or what profilers recorded: operators, kernels"),
+]
+Stage = Annotated[
     str | None,
-    typer.Option(
-        metavar="WHAT",
-        help="Compare what device tools recorded, by operators or by kernels, instead of stages",
-    ),
-]
-Stage = Annotated[str | None, typer.Option(help="With --by: only what was launched in this stage")]
-Rows = Annotated[
-    int | None,
-    typer.Option(min=1, help="With --by: print so many rows; unset, 20, as JSON all"),
+    typer.Option(metavar="STAGE", help="With operators or kernels: only launches of this stage"),
 ]
 
-_SHOWN = 20
-_SLOWER, _UNSURE = 1, 2
+_LIMIT = 20
+_EXIT_CODES = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 _NOT_JUDGED = "untraced"
+# A change of code touches some stages, a slower machine touches all of them alike.
+_ALIKE = 0.15
+_ENOUGH_STAGES = 3
 
 
-class _Gate(NamedTuple):
-    """What CI is told: the exit status, and why in a line."""
+class _Check(NamedTuple):
+    """Result of ``--fail-if-slower``: PASS, FAIL or INCONCLUSIVE, why, and the slower stages."""
 
-    status: int
+    result: str
     text: str
     slower: list[str]
 
@@ -63,79 +74,65 @@ class _Gate(NamedTuple):
 def compare(
     a: A,
     b: B,
-    as_json: Json = False,
-    markdown: Markdown = False,
-    fail_over: FailOver = None,
-    by: By = None,
+    fail_if_slower: FailIfSlower = None,
+    level: Level = _Level.STAGES,
     stage: Stage = None,
-    rows: Rows = None,
+    limit: Limit = None,
 ) -> None:
-    """Show what changed from run A to run B at equal work, told from the noise between steps."""
-    if by is None and (stage, rows) != (None, None):
-        raise RlprofError("--stage, --rows: take --by operators or --by kernels, too")
-    if by is not None and (markdown or fail_over is not None):
-        raise RlprofError("--by: takes neither --markdown nor --fail-over; leave them out")
-    if by is not None:
-        _compare_traces(a, b, by, stage, rows or (None if as_json else _SHOWN), as_json)
+    """Compare two runs, adjusting for different amounts of work.
+
+    Example: rlprof compare A B --fail-if-slower 3%
+    """
+    if level is not _Level.STAGES:
+        if fail_if_slower is not None:
+            raise RlprofError("--fail-if-slower applies to --level stages only")
+        _compare_traces(a, b, level, stage, limit)
         return
-    _compare_runs(a, b, as_json, markdown, fail_over)
+    if stage is not None:
+        raise RlprofError("--stage applies to --level operators and --level kernels only")
+    slowdown = None if fail_if_slower is None else _share(fail_if_slower)
+    _compare_runs(open_run(a), open_run(b), slowdown, limit)
 
 
-def _compare_runs(a: Path, b: Path, as_json: bool, markdown: bool, fail_over: str | None) -> None:
-    limit = None if fail_over is None else _limit(fail_over)
-    if as_json and markdown:
-        raise RlprofError("--json and --markdown: one of them can be printed; leave one out")
-    before, after = opened(a), opened(b)
+def _compare_runs(
+    before: "Spans", after: "Spans", slowdown: float | None, limit: int | None
+) -> None:
     from lightning_rlprof.analysis.comparison.comparability import comparability
     from lightning_rlprof.analysis.comparison.compare import compare as compare_table
 
     table, alike = compare_table(before, after), comparability(before, after)
-    gate = None if limit is None else _gate(table, alike, limit)
-    if as_json:
-        put_json(_facts(before, after, table, alike, gate))
-    elif markdown:
-        _put_markdown(table, alike, gate)
+    check = None if slowdown is None else _check(table, alike, slowdown)
+    if is_json():
+        put_json(_json(before, after, limited([table], limit)[0], alike, check))
     else:
-        _show(before, after, table, alike, gate)
-        by = _closer(before, after)
-        next_command(*(("rlprof", "compare", a, b, "--by", by) if by else ("rlprof", "report", b)))
-    raise typer.Exit(gate.status if gate else 0)
+        _print_runs(before, after, table, alike, check, limit)
+    raise typer.Exit(_EXIT_CODES[check.result] if check else 0)
 
 
-def _closer(before: "Spans", after: "Spans") -> str | None:
-    """Return what device tools recorded of both runs that can be compared."""
-    both = before.tables.keys() & after.tables.keys()
-    return "operators" if "calls" in both else "kernels" if "kernels" in both else None
-
-
-def _compare_traces(
-    a: Path, b: Path, by: str, stage: str | None, top: int | None, as_json: bool
-) -> None:
+def _compare_traces(a: Path, b: Path, level: _Level, stage: str | None, limit: int | None) -> None:
     """Print what changed by operator or kernel."""
     from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 
-    before, after = opened(a), opened(b)
-    table = trace_diff(before, after, by=cast("Any", by), stage=stage, top=top)
-    if as_json:
-        put_json({"a": facts(before), "b": facts(after), "tables": [table.to_dict()]})
+    before, after = open_run(a), open_run(b)
+    top = limit or (None if is_json() else _LIMIT)
+    by: Any = level.value
+    table = trace_diff(before, after, by=by, stage=stage, top=top)
+    if is_json():
+        put_json({"a": about(before), "b": about(after), "tables": [table.to_dict()]})
         return
-    _say_runs(before, after, table)
+    _print_paths(before, after)
+    print_tables([table])
+    status("")
     for spans in (before, after):
-        doubts(spans)
-    next_command("rlprof", "show", b, by)
+        print_warnings(spans)
 
 
-def _say_runs(before: "Spans", after: "Spans", table: "Table") -> None:
-    from lightning_rlprof.report.terminal import render
-
-    say(f"A: {before.path}")
-    say(f"B: {after.path}")
-    if before.path.resolve() == after.path.resolve():
-        say("They are one run: nothing changed in it.")
-    show(render(table), "")
+def _print_paths(before: "Spans", after: "Spans") -> None:
+    status(f"A: {before.path}")
+    status(f"B: {after.path}")
 
 
-def _limit(text: str) -> float:
+def _share(text: str) -> float:
     """Read ``3%`` or ``0.03``."""
     number, percent, rest = text.strip().partition("%")
     try:
@@ -143,99 +140,138 @@ def _limit(text: str) -> float:
     except ValueError:
         value = -1.0
     if rest or not 0 <= value < 1:
-        raise RlprofError(f"--fail-over {text}: takes 0% to below 100%, for instance 3% or 0.03")
+        raise RlprofError(
+            f"--fail-if-slower {text} is not between 0% and 100%", hint="For example 3% or 0.03"
+        )
     return value
 
 
-def _gate(table: "Table", alike: "Table", limit: float) -> _Gate:
-    """Judge: slower for sure wins over not sure, and that over all is well."""
+def _check(table: "Table", alike: "Table", slowdown: float) -> _Check:
+    """Judge: a significant slowdown fails, else missing evidence is inconclusive."""
     from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
 
-    over = f"slower at equal work by more than {limit * 100:g} %"
     if table.abstained is not None:
-        return _Gate(_UNSURE, f"inconclusive: {table.abstained}", [])
+        return _Check("INCONCLUSIVE", table.abstained, [])
     columns = (table.column(name) for name in ("stage", "CI low", "CI high"))
     bounds = {str(name): (low, high) for name, low, high in zip(*columns, strict=True)}
-    judged = {name: pair for name, pair in bounds.items() if name != _NOT_JUDGED}
-    slower = [name for name, (low, _) in judged.items() if low is not None and low > 1 + limit]
+    adjusted = dict(zip(table.column("stage"), table.column("adjusted"), strict=True))
+    slower = [
+        name
+        for name, (low, _) in bounds.items()
+        if name != _NOT_JUDGED and low is not None and float(low) > 1 + slowdown
+    ]
     if slower:
-        texts = [f"{name} by {100 * (float(judged[name][0] or 1) - 1):.1f} %" for name in slower]
-        return _Gate(_SLOWER, f"{over}: {', '.join(texts)} at least", slower)
+        texts = [f"{name} {_change(adjusted[name], *bounds[name])}" for name in slower]
+        return _Check("FAIL", f"{', '.join(texts)}; the limit is {_percent(slowdown)}", slower)
     score, high = score_of(alike), bounds["step"][1]
     if score < HARDLY:
-        return _Gate(_UNSURE, f"inconclusive: runs hardly compare ({score:.2f} of 1)", [])
-    if high is None or float(high) > 1 + limit:
-        most = "nothing bounds it" if high is None else f"up to {100 * (float(high) - 1):.1f} %"
-        return _Gate(_UNSURE, f"inconclusive: the step may be {over}, {most}", [])
-    return _Gate(0, f"the step is not {over}, nor is any stage for sure", [])
+        return _Check("INCONCLUSIVE", f"comparability score {score:.2f} is below {HARDLY}", [])
+    if high is None or float(high) > 1 + slowdown:
+        most = "has no upper bound" if high is None else f"may be {float(high) - 1:.1%}"
+        return _Check("INCONCLUSIVE", f"the slowdown of the step {most}", [])
+    text = (
+        f"step is at most {_percent(slowdown)} slower at equal work; "
+        "no stage is significantly slower than that"
+    )
+    return _Check("PASS", text, [])
 
 
-def _facts(
-    before: "Spans", after: "Spans", table: "Table", alike: "Table", gate: _Gate | None
+def _percent(share: float) -> str:
+    return f"{100 * share:g}%"
+
+
+def _change(ratio: "Cell", low: "Cell", high: "Cell") -> str:
+    """Return a change with its interval: ``+12.0% (99% CI 8.0% to 15.1%)``."""
+    value, least, most = (float(each or 1) - 1 for each in (ratio, low, high))
+    return f"{value:+.1%} (99% CI {least:.1%} to {most:.1%})"
+
+
+def _json(
+    before: "Spans", after: "Spans", table: "Table", alike: "Table", check: _Check | None
 ) -> dict[str, Any]:
     from lightning_rlprof.analysis.comparison.comparability import score_of
 
-    found = {"a": facts(before), "b": facts(after), "comparability": score_of(alike)}
+    found = {"a": about(before), "b": about(after), "comparability_score": score_of(alike)}
     found["tables"] = [table.to_dict(), alike.to_dict()]
-    return found | ({} if gate is None else {"fail_over": gate._asdict()})
+    return found | ({} if check is None else {"fail_if_slower": check._asdict()})
 
 
-def _show(
-    before: "Spans", after: "Spans", table: "Table", alike: "Table", gate: _Gate | None
+def _print_runs(
+    before: "Spans",
+    after: "Spans",
+    table: "Table",
+    alike: "Table",
+    check: _Check | None,
+    limit: int | None,
 ) -> None:
     from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
-    from lightning_rlprof.report.terminal import render
+    from lightning_rlprof.report.terminal import escape_markdown
 
-    _say_runs(before, after, table)
+    if check is not None and not is_csv():
+        text = f"{check.result}: {check.text}"
+        say(text if is_table() else escape_markdown(text), "bold")
+        if not is_table():
+            say("")
+    if is_csv():
+        print_tables([table], limit=limit)
+        return
     score = score_of(alike)
+    _print_paths(before, after)
+    if is_table() and before.path.resolve() == after.path.resolve():
+        say("A and B are the same run, so nothing changed.")
+        return
+    print_tables([_for_people(table)], limit=limit)
     if score < 1:
-        show(render(alike), "")
+        print_tables([alike])
+    status("")
     if score < HARDLY:
-        say(f"! these runs are hardly comparable: {score:.2f} of 1", "yellow")
+        warn(f"comparability score {score:.2f}: below {HARDLY}, don't rely on this comparison")
+    if _all_alike(table):
+        warn("all stages changed by a similar factor: likely the machine, not the code")
     for spans in (before, after):
-        doubts(spans)
-    if gate is not None:
-        say(f"fail-over: {gate.text}", "bold")
+        print_warnings(spans)
+    if level := _closer(before, after):
+        next_command("rlprof", "compare", before.path, after.path, "--level", level)
 
 
-def _put_markdown(table: "Table", alike: "Table", gate: _Gate | None) -> None:
-    from lightning_rlprof.analysis.comparison.comparability import score_of
+def _closer(before: "Spans", after: "Spans") -> str | None:
+    """Return the level below stages that both runs have data for."""
+    both = before.tables.keys() & after.tables.keys()
+    return "operators" if "calls" in both else "kernels" if "kernels" in both else None
+
+
+def _for_people(table: "Table") -> "Table":
+    """Return the columns that matter first, with the interval as one of them."""
+    from lightning_rlprof.tables.table import Column
 
     if table.abstained is not None:
-        lines = [f"Not told: {_text(table.abstained)}."]
-    else:
-        lines = ["| stage | A | B | raw B/A | work B/A | adjusted | 99% CI | verdict |"]
-        lines += ["|---|---:|---:|---:|---:|---:|:---:|---|"]
-        lines += [_line(table, row) for row in table.rows]
-    less = [row for row in alike.rows if float(row[3] or 0) < 1]
-    lines += ["", f"Comparability {score_of(alike):.2f} of 1."]
-    lines += [f"- {_text(row[0])}: {_text(row[1])} / {_text(row[2])}" for row in less]
-    lines += [] if gate is None else ["", f"**fail-over**: {_text(gate.text)}"]
-    typer.echo("\n".join(lines))
+        return table
+    names = [column.name for column in table.columns]
+    first = [names.index(name) for name in ("stage", "A", "B", "work B/A", "adjusted")]
+    low, high, verdict = (names.index(name) for name in ("CI low", "CI high", "verdict"))
+    columns = [*(table.columns[at] for at in first), Column("99% CI", "text")]
+    rows = [
+        (*(row[at] for at in first), _interval(row[low], row[high]), row[verdict])
+        for row in table.rows
+    ]
+    return replace(table, columns=(*columns, table.columns[verdict]), rows=rows)
 
 
-def _line(table: "Table", row: "tuple[Cell, ...]") -> str:
-    from lightning_rlprof.report.terminal import duration
-
-    own = dict(zip((column.name for column in table.columns), row, strict=True))
-    times = [duration(int(own[name] or 0)) for name in ("A", "B")]
-    ratios = [_ratio(own[name]) for name in ("raw B/A", "work B/A", "adjusted")]
-    bounds = (
-        f"{_ratio(own['CI low'])} to {_ratio(own['CI high'])}" if own["CI low"] is not None else "-"
-    )
-    cells = [_text(own["stage"]), *times, *ratios, bounds, _text(own["verdict"])]
-    return f"| {' | '.join(cells)} |"
+def _interval(low: "Cell", high: "Cell") -> str | None:
+    return None if low is None or high is None else f"{float(low):.2f}–{float(high):.2f}"
 
 
-def _ratio(cell: "Cell") -> str:
-    return "-" if cell is None else f"{cell:.2f}x"
-
-
-def _text(cell: "Cell") -> str:
-    """Return text that neither Markdown nor HTML reads as anything else."""
-    from lightning_rlprof.report.terminal import plain
-
-    text = plain(str(cell)).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
-    for sign in "|*_`[]":
-        text = text.replace(sign, f"\\{sign}")
-    return text
+def _all_alike(table: "Table") -> bool:
+    """Return whether every stage is significantly slower, or faster, by nearly the same factor."""
+    if table.abstained is not None:
+        return False
+    rows = zip(*map(table.column, ("stage", "adjusted", "CI low", "CI high")), strict=True)
+    stages = [row for row in rows if row[0] not in ("step", _NOT_JUDGED) and row[1] is not None]
+    ratios = [float(row[1]) for row in stages]
+    if len(ratios) < _ENOUGH_STAGES:
+        return False
+    all_slower = all(row[2] is not None and float(row[2]) > 1 for row in stages)
+    all_faster = all(row[3] is not None and float(row[3]) < 1 for row in stages)
+    middle = statistics.median(ratios)
+    near = all(abs(ratio / middle - 1) <= _ALIKE for ratio in ratios)
+    return near and abs(middle - 1) > _ALIKE and (all_slower or all_faster)

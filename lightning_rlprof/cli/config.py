@@ -1,4 +1,4 @@
-"""The commands about configurations: what a file will record, and the schema for editors."""
+"""The verbs ``config check``, what a file will record, and ``config schema``, for editors."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_rlprof.cli.console import destination, next_command, put_json, say, writing, wrote
+from lightning_rlprof.cli.console import (
+    CheckFailedError,
+    destination,
+    is_json,
+    put_json,
+    say,
+    status,
+    writing,
+    wrote,
+)
 from lightning_rlprof.cli.open_run import Force, Output
+from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
@@ -19,42 +29,41 @@ _DEVICES = ("cpu", "cuda", "npu")
 File = Annotated[
     Path,
     typer.Argument(
-        parser=local_path, metavar="FILE", help="A YAML file: ours, MindSpeed-RL's or verl's keys"
+        parser=local_path,
+        metavar="FILE",
+        help="YAML file with rlprof's, MindSpeed-RL's or verl's keys",
     ),
 ]
 
 
-def check(
-    file: File,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON")] = False,
-) -> None:
-    """Check a configuration and show what it will record."""
+def check(file: File) -> None:
+    """Check a configuration and show what it will record. Exits 1 if it is wrong."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
 
-    config = ProfilerConfig.build(file)
+    try:
+        config = ProfilerConfig.build(file)
+        roles = {name: ProfilerConfig.build(file, role=name) for name in config.roles}
+    except ConfigError as error:
+        raise CheckFailedError(str(error), hint=error.hint, code="config") from error
     answers = {"spans": "all stages of every step" if config.spans else "off"}
     answers |= _capture(config)
-    for name in config.roles:
-        role = ProfilerConfig.build(file, role=name)
+    for name, role in roles.items():
         answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off
-    if as_json:
+    if is_json():
         put_json(answers)
         return
     width = max(map(len, answers))
     for name, answer in answers.items():
         say(f"{name:{width}}  {answer}")
-    say(f'Next: ProfilerCallback("{file}")')
+    status(f'Use it: ProfilerCallback("{file}")')
 
 
-def schema(
-    output: Output = None,
-    force: Force = False,
-) -> None:
-    """Print the JSON schema of a configuration, which editors check and complete with."""
+def schema(output: Output = None, force: Force = False) -> None:
+    """Print the JSON schema of a configuration, for editors."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
 
     data = ProfilerConfig.model_json_schema()
-    about = "MindSpeed-RL's name around the same keys."
+    about = "MindSpeed-RL's name for the same keys."
     data["properties"]["profiler_config"] = {"$ref": "#", "description": about}
     if output is None:
         put_json(data)
@@ -63,11 +72,10 @@ def schema(
     with writing(path):
         path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     wrote(path)
-    next_command("rlprof", "config", "check", "FILE.yaml")
 
 
 def _capture(config: "ProfilerConfig") -> dict[str, str]:
-    """Answer what is captured, when, where and with which tools per device."""
+    """Return what is captured, when, where and with which recorders per device."""
     from lightning_rlprof.recording.recorders.registry import recorder_names, unmet
 
     answers = {"captures": "on" if config.captures else f"off: {config.why_off}"}

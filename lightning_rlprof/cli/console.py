@@ -1,12 +1,19 @@
-"""What the commands say and where they write: one voice, derived names, nothing overwritten."""
+"""What commands print, in which format, and which files they may write.
 
+`use_output` is called once per command with its output options; everything else reads them.
+"""
+
+import csv
+import difflib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,23 +23,107 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath
 
+if TYPE_CHECKING:
+    from lightning_rlprof.tables.table import Table
+
 Step = Callable[[int, int], None]
 
-# What tools record into; our own exports are told by content, and our .csv is none of CANN's.
+# Files that profilers write. rlprof's exports are recognized by content; CANN's .csv never counts.
 _RECORDED = (".jsonl", ".json", ".json.gz", ".json.zst", ".db", ".sqlite", ".nsys-rep", ".pickle")
 
 
+class Format(str, Enum):
+    """How a command prints its tables."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+@dataclass
+class _Output:
+    format: Format = Format.TABLE
+    quiet: bool = False
+    hints: bool = True
+
+
+_output = _Output()
+
+
+class CheckFailedError(RlprofError):
+    """A check that the user asked for failed: exit status 1 instead of 2."""
+
+
+def use_output(
+    format: Format = Format.TABLE,
+    *,
+    quiet: bool = False,
+    hints: bool = True,
+) -> None:
+    """Set how this process prints, until the next call."""
+    _output.format, _output.quiet, _output.hints = format, quiet, hints
+
+
+def is_json() -> bool:
+    """Return whether standard output is one JSON document."""
+    return _output.format is Format.JSON
+
+
+def is_csv() -> bool:
+    """Return whether standard output is CSV, which has room for nothing but tables."""
+    return _output.format is Format.CSV
+
+
+def is_table() -> bool:
+    """Return whether standard output is for people."""
+    return _output.format is Format.TABLE
+
+
 def show(*parts: RenderableType) -> None:
-    """Print rich renderables; colours only on a terminal."""
+    """Print rich renderables; colors only on a terminal, never with ``NO_COLOR``."""
     for part in parts:
         _console().print(part)
 
 
-def say(text: str, style: str = "") -> None:
-    """Print one line of text, in which nothing can steer the terminal; never cut."""
+def say(text: str, style: str = "", *, err: bool = False) -> None:
+    """Print one line, never cut; control characters are escaped."""
     from lightning_rlprof.report.terminal import plain
 
-    _console().print(Text(plain(text), style=style), soft_wrap=True)
+    _console(err=err).print(Text(plain(text), style=style), soft_wrap=True)
+
+
+def status(text: str, style: str = "") -> None:
+    """Print a line about progress or a written file; not with ``--quiet`` or ``--json``."""
+    if not _output.quiet and _output.format is Format.TABLE:
+        say(text, style)
+
+
+def warn(text: str) -> None:
+    """Print a warning: with the tables for people, on standard error for programs."""
+    _message(f"warning: {text}", "yellow")
+
+
+def note(text: str) -> None:
+    """Print a remark that needs no action."""
+    _message(f"note: {text}", "dim")
+
+
+def _message(text: str, style: str) -> None:
+    if not _output.quiet and not is_json():
+        say(text, style, err=_output.format is not Format.TABLE)
+
+
+def next_command(*words: str | Path) -> None:
+    """Suggest a command, ready for a shell, on standard error and only on a terminal."""
+    wanted = _output.format is Format.TABLE and _output.hints and not _output.quiet
+    if wanted and on_terminal():
+        say(f"next: {shlex.join(map(str, words))}", "dim", err=True)
+
+
+def on_terminal() -> bool:
+    """Return whether a person reads standard error."""
+    return sys.stderr.isatty()
 
 
 def put_json(data: Any) -> None:
@@ -40,84 +131,125 @@ def put_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2) + "\n")
 
 
-def destination(given: Path | None, source: Path, name: str, *, force: bool) -> Path:
-    """Return where to write: what was given, or a name derived from the input.
+def print_tables(
+    tables: "Iterable[Table]", *, limit: int | None = None, every_column: bool = False
+) -> None:
+    """Print tables for people, as CSV (a blank line between two), or as Markdown.
 
-    In a run's directory, and beside all else: in a folder of traces it would be one more of them.
+    CSV contains every column and exact numbers: nanoseconds, bytes, shares from 0 to 1.
+    """
+    from lightning_rlprof.report.terminal import markdown, render
+
+    for at, table in enumerate(tables):
+        if _output.format is Format.TABLE:
+            show("", render(table, rows=limit, every=every_column))
+            continue
+        if at:
+            sys.stdout.write("\n")
+        if table.abstained is not None:
+            warn(f"{table.name}: no data. {table.abstained}")
+        if _output.format is Format.CSV:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(column.name for column in table.columns)
+            writer.writerows(table.rows[:limit])
+        else:
+            sys.stdout.write(markdown(table, rows=limit) + "\n")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``did you mean 'kernels'?``, or an empty text without a close match."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def count(number: int, word: str) -> str:
+    """Return a number with its noun: ``1 rank``, ``2 ranks``."""
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def destination(given: Path | None, source: Path, name: str, *, force: bool) -> Path:
+    """Return where to write: the given path, or a name derived from the input.
+
+    Derived names are inside a run directory, and next to any other input: inside a folder of traces
+    the new file would be read as one more trace.
 
     Raises:
-        RlprofError: The file exists and was not to be replaced, or is one of those that are read,
-            or its directory does not exist.
+        RlprofError: The file exists without ``--force``, is part of the input, or its directory
+            does not exist.
     """
     if source.is_dir() and rank_files(source):
         derived = source / name
     else:
-        beside = source if source.name else source.absolute()
-        own = beside.name if beside.is_dir() else beside.stem
-        derived = beside.with_name(f"{own}-{name}")
+        named = source if source.name else source.absolute()
+        derived = named.with_name(f"{named.name if named.is_dir() else named.stem}-{name}")
     derived = Path(derived.name) if isinstance(source, RemotePath) else derived
     path = given or derived
+    other = "Choose another file with -o."
     if path.is_dir():
-        raise RlprofError(f"{path}: is a directory; -o takes the name of a file")
+        raise RlprofError(f"{path} is a directory", hint="-o takes the name of a file.")
     if path.exists() and not path.is_file():  # such as /dev/null, which root could replace
-        raise RlprofError(f"{path}: is no regular file; -o names another file")
+        raise RlprofError(f"{path} is not a regular file", hint=other)
     if path.exists() and not force:
-        raise RlprofError(f"{path}: exists already; --force replaces it, -o names another file")
+        raise RlprofError(f"{path} exists already", hint=f"Replace it with --force. {other}")
     if not path.parent.is_dir():
-        raise RlprofError(f"{path}: there is no directory {path.parent}")
+        raise RlprofError(f"directory {path.parent} does not exist")
     if path.exists() and path != derived and _is_read(path, source):
-        raise RlprofError(f"{path}: is part of what is read; -o names another file")
+        raise RlprofError(f"{path} is part of the input", hint=other)
     return path
 
 
 def _is_read(path: Path, source: Path) -> bool:
-    """Tell whether a file is what is read or, as far as its place and name tell, a part of it."""
+    """Return whether a file is the input, or by place and name a part of it."""
     from lightning_rlprof.loaders.kineto.reader import is_export
 
-    own = path.resolve()
-    if own in map(Path.resolve, rank_files(own.parent)):
+    target = path.resolve()
+    if target in map(Path.resolve, rank_files(target.parent)):
         return True
     if isinstance(source, RemotePath) or not source.exists():
         return False
     if not source.is_dir():
-        return own.samefile(source)
-    inside = own.is_relative_to(source.resolve())
-    return inside and own.name.endswith(_RECORDED) and not is_export(own)
+        return target.samefile(source)
+    inside = target.is_relative_to(source.resolve())
+    return inside and target.name.endswith(_RECORDED) and not is_export(target)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write into one line for people."""
+    """Turn a failure to write into an error that names the file."""
     try:
         yield
     except OSError as error:
-        raise RlprofError(
-            f"{path}: cannot be written ({error.strerror}); -o names another file"
-        ) from error
+        text = f"cannot write {path} ({error.strerror})"
+        raise RlprofError(text, hint="Choose another file with -o.") from error
 
 
 def wrote(path: Path) -> None:
-    """Say which file is new."""
-    say(f"Wrote {path}")
-
-
-def next_command(*words: str | Path) -> None:
-    """Say what to type next, ready for a shell."""
-    say(f"Next: {shlex.join(map(str, words))}")
+    """Print the name of a new file."""
+    status(f"Wrote {path}")
 
 
 @contextmanager
 def bar(text: str) -> Iterator[Step]:
-    """Show progress on the terminal's standard error while the block runs; gone afterwards."""
+    """Show progress on standard error while the block runs, if that is a terminal."""
+    with progress_bar(text) as update:
+        yield lambda done, total: update(done, total, text)
+
+
+@contextmanager
+def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
+    """Like `bar`, and each update may change the text."""
     console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:  # where rich before 14.3 leaves an empty line
-        yield lambda done, total: None
+    if not console.is_terminal or _output.quiet:  # rich before 14.3 would print an empty line
+        yield lambda done, total, text: None
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    columns: Sequence[Any] = (TextColumn("{task.description}", markup=False), BarColumn())
+    times = (MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, *times, console=console, transient=True) as progress:
         task = progress.add_task(text, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda done, total, text: progress.update(
+            task, completed=done, total=total, description=text
+        )
 
 
-def _console() -> Console:
-    return Console(highlight=False, emoji=False, markup=False)
+def _console(*, err: bool = False) -> Console:
+    return Console(highlight=False, emoji=False, markup=False, stderr=err)

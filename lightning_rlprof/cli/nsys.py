@@ -1,4 +1,4 @@
-"""The commands around Nsight Systems: run a training under nsys, and clean what it exported."""
+"""The verbs ``nsys run``, a training under Nsight Systems, and ``nsys scrub``, a clean export."""
 
 import os
 import re
@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import destination, next_command, say, writing, wrote
+from lightning_rlprof.cli.console import (
+    destination,
+    next_command,
+    note,
+    say,
+    status,
+    warn,
+    writing,
+    wrote,
+)
 from lightning_rlprof.cli.open_run import Output
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 from lightning_rlprof.system.location import local_path
@@ -27,32 +36,31 @@ if TYPE_CHECKING:
 
 
 _DEVICES = Path("/dev")
-_GET_NSYS = (
-    "nsys is not on PATH: install Nsight Systems (https://developer.nvidia.com/nsight-systems, or "
-    "nsight-systems-cli from NVIDIA's package repositories); --dry-run shows what would run"
+_INSTALL = (
+    "Install Nsight Systems (https://developer.nvidia.com/nsight-systems, or nsight-systems-cli "
+    "from NVIDIA's package repositories). To see the command only, add --dry-run."
 )
 _SECRETS = (
-    "a report holds the whole environment of the training and of other processes on this machine, "
-    "with every token in it: before you share one, export it and run `rlprof nsys scrub`"
+    "a report contains the environment variables of the training and of other processes, with "
+    "every token. Before you share one, export it and run `rlprof nsys scrub`."
 )
-_WHY_NONE = (
-    "did the training reach a wanted step, and does it record at all (a ProfilerCallback, or "
-    "--config)?"
+_NO_REPORT = (
+    "Did the training reach a captured step? Does it use a ProfilerCallback, or --config here?"
 )
-_WHY_NONE_BY = {
-    "cudaProfilerApi": " A training that does not use the GPU needs --capture-range nvtx.",
-    "nvtx": " nsys 2023.4 and older hears nothing from the package nvtx 0.2.12 and newer.",
+_NO_REPORT_WITH = {
+    "cudaProfilerApi": " A training without GPU work needs --capture-range nvtx.",
+    "nvtx": " nsys 2023.4 and older ignores ranges of the package nvtx 0.2.12 and newer.",
     "none": "",
 }
-_OWN = {
+_RLPROF_OPTIONS = {
     **{"capture-range": "--capture-range", "nvtx-capture": "--capture-range nvtx"},
     **{"force-overwrite": "--force", "output": "-o"},
 }
-# Variables that say which steps are captured.
+# Variables that choose captured steps.
 _STEPS = ("RLPROF__STEPS", "RLPROF__INTEGRATED__PROFILE_STEP")
-# What goes on to nsys, which hands INT and TERM to the training. It drops the reports when one of
-# them comes twice (measured with 2022.4 and 2023.4). The last three are for the training, too, as
-# SLURM sends them; what nsys does with them was not measured.
+# Signals passed to nsys, which passes INT and TERM to the training. nsys drops the reports if one
+# of them arrives twice (measured with 2022.4 and 2023.4). SLURM sends the last three to the
+# training; what nsys does with them was not measured.
 _PASSED_ON = {
     *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
     *(signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
@@ -60,7 +68,7 @@ _PASSED_ON = {
 
 
 class _Range(str, Enum):
-    """What --capture-range takes."""
+    """What ``--capture-range`` takes."""
 
     CUDA = "cudaProfilerApi"
     NVTX = "nvtx"
@@ -69,28 +77,34 @@ class _Range(str, Enum):
 
 Files = dict[Path, tuple[int, int]]
 Command = Annotated[
-    list[str], typer.Argument(metavar="COMMAND", help="The training: python train.py …")
+    list[str], typer.Argument(metavar="COMMAND", help="Training to run: python train.py …")
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(help="YAML file by which every Lightning training in COMMAND records itself"),
+    typer.Option(metavar="FILE", help="Config file; also turns rlprof on inside COMMAND"),
 ]
 Name = Annotated[
     str | None,
-    typer.Option("-o", "--output", help="Name of the reports; may hold %p, %h, %q{RANK}"),
+    typer.Option(
+        "-o", "--output", metavar="NAME", help="Name of the reports; may contain %p, %h, %q{RANK}"
+    ),
 ]
 Option = Annotated[
     list[str] | None,
-    typer.Option(help="An option of nsys profile as key=value; can be repeated"),
+    typer.Option(metavar="KEY=VALUE", help="Option of nsys profile (repeatable)"),
 ]
 Range = Annotated[
-    _Range | None, typer.Option(help="What opens a capture; unset, by whether there is a GPU")
+    _Range | None,
+    typer.Option(
+        metavar="RANGE",
+        help="What opens a capture: cudaProfilerApi (default with a GPU), nvtx (without), none",
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the command")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what exists")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command, run nothing")]
+Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite existing files")]
 
 
-def profile(
+def run(
     command: Command,
     config: Config = None,
     output: Name = None,
@@ -101,15 +115,15 @@ def profile(
 ) -> None:
     """Run a training under Nsight Systems, with one report per captured step or stage.
 
-    Example: rlprof nsys --config rlprof.yaml -- python train.py
+    Example: rlprof nsys run --config rlprof.yaml -- python train.py
 
-    Clean an export before you share it: rlprof nsys scrub report.sqlite
+    Before you share an export, clean it: rlprof nsys scrub report.sqlite
     """
     from lightning_rlprof.recording.nsys.command_line import installed_version, plan, variables
 
     program = shutil.which("nsys")
     if program is None and not dry_run:
-        raise RecorderError(_GET_NSYS)
+        raise RecorderError("nsys is not on PATH", hint=_INSTALL, code="no_nsys")
     file = _file(config)
     given, settings = _settings(file, option or [])
     opens: CaptureRange = capture_range.value if capture_range else _by_device()
@@ -124,41 +138,42 @@ def profile(
 
 def _check(command: list[str]) -> None:
     if command[0].startswith("-"):
-        raise RlprofError(f"{command[0]}: is no program; options of nsys are --option key=value")
+        hint = "Options of nsys: --option key=value"
+        raise RlprofError(f"'{command[0]}' is an option, not a program", hint=hint)
 
 
 def scrub(
     file: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="FILE", help="An SQLite export of nsys")
+        Path, typer.Argument(parser=local_path, metavar="FILE", help="SQLite export of nsys")
     ],
     output: Output = None,
     force: Force = False,
 ) -> None:
-    """Copy an SQLite export of nsys without the environment and the output of its processes.
+    """Copy an SQLite export of nsys without environment variables and process output.
 
     Example: rlprof nsys scrub report.sqlite
 
-    A .nsys-rep has to be exported first: nsys export --type sqlite report.nsys-rep
+    Export a .nsys-rep first: nsys export --type sqlite report.nsys-rep
     """
     from lightning_rlprof.recording.nsys.scrub import scrub_export
 
     path = destination(output, file, "scrubbed.sqlite", force=force)
     with writing(path):
         removed = scrub_export(file, path)
-    say(f"Removed {removed.values} values of variables and {removed.texts} texts of processes")
+    status(f"Removed {removed.values} variable values and {removed.texts} process outputs")
     wrote(path)
     next_command("rlprof", "summary", path)
 
 
 def _file(given: Path | None) -> str | None:
-    """Return the configuration's file: what was given, else what RLPROF=1 reads."""
+    """Return the configuration file: the given one, else the one that RLPROF=1 reads."""
     if given is None and os.environ.get("RLPROF") == "1":
         return os.environ.get("RLPROF_CONFIG")
     return None if given is None else str(given)
 
 
 def _settings(file: str | None, options: list[str]) -> tuple["ProfilerConfig", "ProfilerConfig"]:
-    """Return the configuration as it was given, and as the training under nsys will have it."""
+    """Return the configuration as given, and as the training under nsys will read it."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
     from lightning_rlprof.recording.nsys.command_line import tools
 
@@ -167,23 +182,23 @@ def _settings(file: str | None, options: list[str]) -> tuple["ProfilerConfig", "
         key, equals, value = word.removeprefix("--").partition("=")
         key = key.replace("_", "-")
         if not (key and equals):
-            raise ConfigError(f"--option {word}: write key=value, such as sample=process-tree")
-        if key in _OWN:
-            raise ConfigError(f"--option {word}: give {_OWN[key]} instead")
+            raise ConfigError(f"--option {word} is not key=value; for example sample=process-tree")
+        if key in _RLPROF_OPTIONS:
+            raise ConfigError(f"--option {word}: use {_RLPROF_OPTIONS[key]} instead")
         worker[key] = value
     added: dict[str, Any] = {"nsight": {"worker": worker}} if worker else {}
     given = ProfilerConfig.build(file, **added)
-    told = file is not None or any(name.startswith(_STEPS) for name in os.environ)
-    if not told and given.nsight.worker.get("capture-range-end") is None:
-        # The training's own code may say which steps are captured, and so how many.
+    known = file is not None or any(name.startswith(_STEPS) for name in os.environ)
+    if not known and given.nsight.worker.get("capture-range-end") is None:
+        # The training's code may choose the captured steps, so their number is unknown here.
         added = {"nsight": {"worker": {**worker, "capture-range-end": "repeat"}}}
     return given, ProfilerConfig.build(file, tools=tools(given), **added)
 
 
 def _name(given: str | None, config: "ProfilerConfig", *, force: bool) -> str:
-    """Return the name of the reports, which no others have, in a directory that is there.
+    """Return a unique name for the reports, in an existing directory.
 
-    Otherwise nsys would put them into /tmp, after the training.
+    nsys writes reports to /tmp, after the training, if the directory does not exist.
     """
     if given is None:
         folder = Path(config.integrated.profile_save_path)
@@ -192,26 +207,27 @@ def _name(given: str | None, config: "ProfilerConfig", *, force: bool) -> str:
     name = given.removesuffix(".nsys-rep")
     try:
         if name.endswith("/") or Path(name).is_dir():
-            raise RlprofError(f"{given}: is a directory; -o takes the name of a report in it")
+            hint = "-o takes the name of a report in it."
+            raise RlprofError(f"{given} is a directory", hint=hint)
     except OSError as error:
-        raise RlprofError(f"{given}: cannot be written ({error.strerror})") from error
+        raise RlprofError(f"cannot write {given} ({error.strerror})") from error
     folder, pattern = _place(name)
     if not folder.is_dir():
-        raise RlprofError(f"{given}: there is no directory {folder}")
+        raise RlprofError(f"{given}: directory {folder} does not exist")
     there = _reports(folder, pattern)
     if there and not force and not re.search("%[pn]", name):
-        text = "exists already; --force replaces it, -o gives another name"
-        raise RlprofError(f"{min(there)}: {text}")
+        hint = "Replace it with --force, or choose another name with -o."
+        raise RlprofError(f"{min(there)} exists already", hint=hint)
     return name
 
 
 def _by_device() -> "CaptureRange":
-    """Choose by whether this machine shows a GPU, without loading torch."""
+    """Choose by whether this machine has a GPU, without loading torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return "nvtx"
     if any(_DEVICES.glob("nvidia[0-9]*")):
         return "cudaProfilerApi"
-    try:  # where devices have other names, as in WSL
+    try:  # in WSL devices have other names
         done = subprocess.run(
             ["nvidia-smi", "-L"],
             capture_output=True,
@@ -226,54 +242,56 @@ def _by_device() -> "CaptureRange":
 
 
 def _announce(added: Mapping[str, str], argv: list[str], remarks: list[str]) -> None:
-    """Print the command as a shell takes it, and what to know before it runs."""
+    """Print the command, ready for a shell, and warnings before it runs."""
     words = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
     say(" ".join([*words, shlex.join(argv)]))
     for remark in remarks:
-        say(f"note: {remark}", "dim")
-    say(f"! {_SECRETS}", "yellow")
+        note(remark)
+    warn(_SECRETS)
 
 
 def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "CaptureRange") -> int:
-    """Run nsys, say which reports are new or why none is, and return the training's status."""
+    """Run nsys, print new reports or why there are none, and return the training's status."""
     folder, pattern = _place(name)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     before = _reports(folder, pattern)
-    status = _run(argv, added)
+    code = _run(argv, added)
     after = _reports(folder, pattern)
     new = {path: facts for path, facts in after.items() if before.get(path) != facts}
-    whole = [path for path, (size, _) in sorted(new.items()) if size and path.suffix != ".qdstrm"]
+    complete = [
+        path for path, (size, _) in sorted(new.items()) if size and path.suffix != ".qdstrm"
+    ]
     for path in sorted(new):
-        if path in whole:
+        if path in complete:
             wrote(path)
         elif path.suffix == ".qdstrm":
-            say(f"! {path}: nsys could not convert it; its own words are above", "yellow")
+            warn(f"nsys could not convert {path}; its messages are above")
         else:
-            say(f"! {path} is empty: nsys was stopped while it wrote", "yellow")
+            warn(f"{path} is empty: nsys was stopped while it wrote")
     if not new:
-        failed = f", and nsys or the training ended with status {status}" if status else ""
-        say(f"! no report appeared{failed}: {_WHY_NONE}{_WHY_NONE_BY[opens]}", "yellow")
-    if whole:
-        next_command("rlprof", "summary", whole[0])
-    return status
+        failed = f", and nsys or the training ended with status {code}" if code else ""
+        warn(f"no report was written{failed}. {_NO_REPORT}{_NO_REPORT_WITH[opens]}")
+    if complete:
+        next_command("rlprof", "summary", complete[0])
+    return code
 
 
 def _run(argv: list[str], added: Mapping[str, str]) -> int:
     """Run a command, pass signals on, and return its status as a shell does.
 
-    Ctrl-C on a terminal reaches nsys by itself; what a process sent reaches only this one.
+    Ctrl-C on a terminal reaches nsys directly; a signal from a process reaches only rlprof.
     """
     try:
         process = subprocess.Popen(argv, env=os.environ | dict(added))
     except OSError as error:
-        raise RlprofError(f"{argv[0]} cannot be run: {error.strerror}") from error
+        raise RlprofError(f"cannot run {argv[0]}: {error.strerror}") from error
     wanted = {*_PASSED_ON, signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
         while process.poll() is None:
             arrived = signal.sigtimedwait(wanted, 1.0)
-            # si_code: above 0 the kernel sent it, for the terminal
+            # si_code above 0: the kernel sent it, for the terminal
             if arrived and arrived.si_signo in _PASSED_ON and arrived.si_code <= 0:
                 process.send_signal(arrived.si_signo)
     finally:
@@ -282,17 +300,17 @@ def _run(argv: list[str], added: Mapping[str, str]) -> int:
 
 
 def _place(name: str) -> tuple[Path, re.Pattern[str]]:
-    """Return the directory of the reports, and what their names match."""
+    """Return the directory of the reports, and a pattern for their names."""
     from lightning_rlprof.recording.nsys.command_line import report_pattern
 
     return report_pattern(name, os.environ, socket.gethostname())
 
 
 def _reports(folder: Path, pattern: re.Pattern[str]) -> Files:
-    """Return size and time of every report that is there; none where the training removed them."""
+    """Return size and time of every report; none if the training removed the directory."""
     found = {}
     for name in os.listdir(folder) if folder.is_dir() else ():
         if pattern.fullmatch(name) and (folder / name).is_file():
-            facts = (folder / name).stat()
-            found[folder / name] = (facts.st_size, facts.st_mtime_ns)
+            stat = (folder / name).stat()
+            found[folder / name] = (stat.st_size, stat.st_mtime_ns)
     return found

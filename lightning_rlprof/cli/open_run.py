@@ -1,12 +1,29 @@
-"""What every command that reads a run does: open it, tell about it in JSON, say its doubts."""
+"""Arguments, options and steps that commands share: open a run, print its tables and warnings."""
 
+import inspect
+import shlex
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import bar, next_command, put_json, say, show
-from lightning_rlprof.system.location import local_path, place
+from lightning_rlprof.cli.console import (
+    Format,
+    bar,
+    count,
+    is_json,
+    next_command,
+    note,
+    print_tables,
+    put_json,
+    status,
+    use_output,
+    warn,
+)
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.system.location import RemotePath, local_path, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
@@ -14,21 +31,18 @@ if TYPE_CHECKING:
 
 
 FEW = 8
-"""Of doubts, notes and short tables, so many are shown."""
+"""Warnings, notes and rows of short tables that are printed."""
 
 Run = Annotated[
     Path,
     typer.Argument(
         parser=place,
         metavar="RUN",
-        help="A run directory, a save path with runs (the newest), a rank file, or a trace of "
-        "Nsight Systems, torch.profiler or torch_npu.profiler; or the URL of one",
+        help="Run directory, a directory of runs (newest is used), a trace file, or a URL. "
+        "See rlprof help inputs.",
     ),
 ]
 """What a command reads."""
-
-Json = Annotated[bool, typer.Option("--json", help="Print the tables as JSON")]
-"""Whether a program reads the answer."""
 
 Output = Annotated[
     Path | None,
@@ -36,70 +50,172 @@ Output = Annotated[
 ]
 """Where the file goes; None derives its name."""
 
-Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists")]
+Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite the file if it exists")]
 """Whether a file may be replaced."""
 
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "-n", "--limit", min=1, metavar="N", help="Maximum rows to print (default 50; JSON all)"
+    ),
+]
+"""How many rows are printed."""
 
-def opened(path: Path) -> "Spans":
-    """Read a run, with a bar on the terminal meanwhile."""
+_PANEL = "Output"
+_FORMATS = {
+    "output_format": Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="table, json, csv or markdown",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    "as_json": Annotated[bool, typer.Option("--json", help="Print JSON", rich_help_panel=_PANEL)],
+}
+_OUTPUT = {
+    "as_json": _FORMATS["as_json"],
+    "quiet": Annotated[
+        bool,
+        typer.Option(
+            "-q", "--quiet", help="No warnings, progress or hints", rich_help_panel=_PANEL
+        ),
+    ],
+    "no_hints": Annotated[
+        bool,
+        typer.Option("--no-hints", help="Don't suggest the next command", rich_help_panel=_PANEL),
+    ],
+}
+_DEFAULTS = {"output_format": Format.TABLE, "as_json": False, "quiet": False, "no_hints": False}
+
+
+def with_output_options(
+    command: Callable[..., None], *, formats: bool = False, json: bool = True
+) -> Callable[..., None]:
+    """Add ``--quiet``, ``--no-hints`` and ``--json``, and with `formats` ``--format``.
+
+    The command does not receive them: `console` does, before the command runs.
+    """
+    options = (_FORMATS if formats else {}) | _OUTPUT
+    if not json:
+        del options["as_json"]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        chosen = _DEFAULTS | {name: given.pop(name) for name in options}
+        form = Format.JSON if chosen["as_json"] else Format(chosen["output_format"])
+        use_output(form, quiet=bool(chosen["quiet"]), hints=not chosen["no_hints"])
+        command(**given)
+
+    own = inspect.signature(command)
+    added = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=hint
+        )
+        for name, hint in options.items()
+    ]
+    run.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*own.parameters.values(), *added]
+    )
+    run.__annotations__ = {**command.__annotations__, **options}
+    return run
+
+
+def open_run(path: Path) -> "Spans":
+    """Read a run, with a progress bar on a terminal."""
     from lightning_rlprof.run import load
     from lightning_rlprof.system.memory_trim import keep_freed
 
+    check_exists(path)
     keep_freed()
     with bar("Reading") as step:
         return load(path, progress=step, cache=True)
 
 
-def facts(spans: "Spans") -> dict[str, Any]:
-    """Return what JSON says of a run before its tables."""
-    from lightning_rlprof.analysis.stages.stage_times import headline
+def check_exists(path: Path) -> None:
+    """Raise an error that lists the newest runs of the directory, if a path does not exist."""
+    if isinstance(path, RemotePath) or path.exists() or path.is_symlink():
+        return
+    try:
+        files = list(path.parent.glob("*/rank-*.jsonl"))
+        runs = sorted({file.parent for file in files}, key=lambda run: -run.stat().st_mtime)
+    except OSError:
+        runs = []
+    names = ", ".join(str(run) for run in runs[:3])
+    hint = f"Newest runs there: {names}" if names else "See rlprof help inputs."
+    raise RlprofError(f"no such run or trace: '{path}'", hint=hint, code="not_found")
 
+
+def about(spans: "Spans") -> dict[str, Any]:
+    """Return what JSON contains about a run before its tables."""
     return {
         "run": str(spans.path),
-        "headline": headline(spans),
         "ranks": list(spans.ranks),
-        "warnings": [problem._asdict() for problem in spans.warnings],
-        "notes": [note._asdict() for note in spans.notes],
+        "warnings": [warning._asdict() for warning in spans.warnings],
+        "notes": [each._asdict() for each in spans.notes],
     }
 
 
-def tell(
-    spans: "Spans", table: "Table", title: str, *, as_json: bool, follow: tuple[str, Path]
+def answer(
+    spans: "Spans",
+    tables: "Sequence[Table]",
+    title: str,
+    *,
+    facts: dict[str, Any] | None = None,
+    limit: int | None = None,
+    then: Sequence[str | Path] = (),
 ) -> None:
-    """Print the one table of a command, or its JSON; `follow` is the command to type next."""
-    if as_json:
-        problems = [problem._asdict() for problem in spans.warnings]
-        run = {"run": str(spans.path), "ranks": list(spans.ranks), "warnings": problems}
-        put_json(run | {"tables": [table.to_dict()]})
+    """Print the tables of a command and how many warnings the run has.
+
+    Args:
+        spans: The run.
+        tables: What to print, in this order.
+        title: The first line, after the path.
+        facts: Added to the JSON document, before the tables.
+        limit: Rows of each table; None for all.
+        then: The command that takes the next step, without ``rlprof``.
+    """
+    if is_json():
+        cut = [table.to_dict() for table in limited(tables, limit)]
+        put_json(about(spans) | (facts or {}) | {"tables": cut})
         return
-    from lightning_rlprof.report.terminal import render
+    status(f"{spans.path}: {title}" if title else str(spans.path), "bold")
+    print_tables(tables, limit=limit)
+    status("")
+    count_warnings(spans)
+    if then:
+        next_command("rlprof", *then)
 
-    say(f"{spans.path}: {title}", "bold")
-    show("", render(table), "")
-    count_doubts(spans)
-    next_command("rlprof", *follow)
+
+def limited(tables: "Sequence[Table]", limit: int | None) -> "list[Table]":
+    """Return tables with at most so many rows each."""
+    from dataclasses import replace
+
+    return [
+        table if limit is None else replace(table, rows=list(table.rows[:limit]))
+        for table in tables
+    ]
 
 
-def doubts(spans: "Spans") -> None:
-    """Say what is missing or doubtful, and what the run itself noted."""
-    for problem in spans.warnings[:FEW]:
-        who = "" if problem.rank is None else f"rank {problem.rank}: "
-        say(f"! {who}{problem.text}", "yellow")
-    if len(spans.warnings) > FEW:
-        say(
-            f"! and {len(spans.warnings) - FEW} more: rlprof summary --json shows them all",
-            "yellow",
-        )
-    notes = sorted(spans.notes, key=lambda note: note.level == "info")  # what went wrong first
-    texts = list(dict.fromkeys(note.text for note in notes))
+def print_warnings(spans: "Spans") -> None:
+    """Print the warnings of a run, and what its ranks noted."""
+    for warning in spans.warnings[:FEW]:
+        rank = "" if warning.rank is None else f"rank {warning.rank}: "
+        warn(f"{rank}{warning.text}")
+    everything = f"rlprof summary {shlex.quote(str(spans.path))} --json"
+    if (more := len(spans.warnings) - FEW) > 0:
+        warn(f"{count(more, 'more warning')}. See: {everything}")
+    notes = sorted(spans.notes, key=lambda each: each.level == "info")  # what went wrong first
+    texts = list(dict.fromkeys(each.text for each in notes))
     for text in texts[:FEW]:
-        say(f"note: {text}", "dim")
+        note(text)
     if (more := len(texts) - FEW) > 0:
-        say(f"note: and {more} more: rlprof summary --json shows them all", "dim")
+        note(f"{count(more, 'more note')}. See: {everything}")
 
 
-def count_doubts(spans: "Spans") -> None:
-    """Say that there are doubts, where a command's own answer is the matter."""
+def count_warnings(spans: "Spans") -> None:
+    """Print how many warnings a run has, and the command that lists them."""
     if spans.warnings:
-        count = "1 doubt" if len(spans.warnings) == 1 else f"{len(spans.warnings)} doubts"
-        say(f"! {count} about this run: rlprof summary tells them", "yellow")
+        issues = count(len(spans.warnings), "data-quality issue")
+        warn(f"{issues}. See: rlprof summary {shlex.quote(str(spans.path))}")

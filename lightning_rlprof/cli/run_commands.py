@@ -1,143 +1,211 @@
-"""The commands that read a run: summary, report, trace."""
+"""The verbs that show or export a whole run: summary, report, export."""
 
+import webbrowser
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lightning_rlprof.cli.console import (
     bar,
+    count,
     destination,
+    is_json,
+    is_table,
     next_command,
+    print_tables,
     put_json,
     say,
-    show,
+    status,
+    warn,
     writing,
     wrote,
 )
-from lightning_rlprof.cli.open_run import FEW, Force, Json, Output, Run, doubts, facts, opened
+from lightning_rlprof.cli.open_run import (
+    FEW,
+    Force,
+    Output,
+    Run,
+    about,
+    open_run,
+    print_warnings,
+)
 from lightning_rlprof.errors import RlprofError
 
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
+    from lightning_rlprof.tables.table import Table
 
 
-_NEVER_COMPARED = (
-    "{}: {}, so ranks on one timeline may seem to wait for one another that did not; --force "
-    "writes it, marked, and one rank's own file needs no --force"
-)
-Merge = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        help="Replace the file if it exists; merge ranks of hosts whose clocks were never compared",
-    ),
-]
+class _Part(str, Enum):
+    """What ``summary --by`` takes."""
 
-Devices = Annotated[
-    bool, typer.Option("--kernels", help="Also what devices ran, out of captures, by stream")
-]
+    RANK = "rank"
 
 
 def summary(
     run: Run,
-    as_json: Json = False,
-    per_rank: Annotated[bool, typer.Option("--per-rank", help="Also every rank by itself")] = False,
+    by: Annotated[
+        list[_Part] | None, typer.Option(metavar="PART", help="Add one row per rank: rank")
+    ] = None,
 ) -> None:
     """Show where the time of a step went."""
-    spans = opened(run)
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.stages.stage_times import stages
+    from lightning_rlprof.analysis.stages.stage_times import headline, stages
 
-    if as_json:
-        tables = [each(spans) for each in [each.run for each in CATALOG if each.summary]]
-        tables += [stages(spans, per_rank=True)] if per_rank else []
-        put_json(facts(spans) | {"tables": [table.to_dict() for table in tables]})
+    spans = open_run(run)
+    ranks = [stages(spans, per_rank=True)] if by else []
+    if is_json():
+        tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
+        facts = about(spans) | {"headline": headline(spans)}
+        put_json(facts | {"tables": [table.to_dict() for table in tables]})
         return
-    describe(spans)
-    _details(spans, per_rank=per_rank)
-    doubts(spans)
-    next_command("rlprof", "report", run)
+    if is_table():
+        describe(spans)
+    else:
+        print_tables([stages(spans)])
+    for table in ranks + _details(spans):
+        print_tables([table], limit=None if "rank" in table.name else FEW)
+    status("")
+    print_warnings(spans)
+    next_command("rlprof", "findings", run)
 
 
-def report(run: Run, output: Output = None, force: Force = False) -> None:
-    """Write one HTML file with the run's tables, timeline and set-up."""
-    spans = opened(run)
+def report(
+    run: Run,
+    output: Output = None,
+    force: Force = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser")] = False,
+) -> None:
+    """Write one HTML file with the run's tables, timeline and configuration."""
+    spans = open_run(run)
     path = destination(output, spans.path, "report.html", force=force)
     from lightning_rlprof.analysis.catalog import CATALOG
     from lightning_rlprof.analysis.stages.stage_times import headline
     from lightning_rlprof.report.html.page import write_report
 
-    with bar("Analysing") as step:
-        tables = {}
-        for done, each in enumerate([each.run for each in CATALOG if each.report], start=1):
-            table = each(spans)
+    analyses = [each.run for each in CATALOG if each.report]
+    tables = {}
+    with bar("Analyzing") as step:
+        for done, analysis in enumerate(analyses, start=1):
+            table = analysis(spans)
             tables[table.name] = table
-            step(done, len([each.run for each in CATALOG if each.report]))
+            step(done, len(analyses))
     with writing(path):
         write_report(spans, tables, headline(spans), path)
-    doubts(spans)
+    print_warnings(spans)
     wrote(path)
-    next_command("rlprof", "trace", run)
+    if open_it:
+        webbrowser.open(path.resolve().as_uri())
+    next_command("rlprof", "findings", run)
 
 
-def trace(run: Run, output: Output = None, kernels: Devices = False, force: Merge = False) -> None:
-    """Write a trace for ui.perfetto.dev, one track per rank and thread (-o x.json: not packed)."""
-    spans = opened(run)
+class _Target(str, Enum):
+    """What ``export --format`` takes."""
+
+    PERFETTO = "perfetto"
+    PARQUET = "parquet"
+    CSV = "csv"
+
+
+def export(
+    run: Run,
+    target: Annotated[
+        _Target, typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv")
+    ] = _Target.PERFETTO,
+    output: Output = None,
+    kernels: Annotated[
+        bool,
+        typer.Option("--kernels", help="Include device kernels from captures, by stream"),
+    ] = False,
+    force: Force = False,
+    allow_unsynced: Annotated[
+        bool,
+        typer.Option("--allow-unsynced", help="Merge ranks of hosts with unsynchronized clocks"),
+    ] = False,
+) -> None:
+    """Export the run as a Perfetto trace (.json or .json.gz), or its tables as files.
+
+    Example: rlprof export RUN --kernels
+    """
+    if target is not _Target.PERFETTO:
+        if kernels or allow_unsynced:
+            raise RlprofError("--kernels and --allow-unsynced apply to --format perfetto only")
+        _export_tables(run, target.value, output, force=force)
+        return
+    spans = open_run(run)
     path = destination(output, spans.path, "trace.json.gz", force=force)
     from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
     from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
     from lightning_rlprof.report.chrome_trace.writer import write_trace
 
-    watermark = unsynchronized_clocks(spans)
-    if watermark and not force:
-        raise RlprofError(_NEVER_COMPARED.format(spans.path, watermark))
+    unsynced = unsynchronized_clocks(spans)
+    if unsynced and not allow_unsynced:
+        raise RlprofError(
+            f"{spans.path}: {unsynced}, so the order of events across ranks would be wrong",
+            hint="Export one rank's file, or pass --allow-unsynced.",
+            code="unsynchronized_clocks",
+        )
     with bar("Writing") as step, writing(path):
         devices = DeviceTracks(spans) if kernels else None
-        write_trace(spans, path, devices=devices, watermark=watermark, progress=step)
-    doubts(spans)
+        write_trace(spans, path, devices=devices, watermark=unsynced, progress=step)
+    print_warnings(spans)
     for remark in devices.remarks if devices else ():
-        say(f"! {remark}", "yellow")
-    if watermark:
-        say(f"! UNCALIBRATED: {watermark}; do not compare times of ranks in it", "yellow")
+        warn(remark)
+    if unsynced:
+        warn(f"{unsynced}: don't compare times of different ranks in this trace.")
     wrote(path)
-    say("Open it in https://ui.perfetto.dev (it stays in your browser)")
-    next_command("rlprof", "summary", run)
+    status("Open it in https://ui.perfetto.dev (it stays in your browser).")
+
+
+def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) -> None:
+    """Write every table of a run into one directory, a file each."""
+    from lightning_rlprof.cli.store_commands import open_tables
+
+    source = run if run.name else run.absolute()
+    folder = output or Path(f"{source.stem if run.is_file() else source.name}-tables")
+    if folder.exists() and not folder.is_dir():
+        raise RlprofError(f"{folder} is not a directory", hint="Choose another one with -o.")
+    with open_tables(run) as store:
+        files = {name: folder / f"{name}.{suffix}" for name in store.tables}
+        taken = [path for path in files.values() if path.exists()]
+        if taken and not force:
+            hint = "Replace it with --force, or choose another directory with -o."
+            raise RlprofError(f"{taken[0]} exists already", hint=hint)
+        with bar("Writing") as step, writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for done, (name, path) in enumerate(files.items(), start=1):
+                store.write(f'from "{name}"', path)
+                step(done, len(files))
+    wrote(folder)
 
 
 def describe(spans: "Spans") -> None:
-    """Show the run in a line, its stages, and the headline."""
+    """Print the run in a line, its stages, and the headline."""
     from lightning_rlprof.analysis.stages.stage_times import headline, stages
-    from lightning_rlprof.report.terminal import render
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
-    devices = sorted({header.hardware for header in spans.headers.values()})
-    ranks, device = _count(len(spans.ranks), "rank"), ", ".join(devices)
-    say(f"{spans.path}: {ranks} on {device}, {_count(steps, 'step')}", "bold")
-    show("", render(stages(spans)), "")
+    devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
+    ranks = count(len(spans.ranks), "rank")
+    say(f"{spans.path}: {ranks} on {devices}, {count(steps, 'step')}", "bold")
+    print_tables([stages(spans)])
+    say("")
     say(headline(spans), "bold")
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def _details(spans: "Spans", *, per_rank: bool) -> None:
+def _details(spans: "Spans") -> "list[Table]":
+    """Return the tables of a summary below its stages; those without rows are left out."""
     from lightning_rlprof.analysis.stages.overviews import (
         background_stages,
         host_vs_device,
         regions,
         slowest_ranks,
     )
-    from lightning_rlprof.analysis.stages.stage_times import stages
     from lightning_rlprof.analysis.stages.untraced_gaps import gaps
-    from lightning_rlprof.report.terminal import render
 
-    tables = [stages(spans, per_rank=True)] if per_rank else []
-    if "device_ns" in spans.counters:
-        tables.append(host_vs_device(spans))
-    tables += [each(spans) for each in (background_stages, regions, gaps)]
-    tables += [slowest_ranks(spans)] if len(spans.ranks) > 1 else []
-    for table in tables:
-        if table.rows or table.abstained:
-            show("", render(table, rows=None if "rank" in table.name else FEW))
-    show("")
+    analyses = [host_vs_device] if "device_ns" in spans.counters else []
+    analyses += [background_stages, regions, gaps]
+    analyses += [slowest_ranks] if len(spans.ranks) > 1 else []
+    tables = [analysis(spans) for analysis in analyses]
+    return [table for table in tables if len(table.rows) or table.abstained is not None]

@@ -1,12 +1,13 @@
-"""The command that asks a run's tables in SQL, and can change nothing.
+"""The verbs around stored runs: ``sql`` queries tables, ``ingest`` caches, ``upload`` copies."""
 
-The command that makes the caches of many runs and traces, so that all others answer at once.
-
-The command that copies a finished run to where runs are kept.
-"""
-
+import os
+import re
+import shlex
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,15 +15,21 @@ import typer
 
 from lightning_rlprof.cli.console import (
     bar,
+    count,
     destination,
+    did_you_mean,
+    is_csv,
+    is_json,
     next_command,
+    print_tables,
     put_json,
-    say,
-    show,
+    status,
+    warn,
     writing,
     wrote,
 )
-from lightning_rlprof.cli.open_run import Force, Run
+from lightning_rlprof.cli.open_run import FEW, Force, Limit, Run, check_exists
+from lightning_rlprof.errors import RlprofError, TraceError
 from lightning_rlprof.system.location import local_path, place
 from lightning_rlprof.system.remote_files import local
 
@@ -30,218 +37,213 @@ if TYPE_CHECKING:
     from lightning_rlprof.store.run_store import Store
     from lightning_rlprof.tables.table import Table
 
-_FEW = 8
-_SHOWN = 50
+_LIMIT = 50
 
-Output = Annotated[
+Query = Annotated[
+    str | None, typer.Argument(metavar="[QUERY]", help="One SELECT; omit it to list the tables")
+]
+Rows = Annotated[
     Path | None,
     typer.Option(
         "-o",
         "--output",
         parser=local_path,
         metavar="PATH",
-        help="Write all rows to a .csv or .parquet",
+        help="Write all rows to a .csv or .parquet file",
     ),
 ]
-"""Where the rows go; None prints them."""
 
 
 def sql(
-    run: Run,
-    query: Annotated[
-        str | None, typer.Argument(help="One SELECT; left out, the tables are listed")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON")] = False,
-    rows: Annotated[
-        int | None,
-        typer.Option(min=1, max=2**40, help=f"Print so many rows; unset, {_SHOWN}, as JSON all"),
-    ] = None,
-    output: Output = None,
-    force: Force = False,
+    run: Run, query: Query = None, limit: Limit = None, output: Rows = None, force: Force = False
 ) -> None:
-    """Ask the tables of a run in SQL, read-only; the first time makes a cache beside the run.
+    """Query a run's tables with SQL (read-only). The first query caches the run.
 
     Example: rlprof sql RUN "select name, sum(duration_ns) from spans group by name"
     """
-    if as_json and output is not None:
-        raise typer.BadParameter("--json prints the rows and -o writes them: choose one")
+    if output is not None and is_json():
+        raise RlprofError("--json prints the rows and -o writes them: choose one")
     path = None if output is None else destination(output, run, "", force=force)
-    with local(run) as here:
-        store = _store(here)
+    with open_tables(run) as store:
         if query is None:
-            _list(store, run, as_json=as_json)
-        elif path is not None:
-            _write(store, query, path)
-            next_command("rlprof", "sql", run)
-        else:
-            _print(store, run, query, rows, as_json=as_json)
+            _list_tables(store, run)
+            return
+        try:
+            if path is None:
+                _print_rows(store, run, query, limit)
+            else:
+                with writing(path):
+                    rows = store.write(query, path)
+                status(count(rows, "row"))
+                wrote(path)
+        except TraceError as error:
+            raise RlprofError(str(error), hint=_near(store, str(error)), code="sql") from error
 
 
-def _write(store: "Store", query: str, path: Path) -> None:
-    with writing(path):
-        count = store.write(query, path)
-    say(f"{count:,} {'row' if count == 1 else 'rows'}")
-    wrote(path)
-
-
-def _store(run: Path) -> "Store":
+@contextmanager
+def open_tables(run: Path) -> "Iterator[Store]":
+    """Open a run for SQL, copied here first if it is remote."""
     from lightning_rlprof.store.open_run import open_store
 
-    with bar("Reading") as step:
-        return open_store(run, progress=step)
+    check_exists(run)
+    with local(run) as copy:
+        with bar("Reading") as step:
+            store = open_store(copy, progress=step)
+        yield store
 
 
-def _list(store: "Store", run: Path, *, as_json: bool) -> None:
-    if as_json:
+def _near(store: "Store", error: str) -> str:
+    """Return which table a query may mean; for columns DuckDB's message has candidates."""
+    unknown = re.search(r"Table with name (\w+) does not exist", error)
+    return did_you_mean(unknown[1], store.tables) if unknown else ""
+
+
+def _list_tables(store: "Store", run: Path) -> None:
+    if is_json():
         put_json({"run": str(run), "tables": list(store.tables)})
         return
-    say(f"{run} has the tables: {', '.join(store.tables)}")
-    next_command("rlprof", "sql", run, f"describe {store.tables[-1]}")
+    from lightning_rlprof.tables.table import Column, Table
+
+    rows = []
+    for name in store.tables:
+        names = ", ".join(str(row[0]) for row in store.sql(f'describe "{name}"').rows)
+        (total,) = store.sql(f'select count(*) from "{name}"').rows
+        rows.append((name, total[0], names))
+    columns = (Column("table", "text"), Column("rows", "count"), Column("columns", "text"))
+    print_tables([Table("tables", columns, rows)])
+    next_command("rlprof", "sql", run, f"describe {store.tables[0]}")
 
 
-def _print(store: "Store", run: Path, query: str, rows: int | None, *, as_json: bool) -> None:
-    from lightning_rlprof.report.terminal import render
-
-    table = store.sql(query, rows if as_json else rows or _SHOWN)
-    problems = store.sql("select rank, text from warnings").rows
-    if as_json:
-        doubts = [{"rank": rank, "text": text} for rank, text in problems]
-        put_json(
-            {
-                "run": str(run),
-                "query": query,
-                "warnings": doubts,
-                "tables": [table.to_dict()],
-            }
-        )
+def _print_rows(store: "Store", run: Path, query: str, limit: int | None) -> None:
+    table = store.sql(query, limit if is_json() or is_csv() else limit or _LIMIT)
+    warnings = store.sql("select rank, text from warnings").rows
+    if is_json():
+        found = [{"rank": rank, "text": text} for rank, text in warnings]
+        facts = {"run": str(run), "query": query, "warnings": found}
+        put_json(facts | {"tables": [table.to_dict()]})
         return
-    show(render(table, every=True), "")
-    for rank, text in problems[:_FEW]:
-        say(f"! {text}" if rank is None else f"! rank {rank}: {text}", "yellow")
-    if len(problems) > _FEW:
-        say(f"! and {len(problems) - _FEW} more: the table warnings has them all", "yellow")
+    print_tables([replace(table, name="")], every_column=True)
+    status("")
+    for rank, text in warnings[:FEW]:
+        warn(str(text) if rank is None else f"rank {rank}: {text}")
+    if (more := len(warnings) - FEW) > 0:
+        everything = shlex.join(["rlprof", "sql", str(run), "from warnings"])
+        warn(f"{count(more, 'more warning')}. See: {everything}")
+
+
+class _Engine(str, Enum):
+    """What ``--engine`` takes."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 Runs = Annotated[
     list[Path],
     typer.Argument(
-        parser=local_path, metavar="RUNS", help="Runs and traces, and directories with them below"
+        parser=local_path, metavar="PATHS", help="Runs, traces, and directories of them"
     ),
 ]
-"""What is ingested."""
-
-_ENGINES = ("local", "ray")
-
-
-def _known(engine: str) -> str:
-    if engine not in _ENGINES:
-        raise typer.BadParameter(f"{engine!r} is none (allowed: {', '.join(_ENGINES)})")
-    return engine
+Jobs = Annotated[
+    int | None,
+    typer.Option("-j", "--jobs", min=1, metavar="N", help="Parallel jobs (default: cores)"),
+]
+Engine = Annotated[
+    _Engine, typer.Option(metavar="NAME", help="local: processes of this machine; ray: a cluster")
+]
 
 
-def ingest(
-    runs: Runs,
-    jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="At once; unset, one per core")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="local: processes here; ray: a cluster", callback=_known)
-    ] = "local",
-    as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON")] = False,
-) -> None:
-    """Cache runs and traces as Parquet. Skips what is up to date; failures are reported per path.
+def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = _Engine.LOCAL) -> None:
+    """Cache runs and traces as Parquet.
 
-    The exit status is 1 if any failed.
+    Skips what is up to date. Failures are reported per path, and the exit code is 1.
 
     Example: rlprof ingest traces/ -j 8
     """
-    from lightning_rlprof.store.ingest.ingest import ingest as made_of
+    from lightning_rlprof.store.ingest.ingest import ingest as cache_all
 
-    with bar("Ingesting") as step, redirect_stdout(sys.stderr):  # on which Ray tells of its errors
-        table = made_of(runs, jobs=jobs, engine=engine, progress=step)  # type: ignore[arg-type]
+    with bar("Ingesting") as step, redirect_stdout(sys.stderr):  # Ray prints its errors there
+        table = cache_all(runs, jobs=jobs, engine=engine.value, progress=step)
     failed = table.column("state").count("failed")
-    if as_json:
+    if is_json():
         put_json({"failed": failed, "tables": [table.to_dict()]})
     else:
-        _ingest_print(table)
-        _next(table)
+        _print_outcomes(table)
     if failed:
         raise typer.Exit(1)
 
 
-def _next(table: "Table") -> None:
-    good = [str(row[0]) for row in table.rows if row[2] != "failed"]
+_STATES = ("cached", "up to date", "failed")
+
+
+def _print_outcomes(table: "Table") -> None:
+    """Print what was cached, then failures and warnings, then how many there are of each state."""
+    columns = [column for column in table.columns if column.name != "why"]
+    kept = [table.columns.index(column) for column in columns]
+    good = [tuple(row[at] for at in kept) for row in table.rows if row[2] != "failed"]
     if good:
-        next_command("rlprof", "show", good[0])
-
-
-def _ingest_print(table: "Table") -> None:
-    """Show the rows that went well, then what failed or is doubtful, and count them."""
-    from dataclasses import replace
-
-    from lightning_rlprof.report.terminal import render
-
-    told = [column for column in table.columns if column.name != "why"]
-    at = [table.columns.index(column) for column in told]
-    good = [tuple(row[each] for each in at) for row in table.rows if row[2] != "failed"]
-    if good:
-        show(render(replace(table, columns=tuple(told), rows=good), rows=_SHOWN), "")
-    doubts: dict[str, list[str]] = {}
+        print_tables([replace(table, columns=tuple(columns), rows=good)], limit=_LIMIT)
+        status("")
+    paths_by_reason: dict[str, list[str]] = {}
     for path, _, _, why, *_ in sorted(table.rows, key=lambda row: row[2] != "failed"):
-        doubts.setdefault(str(why or ""), []).append(str(path))
-    doubts.pop("", None)
-    for why, paths in [*doubts.items()][:_SHOWN]:
+        if why:
+            paths_by_reason.setdefault(str(why), []).append(str(path))
+    for why, paths in [*paths_by_reason.items()][:_LIMIT]:
         others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-        say(f"! {why}" if paths[0] in why else f"! {paths[0]}{others}: {why}", "yellow")
+        warn(why if paths[0] in why else f"{paths[0]}{others}: {why}")
     states = table.column("state")
-    counts = [f"{states.count(state):,} {state}" for state in ("cached", "up to date", "failed")]
-    say(", ".join(counts), "bold")
+    status(", ".join(f"{states.count(state):,} {state}" for state in _STATES), "bold")
+    if good:
+        next_command("rlprof", "show", str(good[0][0]))
 
 
-FinishedRun = Annotated[
-    Path,
-    typer.Argument(
-        envvar="RLPROF_RUN",
-        parser=local_path,
-        metavar="RUN",
-        help="A run directory; on_finish tells it",
+UploadRun = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Run directory; on_finish commands leave it out"),
+]
+UploadUrl = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", help="Parent of the uploaded run, such as s3://bucket/runs"),
+]
+UploadRank = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", envvar="RLPROF_RANK", show_envvar=False, help="Upload only this rank"
     ),
 ]
-"""What is shipped."""
-
-To = Annotated[
-    str, typer.Option("--to", metavar="URL", help="Where runs are kept, as s3://bucket/runs")
+IncludeUnfinished = Annotated[
+    bool,
+    typer.Option("--include-unfinished", help="Also upload ranks that didn't shut down cleanly"),
 ]
-"""Where to."""
-
-Rank = Annotated[
-    int | None,
-    typer.Option(min=0, envvar="RLPROF_RANK", help="Only this rank's files; on_finish tells it"),
-]
-"""Whose files; None for all."""
-
-Crashed = Annotated[
-    bool, typer.Option("--crashed", help="Also ranks that never said that they had ended")
-]
-"""Whether files without an end are shipped, too."""
 
 
-def ship(run: FinishedRun, to: To, rank: Rank = None, crashed: Crashed = False) -> None:
-    """Copy a finished run to S3, GCS, HDFS or whatever fsspec knows; go on where it was cut off.
+def upload(
+    run: UploadRun,
+    url: UploadUrl = None,
+    rank: UploadRank = None,
+    include_unfinished: IncludeUnfinished = False,
+) -> None:
+    """Upload a finished run to S3, GCS, HDFS or any fsspec store. Resumes if interrupted.
 
-    Example: rlprof ship profiler_data/my-run --to s3://bucket/runs
+    Example: rlprof upload profiler_data/my-run s3://bucket/runs
+
+    An on_finish command sets RLPROF_RUN and RLPROF_RANK: rlprof upload URL
     """
-    from lightning_rlprof.records.upload import ship as ship_run
+    from lightning_rlprof.records.upload import ship
     from lightning_rlprof.system.remote_files import size_text
 
-    shipped = ship_run(run, to, rank, crashed=crashed)
-    target = f"{str(place(to)).rstrip('/')}/{run.resolve().name}"
-    there = f" ({shipped.there:,} were there)" if shipped.there else ""
-    say(f"{target}: {shipped.files:,} files copied, {size_text(shipped.size)}{there}")
-    if shipped.left:
-        say(
-            f"! left here, for they may still grow: {', '.join(shipped.left)}; after a crash "
-            "--crashed copies them, too",
-            "yellow",
+    if url is None:
+        run, url = os.environ.get("RLPROF_RUN", ""), run
+        if not run:
+            raise RlprofError("missing argument URL", hint="Usage: rlprof upload RUN URL")
+    folder = local_path(run)
+    done = ship(folder, url, rank, crashed=include_unfinished)
+    target = f"{str(place(url)).rstrip('/')}/{folder.resolve().name}"
+    already = f" ({done.there:,} already there)" if done.there else ""
+    status(f"Uploaded {count(done.files, 'file')} to {target}, {size_text(done.size)}{already}")
+    if done.left:
+        warn(
+            f"not uploaded, as they may still grow: {', '.join(done.left)}. "
+            "After a crash, add --include-unfinished."
         )
     next_command("rlprof", "summary", target)

@@ -1,4 +1,4 @@
-"""The command about changes that were not made yet: what each would buy, and who was right."""
+"""The verbs ``whatif``, which estimates step time after a change, and ``whatif check``."""
 
 import json
 import time
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import next_command, put_json, say, show
-from lightning_rlprof.cli.open_run import Json, Run, count_doubts, opened
+from lightning_rlprof.cli.console import status
+from lightning_rlprof.cli.open_run import Run, answer, open_run
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import RemotePath, place
 
@@ -19,112 +19,102 @@ if TYPE_CHECKING:
 
 _FILE = "predictions.jsonl"
 
-Faster = Annotated[
+Speedup = Annotated[
     list[str] | None,
-    typer.Option(metavar="STAGE=TIMES", help="Make a stage so many times as fast; repeatable"),
+    typer.Option(metavar="STAGE=N", help="Make a stage N times as fast (repeatable)"),
 ]
-Removed = Annotated[
-    list[str] | None, typer.Option(metavar="STAGE", help="Leave a stage out; repeatable")
+Remove = Annotated[
+    list[str] | None, typer.Option(metavar="STAGE", help="Remove a stage (repeatable)")
 ]
-Hidden = Annotated[
+Overlap = Annotated[
     list[str] | None,
-    typer.Option(metavar="STAGE", help="Let a stage happen beside the rest; repeatable"),
+    typer.Option(metavar="STAGE", help="Assume a stage fully overlaps with the rest (repeatable)"),
 ]
-Cut = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="End rollouts at this share of their requests")
+StopRolloutAt = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="End each rollout at this share of its requests (0 to 1)"),
 ]
-Cap = Annotated[int | None, typer.Option(metavar="TOKENS", help="No answer has more tokens")]
-Replicas = Annotated[int | None, typer.Option(help="So many rollout replicas more")]
-Score = Annotated[
-    Path | None,
-    typer.Option(
-        parser=place, metavar="LATER_RUN", help="Compare what was predicted with a later run"
-    ),
-]
-Keep = Annotated[
-    bool, typer.Option(help=f"Keep the predictions in {_FILE} beside the run, for --score")
-]
+MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="Cap each response at N tokens")]
+AddReplicas = Annotated[int | None, typer.Option(metavar="N", help="Add N rollout replicas")]
+Save = Annotated[bool, typer.Option("--save", help="Save the predictions for rlprof whatif check")]
 
 
 def whatif(
     run: Run,
-    as_json: Json = False,
-    faster: Faster = None,
-    removed: Removed = None,
-    hidden: Hidden = None,
-    cut: Cut = None,
-    cap: Cap = None,
-    replicas: Replicas = None,
-    score: Score = None,
-    keep: Keep = True,
+    speedup: Speedup = None,
+    remove: Remove = None,
+    overlap: Overlap = None,
+    stop_rollout_at: StopRolloutAt = None,
+    max_tokens: MaxTokens = None,
+    add_replicas: AddReplicas = None,
+    save: Save = False,
 ) -> None:
-    """Predict what a step would take after a change: nobody slow, a stage faster, gone or hidden.
+    """Estimate step time after a change: no straggler, a stage sped up, removed or overlapped.
 
-    Example: rlprof whatif RUN --faster compute_reward=2 --hidden weight_sync
+    Compare saved predictions with a later run: rlprof whatif check RUN NEW_RUN
+
+    Example: rlprof whatif RUN --speedup compute_reward=2 --overlap weight_sync
     """
-    speeds = dict(map(_speed, faster or ()))
-    spans = opened(run)
-    if score is not None:
-        _print(spans, _scored(spans, score), f"what was predicted, beside {score}", as_json=as_json)
-        return
-    table = _asked(spans, speeds, (removed or [], hidden or []), (cut, cap, replicas))
-    file = _keep(spans, table) if keep and table.abstained is None else None
-    _print(spans, table, "what a change would buy", as_json=as_json, file=file)
-    if not as_json:
-        if file is not None:
-            say(f"Kept in {file}: rlprof whatif RUN --score LATER_RUN compares")
-        next_command("rlprof", "path", run)
+    from lightning_rlprof.analysis.whatif.whatif import Rollout
+    from lightning_rlprof.analysis.whatif.whatif import whatif as predict
+
+    factors = dict(map(_factor, speedup or ()))
+    spans = open_run(run)
+    changes = (stop_rollout_at, max_tokens, add_replicas)
+    table = predict(
+        spans,
+        speedup=factors,
+        remove=remove or [],
+        overlap=overlap or [],
+        rollout=None if changes == (None, None, None) else Rollout(*changes),
+    )
+    file = _save(spans, table) if save and table.abstained is None else None
+    facts = {"predictions_file": None if file is None else str(file)}
+    answer(spans, [table], "step time after a change", facts=facts)
+    if file is not None:
+        status(f"Saved predictions to {file}. After the change: rlprof whatif check {run} NEW_RUN")
 
 
-def _asked(
-    spans: "Spans",
-    speeds: dict[str, float],
-    stages: tuple[list[str], list[str]],
-    rollout: tuple[float | None, int | None, int | None],
-) -> "Table":
-    from lightning_rlprof.analysis.whatif.whatif import Rollout, whatif
-
-    asked = None if rollout == (None,) * 3 else Rollout(*rollout)
-    return whatif(spans, speedup=speeds, remove=stages[0], overlap=stages[1], rollout=asked)
-
-
-def _speed(text: str) -> tuple[str, float]:
-    name, _, times = text.rpartition("=")
-    try:
-        return name, float(times)
-    except ValueError:
-        raise RlprofError(f"--faster {text}: takes STAGE=TIMES, for instance generate=2") from None
-
-
-def _print(
-    spans: "Spans", table: "Table", title: str, *, as_json: bool, file: Path | None = None
+def check(
+    run: Run,
+    new_run: Annotated[
+        Path, typer.Argument(parser=place, metavar="NEW_RUN", help="The run after the change")
+    ],
 ) -> None:
-    from lightning_rlprof.report.terminal import render
+    """Compare the saved predictions of a run with a later run.
 
-    if as_json:
-        problems = [problem._asdict() for problem in spans.warnings]
-        facts = {"run": str(spans.path), "ranks": list(spans.ranks), "warnings": problems}
-        kept = None if file is None else str(file)
-        put_json(facts | {"kept": kept, "tables": [table.to_dict()]})
-        return
-    say(f"{spans.path}: {title}", "bold")
-    show("", render(table), "")
-    count_doubts(spans)
+    Save them first: rlprof whatif RUN --save
+    """
+    from lightning_rlprof.analysis.whatif.whatif import score
+
+    spans = open_run(run)
+    saved = _saved(_predictions_file(spans))
+    title = f"predictions compared with {new_run}"
+    answer(spans, [score(saved, open_run(new_run))], title)
 
 
-def _file(spans: "Spans") -> Path:
-    """Return where a run's predictions are: in its directory, beside a file, or here for a URL."""
+def _factor(text: str) -> tuple[str, float]:
+    stage, _, factor = text.rpartition("=")
+    try:
+        return stage, float(factor)
+    except ValueError:
+        example = "For example --speedup actor_generate=2"
+        raise RlprofError(f"--speedup {text} is not STAGE=N", hint=example) from None
+
+
+def _predictions_file(spans: "Spans") -> Path:
+    """Return where predictions are saved: in the run directory, else next to the file."""
     path = spans.path
     if isinstance(path, RemotePath):
         return Path(f"{path.stem}-{_FILE}")
     return path / _FILE if path.is_dir() else path.with_name(f"{path.stem}-{_FILE}")
 
 
-def _keep(spans: "Spans", table: "Table") -> Path | None:
-    """Append the predictions to the run's file; where it cannot be written, say so and go on."""
+def _save(spans: "Spans", table: "Table") -> Path:
+    """Append the predictions to the run's file."""
     from lightning_rlprof.analysis.whatif.whatif import predictions
 
-    file = _file(spans)
+    file = _predictions_file(spans)
     lines = [
         json.dumps({"unix": int(time.time()), "run": str(spans.path), **each})
         for each in predictions(table)
@@ -133,32 +123,25 @@ def _keep(spans: "Spans", table: "Table") -> Path | None:
         with file.open("a", encoding="utf-8") as stream:
             stream.write("".join(f"{line}\n" for line in lines))
     except OSError as error:
-        typer.echo(f"{file}: the predictions are not kept ({error.strerror})", err=True)
-        return None
+        raise RlprofError(f"cannot save predictions to {file} ({error.strerror})") from error
     return file
 
 
-def _scored(spans: "Spans", later: Path) -> "Table":
-    from lightning_rlprof.analysis.whatif.whatif import score
-
-    file = _file(spans)
+def _saved(file: Path) -> list[dict[str, Any]]:
+    """Return the saved predictions; a line that a crash truncated is skipped."""
+    saved = []
+    hint = "Save predictions first: rlprof whatif RUN --save"
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
-        raise RlprofError(f"{file}: is not there; rlprof whatif RUN writes it") from None
-    return score(_read(file, lines), opened(later))
-
-
-def _read(file: Path, lines: list[str]) -> list[dict[str, Any]]:
-    """Return what was kept; a line that was cut off by a crash is passed over."""
-    kept = []
+        raise RlprofError(f"no predictions: {file} does not exist", hint=hint) from None
     for line in lines:
         try:
             each = json.loads(line)
         except ValueError:
             continue
         if isinstance(each, dict) and {"change", "predicted", "CI low", "CI high"} <= each.keys():
-            kept.append(each)
-    if not kept:
-        raise RlprofError(f"{file}: holds no prediction; rlprof whatif RUN writes them")
-    return kept
+            saved.append(each)
+    if not saved:
+        raise RlprofError(f"no predictions in {file}", hint=hint)
+    return saved

@@ -1,4 +1,8 @@
-"""Tables on a terminal: durations for people, shares with bars, nothing that a trace can abuse."""
+"""Tables on a terminal or as Markdown: readable units, shares with bars, escaped names.
+
+`render` fits a table to the terminal: long names are shortened first, then the last columns are
+left out and named below the table.
+"""
 
 from collections.abc import Sequence
 
@@ -20,13 +24,14 @@ from lightning_rlprof.tables.table import Cell, Column, Table, figure
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _LONGEST_NAME = 40
+_WHOLE_TEXT = 10**6
 _BAR = 8
-_NARROW = 60  # columns of a terminal below which numbers need the place of bars
+_NARROW = 60  # below this width, numbers need the room of the bars
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def plain(text: str) -> str:
-    r"""Return text in which everything that could steer a terminal is spelled out.
+    r"""Return text with every control character escaped, so that it cannot steer a terminal.
 
     Example::
 
@@ -37,7 +42,7 @@ def plain(text: str) -> str:
 
 
 def duration(ns: int) -> str:
-    """Return nanoseconds for people, with three significant digits.
+    """Return nanoseconds in readable units, with three significant digits.
 
     Example::
 
@@ -58,7 +63,7 @@ def duration(ns: int) -> str:
 
 
 def size(number: int) -> str:
-    """Return bytes for people, with three or four significant digits.
+    """Return bytes in readable units, with three or four significant digits.
 
     Example::
 
@@ -72,33 +77,66 @@ def size(number: int) -> str:
 
 
 def render(table: Table, *, rows: int | None = None, every: bool = False) -> RenderableType:
-    """Return a table for rich to print: it fits the terminal by leaving out its last columns.
+    """Return a table for rich to print.
 
     Args:
-        table: What to show; an abstained table is one line with its reason.
-        rows: Show so many and count the rest; None for all.
-        every: Show columns that say nothing in any row, too: somebody asked for them.
+        table: What to show; a table without data is one line with the reason.
+        rows: Show this many and count the rest; None for all.
+        every: Also show columns without any value.
     """
     title = Text(plain(table.name), style="bold")
     if table.abstained is not None:
-        return Text.assemble(title, ": not told, ", plain(table.abstained))
+        return Text.assemble(title, ": no data. ", plain(_sentence(table.abstained)))
     if not table.rows:
-        return Text.assemble(title, ": none recorded")
+        return Text.assemble(title, ": no rows")
     shown = table.rows[:rows]
     rest = len(table.rows) - len(shown)
-    told = (table.columns, shown) if every else _known(table.columns, shown)
-    parts: list[RenderableType] = [title, _Fitting(*told)]
+    columns, cells = (table.columns, shown) if every else _with_values(table.columns, shown)
+    parts: list[RenderableType] = [title] if table.name else []
+    parts.append(_Fitting(columns, cells))
     if rest:
-        parts.append(Text(f"and {rest} more rows", style="dim"))
+        parts.append(Text(f"and {rest:,} more {'row' if rest == 1 else 'rows'}", style="dim"))
     if table.note:
         parts.append(Text(plain(table.note), style="dim"))
     return Group(*parts)
 
 
-def _known(
+def markdown(table: Table, *, rows: int | None = None) -> str:
+    """Return a table as Markdown, for a pull request or an issue."""
+    title = f"**{escape_markdown(table.name)}**"
+    if table.abstained is not None:
+        return f"{title}: no data. {escape_markdown(_sentence(table.abstained))}"
+    if not table.rows:
+        return f"{title}: no rows"
+    columns, cells = _with_values(table.columns, table.rows[:rows])
+    sides = [":---" if column.kind == "text" else "---:" for column in columns]
+    lines = [[escape_markdown(column.name) for column in columns], sides]
+    lines += [
+        [escape_markdown(_text(cell, column)) for cell, column in zip(row, columns, strict=True)]
+        for row in cells
+    ]
+    note = f"\n\n{escape_markdown(table.note)}" if table.note else ""
+    return "\n".join([title, "", *(f"| {' | '.join(line)} |" for line in lines)]) + note
+
+
+def escape_markdown(text: str) -> str:
+    """Return text without meaning for Markdown or HTML."""
+    text = plain(text).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
+    for sign in "|*_`[]":
+        text = text.replace(sign, f"\\{sign}")
+    return text
+
+
+def _sentence(text: str) -> str:
+    """Return a reason as a sentence: it begins with a capital, unless with a name."""
+    word = text.partition(" ")[0]
+    return text[:1].upper() + text[1:] if word.isalpha() else text
+
+
+def _with_values(
     columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]
 ) -> tuple[list[Column], list[tuple[Cell, ...]]]:
-    """Leave out columns that say nothing in any row, such as the slowest of one rank."""
+    """Leave out columns without any value, such as the slowest rank if there is one rank."""
     kept = [at for at in range(len(columns)) if any(row[at] is not None for row in rows)]
     return [columns[at] for at in kept], [tuple(row[at] for at in kept) for row in rows]
 
@@ -110,17 +148,23 @@ class _Fitting:
         self.columns, self.rows = columns, rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [
-            [_cell(cell, column, options) for cell, column in zip(row, self.columns, strict=True)]
-            for row in self.rows
-        ]
-        cells = [max(line[at].cell_len for line in lines) for at in range(len(self.columns))]
         heads = [Text(plain(column.name)) for column in self.columns]
         words = [max(map(cell_len, head.plain.split()), default=1) for head in heads]
-        widths = [*map(max, cells, words)]
+        for longest in (_WHOLE_TEXT, _LONGEST_NAME):
+            lines = [
+                [
+                    _cell(cell, column, options, longest)
+                    for cell, column in zip(row, self.columns, strict=True)
+                ]
+                for row in self.rows
+            ]
+            cells = [max(line[at].cell_len for line in lines) for at in range(len(heads))]
+            widths = [*map(max, cells, words)]
+            if sum(widths) + 2 * (len(widths) - 1) <= options.max_width:
+                break  # nothing is shortened if the terminal is wide enough
         gap, count = _fit(widths, options.max_width)
         widths = _grown(widths[:count], [head.cell_len for head in heads], gap, options.max_width)
-        # The box puts one space between columns by itself.
+        # The box adds one space between columns.
         padding = (0, gap - 1, 0, 0)
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
         for column, head, width in zip(self.columns, heads, widths, strict=False):
@@ -130,13 +174,14 @@ class _Fitting:
         for line in lines:
             grid.add_row(*line[:count])
         yield grid
-        if count < len(self.columns):
-            names = ", ".join(plain(column.name) for column in self.columns[count:])
-            yield Text(f"a wider terminal, or --json, also shows: {names}", style="dim")
+        if hidden := [plain(column.name) for column in self.columns[count:]]:
+            columns = "1 column" if len(hidden) == 1 else f"{len(hidden)} columns"
+            text = f"{columns} hidden ({', '.join(hidden)}). Widen the terminal or use --json."
+            yield Text(text, style="dim")
 
 
 def _fit(widths: Sequence[int], room: int) -> tuple[int, int]:
-    """Return the space between columns and how many of them fit; the first always does."""
+    """Return the space between columns and how many fit; the first always does."""
     for count in range(len(widths), 1, -1):
         for gap in (2, 1):
             if sum(widths[:count]) + gap * (count - 1) <= room:
@@ -145,9 +190,9 @@ def _fit(widths: Sequence[int], room: int) -> tuple[int, int]:
 
 
 def _grown(widths: Sequence[int], heads: Sequence[int], gap: int, room: int) -> list[int]:
-    """Give what is left of the room to headings that would be broken into lines, the first first.
+    """Give spare room to headings that would be broken into lines, from left to right.
 
-    Rich would take what a heading wants from the last column, cells and all.
+    Rich would take the room from the last column, cells included.
     """
     left = room - sum(widths) - gap * (len(widths) - 1)
     grown = []
@@ -158,32 +203,36 @@ def _grown(widths: Sequence[int], heads: Sequence[int], gap: int, room: int) -> 
     return grown
 
 
-def _cell(cell: Cell, column: Column, options: ConsoleOptions) -> Text:
+def _text(cell: Cell, column: Column) -> str:
+    """Return a cell in readable units."""
     if cell is None:
-        return Text("-", style="dim")
+        return "-"
     if isinstance(cell, str):
-        return _name(cell)
+        return plain(cell)
     if column.kind in ("duration", "time"):
-        return Text(duration(int(cell)) if not options.ascii_only else _ascii(int(cell)))
+        return duration(int(cell))
     if column.kind == "share":
-        bare = options.ascii_only or options.max_width < _NARROW
-        bar = "" if bare else f" {_bar(float(cell))}"
-        return Text.assemble(f"{cell:6.1%}", (bar, "cyan"))
+        return f"{cell:.1%}"
     if column.kind == "ratio":
-        return Text(f"{cell:.2f}x")
+        return f"{cell:.2f}x"
     if column.unit == "bytes":
-        return Text(size(int(cell)))
-    return Text(f"{cell:,}" if isinstance(cell, int) else figure(cell))
+        return size(int(cell))
+    return f"{cell:,}" if isinstance(cell, int) else figure(cell)
 
 
-def _name(text: str) -> Text:
-    text = plain(text)
-    short = text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..."
-    return Text(short, style="dim" if text == "untraced" else "")
-
-
-def _ascii(ns: int) -> str:
-    return duration(ns).replace("µs", "us")
+def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int) -> Text:
+    """Return a cell with its style; a share has a bar if the terminal can show one."""
+    text = _text(cell, column)
+    if cell is None:
+        return Text(text, style="dim")
+    if isinstance(cell, str):
+        short = text if len(text) <= longest else f"{text[: longest - 3]}..."
+        return Text(short, style="dim" if text == "untraced" else "")
+    if column.kind == "share":
+        no_bar = options.ascii_only or options.max_width < _NARROW
+        bar = "" if no_bar else f" {_bar(float(cell))}"
+        return Text.assemble(f"{text:>6}", (bar, "cyan"))
+    return Text(text.replace("µs", "us") if options.ascii_only else text)
 
 
 def _bar(share: float) -> str:

@@ -1,4 +1,4 @@
-"""`rlprof analyse` and `rlprof doctor` with the real torch_npu, on the CANN double.
+"""`rlprof ascend parse` and `rlprof doctor` with the real torch_npu, on the CANN double.
 
 The double computes nothing: times in these traces are of the host, and no measurement.
 """

@@ -22,3 +22,9 @@ def rlprof(
         return int(ended.value.code or 0), out, err
 
     return run
+
+
+@pytest.fixture
+def hints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make standard error a terminal, on which commands suggest the next one."""
+    monkeypatch.setattr("lightning_rlprof.cli.console.on_terminal", lambda: True)

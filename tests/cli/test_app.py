@@ -1,7 +1,11 @@
+import csv
 import errno
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from lightning_rlprof.cli import app
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
+from tests.builders.runs import grpo_run
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -23,15 +28,39 @@ def _run(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_an_error_is_one_line_on_stderr_and_exit_status_1(tmp_path: Path) -> None:
+def test_an_error_has_a_hint_on_stderr_and_exit_code_2(tmp_path: Path) -> None:
     done = _run("summary", str(tmp_path / "nowhere"))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == f"rlprof: {tmp_path}/nowhere: no such file or directory\n"
+    assert done.stderr == (
+        f"rlprof: error: no such run or trace: '{tmp_path}/nowhere'\n"
+        "  hint: See rlprof help inputs.\n"
+    )
+
+
+def test_a_missing_run_lists_the_newest_ones(rlprof: Run, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        TraceWriter(tmp_path / name, make_header()).close()
+    err = rlprof("summary", tmp_path / "nope")[2]
+    assert err.endswith(f"hint: Newest runs there: {tmp_path}/b, {tmp_path}/a\n") or err.endswith(
+        f"hint: Newest runs there: {tmp_path}/a, {tmp_path}/b\n"
+    )
+
+
+def test_with_json_an_error_is_json(rlprof: Run, tmp_path: Path) -> None:
+    for words in (["--json"], ["--format", "json"], ["--format=json"]):
+        status, out, err = rlprof("summary", tmp_path / "nope", *words)
+        assert (status, out) == (2, "")
+        assert json.loads(err)["error"] == {
+            "code": "not_found",
+            "message": f"no such run or trace: '{tmp_path}/nope'",
+            "hint": "See rlprof help inputs.",
+        }
+    assert json.loads(rlprof("summary", "--json")[2])["error"]["code"] == "usage"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_name_that_the_encoding_of_the_terminal_lacks_is_spelled_out(
+def test_a_name_outside_the_encoding_of_the_terminal_is_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     stage = ["span", "\u751f\u6210", "stage", 1, 0, 5, 1, 1, None, None]
@@ -44,25 +73,93 @@ def test_a_name_that_the_encoding_of_the_terminal_lacks_is_spelled_out(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "error", "hint"),
     [
-        (["summary"], "Missing argument 'RUN'. (see rlprof summary --help)"),
-        (["summary", "x", "--bogus"], "No such option: --bogus (see rlprof summary --help)"),
-        (["--bogus"], "No such option: --bogus (see rlprof --help)"),
-        (["config", "bogus"], "No such command 'bogus'. (see rlprof config --help)"),
-        (["compare", "a", "b", "--fail-over", "x"], "--fail-over x: takes "),
+        (["summary"], "missing argument 'RUN'", "See rlprof summary --help"),
+        (["summary", "x", "--bogus"], "no such option: --bogus", "See rlprof summary --help"),
+        (["--bogus"], "no such option: --bogus", "See rlprof --help"),
+        (["config", "bogus"], "no such command 'bogus'", "See rlprof config --help"),
+        (["help", "exit-code"], "unknown topic 'exit-code'", "did you mean 'exit-codes'? Topics"),
+        (["compare", "a", "b", "--fail-if-slower", "x"], "--fail-if-slower x is not ", "For exa"),
     ],
 )
-def test_wrong_words_are_one_line(rlprof: Run, words: list[str], says: str) -> None:
+def test_usage_errors_have_a_hint(rlprof: Run, words: list[str], error: str, hint: str) -> None:
     status, out, err = rlprof(*words)
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith(f"rlprof: {says}")
+    assert (status, out, err.count("\n")) == (2, "", 2)
+    assert err.startswith(f"rlprof: error: {error}")
+    assert f"\n  hint: {hint}" in err
+
+
+PANELS = {
+    "Start": ["demo", "doctor", "help"],
+    "Inspect": ["summary", "show", "report", "sql"],
+    "Diagnose": ["findings", "ledger", "stragglers", "critical-path", "whatif", "compare"],
+    "Export": ["export", "upload", "ingest"],
+    "Record": ["nsys", "config", "ascend"],
+}
+
+
+def test_the_help_groups_the_verbs(rlprof: Run) -> None:
+    lines = rlprof("--help")[1].splitlines()
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("╭─ "):
+            panel = line.split()[1]
+        elif line.startswith("│ ") and line[2].isalpha():
+            found.setdefault(panel, []).append(line.split()[1])
+    assert found == PANELS
+
+
+@pytest.mark.parametrize("verb", [*chain(*PANELS.values()), "whatif check", "nsys run"])
+def test_the_help_of_a_verb_shows_no_python_types(rlprof: Run, verb: str) -> None:
+    status, out, _ = rlprof(*verb.split(), "--help")
+    assert status == 0
+    assert not re.search(r"<\w+>|OPTIONS\] \{", out)
+
+
+@pytest.mark.parametrize("topic", ["inputs", "exit-codes", "environment"])
+def test_help_explains_a_topic(rlprof: Run, topic: str) -> None:
+    assert topic in rlprof("help")[1]
+    status, out, _ = rlprof("help", topic)
+    assert (status, len(out.splitlines()) > 4) == (0, True)
+
+
+def test_formats_of_a_table(rlprof: Run, tmp_path: Path) -> None:
+    grpo_run(tmp_path, steps=3)
+    out = rlprof("show", tmp_path, "stages", "--format", "csv")[1]
+    rows = list(csv.reader(out.splitlines()))
+    assert rows[0][:2] == ["stage", "share"]
+    assert all(len(row) == len(rows[0]) for row in rows)
+    (table,) = json.loads(rlprof("show", tmp_path, "stages", "--json")[1])["tables"]
+    assert [[cell or None for cell in row] for row in rows[1:]] == [
+        [None if cell is None else str(cell) for cell in row] for row in table["rows"]
+    ]
+    out = rlprof("show", tmp_path, "stages", "--format", "markdown", "-n", 1)[1]
+    assert out.startswith("**stages**\n\n| stage | share |")
+    assert "| actor\\_generate |" in out
+
+
+def test_hints_go_to_a_terminal_only_and_can_be_switched_off(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grpo_run(tmp_path, steps=3)
+    assert rlprof("summary", tmp_path)[2] == ""
+    monkeypatch.setattr("lightning_rlprof.cli.console.on_terminal", lambda: True)
+    assert rlprof("summary", tmp_path)[2] == f"next: rlprof findings {tmp_path}\n"
+    for option in ("--no-hints", "--quiet", "--json"):
+        assert rlprof("summary", tmp_path, option)[2] == ""
+
+
+def test_quiet_prints_no_warnings(rlprof: Run, tmp_path: Path) -> None:
+    TraceWriter(tmp_path / "run", make_header()).write([["span", "a", "stage"]])
+    assert "warning: " in rlprof("ledger", tmp_path)[1]
+    assert "warning: " not in rlprof("ledger", tmp_path, "-q")[1]
 
 
 @pytest.mark.parametrize("words", [[], ["config"]])
-def test_no_words_are_a_question_for_help(rlprof: Run, words: list[str]) -> None:
+def test_without_words_help_is_printed(rlprof: Run, words: list[str]) -> None:
     _, out, err = rlprof(*words)
-    assert "Commands" in out + err
+    assert "Usage: rlprof" in out + err
     assert "rlprof: " not in out + err
 
 
@@ -88,7 +185,7 @@ def test_numpy_is_imported_only_by_a_command_that_needs_it() -> None:
     assert done.stdout == "False\n"
 
 
-def test_an_error_cannot_steer_the_terminal_nor_take_two_lines(
+def test_an_error_is_one_line_that_cannot_steer_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(prog_name: str) -> None:
@@ -97,17 +194,17 @@ def test_an_error_cannot_steer_the_terminal_nor_take_two_lines(
     monkeypatch.setattr(app, "app", fail)
     with pytest.raises(SystemExit) as ended:
         app.main()
-    assert ended.value.code == 1
-    assert capsys.readouterr() == ("", "rlprof: bad\\x1b[2J name and more\n")
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", "rlprof: error: bad\\x1b[2J name and more\n")
 
 
-def test_what_the_machine_refuses_is_one_line_and_no_traceback(
+def test_a_refusal_of_the_machine_is_an_error_without_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     TraceWriter(run := tmp_path / "run", make_header()).close()
     name = "x" * 300
     done = _run("report", str(run), "-o", name)
-    assert (done.returncode, done.stderr) == (1, f"rlprof: {name}: File name too long\n")
+    assert (done.returncode, done.stderr) == (2, f"rlprof: error: {name}: File name too long\n")
 
     def full(prog_name: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -115,10 +212,10 @@ def test_what_the_machine_refuses_is_one_line_and_no_traceback(
     monkeypatch.setattr(app, "app", full)
     with pytest.raises(SystemExit):
         app.main()
-    assert capsys.readouterr().err == "rlprof: standard output: No space left on device\n"
+    assert capsys.readouterr().err == "rlprof: error: standard output: No space left on device\n"
 
 
-def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_of_rlprof_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(prog_name: str) -> None:
         raise ZeroDivisionError
 

@@ -29,7 +29,7 @@ def test_a_table_says_what_became_of_each_window(rlprof: Run, tmp_path: Path) ->
     trace(output, HOST)
     database(output, "PYTORCH_API")
 
-    status, out, err = rlprof("analyse", run, "-j", 1)
+    status, out, err = rlprof("ascend", "parse", run, "-j", 1)
 
     assert (status, err) == (0, "")
     rows = [line.split() for line in out.splitlines() if line.startswith("rank-")]
@@ -39,29 +39,29 @@ def test_a_table_says_what_became_of_each_window(rlprof: Run, tmp_path: Path) ->
         ["rank-00002/step-000003-actor_update", "2", "up", "to", "date", "text", "and"],
     ]
     assert out.endswith(f"\n2 cached, 1 up to date\nNext: rlprof summary {run}\n")
-    assert "!" not in out
+    assert "warning" not in out
 
 
 def test_a_failure_is_told_in_full_and_is_exit_status_1(rlprof: Run, tmp_path: Path) -> None:
     good, bad = tell(window(tmp_path, 0), HOST), tell(window(tmp_path, 1), raises="x" * 100)
-    status, out, err = rlprof("analyse", good, bad)
+    status, out, err = rlprof("ascend", "parse", good, bad)
     said = "trace_view.json is missing; its process ended with status 1; torch_npu: "
     said += f"RuntimeError: {'x' * 100}"
     assert status == 1
-    assert f"! rank-00001/step-000003-actor_update: {said}\n1 cached, 1 failed\n" in out
+    assert f"warning: rank-00001/step-000003-actor_update: {said}\n1 cached, 1 failed\n" in out
     assert "Next:" not in out
     assert err == f"rlprof: 1 of 2 directories could not be analysed; {bad}: {said}\n"
 
 
 def test_what_a_tool_says_cannot_steer_the_terminal(rlprof: Run, tmp_path: Path) -> None:
-    _, out, err = rlprof("analyse", tell(window(tmp_path, 0), raises="\x1b[2Jgone"))
+    _, out, err = rlprof("ascend", "parse", tell(window(tmp_path, 0), raises="\x1b[2Jgone"))
     assert "\x1b" not in out + err
     assert "\\x1b[2Jgone" in out
 
 
 def test_as_json_it_is_the_outcomes(rlprof: Run, tmp_path: Path) -> None:
     directory = tell(window(tmp_path, 4), HOST)
-    status, out, err = rlprof("analyse", tmp_path, "--json")
+    status, out, err = rlprof("ascend", "parse", tmp_path, "--json")
     (outcome,) = json.loads(out)["outcomes"]
     assert (status, err) == (0, "")
     assert outcome.pop("seconds") > 0
@@ -85,23 +85,23 @@ def test_half_of_the_cores_work_at_least_one(
     monkeypatch.setattr(room, "parse_captures", lambda *a: given.append(a[1].jobs) or real(*a))
     for cores, words in ((1, []), (7, []), (7, ["-j", 5])):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: range(n))
-        rlprof("analyse", tmp_path, *words)
+        rlprof("ascend", "parse", tmp_path, *words)
     assert given == [1, 3, 5]
 
 
 def test_options_reach_the_analysis(rlprof: Run, tmp_path: Path) -> None:
     directory = tell(window(tmp_path, 0), HOST, tables=["PYTORCH_API"])
     both = ["--export", "text", "--export", "db"]
-    assert rlprof("analyse", tmp_path, *both)[0] == 0
+    assert rlprof("ascend", "parse", tmp_path, *both)[0] == 0
     called = directory / "called.json"
     assert json.loads(called.read_text())["options"] == [1, ["text", "db"]]
     called.unlink()
-    assert rlprof("analyse", tmp_path, *both)[0] == 0
+    assert rlprof("ascend", "parse", tmp_path, *both)[0] == 0
     assert not called.exists()
-    assert rlprof("analyse", tmp_path, "--force")[0] == 0
+    assert rlprof("ascend", "parse", tmp_path, "--reparse")[0] == 0
     assert json.loads(called.read_text())["options"] == [1, None]
     tell(directory, HOST, hangs=True)
-    _, out, _ = rlprof("analyse", tmp_path, "--force", "--timeout", 2)
+    _, out, _ = rlprof("ascend", "parse", tmp_path, "--reparse", "--timeout", 2)
     assert "stopped after 2 s (--timeout)" in out
 
 
@@ -111,20 +111,20 @@ def test_names_are_as_short_as_they_can_be(rlprof: Run, tmp_path: Path) -> None:
     deep = capture(tmp_path / "d" / ("l" * 50) / "y_ascend_pt", **HOST_ONLY)
     for each in (alone, *twins, deep):
         trace(each / OUTPUT, HOST)
-    _, out, _ = rlprof("analyse", tmp_path)
+    _, out, _ = rlprof("ascend", "parse", tmp_path)
     names = [line.split()[0] for line in out.splitlines() if " up to date " in line]
     assert names == [f"...{'l' * 37}", "t/a_ascend_pt", "t/b_ascend_pt", "w"]
 
 
 @pytest.mark.parametrize("words", [[], ["--export", "csv"], ["-j", "0"], ["--timeout", "0"]])
 def test_wrong_words_are_one_line(rlprof: Run, tmp_path: Path, words: list[str]) -> None:
-    status, out, err = rlprof("analyse", *([tmp_path] if words else []), *words)
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert err.endswith("(see rlprof analyse --help)\n")
+    status, out, err = rlprof("ascend", "parse", *([tmp_path] if words else []), *words)
+    assert (status, out, err.count("\n")) == (2, "", 2)
+    assert err.endswith("hint: See rlprof ascend parse --help\n")
 
 
 def test_a_directory_without_raw_data_says_what_makes_it(rlprof: Run, tmp_path: Path) -> None:
-    status, out, err = rlprof("analyse", tmp_path)
+    status, out, err = rlprof("ascend", "parse", tmp_path)
     assert (status, out) == (1, "")
     assert err == (
         f"rlprof: {tmp_path}: contains no *_ascend_pt directory; torch_npu.profiler writes "

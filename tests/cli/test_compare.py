@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,70 +39,75 @@ def test_compare_shows_both_runs_and_what_changed(rlprof: Run, tmp_path: Path) -
     status, out, _ = rlprof("compare", a, b)
     assert status == 0
     assert f"A: {a}\nB: {b}\n" in out
-    assert "0.50x faster" in " ".join(out.split())
+    assert re.search(r"actor_generate .* 0\.\d\dx 0\.\d\d–0\.\d\d faster", " ".join(out.split()))
     assert "comparability" not in out
-    assert out.endswith(f"Next: rlprof report {b}\n")
+    assert "99% CI" in out
 
 
-def test_a_run_beside_itself_is_said(rlprof: Run, tmp_path: Path) -> None:
+def test_a_run_compared_with_itself(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path / "runs" / "a", 8)
     status, out, _ = rlprof("compare", tmp_path / "runs" / "a", tmp_path / "runs")
     assert status == 0
-    assert "They are one run: nothing changed in it." in out
+    assert out.endswith("A and B are the same run, so nothing changed.\n")
 
 
-def test_json_holds_both_tables_and_the_score(rlprof: Run, pair: tuple[Path, Path]) -> None:
+def test_json_has_both_tables_and_the_score(rlprof: Run, pair: tuple[Path, Path]) -> None:
     a, b = pair
     data = json.loads(rlprof("compare", a, b, "--json")[1])
     runs = load(a), load(b)
     assert (data["a"]["run"], data["b"]["run"]) == (str(a), str(b))
     tables = compare(*runs), comparability(*runs)
     assert data["tables"] == [_plain(table.to_dict()) for table in tables]
-    assert data["comparability"] == math.prod(tables[1].column("score"))  # type: ignore[arg-type]
-    assert "fail_over" not in data
+    assert data["comparability_score"] == math.prod(tables[1].column("score"))  # type: ignore[arg-type]
+    assert "fail_if_slower" not in data
 
 
-def test_too_few_steps_abstain(rlprof: Run, tmp_path: Path) -> None:
-    grpo_run(tmp_path, 2)
-    status, out, _ = rlprof("compare", tmp_path, tmp_path)
+def test_too_few_steps_have_no_data(rlprof: Run, tmp_path: Path) -> None:
+    grpo_run(tmp_path / "a", 2)
+    grpo_run(tmp_path / "b", 2)
+    status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b")
     assert status == 0
-    assert "compare: not told, Run A has 2 complete steps; a comparison needs 3.\n" in out
+    assert "compare: no data. Run A has 2 complete steps; a comparison needs 3.\n" in out
 
 
 def test_a_regression_fails_in_ci_and_says_by_how_much(
     rlprof: Run, pair: tuple[Path, Path]
 ) -> None:
-    status, out, err = rlprof("compare", *pair, "--fail-over", "3%")
+    status, out, err = rlprof("compare", *pair, "--fail-if-slower", "3%")
     assert (status, err) == (1, "")
-    assert "fail-over: slower at equal work by more than 3 %: actor_update by 1" in out
-    data = json.loads(rlprof("compare", *pair, "--fail-over", "0.03", "--json")[1])["fail_over"]
-    assert (data["status"], data["slower"]) == (1, ["actor_update"])
+    assert re.match(
+        r"FAIL: actor_update \+\d+\.\d% \(99% CI \d+\.\d% to \d+\.\d%\); the limit", out
+    )
+    data = json.loads(rlprof("compare", *pair, "--fail-if-slower", "0.03", "--json")[1])[
+        "fail_if_slower"
+    ]
+    assert (data["result"], data["slower"]) == ("FAIL", ["actor_update"])
 
 
 def test_the_same_code_passes(rlprof: Run, pair: tuple[Path, Path]) -> None:
     for runs in ((pair[0], pair[0]), pair[::-1]):
-        status, out, _ = rlprof("compare", *runs, "--fail-over", "5%")
+        status, out, _ = rlprof("compare", *runs, "--fail-if-slower", "5%")
         assert status == 0
-        assert "fail-over: the step is not slower at equal work by more than 5 %" in out
-    assert rlprof("compare", *pair, "--fail-over", "25%")[0] == 0
+        assert out.startswith("PASS: step is at most 5% slower at equal work; no stage is ")
+    assert rlprof("compare", *pair, "--fail-if-slower", "25%")[0] == 0
     assert rlprof("compare", *pair)[0] == 0
 
 
 @pytest.mark.parametrize("steps", [2, 6])
-def test_what_cannot_be_excluded_is_status_two(rlprof: Run, tmp_path: Path, steps: int) -> None:
+def test_an_inconclusive_check_is_exit_code_3(rlprof: Run, tmp_path: Path, steps: int) -> None:
     grpo_run(tmp_path, steps)
-    status, out, _ = rlprof("compare", tmp_path, tmp_path, "--fail-over", "3%")
-    assert status == 2
-    assert "fail-over: inconclusive: " in out
+    status, out, _ = rlprof("compare", tmp_path, tmp_path, "--fail-if-slower", "3%")
+    assert status == 3
+    assert out.startswith("INCONCLUSIVE: ")
 
 
-def test_runs_that_hardly_compare_are_status_two_and_a_warning(rlprof: Run, tmp_path: Path) -> None:
+def test_runs_that_are_not_comparable_are_inconclusive(rlprof: Run, tmp_path: Path) -> None:
     write_rank(tmp_path / "a", header(device="NVIDIA H100"), grpo_rows(STEPS))
     write_rank(tmp_path / "b", header(device="Ascend 910B"), _renamed(grpo_rows(STEPS)))
-    status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-over", "3%")
-    assert status == 2
-    assert "! these runs are hardly comparable: 0." in out
-    assert "inconclusive: runs hardly compare" in out
+    status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-if-slower", "3%")
+    assert status == 3
+    assert "warning: comparability score 0." in out
+    assert out.startswith("INCONCLUSIVE: comparability score 0.")
     assert "Ascend 910B" in out
 
 
@@ -110,23 +116,23 @@ def _renamed(rows: list[Row]) -> list[Row]:
 
 
 @pytest.mark.parametrize("given", ["3x", "-1%", "nan", "100%", "3", "3%%", ""])
-def test_a_limit_that_is_none_is_refused_in_a_line(rlprof: Run, tmp_path: Path, given: str) -> None:
-    status, _, err = rlprof("compare", tmp_path, tmp_path, f"--fail-over={given}")
-    assert status == 1
-    words = f"rlprof: --fail-over {given}: takes 0% to below 100%, for instance 3% or 0.03"
-    assert err.split() == words.split()
+def test_a_wrong_limit_is_refused(rlprof: Run, tmp_path: Path, given: str) -> None:
+    status, _, err = rlprof("compare", tmp_path, tmp_path, f"--fail-if-slower={given}")
+    assert status == 2
+    words = f"rlprof: error: --fail-if-slower {given} is not between 0% and 100%"
+    assert err.split() == f"{words} hint: For example 3% or 0.03".split()
 
 
 def test_markdown_is_a_table_and_nothing_else(rlprof: Run, pair: tuple[Path, Path]) -> None:
-    status, out, _ = rlprof("compare", *pair, "--markdown", "--fail-over", "3%")
+    status, out, _ = rlprof("compare", *pair, "--format", "markdown", "--fail-if-slower", "3%")
     lines = out.splitlines()
     assert status == 1
-    assert lines[0] == "| stage | A | B | raw B/A | work B/A | adjusted | 99% CI | verdict |"
-    assert lines[2].startswith("| actor\\_update | ")
-    assert lines[2].endswith(" | slower |")
-    assert len({line.replace("\\|", "").count("|") for line in lines[:8]}) == 1
-    assert lines[8:10] == ["", "Comparability 1.00 of 1."]
-    assert lines[-1].startswith("**fail-over**: slower at equal work by more than 3 %")
+    assert lines[0].startswith("FAIL: actor\\_update +")
+    assert lines[1:3] == ["", "**compare**"]
+    assert lines[4] == "| stage | A | B | work B/A | adjusted | 99% CI | verdict |"
+    assert lines[6].startswith("| actor\\_update | ")
+    assert lines[6].endswith(" | slower |")
+    assert len({line.replace("\\|", "").count("|") for line in lines[4:12]}) == 1
 
 
 def test_hostile_names_stay_in_their_cell(rlprof: Run, tmp_path: Path) -> None:
@@ -134,22 +140,37 @@ def test_hostile_names_stay_in_their_cell(rlprof: Run, tmp_path: Path) -> None:
     rows = grpo_rows(STEPS)
     rows = [row._replace(name=name) if row.name == "compute_reward" else row for row in rows]
     write_rank(tmp_path, header(), rows)
-    out = rlprof("compare", tmp_path, tmp_path, "--markdown")[1]
+    out = rlprof("compare", tmp_path, tmp_path, "--format", "markdown")[1]
     line = next(line for line in out.splitlines() if "img" in line)
-    assert line.replace("\\|", "").count("|") == 9
+    assert line.replace("\\|", "").count("|") == 8
     assert not {"<", "\x1b"} & set(out)
 
 
-def test_markdown_of_too_few_steps_says_why(rlprof: Run, tmp_path: Path) -> None:
+def test_markdown_without_data_says_why(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path, 2)
-    out = rlprof("compare", tmp_path, tmp_path, "--markdown")[1]
-    assert out.startswith("Not told: Run A has 2 complete steps; a comparison needs 3..\n")
+    out = rlprof("compare", tmp_path, tmp_path, "--format", "markdown")[1]
+    assert out.startswith(
+        "**compare**: no data. Run A has 2 complete steps; a comparison needs 3.\n"
+    )
 
 
-def test_two_forms_of_output_are_refused(rlprof: Run, tmp_path: Path) -> None:
-    status, out, err = rlprof("compare", tmp_path, tmp_path, "--json", "--markdown")
-    assert (status, out) == (1, "")
-    assert "leave one out" in err
+def test_csv_is_the_whole_table(rlprof: Run, pair: tuple[Path, Path]) -> None:
+    lines = rlprof("compare", *pair, "--format", "csv")[1].splitlines()
+    assert (
+        lines[0] == "stage,A,B,adjusted,verdict,raw B/A,work B/A,CI low,CI high,delta,adjusted by"
+    )
+    assert lines[1].startswith("actor_update,")
+
+
+def test_a_similar_change_of_all_stages_is_said(rlprof: Run, tmp_path: Path) -> None:
+    write_rank(tmp_path / "a", header(), grpo_rows(STEPS, 1))
+    names = {row.name for row in grpo_rows(1, 1) if row.kind == "stage"}
+    slow = dict.fromkeys(names, 1.4)
+    write_rank(tmp_path / "b", header(), grpo_rows(STEPS, 2, slow=slow))
+    said = "all stages changed by a similar factor"
+    assert said in rlprof("compare", tmp_path / "a", tmp_path / "b")[1]
+    write_rank(tmp_path / "c", header(), grpo_rows(STEPS, 2, slow={"actor_update": 1.4}))
+    assert said not in rlprof("compare", tmp_path / "a", tmp_path / "c")[1]
 
 
 def test_an_untraced_change_alone_fails_nothing(rlprof: Run, tmp_path: Path) -> None:
@@ -163,9 +184,9 @@ def test_an_untraced_change_alone_fails_nothing(rlprof: Run, tmp_path: Path) -> 
             rows.append(Row("step", "step", step, at, at + stage + gap))
             at += stage + gap
         write_rank(tmp_path / name, header(), rows)
-    status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-over", "3%")
+    status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-if-slower", "3%")
     assert status == 0
-    assert "2.00x slower" in " ".join(out.split())
+    assert re.search(r"untraced .* 2\.00x \S+ slower", " ".join(out.split()))
 
 
 @pytest.fixture
@@ -186,44 +207,40 @@ def traces(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_two_traces_are_compared_by_kernel_and_by_operator(
-    rlprof: Run, traces: tuple[Path, Path]
+    rlprof: Run, traces: tuple[Path, Path], hints: None
 ) -> None:
     a, b = traces
-    status, out, _ = rlprof("compare", a, b, "--by", "kernels")
+    status, out, _ = rlprof("compare", a, b, "--level", "kernels")
     assert status == 0
     assert out.startswith(f"A: {a}\nB: {b}\n")
     assert "gemm 10 ns 15 ns 5 ns 0 ns 5 ns 1.50x 1 1" in " ".join(out.split())
-    assert out.endswith(f"Next: rlprof show {b} kernels\n")
-    assert rlprof("compare", a, b)[1].endswith(f"Next: rlprof compare {a} {b} --by operators\n")
+    assert rlprof("compare", a, b)[2] == f"next: rlprof compare {a} {b} --level operators\n"
     for by in ("kernels", "operators"):
-        options = ("--by", by, "--stage", "update_actor", "--json")
+        options = ("--level", by, "--stage", "update_actor", "--json")
         data = json.loads(rlprof("compare", a, b, *options)[1])
         runs = load(a), load(b)
         assert (data["a"]["run"], data["b"]["run"]) == (str(a), str(b))
         table = trace_diff(*runs, by=by, stage="update_actor")  # type: ignore[arg-type]
         assert data["tables"] == [_plain(table.to_dict())]
-    rows = json.loads(rlprof("compare", a, b, "--by", "kernels", "--rows", 1, "--json")[1])
+    rows = json.loads(rlprof("compare", a, b, "--level", "kernels", "--limit", 1, "--json")[1])
     assert [row[0] for row in rows["tables"][0]["rows"]] == ["copy", "others", "total"]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--by", "modules"), "unknown by='modules'. Use operators or kernels."),
+        (("--level", "modules"), "invalid value for '--level'"),
         (
-            ("--by", "kernels", "--stage", "critic"),
+            ("--level", "kernels", "--stage", "critic"),
             "no launches in stage 'critic'. Stages in these traces: ",
         ),
-        (("--by", "kernels", "--markdown"), "--by: takes neither --markdown nor --fail-over"),
-        (("--by", "kernels", "--fail-over", "3%"), "--by: takes neither"),
-        (("--stage", "actor_update"), "--stage, --rows: take --by operators or --by kernels"),
-        (("--rows", "3"), "--stage, --rows: take --by"),
+        (("--level", "kernels", "--fail-if-slower", "3%"), "--fail-if-slower applies to --level"),
+        (("--stage", "actor_update"), "--stage applies to --level operators and --level kernels"),
     ],
 )
-def test_what_cannot_be_compared_by_is_one_line(
+def test_what_cannot_be_compared_is_an_error(
     rlprof: Run, traces: tuple[Path, Path], options: tuple[str, ...], said: str
 ) -> None:
     status, out, err = rlprof("compare", *traces, *options)
-    assert (status, out) == (1, "")
-    assert err.startswith(f"rlprof: {said}")
-    assert err.count("\n") == 1
+    assert (status, out) == (2, "")
+    assert err.startswith(f"rlprof: error: {said}")

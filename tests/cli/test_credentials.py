@@ -45,9 +45,9 @@ def test_no_command_shows_credentials(rlprof: Run, words: tuple[str, ...]) -> No
         assert "SIGSECRET" not in said
 
 
-@pytest.mark.parametrize("command", ["ingest", "analyse", "ship", "config check"])
+@pytest.mark.parametrize("command", ["ingest", "ascend parse", "upload", "config check"])
 def test_a_command_that_needs_a_local_path_refuses_a_url(rlprof: Run, command: str) -> None:
-    more = ["--to", "s3://bucket/runs"] if command == "ship" else []
+    more = ["s3://bucket/runs"] if command == "upload" else []
     status, out, err = rlprof(*command.split(), "ftp://127.0.0.1:1/runs/x?sig=SIGSECRET", *more)
     assert (status, out) == (1, "")
     text = "ftp://127.0.0.1:1/runs/x?*** is a URL, but a local path is required; download it first"

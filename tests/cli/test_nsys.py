@@ -25,7 +25,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNsys:
 def test_it_prints_the_command_runs_it_and_says_what_appeared_and_what_to_type(
     rlprof: Run, fake: FakeNsys
 ) -> None:
-    status, out, err = rlprof("nsys", "-o", "my run", *TRAIN)
+    status, out, err = rlprof("nsys", "run", "-o", "my run", *TRAIN)
 
     line, warning, wrote, following = out.splitlines()
     assert (status, err) == (0, "")
@@ -45,7 +45,7 @@ def test_it_prints_the_command_runs_it_and_says_what_appeared_and_what_to_type(
 def test_the_status_of_the_training_is_passed_through(
     rlprof: Run, fake: FakeNsys, code: str, status: int
 ) -> None:
-    done, out, _ = rlprof("nsys", "-o", "x", "--", sys.executable, "-c", code)
+    done, out, _ = rlprof("nsys", "run", "-o", "x", "--", sys.executable, "-c", code)
     assert done == status
     assert "Wrote x.1.nsys-rep\n" in out
 
@@ -57,7 +57,7 @@ def test_reports_go_under_the_save_path_with_a_name_of_their_own(
     fake.tell(ranges=2)
     names = set()
     for _ in range(2):
-        _, out, _ = rlprof("nsys", "--config", config, *TRAIN)
+        _, out, _ = rlprof("nsys", "run", "--config", config, *TRAIN)
         names |= {line[6:] for line in out.splitlines() if line.startswith("Wrote ")}
     assert len(names) == 4
     assert {str(path) for path in Path("runs/%h/%p").iterdir()} == names
@@ -66,7 +66,7 @@ def test_reports_go_under_the_save_path_with_a_name_of_their_own(
 
 def test_the_configuration_says_which_captures(rlprof: Run, fake: FakeNsys) -> None:
     fake.tell(ranges=9)
-    _, out, _ = rlprof("nsys", "-o", "x", "--config", file("steps: [2, 5, 9]"), *TRAIN)
+    _, out, _ = rlprof("nsys", "run", "-o", "x", "--config", file("steps: [2, 5, 9]"), *TRAIN)
     assert options(fake)["capture-range-end"] == "repeat:3"
     assert [line for line in out.splitlines() if line.startswith("Wrote")] == [
         f"Wrote x.{number}.nsys-rep" for number in (1, 2, 3)
@@ -77,7 +77,7 @@ def test_the_configuration_says_which_captures(rlprof: Run, fake: FakeNsys) -> N
 def test_captures_that_are_off_are_said_and_the_whole_run_is_recorded(
     rlprof: Run, fake: FakeNsys
 ) -> None:
-    _, out, _ = rlprof("nsys", "-o", "x", "--config", file("steps: []"), *TRAIN)
+    _, out, _ = rlprof("nsys", "run", "-o", "x", "--config", file("steps: []"), *TRAIN)
     said = "note: captures are off (steps is an empty list): nsys records the whole run\n"
     assert said in out
     assert "capture-range" not in options(fake)
@@ -88,14 +88,14 @@ def test_captures_that_are_off_are_said_and_the_whole_run_is_recorded(
 
 
 def test_the_training_is_told_to_open_captures_for_nsys(rlprof: Run, fake: FakeNsys) -> None:
-    rlprof("nsys", "-o", "x", *TRAIN)
+    rlprof("nsys", "run", "-o", "x", *TRAIN)
     given = {k: v for k, v in fake.call()["env"].items() if k.startswith("RLPROF")}
     assert given == {"RLPROF__TOOLS": '["nsight"]'}
 
 
 def test_with_a_file_every_lightning_training_records_itself(rlprof: Run, fake: FakeNsys) -> None:
     config = file("{steps: [1], tools: [nsight, memory]}")
-    _, out, _ = rlprof("nsys", "-o", "x", "--config", config, *TRAIN)
+    _, out, _ = rlprof("nsys", "run", "-o", "x", "--config", config, *TRAIN)
     given = {k: v for k, v in fake.call()["env"].items() if k.startswith("RLPROF")}
     assert given == {"RLPROF": "1", "RLPROF_CONFIG": "rl.yaml"}
     assert out.startswith("RLPROF=1 RLPROF_CONFIG=rl.yaml nsys profile ")
@@ -105,10 +105,10 @@ def test_the_file_of_rlprof_1_is_read_without_being_named(
     rlprof: Run, fake: FakeNsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLPROF_CONFIG", file("steps: [2, 5]"))
-    rlprof("nsys", "--dry-run", *TRAIN)
-    assert "repeat:2" not in rlprof("nsys", "--dry-run", *TRAIN)[1]
+    rlprof("nsys", "run", "--dry-run", *TRAIN)
+    assert "repeat:2" not in rlprof("nsys", "run", "--dry-run", *TRAIN)[1]
     monkeypatch.setenv("RLPROF", "1")
-    assert "repeat:2" in rlprof("nsys", "--dry-run", *TRAIN)[1]
+    assert "repeat:2" in rlprof("nsys", "run", "--dry-run", *TRAIN)[1]
 
 
 # ---- names of reports
@@ -117,18 +117,18 @@ def test_the_file_of_rlprof_1_is_read_without_being_named(
 def test_an_existing_report_is_refused_before_the_training(rlprof: Run, fake: FakeNsys) -> None:
     Path("x.2.nsys-rep").write_text("mine")
     for name in ("x", "x.nsys-rep"):
-        assert rlprof("nsys", "-o", name, *TRAIN) == (
+        assert rlprof("nsys", "run", "-o", name, *TRAIN) == (
             1,
             "",
             "rlprof: x.2.nsys-rep: exists already; --force replaces it, -o gives another name\n",
         )
     assert fake.calls == []
-    assert rlprof("nsys", "-o", "x-%p", *TRAIN)[0] == 0
+    assert rlprof("nsys", "run", "-o", "x-%p", *TRAIN)[0] == 0
 
 
 def test_force_replaces_a_report(rlprof: Run, fake: FakeNsys) -> None:
     Path("x.1.nsys-rep").write_text("mine")
-    _, out, _ = rlprof("nsys", "-o", "x", "--force", *TRAIN)
+    _, out, _ = rlprof("nsys", "run", "-o", "x", "--force", *TRAIN)
     assert options(fake)["force-overwrite"] == "true"
     assert "Wrote x.1.nsys-rep\n" in out
     assert Path("x.1.nsys-rep").read_text() != "mine"
@@ -146,7 +146,7 @@ def test_a_place_where_nsys_cannot_write_is_refused(
     rlprof: Run, fake: FakeNsys, name: str, said: str
 ) -> None:
     Path("sub").mkdir()
-    assert rlprof("nsys", "-o", name, *TRAIN) == (1, "", f"rlprof: {said}\n")
+    assert rlprof("nsys", "run", "-o", name, *TRAIN) == (1, "", f"rlprof: error: {said}\n")
 
 
 # ---- when something is wrong
@@ -154,7 +154,7 @@ def test_a_place_where_nsys_cannot_write_is_refused(
 
 def test_an_empty_report_is_said_and_not_offered(rlprof: Run, fake: FakeNsys) -> None:
     fake.tell(report="empty")
-    status, out, _ = rlprof("nsys", "-o", "x", *TRAIN)
+    status, out, _ = rlprof("nsys", "run", "-o", "x", *TRAIN)
     assert status == 0
     assert out.endswith("! x.1.nsys-rep is empty: nsys was stopped while it wrote\n")
 
@@ -165,7 +165,7 @@ def test_that_no_report_appeared_is_said_with_the_usual_reasons(
 ) -> None:
     fake.tell(report="none")
     Path("x.sqlite").touch()
-    status, out, _ = rlprof("nsys", "-o", "x", "--capture-range", opens, *TRAIN)
+    status, out, _ = rlprof("nsys", "run", "-o", "x", "--capture-range", opens, *TRAIN)
     assert status == 0
     said = out.splitlines()[-1]
     assert said.startswith("! no report appeared: did the training reach a wanted step, and does ")
@@ -174,7 +174,7 @@ def test_that_no_report_appeared_is_said_with_the_usual_reasons(
 
 def test_a_nsys_that_fails_says_so_itself(rlprof: Run, fake: FakeNsys) -> None:
     fake.tell(fail=3)
-    status, out, _ = rlprof("nsys", "-o", "x", *TRAIN)
+    status, out, _ = rlprof("nsys", "run", "-o", "x", *TRAIN)
     assert status == 3
     said = "! no report appeared, and nsys or the training ended with status 3: did the training "
     assert out.splitlines()[-1].startswith(said)
@@ -183,13 +183,13 @@ def test_a_nsys_that_fails_says_so_itself(rlprof: Run, fake: FakeNsys) -> None:
 def test_what_nsys_could_not_convert_is_said(rlprof: Run, fake: FakeNsys) -> None:
     code = "open('x.qdstrm', 'w').write('raw')"
     fake.tell(report="none")
-    _, out, _ = rlprof("nsys", "-o", "x", "--", sys.executable, "-c", code)
+    _, out, _ = rlprof("nsys", "run", "-o", "x", "--", sys.executable, "-c", code)
     assert out.endswith("! x.qdstrm: nsys could not convert it; its own words are above\n")
 
 
 def test_a_report_that_was_there_before_is_not_new(rlprof: Run, fake: FakeNsys) -> None:
     Path("x-1.nsys-rep").write_text("old")
-    status, out, _ = rlprof("nsys", "-o", "x-%p", *TRAIN)
+    status, out, _ = rlprof("nsys", "run", "-o", "x-%p", *TRAIN)
     assert (status, "Wrote x-" in out, "x-1.nsys-rep" in out) == (0, True, False)
 
 
@@ -197,19 +197,19 @@ def test_a_report_that_was_there_before_is_not_new(rlprof: Run, fake: FakeNsys) 
 
 
 def test_help_explains_running_and_scrubbing_with_an_example_each(rlprof: Run) -> None:
-    status, shown, _ = rlprof("nsys", "--help")
+    status, shown, _ = rlprof("nsys", "run", "--help")
     out = " ".join(shown.split())
     assert status == 0
-    assert "rlprof nsys --config rlprof.yaml -- python train.py" in out
+    assert "rlprof nsys run --config rlprof.yaml -- python train.py" in out
     assert "rlprof nsys scrub report.sqlite" in out
     assert "--capture-range" in out
     assert "nsys export --type sqlite" in rlprof("nsys", "scrub", "--help")[1]
 
 
 def test_after_two_dashes_every_word_is_the_trainings(rlprof: Run, fake: FakeNsys) -> None:
-    out = rlprof("nsys", "--dry-run", "--", "scrub", "--force", "-o", "y")[1]
+    out = rlprof("nsys", "run", "--dry-run", "--", "scrub", "--force", "-o", "y")[1]
     assert shlex.split(out.splitlines()[0])[-4:] == ["scrub", "--force", "-o", "y"]
-    out = rlprof("nsys", "--dry-run", "python", "train.py", "--force")[1]
+    out = rlprof("nsys", "run", "--dry-run", "python", "train.py", "--force")[1]
     assert shlex.split(out.splitlines()[0])[-3:] == ["python", "train.py", "--force"]
     assert "--force-overwrite" not in out
     assert json.loads(json.dumps(fake.calls)) == fake.calls
@@ -251,8 +251,8 @@ def test_the_status_stays_where_the_reports_are_gone_or_are_no_files(
     fake.tell(report="none")
     Path("runs").mkdir()
     removes = "import os; os.rmdir('runs'); raise SystemExit(7)"
-    status, out, _ = rlprof("nsys", "-o", "runs/x", "--", sys.executable, "-c", removes)
+    status, out, _ = rlprof("nsys", "run", "-o", "runs/x", "--", sys.executable, "-c", removes)
     assert (status, "no report appeared" in out) == (7, True)
     links = "import os; os.symlink('no', 'y.nsys-rep'); os.mkdir('y.1.nsys-rep')"
-    status, out, _ = rlprof("nsys", "-o", "y", "--", sys.executable, "-c", links)
+    status, out, _ = rlprof("nsys", "run", "-o", "y", "--", sys.executable, "-c", links)
     assert (status, "no report appeared" in out, "Wrote" in out) == (0, True, False)

@@ -42,16 +42,16 @@ def test_what_opens_captures_follows_from_whether_there_is_a_gpu(
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     (fake.bin / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
-    assert f"--capture-range={opens} " in rlprof("nsys", "--dry-run", *TRAIN)[1]
+    assert f"--capture-range={opens} " in rlprof("nsys", "run", "--dry-run", *TRAIN)[1]
     other = "nvtx" if opens == "cudaProfilerApi" else "cudaProfilerApi"
-    out = rlprof("nsys", "--dry-run", "--capture-range", other, *TRAIN)[1]
+    out = rlprof("nsys", "run", "--dry-run", "--capture-range", other, *TRAIN)[1]
     assert f"--capture-range={other} " in out
 
 
 def test_without_a_file_only_the_code_may_know_how_many_captures_there_are(
     rlprof: Run, fake: FakeNsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("nsys", "--dry-run")
+    words = ("nsys", "run", "--dry-run")
     assert "--capture-range-end=repeat " in rlprof(*words, *TRAIN)[1]
     given = ("--option", "capture-range-end=stop")
     assert "--capture-range-end=stop " in rlprof(*words, *given, *TRAIN)[1]
@@ -64,7 +64,7 @@ def test_without_a_file_only_the_code_may_know_how_many_captures_there_are(
 def test_options_of_nsys_are_laid_over_the_configurations(rlprof: Run, fake: FakeNsys) -> None:
     config = file("nsight: {worker: {trace: 'nvtx,osrt', stats: 'false'}}")
     words = ("--option", "trace=nvtx", "--option", "sample=process-tree")
-    assert rlprof("nsys", "-o", "x", "--config", config, *words, *TRAIN)[0] == 0
+    assert rlprof("nsys", "run", "-o", "x", "--config", config, *words, *TRAIN)[0] == 0
     given = options(fake)
     assert (given["trace"], given["stats"], given["sample"]) == ("nvtx", "false", "process-tree")
     assert "cpuctxsw" not in given
@@ -88,13 +88,13 @@ def test_options_of_nsys_are_laid_over_the_configurations(rlprof: Run, fake: Fak
 def test_a_wrong_option_is_one_line_and_nothing_runs(
     rlprof: Run, fake: FakeNsys, option: str, said: str
 ) -> None:
-    assert rlprof("nsys", "--option", option, *TRAIN) == (1, "", f"rlprof: {said}\n")
+    assert rlprof("nsys", "run", "--option", option, *TRAIN) == (1, "", f"rlprof: error: {said}\n")
     assert [call for call in fake.calls if call["argv"][0] == "profile"] == []
 
 
 def test_what_an_old_nsys_does_not_know_is_left_out_and_said(rlprof: Run, fake: FakeNsys) -> None:
     fake.tell(version="2022.4.2.1-df9881f")
-    _, out, _ = rlprof("nsys", "-o", "x", "--option", "python-sampling=true", *TRAIN)
+    _, out, _ = rlprof("nsys", "run", "-o", "x", "--option", "python-sampling=true", *TRAIN)
     assert "note: left out --python-sampling: nsys 2022.4 does not know it\n" in out
     assert "Wrote x.1.nsys-rep\n" in out
 
@@ -104,12 +104,12 @@ def test_a_dry_run_only_prints_and_needs_no_nsys(
 ) -> None:
     (fake.bin / "nsys").unlink()
     monkeypatch.setenv("PATH", str(fake.bin))
-    status, out, _ = rlprof("nsys", "--dry-run", "--", "python", "train.py")
+    status, out, _ = rlprof("nsys", "run", "--dry-run", "--", "python", "train.py")
     assert status == 0
     assert shlex.split(out.splitlines()[0])[-2:] == ["python", "train.py"]
     assert list(Path().iterdir()) == []
 
-    status, out, err = rlprof("nsys", "--", "python", "train.py")
+    status, out, err = rlprof("nsys", "run", "--", "python", "train.py")
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("rlprof: nsys is not on PATH: install Nsight Systems (https://developer.")
 
@@ -125,12 +125,12 @@ def test_a_dry_run_only_prints_and_needs_no_nsys(
 def test_what_is_set_here_is_refused_however_it_is_spelt(
     rlprof: Run, fake: FakeNsys, word: str, instead: str
 ) -> None:
-    code, _, err = rlprof("nsys", "--dry-run", "--option", word, *TRAIN)
+    code, _, err = rlprof("nsys", "run", "--dry-run", "--option", word, *TRAIN)
     assert (code, f"give {instead} instead" in " ".join(err.split())) == (1, True)
 
 
 def test_a_command_that_begins_with_a_dash_is_refused(rlprof: Run, fake: FakeNsys) -> None:
-    code, _, err = rlprof("nsys", "--dry-run", "--", "--trace=cuda", "python")
+    code, _, err = rlprof("nsys", "run", "--dry-run", "--", "--trace=cuda", "python")
     assert (code, "--trace=cuda: is no program" in err, fake.calls) == (1, True, [])
 
 
@@ -138,9 +138,9 @@ def test_programs_may_print_what_is_no_text(rlprof: Run, fake: FakeNsys) -> None
     for name in ("nsys", "nvidia-smi"):
         (fake.bin / name).write_bytes(b"#!/bin/sh\nprintf '\\377GPU 0, version 2024.5'\n")
         (fake.bin / name).chmod(0o755)
-    assert "--capture-range=cudaProfilerApi " in rlprof("nsys", "--dry-run", *TRAIN)[1]
+    assert "--capture-range=cudaProfilerApi " in rlprof("nsys", "run", "--dry-run", *TRAIN)[1]
 
 
 def test_a_name_that_is_too_long_is_refused(rlprof: Run, fake: FakeNsys) -> None:
-    code, _, err = rlprof("nsys", "-o", "a" * 300, *TRAIN)
+    code, _, err = rlprof("nsys", "run", "-o", "a" * 300, *TRAIN)
     assert (code, "cannot be written" in " ".join(err.split())) == (1, True)

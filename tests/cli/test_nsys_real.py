@@ -54,7 +54,7 @@ def recorded(steps: str) -> str:
     """Record a training that ends with status 7, and return what was printed."""
     Path("rl.yaml").write_text(f"{{steps: {steps}, integrated: {{profile_save_path: runs}}}}")
     words = ("-o", "x-%p", "--config", "rl.yaml", "--", sys.executable, "-c", TRAIN)
-    done = rlprof("nsys", *words)
+    done = rlprof("nsys", "run", *words)
     assert done.returncode == 7, done.stdout + done.stderr
     return done.stdout
 

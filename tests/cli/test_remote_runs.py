@@ -25,13 +25,12 @@ def test_a_summary_reads_a_url_and_says_what_it_copied(rlprof: Run, url: str) ->
     assert (status, err) == (0, "")
     assert out.startswith(f"{url}: 2 ranks on cpu, 3 steps")
     assert f"note: {url}: 2 files, " in out
-    assert f"Next: rlprof report {url}" in out
     assert json.loads(rlprof("summary", url, "--json")[1])["run"] == url
 
 
 def test_what_is_written_of_a_remote_run_lies_here(rlprof: Run, url: str) -> None:
     assert rlprof("report", url)[0] == 0
-    assert rlprof("trace", url)[0] == 0
+    assert rlprof("export", url)[0] == 0
     assert sorted(path.name for path in Path().iterdir()) == [
         "run-report.html",
         "run-trace.json.gz",
@@ -46,7 +45,7 @@ def test_sql_asks_a_remote_run_and_leaves_no_cache(rlprof: Run, url: str) -> Non
 
 
 def test_other_commands_take_urls_too(rlprof: Run, url: str) -> None:
-    for words in (("ledger", url), ("memory", url), ("compare", url, url)):
+    for words in (("ledger", url), ("show", url, "memory"), ("compare", url, url)):
         assert rlprof(*words)[::2] == (0, ""), words
 
 
@@ -54,7 +53,7 @@ def test_an_error_is_one_line_without_credentials(rlprof: Run) -> None:
     status, out, err = rlprof(
         "summary", "http://someone:hunter2hunter2@127.0.0.1:1/x.json?sig=hunter2"
     )
-    assert (status, out) == (1, "")
-    assert err.startswith("rlprof: http://127.0.0.1:1/x.json?***: cannot be read (")
+    assert (status, out) == (2, "")
+    assert err.startswith("rlprof: error: http://127.0.0.1:1/x.json?***: cannot be read (")
     assert err.count("\n") == 1
     assert "hunter2" not in err

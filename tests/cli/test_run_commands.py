@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
@@ -13,21 +14,23 @@ from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
+HINT = "  hint: Replace it with --force. Choose another file with -o.\n"
 
 
-def test_summary_shows_stages_headline_and_the_next_command(rlprof: Run, tmp_path: Path) -> None:
+def test_summary_shows_stages_headline_and_the_next_command(
+    rlprof: Run, tmp_path: Path, hints: None
+) -> None:
     grpo_run(tmp_path / "my run", steps=5, ranks=2)
 
     status, out, err = rlprof("summary", tmp_path / "my run")
 
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, f"next: rlprof findings '{tmp_path}/my run'\n")
     assert "my run: 2 ranks on cpu, 5 steps" in out
     assert "actor_generate" in out
     assert "actor_generate takes 64% of the step. Check the rollout first" in out
     for table in ("stages", "regions", "gaps", "slowest_ranks"):
         assert f"\n{table}\n" in out
     assert "background" not in out
-    assert out.endswith(f"\nNext: rlprof report '{tmp_path}/my run'\n")
     assert "\x1b" not in out
 
 
@@ -41,8 +44,8 @@ def test_summary_of_one_rank_shows_no_comparison_of_ranks(rlprof: Run, tmp_path:
 def test_summary_by_rank_adds_a_table_to_both_outputs(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path, ranks=2)
     assert "\nstages by rank\n" not in rlprof("summary", tmp_path)[1]
-    assert "\nstages by rank\n" in rlprof("summary", tmp_path, "--per-rank")[1]
-    data = json.loads(rlprof("summary", tmp_path, "--per-rank", "--json")[1])
+    assert "\nstages by rank\n" in rlprof("summary", tmp_path, "--by", "rank")[1]
+    data = json.loads(rlprof("summary", tmp_path, "--by", "rank", "--json")[1])
     assert data["tables"][-1]["name"] == "stages by rank"
 
 
@@ -72,8 +75,10 @@ def test_summary_says_what_is_missing_and_what_the_run_noted(rlprof: Run, tmp_pa
 
     out = rlprof("summary", tmp_path)[1]
 
-    assert "! of 3 ranks, these have no trace: 1-2\n" in out
-    assert "! rank 0: its file is truncated: the rank was killed or is still running\n" in out
+    assert "warning: of 3 ranks, these have no trace: 1-2\n" in out
+    assert (
+        "warning: rank 0: its file is truncated: the rank was killed or is still running\n" in out
+    )
     assert f"note: {tmp_path} contains 2 runs; this is the newest, a\n" in out
     assert "note: disk was full\\x1b[2J\n" in out
     assert "\x1b" not in out
@@ -83,7 +88,7 @@ def test_many_problems_are_counted(rlprof: Run, tmp_path: Path) -> None:
     for rank in range(12):
         write_rank(tmp_path, header(rank, 12), [], status=None)
     out = rlprof("summary", tmp_path)[1]
-    assert "! and 4 more: rlprof summary --json shows them all\n" in out
+    assert f"warning: 4 more warnings. See: rlprof summary {tmp_path} --json\n" in out
     assert len(json.loads(rlprof("summary", tmp_path, "--json")[1])["warnings"]) == 12
 
 
@@ -93,7 +98,7 @@ def test_many_notes_are_counted(rlprof: Run, tmp_path: Path) -> None:
     lines = rlprof("summary", tmp_path)[1].splitlines()
     assert [line for line in lines if line.startswith("note:")][-2:] == [
         "note: remark 7",
-        "note: and 4 more: rlprof summary --json shows them all",
+        f"note: 4 more notes. See: rlprof summary {tmp_path} --json",
     ]
 
 
@@ -104,7 +109,8 @@ def test_hostile_names_reach_no_output_raw(rlprof: Run, tmp_path: Path) -> None:
     rows += [Row(name, "stage", 1, 10, 17)]
     write_rank(tmp_path, header(host=name, device=name), rows)
 
-    for words in (["summary"], ["summary", "--json"], ["compare", tmp_path]):
+    write_rank(tmp_path / "b", header(host=name, device=name), rows)
+    for words in (["summary"], ["summary", "--json"], ["compare", tmp_path / "b"]):
         _, out, err = rlprof(words[0], tmp_path, *words[1:])
         assert all(c.isprintable() or c == "\n" for c in out + err)
         assert "[red]" in out
@@ -116,64 +122,94 @@ def test_report_is_written_into_the_run_and_never_over_a_file(rlprof: Run, tmp_p
 
     status, out, _ = rlprof("report", tmp_path)
     assert status == 0
-    assert out == f"Wrote {path}\nNext: rlprof trace {tmp_path}\n"
+    assert out == f"Wrote {path}\n"
     assert "actor_generate takes 64% of the step" in path.read_text()
 
     path.write_text("mine")
     status, out, err = rlprof("report", tmp_path)
-    assert (status, out) == (1, "")
-    assert err == f"rlprof: {path}: exists already; --force replaces it, -o names another file\n"
+    assert (status, out) == (2, "")
+    assert err == f"rlprof: error: {path} exists already\n{HINT}"
     assert path.read_text() == "mine"
 
     assert rlprof("report", tmp_path, "--force")[0] == 0
     assert path.read_text() != "mine"
 
 
-def test_trace_is_packed_unless_the_name_says_otherwise(rlprof: Run, tmp_path: Path) -> None:
+def test_a_trace_is_packed_unless_the_name_says_otherwise(rlprof: Run, tmp_path: Path) -> None:
     run = tmp_path / "run"
     spans = grpo_run(run)
 
-    assert f"Wrote {run}/trace.json.gz\n" in rlprof("trace", run)[1]
+    assert f"Wrote {run}/trace.json.gz\n" in rlprof("export", run)[1]
     packed = json.loads(gzip.decompress((run / "trace.json.gz").read_bytes()))
-    assert rlprof("trace", run, "-o", tmp_path / "x.json")[0] == 0
+    assert rlprof("export", run, "-o", tmp_path / "x.json")[0] == 0
     assert json.loads((tmp_path / "x.json").read_text()) == packed
     assert sum(event["ph"] == "X" for event in packed["traceEvents"]) == len(spans)
-    assert rlprof("trace", run)[0] == 1
-    assert rlprof("trace", run, "--force")[0] == 0
+    assert rlprof("export", run)[0] == 2
+    assert rlprof("export", run, "--force")[0] == 0
 
 
-def test_trace_shows_on_demand_what_devices_ran(rlprof: Run, tmp_path: Path) -> None:
+def test_a_trace_shows_device_kernels_on_demand(rlprof: Run, tmp_path: Path) -> None:
     run = tmp_path / "run"
     grpo_run(run)
-    missing = "! no kernels: the run holds no capture of a device\n"
-    assert missing not in rlprof("trace", run)[1]
-    assert missing in rlprof("trace", run, "--kernels", "-o", tmp_path / "x.json")[1]
+    missing = "warning: no kernels: the run holds no capture of a device\n"
+    assert missing not in rlprof("export", run)[1]
+    assert missing in rlprof("export", run, "--kernels", "-o", tmp_path / "x.json")[1]
 
     capture, drawn = write_trace(tmp_path / "rank0.pt.trace.json"), tmp_path / "drawn.json"
-    status, out, _ = rlprof("trace", capture, "--kernels", "-o", drawn)
+    status, out, _ = rlprof("export", capture, "--kernels", "-o", drawn)
     assert (status, "no kernels" in out) == (0, False)
     events = json.loads(drawn.read_text())["traceEvents"]
     assert "device 0, stream 7" in [event["args"].get("name") for event in events]
 
 
-def test_hosts_that_never_compared_clocks_are_merged_by_force_alone_and_marked(
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_tables_are_exported_as_files(rlprof: Run, tmp_path: Path, suffix: str) -> None:
+    grpo_run(tmp_path / "run", steps=2)
+    words = ("export", tmp_path / "run", "--format", suffix, "-o", tmp_path / "out")
+    assert rlprof(*words) == (0, f"Wrote {tmp_path}/out\n", "")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {f"{name}.{suffix}" for name in ("spans", "headers", "notes", "warnings")}
+    count = duckdb.sql(f"select count(*) from '{tmp_path}/out/spans.{suffix}'").fetchall()[0][0]
+    assert rlprof("sql", tmp_path / "run", "select count(*) from spans")[1].split()[-1] == str(
+        count
+    )
+    status, _, err = rlprof(*words)
+    assert (status, f"spans.{suffix} exists already" in err) == (2, True)
+    assert rlprof(*words, "--force")[0] == 0
+    assert rlprof(*words, "--kernels")[0] == 2
+
+
+def test_the_report_opens_in_the_browser(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    grpo_run(tmp_path, steps=2)
+    rlprof("report", tmp_path)
+    assert opened == []
+    rlprof("report", tmp_path, "--force", "--open")
+    assert opened == [(tmp_path / "report.html").as_uri()]
+
+
+def test_ranks_of_unsynchronized_hosts_are_merged_on_demand_alone_and_marked(
     rlprof: Run, tmp_path: Path
 ) -> None:
     for rank, host in enumerate("ab"):
         write_rank(tmp_path, header(rank, 2, host=host), grpo_rows(3))
 
-    status, out, err = rlprof("trace", tmp_path)
-    assert (status, out) == (1, "")
+    status, out, err = rlprof("export", tmp_path)
+    assert (status, out) == (2, "")
     assert "clocks of hosts a, b were not synchronized" in err
-    assert "--force writes it, marked" in err
+    assert "  hint: Export one rank's file, or pass --allow-unsynced.\n" in err
+    assert rlprof("export", tmp_path, "--force")[0] == 2
     assert not (tmp_path / "trace.json.gz").exists()
 
-    status, out, _ = rlprof("trace", tmp_path, "--force")
+    status, out, _ = rlprof("export", tmp_path, "--allow-unsynced")
     assert status == 0
-    assert "! UNCALIBRATED: clocks of hosts a, b were not synchronized" in out
+    assert "warning: clocks of hosts a, b were not synchronized" in out
     found = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert found["otherData"]["clocks"].startswith("UNCALIBRATED: clocks of hosts a, b")
-    alone = rlprof("trace", tmp_path / "rank-00000.jsonl")
+    alone = rlprof("export", tmp_path / "rank-00000.jsonl")
     assert alone[0] == 0
 
 
@@ -186,7 +222,7 @@ def test_outputs_of_a_single_file_and_of_a_save_path_are_derived(
 
 
 @pytest.mark.parametrize(
-    ("command", "name"), [("report", "report.html"), ("trace", "trace.json.gz")]
+    ("command", "name"), [("report", "report.html"), ("export", "trace.json.gz")]
 )
 def test_outputs_of_a_folder_of_traces_lie_beside_it(
     rlprof: Run, tmp_path: Path, command: str, name: str
@@ -198,26 +234,27 @@ def test_outputs_of_a_folder_of_traces_lie_beside_it(
         trace.mark("ProfilerStep#1", 0, 1_000_000)
         trace.write(folder / f"rank-{rank}.json")
 
-    status, out, err = rlprof(command, folder, "--force")
+    unsynced = ["--allow-unsynced"] if command == "export" else []
+    status, out, err = rlprof(command, folder, "--force", *unsynced)
 
     assert (status, err) == (0, "")
     assert f"Wrote {tmp_path}/traces-{name}\n" in out
     assert sorted(path.name for path in folder.glob("*.*")) == ["rank-0.json", "rank-1.json"]
 
 
-@pytest.mark.parametrize("command", ["report", "trace"])
-def test_a_place_that_cannot_be_written_is_one_line(
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_a_place_that_cannot_be_written_is_an_error(
     rlprof: Run, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grpo_run(tmp_path / "run")
 
     status, _, err = rlprof(command, tmp_path / "run", "-o", tmp_path)
     assert (status, err) == (
-        1,
-        f"rlprof: {tmp_path}: is a directory; -o takes the name of a file\n",
+        2,
+        f"rlprof: error: {tmp_path} is a directory\n  hint: -o takes the name of a file.\n",
     )
     status, _, err = rlprof(command, tmp_path / "run", "-o", tmp_path / "no" / "x")
-    assert (status, "there is no directory" in err) == (1, True)
+    assert (status, "no does not exist" in err) == (2, True)
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
@@ -225,23 +262,23 @@ def test_a_place_that_cannot_be_written_is_one_line(
     monkeypatch.setattr("os.replace", full)
     monkeypatch.setattr(Path, "replace", full)
     status, _, err = rlprof(command, tmp_path / "run", "-o", tmp_path / "x")
-    assert status == 1
+    assert status == 2
     assert err == (
-        f"rlprof: {tmp_path}/x: cannot be written (No space left on device); "
-        "-o names another file\n"
+        f"rlprof: error: cannot write {tmp_path}/x (No space left on device)\n"
+        "  hint: Choose another file with -o.\n"
     )
 
 
 def test_force_replaces_no_device(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path / "run", steps=1)
     os.mkfifo(pipe := tmp_path / "x.json")
-    for command in ("trace", "report"):
+    for command in ("export", "report"):
         status, _, err = rlprof(command, tmp_path / "run", "-o", pipe, "--force")
-        assert (status, "is no regular file; -o names another file" in err) == (1, True)
+        assert (status, "is not a regular file\n  hint: Choose another" in err) == (2, True)
     assert pipe.is_fifo()
 
 
-def test_force_replaces_nothing_that_is_read(rlprof: Run, tmp_path: Path) -> None:
+def test_force_replaces_no_input(rlprof: Run, tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     run, trace = tmp_path / "run", write_trace(tmp_path / "traces" / "rank0.json")
     grpo_run(run, steps=2)
@@ -250,19 +287,19 @@ def test_force_replaces_nothing_that_is_read(rlprof: Run, tmp_path: Path) -> Non
     before = trace.read_bytes(), rank.read_bytes()
 
     for command in (
-        ("trace", trace, "-o", trace),
-        ("trace", trace, "-o", tmp_path / "link.json"),
+        ("export", trace, "-o", trace),
+        ("export", trace, "-o", tmp_path / "link.json"),
         ("report", run, "-o", rank),
-        ("trace", rank, "-o", rank),
+        ("export", rank, "-o", rank),
         ("sql", run, "select 1", "-o", rank),
         ("report", trace.parent, "-o", trace),
     ):
         status, _, err = rlprof(*command, "--force")
-        assert (status, "is part of what is read; -o names another file" in err) == (1, True)
+        assert (status, "is part of the input\n  hint: Choose another file" in err) == (2, True)
 
     assert (trace.read_bytes(), rank.read_bytes()) == before
-    for _ in range(2):  # what we wrote ourselves is replaced
+    for _ in range(2):  # what rlprof wrote is replaced
         assert rlprof("report", run, "--force")[0] == 0
-        for mine in (("report", "x.html"), ("trace", "x.json.gz"), ("sql", "x.csv", "select 1")):
+        for mine in (("report", "x.html"), ("export", "x.json.gz"), ("sql", "x.csv", "select 1")):
             words = (mine[0], run, *mine[2:], "-o", run / mine[1], "--force")
             assert rlprof(*words)[0] == 0

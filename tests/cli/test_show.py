@@ -1,4 +1,4 @@
-"""`rlprof show`: which analyses there are, and one of them."""
+"""`rlprof show`: the list of analyses, and one of them with its files and options."""
 
 import json
 from collections.abc import Callable
@@ -7,25 +7,55 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.analysis.catalog import ANALYSES
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.recorders.memory import build
+from lightning_rlprof.recording.session import Session
+from lightning_rlprof.testing import make_header
+from tests.builders.ingest_traces import write_trace
+from tests.builders.runs import Row, grpo_run, header, write_rank
 from tests.test_run import recorded
 
 Run = Callable[..., tuple[int, str, str]]
+SNAPSHOT = "memory-snapshot_rank0_pid7.pickle"
 
 
-def test_without_a_name_all_analyses_are_listed_with_what_they_answer(
-    rlprof: Run, tmp_path: Path
-) -> None:
-    status, out, _ = rlprof("show", tmp_path)
+def test_without_a_name_all_analyses_are_listed_by_group(rlprof: Run, tmp_path: Path) -> None:
+    run = recorded(tmp_path).path
+    status, out, _ = rlprof("show", run)
 
     assert status == 0
-    for name in ANALYSES:
-        assert f"\n{name} " in f"\n{out}"
-    assert "`" not in out
-    assert list(json.loads(rlprof("show", tmp_path, "--json")[1])) == list(ANALYSES)
+    lines = out.splitlines()
+    assert [line for line in lines if not line.startswith("  ")] == [
+        "Diagnosis",
+        "Ranks",
+        "Steps",
+        "Device",
+        "Memory",
+    ]
+    listed = {line.split()[0]: line for line in lines if line.startswith("  ")}
+    assert listed.keys() == ANALYSES.keys()
+    found = json.loads(rlprof("show", run, "--json")[1])["analyses"]
+    assert [each["name"] for each in found] == list(ANALYSES)
+    for each in found:
+        assert each["data"] == (not listed[each["name"]].endswith("(no data)"))
+    data = {each["name"]: each["data"] for each in found}
+    assert data["stages"]
+    assert not any(data[name] for name in ("kernels", "idle", "communication", "device_counters"))
 
 
 @pytest.mark.parametrize("name", list(ANALYSES))
-def test_each_analysis_is_shown_and_told_as_json(name: str, rlprof: Run, tmp_path: Path) -> None:
+def test_the_list_marks_exactly_what_has_no_data(name: str, rlprof: Run, tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "rank0.pt.trace.json")
+    found = json.loads(rlprof("show", trace, "--json")[1])["analyses"]
+    marked = {each["name"]: each["data"] for each in found}
+    (table,) = json.loads(rlprof("show", trace, name, "--json")[1])["tables"]
+    if not marked[name]:
+        assert table["abstained"] is not None or not table["rows"]
+
+
+@pytest.mark.parametrize("name", list(ANALYSES))
+def test_each_analysis_is_shown_and_printed_as_json(name: str, rlprof: Run, tmp_path: Path) -> None:
     run = recorded(tmp_path)
 
     status, out, err = rlprof("show", run.path, name)
@@ -33,11 +63,10 @@ def test_each_analysis_is_shown_and_told_as_json(name: str, rlprof: Run, tmp_pat
 
     assert (status, err) == (0, "")
     assert out.startswith(f"{run.path}\n\n{table['name']}")
-    assert f"Next: rlprof show {run.path}" in out.replace("\n", " ")
     assert table == json.loads(json.dumps(ANALYSES[name].run(run).to_dict()))
 
 
-def test_rows_are_of_one_rank_and_as_many_as_wanted(rlprof: Run, tmp_path: Path) -> None:
+def test_rows_of_one_rank_and_a_limit(rlprof: Run, tmp_path: Path) -> None:
     run = recorded(tmp_path)
 
     def rows(*words: str) -> list[list[object]]:
@@ -45,24 +74,133 @@ def test_rows_are_of_one_rank_and_as_many_as_wanted(rlprof: Run, tmp_path: Path)
         return list(table["rows"])
 
     assert len(rows("stages")) == 2
-    assert len(rows("stages", "--rows", "1")) == 1
+    assert len(rows("stages", "--limit", "1")) == 1
     assert len(rows("rank_status", "--rank", "0")) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("nonsense",), "nonsense: is no analysis (there are: data_quality, findings, "),
-        (("ledger", "--rank", "0"), "--rank 0: ledger has no rows of single ranks"),
-        (("stages", "--rank", "7"), "--rank 7: is not in this run, which has 0"),
-        (("rank_status", "--rank", "7"), "--rank 7: is not in this run, which has 0"),
+        (("kernel",), "unknown analysis 'kernel'\n  hint: did you mean 'kernels'? List all: rlp"),
+        (("ledger", "--rank", "0"), "--rank does not apply to 'ledger': it has no rank column\n"),
+        (("stages", "--rank", "7"), "rank 7 is not in this run (ranks: 0)\n"),
+        (("rank_status", "--rank", "7"), "rank 7 is not in this run (ranks: 0)\n"),
+        (("stages", "--params", "1e9"), "--params and --peak-tflops apply to 'throughput', not"),
     ],
 )
-def test_what_cannot_be_shown_is_one_line(
+def test_what_cannot_be_shown_is_an_error(
     words: tuple[str, ...], text: str, rlprof: Run, tmp_path: Path
 ) -> None:
     status, out, err = rlprof("show", recorded(tmp_path).path, *words)
 
-    assert (status, out) == (1, "")
-    assert err.startswith(f"rlprof: {text}")
-    assert err.count("\n") == 1
+    assert (status, out) == (2, "")
+    assert err.startswith(f"rlprof: error: {text}")
+
+
+def gpu_run(run: Path) -> None:
+    """Write two ranks with memory, and the names of files that recorders leave."""
+    for rank in (0, 1):
+        counters = {"device_peak_bytes": (3 + rank) << 30, "host_rss_bytes": 1 << 30}
+        rows = [Row("actor_update", "stage", 3, 0, 9, counters=counters)]
+        write_rank(run, header(rank, 2, device="cuda"), rows)
+    for name in (
+        f"step-000003/{SNAPSHOT}",
+        f"oom-step-000004/{SNAPSHOT}",
+        "step-000003/memory-a.txt",
+    ):
+        path = run / "rank-00000" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_memory_shows_peaks_and_the_files_of_captures(rlprof: Run, tmp_path: Path) -> None:
+    gpu_run(tmp_path / "run")
+
+    status, out, err = rlprof("show", tmp_path / "run", "memory")
+
+    assert (status, err) == (0, "")
+    rows = [line.split() for line in out.splitlines() if line.startswith("actor_update")]
+    assert [row[:5] for row in rows] == [
+        ["actor_update", "0", "3", "3.00", "GiB"],
+        ["actor_update", "1", "3", "4.00", "GiB"],
+    ]
+    folder = tmp_path / "run" / "rank-00000"
+    for window in ("oom-step-000004", "step-000003"):
+        assert f"\nsnapshot, rank 0, {window}: {folder}/{window}/{SNAPSHOT}\n" in out
+    assert (
+        "Drop a snapshot on https://docs.pytorch.org/memory_viz (it stays in your browser)." in out
+    )
+    assert "memory-a.txt" not in out
+    assert "timeline" not in out
+    assert "warning" not in out
+
+
+def test_json_of_memory_has_the_files(rlprof: Run, tmp_path: Path) -> None:
+    gpu_run(tmp_path)
+    data = json.loads(rlprof("show", tmp_path, "memory", "--json")[1])
+    assert (data["run"], data["warnings"]) == (str(tmp_path), [])
+    (table,) = data["tables"]
+    assert table["name"] == "memory"
+    peak = [column["name"] for column in table["columns"]].index("peak")
+    assert table["columns"][peak] == {"name": "peak", "kind": "count", "unit": "bytes"}
+    assert [row[peak] for row in table["rows"]] == [3 << 30, 4 << 30]
+    assert data["files"][0] == {
+        "what": "snapshot",
+        "rank": 0,
+        "capture": "oom-step-000004",
+        "path": str(tmp_path / "rank-00000" / "oom-step-000004" / SNAPSHOT),
+    }
+    assert len(data["files"]) == 2
+
+
+def test_a_run_without_memory_has_no_data(rlprof: Run, tmp_path: Path) -> None:
+    grpo_run(tmp_path)
+    status, out, _ = rlprof("show", tmp_path, "memory")
+    assert status == 0
+    text = " ".join(out.split())
+    assert (
+        "memory: no data. This run has no memory data. Capture a step with profile_with_memory: true"
+        in text
+    )
+    assert "files" not in json.loads(rlprof("show", tmp_path, "memory", "--json")[1])
+
+
+def test_memory_finds_what_the_recorder_writes(rlprof: Run, tmp_path: Path) -> None:
+    config = ProfilerConfig.build(profile=True, memory={"level": "timeline"})
+    head = make_header()
+    with Session(config, tmp_path, head, [build(config, head)]) as session:
+        session.begin_step(1)
+        with stage("actor_update"):
+            pass
+        session.end_step()
+    for run in (tmp_path, tmp_path / "rank-00000.jsonl"):
+        out = rlprof("show", run, "memory")[1]
+        folder = tmp_path / "rank-00000" / "step-000001"
+        assert f"timeline, rank 0, step-000001: {folder}/memory-timeline.jsonl\n" in out
+        assert "whole step" in out
+        assert "A timeline has one JSON array per sample; its first line names the columns." in out
+
+
+def test_throughput_takes_parameters_and_peak(rlprof: Run, tmp_path: Path) -> None:
+    run = recorded(tmp_path).path
+
+    plain = json.loads(rlprof("show", run, "throughput", "--json")[1])["tables"][0]
+    options = ("--json", "--params", "1e9", "--peak-tflops", "100")
+    stated = json.loads(rlprof("show", run, "throughput", *options)[1])["tables"][0]
+
+    names = [column["name"] for column in plain["columns"]]
+    assert "MFU" in names
+    assert plain["abstained"] is stated["abstained"] is None
+    assert all(row[names.index("MFU")] is None for row in plain["rows"])
+
+
+@pytest.mark.parametrize("option", ["--params", "--peak-tflops"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_impossible_numbers_are_refused(
+    option: str, value: str, rlprof: Run, tmp_path: Path
+) -> None:
+    status, out, err = rlprof("show", recorded(tmp_path).path, "throughput", option, value)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"rlprof: error: {option} {float(value)} is not between 0 and 1e18\n")
+    instance = {"--params": "7.6e9", "--peak-tflops": "989"}[option]
+    assert err.endswith(f"hint: For example {option} {instance}\n")

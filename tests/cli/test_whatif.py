@@ -1,4 +1,4 @@
-"""`rlprof whatif`: what it prints, keeps, scores and refuses."""
+"""`rlprof whatif` and `rlprof whatif check`: predictions printed, saved and checked."""
 
 import json
 from collections.abc import Callable
@@ -22,65 +22,74 @@ def rows(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row[0]: dict(zip(names, row, strict=True)) for row in table["rows"]}
 
 
-def test_predictions_are_kept_beside_the_run_and_scored_by_a_later_one(
-    rlprof: Run, tmp_path: Path
-) -> None:
+def test_saved_predictions_are_checked_with_a_later_run(rlprof: Run, tmp_path: Path) -> None:
     run, later = slow_run(tmp_path), recorded(tmp_path / "later", steps=20, slow={})
-    status, out, err = rlprof("whatif", run, "--faster", "actor_generate=2")
+    status, out, err = rlprof("whatif", run, "--speedup", "actor_generate=2", "--save")
 
     assert (status, err) == (0, "")
     assert "actor_generate 2x faster" in out
-    kept = run / "predictions.jsonl"
-    assert f"Kept in {kept}" in "".join(out.split("\n"))
-    assert [json.loads(line)["change"] for line in kept.read_text().splitlines()]
+    saved = run / "predictions.jsonl"
+    assert f"Saved predictions to {saved}. After the change: rlprof whatif check {run} NEW" in out
+    assert [json.loads(line)["change"] for line in saved.read_text().splitlines()]
 
-    with kept.open("a") as stream:
+    with saved.open("a") as stream:
         stream.write('{"change": "cut off')  # by a crash
-    data = json.loads(rlprof("whatif", run, "--score", later, "--json")[1])
+    data = json.loads(rlprof("whatif", "check", run, later, "--json")[1])
     assert abs(rows(data)["no straggler"]["error"]) < 0.05
     assert rows(data)["actor_generate 2x faster"]["error"] < -0.3
 
 
-def test_nothing_is_kept_where_that_is_not_wanted(rlprof: Run, tmp_path: Path) -> None:
+def test_nothing_is_saved_by_default(rlprof: Run, tmp_path: Path) -> None:
     run = slow_run(tmp_path)
-    data = json.loads(rlprof("whatif", run, "--no-keep", "--json", "--removed", "actor_update")[1])
-    assert data["kept"] is None
+    data = json.loads(rlprof("whatif", run, "--json", "--remove", "actor_update")[1])
+    assert data["predictions_file"] is None
     assert not (run / "predictions.jsonl").exists()
     assert "actor_update removed" in rows(data)
 
 
-def test_what_is_wrong_is_one_line(rlprof: Run, tmp_path: Path) -> None:
-    run = slow_run(tmp_path)
-    status, _, err = rlprof("whatif", run, "--faster", "fast")
-    assert (status, "takes STAGE=TIMES" in err) == (1, True)
-    status, _, err = rlprof("whatif", run, "--removed", "nonsense")
-    assert (status, "unknown stage" in err) == (1, True)
-    status, _, err = rlprof("whatif", run, "--score", run)
-    assert (status, "rlprof whatif RUN writes it" in err) == (1, True)
-    status, _, err = rlprof("whatif", run, "--cut", "0.9")
-    assert (status, "need a span per request" in err) == (1, True)
-    (run / "predictions.jsonl").write_text("\n")
-    status, _, err = rlprof("whatif", run, "--score", run)
-    assert (status, "holds no prediction" in err) == (1, True)
-
-
-def test_predictions_that_cannot_be_kept_are_shown_all_the_same(
-    rlprof: Run, tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--speedup", "fast"), "--speedup fast is not STAGE=N\n  hint: For example --speedup"),
+        (("--remove", "actor_generat"), "\n  hint: did you mean 'actor_generate'?"),
+        (("--remove", "nonsense"), "unknown stage 'nonsense'. Stages in this run: actor_gen"),
+        (("--stop-rollout-at", "0.9"), "request"),
+    ],
+)
+def test_errors_say_what_to_do(
+    words: tuple[str, ...], text: str, rlprof: Run, tmp_path: Path
 ) -> None:
+    status, out, err = rlprof("whatif", slow_run(tmp_path), *words)
+    assert (status, out) == (2, "")
+    assert text in err
+
+
+def test_without_saved_predictions_there_is_nothing_to_check(rlprof: Run, tmp_path: Path) -> None:
+    run = slow_run(tmp_path)
+    file, hint = (
+        run / "predictions.jsonl",
+        "  hint: Save predictions first: rlprof whatif RUN --save",
+    )
+    for error in (f"no predictions: {file} does not exist", f"no predictions in {file}"):
+        assert rlprof("whatif", "check", run, run)[::2] == (2, f"rlprof: error: {error}\n{hint}\n")
+        file.write_text("\n")
+
+
+def test_predictions_that_cannot_be_saved_are_an_error(rlprof: Run, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", steps=20, slow={2: 0.15})
     (run / "predictions.jsonl").mkdir()
-    status, out, err = rlprof("whatif", run)
-    assert (status, "the predictions are not kept" in err) == (0, True)
-    assert "no straggler" in out
+    status, _, err = rlprof("whatif", run, "--save")
+    assert (status, "cannot save predictions to" in err) == (2, True)
+    assert rlprof("whatif", run)[0] == 0
 
 
-def test_predictions_of_a_run_elsewhere_are_kept_here(
+def test_predictions_of_a_remote_run_are_saved_here(
     rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fsspec", reason="fsspec is not installed")
     url = f"file://{slow_run(tmp_path)}"
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    assert rlprof("whatif", url)[::2] == (0, "")
+    assert rlprof("whatif", url, "--save")[::2] == (0, "")
     assert [path.name for path in Path().iterdir()] == ["slow-predictions.jsonl"]
-    assert rlprof("whatif", url, "--score", url)[::2] == (0, "")
+    assert rlprof("whatif", "check", url, url)[::2] == (0, "")

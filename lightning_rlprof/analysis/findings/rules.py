@@ -183,7 +183,7 @@ CATEGORY_RULES: Mapping[Category, Rule] = {
         each.threshold,
         each.suggestion,
         each.ruled_out_if,
-        "rlprof ledger RUN --per-step",
+        "rlprof ledger RUN --by step",
     )
     for category, each in _SHARES.items()
 }

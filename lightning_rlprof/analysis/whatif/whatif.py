@@ -1,6 +1,7 @@
 """Step time after a change, from a replay of the step graph, and scores of such predictions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -203,7 +204,12 @@ def _check(asked: Rollout) -> None:
 def _stage_code(graph: StepGraph, name: str) -> int:
     there = _stages(graph)
     if name not in there:
-        raise TraceError(f"unknown stage {name!r}. Stages in this run: {', '.join(there)}")
+        close = get_close_matches(name, there, n=1)
+        raise TraceError(
+            f"unknown stage {name!r}. Stages in this run: {', '.join(there)}",
+            hint=f"did you mean {close[0]!r}?" if close else "",
+            code="unknown_stage",
+        )
     return there[name]
 
 

@@ -1,4 +1,4 @@
-"""One finding about a machine, and how findings are made of files and packages."""
+"""One check of a machine, and helpers that read versions and small files."""
 
 import re
 from dataclasses import dataclass
@@ -6,29 +6,29 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-State = Literal["ok", "missing", "unknown", "broken"]
-"""What came of a check; unknown where it could not be made."""
+State = Literal["ok", "missing", "warn", "broken"]
+"""Result of a check; ``warn`` if it may work, or could not be checked."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding.
+    """One check.
 
     Attributes:
-        name: What was looked at.
-        state: ``ok``, ``missing``, ``unknown`` (it cannot be told) or ``broken``.
-        says: What was found.
-        cure: How to get it, or to mend it; empty where there is nothing to do.
+        name: What was checked.
+        state: ``ok``, ``missing``, ``warn`` or ``broken`` (installed, but does not work).
+        message: What was found.
+        fix: How to install or repair it; empty if there is nothing to do.
     """
 
     name: str
     state: State
-    says: str
-    cure: str = ""
+    message: str
+    fix: str = ""
 
 
 def installed(package: str) -> str | None:
-    """Return the version of a package, None where it is not installed; imports nothing."""
+    """Return the version of a package, None if it is not installed; imports nothing."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -47,7 +47,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def content(path: Path) -> str | None:
-    """Return what a small text file holds, None where it cannot be read."""
+    """Return the text of a small file, None if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

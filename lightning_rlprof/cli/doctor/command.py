@@ -1,4 +1,4 @@
-"""The command that says what this machine can record, and proves it by a tiny recording."""
+"""The verb ``doctor``: check what this machine can record, and prove it by a tiny recording."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,15 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import bar, next_command, put_json, say
+from lightning_rlprof.cli.console import (
+    CheckFailedError,
+    bar,
+    is_json,
+    next_command,
+    put_json,
+    say,
+    status,
+)
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lightning_rlprof.cli.doctor.check import Check
 
 
-_STYLES = {"ok": "green", "missing": "dim", "unknown": "yellow", "broken": "red"}
+_STYLES = {"ok": "green", "missing": "dim", "warn": "yellow", "broken": "red"}
 _WIDTH = max(map(len, _STYLES))
 
 
@@ -23,77 +33,75 @@ def doctor(
         Path | None,
         typer.Option(
             parser=local_path,
-            metavar="PATH",
-            help="A YAML file; also say what it needs, and fail without it",
+            metavar="FILE",
+            help="YAML file; exits 1 if this machine cannot record what it asks for",
         ),
     ] = None,
     selftest: Annotated[
-        bool, typer.Option("--selftest", help="Record a tiny run and check what is in it")
+        bool, typer.Option("--selftest", help="Record a tiny run and check its contents")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON")] = False,
 ) -> None:
-    """Say what this machine can record, what is missing, and how to get it.
+    """Check what this machine can record and how to fix what's missing.
 
     Example: rlprof doctor --selftest
     """
     if selftest and config:
-        raise RlprofError("--selftest records with what the machine has: leave out --config")
+        raise RlprofError("--selftest does not use a configuration: leave out --config")
     if selftest:
-        _selftest(as_json=as_json)
+        _selftest()
     else:
-        _look(config, as_json=as_json)
+        _diagnose(config)
 
 
-def _look(config: Path | None, *, as_json: bool) -> None:
+def _diagnose(config: Path | None) -> None:
     from lightning_rlprof.cli.doctor.diagnosis import diagnose, recordable
     from lightning_rlprof.cli.doctor.requirements import check_needs
     from lightning_rlprof.config.profiler_config import ProfilerConfig
 
     settings = ProfilerConfig.build(config)
-    with bar("Looking"):
+    with bar("Checking"):
         found = diagnose(Path(settings.integrated.profile_save_path))
         needs = check_needs(settings, found) if config else []
-    if as_json:
+    if is_json():
         data: dict[str, Any] = {"device": found.device, "records": recordable(found)}
         put_json(data | {"checks": _data(found.checks), "needs": _data(needs)})
     else:
-        _tell(found.checks)
+        _print_checks(found.checks)
         if config:
             say(f"{config} needs:", "bold")
-            _tell(needs)
-        say(f"A run here can hold: {', '.join(recordable(found))}", "bold")
+            _print_checks(needs)
+        say(f"This machine can record: {', '.join(recordable(found))}", "bold")
     lacking = [need.name for need in needs if need.state in ("missing", "broken")]
     if lacking:
         keys = ", ".join(dict.fromkeys(lacking))
-        raise RlprofError(f"{config} needs what is not here: {keys}")
-    if not as_json:
-        next_command("rlprof", "doctor", "--selftest")
+        raise CheckFailedError(f"this machine lacks what {config} needs: {keys}")
+    next_command("rlprof", "doctor", "--selftest")
 
 
-def _selftest(*, as_json: bool) -> None:
+def _selftest() -> None:
     from lightning_rlprof.cli.doctor.selftest import run_selftest
 
     with bar("Recording"):
         checks = run_selftest()
-    if as_json:
+    if is_json():
         put_json({"selftest": _data(checks)})
     else:
-        _tell(checks)
+        _print_checks(checks)
     failed = [check.name for check in checks if check.state != "ok"]
     if failed:
-        raise RlprofError(f"the self-test failed: {', '.join(failed)}")
-    if not as_json:
-        say("All of it is as it should be; nothing of it was kept", "bold")
+        raise CheckFailedError(f"self-test failed: {', '.join(failed)}")
+    status("Self-test passed. Temporary files were removed.", "bold")
 
 
-def _data(checks: "list[Check] | tuple[Check, ...]") -> list[dict[str, str]]:
+def _data(checks: "Sequence[Check]") -> list[dict[str, str]]:
     return [asdict(check) for check in checks]
 
 
-def _tell(checks: "list[Check] | tuple[Check, ...]") -> None:
-    """Print a finding a line, and below it the cure, where it can be mended."""
+def _print_checks(checks: "Sequence[Check]") -> None:
+    """Print a line per check, and below it how to fix it."""
     width = max((len(check.name) for check in checks), default=0)
     for check in checks:
-        say(f"{check.state:{_WIDTH}}  {check.name:{width}}  {check.says}", _STYLES[check.state])
-        if check.cure:
-            say(f"{'':{_WIDTH + width + 4}}{check.cure}", "dim")
+        text = f"{check.state:{_WIDTH}}  {check.name:{width}}  {check.message}"
+        say(text, _STYLES[check.state])
+        if check.fix:
+            say(f"{'':{_WIDTH + width + 4}}{check.fix}", "dim")

@@ -1,4 +1,4 @@
-"""All findings about a machine, and what a run on it can hold."""
+"""All checks of a machine, and what a run on it can record."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,26 +21,26 @@ from lightning_rlprof.cli.doctor.machine import (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings about a machine.
+    """All checks of a machine.
 
     Attributes:
-        device: The kind of accelerator that torch finds, ``cpu`` without one, None without torch.
-        checks: The findings, in the order in which people should read them.
+        device: Kind of accelerator that torch finds, ``cpu`` without one, None without torch.
+        checks: The checks, in reading order.
     """
 
     device: str | None
     checks: tuple[Check, ...]
 
     def __getitem__(self, name: str) -> Check:
-        """Return a finding by name."""
+        """Return a check by name."""
         return next(check for check in self.checks if check.name == name)
 
 
 def diagnose(save_path: Path) -> Diagnosis:
-    """Look at everything that a recording may use; takes the time to import torch and torch_npu.
+    """Check everything that a recording may use; as slow as importing torch and torch_npu.
 
     Args:
-        save_path: Where runs go; it need not exist.
+        save_path: Output directory of runs; it need not exist.
     """
     torch, answer = check_torch()
     nvtx = check_nvtx()
@@ -61,7 +61,7 @@ def diagnose(save_path: Path) -> Diagnosis:
 
 
 def recordable(found: Diagnosis) -> list[str]:
-    """Return what a run on this machine can hold, by the names of the recorders; spans always."""
+    """Return what a run on this machine can record, by recorder name; spans always."""
     names = ["spans"]
     if found.device is None:
         return names

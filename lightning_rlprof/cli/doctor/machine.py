@@ -65,14 +65,14 @@ def check_nsys(nvtx: Check) -> Check:
         return Check("nsys", "missing", "not on PATH: no Nsight Systems reports", cure)
     version = installed_version(program)
     if version is None:
-        return Check("nsys", "unknown", f"{program} does not tell its version")
+        return Check("nsys", "warn", f"{program} does not tell its version")
     says = "{}.{} at {}".format(*version, program)
-    if nvtx.state != "ok" or numbers(nvtx.says) < (0, 2, 12) or version >= (2025, 3):
+    if nvtx.state != "ok" or numbers(nvtx.message) < (0, 2, 12) or version >= (2025, 3):
         return Check("nsys", "ok", says)
     cure = "install nsys 2025.3 or newer, or pip install nvtx==0.2.11"
     if version <= (2023, 4):
-        return Check("nsys", "broken", f"{says} hears no range of nvtx {nvtx.says}", cure)
-    return Check("nsys", "unknown", f"{says}, not tried with nvtx {nvtx.says}", cure)
+        return Check("nsys", "broken", f"{says} hears no range of nvtx {nvtx.message}", cure)
+    return Check("nsys", "warn", f"{says}, not tried with nvtx {nvtx.message}", cure)
 
 
 def check_cupti() -> Check:
@@ -81,7 +81,7 @@ def check_cupti() -> Check:
     if found is None:
         if not _PROC.is_dir():
             return Check("CUPTI", "missing", "no NVIDIA driver, no performance counters")
-        return Check("CUPTI", "unknown", "the driver does not say who may read its counters")
+        return Check("CUPTI", "warn", "the driver does not say who may read its counters")
     if found[1] == "0":
         return Check("CUPTI", "ok", "every user may read performance counters")
     held = re.search(r"CapEff:\s*([0-9a-f]+)", content(_STATUS) or "")
@@ -146,7 +146,7 @@ def check_cann() -> Check:
         for path in sorted(Path(home).glob(pattern)):
             if found := re.search(r"(?im)^version\s*=\s*\[?([\w.]+)", content(path) or ""):
                 return Check("CANN", "ok", f"{found[1]} at {home}")
-    return Check("CANN", "unknown", f"{home} does not tell its version")
+    return Check("CANN", "warn", f"{home} does not tell its version")
 
 
 def check_msprof() -> Check:
@@ -237,6 +237,6 @@ def check_clock() -> Check:
     costs = min(timeit.repeat(perf_counter_ns, number=1_000, repeat=20)) * 1e6
     says = f"{source or 'source not told'}, {costs:.0f} ns per look"
     if source in _FAST_CLOCKS or not source:
-        return Check("clock", "ok" if source else "unknown", says)
+        return Check("clock", "ok" if source else "warn", says)
     cure = "a span looks twice; boot with clocksource=tsc where the processor's is stable"
     return Check("clock", "broken", f"{says}, by a call of the kernel", cure)

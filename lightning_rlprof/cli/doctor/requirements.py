@@ -67,5 +67,5 @@ def _recorder(name: str, refusal: str, config: ProfilerConfig, found: Diagnosis)
     if refusal:
         return Check(key, "missing", f"{name}: {refusal}")
     if name == "nsight" and found["nsys"].state != "ok":
-        return replace(found["nsys"], name=key, says=f"nsight: nsys {found['nsys'].says}")
+        return replace(found["nsys"], name=key, message=f"nsight: nsys {found['nsys'].message}")
     return Check(key, "ok", f"{name} can record")

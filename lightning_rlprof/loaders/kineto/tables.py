@@ -242,7 +242,7 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
     """Return one row per call of the host, by thread and start, outer calls first.
 
     A module's name stands without torch's ``nn.Module: ``. Stage and step are those around the
-    start of the call, of the training thread for threads that mark nothing.
+    start of the call, of the training thread for threads without marks.
     """
     placed, numbered = _collect_calls(trace)
     rows = Grown({**_CALL_TYPES, "forward": np.int64})

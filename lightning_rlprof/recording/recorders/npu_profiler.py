@@ -26,7 +26,7 @@ from lightning_rlprof.records.records import Header, Kind
 
 log = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-m", "lightning_rlprof", "analyse")
+_COMMAND = (sys.executable, "-m", "lightning_rlprof", "ascend", "parse")
 
 
 def analyse_captures(
@@ -35,7 +35,7 @@ def analyse_captures(
     note: Callable[[str, str], None],
     command: Sequence[str] = _COMMAND,
 ) -> None:
-    """Run ``rlprof analyse`` on capture directories and wait; what goes wrong becomes a note.
+    """Run ``rlprof ascend parse`` on capture directories and wait; what goes wrong becomes a note.
 
     Not in this process: torch_npu's analysis forks, changes how multiprocessing starts processes,
     may wait for ever, and takes about a minute per captured step. What it prints is logged.

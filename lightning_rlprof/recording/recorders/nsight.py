@@ -37,7 +37,7 @@ class NsightRecorder(Recorder):
 
     That is the NVTX range ``rlprof.capture@rlprof``, and with CUDA ``cudaProfilerStart`` and
     ``cudaProfilerStop`` around it: nsys opens its captures by one of the two. It has to be around
-    the process already (``rlprof nsys``, or ``ray_runtime_env`` in Ray); where it is not, one
+    the process already (``rlprof nsys run``, or ``ray_runtime_env`` in Ray); where it is not, one
     warning says so and nothing else happens.
 
     In Ray, `finish` moves reports into the rank's folder, after at most

@@ -109,7 +109,7 @@ _SECTIONS = {
     ),
     "memory": (
         "Memory",
-        "The highest of every stage on every rank, over the spans of captures; rlprof memory also "
+        "The highest of every stage on every rank, over the spans of captures; rlprof show also "
         "lists the files that say more.",
     ),
     "rank_status": ("Ranks", "What every rank recorded, in steps and outside of them."),

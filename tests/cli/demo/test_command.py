@@ -46,8 +46,8 @@ def test_the_demo_shows_what_was_learned_where_time_went_and_what_to_type(
 
     assert (status, err) == (0, "")
     assert asked == {"kv_cache": False, "save_path": tmp_path}
-    assert "239,872 parameters, 2 steps, 58 s in all; mean reward 0.25 at first, 0.75 at" in out
-    assert "Held-out exact match: 0.21 before GRPO, 0.86 after\n" in out
+    assert "Trained 239,872 parameters for 2 steps in 58 s. Mean reward 0.25 → 0.75.\n" in out
+    assert "Held-out exact match, before and after GRPO: 0.21 → 0.86\n" in out
     assert "actor_generate is 65% of the step" in out
     assert out.endswith(
         f"Wrote {tmp_path}/run\n"

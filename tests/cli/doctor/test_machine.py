@@ -49,7 +49,7 @@ def test_a_torch_that_cannot_be_imported_is_broken(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     check, answer = machine.check_torch()
     assert (check.state, answer) == (state, {})
-    assert f"it cannot be imported: {says}" in check.says
+    assert f"it cannot be imported: {says}" in check.message
 
 
 def test_a_torch_that_torch_npu_breaks_is_told_from_one_that_is_broken(
@@ -62,10 +62,10 @@ def test_a_torch_that_torch_npu_breaks_is_told_from_one_that_is_broken(
 
     monkeypatch.setattr(machine, "ask", ask)
     check, _ = machine.check_torch()
-    assert check.says == (
+    assert check.message == (
         "2.13.0, but it cannot be imported: Failed to load the backend extension: torch_npu"
     )
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in check.cure
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in check.fix
 
 
 def test_without_torch_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +90,8 @@ def test_lightning_is_judged_by_its_version(
 ) -> None:
     versions(monkeypatch, **known)
     check = machine.check_lightning()
-    assert (check.state, check.says) == (state, says)
-    assert bool(check.cure) == (state != "ok")
+    assert (check.state, check.message) == (state, says)
+    assert bool(check.fix) == (state != "ok")
 
 
 def test_the_disk_is_that_of_the_nearest_directory(
@@ -116,10 +116,10 @@ def test_a_disk_that_is_full_or_closed_is_broken(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 << 30))
     check = machine.check_disk(tmp_path)
-    assert (check.state, check.says) == ("broken", f"only 3 GiB free for {tmp_path}")
+    assert (check.state, check.message) == ("broken", f"only 3 GiB free for {tmp_path}")
     (tmp_path / "file").touch()
     check = machine.check_disk(tmp_path / "file" / "below")
-    assert (check.state, check.says) == ("broken", f"{tmp_path}/file cannot be written")
+    assert (check.state, check.message) == ("broken", f"{tmp_path}/file cannot be written")
 
 
 def test_a_working_directory_that_is_deleted_is_said(
@@ -129,7 +129,7 @@ def test_a_working_directory_that_is_deleted_is_said(
     monkeypatch.chdir(gone)
     gone.rmdir()
     check = machine.check_disk(Path("runs"))
-    assert (check.state, check.says) == ("broken", "the working directory is deleted")
+    assert (check.state, check.message) == ("broken", "the working directory is deleted")
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_slow_clock_is_told_with_what_it_costs(
     monkeypatch.setattr(machine.timeit, "repeat", lambda *_, **__: [2.5e-3, 1.2e-3])
     check = machine.check_clock()
     slow = ", by a call of the kernel" if state == "broken" else ""
-    assert (check.state, check.says) == (state, f"{source}, 1200 ns per look{slow}")
-    assert bool(check.cure) == bool(slow)
+    assert (check.state, check.message) == (state, f"{source}, 1200 ns per look{slow}")
+    assert bool(check.fix) == bool(slow)
 
 
 def test_a_clock_that_the_kernel_does_not_name_is_measured_all_the_same(
@@ -154,7 +154,7 @@ def test_a_clock_that_the_kernel_does_not_name_is_measured_all_the_same(
     monkeypatch.setattr(machine, "_CLOCK", tmp_path / "nothing")
     check = machine.check_clock()
     assert check.state == "unknown"
-    assert check.says.startswith("source not told, ")
+    assert check.message.startswith("source not told, ")
 
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
@@ -187,15 +187,15 @@ def test_devices_are_told_with_the_driver_below_them(proc: Path, text: str, numb
 
 
 def test_a_driver_without_a_word_is_still_a_driver(proc: Path) -> None:
-    assert machine.check_gpu(H100).says == "2 x NVIDIA H100, driver not told"
+    assert machine.check_gpu(H100).message == "2 x NVIDIA H100, driver not told"
     put(proc, version="?")
-    assert machine.check_gpu(H100).says == "2 x NVIDIA H100, driver of unknown version"
+    assert machine.check_gpu(H100).message == "2 x NVIDIA H100, driver of unknown version"
 
 
 def test_without_a_driver_there_is_nothing_to_mend_but_a_way_to_get_it(proc: Path) -> None:
     check = machine.check_gpu({"kind": "cpu", "cuda": None})
-    assert (check.state, check.says) == ("missing", "no NVIDIA driver here")
-    assert "--gpus all" in check.cure
+    assert (check.state, check.message) == ("missing", "no NVIDIA driver here")
+    assert "--gpus all" in check.fix
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_a_driver_that_torch_cannot_use_is_broken(
 ) -> None:
     put(proc, version=OPEN)
     check = machine.check_gpu(answer)
-    assert (check.state, check.says) == ("broken", says)
-    assert check.cure
+    assert (check.state, check.message) == ("broken", says)
+    assert check.fix
 
 
 def test_nvtx_is_looked_for_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +239,8 @@ def test_an_nsys_that_hears_nothing_of_nvtx_is_broken(
     fake = FakeNsys(tmp_path, monkeypatch, version=version)
     check = machine.check_nsys(Check("nvtx", "ok", nvtx))
     assert check.state == state
-    assert check.says.startswith(f"{version[:6]} at {fake.bin}/nsys")
-    assert bool(check.cure) == (state != "ok")
+    assert check.message.startswith(f"{version[:6]} at {fake.bin}/nsys")
+    assert bool(check.fix) == (state != "ok")
     assert machine.check_nsys(Check("nvtx", "missing", "not installed")).state == "ok"
 
 
@@ -251,7 +251,7 @@ def test_an_nsys_that_is_not_there_or_does_not_speak_is_told(
     assert machine.check_nsys(NVTX).state == "unknown"
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     check = machine.check_nsys(NVTX)
-    assert (check.state, check.says) == ("missing", "not on PATH: no Nsight Systems reports")
+    assert (check.state, check.message) == ("missing", "not on PATH: no Nsight Systems reports")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_who_may_read_counters_is_as_driver_and_rights_say(
     put(proc.parent, status=f"Name:\tpython\nCapEff:\t{rights}")
     check = machine.check_cupti()
     assert check.state == state
-    assert ("NVreg_RestrictProfilingToAdminUsers=0" in check.cure) == (state == "broken")
+    assert ("NVreg_RestrictProfilingToAdminUsers=0" in check.fix) == (state == "broken")
 
 
 def test_rights_that_cannot_be_read_are_none(proc: Path) -> None:

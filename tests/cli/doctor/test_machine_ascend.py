@@ -43,23 +43,23 @@ def test_cann_that_does_not_tell_its_version_is_unknown(
     (tmp_path / "version.info").write_text("no version here\n")
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
     check = machine.check_cann()
-    assert (check.state, check.says) == ("unknown", f"{tmp_path} does not tell its version")
+    assert (check.state, check.message) == ("unknown", f"{tmp_path} does not tell its version")
 
 
 def test_a_path_to_nothing_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "moved"))
     check = machine.check_cann()
-    assert (check.state, check.says) == (
+    assert (check.state, check.message) == (
         "broken",
         f"ASCEND_HOME_PATH={tmp_path}/moved is no directory",
     )
 
 
 def test_what_to_source_is_told_where_cann_is_installed(tmp_path: Path) -> None:
-    assert machine.check_cann().cure.startswith("install CANN")
+    assert machine.check_cann().fix.startswith("install CANN")
     (tmp_path / "set_env.sh").touch()
     check = machine.check_cann()
-    assert (check.state, check.cure) == ("missing", f"source {tmp_path}/set_env.sh")
+    assert (check.state, check.fix) == ("missing", f"source {tmp_path}/set_env.sh")
 
 
 @pytest.mark.parametrize("name", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"])
@@ -68,7 +68,7 @@ def test_the_variable_that_points_nowhere_is_named(
 ) -> None:
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     monkeypatch.setenv(name, str(tmp_path / "x"))
-    assert machine.check_cann().says == f"{name}={tmp_path}/x is no directory"
+    assert machine.check_cann().message == f"{name}={tmp_path}/x is no directory"
 
 
 def test_msprof_is_looked_for_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +82,8 @@ def test_a_torch_npu_that_is_not_installed_is_not_asked(monkeypatch: pytest.Monk
     monkeypatch.setattr(machine.util, "find_spec", lambda name: None)
     monkeypatch.setattr(machine, "ask", None)
     check = machine.check_torch_npu()
-    assert (check.state, check.says) == ("missing", "not installed")
-    assert "lightning-rlprof[npu]" in check.cure
+    assert (check.state, check.message) == ("missing", "not installed")
+    assert "lightning-rlprof[npu]" in check.fix
 
 
 def test_a_torch_npu_that_crashes_is_broken_and_hurts_nobody(
@@ -96,4 +96,4 @@ def test_a_torch_npu_that_crashes_is_broken_and_hurts_nobody(
     monkeypatch.syspath_prepend(tmp_path)
     check = machine.check_torch_npu()
     assert check.state == "broken"
-    assert check.says == "it cannot be imported: it ended by signal 11 without an answer"
+    assert check.message == "it cannot be imported: it ended by signal 11 without an answer"

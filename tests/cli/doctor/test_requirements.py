@@ -43,16 +43,16 @@ def test_recorders_are_built_here_and_say_themselves_what_they_cannot_do(
     assert (disk.name, disk.state) == ("integrated.profile_save_path", "ok")
     assert [check.name for check in tools] == ["tools"] * 3
     assert [check.state for check in tools] == ["missing", "ok", "ok"]
-    assert tools[0].says.startswith("npu_profiler: torch_npu on a machine with CANN is required")
-    assert tools[1].says == "torch_profiler can record"
+    assert tools[0].message.startswith("npu_profiler: torch_npu on a machine with CANN is required")
+    assert tools[1].message == "torch_profiler can record"
 
 
 def test_markers_that_the_device_does_not_have_are_missing() -> None:
     found = needs(machine(), mstx=True, memory={"level": "timeline"})
     assert found["integrated.mstx"].state == "missing"
-    assert found["integrated.mstx"].says.startswith("mstx: cpu has no profiler markers,")
-    assert found["integrated.profile_level"].says == "torch_profiler can record"
-    assert found["memory.level"].says == "memory can record"
+    assert found["integrated.mstx"].message.startswith("mstx: cpu has no profiler markers,")
+    assert found["integrated.profile_level"].message == "torch_profiler can record"
+    assert found["memory.level"].message == "memory can record"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_nsight_needs_an_nsys_that_hears(answers: dict[str, Any], state: str) ->
     check = needs(machine(nsys=state), tools=["nsight"])["tools"]
     assert check.state == state
     if state != "ok":
-        assert (check.says, check.cure) == ("nsight: nsys found", "mend it")
+        assert (check.message, check.fix) == ("nsight: nsys found", "mend it")
 
 
 def test_an_analysis_needs_msprof_where_there_is_something_to_analyse(
@@ -97,7 +97,7 @@ def test_an_analysis_needs_msprof_where_there_is_something_to_analyse(
 
 def test_the_save_path_needs_its_disk(answers: dict[str, Any]) -> None:
     found = needs(machine(disk="broken"))["integrated.profile_save_path"]
-    assert (found.state, found.cure) == ("broken", "mend it")
+    assert (found.state, found.fix) == ("broken", "mend it")
 
 
 def test_without_torch_every_training_lacks_it() -> None:
@@ -113,7 +113,7 @@ def test_recorders_that_bring_the_interpreter_down_are_broken(
 
     monkeypatch.setattr(module, "ask", ask)
     check = needs(machine())["recorders"]
-    assert check.says == "they could not be tried: no answer within 180 s"
+    assert check.message == "they could not be tried: no answer within 180 s"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,6 @@ def test_the_disk_of_a_diagnosis_is_that_of_the_save_path(tmp_path: Path) -> Non
     found = diagnose(tmp_path)
     names = " ".join(check.name for check in found.checks)
     assert names == "torch Lightning GPU nvtx nsys CUPTI torch_npu CANN msprof disk clock"
-    assert found["disk"].says.endswith(f"free for {tmp_path}")
-    assert all(check.says for check in found.checks)
+    assert found["disk"].message.endswith(f"free for {tmp_path}")
+    assert all(check.message for check in found.checks)
     assert found.device in {"cpu", "cuda"}

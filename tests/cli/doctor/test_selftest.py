@@ -60,7 +60,7 @@ def test_here_it_finds_all_as_it_should_be_and_keeps_nothing(
 
 def test_no_finding_holds_a_duration(recorded: tuple[Path, dict[str, Any]]) -> None:
     spans = load(recorded[0] / "selftest")
-    said = " ".join(check.says for check in selftest._checks(spans.path, "cpu", ""))
+    said = " ".join(check.message for check in selftest._checks(spans.path, "cpu", ""))
     assert not {str(number) for number in spans.duration_ns.tolist()} & set(said.split())
     assert [unit for unit in (" ms", " us", " µs", " ns", " s ") if unit in said] == []
 
@@ -79,7 +79,7 @@ def test_spans_that_are_not_those_of_the_training_are_found(
 ) -> None:
     write_rank(tmp_path / "selftest", header(), made)
     check = run_on(tmp_path, monkeypatch)["spans"]
-    assert (check.state, check.says) == ("broken", says)
+    assert (check.state, check.message) == ("broken", says)
 
 
 def test_a_run_that_just_stops_and_warnings_in_it_are_found(
@@ -89,10 +89,10 @@ def test_a_run_that_just_stops_and_warnings_in_it_are_found(
     write_rank(tmp_path / "selftest", header(), rows(), status=None, notes=notes)
     checks = run_on(tmp_path, monkeypatch, errors="[ERROR] no device")
     assert checks["spans"].state == "broken"
-    assert checks["recorders"].says == (
+    assert checks["recorders"].message == (
         "MSTX does not record the stages; printed: [ERROR] no device"
     )
-    assert checks["trace"].says == "torch.profiler left none"
+    assert checks["trace"].message == "torch.profiler left none"
 
 
 def test_a_trace_without_our_operators_is_found(
@@ -102,7 +102,7 @@ def test_a_trace_without_our_operators_is_found(
     trace = tmp_path / "selftest" / "rank-00000" / "step-000002" / "x.trace.json.gz"
     trace.parent.mkdir(parents=True)
     trace.write_bytes(gzip.compress(b'{"traceEvents": []}'))
-    assert run_on(tmp_path, monkeypatch)["trace"].says == "our operators are not in it"
+    assert run_on(tmp_path, monkeypatch)["trace"].message == "our operators are not in it"
     # On a GPU it takes kernels, and each stage has to have some.
     checks = run_on(tmp_path, monkeypatch, device="cuda")
     assert (checks["trace"].state, checks["device time"].state) == ("broken", "broken")
@@ -111,8 +111,8 @@ def test_a_trace_without_our_operators_is_found(
 def test_an_npu_without_a_capture_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rank(tmp_path / "selftest", header(), rows())
     checks = run_on(tmp_path, monkeypatch, device="npu", refused="error code is 200006")
-    assert checks["operators"].says == "npu refuses them: error code is 200006"
-    assert checks["capture"].says == "torch_npu.profiler did not leave one directory"
+    assert checks["operators"].message == "npu refuses them: error code is 200006"
+    assert checks["capture"].message == "torch_npu.profiler did not leave one directory"
 
 
 def test_a_training_that_does_not_end_is_the_only_finding(
@@ -125,7 +125,7 @@ def test_a_training_that_does_not_end_is_the_only_finding(
     monkeypatch.setattr(selftest.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "made"))
     (check,) = selftest.run_selftest()
     assert (check.name, check.state) == ("training", "broken")
-    assert check.says == "it did not end: it ended by signal 11 without an answer"
+    assert check.message == "it did not end: it ended by signal 11 without an answer"
 
 
 def test_a_run_that_cannot_be_read_is_a_finding(
@@ -133,4 +133,4 @@ def test_a_run_that_cannot_be_read_is_a_finding(
 ) -> None:
     checks = run_on(tmp_path, monkeypatch)
     assert list(checks) == ["operators", "run"]
-    assert checks["run"].says.endswith("selftest: no such file or directory")
+    assert checks["run"].message.endswith("selftest: no such file or directory")

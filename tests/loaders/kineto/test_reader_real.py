@@ -186,10 +186,10 @@ def test_who_and_when(name: str, rank: int, world: int, unix_s: int, device: str
     ("name", "remark"),
     [
         ("h100_qwen1.5-0.5b", "436 kernels have no recorded launch"),
-        ("sglang_qwen3-8b_decode", "544 kernels ran in 1 replays of graphs"),
-        ("vllm_prefill_decode_graph", "361 kernels ran in 25 replays of graphs"),
-        ("nccl", "1776 kernels were launched by threads that mark nothing"),
-        ("cpu_only_rank-34", "no kernels in it"),
+        ("sglang_qwen3-8b_decode", "544 kernels ran in 1 CUDA graph replays"),
+        ("vllm_prefill_decode_graph", "361 kernels ran in 25 CUDA graph replays"),
+        ("nccl", "1776 kernels were launched by threads without marks"),
+        ("cpu_only_rank-34", "no kernels: no device was profiled"),
         ("mi300_bert-small", ""),
     ],
 )

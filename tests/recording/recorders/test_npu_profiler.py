@@ -1,6 +1,6 @@
 """Windows of torch_npu.profiler on the strict fake: what is called when, for whom.
 
-The analysis after training, with stand-ins for `rlprof analyse` that keep to its interface.
+The analysis after training, with stand-ins for `rlprof ascend parse` that keep to its interface.
 """
 
 import logging
@@ -72,7 +72,7 @@ def test_what_cannot_be_started_is_noted() -> None:
 
 
 def test_by_default_it_is_rlprof_analyse_of_this_interpreter() -> None:
-    expected = (sys.executable, "-m", "lightning_rlprof", "analyse")
+    expected = (sys.executable, "-m", "lightning_rlprof", "ascend", "parse")
     assert expected == npu_profiler._COMMAND
 
 
