@@ -90,6 +90,8 @@ check: $(DEV) ## lint, format, types, import contracts, spelling, generated page
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python docs/generate_config.py --check
+	$(BIN)/python docs/generate_cli.py --check
+	$(BIN)/python docs/generate_schema.py --check
 
 docs: $(DEV) ## build the pages into site/; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

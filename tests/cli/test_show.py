@@ -159,7 +159,7 @@ def test_a_run_without_memory_has_no_data(rlprof: Run, tmp_path: Path) -> None:
     assert status == 0
     text = " ".join(out.split())
     assert (
-        "memory: no data. This run has no memory data. Capture a step with profile_with_memory: true"
+        "memory: no data. This run has no memory data. Capture a step with profile_with_memory:"
         in text
     )
     assert "files" not in json.loads(rlprof("show", tmp_path, "memory", "--json")[1])
