@@ -50,7 +50,7 @@ def test_a_failure_is_told_in_full_and_is_exit_status_1(rlprof: Run, tmp_path: P
     assert status == 1
     assert f"warning: rank-00001/step-000003-actor_update: {said}\n1 cached, 1 failed\n" in out
     assert "Next:" not in out
-    assert err == f"rlprof: 1 of 2 directories could not be analysed; {bad}: {said}\n"
+    assert err == f"rlprof: error: 1 of 2 directories could not be analysed; {bad}: {said}\n"
 
 
 def test_what_a_tool_says_cannot_steer_the_terminal(rlprof: Run, tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_wrong_words_are_one_line(rlprof: Run, tmp_path: Path, words: list[str])
 
 def test_a_directory_without_raw_data_says_what_makes_it(rlprof: Run, tmp_path: Path) -> None:
     status, out, err = rlprof("ascend", "parse", tmp_path)
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err == (
-        f"rlprof: {tmp_path}: contains no *_ascend_pt directory; torch_npu.profiler writes "
+        f"rlprof: error: {tmp_path}: contains no *_ascend_pt directory; torch_npu.profiler writes "
         "one per capture\n"
     )

@@ -90,7 +90,7 @@ def test_a_mistake_is_one_line_with_a_near_match(rlprof: Run, tmp_path: Path) ->
     file = tmp_path / "rlprof.yaml"
     file.write_text("integrated: {stage: actor_updat}")
     status, out, err = rlprof("config", "check", file)
-    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert (status, out, err.count("\n")) == (2, "", 1)
     assert "actor_update" in err
 
 

@@ -49,7 +49,7 @@ def test_no_command_shows_credentials(rlprof: Run, words: tuple[str, ...]) -> No
 def test_a_command_that_needs_a_local_path_refuses_a_url(rlprof: Run, command: str) -> None:
     more = ["s3://bucket/runs"] if command == "upload" else []
     status, out, err = rlprof(*command.split(), "ftp://127.0.0.1:1/runs/x?sig=SIGSECRET", *more)
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     text = "ftp://127.0.0.1:1/runs/x?*** is a URL, but a local path is required; download it first"
     assert text in err
 

@@ -120,7 +120,7 @@ def test_an_existing_report_is_refused_before_the_training(rlprof: Run, fake: Fa
         assert rlprof("nsys", "run", "-o", name, *TRAIN) == (
             1,
             "",
-            "rlprof: x.2.nsys-rep: exists already; --force replaces it, -o gives another name\n",
+            "rlprof: error: x.2.nsys-rep: exists already; --force replaces it, -o gives another name\n",
         )
     assert fake.calls == []
     assert rlprof("nsys", "run", "-o", "x-%p", *TRAIN)[0] == 0
@@ -146,7 +146,7 @@ def test_a_place_where_nsys_cannot_write_is_refused(
     rlprof: Run, fake: FakeNsys, name: str, said: str
 ) -> None:
     Path("sub").mkdir()
-    assert rlprof("nsys", "run", "-o", name, *TRAIN) == (1, "", f"rlprof: error: {said}\n")
+    assert rlprof("nsys", "run", "-o", name, *TRAIN) == (2, "", f"rlprof: error: {said}\n")
 
 
 # ---- when something is wrong
@@ -241,7 +241,7 @@ def test_scrub_of_a_report_says_how_to_export_it(rlprof: Run, tmp_path: Path) ->
     report = tmp_path / "x.nsys-rep"
     report.write_text("report")
     status, out, err = rlprof("nsys", "scrub", report)
-    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"run `nsys export --type sqlite --output {tmp_path}/x.sqlite {report}`" in err
 
 

@@ -88,7 +88,7 @@ def test_options_of_nsys_are_laid_over_the_configurations(rlprof: Run, fake: Fak
 def test_a_wrong_option_is_one_line_and_nothing_runs(
     rlprof: Run, fake: FakeNsys, option: str, said: str
 ) -> None:
-    assert rlprof("nsys", "run", "--option", option, *TRAIN) == (1, "", f"rlprof: error: {said}\n")
+    assert rlprof("nsys", "run", "--option", option, *TRAIN) == (2, "", f"rlprof: error: {said}\n")
     assert [call for call in fake.calls if call["argv"][0] == "profile"] == []
 
 
@@ -110,8 +110,10 @@ def test_a_dry_run_only_prints_and_needs_no_nsys(
     assert list(Path().iterdir()) == []
 
     status, out, err = rlprof("nsys", "run", "--", "python", "train.py")
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("rlprof: nsys is not on PATH: install Nsight Systems (https://developer.")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(
+        "rlprof: error: nsys is not on PATH: install Nsight Systems (https://developer."
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,12 +128,12 @@ def test_what_is_set_here_is_refused_however_it_is_spelt(
     rlprof: Run, fake: FakeNsys, word: str, instead: str
 ) -> None:
     code, _, err = rlprof("nsys", "run", "--dry-run", "--option", word, *TRAIN)
-    assert (code, f"give {instead} instead" in " ".join(err.split())) == (1, True)
+    assert (code, f"give {instead} instead" in " ".join(err.split())) == (2, True)
 
 
 def test_a_command_that_begins_with_a_dash_is_refused(rlprof: Run, fake: FakeNsys) -> None:
     code, _, err = rlprof("nsys", "run", "--dry-run", "--", "--trace=cuda", "python")
-    assert (code, "--trace=cuda: is no program" in err, fake.calls) == (1, True, [])
+    assert (code, "--trace=cuda: is no program" in err, fake.calls) == (2, True, [])
 
 
 def test_programs_may_print_what_is_no_text(rlprof: Run, fake: FakeNsys) -> None:
@@ -143,4 +145,4 @@ def test_programs_may_print_what_is_no_text(rlprof: Run, fake: FakeNsys) -> None
 
 def test_a_name_that_is_too_long_is_refused(rlprof: Run, fake: FakeNsys) -> None:
     code, _, err = rlprof("nsys", "run", "-o", "a" * 300, *TRAIN)
-    assert (code, "cannot be written" in " ".join(err.split())) == (1, True)
+    assert (code, "cannot be written" in " ".join(err.split())) == (2, True)
