@@ -120,7 +120,8 @@ def test_an_existing_report_is_refused_before_the_training(rlprof: Run, fake: Fa
         assert rlprof("nsys", "run", "-o", name, *TRAIN) == (
             1,
             "",
-            "rlprof: error: x.2.nsys-rep: exists already; --force replaces it, -o gives another name\n",
+            "rlprof: error: x.2.nsys-rep: exists already; "
+            "--force replaces it, -o gives another name\n",
         )
     assert fake.calls == []
     assert rlprof("nsys", "run", "-o", "x-%p", *TRAIN)[0] == 0
