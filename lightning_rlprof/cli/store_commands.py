@@ -229,7 +229,7 @@ def upload(
 
     An on_finish command sets RLPROF_RUN and RLPROF_RANK: rlprof upload URL
     """
-    from lightning_rlprof.records.upload import ship
+    from lightning_rlprof.records.upload import upload as upload_run
     from lightning_rlprof.system.remote_files import size_text
 
     if url is None:
@@ -237,7 +237,7 @@ def upload(
         if not run:
             raise RlprofError("missing argument URL", hint="Usage: rlprof upload RUN URL")
     folder = local_path(run)
-    done = ship(folder, url, rank, crashed=include_unfinished)
+    done = upload_run(folder, url, rank, crashed=include_unfinished)
     target = f"{str(place(url)).rstrip('/')}/{folder.resolve().name}"
     already = f" ({done.there:,} already there)" if done.there else ""
     status(f"Uploaded {count(done.files, 'file')} to {target}, {size_text(done.size)}{already}")

@@ -10,7 +10,7 @@ from lightning_rlprof.system.location import RemotePath, place
 from lightning_rlprof.system.remote_files import attempt, opened
 
 
-class Shipped(NamedTuple):
+class Uploaded(NamedTuple):
     """Files and bytes uploaded, files that were there already, and rank files that were skipped."""
 
     files: int
@@ -19,7 +19,7 @@ class Shipped(NamedTuple):
     left: tuple[str, ...]
 
 
-def ship(run: Path, url: str, rank: int | None = None, *, crashed: bool = False) -> Shipped:
+def upload(run: Path, url: str, rank: int | None = None, *, crashed: bool = False) -> Uploaded:
     """Upload a run into a folder of its name at a URL, without ranks that are still recording.
 
     A file that exists there with the same size is skipped. Every upload is checked by its size.
@@ -45,7 +45,7 @@ def ship(run: Path, url: str, rank: int | None = None, *, crashed: bool = False)
         target = f"{at}/{file.relative_to(run).as_posix()}"
         if attempt(to, "written", partial(_put, system, file, target)):
             sizes.append(file.stat().st_size)
-    return Shipped(len(sizes), sum(sizes), len(files) - len(sizes), tuple(left))
+    return Uploaded(len(sizes), sum(sizes), len(files) - len(sizes), tuple(left))
 
 
 def _complete(run: Path, rank: int | None, crashed: bool) -> tuple[list[Path], list[str]]:

@@ -15,7 +15,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load, read_remote
 from lightning_rlprof.recording.start import start_session
-from lightning_rlprof.records.upload import Shipped, ship
+from lightning_rlprof.records.upload import Uploaded, upload
 from lightning_rlprof.system.location import RemotePath, place
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.runs import grpo_rows, header, write_rank
@@ -61,40 +61,40 @@ def of_rank(rank: int) -> list[str]:
 
 
 def test_ranks_that_ended_are_copied_and_the_others_named(run: Path, memory: Any) -> None:
-    shipped = ship(run, TO)
+    uploaded = upload(run, TO)
     assert there(memory) == [*of_rank(0), *of_rank(1), "report.html"]
     size = sum(memory.size(name) for name in memory.find("/"))
-    assert shipped == Shipped(5, size, 0, ("rank-00002.jsonl",))
+    assert uploaded == Uploaded(5, size, 0, ("rank-00002.jsonl",))
     path = place(f"{TO}my run")
     assert isinstance(path, RemotePath)
     assert read_remote(path, load).ranks == (0, 1)
 
 
 def test_a_second_time_only_what_is_missing_is_copied(run: Path, memory: Any) -> None:
-    ship(run, TO)
+    upload(run, TO)
     memory.rm("/bucket/runs/my run/report.html")
     memory.pipe("/bucket/runs/my run/rank-00001.jsonl", b"cut off")
-    assert ship(run, TO)[::2] == (2, 3)
+    assert upload(run, TO)[::2] == (2, 3)
     data = memory.cat("/bucket/runs/my run/rank-00001.jsonl")
     assert data == (run / "rank-00001.jsonl").read_bytes()
 
 
 def test_a_rank_by_itself_is_its_own_files(run: Path, memory: Any) -> None:
-    assert ship(run, TO, rank=1).left == ()
+    assert upload(run, TO, rank=1).left == ()
     assert there(memory) == of_rank(1)
-    assert ship(run, TO, rank=2) == Shipped(0, 0, 0, ("rank-00002.jsonl",))
+    assert upload(run, TO, rank=2) == Uploaded(0, 0, 0, ("rank-00002.jsonl",))
     with pytest.raises(TraceError, match=r"no rank 7 in .*my run"):
-        ship(run, TO, rank=7)
+        upload(run, TO, rank=7)
 
 
 def test_after_a_crash_a_rank_that_never_ended_is_copied_when_asked(run: Path, memory: Any) -> None:
-    assert ship(run, TO, rank=2, crashed=True).left == ()
+    assert upload(run, TO, rank=2, crashed=True).left == ()
     assert there(memory) == of_rank(2)
 
 
 def test_a_broken_rank_is_left_and_named(run: Path, memory: Any) -> None:
     (run / "rank-00001.jsonl").write_text("no trace")
-    assert ship(run, TO).left == ("rank-00001.jsonl", "rank-00002.jsonl")
+    assert upload(run, TO).left == ("rank-00001.jsonl", "rank-00002.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_a_broken_rank_is_left_and_named(run: Path, memory: Any) -> None:
 )
 def test_where_nothing_can_be_copied_to_it_is_said(url: str, text: str, run: Path) -> None:
     with pytest.raises(TraceError, match=text) as caught:
-        ship(run, url)
+        upload(run, url)
     assert "hunter2" not in str(caught.value)
     with pytest.raises(TraceError, match="no run in"):
-        ship(run / "rank-00000", TO)
+        upload(run / "rank-00000", TO)
 
 
 def test_a_file_that_arrives_with_another_size_is_an_error(
@@ -120,25 +120,25 @@ def test_a_file_that_arrives_with_another_size_is_an_error(
 ) -> None:
     monkeypatch.setattr(type(memory), "put_file", lambda self, _, to: self.pipe(to, b"part"))
     with pytest.raises(TraceError, match=r"trace.json.gz: upload is incomplete, 4 of 1,000 bytes"):
-        ship(run, TO)
+        upload(run, TO)
 
 
-def test_a_command_of_on_finish_ships_its_rank(run: Path, tmp_path: Path) -> None:
+def test_a_command_of_on_finish_uploads_its_rank(run: Path, tmp_path: Path) -> None:
     code = "from lightning_rlprof.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "ship", "--to", f"file://{tmp_path}/kept"]
+    command = [sys.executable, "-c", code, "upload", f"file://{tmp_path}/kept"]
     told = {**os.environ, "RLPROF_RUN": str(run), "RLPROF_RANK": "1", "COLUMNS": "200"}
     done = subprocess.run(command, env=told, check=False, capture_output=True, text=True)
     target = f"file://{tmp_path}/kept/my run"
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{target}: 2 files copied, ")
+    assert done.stdout.startswith(f"Uploaded 2 files to {target}, ")
     kept = tmp_path / "kept" / "my run"
     assert sorted(p.name for p in kept.iterdir()) == ["rank-00001", "rank-00001.jsonl"]
 
 
 def hooked(to: str, folder: Path) -> None:
-    """Record a step in a session whose hook ships it, and wait for the hook."""
+    """Record a step in a session whose hook uploads it, and wait for the hook."""
     code = "from lightning_rlprof.cli.app import main; main()"
-    command = [sys.executable, "-c", code, "ship", "--to", to]
+    command = [sys.executable, "-c", code, "upload", to]
     config = ProfilerConfig.build({"on_finish": {"command": command}}, profile_save_path=folder)
     session = start_session(config, recorders=[FakeRecorder()])
     session.begin_step(1)
@@ -149,7 +149,7 @@ def hooked(to: str, folder: Path) -> None:
             thread.join()
 
 
-def test_a_session_ships_its_run_when_it_is_complete(tmp_path: Path) -> None:
+def test_a_session_uploads_its_run_when_it_is_complete(tmp_path: Path) -> None:
     hooked(f"file://{tmp_path}/kept", tmp_path / "here")
     (kept,) = (tmp_path / "kept").iterdir()
     assert load(kept).statuses == {0: "finished"}
@@ -157,11 +157,11 @@ def test_a_session_ships_its_run_when_it_is_complete(tmp_path: Path) -> None:
     assert (kept / here.name).read_bytes() == here.read_bytes()
 
 
-def test_a_hook_that_cannot_ship_is_a_warning_without_credentials(
+def test_a_hook_that_cannot_upload_is_a_warning_without_credentials(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     hooked("nonsense://someone:hunter2hunter2@host/runs", tmp_path)
-    assert "on_finish.command ended with status 1 on rank 0" in caplog.messages
+    assert "on_finish.command ended with status 2 on rank 0" in caplog.messages
     assert "nonsense://host/runs: the URL contains credentials" in caplog.text
     assert "hunter2" not in caplog.text

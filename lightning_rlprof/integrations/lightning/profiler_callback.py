@@ -400,6 +400,6 @@ def _refuse_a_second_profiler(trainer: Any, config: ProfilerConfig, device: str)
         if "PyTorchProfiler" in kinds and name in ours:
             raise ConfigError(
                 f"the Trainer's PyTorchProfiler and {ours[name]} cannot profile the "
-                f"same process: remove  Trainer(profiler=…), or set "
+                f"same process: remove Trainer(profiler=…), or set "
                 f"integrated.profile: false"
             )
