@@ -25,9 +25,13 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ASSETS = sorted(path for path in (PACKAGE / "report").rglob("*.*") if path.suffix in {".j2", ".js"})
 
 _FENCE = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
+_PROGRAM = re.compile(
+    r"\s*(import|with|select|insert|create|update|delete)\b.*\b(def|as|from) ", re.S
+)
 _CODE = re.compile(r"`[^`]*`")
 _BREAK = re.compile(
     r"(?<=[.!?:;])\s+|\n\s*\n|\n(?=\s*(?:[-*#|>]|\d+\.|Args|Raises|Returns))|\s\|\s"
+    r"|\n(?=\s*\S+(?: \S+)*  +\S)"  # the row of a table in plain text
 )
 
 
@@ -38,6 +42,8 @@ def sentences(text: str) -> list[str]:
 
 def faults(text: str) -> list[str]:
     """Return the banned phrases of a text, and its sentences that are too long."""
+    if _PROGRAM.match(text):  # SQL, or Python for another interpreter
+        return []
     plain = _CODE.sub("code", _FENCE.sub("\n\n", text))
     found = [f"banned {match[0]!r}" for match in BANNED.finditer(plain)]
     for sentence in sentences(plain):

@@ -189,7 +189,7 @@ def answer(
 
 
 def limited(tables: "Sequence[Table]", limit: int | None) -> "list[Table]":
-    """Return tables with at most so many rows each."""
+    """Return tables with at most `limit` rows each."""
     from dataclasses import replace
 
     return [

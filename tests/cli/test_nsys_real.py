@@ -75,7 +75,7 @@ def test_a_whole_run_is_recorded_and_its_export_can_be_scrubbed() -> None:
     done = rlprof("nsys", "scrub", "x.sqlite")
     assert done.returncode == 0, done.stderr
     assert b"hf_zyxwvu98765" not in Path("x-scrubbed.sqlite").read_bytes()
-    assert rlprof("nsys", "scrub", "x-scrubbed.sqlite").stdout.startswith("Removed 0 values")
+    assert rlprof("nsys", "scrub", "x-scrubbed.sqlite").stdout.startswith("Removed 0 variable values")
 
 
 def test_each_capture_is_a_report_that_holds_its_ranges() -> None:

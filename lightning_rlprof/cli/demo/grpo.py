@@ -205,7 +205,7 @@ class Grpo(pl.LightningModule):
 
     @contextmanager
     def _own(self, name: str) -> Iterator[None]:
-        """Mark a stage in which a rank waits for nobody; the slow rank sleeps at its end."""
+        """Mark a stage in which no rank waits for another; the slow rank sleeps at its end."""
         with stage(name):
             start = time.perf_counter()
             yield

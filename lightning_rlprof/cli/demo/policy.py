@@ -129,7 +129,7 @@ def generate(
 
 
 def _pick(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    logits = logits[:, END:]  # never PAD: it is no character and no end
+    logits = logits[:, END:]  # never PAD: it stands for neither a character nor the end
     if generator is None:
         return logits.argmax(1) + END
     return torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0] + END

@@ -45,7 +45,7 @@ class DemoOptions:
         slow_by: How much longer it takes for its own stages, those without waiting for others.
 
     Raises:
-        ConfigError: A number is too small or too large, or there is no such rank.
+        ConfigError: A number is too small or too large, or `slow_rank` is not one of the ranks.
     """
 
     task: str = "spell_backward"

@@ -145,8 +145,8 @@ class Task:
     def rewards(self, entries: Sequence[Entry], texts: Sequence[str]) -> list[float]:
         """What GRPO learns from: the verifier's score, with the gaps that a policy finds closed.
 
-        The verifier of `spell_backward` means to take 0.2 off a right word with letters after it,
-        but its sum of ``1 / n`` is not exactly 1.0 for words of 6, 7, 9 and 10 letters; that of
+        The verifier of `spell_backward` means to take 0.2 off a right word with letters after it.
+        But its sum of ``1 / n`` is not exactly 1.0 for words of 6, 7, 9 and 10 letters; that of
         `number_sorting` accepts sorted numbers that are off by one. Within 100 steps a policy that
         is paid for that stops being right. So a wrong answer earns at most 0.8 and 0 there.
         """

@@ -29,7 +29,7 @@ def check_gpu(answer: Mapping[str, Any]) -> Check:
     """Compare what torch finds, as `check_torch` returns it, with the driver of the kernel."""
     driver = _driver()
     if answer.get("kind") == "cuda":
-        runs = f"driver {driver}" if driver else "driver not told"
+        runs = f"driver {driver}" if driver else "unknown driver"
         return Check("GPU", "ok", f"{answer['count']} x {answer['name']}, {runs}")
     if driver is None:
         cure = "where there is a GPU: install its driver; in a container, docker run --gpus all"
@@ -140,7 +140,7 @@ def check_cann() -> Check:
         )
         return Check("CANN", "missing", "ASCEND_HOME_PATH is not set", cure)
     if not Path(home).is_dir():
-        says = f"{name}={home} is no directory"
+        says = f"{name}={home} is not a directory"
         return Check("CANN", "broken", says, "source set_env.sh of the CANN that is installed")
     for pattern in ("*/ascend_toolkit_install.info", "version.info", "*/version.info"):
         for path in sorted(Path(home).glob(pattern)):
@@ -182,7 +182,7 @@ def check_torch() -> tuple[Check, Mapping[str, Any]]:
         try:
             version = ask(_QUESTION, timeout_s=_ANSWERS_S, environment=NO_AUTOLOAD)["version"]
         except InterpreterError:
-            return Check("torch", "broken", says, f"install it anew; {_GET_TORCH}"), {}
+            return Check("torch", "broken", says, f"reinstall it: {_GET_TORCH}"), {}
         cure = (
             "torch_npu is installed and CANN is not found: source set_env.sh of CANN, or pip "
             "uninstall torch_npu, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0"

@@ -136,7 +136,7 @@ def _inside(span: Span, step: Span) -> bool:
 
 
 def _remarks(spans: Spans, errors: str) -> Check:
-    """Pass on what the recorders warned of, such as MSTX ranges that nobody hears."""
+    """Pass on what the recorders warned of, such as MSTX ranges that no tool collects."""
     texts = [note.text for note in spans.notes if note.level in ("warning", "error")]
     texts += [f"printed: {errors}"] if errors else []
     if texts:

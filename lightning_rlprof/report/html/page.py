@@ -45,29 +45,30 @@ _LEADS = ("data_quality", "findings", "ledger", "stragglers", "critical_path", "
 _SECTIONS = {
     "data_quality": (
         "How far this can be trusted",
-        "What is missing, cut off, hidden, not aligned, or our own doing.",
+        "Missing, truncated or misaligned data, and profiler overhead.",
     ),
     "findings": (
         "What to act on",
-        "The most costly first, with the 95 % interval of the price. What is not sure is not said.",
+        "Sorted by cost, with 95 % confidence intervals. Inconclusive checks are listed at the end.",
     ),
     "ledger": (
         "Where the GPU-seconds went",
-        "Every instant of every rank of the job, once: the totals add up to the wall clock times "
-        "the ranks. What is not told is no zero.",
+        "Every instant of every rank is counted once: the totals add up to wall time × ranks. "
+        "Time without data is in the row unknown.",
     ),
     "stragglers": (
-        "Who makes the others wait",
+        "Stragglers",
         "Ranks of one role compared at equal work, step by step; “peer time lost” is what all of "
         "them waited for that rank.",
     ),
     "critical_path": (
-        "On the critical path",
-        "What the length of a step depends on, and slack beside it.",
+        "Critical path",
+        "The work that determines step time, and the slack of the rest.",
     ),
     "whatif": (
-        "What a change would buy",
-        "Steps replayed after one edit; low and high bound the prediction with 95 % confidence.",
+        "Predicted gains",
+        "Step time after one change, predicted by replaying the steps; low to high is the 95 % "
+        "interval.",
     ),
     "stages": (
         "Where the steps' time went",
@@ -79,18 +80,18 @@ _SECTIONS = {
         "How long the host and the device took for the same stages, whole spans.",
     ),
     "breakdown": (
-        "What the device did",
+        "Device time",
         "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time. "
         "Overlapped communication and memcpy are part of it already.",
     ),
-    "idle": ("Why the device idled", "Idle time by what it waited for; unknown is not guessed."),
+    "idle": ("Device idle time", "By what the device waited for."),
     "overlap": (
         "Communication behind compute",
-        "How much of the communication ran while something was computed, too.",
+        "How much of the communication overlapped with compute.",
     ),
     "communication": (
         "Collectives across ranks",
-        "Transfer is the shortest duration of a meeting, wait is what the others took beyond it.",
+        "Transfer is the shortest duration of a collective over its ranks; wait is the rest.",
     ),
     "slowest_ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
     "steps": (
@@ -98,21 +99,24 @@ _SECTIONS = {
         "Exclusive time per step, the mean of the complete ones. Shaded: above the median rank; "
         "bold: the slowest, where that is 5 % or more.",
     ),
-    "gaps": ("Untraced time", "Between which two stages no stage was open."),
+    "gaps": (
+        "Untraced time",
+        "Time inside steps when no stage was open, by the stages before and after it.",
+    ),
     "regions": (
         "Regions",
-        "Parts of a step that are no stages. They lie in one another: shares do not add up.",
+        "Regions inside a step. Regions nest, so shares don't add up to 100 %.",
     ),
     "background_stages": (
         "Stages beside the steps",
-        "On other threads than the one that trains, or outside steps; no share of a step.",
+        "Stages on other threads, or outside steps. They are not part of step time.",
     ),
     "memory": (
         "Memory",
-        "The highest of every stage on every rank, over the spans of captures; rlprof show also "
-        "lists the files that say more.",
+        "Peak memory of every stage on every rank, during captures. rlprof show RUN memory lists "
+        "the snapshot files.",
     ),
-    "rank_status": ("Ranks", "What every rank recorded, in steps and outside of them."),
+    "rank_status": ("Ranks", "What every rank recorded, in and outside steps."),
 }
 
 

@@ -14,7 +14,7 @@ from lightning_rlprof.tables.spans import Spans
 
 # JSON of all steps together. Reading it costs a browser some 20 ms, and the file stays mailable.
 _BYTES = 1_300_000
-# Longest spans of one step; more cannot be told apart on a screen, nor drawn without a pause.
+# Longest spans of one step; a screen cannot show more, and drawing would pause.
 _SPANS_PER_STEP = 6_000
 
 # Counters by which recorders flag what is not like the rest of a run.
@@ -157,7 +157,7 @@ def _draw(spans: Spans, step: _Step, counters: list[str]) -> dict[str, Any]:
         "start_ns": step.start_ns,
         "duration_ns": step.duration_ns,
         "left_out": len(cut),
-        "hatched": not np.any(spans.kind[cut] == _STAGE),  # else nobody can say where no stage is
+        "hatched": not np.any(spans.kind[cut] == _STAGE),  # else time outside stages is unknown
         "bounds": [
             [int(spans.rank[row]), int(spans.start_ns[row]) - step.start_ns,
              int(spans.end_ns[row]) - step.start_ns]

@@ -154,7 +154,7 @@ def test_a_clock_that_the_kernel_does_not_name_is_measured_all_the_same(
     monkeypatch.setattr(machine, "_CLOCK", tmp_path / "nothing")
     check = machine.check_clock()
     assert check.state == "unknown"
-    assert check.message.startswith("source not told, ")
+    assert check.message.startswith("unknown source, ")
 
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
@@ -187,7 +187,7 @@ def test_devices_are_told_with_the_driver_below_them(proc: Path, text: str, numb
 
 
 def test_a_driver_without_a_word_is_still_a_driver(proc: Path) -> None:
-    assert machine.check_gpu(H100).message == "2 x NVIDIA H100, driver not told"
+    assert machine.check_gpu(H100).message == "2 x NVIDIA H100, unknown driver"
     put(proc, version="?")
     assert machine.check_gpu(H100).message == "2 x NVIDIA H100, driver of unknown version"
 

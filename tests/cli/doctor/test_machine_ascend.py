@@ -51,7 +51,7 @@ def test_a_path_to_nothing_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyP
     check = machine.check_cann()
     assert (check.state, check.message) == (
         "broken",
-        f"ASCEND_HOME_PATH={tmp_path}/moved is no directory",
+        f"ASCEND_HOME_PATH={tmp_path}/moved is not a directory",
     )
 
 
@@ -68,7 +68,7 @@ def test_the_variable_that_points_nowhere_is_named(
 ) -> None:
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     monkeypatch.setenv(name, str(tmp_path / "x"))
-    assert machine.check_cann().message == f"{name}={tmp_path}/x is no directory"
+    assert machine.check_cann().message == f"{name}={tmp_path}/x is not a directory"
 
 
 def test_msprof_is_looked_for_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ def test_what_cannot_be_scrubbed_is_one_line(
 def test_another_database_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as database:
         database.execute("CREATE TABLE users (name TEXT)")
-    with pytest.raises(TraceError, match=r"is no export of Nsight Systems \(its tables: users\)"):
+    with pytest.raises(TraceError, match=r"not an export of Nsight Systems \(its tables: users\)"):
         scrub_export(tmp_path / "a.sqlite", tmp_path / "out.sqlite")
 
 

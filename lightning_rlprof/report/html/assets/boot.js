@@ -1,4 +1,4 @@
-// Everything is drawn; whoever opens the page, a test too, can see on <body> how that went.
+// Everything is drawn; <body> says which charts, for tests that open the page.
 const drawn = [];
 if (!shares.isEmpty) { redraws.push(shares.draw); drawn.push("shares"); }
 if (!timeline.isEmpty) { redraws.push(timeline.draw); drawn.push("timeline"); }

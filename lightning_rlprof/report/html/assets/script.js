@@ -37,7 +37,7 @@ function duration(ns) {
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 const percent = (part) => `${(100 * part).toFixed(1)} %`;
 
-function cut(text, room) { // between characters: half of an emoji is no text
+function cut(text, room) { // between characters: half an emoji is not valid text
   const whole = [...text];
   return whole.length > room ? `${whole.slice(0, room - 1).join("")}…` : text;
 }
