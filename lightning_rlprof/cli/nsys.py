@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli.console import (
+    count,
     destination,
     next_command,
     note,
@@ -160,7 +161,8 @@ def scrub(
     path = destination(output, file, "scrubbed.sqlite", force=force)
     with writing(path):
         removed = scrub_export(file, path)
-    status(f"Removed {removed.values} variable values and {removed.texts} process outputs")
+    values, texts = count(removed.values, "variable value"), count(removed.texts, "process output")
+    status(f"Removed {values} and {texts}")
     wrote(path)
     next_command("rlprof", "summary", path)
 

@@ -51,6 +51,6 @@ def test_a_name_turns_no_sentence_around() -> None:
     told = replace(table, note="", abstained=f"{turned} is no stage")
     source = render_report(loaded([]), {"a": table, "b": told}, f"{turned} is 60% of the step")
     text = Page(source).text()
-    for sentence in ("Without {}, 5 ranks.", "No answer: {} is no stage.", "{} is 60% of the step"):
+    for sentence in ("Without {}, 5 ranks.", "No data: {} is no stage.", "{} is 60% of the step"):
         assert sentence.format("\\u202egnirts") in text
     assert turned in text, "a cell stands by itself"

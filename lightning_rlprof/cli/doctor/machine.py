@@ -232,11 +232,11 @@ def check_disk(save_path: Path) -> Check:
 
 
 def check_clock() -> Check:
-    """Look at what the kernel tells time by, and measure how long a look at the clock takes."""
+    """Look at what the kernel tells time by, and measure how long reading the clock takes."""
     source = (content(_CLOCK) or "").strip()
     costs = min(timeit.repeat(perf_counter_ns, number=1_000, repeat=20)) * 1e6
-    says = f"{source or 'source not told'}, {costs:.0f} ns per look"
+    says = f"{source or 'unknown source'}, {costs:.0f} ns per call"
     if source in _FAST_CLOCKS or not source:
         return Check("clock", "ok" if source else "warn", says)
-    cure = "a span looks twice; boot with clocksource=tsc where the processor's is stable"
+    cure = "a span reads it twice; boot with clocksource=tsc if the processor has a stable TSC"
     return Check("clock", "broken", f"{says}, by a call of the kernel", cure)
