@@ -175,9 +175,8 @@ def _group(name: str, text: str) -> typer.Typer:
     return group
 
 
-_nsys = _group("nsys", "Run a training under Nsight Systems, or clean its exports.")
+_nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", context_settings={"allow_interspersed_args": False})(nsys.run)
-_nsys.command("scrub")(with_output_options(nsys.scrub, json=False))
 _config = _group("config", "Check a configuration, or print its schema.")
 _config.command("check")(with_output_options(config.check))
 _config.command("schema")(config.schema)

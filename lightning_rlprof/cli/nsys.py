@@ -1,4 +1,4 @@
-"""The verbs ``nsys run``, a training under Nsight Systems, and ``nsys scrub``, a clean export."""
+"""The verb ``nsys run``: a training under Nsight Systems."""
 
 import os
 import re
@@ -43,7 +43,7 @@ _INSTALL = (
 )
 _SECRETS = (
     "a report contains the environment variables of the training and of other processes, with "
-    "every token. Before you share one, export it and run `rlprof nsys scrub`."
+    "every token: do not share it"
 )
 _NO_REPORT = (
     "Did the training reach a captured step? Does it use a ProfilerCallback, or --config here?"
@@ -117,8 +117,6 @@ def run(
     """Run a training under Nsight Systems, with one report per captured step or stage.
 
     Example: rlprof nsys run --config rlprof.yaml -- python train.py
-
-    Before you share an export, clean it: rlprof nsys scrub report.sqlite
     """
     from lightning_rlprof.recording.nsys.command_line import installed_version, plan, variables
 
@@ -141,30 +139,6 @@ def _check(command: list[str]) -> None:
     if command[0].startswith("-"):
         hint = "Options of nsys: --option key=value"
         raise RlprofError(f"'{command[0]}' is an option, not a program", hint=hint)
-
-
-def scrub(
-    file: Annotated[
-        Path, typer.Argument(parser=local_path, metavar="FILE", help="SQLite export of nsys")
-    ],
-    output: Output = None,
-    force: Force = False,
-) -> None:
-    """Copy an SQLite export of nsys without environment variables and process output.
-
-    Example: rlprof nsys scrub report.sqlite
-
-    Export a .nsys-rep first: nsys export --type sqlite report.nsys-rep
-    """
-    from lightning_rlprof.recording.nsys.scrub import scrub_export
-
-    path = destination(output, file, "scrubbed.sqlite", force=force)
-    with writing(path):
-        removed = scrub_export(file, path)
-    values, texts = count(removed.values, "variable value"), count(removed.texts, "process output")
-    status(f"Removed {values} and {texts}")
-    wrote(path)
-    next_command("rlprof", "summary", path)
 
 
 def _file(given: Path | None) -> str | None:

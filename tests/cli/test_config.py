@@ -83,14 +83,14 @@ def test_people_see_lines_and_what_to_do_next(rlprof: Run, tmp_path: Path) -> No
     file.write_text("steps: [3]")
     _, out, _ = rlprof("config", "check", file)
     assert "steps          3\n" in out
-    assert out.endswith(f'Next: ProfilerCallback("{file}")\n')
+    assert out.endswith(f'Use it: ProfilerCallback("{file}")\n')
 
 
 def test_a_mistake_is_one_line_with_a_near_match(rlprof: Run, tmp_path: Path) -> None:
     file = tmp_path / "rlprof.yaml"
     file.write_text("integrated: {stage: actor_updat}")
     status, out, err = rlprof("config", "check", file)
-    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert (status, out, err.count("\n")) == (1, "", 1)
     assert "actor_update" in err
 
 
@@ -102,6 +102,6 @@ def test_the_schema_is_json_and_goes_to_a_file(rlprof: Run, tmp_path: Path) -> N
     path = tmp_path / "schema.json"
     status, out, _ = rlprof("config", "schema", "-o", path)
     assert (status, json.loads(path.read_text())) == (0, printed)
-    assert out == f"Wrote {path}\nNext: rlprof config check FILE.yaml\n"
+    assert out == f"Wrote {path}\n"
     assert rlprof("config", "schema", "-o", path)[0] == 1
     assert rlprof("config", "schema", "-o", path, "--force")[0] == 0

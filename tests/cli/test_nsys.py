@@ -2,9 +2,7 @@
 
 import json
 import shlex
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,7 +34,6 @@ def test_it_prints_the_command_runs_it_and_says_what_appeared_and_what_to_type(
     assert warning.startswith(
         "warning: a report contains the environment variables of the training and of other "
     )
-    assert "`rlprof nsys scrub`" in warning
     assert wrote == "Wrote my run.1.nsys-rep"
 
 
@@ -65,9 +62,7 @@ def test_reports_go_under_the_save_path_with_a_name_of_their_own(
     assert all(name.startswith("runs/%h/%p/nsys-") for name in names)
 
 
-def test_the_configuration_says_which_captures(
-    rlprof: Run, fake: FakeNsys, hints: None
-) -> None:
+def test_the_configuration_says_which_captures(rlprof: Run, fake: FakeNsys, hints: None) -> None:
     fake.tell(ranges=9)
     _, out, err = rlprof("nsys", "run", "-o", "x", "--config", file("steps: [2, 5, 9]"), *TRAIN)
     assert options(fake)["capture-range-end"] == "repeat:3"
@@ -199,14 +194,12 @@ def test_a_report_that_was_there_before_is_not_new(rlprof: Run, fake: FakeNsys) 
 # ---- the words
 
 
-def test_help_explains_running_and_scrubbing_with_an_example_each(rlprof: Run) -> None:
+def test_help_has_an_example(rlprof: Run) -> None:
     status, shown, _ = rlprof("nsys", "run", "--help")
     out = " ".join(shown.split())
     assert status == 0
     assert "rlprof nsys run --config rlprof.yaml -- python train.py" in out
-    assert "rlprof nsys scrub report.sqlite" in out
     assert "--capture-range" in out
-    assert "nsys export --type sqlite" in rlprof("nsys", "scrub", "--help")[1]
 
 
 def test_after_two_dashes_every_word_is_the_trainings(rlprof: Run, fake: FakeNsys) -> None:
@@ -216,33 +209,6 @@ def test_after_two_dashes_every_word_is_the_trainings(rlprof: Run, fake: FakeNsy
     assert shlex.split(out.splitlines()[0])[-3:] == ["python", "train.py", "--force"]
     assert "--force-overwrite" not in out
     assert json.loads(json.dumps(fake.calls)) == fake.calls
-
-
-def test_scrub_writes_a_copy_beside_the_export_and_says_what_went(
-    rlprof: Run, tmp_path: Path, hints: None
-) -> None:
-    export = tmp_path / "my report.sqlite"
-    with closing(sqlite3.connect(export, isolation_level=None)) as database:
-        database.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
-        row = ("PROCESS_0:ENVIRONMENT_VARIABLE", 'HF_TOKEN="hf_zyxwvu98765"')
-        database.execute("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", row)
-    copy = tmp_path / "my report-scrubbed.sqlite"
-
-    status, out, err = rlprof("nsys", "scrub", export)
-    assert (status, err) == (0, f"next: rlprof summary '{copy}'\n")
-    assert out == f"Removed 1 variable value and 0 process outputs\nWrote {copy}\n"
-    assert b"hf_zyxwvu98765" not in copy.read_bytes()
-    assert rlprof("nsys", "scrub", export)[0] == 2
-    assert rlprof("nsys", "scrub", export, "--force")[0] == 0
-    assert rlprof("nsys", "scrub", export, "-o", tmp_path / "x.sqlite")[0] == 0
-
-
-def test_scrub_of_a_report_says_how_to_export_it(rlprof: Run, tmp_path: Path) -> None:
-    report = tmp_path / "x.nsys-rep"
-    report.write_text("report")
-    status, out, err = rlprof("nsys", "scrub", report)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"run `nsys export --type sqlite --output {tmp_path}/x.sqlite {report}`" in err
 
 
 def test_the_status_stays_where_the_reports_are_gone_or_are_no_files(

@@ -112,8 +112,7 @@ def test_a_dry_run_only_prints_and_needs_no_nsys(
     status, out, err = rlprof("nsys", "run", "--", "python", "train.py")
     assert (status, out, err.count("\n")) == (2, "", 2)
     assert err.startswith(
-        "rlprof: error: nsys is not on PATH\n"
-        "  hint: Install Nsight Systems (https://developer."
+        "rlprof: error: nsys is not on PATH\n  hint: Install Nsight Systems (https://developer."
     )
 
 
@@ -134,7 +133,11 @@ def test_what_is_set_here_is_refused_however_it_is_spelt(
 
 def test_a_command_that_begins_with_a_dash_is_refused(rlprof: Run, fake: FakeNsys) -> None:
     code, _, err = rlprof("nsys", "run", "--dry-run", "--", "--trace=cuda", "python")
-    assert (code, "'--trace=cuda' is an option, not a program\n" in err, fake.calls) == (2, True, [])
+    assert (code, "'--trace=cuda' is an option, not a program\n" in err, fake.calls) == (
+        2,
+        True,
+        [],
+    )
 
 
 def test_programs_may_print_what_is_no_text(rlprof: Run, fake: FakeNsys) -> None:

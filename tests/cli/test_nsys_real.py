@@ -36,13 +36,12 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the real nsys on PATH, a secret into the environment, and go to an empty directory."""
+    """Put the real nsys on PATH and go to an empty directory."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nsys").symlink_to(Path(NSYS).resolve())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("HF_TOKEN", "hf_zyxwvu98765")
 
 
 def rlprof(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -66,16 +65,10 @@ def exported(report: Path) -> Path:
     return Path("x.sqlite")
 
 
-def test_a_whole_run_is_recorded_and_its_export_can_be_scrubbed() -> None:
+def test_a_whole_run_is_recorded() -> None:
     out = recorded("[]")
     (report,) = Path().glob("x-*.nsys-rep")
     assert f"Wrote {report}\n" in out
-    assert b"hf_zyxwvu98765" in exported(report).read_bytes()
-
-    done = rlprof("nsys", "scrub", "x.sqlite")
-    assert done.returncode == 0, done.stderr
-    assert b"hf_zyxwvu98765" not in Path("x-scrubbed.sqlite").read_bytes()
-    assert rlprof("nsys", "scrub", "x-scrubbed.sqlite").stdout.startswith("Removed 0 variable values")
 
 
 def test_each_capture_is_a_report_that_holds_its_ranges() -> None:

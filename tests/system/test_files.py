@@ -7,7 +7,6 @@ import pytest
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.recording.nsys.scrub import scrub_export
 from lightning_rlprof.records.run_directory import rank_files, read_header, read_trace
 from lightning_rlprof.system.files import open_file
 from tests.builders.ascend_output import capture_folder
@@ -70,9 +69,3 @@ def test_a_pipe_that_is_named_is_told(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(TraceError, match=f"{name}: {NO_FILE}"):
         load(tmp_path / name)
-
-
-def test_a_pipe_is_not_scrubbed(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "x.sqlite")
-    with pytest.raises(TraceError, match=NO_FILE):
-        scrub_export(tmp_path / "x.sqlite", tmp_path / "y.sqlite")

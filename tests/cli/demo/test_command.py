@@ -54,7 +54,7 @@ def test_the_demo_shows_what_was_learned_where_time_went_and_what_to_type(
         "A KV cache removes the bottleneck. Add --kv-cache, then compare the two runs.\n"
     )
     assert err.endswith(
-        f"next: rlprof report {tmp_path}/run\n"
+        f"next: rlprof findings {tmp_path}/run\n"
         f"next: rlprof demo --kv-cache -o {tmp_path}\n"
         f"next: rlprof compare {tmp_path}/run {tmp_path}\n"
     )
@@ -88,7 +88,7 @@ def test_options_reach_the_demo_and_a_cached_one_offers_no_cache(
         "save_path": Path("profiler_data"),
     }
     assert out.endswith("Wrote profiler_data/run\n")
-    assert err.endswith("next: rlprof report profiler_data/run\n")
+    assert err.endswith("next: rlprof findings profiler_data/run\n")
     assert "--kv-cache" not in err
 
 
@@ -110,4 +110,4 @@ def test_a_slow_rank_is_made_and_the_command_that_finds_it_is_next(
     assert err.endswith(f"next: rlprof stragglers {tmp_path}/run\n")
     status, _, err = rlprof("demo", "-o", tmp_path, "--slow-by", 0.3)
     assert status == 2
-    assert "--slow-by makes no rank slow by itself; --slow-rank says which one" in err
+    assert err == "rlprof: error: --slow-by needs --slow-rank\n  hint: For example --slow-rank 1\n"

@@ -95,7 +95,7 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
         "How far this can be trusted",
         "What to act on",
         "Where the GPU-seconds went",
-        "Who makes the others wait",
+        "Stragglers",
         "Where the steps' time went",
         "Stages over the steps",
         "Inside a step",

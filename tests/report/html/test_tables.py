@@ -188,4 +188,4 @@ def test_the_bounds_of_a_change_are_called_what_they_bound(tmp_path: Path) -> No
     assert rows
     assert all(int(low or 0) <= int(middle or 0) <= int(high or 0) for low, middle, high in rows)
     page = render_report(spans, {"whatif": table}, "x")
-    assert "low and high bound the prediction with 95 % confidence." in page
+    assert "low to high is the 95 % interval." in page
