@@ -9,7 +9,7 @@ HEAD = """\
 
 One configuration says what is recorded and what is captured. **Spans** of all stages are cheap
 and always recorded (`spans: true`). A **capture** is the window in which a device tool is on; it
-is dear, and `stage`, `steps`, `ranks` and the rest steer only it. Nothing of it needs a change in
+is costly, and `stage`, `steps`, `ranks` and the rest steer only it. Nothing of it needs a change in
 the training code.
 
 ```python

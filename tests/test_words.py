@@ -28,6 +28,7 @@ _FENCE = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(
     r"\s*(import|with|select|insert|create|update|delete)\b.*\b(def|as|from) ", re.S
 )
+_PROSE = re.compile(r"[A-Z.,:;!?]")
 _CODE = re.compile(r"`[^`]*`")
 _BREAK = re.compile(
     r"(?<=[.!?:;])\s+|\n\s*\n|\n(?=\s*(?:[-*#|>]|\d+\.|Args|Raises|Returns))|\s\|\s"
@@ -42,7 +43,7 @@ def sentences(text: str) -> list[str]:
 
 def faults(text: str) -> list[str]:
     """Return the banned phrases of a text, and its sentences that are too long."""
-    if _PROGRAM.match(text):  # SQL, or Python for another interpreter
+    if _PROGRAM.match(text) or not _PROSE.search(text):  # SQL, Python, or a list of names
         return []
     plain = _CODE.sub("code", _FENCE.sub("\n\n", text))
     found = [f"banned {match[0]!r}" for match in BANNED.finditer(plain)]

@@ -17,19 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli.console import (
-    count,
-    destination,
     next_command,
     note,
     say,
-    status,
     warn,
     writing,
     wrote,
 )
-from lightning_rlprof.cli.open_run import Output
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
-from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.config.profiler_config import ProfilerConfig

@@ -53,7 +53,7 @@ def _path(value: Any) -> Any:
 class IntegratedConfig(Section):
     """What a capture holds, and for which stage, steps and ranks it is on.
 
-    Spans of all stages are always recorded; these keys steer only the capture, which is dear.
+    Spans of all stages are always recorded; these keys choose what is captured, which is expensive.
     """
 
     profile: bool | None = Field(
@@ -460,7 +460,7 @@ class ParallelConfig(Section):
     pp: PositiveInt = Field(default=1, description="Stages of the pipeline (pipeline parallel).")
 
     def check_world(self, world_size: int) -> None:
-        """Refuse sizes that so many ranks cannot have; a process alone, such as a driver, is none.
+        """Refuse sizes that do not divide ``world_size``; a driver has no ranks.
 
         Raises:
             ConfigError: Their product does not divide ``world_size``.

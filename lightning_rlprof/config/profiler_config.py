@@ -299,9 +299,9 @@ class Options(Section):
         return ""
 
     def _shared_role(self) -> RoleConfig | None:
-        """The role block that holds in this process; None where roles are not told apart.
+        """The role block that applies in this process; None without roles.
 
-        Nor are they where captures are off: roles that could not share one then need not.
+        Also None while captures are off, where roles need not agree on one.
         """
         if not self.roles or self.integrated.profile is False or self._nothing():
             return None
@@ -408,7 +408,7 @@ class ProfilerConfig(Options):
 
     @property
     def last_step(self) -> int | None:
-        """The last captured step: None when there is no last one, 0 when none is captured."""
+        """The last captured step: None without an end, 0 when none is captured."""
         if not self.captures:
             return 0
         if self.steps is None:

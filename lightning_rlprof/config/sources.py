@@ -101,7 +101,7 @@ def _is_small(value: Any) -> bool:
 def canonical(
     data: Mapping[str, Any], fields: Collection[str], origins: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Our own keys out of a block of ours, of MindSpeed-RL or of verl, alone or in a whole file.
+    """Return rlprof keys from a block of rlprof, MindSpeed-RL or verl, alone or in a whole file.
 
     A mapping with ``profiler_config`` or with profiling keys of verl may be the file of a whole
     training: what else it holds is not looked at. Keys of ours beside verl's win over them.
@@ -133,9 +133,9 @@ def canonical(
 def lay(
     verls: Mapping[str, Any], origins: dict[str, str], ours: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Keys of ours laid over those that verl's were translated to.
+    """Lay rlprof keys over those translated from verl.
 
-    Where ours say the first or last step, verl's steps go, which would win over these.
+    If rlprof keys set the first or last step, verl's list of steps is dropped: it would win.
 
     Args:
         verls: The translated keys, and others.
@@ -186,7 +186,7 @@ def from_environment(
     ``RLPROF__NSIGHT__WORKER__TRACE=cuda,nvtx``.
 
     Raises:
-        ConfigError: A variable that is not a configuration key, or whose value is no YAML.
+        ConfigError: A variable is not a configuration key, or its value is not YAML.
     """
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -207,10 +207,10 @@ def from_environment(
 
 
 def from_overrides(overrides: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
-    """Keywords as a mapping; a key of ``integrated`` may be given flat, for no name is taken twice.
+    """Keywords as a mapping; keys of ``integrated`` may be given flat.
 
     Raises:
-        ConfigError: A keyword that is no key, or a key given flat and in ``integrated`` too.
+        ConfigError: An unknown keyword, or a key given both flat and in ``integrated``.
     """
     flat = IntegratedConfig.model_fields
     values: dict[str, Any] = {}

@@ -29,7 +29,7 @@ _ABSENT = object()
 class Section(BaseModel):
     """Frozen and strictly typed; refuses unknown keys and reads ``-`` in a key as ``_``.
 
-    ``True`` is no step, ``"0"`` is no rank and ``"yes"`` is no switch. An empty block
+    ``True`` is not a step, ``"0"`` not a rank and ``"yes"`` not a switch. An empty block
     (``integrated:`` with nothing below it) means its defaults.
     """
 

@@ -45,7 +45,7 @@ class GradStages(Section):
 
 
 class ArgumentStages(Section):
-    """Stages of a method that serves several, told apart by the value of one argument."""
+    """Stages of a method that serves several, chosen by the value of one argument."""
 
     arg: Annotated[str, BeforeValidator(_argument)] = Field(description="Name of the argument.")
     stages: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(

@@ -50,7 +50,7 @@ def ray_runtime_env(config: ProfilerConfig, process: _Process) -> dict[str, dict
     and PID of the process that asks: that is the controller, whose report bears the PID.
 
     Raises:
-        ConfigError: There is no such process, or a shell would not take ``nsight.reports``.
+        ConfigError: The process does not exist, or a shell would not take ``nsight.reports``.
 
     Example::
 

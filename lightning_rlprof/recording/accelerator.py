@@ -113,7 +113,7 @@ def use_device(kind: str, index: int) -> None:
     """Choose the calling thread's device: a new thread begins on the first one, not on its maker's.
 
     Raises:
-        RuntimeError: There is no such device.
+        RuntimeError: The device does not exist.
     """
     _call(kind, ("set_device_index", "set_device"), index)
 

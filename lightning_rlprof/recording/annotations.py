@@ -1,4 +1,4 @@
-"""Mark stages, regions and instants in training code; costs almost nothing while nobody records.
+"""Mark stages, regions and instants in training code; almost free while no session records.
 
 A marker is one object per name and holds no state: what is open lives in a context variable, so one
 marker nests in itself and serves every thread and asyncio task. While no session listens, entering
@@ -97,7 +97,7 @@ class Marker:
     """A name for stretches of time: use it as ``with`` or as ``@``; made by `stage` and `annotate`.
 
     As a decorator it serves functions, methods, coroutines and generators of both kinds. A
-    generator gives a span per item: the time between two belongs to whoever asks for them.
+    generator gives a span per item: the time between two belongs to the consumer.
     """
 
     __slots__ = ("counters", "kind", "name")
@@ -147,7 +147,7 @@ def stage(name: str, /, *, into: Any = None, **counters: Number) -> Any:
         **counters: Numbers to store with the span; `count` adds what is known only later.
 
     Raises:
-        TypeError: There is no name, e.g. in a bare ``@stage``.
+        TypeError: The name is missing, e.g. in a bare ``@stage``.
 
     Example::
 
@@ -225,13 +225,13 @@ def count(**numbers: Number) -> None:
         for name, number in open_spans.counters_of(numbers).items():
             try:
                 total[name] = total.get(name, 0) + number
-            except Exception:  # tensors that do not fit: the training goes on
+            except Exception:  # tensors that do not fit: the training continues
                 total[name] = number
         line[9] = total
 
 
 def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
-    """Send every marker's spans to a session, or to nobody with None.
+    """Send every marker's spans to a session, or stop with None.
 
     Args:
         sink: The session.
@@ -242,7 +242,7 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
         opened.set(None)  # what an earlier session left open is not around the spans of this one
         open_spans.forget_left()
     _sink = sink
-    # Builtins that accept these calls and return None: no Python frame while nobody records.
+    # Builtins that accept these calls and return None: no Python frame while no session records.
     enter: Any = ContextVar("rlprof_off", default=None).get
     leave: Any = memoryview(b"").__exit__
     if sink is not None:
@@ -253,7 +253,7 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     Marker.__exit__ = leave  # type: ignore[method-assign]
 
 
-# Made anew per session, with what a span needs as default arguments, which cost least to read.
+# Made per session, with what a span needs as default arguments, which cost least to read.
 # A thread that is inside one of them when its session ends finishes on that session.
 
 

@@ -169,7 +169,7 @@ class Capture:
         self._run.record(_CLOSE, start, self._run.clock())
 
     def enter(self, name: str, kind: Kind, *, closes: bool = False) -> object:
-        """Mirror the beginning of a span; returns what `exit` needs, None where nobody listens."""
+        """Mirror the beginning of a span; returns what `exit` needs, None without a listener."""
         if not (self.mirrors or closes):  # what closes a window may open it later, inside
             return None
         step = self._run.step
@@ -213,7 +213,7 @@ class Capture:
         return step in self._steps
 
     def finish(self) -> None:
-        """Close an open window, end what nobody ended, and wait for every recorder's files."""
+        """Close an open window, end open spans, and wait for every recorder's files."""
         if self.is_open:
             self.close()
         for token in reversed(self._tokens):
@@ -327,7 +327,7 @@ class TokenWindow:
 
     @property
     def inside(self) -> bool:
-        """Whether a generation with iterations is open around whoever asks."""
+        """Whether a generation with iterations is open around the caller."""
         span = innermost() if self._armed else None
         while span is not None and span[2].name != GENERATION:
             span = span[1]

@@ -1,8 +1,8 @@
 """Ping-pongs between hosts over the process group's store, so that a reader knows their clocks.
 
 One rank of each host meets rank 0: at the start, after steps that rank 0 names in its last answer
-of the meeting before, and at the end of a run that went through. There is no collective, and no
-thread. Whoever does not come costs a second once, and is not waited for again.
+of the meeting before, and at the end of a run that went through. It uses neither collectives nor
+threads. An absent rank costs a second once, and is not waited for again.
 """
 
 import sys

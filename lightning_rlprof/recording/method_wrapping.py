@@ -75,7 +75,7 @@ class Wraps:
             raise
 
     def remove(self) -> None:
-        """Take the marks off again, except where somebody has replaced the method since."""
+        """Remove the marks, except where other code replaced the method since."""
         for owner, name, mine, before in reversed(self._installed):
             if vars(owner).get(name) is mine:
                 if before is _ABSENT:
@@ -147,7 +147,7 @@ def _get(owner: object, name: str, target: str) -> Any:
 
 
 def _method(method: Callable[..., Any], values: _Values) -> types.MethodType:
-    """Mark a method or function as a bound method, which copies and pickles as nothing else does.
+    """Mark a method or function as a bound method, which copies and pickles correctly.
 
     Copied, it is bound to the copy. Pickled, it is looked up by name, here also for a function,
     which a closure could not be.
@@ -180,7 +180,7 @@ def _marked(function: Callable[..., Any], values: _Values) -> Callable[..., Any]
     def call(*args: Any, **kwargs: Any) -> Any:
         grad, value = torch.is_grad_enabled(), value_of(args, kwargs)
         name = rule.stage_for(grad=grad, value=value)
-        if rule.by_arg and not torch.compiler.is_compiling():  # which would compile it anew
+        if rule.by_arg and not torch.compiler.is_compiling():  # which would compile it again
             values.add(value, name)
         return (marked[name] if name else function)(*args, **kwargs)
 

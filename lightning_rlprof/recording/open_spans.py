@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from lightning_rlprof.records.records import Kind, Number
 
-# A span is the list that the file will hold, so that nothing of ours runs per span when it is
+# A span is the list that the file will hold, so that no code of rlprof runs per span when it is
 # written: ["span", name, kind, step, start_ns, end_ns, thread, id, parent, counters]. Its end is
 # None while it is open.
 Line = list[Any]

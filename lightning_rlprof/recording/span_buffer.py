@@ -17,7 +17,7 @@ from lightning_rlprof.records.records import Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
 _MOST = 1 << 16  # intervals of a stage that are kept apart
-_LARGEST = 1e300  # beyond it, and where it is no number, a counter is not known
+_LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
 
 
 class Spent(NamedTuple):
@@ -163,7 +163,7 @@ class Buffer:
         self._threads: set[int] = set()
         self._knows = self._threads.issuperset
         self._lost = 0
-        self._flushed: list[Line] = []  # of the step that goes on
+        self._flushed: list[Line] = []  # of the step that continues
         self._thread = threading.get_ident()
         self._tally = Tally(self._thread)  # of that step, too: more lines than are kept
         self._last: tuple[list[Line], Tally] = ([], self._tally)
@@ -193,7 +193,7 @@ class Buffer:
         spans = self._spans[:]
         del self._spans[: len(spans)]
         self._flushed += spans
-        # No loop of ours: this runs once per step, when the caches have forgotten all of it.
+        # No Python loop: this runs once per step, when the caches have forgotten all of it.
         if self._others or self._lost or not self._knows(map(_thread_of, spans)):
             self._write_with_news(spans)
         elif spans:
@@ -206,7 +206,7 @@ class Buffer:
             self._flushed.clear()
 
     def add(self, line: tuple[Any, ...]) -> None:
-        """Add a line that is no span."""
+        """Add a line of another kind."""
         self._others.append(line)
 
     def later(self, span: Line, asks: Iterable[Late]) -> None:

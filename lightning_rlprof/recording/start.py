@@ -68,7 +68,7 @@ def start_session(
 
 
 def _check_place(config: ProfilerConfig, name: str | None, rank: int, world_size: int) -> None:
-    """Refuse ranks that the job has not, and a name that is no directory of its own."""
+    """Refuse ranks outside the job, and a run name that is not a single directory."""
     config.check_world(world_size)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")

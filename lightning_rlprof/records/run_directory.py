@@ -200,7 +200,7 @@ def read_trace(path: Path) -> RankTrace:
     """Read one rank's file, however it ended.
 
     Raises:
-        TraceError: The file is missing, is no trace, or was written by a newer format.
+        TraceError: The file is missing, is not a trace, or was written by a newer format.
     """
     try:
         with open_file(path) as file:
@@ -220,7 +220,7 @@ def read_header(path: Path) -> Header:
     """Read only the first line of a rank's file, in whatever format the rest is.
 
     Raises:
-        TraceError: The file is missing or is no trace.
+        TraceError: The file is missing or is not a trace.
     """
     try:
         with open_file(path) as file:

@@ -31,7 +31,7 @@ def upload(run: Path, url: str, rank: int | None = None, *, crashed: bool = Fals
         crashed: Also upload ranks with a truncated file: still recording, or killed.
 
     Raises:
-        TraceError: There is no run, or it cannot be uploaded.
+        TraceError: The run is missing, or cannot be uploaded.
     """
     to = place(url)
     if not isinstance(to, RemotePath):

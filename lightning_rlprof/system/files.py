@@ -11,9 +11,9 @@ def open_file(path: Path) -> BinaryIO:
     """Open a file to read; of a pipe or a device, which may never end, none is made.
 
     Raises:
-        OSError: It cannot be read, or is no file.
+        OSError: It cannot be read, or is not a file.
     """
-    # opening a pipe waits for somebody who writes, but for this flag
+    # without this flag, opening a pipe waits for a writer
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     kind = os.fstat(opened).st_mode
     if stat.S_ISREG(kind):

@@ -90,7 +90,9 @@ def redact(text: str) -> str:
 
 
 def _redact_url(url: str) -> str:
-    if not _CONTAINER.match(url):
-        url = _USER.sub("", _PASSWORD.sub(r"\1", url))
-    head, query, _ = url.partition("?")
-    return f"{head}?***" if query else head
+    link = url.rstrip(":,;.)'\"")  # punctuation of the sentence around it
+    end = url[len(link) :]
+    if not _CONTAINER.match(link):
+        link = _USER.sub("", _PASSWORD.sub(r"\1", link))
+    head, query, _ = link.partition("?")
+    return f"{head}?***{end}" if query else head + end

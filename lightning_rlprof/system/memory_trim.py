@@ -10,7 +10,7 @@ _LARGEST, _NEVER = 1 << 25, (1 << 31) - 1
 def give_back() -> None:
     """Give freed memory back to the machine, which takes a millisecond; nothing without glibc.
 
-    glibc keeps what was freed between blocks that are still in use, and does not do so by itself.
+    glibc keeps what was freed between blocks that are still in use, and does not do so unasked.
     """
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -51,8 +51,8 @@ class Interpreter:
 
     So are then the processes that it has started, and all of them when this process is killed. The
     code finds this package, its ``arguments`` in ``sys.argv[1:]``, and the modules os and sys; it
-    inherits nothing that this process has imported. What it prints goes to a file, so nobody waits
-    for the children of one that has ended.
+    inherits no import of this process. What it prints goes to a file: nothing waits for children
+    that outlive it.
 
     Args:
         code: Python.

@@ -52,7 +52,7 @@ def record(folder: Path, **options: Any) -> Recorded:
                 (left @ left).sum().item()
             session.end_step()
     (capture,) = (folder / "run/rank-00000").glob("*/*_ascend_pt")
-    command = [sys.executable, "-m", "lightning_rlprof", "analyse", str(capture)]
+    command = [sys.executable, "-m", "lightning_rlprof", "ascend", "parse", str(capture)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return Recorded(read_trace(folder / "run/rank-00000.jsonl"), capture)

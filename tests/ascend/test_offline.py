@@ -37,10 +37,11 @@ class Rlprof:
         command = ["-m", "lightning_rlprof", *map(str, words), "--json"]
         done = double.run(command, *self._where, **changes)
         data, end = json.JSONDecoder().raw_decode(done.output)
-        return Said(done.status, data, done.output[end:].strip())
+        rest = done.output[end:].strip()
+        return Said(done.status, data, json.loads(rest)["error"]["message"] if rest else "")
 
     def states(self, *words: object) -> list[str]:
-        return [each["state"] for each in self("analyse", *words).data["outcomes"]]
+        return [each["state"] for each in self("ascend", "parse", *words).data["outcomes"]]
 
     def checks(self, *words: object, **changes: str | None) -> dict[str, dict[str, str]]:
         data = self("doctor", *words, **changes).data
@@ -72,7 +73,7 @@ def ranges(outcome: dict[str, Any]) -> list[str]:
 
 
 def test_raw_data_is_analysed_at_once_and_only_once(rlprof: Rlprof, windows: Path) -> None:
-    first = rlprof("analyse", windows, "-j", 2)
+    first = rlprof("ascend", "parse", windows, "-j", 2)
     outcomes = first.data["outcomes"]
     assert (first.status, first.error) == (0, "")
     assert [each["state"] for each in outcomes] == ["cached", "cached"]
@@ -85,7 +86,7 @@ def test_raw_data_is_analysed_at_once_and_only_once(rlprof: Rlprof, windows: Pat
 
 
 def test_another_format_is_written_on_request(rlprof: Rlprof, windows: Path) -> None:
-    said = rlprof("analyse", windows / "deep", "--export", "db")
+    said = rlprof("ascend", "parse", windows / "deep", "--export", "db")
     (outcome,) = said.data["outcomes"]
     assert outcome["state"] == "cached"
     assert "actor_update" in ranges(outcome)
@@ -97,14 +98,14 @@ def test_a_failure_that_torch_npu_calls_done_is_told_and_mended_by_the_next_call
 ) -> None:
     (tmp_path / "msprof").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "msprof").chmod(0o755)
-    said = rlprof("analyse", windows / "deep", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    said = rlprof("ascend", "parse", windows / "deep", PATH=f"{tmp_path}:{os.environ['PATH']}")
     (outcome,) = said.data["outcomes"]
     assert (said.status, outcome["state"]) == (1, "failed")
     assert "analyse.done" in outcome["files"]
     missing, printed = outcome["message"].split("; torch_npu: ")
-    assert missing.startswith("trace_view.json cannot be read (it is cut off")
+    assert missing.startswith("trace_view.json cannot be read (it is truncated")
     assert printed.startswith("Failed to export CANN Profiling data")
-    assert said.error.startswith("rlprof: 1 of 1 directories could not be analysed; ")
+    assert said.error.startswith("cannot parse 1 of 1 directories; ")
     assert rlprof.states(windows / "deep") == ["cached"]
 
 
@@ -118,7 +119,7 @@ def test_the_doctor_finds_torch_npu_and_all_that_a_configuration_for_it_needs(
     states = {check["name"]: check["state"] for check in said.data["checks"]}
     assert (said.status, said.error, said.data["device"]) == (0, "", "npu")
     assert said.data["records"] == ["spans", "memory", "device_time", "mstx", "npu_profiler"]
-    assert (states["torch_npu"], states["msprof"], states["CANN"]) == ("ok", "ok", "unknown")
+    assert (states["torch_npu"], states["msprof"], states["CANN"]) == ("ok", "ok", "warn")
     assert {(need["name"], need["state"]) for need in said.data["needs"]} == {
         ("integrated.profile_save_path", "ok"),
         ("device_time", "ok"),
@@ -132,31 +133,31 @@ def test_the_doctor_survives_a_torch_npu_without_cann(rlprof: Rlprof) -> None:
     checks = rlprof.checks(LD_LIBRARY_PATH=None, PATH=os.environ["PATH"])
     for name in ("torch", "torch_npu"):
         assert checks[name]["state"] == "broken"
-        assert "libhccl.so" in checks[name]["says"]
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in checks["torch"]["cure"]
+        assert "libhccl.so" in checks[name]["message"]
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in checks["torch"]["fix"]
     assert checks["msprof"]["state"] == "missing"
 
 
 def test_the_doctor_says_when_there_is_no_device(rlprof: Rlprof) -> None:
     check = rlprof.checks(CANN_DOUBLE_DEVICES="0")["torch_npu"]
     assert check["state"] == "broken"
-    assert re.fullmatch(r"2\.\d+\S* finds no NPU", check["says"])
+    assert re.fullmatch(r"2\.\d+\S* finds no NPU", check["message"])
 
 
 def test_the_selftest_fails_on_the_double_for_its_operators_alone(rlprof: Rlprof) -> None:
     said = rlprof("doctor", "--selftest")
     states = {check["name"]: check["state"] for check in said.data["selftest"]}
-    assert said.error == "rlprof: the self-test failed: operators"
+    assert said.error == "self-test failed: operators"
     assert [name for name, state in states.items() if state != "ok"] == ["operators"]
     assert list(states)[1:] == ["spans", "recorders", "device time", "capture", "analysis", "MSTX"]
-    assert said.data["selftest"][0]["says"].startswith("npu refuses them: ")
+    assert said.data["selftest"][0]["message"].startswith("npu refuses them: ")
 
 
 def test_the_selftest_tells_a_profiler_that_does_not_start(torch_npu: Path, tmp_path: Path) -> None:
     library = cann.build(tmp_path / "cann", without=("libmsprofiler",))
     checks = Rlprof(tmp_path / "process", library, torch_npu).checks("--selftest")
     assert checks["spans"]["state"] == "ok"
-    assert "torch_npu.profiler did not start" in checks["recorders"]["says"]
-    assert "MSTX does not record the stages:" in checks["recorders"]["says"]
-    assert "[ERROR]" in checks["recorders"]["says"]
+    assert "torch_npu.profiler did not start" in checks["recorders"]["message"]
+    assert "MSTX does not record the stages:" in checks["recorders"]["message"]
+    assert "[ERROR]" in checks["recorders"]["message"]
     assert [checks[name]["state"] for name in ("capture", "analysis", "MSTX")] == ["broken"] * 3

@@ -103,5 +103,5 @@ def test_the_schema_is_json_and_goes_to_a_file(rlprof: Run, tmp_path: Path) -> N
     status, out, _ = rlprof("config", "schema", "-o", path)
     assert (status, json.loads(path.read_text())) == (0, printed)
     assert out == f"Wrote {path}\n"
-    assert rlprof("config", "schema", "-o", path)[0] == 1
+    assert rlprof("config", "schema", "-o", path)[0] == 2
     assert rlprof("config", "schema", "-o", path, "--force")[0] == 0

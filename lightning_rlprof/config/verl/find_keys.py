@@ -33,7 +33,7 @@ def find(data: Mapping[str, Any]) -> list[Found]:
 
     Only ``profiler`` blocks, ``global_profiler`` and the trainer's ``profile_*``, ``*nsight*`` and
     ``npu_profile*`` are looked at: ``trainer.profiler`` is Lightning's, and a ``profiler`` block at
-    the top whose ``_target_`` is not of verl is somebody else's.
+    the top whose ``_target_`` is not of verl belongs to another library.
 
     Raises:
         ConfigError: An unknown key, or a value where a block of keys belongs, outside of the blocks

@@ -1,6 +1,6 @@
-"""verl's keys, old and new, and ours: the one table through which other spellings are read.
+"""Table of verl's keys, old and new, and the rlprof keys that they become.
 
-Values of verl as values of ours: what a key of theirs says, by our dotted keys.
+Translate a value of verl to values of rlprof, by dotted key.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ _STAGES = {
 def interval(value: Any) -> Mapping[str, Any]:
     """Read the SFT trainer's pair of steps: both ends included, negative is off.
 
-    What is no pair is left to validation.
+    Anything but a pair is left to validation.
     """
     if not (isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)):
         return {"steps": value}
@@ -74,7 +74,7 @@ def either(one: Any, other: Any) -> Any:
 
 
 def union(one: Any, other: Any) -> Any:
-    """Unite the ranks of two roles; what is no list is left to validation.
+    """Unite the ranks of two roles; anything but a list is left to validation.
 
     Example::
 
@@ -136,10 +136,10 @@ class Spelling:
 
     Attributes:
         theirs: Dotted key; ``<role>`` stands for each place of `ROLES`, a last ``*`` for every key.
-        ours: Dotted key of ours, or several by commas; empty where there is none.
+        ours: Dotted key of rlprof, or several by commas; empty without one.
         reads: Turns the value into ours by dotted key, where it is not taken as it is.
         tool: The key counts only when this tool of verl is the selected one.
-        accepts: Values that change nothing. Where there is no key of ours, any other is refused.
+        accepts: Values that change nothing. Without a key of rlprof, any other is refused.
         items: Words that the value, a list, may hold.
         unites: Makes one value of those of two roles, which otherwise have to be the same.
     """

@@ -164,7 +164,7 @@ def _apply_schedule(items: Sequence[Found], out: Translation) -> None:
     discrete = "discrete" in said and said["discrete"].value
     if not (discrete or (repeat in schedule and schedule[repeat].value)):
         schedule.pop(repeat, None)
-        out.put(repeat, 1, said["active"].key)  # verl: one cycle per step if not told otherwise
+        out.put(repeat, 1, said["active"].key)  # verl: one cycle per step unless configured
     for ours, item in schedule.items():
         out.put(ours, item.value, item.key)
 

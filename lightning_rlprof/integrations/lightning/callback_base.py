@@ -36,7 +36,7 @@ else:
 def guarded(hook: F) -> F:
     """Turn a hook's own failure into one logged error and the end of the recording.
 
-    The callback's ``give_up(error)`` is called; training goes on.
+    The callback's ``give_up(error)`` is called; training continues.
     """
 
     @functools.wraps(hook)

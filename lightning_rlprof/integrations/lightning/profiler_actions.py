@@ -35,7 +35,7 @@ class Cover:
         self._own[name] = self._mine
 
     def remove(self) -> None:
-        """Uncover the method, unless somebody has covered it since."""
+        """Restore the method, unless other code replaced it since."""
         if self._own.get(self._name) is not self._mine:
             return
         if self._before is _ABSENT:
@@ -75,7 +75,7 @@ _SLOW_NS = 1_000_000
 
 
 class _Nothing:
-    """A context manager of builtins: an action that nobody wants costs no Python frame."""
+    """A context manager of builtins: an action that is not recorded costs no Python frame."""
 
     __enter__: Any = ContextVar("rlprof_nothing", default=None).get
     __exit__: Any = memoryview(b"").__exit__
@@ -161,7 +161,7 @@ class Actions:
         self._known(action_name).__exit__(None, None, None)
 
     def remove(self) -> None:
-        """Uncover the profiler's methods, except those that somebody has covered since."""
+        """Restore the profiler's methods, except those that other code replaced since."""
         for cover in self._covers:
             cover.remove()
 

@@ -119,7 +119,7 @@ class OptimizerSteps:
         ]
 
     def closure_done(self) -> None:
-        """Begin regions anew: what ran since the optimizer was called was no update."""
+        """Restart regions: what ran since the optimizer was called was not an update."""
         now, steps = self._session.clock(), self._running.steps
         steps[:] = [(whose, now) for whose, _ in steps]
 
@@ -261,11 +261,11 @@ class ProfilerCallback(Callback):
             return run()
 
         self._undo += [Cover(strategy, "backward", backward), Cover(loop, "run", begin_and_run)]
-        if not pl_module.automatic_optimization:  # there is no closure to cut off
+        if not pl_module.automatic_optimization:  # without a closure to cut off
             self._pass_over("on_before_optimizer_step")
 
     def _pass_over(self, *hooks: str) -> None:
-        """Have Lightning pass over hooks, as it does with what is no function: no dispatch of them.
+        """Let Lightning skip hooks, as it skips attributes that are not functions.
 
         Those of a class derived from this one are called, and may call ``super()``'s.
         """
@@ -289,12 +289,12 @@ class ProfilerCallback(Callback):
             self._finish("finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the run as far as it got; the exception goes on its way."""
+        """End the run where it is; the exception passes through."""
         if self._trainer is trainer:
             self._finish(f"interrupted by {type(exception).__name__}")
 
     def give_up(self, error: Exception) -> None:
-        """Stop recording after a failure of our own; training goes on without us."""
+        """Stop recording after a failure in rlprof; training continues."""
         log.error("recording stopped, training continues: %s", error, exc_info=error)
         self._finish(f"stopped by an error in rlprof: {type(error).__name__}")
 
@@ -393,7 +393,7 @@ def _device(trainer: Any) -> str:
 
 
 def _refuse_a_second_profiler(trainer: Any, config: ProfilerConfig, device: str) -> None:
-    """Refuse Lightning's PyTorchProfiler beside one of ours: the later one breaks the training."""
+    """Refuse Lightning's PyTorchProfiler beside torch_profiler: the later one breaks training."""
     kinds = {kind.__name__ for kind in type(trainer.profiler).__mro__}
     ours = {"npu_profiler": "torch_npu.profiler", "torch_profiler": "our torch.profiler"}
     for name in recorder_names(config, device, trainer.global_rank):

@@ -17,12 +17,14 @@ log = logging.getLogger(__name__)
 class StageMetrics(Callback):
     """Log what each step spent on its stages, on rank 0, at the Trainer's own x-axis.
 
-    Put it behind `ProfilerCallback`. Per step it logs ``rlprof/step_s``; per stage
-    ``rlprof/<stage>_s`` (seconds in which it was open on the thread that trains, stages inside of
-    it included), ``rlprof/<stage>_share`` (of the step) and, where the stage counted ``tokens``,
-    ``rlprof/<stage>_tokens_per_s`` (of the spans that counted them); and ``rlprof/peak_memory_gb``:
-    the step's highest allocated device memory (its peak is reset each step), or the process's
-    resident memory where there is no accelerator.
+    Put it behind `ProfilerCallback`. Per step it logs ``rlprof/step_s`` and, per stage:
+
+    - ``rlprof/<stage>_s``: seconds open on the training thread, nested stages included.
+    - ``rlprof/<stage>_share``: share of the step.
+    - ``rlprof/<stage>_tokens_per_s``: for stages that count ``tokens``, over the spans that do.
+
+    ``rlprof/peak_memory_gb`` is the step's highest allocated device memory (its peak is reset each
+    step). Without an accelerator it is the resident memory of the process.
 
     Where Lightning does not log at every batch (``log_every_n_steps``, gradient accumulation) a row
     is of all batches since the one before: means per batch, their shares and rates, the highest

@@ -20,7 +20,7 @@ Version = tuple[int, int]
 """Year and release of nsys, as in 2025.3."""
 
 NVTX_CAPTURE = "rlprof.capture@rlprof"
-"""The range, and its domain, that lies around each capture where there is no GPU."""
+"""The range, and its domain, around each capture on a machine without a GPU."""
 
 _SETTLED = ("capture-range", "capture-range-end", "nvtx-capture", "output", "force-overwrite")
 _2022, _2023 = (2022, 4), (2023, 4)
@@ -206,7 +206,7 @@ def tools(config: ProfilerConfig) -> list[str]:
 def variables(config: ProfilerConfig, file: str | None) -> dict[str, str]:
     """Return what to add to the training's environment so that it opens captures for nsys.
 
-    ``RLPROF__TOOLS`` where the configuration does not ask for nsight by itself; with a file also
+    ``RLPROF__TOOLS`` where the configuration does not name nsight; with a file also
     what makes every Lightning training record itself as the file says.
     """
     added = {"RLPROF": "1", "RLPROF_CONFIG": file} if file else {}

@@ -41,7 +41,7 @@ class Source:
         home: Its folder in the run directory; made when there is something to put into it.
         folder: Where nsys writes.
         captures: Names of the captures by the number of their range, from 1. None: a report of the
-            whole process is expected, or nobody knows what it captured.
+            whole process is expected, or its captures are unknown.
         why_missing: What to tell of a report that does not come, as the rest of a sentence.
         note: Keeps a remark in the run.
     """

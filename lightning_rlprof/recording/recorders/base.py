@@ -20,7 +20,7 @@ def numbers_of(found: Any) -> dict[str, Number]:
     """Return what a recorder tells of a span as plain numbers; None among them is left out.
 
     Raises:
-        TypeError: It is no mapping of numbers, and could not be read in the run.
+        TypeError: It is not a mapping of numbers, so the run could not be read.
     """
     given = found if isinstance(found, Mapping) else {} if found is None else {"": found}
     numbers = {name: as_number(value) for name, value in given.items() if value is not None}
@@ -40,7 +40,7 @@ class Recorder:
 
     A session calls ``open (enter exit)* close`` once per capture, always on the thread that trains.
     Whatever raises costs this recorder its place in the run and nothing else: the session logs it,
-    notes it in the run, and goes on without it.
+    notes it in the run, and continues without it.
 
     Attributes:
         always: Whether `enter`, `exit` and `mark` come outside captures, too.
@@ -67,7 +67,7 @@ class Recorder:
         return {key: value for key, value in vars(self).items() if key != "note"}
 
     def open(self, out: Path) -> None:
-        """Start the heavy capture; ``out`` is its folder, made by whoever writes into it first."""
+        """Start the heavy capture; ``out`` is its folder, made by the first to write."""
 
     def enter(self, name: str, kind: Kind, step: int) -> object:
         """Note that a span began; what is returned comes back to `exit`.

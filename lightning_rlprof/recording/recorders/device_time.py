@@ -68,7 +68,7 @@ def _capturing(kind: str) -> Callable[[], bool]:
 class DeviceTimeRecorder(Recorder):
     """Store ``device_ns`` with every stage, at every step.
 
-    One event is put into the current stream when a stage begins and one when it ends, and nobody
+    One event is put into the current stream when a stage begins and one when it ends, and no thread
     waits for them: the time between the two is read at the end of a later step, when the device
     has passed both. It is the time that the stream took from the one to the other, so it covers
     kernels and the gaps between them, as precise as the device's events (CUDA: about 0.5 µs).

@@ -54,12 +54,12 @@ class MemorySnapshotRecorder(Recorder):
     """Write ``memory-snapshot_rank0_pid42.pickle`` per capture, and one when memory runs out.
 
     torch keeps the history of allocations only while a capture is open. The snapshot is taken and
-    written on the training thread as the capture closes: torch forgets the history when it is
+    written on the training thread as the capture closes. torch forgets the history when it is
     switched off, and pickling holds the interpreter's lock, so that a thread of its own would only
     move the pause into the steps that follow.
 
     When an allocation fails in a capture, a snapshot goes to ``oom-step-000003`` beside the
-    captures' folders, once per step, before OutOfMemoryError is raised; that goes on as it was.
+    captures' folders, once per step, before OutOfMemoryError is raised, unchanged.
 
     Args:
         kind: The kind of device; one whose allocations torch does not record is said once.
@@ -82,7 +82,7 @@ class MemorySnapshotRecorder(Recorder):
         """Start the history.
 
         Raises:
-            RecorderError: Somebody else is recording it, and would lose it to this capture.
+            RecorderError: Other code is recording it, and would lose it to this capture.
         """
         memory = self._memory()
         if memory is None:

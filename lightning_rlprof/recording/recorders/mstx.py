@@ -45,7 +45,7 @@ class MstxRecorder(Recorder):
     """Start one MSTX range per span in the domain ``rlprof`` and end it by its number.
 
     MSTX hears a range only if a profiler runs from its start to its end. So what is open when a
-    window opens is started anew in it, and what is open when the window closes is ended before.
+    window opens is restarted in it, and what is open when the window closes is ended before.
     Ranges come outside windows, too, for tools that attach from outside: about 1 µs each.
 
     Versions without domains get ``rlprof::actor_update`` as the message.
@@ -89,7 +89,7 @@ class MstxRecorder(Recorder):
             self._mstx.mark(self._prefix + name, **self._domain)
 
     def open(self, out: Path) -> None:
-        """Listen whether ranges are heard at all, and start anew what is open and was not heard."""
+        """Check whether a tool listens, and restart open ranges that it missed."""
         canary = _Range(self._prefix + _CANARY)
         self._start(canary)
         if not canary.number and not self._told:
@@ -102,13 +102,13 @@ class MstxRecorder(Recorder):
                 self._start(one)
 
     def close(self) -> None:
-        """End what is open while the profiler still listens; a tool outside goes on listening."""
+        """End open ranges while the profiler still listens; a tool outside keeps listening."""
         for one in reversed(self._open):
             if one not in self._heard_before:
                 self._end(one)
 
     def finish(self) -> None:
-        """End what nobody ended."""
+        """End ranges that are still open."""
         for one in reversed(self._open):
             self._end(one)
 
@@ -129,7 +129,7 @@ class MstxRecorder(Recorder):
 
 
 class _Range:
-    """A range and its number, which is 0 while nobody hears it."""
+    """A range and its number, which is 0 while no tool listens."""
 
     __slots__ = ("message", "number")
 

@@ -75,7 +75,7 @@ def _experimental(config: ProfilerConfig, profiler: Any) -> Any:
             _refuse(f"npu.{name}", _OTHERS)
     deep = block.profile_level in ("level1", "level2")
     metrics = config.npu.aic_metrics or ("PipeUtilization" if deep else "AiCoreNone")
-    # level_none holds nothing but markers, and torch_npu turns them on there by itself.
+    # level_none holds only markers, and torch_npu turns them on.
     markers = block.mstx or block.profile_level == "level_none" or "mstx" in (config.tools or ())
     asked = given | {
         "profiler_level": getattr(profiler.ProfilerLevel, _LEVELS[block.profile_level]),

@@ -123,7 +123,7 @@ def build(config: ProfilerConfig, header: Header) -> Recorder:
 class NpuProfilerRecorder(Recorder):
     """Write one ``…_ascend_pt`` directory per window, whose ``ProfilerStep#3`` is step 3.
 
-    torch_npu prints its failures and goes on. So after the start it is asked whether it runs, and
+    torch_npu prints its failures and continues. So after the start it is asked whether it runs, and
     the device's data is looked for after the stop. Both happen on the thread that trains.
 
     Args:

@@ -31,7 +31,7 @@ _KNOWN = {
     "actor_image_embeds": 0xA9D8F5,
 }
 _OWN = (0x882255, 0x44AA99, 0xDDCC77, 0x332288, 0x999933, 0xAA4499, 0x88CCEE, 0x661100)
-# What is no stage stays grey behind them.
+# Other ranges stay grey behind them.
 _GREYS = {"epoch": 0x606060, "step": 0x808080, "region": 0xA0A0A0, "mark": 0xC0C0C0}
 _OPAQUE = 0xFF000000
 
@@ -121,7 +121,7 @@ class NvtxRecorder(Recorder):
             self._calls.mark(event)
 
     def _event(self, name: str, kind: Kind | None, payload: int) -> Any:
-        """Return the one object of a name and kind with this payload; None where nobody listens."""
+        """Return the one object of a name and kind with this payload; None without a listener."""
         event = self._events.get((name, kind))
         if event is None:
             paint = _OPAQUE if kind is None else color(name, kind)

@@ -49,7 +49,7 @@ _SECTIONS = {
     ),
     "findings": (
         "What to act on",
-        "Sorted by cost, with 95 % confidence intervals. Inconclusive checks are listed at the end.",
+        "Sorted by cost, with 95 % confidence intervals. Inconclusive checks are at the end.",
     ),
     "ledger": (
         "Where the GPU-seconds went",

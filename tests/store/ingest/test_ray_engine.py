@@ -104,7 +104,8 @@ class TestOnRay:
     ) -> None:
         assert told[0]["unseen"]["state"] == "failed"
         assert (
-            "does not see it: ingest needs files that all hosts share" in told[0]["unseen"]["why"]
+            "cannot see it: ingest needs files on storage that all hosts share"
+            in told[0]["unseen"]["why"]
         )
 
 

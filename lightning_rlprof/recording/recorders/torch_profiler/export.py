@@ -89,7 +89,7 @@ def unused(path: Path) -> Path:
 def topology() -> Mapping[str, int]:
     """Return this process's place along each axis of parallelism that Megatron or DeviceMesh made.
 
-    Keys are ``tp``, ``pp``, ``dp`` and ``cp``; an axis that nobody set up is left out. Nothing is
+    Keys are ``tp``, ``pp``, ``dp`` and ``cp``; an axis that is not set up is left out. Nothing is
     imported for it, and nothing is raised: a name without a place is better than no trace.
     """
     with suppress(Exception):
@@ -149,10 +149,9 @@ _KERNEL = b'"cat": "kernel"'
 class TraceExporter:
     """Write traces on the calling thread, and compress them on threads that end with them.
 
-    torch writes a trace with the interpreter locked from beginning to end (322 of 327 ms for
-    250,000 events), so on a thread of its own that would stop the training as well, only later: in
-    a step that nobody captures, or in the next capture. Done at once, it is over when the capture
-    is, and so are the events' 1.4 kB each: no second capture can come to lie beside the first.
+    torch holds the interpreter's lock while it writes a trace (322 of 327 ms for 250,000 events).
+    Another thread would stop the training as well, only later, in a step outside the capture.
+    Written at once, the events (1.4 kB each) are freed before the next capture begins.
     Compressing needs no lock, reads 4 MiB at a time, and is faster than the next trace comes.
 
     Args:
