@@ -104,7 +104,7 @@ def canonical(
     """Return rlprof keys from a block of rlprof, MindSpeed-RL or verl, alone or in a whole file.
 
     A mapping with ``profiler_config`` or with profiling keys of verl may be the file of a whole
-    training: what else it holds is not looked at. Keys of ours beside verl's win over them.
+    training: what else it holds is not looked at. rlprof keys beside verl's win over them.
 
     Args:
         data: A mapping; OmegaConf's is resolved where it is read, and only there.
@@ -140,7 +140,7 @@ def lay(
     Args:
         verls: The translated keys, and others.
         origins: What each translated key came from; loses the keys that are no longer verl's.
-        ours: Keys of ours.
+        ours: Keys of rlprof.
     """
     block = ours.get("integrated")
     names = {_name(key) for key in block} if isinstance(block, Mapping) else set()

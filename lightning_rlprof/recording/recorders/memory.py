@@ -55,8 +55,8 @@ class MemorySnapshotRecorder(Recorder):
 
     torch keeps the history of allocations only while a capture is open. The snapshot is taken and
     written on the training thread as the capture closes. torch forgets the history when it is
-    switched off, and pickling holds the interpreter's lock, so that a thread of its own would only
-    move the pause into the steps that follow.
+    switched off. Pickling holds the interpreter's lock, so another thread would only move the pause
+    into later steps.
 
     When an allocation fails in a capture, a snapshot goes to ``oom-step-000003`` beside the
     captures' folders, once per step, before OutOfMemoryError is raised, unchanged.
