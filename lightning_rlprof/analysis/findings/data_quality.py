@@ -49,7 +49,7 @@ def _ranks(spans: Spans) -> Iterator[_Row]:
     if missing:
         yield "ranks", _WARN, f"{len(missing)} of {world} are missing: {_listed(missing)}"
     else:
-        yield "ranks", _OK, f"all {world} are present"
+        yield "ranks", _OK, f"{world} of {world} present"
 
 
 def _complete_files(spans: Spans) -> Iterator[_Row]:
@@ -80,7 +80,7 @@ def _steps(spans: Spans) -> Iterator[_Row]:
     by_rank = {rank: int(np.count_nonzero(pairs[0] == rank)) for rank in spans.ranks}
     incomplete = [rank for rank, steps_of_rank in by_rank.items() if steps_of_rank < count]
     note = counted(spans, rows).note
-    text = f"all {count} are complete"
+    text = f"{count} of {count} complete"
     if incomplete:
         text = f"some of {count} are missing on {_ranks_listed(incomplete)}"
     yield "steps", _WARN if incomplete else _OK, f"{text}. {note}".rstrip(". ")

@@ -33,9 +33,9 @@ def kernels(graph: list[int | None], note: str = "") -> Table:
 
 def test_a_healthy_run_has_no_warnings(spans: Spans) -> None:
     assert checks(spans) == {
-        "ranks": ("ok", "all 3 are present"),
+        "ranks": ("ok", "3 of 3 present"),
         "complete files": ("ok", "all rank files ended cleanly"),
-        "steps": ("ok", "all 4 are complete"),
+        "steps": ("ok", "4 of 4 complete"),
         "dropped events": ("ok", "none detected"),
         "kernel/launch match": ("not checked", "needs a torch.profiler capture"),
         "clocks": ("ok", "one host, one clock"),
