@@ -11,12 +11,12 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
 from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
-from lightning_rlprof.loaders.discovery import read_ranks, told_ranks
-from lightning_rlprof.loaders.formats import KINETO_SUFFIXES, NSYS_SUFFIXES, identify
-from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, is_export, read_kineto
+from lightning_rlprof.loaders.discovery import read_ranks, traces
+from lightning_rlprof.loaders.formats import NSYS_SUFFIXES, identify
+from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import read_run
 from lightning_rlprof.loaders.nsys.reader import read_nsys
-from lightning_rlprof.loaders.run_captures import device_files, with_kernels
+from lightning_rlprof.loaders.run_captures import with_kernels
 from lightning_rlprof.records.run_directory import rank_files, read_header
 from lightning_rlprof.system.location import RemotePath, place, redact
 from lightning_rlprof.tables.spans import RankNote, Spans
@@ -125,7 +125,7 @@ def _read_traces(
     if rank_files(path.parent):
         text = f"{path}: contains the captures of one rank; the run is {path.parent}"
         raise TraceError(text)
-    files = device_files(path) or _chrome_traces(path, names)
+    files = traces(path)
     if len(files) == 1:
         return _read_file(files[0], progress)
     one_tool = len({file.suffix in NSYS_SUFFIXES for file in files}) == 1
@@ -147,19 +147,6 @@ def _no_run(path: Path, files: list[Path], names: list[str]) -> str:
     if names:
         return f"no run or trace in {path} (expected rank-*.jsonl or a profiler trace)"
     return f"{path}: empty directory (expected rank-*.jsonl or a profiler trace)"
-
-
-def _chrome_traces(path: Path, names: list[str]) -> list[Path]:
-    """Return the Chrome traces of a directory under whatever name other programs gave them.
-
-    Where there are some, a file that is none and yet has the name of another rank is a broken one.
-    """
-    likely = [path / name for name in names if name.endswith(KINETO_SUFFIXES)]
-    likely = [file for file in likely if file.is_file() and not is_export(file)]
-    traces = [file for file in likely if is_chrome_trace(file)]
-    told = {rank for file in traces for rank in told_ranks(file)}
-    broken = [file for file in likely if file not in traces]
-    return sorted([*traces, *(file for file in broken if told and told_ranks(file) - told)])
 
 
 def _entries(path: Path) -> list[str]:

@@ -19,7 +19,7 @@ def test_data_quality_comes_first_then_findings_with_cost_and_next_step(
     assert status == 0
     lines = out.splitlines()
     assert lines[0] == f"{tmp_path}/a run: data quality"
-    assert lines[1].split() == ["ok", "ranks:", "all", "4", "are", "present"]
+    assert lines[1].split() == ["ok", "ranks:", "4", "of", "4", "present"]
     at = lines.index("Findings")
     assert lines[at + 1].startswith("1. ")
     assert any(line.endswith("Rank 2 is a straggler (slow host)") for line in lines[at:])
