@@ -150,7 +150,7 @@ def test_the_selftest_fails_on_the_double_for_its_operators_alone(rlprof: Rlprof
     assert said.error == "self-test failed: operators"
     assert [name for name, state in states.items() if state != "ok"] == ["operators"]
     assert list(states)[1:] == ["spans", "recorders", "device time", "capture", "analysis", "MSTX"]
-    assert said.data["selftest"][0]["message"].startswith("npu refuses them: ")
+    assert said.data["selftest"][0]["message"].startswith("npu cannot run them: ")
 
 
 def test_the_selftest_tells_a_profiler_that_does_not_start(torch_npu: Path, tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ def check_gpu(answer: Mapping[str, Any]) -> Check:
         runs = f"driver {driver}" if driver else "unknown driver"
         return Check("GPU", "ok", f"{answer['count']} x {answer['name']}, {runs}")
     if driver is None:
-        cure = "where there is a GPU: install its driver; in a container, docker run --gpus all"
-        return Check("GPU", "missing", "no NVIDIA driver here", cure)
+        cure = "With a GPU: install its driver; in a container, use docker run --gpus all"
+        return Check("GPU", "missing", "no NVIDIA driver", cure)
     if answer and not answer.get("cuda"):
         says = f"driver {driver}, but this torch is built without CUDA"
-        return Check("GPU", "broken", says, "install one for CUDA: https://pytorch.org/get-started")
-    cure = "nvidia-smi may say why; CUDA_VISIBLE_DEVICES may hide it"
+        return Check("GPU", "broken", says, "install a CUDA build: https://pytorch.org/get-started")
+    cure = "See nvidia-smi. CUDA_VISIBLE_DEVICES may hide it"
     return Check("GPU", "broken", f"driver {driver}, but torch finds no device", cure)
 
 
@@ -65,14 +65,16 @@ def check_nsys(nvtx: Check) -> Check:
         return Check("nsys", "missing", "not on PATH: no Nsight Systems reports", cure)
     version = installed_version(program)
     if version is None:
-        return Check("nsys", "warn", f"{program} does not tell its version")
+        return Check("nsys", "warn", f"cannot read the version of {program}")
     says = "{}.{} at {}".format(*version, program)
     if nvtx.state != "ok" or numbers(nvtx.message) < (0, 2, 12) or version >= (2025, 3):
         return Check("nsys", "ok", says)
     cure = "install nsys 2025.3 or newer, or pip install nvtx==0.2.11"
     if version <= (2023, 4):
-        return Check("nsys", "broken", f"{says} hears no range of nvtx {nvtx.message}", cure)
-    return Check("nsys", "warn", f"{says}, not tried with nvtx {nvtx.message}", cure)
+        return Check(
+            "nsys", "broken", f"{says} does not receive ranges of nvtx {nvtx.message}", cure
+        )
+    return Check("nsys", "warn", f"{says}, untested with nvtx {nvtx.message}", cure)
 
 
 def check_cupti() -> Check:
@@ -81,7 +83,7 @@ def check_cupti() -> Check:
     if found is None:
         if not _PROC.is_dir():
             return Check("CUPTI", "missing", "no NVIDIA driver, no performance counters")
-        return Check("CUPTI", "warn", "the driver does not say who may read its counters")
+        return Check("CUPTI", "warn", "cannot read who may use performance counters")
     if found[1] == "0":
         return Check("CUPTI", "ok", "every user may read performance counters")
     held = re.search(r"CapEff:\s*([0-9a-f]+)", content(_STATUS) or "")
@@ -122,11 +124,11 @@ def check_torch_npu() -> Check:
         answer = ask(_ASCEND_QUESTION, timeout_s=_ANSWERS_S, environment=NO_AUTOLOAD)
     except InterpreterError as error:
         cure = "source set_env.sh of CANN; torch_npu and torch need the same version"
-        return Check("torch_npu", "broken", f"it cannot be imported: {error}", cure)
+        return Check("torch_npu", "broken", f"import failed: {error}", cure)
     if not answer["count"]:
-        cure = "npu-smi info may say why; ASCEND_RT_VISIBLE_DEVICES may hide it"
+        cure = "See npu-smi info. ASCEND_RT_VISIBLE_DEVICES may hide it"
         return Check("torch_npu", "broken", f"{answer['version']} finds no NPU", cure)
-    return Check("torch_npu", "ok", f"{answer['version']}, {answer['count']} NPU in sight")
+    return Check("torch_npu", "ok", f"{answer['version']}, {answer['count']} NPUs")
 
 
 def check_cann() -> Check:
@@ -141,12 +143,12 @@ def check_cann() -> Check:
         return Check("CANN", "missing", "ASCEND_HOME_PATH is not set", cure)
     if not Path(home).is_dir():
         says = f"{name}={home} is not a directory"
-        return Check("CANN", "broken", says, "source set_env.sh of the CANN that is installed")
+        return Check("CANN", "broken", says, "source set_env.sh of the installed CANN")
     for pattern in ("*/ascend_toolkit_install.info", "version.info", "*/version.info"):
         for path in sorted(Path(home).glob(pattern)):
             if found := re.search(r"(?im)^version\s*=\s*\[?([\w.]+)", content(path) or ""):
                 return Check("CANN", "ok", f"{found[1]} at {home}")
-    return Check("CANN", "warn", f"{home} does not tell its version")
+    return Check("CANN", "warn", f"cannot read the version of CANN in {home}")
 
 
 def check_msprof() -> Check:
@@ -154,7 +156,7 @@ def check_msprof() -> Check:
     program = shutil.which("msprof")
     if program is None:
         cure = "it comes with CANN: source its set_env.sh"
-        return Check("msprof", "missing", "not on PATH: Ascend data cannot be analysed here", cure)
+        return Check("msprof", "missing", "not on PATH: cannot parse Ascend data here", cure)
     return Check("msprof", "ok", program)
 
 
@@ -178,7 +180,7 @@ def check_torch() -> tuple[Check, Mapping[str, Any]]:
     try:
         answer = ask(_QUESTION, timeout_s=_ANSWERS_S)
     except InterpreterError as error:
-        says = f"it cannot be imported: {error}"
+        says = f"import failed: {error}"
         try:
             version = ask(_QUESTION, timeout_s=_ANSWERS_S, environment=NO_AUTOLOAD)["version"]
         except InterpreterError:
@@ -226,7 +228,7 @@ def check_disk(save_path: Path) -> Check:
     free = shutil.disk_usage(folder).free
     says = f"{free / 2**30:,.0f} GiB free for {save_path}"
     if free < _LITTLE_BYTES:
-        cure = "a capture takes up to gigabytes per rank, an analysis 20 times its raw data"
+        cure = "captures can take gigabytes per rank, and parsing 20 times the raw data"
         return Check("disk", "broken", f"only {says}", cure)
     return Check("disk", "ok", says)
 
@@ -239,4 +241,4 @@ def check_clock() -> Check:
     if source in _FAST_CLOCKS or not source:
         return Check("clock", "ok" if source else "warn", says)
     cure = "a span reads it twice; boot with clocksource=tsc if the processor has a stable TSC"
-    return Check("clock", "broken", f"{says}, by a call of the kernel", cure)
+    return Check("clock", "broken", f"{says}, by a system call", cure)

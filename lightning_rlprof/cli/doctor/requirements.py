@@ -49,12 +49,12 @@ def check_needs(config: ProfilerConfig, found: Diagnosis) -> list[Check]:
     try:
         answer = ask(_BUILD, config.model_dump_json(), found.device, timeout_s=_ANSWERS_S)
     except InterpreterError as error:
-        return [Check("recorders", "broken", f"they could not be tried: {error}"), *needs]
+        return [Check("recorders", "broken", f"could not be tested: {error}"), *needs]
     for name, refusal in answer["refused"].items():
         needs.append(_recorder(name, refusal, config, found))
     if answer["unmet"]:
         key = "integrated.mstx" if config.integrated.mstx else "integrated.profile"
-        needs.append(Check(key, "missing", answer["unmet"], "run it where such a device is"))
+        needs.append(Check(key, "missing", answer["unmet"], "run it on such a device"))
     if config.integrated.profile_analysis and "npu_profiler" in answer["refused"]:
         needs.append(replace(found["msprof"], name="integrated.profile_analysis"))
     return needs

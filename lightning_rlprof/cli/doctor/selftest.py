@@ -44,7 +44,7 @@ def run_selftest() -> list[Check]:
         answer = ask(_TRAIN, str(folder), timeout_s=_TRAIN_S)
         return [_operators(answer), *_checks(folder / _NAME, answer["device"], answer["errors"])]
     except InterpreterError as error:
-        return [Check("training", "broken", f"it did not end: {error}")]
+        return [Check("training", "broken", f"failed: {error}")]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -97,7 +97,7 @@ def _work(device: str) -> None:
 
 def _operators(answer: dict[str, Any]) -> Check:
     if answer["refused"]:
-        says = f"{answer['device']} refuses them: {answer['refused']}"
+        says = f"{answer['device']} cannot run them: {answer['refused']}"
         return Check("operators", "broken", says, "try one by hand: torch.ones(2, device=...) + 1")
     return Check("operators", "ok", f"forward and backward ran on {answer['device']}")
 
@@ -112,7 +112,7 @@ def _checks(run: Path, device: str, errors: str) -> Iterator[Check]:
     yield _remarks(spans, errors)
     if device in _TIMED:
         there = "device_ns" in spans.counters
-        says = "stages have one" if there else "no stage has one"
+        says = "recorded for stages" if there else "not recorded"
         yield Check("device time", "ok" if there else "broken", says)
     yield from _npu(run) if device == "npu" else [_trace(spans, device)]
 
@@ -122,13 +122,13 @@ def _spans(spans: Spans) -> Check:
     wanted = Counter((step, name) for step in _STEPS for name in ("step", *_STAGES))
     mine = [span for span in spans if span.kind in ("step", "stage")]
     if Counter((span.step, span.name) for span in mine) != wanted:
-        return Check("spans", "broken", "they are not those that were recorded")
+        return Check("spans", "broken", "differ from the recorded ones")
     steps = {span.step: span for span in mine if span.kind == "step"}
     if not all(_inside(span, steps[span.step]) for span in mine):
-        return Check("spans", "broken", "a stage reaches beyond its step")
+        return Check("spans", "broken", "a stage extends beyond its step")
     if spans.warnings:
         return Check("spans", "broken", "; ".join(problem.text for problem in spans.warnings))
-    return Check("spans", "ok", "2 steps with 2 stages each, all inside of their step")
+    return Check("spans", "ok", "2 steps with 2 stages each, all inside their step")
 
 
 def _inside(span: Span, step: Span) -> bool:
@@ -141,7 +141,7 @@ def _remarks(spans: Spans, errors: str) -> Check:
     texts += [f"printed: {errors}"] if errors else []
     if texts:
         return Check("recorders", "broken", "; ".join(texts))
-    return Check("recorders", "ok", "none of them warned of anything")
+    return Check("recorders", "ok", "no warnings")
 
 
 def _trace(spans: Spans, device: str) -> Check:
@@ -149,12 +149,12 @@ def _trace(spans: Spans, device: str) -> Check:
     name = "trace"
     traces = sorted(spans.path.glob("rank-00000/*/*.trace.json.gz"))
     if not traces:
-        return Check(name, "broken", "torch.profiler left none")
+        return Check(name, "broken", "torch.profiler wrote no trace")
     if device != "cuda":
         import gzip
 
         there = b"aten::mm" in gzip.decompress(traces[0].read_bytes())
-        says = "it holds our operators" if there else "our operators are not in it"
+        says = "contains the operators" if there else "the operators are missing"
         return Check(name, "ok" if there else "broken", says)
     try:
         table = spans.table("kernels")
@@ -162,8 +162,8 @@ def _trace(spans: Spans, device: str) -> Check:
     except RlprofError as error:
         return Check(name, "broken", str(error))
     if not set(_STAGES) <= stages:
-        return Check(name, "broken", "not every stage has kernels in it")
-    return Check(name, "ok", "it holds kernels of every stage")
+        return Check(name, "broken", "some stages have no kernels")
+    return Check(name, "ok", "contains kernels of every stage")
 
 
 def _npu(run: Path) -> Iterator[Check]:
@@ -171,7 +171,7 @@ def _npu(run: Path) -> Iterator[Check]:
     try:
         (directory,) = ascend_directories([run])
     except (RlprofError, ValueError):
-        yield Check("capture", "broken", "torch_npu.profiler did not leave one directory")
+        yield Check("capture", "broken", "torch_npu.profiler did not write exactly one directory")
         return
     there = bool(device_data(directory))
     says = "CANN recorded the device (PROF_)" if there else "no data of the device (no PROF_)"
@@ -182,7 +182,9 @@ def _npu(run: Path) -> Iterator[Check]:
         yield Check("analysis", "broken", str(error))
         return
     done = outcome.state != "failed"
-    yield Check("analysis", "ok" if done else "broken", outcome.message or "all that was promised")
+    yield Check(
+        "analysis", "ok" if done else "broken", outcome.message or "all expected files are there"
+    )
     trace = directory / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
     text = trace.read_bytes() if trace.is_file() else b""
     missing = [name for name in _STAGES if f'"{name}"'.encode() not in text]

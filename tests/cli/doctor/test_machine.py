@@ -49,7 +49,7 @@ def test_a_torch_that_cannot_be_imported_is_broken(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     check, answer = machine.check_torch()
     assert (check.state, answer) == (state, {})
-    assert f"it cannot be imported: {says}" in check.message
+    assert f"import failed: {says}" in check.message
 
 
 def test_a_torch_that_torch_npu_breaks_is_told_from_one_that_is_broken(
@@ -63,7 +63,7 @@ def test_a_torch_that_torch_npu_breaks_is_told_from_one_that_is_broken(
     monkeypatch.setattr(machine, "ask", ask)
     check, _ = machine.check_torch()
     assert check.message == (
-        "2.13.0, but it cannot be imported: Failed to load the backend extension: torch_npu"
+        "2.13.0, but import failed: Failed to load the backend extension: torch_npu"
     )
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in check.fix
 
@@ -143,7 +143,7 @@ def test_a_slow_clock_is_told_with_what_it_costs(
     monkeypatch.setattr(machine, "_CLOCK", tmp_path / "clock")
     monkeypatch.setattr(machine.timeit, "repeat", lambda *_, **__: [2.5e-3, 1.2e-3])
     check = machine.check_clock()
-    slow = ", by a call of the kernel" if state == "broken" else ""
+    slow = ", by a system call" if state == "broken" else ""
     assert (check.state, check.message) == (state, f"{source}, 1200 ns per call{slow}")
     assert bool(check.fix) == bool(slow)
 
@@ -194,7 +194,7 @@ def test_a_driver_without_a_word_is_still_a_driver(proc: Path) -> None:
 
 def test_without_a_driver_there_is_nothing_to_mend_but_a_way_to_get_it(proc: Path) -> None:
     check = machine.check_gpu({"kind": "cpu", "cuda": None})
-    assert (check.state, check.message) == ("missing", "no NVIDIA driver here")
+    assert (check.state, check.message) == ("missing", "no NVIDIA driver")
     assert "--gpus all" in check.fix
 
 

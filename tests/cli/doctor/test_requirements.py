@@ -113,7 +113,7 @@ def test_recorders_that_bring_the_interpreter_down_are_broken(
 
     monkeypatch.setattr(module, "ask", ask)
     check = needs(machine())["recorders"]
-    assert check.message == "they could not be tried: no answer within 180 s"
+    assert check.message == "could not be tested: no answer within 180 s"
 
 
 @pytest.mark.parametrize(

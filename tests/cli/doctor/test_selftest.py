@@ -68,10 +68,10 @@ def test_no_finding_holds_a_duration(recorded: tuple[Path, dict[str, Any]]) -> N
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (rows()[1:], "they are not those that were recorded"),
-        ([*rows(), rows()[0]], "they are not those that were recorded"),
-        ([*rows()[:-1], Row("step", "step", 2, 205, 250)], "a stage reaches beyond its step"),
-        ([*rows()[:-1], Row("step", "step", 2, 200, 205)], "a stage reaches beyond its step"),
+        (rows()[1:], "differ from the recorded ones"),
+        ([*rows(), rows()[0]], "differ from the recorded ones"),
+        ([*rows()[:-1], Row("step", "step", 2, 205, 250)], "a stage extends beyond its step"),
+        ([*rows()[:-1], Row("step", "step", 2, 200, 205)], "a stage extends beyond its step"),
     ],
 )
 def test_spans_that_are_not_those_of_the_training_are_found(
@@ -92,7 +92,7 @@ def test_a_run_that_just_stops_and_warnings_in_it_are_found(
     assert checks["recorders"].message == (
         "MSTX does not record the stages; printed: [ERROR] no device"
     )
-    assert checks["trace"].message == "torch.profiler left none"
+    assert checks["trace"].message == "torch.profiler wrote no trace"
 
 
 def test_a_trace_without_our_operators_is_found(
@@ -102,7 +102,7 @@ def test_a_trace_without_our_operators_is_found(
     trace = tmp_path / "selftest" / "rank-00000" / "step-000002" / "x.trace.json.gz"
     trace.parent.mkdir(parents=True)
     trace.write_bytes(gzip.compress(b'{"traceEvents": []}'))
-    assert run_on(tmp_path, monkeypatch)["trace"].message == "our operators are not in it"
+    assert run_on(tmp_path, monkeypatch)["trace"].message == "the operators are missing"
     # On a GPU it takes kernels, and each stage has to have some.
     checks = run_on(tmp_path, monkeypatch, device="cuda")
     assert (checks["trace"].state, checks["device time"].state) == ("broken", "broken")
@@ -111,8 +111,8 @@ def test_a_trace_without_our_operators_is_found(
 def test_an_npu_without_a_capture_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rank(tmp_path / "selftest", header(), rows())
     checks = run_on(tmp_path, monkeypatch, device="npu", refused="error code is 200006")
-    assert checks["operators"].message == "npu refuses them: error code is 200006"
-    assert checks["capture"].message == "torch_npu.profiler did not leave one directory"
+    assert checks["operators"].message == "npu cannot run them: error code is 200006"
+    assert checks["capture"].message == "torch_npu.profiler did not write exactly one directory"
 
 
 def test_a_training_that_does_not_end_is_the_only_finding(
@@ -125,7 +125,7 @@ def test_a_training_that_does_not_end_is_the_only_finding(
     monkeypatch.setattr(selftest.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "made"))
     (check,) = selftest.run_selftest()
     assert (check.name, check.state) == ("training", "broken")
-    assert check.message == "it did not end: it ended by signal 11 without an answer"
+    assert check.message == "failed: it ended by signal 11 without an answer"
 
 
 def test_a_run_that_cannot_be_read_is_a_finding(
