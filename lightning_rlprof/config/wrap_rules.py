@@ -74,6 +74,10 @@ class WrapRule(Section):
         default=None,
         description="Stage by an argument's value: `{arg: …, stages: {value: …}}`.",
     )
+    nested: bool = Field(
+        default=False,
+        description="Make a call inside another stage a stage of its own, not a region of that.",
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> "WrapRule":

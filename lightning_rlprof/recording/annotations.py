@@ -195,6 +195,19 @@ def annotate(target: Any, /) -> Any:
     return Marker(name, "region")(target)
 
 
+def in_stage() -> bool:
+    """Return whether a stage is open in this thread or task."""
+    around = opened.get()
+    while around is not None:
+        if around[0][2] == "stage" and around[0][5] is None:
+            return True
+        around = around[1]
+    return False
+
+
+in_stage._torchdynamo_disable = True  # type: ignore[attr-defined]  # asked in every call
+
+
 def mark(name: str, /, **counters: Number) -> None:
     """Record one instant, e.g. ``mark("weights published", version=3)``.
 

@@ -11,7 +11,7 @@ import torch
 
 from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.annotations import annotate, in_stage, stage
 
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
 _ABSENT = object()
@@ -19,34 +19,45 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _MOST = 5  # values that are named
 
 
-class _Values:
-    """What the argument of a rule was, until a call had a stage.
+class _Calls:
+    """What became of the calls of one rule's method.
 
-    Args:
-        rule: One that chooses by an argument.
+    Attributes:
+        rule: The rule.
+        called: Whether the method was called at all.
+        as_stage: Whether a call was a stage.
+        as_region: Whether a call was a region, because another stage was open around it.
+        values: Texts of the argument, until a call matched.
     """
 
     def __init__(self, rule: WrapRule) -> None:
         self.rule = rule
-        self.came: set[str] = set()
-        self._matched = False
+        self.called = self.as_stage = self.as_region = False
+        self.values: set[str] = set()
 
-    def add(self, value: object, stage_name: str | None) -> None:
-        """Remember what came, as far as it will be told."""
-        if stage_name:
-            self._matched = True
-        elif not self._matched and len(self.came) <= _MOST:
-            self.came.add(texts_of(value)[0])
+    def add(self, value: object) -> None:
+        """Remember a value without a stage, as far as `remark` lists them."""
+        if not (self.as_stage or self.as_region) and len(self.values) <= _MOST:
+            self.values.add(texts_of(value)[0])
 
     def remark(self) -> str | None:
-        """Say what came where the method was called and no call had a stage."""
-        by_arg = self.rule.by_arg
-        if by_arg is None or self._matched or not self.came:
+        """Return what the user must know: no call was a stage, and why."""
+        rule, by_arg = self.rule, self.rule.by_arg
+        if self.as_stage:
             return None
-        came = ", ".join([f"{each[:40]!r}" for each in sorted(self.came)][:_MOST])
+        if not self.called:
+            return f"wrap: {rule.target!r} was never called"
+        if self.as_region:
+            return (
+                f"wrap: every call of {rule.target!r} was inside another stage, which includes it. "
+                "To make it a stage, add nested: true to the rule"
+            )
+        if by_arg is None:
+            return f"wrap: no call of {rule.target!r} matched a stage of its by_grad"
+        values = ", ".join([f"{each[:40]!r}" for each in sorted(self.values)][:_MOST])
         return (
-            f"wrap: no call of {self.rule.target!r} matched a stage: {by_arg.arg} was {came}"
-            f"{', …' * (len(self.came) > _MOST)}; by_arg.stages has {', '.join(by_arg.stages)}"
+            f"wrap: no call of {rule.target!r} matched a stage: {by_arg.arg} was {values}"
+            f"{', …' * (len(self.values) > _MOST)}; by_arg.stages has {', '.join(by_arg.stages)}"
         )
 
 
@@ -66,7 +77,7 @@ class Wraps:
 
     def __init__(self, root: object, rules: Sequence[WrapRule]) -> None:
         self._installed: list[tuple[object, str, object, object]] = []
-        self._values: list[_Values] = []
+        self._calls: list[_Calls] = []
         try:
             for rule in rules:
                 self._install(root, rule)
@@ -85,15 +96,15 @@ class Wraps:
         self._installed.clear()
 
     def remarks(self) -> list[str]:
-        """Say which rules were of no use, although their methods were called."""
-        return [text for values in self._values if (text := values.remark())]
+        """Say which rules gave no call a stage, and why."""
+        return [text for calls in self._calls if (text := calls.remark())]
 
     def _install(self, root: object, rule: WrapRule) -> None:
         owner, name = _find(root, rule.target)
         method = getattr(owner, name)
-        values = _Values(rule)
-        self._values.append(values)
-        mine = _method(method, values)
+        calls = _Calls(rule)
+        self._calls.append(calls)
+        mine = _method(method, calls)
         holders = [each for each in (owner, getattr(owner, "_orig_mod", None)) if each is not None]
         try:
             had = [vars(each).get(name, _ABSENT) for each in holders]
@@ -146,15 +157,15 @@ def _get(owner: object, name: str, target: str) -> Any:
         raise ConfigError(text) from None
 
 
-def _method(method: Callable[..., Any], values: _Values) -> types.MethodType:
+def _method(method: Callable[..., Any], calls: _Calls) -> types.MethodType:
     """Mark a method or function as a bound method, which copies and pickles correctly.
 
     Copied, it is bound to the copy. Pickled, it is looked up by name, here also for a function,
     which a closure could not be.
     """
     if isinstance(method, types.MethodType):
-        return types.MethodType(_marked(method.__func__, values), method.__self__)
-    marked = _marked(method, values)
+        return types.MethodType(_marked(method.__func__, calls), method.__self__)
+    marked = _marked(method, calls)
 
     def call(bound_to: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # A copied partial has arguments of its own, which the marked one knows nothing of.
@@ -168,23 +179,38 @@ def _method(method: Callable[..., Any], values: _Values) -> types.MethodType:
     return types.MethodType(outer, method)
 
 
-def _marked(function: Callable[..., Any], values: _Values) -> Callable[..., Any]:
-    rule = values.rule
-    if rule.stage is not None:
-        return stage(rule.stage)(function)
+def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
+    """Mark each call as a stage, or as a region of the stage that is open around it."""
+    rule = calls.rule
     # Marked once per stage here, so that a call only chooses; what has no stage runs as it is.
     marked = {name: stage(name)(function) for name in rule.names().values()}
-    value_of = _argument(function, rule)
+    region, value_of = annotate(rule.target)(function), _argument(function, rule)
 
-    @functools.wraps(function)
+    def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        value = value_of(args, kwargs)
+        name = rule.stage_for(grad=torch.is_grad_enabled(), value=value)
+        inside = name is not None and not rule.nested and in_stage()
+        if not torch.compiler.is_compiling():  # which would compile it again
+            calls.called = True
+            calls.as_region |= inside
+            calls.as_stage |= name is not None and not inside
+            if name is None and rule.by_arg:
+                calls.add(value)
+        return region if inside else marked[name] if name else function
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        grad, value = torch.is_grad_enabled(), value_of(args, kwargs)
-        name = rule.stage_for(grad=grad, value=value)
-        if rule.by_arg and not torch.compiler.is_compiling():  # which would compile it again
-            values.add(value, name)
-        return (marked[name] if name else function)(*args, **kwargs)
+        return chosen(args, kwargs)(*args, **kwargs)
 
-    return call
+    async def call_awaited(*args: Any, **kwargs: Any) -> Any:
+        return await chosen(args, kwargs)(*args, **kwargs)
+
+    def call_iterated(*args: Any, **kwargs: Any) -> Any:
+        return (yield from chosen(args, kwargs)(*args, **kwargs))
+
+    if inspect.iscoroutinefunction(function):
+        return functools.wraps(function)(call_awaited)
+    kind = call_iterated if inspect.isgeneratorfunction(function) else call
+    return functools.wraps(function)(kind)
 
 
 def _argument(function: Callable[..., Any], rule: WrapRule) -> ValueOf:

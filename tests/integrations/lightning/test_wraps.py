@@ -21,7 +21,8 @@ from tests.builders.models import (
     trace_of,
 )
 
-LAYER = {"target": "layer.forward", "stage": "actor_generate"}
+# Tiny calls it inside of its own stage.
+LAYER = {"target": "layer.forward", "stage": "actor_generate", "nested": True}
 
 
 def wrapping(folder: Path, *rules: dict[str, Any]) -> ProfilerCallback:
@@ -98,7 +99,7 @@ def test_a_property_that_raises_until_setup_has_run_is_asked_again(tmp_path: Pat
         def policy(self) -> torch.nn.Module:
             return self.parts["policy"]
 
-    rule = {"target": "policy.forward", "stage": "actor_generate"}
+    rule = {**LAYER, "target": "policy.forward"}
     callback, module = wrapping(tmp_path, rule), Late()
     make_trainer(callback).fit(module, loader())
     assert len(of(trace_of(callback), "actor_generate")) == 4
@@ -200,10 +201,74 @@ def test_a_rule_whose_values_never_came_is_named_at_the_end(tmp_path: Path) -> N
     assert f"kind was {'x' * 40!r}; by" in trace_of(callback).notes[0].text
 
 
-def test_a_rule_that_served_once_or_was_never_asked_is_not(tmp_path: Path) -> None:
+def test_a_rule_whose_method_was_never_called_is_named_and_one_that_served_is_not(
+    tmp_path: Path,
+) -> None:
     callback, module = wrapping(tmp_path, by_kind("OLD", "ref")), Kinds()
     make_trainer(callback).fit(module, loader())
+    assert trace_of(callback).notes == []
     module.kinds = ()
-    first = trace_of(callback).notes
     make_trainer(callback).fit(module, loader())
-    assert first == trace_of(callback).notes == []
+    assert [note.text for note in trace_of(callback).notes] == ["wrap: 'asked' was never called"]
+
+
+def test_a_rule_whose_calls_are_all_inside_another_stage_says_how_to_make_one(
+    tmp_path: Path,
+) -> None:
+    callback = wrapping(tmp_path, {**LAYER, "nested": False})
+    make_trainer(callback).fit(Tiny(), loader())
+    trace = trace_of(callback)
+    assert of(trace, "actor_generate") == []
+    regions = [span for span in trace.spans if span.name == "layer.forward"]
+    assert len(regions) == 4
+    assert {span.kind for span in regions} == {"region"}
+    assert [note.text for note in trace.notes] == [
+        "wrap: every call of 'layer.forward' was inside another stage, which includes it. "
+        "To make it a stage, add nested: true to the rule"
+    ]
+
+
+class Policy(torch.nn.Module):
+    """Generates token by token through its own forward, as policies without a cache do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(batch)
+        return result
+
+    def generate(self, batch: torch.Tensor) -> None:
+        for _ in range(5):
+            self(batch)
+
+
+def test_the_recipe_of_the_readme_gives_generation_its_own_forward(tmp_path: Path) -> None:
+    class Grpo(Tiny):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy = Policy()
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            with torch.no_grad():
+                self.policy.generate(batch)
+                self.policy(batch)
+            return self.policy(batch).pow(2).mean()
+
+    rules = (
+        {"target": "policy.generate", "stage": "actor_generate"},
+        {
+            "target": "policy.forward",
+            "by_grad": {"no_grad": "actor_compute_log_prob", "grad": "actor_update"},
+        },
+    )
+    callback = wrapping(tmp_path, *rules)
+    make_trainer(callback).fit(Grpo(), loader())
+    trace = trace_of(callback)
+    stages = [span.name for span in trace.spans if span.kind == "stage" and span.step == 1]
+    assert sorted(stages) == ["actor_compute_log_prob", "actor_generate", "actor_update"]
+    inside = [span for span in trace.spans if span.name == "policy.forward" and span.step == 1]
+    generate = next(span for span in of(trace, "actor_generate") if span.step == 1)
+    assert [span.parent for span in inside] == [generate.id] * 5
+    assert trace.notes == []
