@@ -78,6 +78,17 @@ def merge(ranks: Sequence[Mapping[str, Counter]], counts: Sequence[int]) -> dict
     return merged
 
 
+NO_STAGES = (
+    "no stage is marked, so the phases of the training loop are the stages. "
+    "Mark your own with stage() or wrap"
+)
+"""What a run without marks says of its stages."""
+
+_PHASES = {
+    *("data_fetch", "batch_transfer", "training_step", "backward", "optimizer_step"),
+    *("validation", "sanity_check", "save_checkpoint"),
+}
+_HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # of other callbacks
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis
 # every time, and every difference of two, fits into 64 bits.
@@ -139,7 +150,22 @@ def read_run(
         raise broken[0]
     if path.is_dir():
         problems += missing(_world(ranks), [*ranks, *(each.rank for each in problems)])
-    return _assemble(path, dict(sorted(ranks.items())), tables, problems)
+    return phases_as_stages(_assemble(path, dict(sorted(ranks.items())), tables, problems))
+
+
+def phases_as_stages(spans: Spans) -> Spans:
+    """Let the phases of Lightning's loop be the stages of a run in which nothing is marked.
+
+    They are regions that the callback records. As stages they have self time:
+    ``training_step`` is forward and loss where Lightning runs the backward pass.
+    """
+    stage, region = KINDS.index("stage"), KINDS.index("region")
+    phases = [name in _PHASES or bool(_HOOK.fullmatch(name)) for name in spans.names]
+    rows = np.array([*phases, False])[spans.name] & (spans.kind == region)
+    if (spans.kind == stage).any() or not rows.any():
+        return spans
+    notes = (RankNote(None, 0, "info", NO_STAGES), *spans.notes)
+    return replace(spans, kind=np.where(rows, stage, spans.kind), notes=notes)
 
 
 def _world(ranks: Mapping[int, _Rank]) -> int:

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_rlprof.analysis.stages.overviews import regions
+from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
+from lightning_rlprof.loaders.native import NO_STAGES
 from lightning_rlprof.tables.spans import RunWarning, Thread
 from tests.builders.runs import MAIN, Row, grpo_rows, grpo_run, header, loaded, write_rank
 
@@ -223,3 +226,32 @@ def test_counters_of_all_ranks_are_joined_without_losing_a_bit() -> None:
 def test_a_counter_that_was_no_number_is_absent_not_zero() -> None:
     spans = loaded([Row("a", "stage", 1, 0, 1, counters={"n": float("nan"), "m": 1})])
     assert spans.counters_of(0) == {"m": 1}
+
+
+PHASES = [
+    Row("step", "step", 1, 0, 100),
+    Row("data_fetch", "region", 1, 0, 20),
+    Row("training_step", "region", 1, 20, 60),
+    Row("my region", "region", 1, 25, 30),
+    Row("backward", "region", 1, 60, 80),
+    Row("optimizer_step", "region", 1, 80, 90),
+    Row("Other.on_train_batch_end", "region", 1, 90, 95),
+]
+
+
+def test_without_marks_the_phases_of_lightnings_loop_are_the_stages() -> None:
+    spans = loaded(PHASES)
+    table = stages(spans)
+    shown = dict(zip(table.column("stage"), table.column("total"), strict=True))
+    assert shown == {
+        **{"training_step": 40, "data_fetch": 20, "backward": 20, "optimizer_step": 10},
+        **{"Other.on_train_batch_end": 5, "untraced": 5},
+    }
+    assert regions(spans).column("region") == ["my region"]
+    assert [note.text for note in spans.notes] == [NO_STAGES]
+
+
+def test_one_mark_replaces_the_phases_on_every_rank() -> None:
+    spans = loaded(PHASES, [*PHASES, Row("actor_update", "stage", 1, 25, 30)])
+    assert set(stages(spans).column("stage")) == {"actor_update", "untraced"}
+    assert NO_STAGES not in [note.text for note in spans.notes]

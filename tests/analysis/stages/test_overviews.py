@@ -45,6 +45,7 @@ def test_regions_are_whole_spans_with_their_share_of_the_counted_steps() -> None
         Row("data_fetch", "region", 1, 0, 25),
         Row("data_fetch", "region", 2, 100, 190),
         Row("training_step", "region", 1, 25, 95),
+        Row("actor_update", "stage", 1, 30, 90),
         Row("backward", "region", 1, 50, 75),
         Row("validation", "region", 2, 300, 360),
     ]
