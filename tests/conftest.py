@@ -62,12 +62,17 @@ def clock() -> Any:
 
 
 @pytest.fixture
-def start(tmp_path: Path, clock: Any) -> Iterator[Callable[..., Any]]:
+def start(
+    tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
     """Start a session on a fake clock; whatever a test leaves open is closed."""
 
     from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.recording.host_memory import HostMemory
     from lightning_rlprof.recording.session import Session, current
     from lightning_rlprof.testing import make_header
+
+    monkeypatch.setattr(HostMemory, "counters", lambda self: {})  # of the real machine
 
     def make(recorders: Any = (), rank: int = 0, **options: Any) -> Any:
         config = ProfilerConfig.build(None, **options)

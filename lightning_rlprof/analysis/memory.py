@@ -16,6 +16,7 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 
 _PEAK, _HOST = "device_peak_bytes", "host_rss_bytes"
+_CHILDREN = "children_rss_bytes"
 _COUNTERS = (
     _PEAK,
     "device_allocated_bytes",
@@ -36,7 +37,7 @@ _COLUMNS = (
     Column("host", "count", "bytes"),
     Column("spans", "count"),
 )
-_NOTE = "Each column is the maximum over captured spans."
+_NOTE = "Each column is the maximum over the spans with memory data."
 _NON_PYTORCH = (
     "non-PyTorch: used on the device beyond what torch's allocator reserves here, by other "
     "processes or by this one (contexts, NCCL, other libraries)."
@@ -70,6 +71,7 @@ _SERIES_COLUMNS = (
 _SPAN_COUNTERS = {
     "torch": ("device_allocated_bytes", _PEAK, "device_reserved_bytes"),
     "host": (_HOST,),
+    "child processes": (_CHILDREN,),
 }
 _TIMELINE_NOTE = (
     "peak, reserved: maximum. fragmentation: reserved beyond allocated at the peak. growth per "

@@ -7,7 +7,6 @@ is one that the device cannot answer, so only `reset_peak` and `use_device` rais
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 
 log = logging.getLogger(__name__)
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _BACKENDS = {"cuda": "nccl", "npu": "hccl", "xpu": "xccl"}
 
 # Counter, key of torch's memory_stats, and the question of a device without them (mps).
@@ -116,15 +114,6 @@ def use_device(kind: str, index: int) -> None:
         RuntimeError: The device does not exist.
     """
     _call(kind, ("set_device_index", "set_device"), index)
-
-
-def host_rss_bytes() -> int | None:
-    """Return the memory of this process that is resident on the host, in bytes; None off Linux."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def _used_and_total(kind: str) -> tuple[int | None, int | None]:

@@ -12,6 +12,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.clock_sync import Exchange
+from lightning_rlprof.recording.host_memory import HostMemory
 from lightning_rlprof.recording.open_spans import Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
@@ -86,6 +87,7 @@ class Session:
         self._may_capture = config.captures and config.wants_rank(header.rank)
         self._mirrored_step: object = None
         self._tokens = TokenWindow(config)
+        self._memory = HostMemory()
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
         _Process.session = self
         _watch_forks()
@@ -151,7 +153,8 @@ class Session:
             counters = {**(counters or {}), **known.counters, "capture": 1}
             late = known.late
         if start is not None:
-            span = made(_STEP, self.step, start, now, counters)
+            counters = {**self._memory.counters(), **(counters or {})}
+            span = made(_STEP, self.step, start, now, counters or None)
             self.append(span)
             if self._may_capture:
                 self._buffer.later(span, late)

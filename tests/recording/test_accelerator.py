@@ -1,7 +1,5 @@
 """What the device says: the real CPU, and modules of torch replaced by fakes."""
 
-import os
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -207,27 +205,6 @@ def test_answers_of_a_fake_accelerator(
     assert answers == ("Model X", 8, 0)
     assert device.device_memory() == (70, 100)
     assert device.device_backend() == backend
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux")
-def test_the_hosts_memory_grows_with_what_this_process_keeps() -> None:
-    before = device.host_rss_bytes()
-    kept = bytearray(b"x") * (64 << 20)
-    after = device.host_rss_bytes()
-    assert before is not None
-    assert after is not None
-    assert after - before > len(kept) // 2
-
-
-@pytest.mark.parametrize("content", [None, b"", b"12", b"12 many"])
-def test_a_host_that_tells_nothing_readable_has_no_memory(
-    content: bytes | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "statm"
-    if content is not None:
-        path.write_bytes(content)
-    monkeypatch.setattr("builtins.open", lambda name, mode, real=open: real(path, mode))
-    assert device.host_rss_bytes() is None
 
 
 @pytest.mark.cuda

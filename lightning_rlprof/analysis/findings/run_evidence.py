@@ -96,7 +96,12 @@ FEWEST_STEPS = 16
 _ALL_STAGES = "all"
 _ALL_SAMPLES = 2**40
 _MIB = 2**20
-_COUNTERS = {"torch": "device_allocated_bytes", "host": "host_rss_bytes"}  # counted by spans
+# Counted by spans.
+_COUNTERS = {
+    "torch": "device_allocated_bytes",
+    "host": "host_rss_bytes",
+    "child processes": "children_rss_bytes",
+}
 
 
 def memory_growth(run: RunData) -> Iterator[Finding | NotChecked]:

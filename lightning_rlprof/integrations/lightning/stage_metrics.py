@@ -7,6 +7,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.recording import accelerator
+from lightning_rlprof.recording.host_memory import host_rss_bytes
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.recording.span_buffer import StepTotals
 from lightning_rlprof.records.records import Number
@@ -126,7 +127,7 @@ class _Sums:
 def _memory_gb(kind: str, *, keep_peak: bool) -> float | None:
     found = accelerator.memory_bytes(kind).get("device_peak_bytes")
     if found is None:
-        found = accelerator.host_rss_bytes()
+        found = host_rss_bytes()
     elif not keep_peak:  # in a capture the peak belongs to the memory recorder
         accelerator.reset_peak(kind)
     return None if found is None else found / 1e9

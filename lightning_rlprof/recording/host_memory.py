@@ -1,0 +1,70 @@
+"""Memory of this process and of its child processes on the host, read from Linux' /proc."""
+
+import os
+from contextlib import suppress
+from io import FileIO
+from time import perf_counter_ns
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
+
+
+def host_rss_bytes() -> int | None:
+    """Return the memory of this process that is resident on the host, in bytes; None off Linux."""
+    return _resident("self")
+
+
+class HostMemory:
+    """Counters of resident memory for the steps of one thread: 2 µs per step.
+
+    The file stays open: opening it at every step takes ten times as long.
+    """
+
+    def __init__(self) -> None:
+        self._children_at = 0
+        self._statm: FileIO | None = None
+        with suppress(OSError):
+            self._statm = FileIO("/proc/self/statm")
+
+    def counters(self) -> dict[str, int]:
+        """Return ``host_rss_bytes``, and ``children_rss_bytes`` at most every 100 ms.
+
+        Children are those that the calling thread started, such as DataLoader workers. Both are
+        left out where they are unknown.
+        """
+        own, now = self._own(), perf_counter_ns()
+        found = {} if own is None else {"host_rss_bytes": own}
+        if now - self._children_at >= _CHILDREN_EVERY_NS:
+            self._children_at = now
+            children = [size for pid in _children() if (size := _resident(pid)) is not None]
+            found |= {"children_rss_bytes": sum(children)} if children else {}
+        return found
+
+    def _own(self) -> int | None:
+        if self._statm is None:
+            return None
+        try:
+            return _pages(os.pread(self._statm.fileno(), 80, 0))
+        except (OSError, IndexError, ValueError):
+            return None
+
+
+def _pages(content: bytes) -> int:
+    """Return the second number of a ``statm`` file, in bytes."""
+    return int(content.split(b" ", 2)[1]) * _PAGE
+
+
+def _resident(process: str) -> int | None:
+    try:
+        with open(f"/proc/{process}/statm", "rb") as statm:
+            return _pages(statm.read())
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _children() -> list[str]:
+    try:
+        with open("/proc/thread-self/children", encoding="ascii") as file:
+            return file.read().split()
+    except OSError:
+        return []

@@ -1,0 +1,71 @@
+"""Resident memory of the process and of its children, counted with every step."""
+
+import os
+import subprocess
+import sys
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.recording import host_memory
+from lightning_rlprof.recording.host_memory import HostMemory, host_rss_bytes
+from lightning_rlprof.recording.session import Session
+from lightning_rlprof.testing import make_header
+
+pytestmark = pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="memory is read from Linux' /proc"
+)
+
+
+def test_the_hosts_memory_grows_with_what_this_process_keeps() -> None:
+    before = host_rss_bytes()
+    kept = bytearray(b"x") * (64 << 20)
+    after = host_rss_bytes()
+    assert before is not None
+    assert after is not None
+    assert after - before > len(kept) // 2
+
+
+@pytest.mark.parametrize("content", [None, b"", b"12", b"12 many"])
+def test_an_unreadable_host_has_no_memory(
+    content: bytes | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "statm"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr("builtins.open", lambda name, mode="r", real=open, **_: real(path, "rb"))
+    assert host_rss_bytes() is None
+    memory = HostMemory()
+    memory._statm = FileIO(path) if content is not None else None
+    assert "host_rss_bytes" not in memory.counters()
+
+
+def test_children_are_added_up_at_most_every_100_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "kept = bytearray(b'x') * (64 << 20); print(1, flush=True); input()"
+    now = [10**9]
+    monkeypatch.setattr(host_memory, "perf_counter_ns", lambda: now[0])
+    memory = HostMemory()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert memory.counters()["children_rss_bytes"] > 64 << 20
+        now[0] += 99_999_999
+        assert "children_rss_bytes" not in memory.counters()
+        now[0] += 1
+        assert memory.counters()["children_rss_bytes"] > 64 << 20
+        child.communicate(b"\n")
+
+
+def test_every_step_has_it_without_any_capture(tmp_path: Path) -> None:
+    with Session(ProfilerConfig.build(profile=False), tmp_path / "run", make_header()) as session:
+        for step in (1, 2):
+            session.begin_step(step)
+            session.end_step()
+    counter = load(tmp_path / "run").counters["host_rss_bytes"]
+    assert len(counter.rows) == 2
+    assert min(counter.values) > 1 << 20
