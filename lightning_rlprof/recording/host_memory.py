@@ -2,7 +2,6 @@
 
 import os
 from contextlib import suppress
-from io import FileIO
 from time import perf_counter_ns
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -22,9 +21,15 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._children_at = 0
-        self._statm: FileIO | None = None
+        self._statm = -1
         with suppress(OSError):
-            self._statm = FileIO("/proc/self/statm")
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the file."""
+        number, self._statm = self._statm, -1
+        if number >= 0:
+            os.close(number)
 
     def counters(self) -> dict[str, int]:
         """Return ``host_rss_bytes``, and ``children_rss_bytes`` at most every 100 ms.
@@ -41,10 +46,10 @@ class HostMemory:
         return found
 
     def _own(self) -> int | None:
-        if self._statm is None:
+        if self._statm < 0:
             return None
         try:
-            return _pages(os.pread(self._statm.fileno(), 80, 0))
+            return _pages(os.pread(self._statm, 80, 0))
         except (OSError, IndexError, ValueError):
             return None
 

@@ -262,6 +262,7 @@ class Session:
             if _Process.session is self:
                 _Process.session = None
             self._buffer.close()
+            self._memory.close()
             self.afterwards()
 
     def leave(self) -> None:
@@ -269,6 +270,7 @@ class Session:
         self._closed, self._may_capture, self.exchange = True, False, None
         self.append = lambda line: None  # of optimizers, which may go on for long
         self._buffer.leave()
+        self._memory.close()
 
     def _tune(self) -> None:
         """Choose how markers behave: mirrored only where a capture is or may be open."""

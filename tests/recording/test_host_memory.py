@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,11 @@ def test_an_unreadable_host_has_no_memory(
         path.write_bytes(content)
     monkeypatch.setattr("builtins.open", lambda name, mode="r", real=open, **_: real(path, "rb"))
     assert host_rss_bytes() is None
+    real_open = os.open
+    monkeypatch.setattr("os.open", lambda name, flags: real_open(path, flags))
     memory = HostMemory()
-    memory._statm = FileIO(path) if content is not None else None
     assert "host_rss_bytes" not in memory.counters()
+    memory.close()
 
 
 def test_children_are_added_up_at_most_every_100_ms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,6 +60,8 @@ def test_children_are_added_up_at_most_every_100_ms(monkeypatch: pytest.MonkeyPa
         now[0] += 1
         assert memory.counters()["children_rss_bytes"] > 64 << 20
         child.communicate(b"\n")
+    memory.close()
+    assert "host_rss_bytes" not in memory.counters()
 
 
 def test_every_step_has_it_without_any_capture(tmp_path: Path) -> None:
