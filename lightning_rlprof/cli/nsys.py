@@ -138,7 +138,9 @@ def _check(command: list[str]) -> None:
 
 def _file(given: Path | None) -> str | None:
     """Return the configuration file: the given one, else the one that RLPROF=1 reads."""
-    if given is None and os.environ.get("RLPROF") == "1":
+    from lightning_rlprof.integrations.lightning.autoload import is_on
+
+    if given is None and is_on():
         return os.environ.get("RLPROF_CONFIG")
     return None if given is None else str(given)
 

@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -149,10 +149,15 @@ def _find(root: object, target: str) -> tuple[object, str]:
 
 
 def _get(owner: object, name: str, target: str) -> Any:
+    """Return an item of a list or dictionary, or an attribute."""
+    if isinstance(owner, Mapping) and name in owner:
+        return owner[name]
+    if isinstance(owner, list | tuple) and name.isdecimal() and int(name) < len(owner):
+        return owner[int(name)]
     try:
         return getattr(owner, name)
     except AttributeError:
-        hint = _hint(name, dir(owner))
+        hint = _hint(name, list(map(str, owner)) if isinstance(owner, Mapping) else dir(owner))
         text = f"wrap: {target!r}: {type(owner).__name__} has no {name!r}{hint}"
         raise ConfigError(text) from None
 

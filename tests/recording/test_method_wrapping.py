@@ -133,6 +133,20 @@ def test_a_part_of_a_list_of_modules_is_named_by_its_number(tmp_path: Path) -> N
     assert names == ["actor_update"]
 
 
+def test_items_of_lists_and_dictionaries_are_reached(tmp_path: Path) -> None:
+    model = Trained()
+    model.critics, model.adapters = [Policy(), Policy()], {"math": Policy(), "code": Policy()}
+    rules = [rule("critics.1.generate", "critic"), rule("adapters.math.generate", "adapter")]
+    Wraps(model, rules)
+    with recording(tmp_path) as names:
+        for each in (*model.critics, *model.adapters.values()):
+            each.generate(X)
+    assert names == ["critic", "adapter"]
+    for target, text in (("critics.2.x", "list has no '2'"), ("adapters.mat.x", "mean 'math'")):
+        with pytest.raises(ConfigError, match=text):
+            Wraps(model, [rule(target)])
+
+
 def test_a_call_that_does_not_fit_raises_as_it_always_did(tmp_path: Path) -> None:
     model = Trained()
     Wraps(model, [rule("log_probs", {"arg": "batch", "stages": {"1": "actor_update"}})])

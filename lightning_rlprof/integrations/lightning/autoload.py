@@ -3,6 +3,23 @@
 import os
 from typing import Any
 
+_ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+def is_on() -> bool:
+    """Return whether the variable ``RLPROF`` asks for a recording.
+
+    Raises:
+        ConfigError: Its value says neither yes nor no.
+    """
+    value = os.environ.get("RLPROF", "").strip().lower()
+    if value in _ON or value in _OFF:
+        return value in _ON
+    from lightning_rlprof.errors import ConfigError
+
+    known = f"use {', '.join(_ON)} to record, or {', '.join(filter(None, _OFF))}"
+    raise ConfigError(f"RLPROF={os.environ['RLPROF']!r} is neither on nor off: {known}")
+
 
 def callbacks() -> list[Any]:
     """Return a `ProfilerCallback` when ``RLPROF=1`` is set, configured by ``RLPROF_CONFIG``.
@@ -10,14 +27,14 @@ def callbacks() -> list[Any]:
     Without the variable nothing is imported.
 
     Raises:
-        ConfigError: The file or the ``RLPROF__…`` variables are wrong.
+        ConfigError: ``RLPROF``, the file or the ``RLPROF__…`` variables are wrong.
 
     Example::
 
         >>> callbacks()
         []
     """
-    if os.environ.get("RLPROF") != "1":
+    if not is_on():
         return []
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 

@@ -8,7 +8,7 @@ Record every optimizer step of the process as a region, through torch's global h
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -45,14 +45,18 @@ class Batches:
     Args:
         session: Whose steps they are.
         trainer: Who runs them.
-        callback: One of the Trainer's callbacks, as long as the batches are of its training.
+        watched: Ids of callbacks; as long as the Trainer has one, batches are of its training.
         give_up: Told what failed here; the training never hears of it.
     """
 
     def __init__(
-        self, session: Session, trainer: Any, callback: Any, give_up: Callable[[Exception], None]
+        self,
+        session: Session,
+        trainer: Any,
+        watched: Collection[int],
+        give_up: Callable[[Exception], None],
     ) -> None:
-        self._session, self._trainer, self._callback = session, trainer, callback
+        self._session, self._trainer, self._watched = session, trainer, watched
         self._give_up = give_up
         self._progress = trainer.fit_loop.epoch_loop.batch_progress
         self._inside = False
@@ -63,7 +67,7 @@ class Batches:
 
     def __enter__(self) -> None:
         """Know that the step has a batch; begin it if batches before it were skipped."""
-        if self._callback in self._trainer.callbacks:
+        if any(id(each) in self._watched for each in self._trainer.callbacks):
             self._inside = True
             try:
                 self._session.begin_step(self._progress.total.ready)
@@ -184,7 +188,6 @@ class ProfilerCallback(Callback):
         **options: Any,
     ) -> None:
         super().__init__()
-        self._pass_over(*_UNUSED)
         self.config = ProfilerConfig.build(config, **options)
         self.recorders, self.on_finish = recorders, on_finish
         self.by_environment = False
@@ -193,12 +196,21 @@ class ProfilerCallback(Callback):
         self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
         self._undo: list[Any] = []
         self._starts: dict[str, int] = {}
+        self._watched: Collection[int] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the run behind in copies and other processes: it belongs to who records it."""
         # Lightning hangs two methods of the module on every callback, and with them the weights.
-        kept = {key: value for key, value in vars(self).items() if key not in ("log", "log_dict")}
-        return {**kept, "_session": None, "_trainer": None, "_undo": [], "_starts": {}}
+        left = {"log", "log_dict", *_UNUSED, "on_before_optimizer_step"}
+        kept = {key: value for key, value in vars(self).items() if key not in left}
+        run: dict[str, Any] = {
+            "_session": None,
+            "_trainer": None,
+            "_undo": [],
+            "_starts": {},
+            "_watched": (),
+        }
+        return {**kept, **run}
 
     # ---- the life of a run
 
@@ -241,11 +253,12 @@ class ProfilerCallback(Callback):
         )
         self.run, self._trainer = session.run, trainer
         self._starts = {}
-        vars(self).pop("on_before_optimizer_step", None)
+        self._watched = _watched(self, trainer.callbacks)
+        self._pass_over(*_UNUSED)
         with suppress(Exception):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
-        batches = Batches(session, trainer, self, self.give_up)
+        batches = Batches(session, trainer, self._watched, self.give_up)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
         self._cover_loop(trainer, pl_module)
@@ -267,8 +280,11 @@ class ProfilerCallback(Callback):
     def _pass_over(self, *hooks: str) -> None:
         """Let Lightning skip hooks, as it skips attributes that are not functions.
 
-        Those of a class derived from this one are called, and may call ``super()``'s.
+        Those of a class derived from this one are called, and may call ``super()``'s. A callback
+        that holds this one may call its hooks, so all of them stay.
         """
+        if self._watched != {id(self)}:
+            return
         for hook in hooks:
             if getattr(type(self), hook) is getattr(ProfilerCallback, hook):
                 setattr(self, hook, None)
@@ -301,6 +317,8 @@ class ProfilerCallback(Callback):
     def _finish(self, status: str) -> None:
         session, self._session, self._trainer = self._session, None, None
         undo, self._undo = self._undo, []
+        for hook in (*_UNUSED, "on_before_optimizer_step"):
+            vars(self).pop(hook, None)
         try:
             for part in undo:
                 part.remove()
@@ -319,7 +337,7 @@ class ProfilerCallback(Callback):
         """Begin the first step, so that a rollout in the data loader belongs to it."""
         session = self._recording(trainer)
         # Tuners run the loop without its callbacks, and their batches are no steps.
-        if session is not None and self in trainer.callbacks:
+        if session is not None and any(id(each) in self._watched for each in trainer.callbacks):
             # Of the batch before this one, counted from 0; right after a resume, too.
             step = trainer.fit_loop.epoch_loop.total_batch_idx + 2
             if session.step != step:
@@ -372,6 +390,16 @@ class ProfilerCallback(Callback):
     def _recording(self, trainer: Any) -> Session | None:
         """Return the session of this Trainer's fit, not that of a fit around it."""
         return self._session if self._trainer is trainer else None
+
+
+def _watched(callback: Any, callbacks: Sequence[Any]) -> Collection[int]:
+    """Return the id of a callback, or those of all others if one of them holds it.
+
+    Tuners train without the Trainer's callbacks, but keep its progress bar.
+    """
+    if callback in callbacks:
+        return {id(callback)}
+    return {id(each) for each in callbacks if not hasattr(each, "refresh_rate")}
 
 
 @lru_cache(maxsize=1)

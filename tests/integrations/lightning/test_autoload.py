@@ -114,11 +114,30 @@ def test_an_empty_name_of_a_file_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert callback.config.integrated.stage == "all"
 
 
-@pytest.mark.parametrize("value", [None, "0", "", "true"])
-def test_any_other_value_is_off(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", [None, "0", "", "false", "No", " off "])
+def test_these_values_are_off(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if value is not None:
         monkeypatch.setenv("RLPROF", value)
     assert callbacks() == []
+
+
+@pytest.mark.parametrize("value", ["1", "true", "Yes", " ON "])
+def test_these_values_are_on(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPROF", value)
+    assert len(callbacks()) == 1
+
+
+@pytest.mark.parametrize("value", ["2", "ja", "rlprof.yaml"])
+def test_any_other_value_is_an_error_with_what_is_allowed(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPROF", value)
+    with pytest.raises(ConfigError) as caught:
+        callbacks()
+    assert str(caught.value) == (
+        f"RLPROF={value!r} is neither on nor off: use 1, true, yes, on to record, "
+        "or 0, false, no, off"
+    )
 
 
 def test_off_imports_no_lightning() -> None:

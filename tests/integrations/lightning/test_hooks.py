@@ -260,3 +260,40 @@ def test_a_second_fit_inside_the_first_does_not_end_it(tmp_path: Path) -> None:
 def test_pytorch_lightning_is_the_package_under_test() -> None:
     assert issubclass(ProfilerCallback, pytorch_lightning.Callback)
     assert all(issubclass(ProfilerCallback, package.Callback) for package in PACKAGES)
+
+
+class Holds(pytorch_lightning.Callback):
+    """Holds another callback and forwards every hook that Lightning calls."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in FORWARDED:
+            return getattr(object.__getattribute__(self, "inner"), name)
+        return super().__getattribute__(name)
+
+
+FORWARDED = [
+    name
+    for name in dir(pytorch_lightning.Callback)
+    if name.startswith("on_") or name in ("setup", "teardown")
+]
+
+
+def test_a_callback_that_holds_it_and_forwards_every_hook_records_the_same(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    make_trainer(Holds(callback)).fit(Tiny(), loader())
+    trace = trace_of(callback)
+    assert [span.step for span in trace.spans if span.kind == "step"] == [1, 2, 3, 4]
+    assert len(of(trace, "actor_update")) == 4
+    assert trace.status == "finished"
+
+
+def test_its_hooks_can_be_called_before_and_after_a_fit(tmp_path: Path) -> None:
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    trainer = make_trainer(callback)
+    for _ in range(2):
+        for name in FORWARDED:
+            assert callable(getattr(callback, name)), name
+        trainer.fit(Tiny(), loader())
