@@ -20,6 +20,7 @@ from lightning_rlprof.cli.console import (
 )
 from lightning_rlprof.cli.open_run import Limit, Run, about, answer, open_run
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.system.location import place
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.catalog import Analysis
@@ -60,6 +61,8 @@ def show(
     """
     from lightning_rlprof.analysis.catalog import ANALYSES
 
+    if name is not None and name not in ANALYSES and str(run) in ANALYSES:
+        run, name = place(name), str(run)  # in the other order
     if name is None:
         _list_analyses(open_run(run), run)
         return

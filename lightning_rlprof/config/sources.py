@@ -18,6 +18,7 @@ from lightning_rlprof.system.location import redact
 PREFIX = "RLPROF__"
 """Begins the name of a variable that sets a key: ``RLPROF__INTEGRATED__STAGE=actor_update``."""
 
+_PLACE = "profile_save_path"
 _WRAPPER = "profiler_config"
 _MOST = 10_000  # a training's whole file has some hundreds of values
 _WINDOW = ("profile_step_start", "profile_step_end")
@@ -118,16 +119,29 @@ def canonical(
         data = resolvable(data, {*fields, *_LOOKED_AT} if _LOOKED_AT & {*data} else data)
         translation = translate(data)
         if translation is None and _WRAPPER not in data:
-            return {str(key): plain(data[key]) for key in data}
+            return _with_save_path({str(key): plain(data[key]) for key in data})
         _refuse_misspelled(data, fields)
-        own = {key: plain(data[key]) for key in map(str, data) if key.replace("-", "_") in fields}
+        own = {key: plain(data[key]) for key in map(str, data) if _name(key) in {*fields, _PLACE}}
         block = plain(data[_WRAPPER]) if _WRAPPER in data else {}
     if not isinstance(block or {}, Mapping):
         raise ConfigError(f"{_WRAPPER}={block!r} is not a mapping of keys such as integrated")
     translation = translation or Translation()
     origins = {} if origins is None else origins
     origins.update(translation.origins)
-    return lay(_nested(translation.values), origins, merge(block or {}, own))
+    own = _with_save_path(merge(block or {}, own))
+    return lay(_nested(translation.values), origins, own)
+
+
+def _with_save_path(values: dict[str, Any]) -> dict[str, Any]:
+    """Put ``profile_save_path`` at the top, where people look for it, into ``integrated``."""
+    given = [key for key in values if _name(key) == _PLACE]
+    block = values.get("integrated") or {}
+    if not given or not isinstance(block, Mapping):
+        return values
+    if _PLACE in map(_name, block):
+        raise ConfigError(f"{_PLACE} is set twice: at the top and in integrated")
+    rest = {key: value for key, value in values.items() if key not in given}
+    return {**rest, "integrated": {**block, _PLACE: values[given[0]]}}
 
 
 def lay(
@@ -259,7 +273,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_misspelled(data: Mapping[str, Any], fields: Collection[str]) -> None:
     for key in map(str, data):
         name = key.replace("-", "_")
-        if name in fields or name in _HOMES:
+        if name in fields or name in _HOMES or name == _PLACE:
             continue
         if name in IntegratedConfig.model_fields:
             raise ConfigError(f"{key} is one level down: integrated.{name}")

@@ -51,8 +51,8 @@ def cards(findings: Table, run: str = "RUN", shown: Collection[int] = ()) -> lis
             row["evidence"],
             _where(row),
             row["step"] if row["step"] in shown else None,
-            row["try"],
-            row["ruled out if"],
+            row["try"].replace("RUN", run),
+            row["ruled out if"].replace("RUN", run),
             (row["reproduce"].replace("RUN", run), f"rlprof sql {run} {_quoted(row['query'])}"),
         )
         for row in rows

@@ -204,3 +204,10 @@ def test_impossible_numbers_are_refused(
     assert err.startswith(f"rlprof: error: {option} {float(value)} is not between 0 and 1e18\n")
     instance = {"--params": "7.6e9", "--peak-tflops": "989"}[option]
     assert err.endswith(f"hint: For example {option} {instance}\n")
+
+
+def test_the_analysis_may_come_before_the_run(rlprof: Run, tmp_path: Path) -> None:
+    grpo_run(tmp_path / "run")
+    swapped = rlprof("show", "stages", tmp_path / "run")
+    assert swapped == rlprof("show", tmp_path / "run", "stages")
+    assert swapped[0] == 0
