@@ -111,7 +111,7 @@ def open_at(
         point_lane: Lane of each point, in any order; `NONE` has no intervals.
         point: Times of the points.
     """
-    found = _begun(lane, start, point_lane, point)
+    found = last_begun(lane, start, point_lane, point)
     rows = np.flatnonzero(found >= 0)
     while len(rows):
         rows = rows[end[found[rows]] <= point[rows]]
@@ -120,7 +120,7 @@ def open_at(
     return found
 
 
-def _begun(lane: Int64s, start: Int64s, point_lane: Int64s, point: Int64s) -> Int64s:
+def last_begun(lane: Int64s, start: Int64s, point_lane: Int64s, point: Int64s) -> Int64s:
     """Return the last one of each point's lane that begins no later than it."""
     order = np.argsort(point_lane, kind="stable")
     heads = np.flatnonzero(differs(point_lane[order]))

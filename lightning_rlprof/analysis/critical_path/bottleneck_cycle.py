@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.critical_path.step_intervals import (
     find_step_intervals,
 )
 from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, find_sync_points
-from lightning_rlprof.analysis.stages.partition import Flat, Partition, partition
+from lightning_rlprof.analysis.stages.partition import Partition, partition
 from lightning_rlprof.analysis.step_selection import FEWEST, counted, last_steps
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
@@ -356,11 +356,7 @@ def _divided(
     spans: Spans, cut: Partition, thread: int, graph: SteadyGraph, edge: int
 ) -> dict[str, int]:
     """Divide the mean time of an edge by the stages that its thread is in."""
-    events = cut.divided
-    if isinstance(events, Flat):
-        row, start, end = events.rows, events.start_ns, events.end_ns
-    else:
-        row, start, end = events.stage, events.start_ns, events.end_ns
+    start, end, _, row = cut.divided
     mine = (row >= 0) & (spans.thread[row] == thread)
     row, start, end = row[mine], start[mine], end[mine]
     passed = graph.at == edge

@@ -22,7 +22,7 @@ from lightning_rlprof.analysis.critical_path.step_intervals import (
     find_step_intervals,
 )
 from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, find_sync_points
-from lightning_rlprof.analysis.stages.partition import UNTRACED, Flat, Partition, partition
+from lightning_rlprof.analysis.stages.partition import UNTRACED, Partition, partition
 from lightning_rlprof.analysis.step_selection import counted, last_steps
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import edges
@@ -145,11 +145,8 @@ def _cut_stages(
 def _stages(spans: Spans, cut: Partition, threads: Int64s) -> tuple[Kind, Int64s]:
     """Return chain, start, end and row of each stretch in which a stage is the innermost one."""
     segments = cut.divided
-    if isinstance(segments, Flat):
-        row, start, end = segments.rows, segments.start_ns, segments.end_ns
-    else:
-        inside = segments.stage != UNTRACED
-        row, start, end = segments.stage[inside], segments.start_ns[inside], segments.end_ns[inside]
+    inside = segments.stage != UNTRACED
+    row, start, end = segments.stage[inside], segments.start_ns[inside], segments.end_ns[inside]
     return (np.searchsorted(threads, spans.thread[row]), start, end), row
 
 

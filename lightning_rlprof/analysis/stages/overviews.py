@@ -61,16 +61,11 @@ def _longest(cells: Cells, steps: int, names: int) -> tuple[Int64s, bool]:
 
 def _times(cells: Cells, shown: Int64s, steps: int, width: int) -> Int64s:
     """Return exclusive time per column and step; the last column is untraced."""
-    names = cells.name if cells.columns else cells.names
-    column = np.full(max(int(names.max(initial=0)), 0) + 2, width - 1, dtype=np.int64)
+    column = np.full(max(int(cells.name.max(initial=0)), 0) + 2, width - 1, dtype=np.int64)
     column[shown + 1] = np.arange(len(shown))
     column[UNTRACED + 1] = width
     times = np.zeros((width + 1, steps), dtype=np.int64)
-    if cells.columns:
-        np.add.at(times.ravel(), column[names + 1] * steps + cells.step, cells.ns)
-        return times
-    for place, ns in zip(column[names + 1].tolist(), cells.ns.reshape(steps, -1).T, strict=True):
-        times[place] += ns
+    np.add.at(times, (column[cells.name + 1], cells.step), cells.ns)
     return times
 
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import UNTRACED, Flat, Partition, partition
-from lightning_rlprof.analysis.statistics.group_summary import Summary, summarize, summarize_runs
+from lightning_rlprof.analysis.stages.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted
-from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -112,34 +112,14 @@ def _inclusive(
     spans: Spans, cut: Partition, choice: Counted, per_rank: bool
 ) -> dict[_Key, tuple[int, ...]]:
     """Return (mean, p50, p95, max, count) of whole spans that start in a counted step."""
-    width, own = len(spans.names), cut.divided
+    width = len(spans.names)
     group = spans.rank[cut.steps] * width if per_rank else np.full_like(cut.steps, _EVERY_RANK)
-    if isinstance(own, Flat) and own.each and choice.mask.any():
-        found = _of_table(own, choice, group)
-    else:
-        rows, step = cut.stages(spans)
-        if not choice.mask.all():
-            rows, step = rows[choice.mask[step]], step[choice.mask[step]]
-        found = summarize(group[step] + spans.name[rows], spans.end_ns[rows] - spans.start_ns[rows])
+    rows, step = cut.stages(spans)
+    rows, step = rows[choice.mask[step]], step[choice.mask[step]]
+    found = summarize(group[step] + spans.name[rows], spans.duration_ns[rows])
     stats = zip(found.mean, found.p50, found.p95, found.max, found.count, strict=True)
     keys = (_Key(*divmod(key, width)) for key in found.group.tolist())
     return {key: tuple(map(int, values)) for key, values in zip(keys, stats, strict=True)}
-
-
-def _of_table(own: Flat, choice: Counted, group: Int64s) -> Summary:
-    """Summarize stages of which each step has the same; steps come by group. Nothing is sorted."""
-    ns = (own.end_ns - own.start_ns).reshape(-1, own.each)
-    if not choice.mask.all():
-        ns, group = ns[choice.mask], group[choice.mask]
-    heads = np.flatnonzero(differs(group))
-    count = np.diff(heads, append=len(ns))
-    order = np.argsort(own.name[: own.each])
-    values = np.empty(ns.size, dtype=np.int64)
-    for first, size in zip(heads.tolist(), count.tolist(), strict=True):
-        block = values[first * own.each :][: size * own.each].reshape(own.each, size)
-        block[:] = ns[first : first + size].T[order]
-    groups = (group[heads, None] + own.name[order]).ravel()
-    return summarize_runs(groups, np.repeat(count, own.each), values)
 
 
 def _slowest(times: _Times) -> dict[int, int]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.stages.partition import Flat, partition
+from lightning_rlprof.analysis.stages.partition import partition
 from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.occurrences import number_occurrences
@@ -94,7 +94,7 @@ def stage_rows(spans: Spans) -> StageRows:
     """Return the stage spans of the training threads in complete steps."""
     cut = partition(spans)
     choice, part = counted(spans, cut.steps), cut.divided
-    label = part.rows if isinstance(part, Flat) else part.stage
+    label = part.stage
     inside = (label >= 0) & choice.mask[part.step]
     own = np.zeros(len(spans), dtype=np.int64)
     np.add.at(own, label[inside], (part.end_ns - part.start_ns)[inside])

@@ -1,10 +1,7 @@
-"""Runs that are complete tables, against the same runs when nothing is made of that."""
+"""How steps are divided among stages, against a rasteriser."""
 
 import dataclasses
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,98 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.catalog import ANALYSES
 from lightning_rlprof.analysis.stages.partition import (
-    UNTRACED,
-    Cells,
-    Flat,
-    Partition,
-    Segments,
     containing_step,
-    divide_flat,
-    divide_nested,
     paint,
     partition,
     rows_on_ranks,
 )
-from lightning_rlprof.analysis.stages.stage_times import stages
-from lightning_rlprof.analysis.stages.untraced_gaps import find_gaps
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Table
 from tests.builders.oracle import labels, runs
 from tests.builders.runs import Row, grpo_run, loaded
 from tests.effort import examples
-
-TABLES: dict[str, Callable[[Spans], Table]] = {
-    **{
-        name: ANALYSES[name].run
-        for name in ("stages", "steps", "slowest_ranks", "gaps", "rank_status")
-    },
-    "stages per rank": partial(stages, per_rank=True),
-}
-
-
-@st.composite
-def complete_runs(draw: st.DrawFn) -> list[list[Row]]:
-    """Draw ranks whose steps have the same stages in the same order; some under capture."""
-    names = draw(st.permutations(["a", "b", "c"]))[: draw(st.integers(1, 3))]
-    capture = draw(st.sets(st.integers(1, 5), max_size=3))
-    least = draw(st.integers(0, 1))  # zero: a step may be covered whole
-    ranks = []
-    for _ in range(draw(st.integers(1, 3))):
-        rows, now = [Row("z", "region", 0, 0, 1)], 5
-        for step in range(1, draw(st.integers(1, 5)) + 1):
-            begin = now
-            for name in names:
-                start = now + draw(st.integers(least, 2))
-                now = start + draw(st.integers(1, 3))
-                rows.append(Row(name, "stage", step, start, now))
-            counters = {"capture": 1} if step in capture else None
-            now += draw(st.integers(0, 2))
-            rows.append(Row("step", "step", step, begin, now, counters=counters))
-        ranks.append(draw(st.permutations(rows)))
-    return ranks
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(complete_runs())
-def test_a_complete_table_has_the_answers_of_any_other_run(rows: list[list[Row]]) -> None:
-    spans = loaded(*rows)
-    own = partition(spans).divided
-    assert isinstance(own, Flat)
-    assert own.each > 0
-    found = {name: table(spans) for name, table in TABLES.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        module = "lightning_rlprof.analysis.stages.partition"
-        patch.setattr(f"{module}.divide_flat", lambda spans, steps: None)
-        segmented = replace(spans)
-        for name, table in TABLES.items():
-            other = table(segmented)
-            assert list(found[name].rows) == list(other.rows)
-            assert found[name].note == other.note
-
-
-def test_steps_with_other_stages_or_one_twice_are_no_complete_table() -> None:
-    steps = [Row("step", "step", n, n * 10, n * 10 + 10) for n in range(2)]
-    for names in ("abac", "abba", "aaaa"):
-        stages = [
-            Row(name, "stage", at // 2, at // 2 * 10 + at % 2 * 5, at // 2 * 10 + at % 2 * 5 + 4)
-            for at, name in enumerate(names)
-        ]
-        own = partition(loaded([*steps, *stages])).divided
-        assert isinstance(own, Flat)
-        assert own.each == 0
-
-
-def test_cells_of_a_table_are_columns_too() -> None:
-    cells = Cells(np.array([1, 2, 3, 4]), names=np.array([UNTRACED, 7]))
-    assert cells.step.tolist() == [0, 0, 1, 1]
-    assert cells.name.tolist() == [UNTRACED, 7, UNTRACED, 7]
-    for place in ([0, 1], [1, 0], [0, -1], [0, 0], [-1, -1]):
-        columns = Cells(cells.ns, (cells.step, cells.name))
-        own, other = (each.sums(np.array(place), 2, 9) for each in (cells, columns))
-        assert own.tolist() == other.tolist()
 
 
 @given(
@@ -129,7 +45,7 @@ def names(spans: Spans, label: np.ndarray) -> list[str]:
 def test_segments_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
     steps = spans.rows(kind="step")
-    cut = divide_nested(spans, steps)
+    cut = partition(spans).divided
 
     seen = {}
     for start, end, step, name in zip(
@@ -143,83 +59,6 @@ def test_segments_are_what_a_rasteriser_sees(rows: list[list[Row]]) -> None:
             assert (spans.rank[step], now) not in seen
             seen[spans.rank[step], now] = (spans.span(step), name)
     assert seen == {(step.rank, now): (step, name) for step, now, name in labels(spans)}
-
-
-@st.composite
-def flat_runs(draw: st.DrawFn) -> list[list[Row]]:
-    """Draw ranks whose stages lie in a row; a third of the runs are complete tables."""
-    whole = draw(st.sampled_from([None, None, draw(st.permutations(["a", "b", "c"]))]))
-    ranks = []
-    for _ in range(draw(st.integers(1, 3))):
-        rows, now = [], draw(st.integers(0, 5))
-        for step in range(1, draw(st.integers(1, 4)) + 1):
-            begin = now
-            drawn = draw(st.lists(st.sampled_from(["a", "b", "c"]), max_size=4))
-            for name in drawn if whole is None else whole:
-                start = now + draw(st.integers(0, 2))
-                now = start + draw(st.integers(1, 3))
-                rows.append(Row(name, "stage", step, start, now))
-            now = max(now + draw(st.integers(0, 2)), begin + 1)
-            rows.append(Row("step", "step", step, begin, now))
-            outside = draw(st.integers(0, 3))
-            if outside > 1:
-                rows.append(Row("a", "stage", step, now + 1, now + outside))
-            now += outside
-        if draw(st.booleans()):
-            rows.append(Row("b", "stage", 1, 1, now, thread=7))
-        ranks.append(draw(st.permutations(rows)))
-    return ranks
-
-
-def alike(own: Partition, other: Partition, spans: Spans) -> None:
-    """Compare everything that an analysis asks of a partition."""
-    for left, right in (
-        (own.cells(spans), other.cells(spans)),
-        (own.stages(spans), other.stages(spans)),
-        (find_gaps(own, spans), find_gaps(other, spans)),
-    ):
-        columns = (left.step, left.name, left.ns) if isinstance(left, Cells) else left
-        others = (right.step, right.name, right.ns) if isinstance(right, Cells) else right
-        assert [column.tolist() for column in columns] == [column.tolist() for column in others]
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(flat_runs())
-def test_stages_in_a_row_need_no_paint_and_give_the_same(rows: list[list[Row]]) -> None:
-    spans = loaded(*rows)
-    steps = spans.rows(kind="step")
-
-    found = divide_flat(spans, steps)
-
-    assert found is not None
-    alike(Partition(steps, found), Partition(steps, divide_nested(spans, steps)), spans)
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(runs(overlapping_steps=True))
-def test_whatever_is_called_flat_gives_the_same_as_paint(rows: list[list[Row]]) -> None:
-    spans = loaded(*rows)
-    steps = spans.rows(kind="step")
-    if (found := divide_flat(spans, steps)) is not None:
-        alike(Partition(steps, found), Partition(steps, divide_nested(spans, steps)), spans)
-
-
-@pytest.mark.parametrize(
-    "stage",
-    [
-        Row("b", "stage", 1, 3, 4),  # in another
-        Row("b", "stage", 1, 8, 12),  # over the edge of a step
-        Row("b", "stage", 1, 0, 2),  # begins before the first step
-        Row("b", "stage", 1, 18, 22),  # ends after the last one
-        Row("b", "stage", 1, 7, 7),  # without length
-    ],
-)
-def test_one_stage_that_is_not_in_the_row_is_painted(stage: Row) -> None:
-    steps = [Row("step", "step", 1, 0, 10), Row("step", "step", 2, 10, 20)]
-    rows = [Row(*row[:3], row.start_ns + 1, row.end_ns + 1) for row in steps]
-    stages = [Row("a", "stage", 1, 2, 6), Row("a", "stage", 2, 12, 16)]
-    assert isinstance(partition(loaded([*rows, *stages])).divided, Flat)
-    assert isinstance(partition(loaded([*rows, *stages, stage])).divided, Segments)
 
 
 def test_few_of_many_names_are_summed_without_room_for_all(
@@ -264,7 +103,6 @@ def test_of_two_stages_opened_at_once_the_greater_id_is_inside() -> None:
     rows = [Row("step", "step", 1, 0, 9), Row("in", "stage", 1, 2, 5), Row("out", "stage", 1, 2, 8)]
     spans = loaded(rows)
     cut = partition(spans)
-    assert isinstance(cut.divided, Segments)
     assert names(spans, cut.divided.stage) == ["untraced", "out", "out", "untraced"]
 
 

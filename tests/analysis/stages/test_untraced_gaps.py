@@ -1,11 +1,7 @@
-import importlib
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.stages.partition import Flat, Partition, partition
+from lightning_rlprof.analysis.stages.partition import partition
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.analysis.stages.untraced_gaps import find_gaps, gaps
 from lightning_rlprof.analysis.step_selection import counted
@@ -60,36 +56,6 @@ def test_gaps_lie_between_stages_or_at_the_edge_of_a_step() -> None:
         ("a", "b", 65 / 200, 65, 33, 35, 2, 0, 2),
         ("step boundary", "a", 20 / 200, 20, 10, 10, 2, 0, 2),
     ]
-
-
-@settings(max_examples=examples(80), deadline=None)
-@given(st.lists(st.lists(st.integers(0, 2), min_size=7, max_size=7), min_size=4, max_size=4))
-def test_steps_that_are_all_alike_say_the_same_as_any_others(lengths: list[list[int]]) -> None:
-    ranks = [even_rank(lengths[rank : rank + 2], at=9 * rank) for rank in range(3)]
-    spans = loaded(*ranks)
-    cut = partition(spans)
-    assert isinstance(cut.divided, Flat)
-    assert cut.divided.each == 3
-    other = Partition(cut.steps, cut.divided._replace(each=0))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module(gaps.__module__), "partition", lambda *_: other)
-        expected = gaps(spans)
-
-    assert gaps(spans) == expected
-
-
-def even_rank(lengths: list[list[int]], at: int) -> list[Row]:
-    """Return steps with the same three stages, and gaps of some lengths between them."""
-    rows = []
-    for step, (first, *rest) in enumerate([*lengths, [1] * 7], 1):
-        counters = {"capture": 1} if step == 3 else None
-        begin, at = at, at + first
-        for name, length, gap in zip("cab", rest[::2], rest[1::2], strict=True):
-            rows.append(Row(name, "stage", step, at, at + 1 + length))
-            at += 1 + length + gap
-        rows.append(Row("step", "step", step, begin, at, counters=counters))
-    return rows
 
 
 def test_a_step_without_stages_is_one_gap() -> None:
