@@ -86,8 +86,9 @@ NO_STAGES = (
 
 _PHASES = {
     *("data_fetch", "batch_transfer", "training_step", "backward", "optimizer_step"),
-    *("validation", "sanity_check", "save_checkpoint"),
+    "save_checkpoint",
 }
+_VALIDATIONS = ("validation", "sanity_check")
 _HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # of other callbacks
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis
@@ -150,7 +151,29 @@ def read_run(
         raise broken[0]
     if path.is_dir():
         problems += missing(_world(ranks), [*ranks, *(each.rank for each in problems)])
-    return phases_as_stages(_assemble(path, dict(sorted(ranks.items())), tables, problems))
+    spans = _assemble(path, dict(sorted(ranks.items())), tables, problems)
+    return phases_as_stages(validation_as_stage(spans))
+
+
+def validation_as_stage(spans: Spans) -> Spans:
+    """Let validations be stages that include what runs in them: it is not training.
+
+    A rollout in a validation becomes a region of it, so that no table counts it as training.
+    """
+    stage, region = KINDS.index("stage"), KINDS.index("region")
+    whole = np.array([*(name in _VALIDATIONS for name in spans.names), False])[spans.name]
+    whole &= spans.kind == region
+    if not whole.any():
+        return spans
+    kind = np.where(whole, stage, spans.kind)
+    for rank in np.unique(spans.rank[whole]).tolist():
+        outer = np.flatnonzero(whole & (spans.rank == rank))
+        outer = outer[np.argsort(spans.start_ns[outer], kind="stable")]
+        inner = np.flatnonzero((spans.kind == stage) & (spans.rank == rank))
+        at = np.searchsorted(spans.start_ns[outer], spans.start_ns[inner], "right") - 1
+        inside = (at >= 0) & (spans.end_ns[inner] <= spans.end_ns[outer][at])
+        kind[inner[inside]] = region
+    return replace(spans, kind=kind)
 
 
 def phases_as_stages(spans: Spans) -> Spans:
@@ -162,7 +185,8 @@ def phases_as_stages(spans: Spans) -> Spans:
     stage, region = KINDS.index("stage"), KINDS.index("region")
     phases = [name in _PHASES or bool(_HOOK.fullmatch(name)) for name in spans.names]
     rows = np.array([*phases, False])[spans.name] & (spans.kind == region)
-    if (spans.kind == stage).any() or not rows.any():
+    validation = np.array([*(name in _VALIDATIONS for name in spans.names), False])[spans.name]
+    if (~validation & (spans.kind == stage)).any() or not rows.any():
         return spans
     notes = (RankNote(None, 0, "info", NO_STAGES), *spans.notes)
     return replace(spans, kind=np.where(rows, stage, spans.kind), notes=notes)

@@ -10,6 +10,7 @@ from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.native import NO_STAGES
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.spans import RunWarning, Thread
 from tests.builders.runs import MAIN, Row, grpo_rows, grpo_run, header, loaded, write_rank
 
@@ -255,3 +256,22 @@ def test_one_mark_replaces_the_phases_on_every_rank() -> None:
     spans = loaded(PHASES, [*PHASES, Row("actor_update", "stage", 1, 25, 30)])
     assert set(stages(spans).column("stage")) == {"actor_update", "untraced"}
     assert NO_STAGES not in [note.text for note in spans.notes]
+
+
+def test_a_rollout_in_a_validation_is_validation() -> None:
+    spans = loaded(
+        [
+            Row("sanity_check", "region", 0, 0, 50),
+            Row("actor_generate", "stage", 0, 10, 40, counters={"tokens": 7}),
+            Row("step", "step", 1, 100, 300),
+            Row("actor_generate", "stage", 1, 100, 160, counters={"tokens": 9}),
+            Row("validation", "region", 1, 200, 290),
+            Row("actor_generate", "stage", 1, 210, 280, counters={"tokens": 50}),
+        ]
+    )
+    table = stages(spans)
+    shown = dict(zip(table.column("stage"), table.column("total"), strict=True))
+    assert shown == {"validation": 90, "actor_generate": 60, "untraced": 50}
+    generated = spans.amounts("tokens", np.int64)
+    counted = spans.kind[generated.rows] == KINDS.index("stage")
+    assert generated.values[counted].tolist() == [9]

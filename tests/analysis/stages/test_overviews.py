@@ -47,13 +47,13 @@ def test_regions_are_whole_spans_with_their_share_of_the_counted_steps() -> None
         Row("training_step", "region", 1, 25, 95),
         Row("actor_update", "stage", 1, 30, 90),
         Row("backward", "region", 1, 50, 75),
-        Row("validation", "region", 2, 300, 360),
+        Row("cleanup", "region", 2, 300, 360),
     ]
     table = regions(loaded(rows))
 
     assert table.rows == [
         ("training_step", "in steps", 0.7, 70, 70, 70, 70, 70, 1),
-        ("validation", "outside steps", None, 60, 60, 60, 60, 60, 1),
+        ("cleanup", "outside steps", None, 60, 60, 60, 60, 60, 1),
         ("data_fetch", "in steps", 0.25, 25, 25, 25, 25, 25, 1),
         ("backward", "in steps", 0.25, 25, 25, 25, 25, 25, 1),
     ]
