@@ -165,15 +165,17 @@ def validation_as_stage(spans: Spans) -> Spans:
     whole &= spans.kind == region
     if not whole.any():
         return spans
-    kind = np.where(whole, stage, spans.kind)
+    kind, parent = np.where(whole, stage, spans.kind), spans.parent.copy()
     for rank in np.unique(spans.rank[whole]).tolist():
         outer = np.flatnonzero(whole & (spans.rank == rank))
         outer = outer[np.argsort(spans.start_ns[outer], kind="stable")]
-        inner = np.flatnonzero((spans.kind == stage) & (spans.rank == rank))
+        inner = np.flatnonzero(~whole & (spans.rank == rank))
         at = np.searchsorted(spans.start_ns[outer], spans.start_ns[inner], "right") - 1
         inside = (at >= 0) & (spans.end_ns[inner] <= spans.end_ns[outer][at])
-        kind[inner[inside]] = region
-    return replace(spans, kind=kind)
+        inner, around = inner[inside], outer[at[inside]]
+        kind[inner] = np.where(kind[inner] == stage, region, kind[inner])
+        parent[inner] = np.where(parent[inner] == NO_PARENT, spans.id[around], parent[inner])
+    return replace(spans, kind=kind, parent=parent)
 
 
 def phases_as_stages(spans: Spans) -> Spans:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.overviews import regions
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.errors import TraceError
@@ -275,3 +276,5 @@ def test_a_rollout_in_a_validation_is_validation() -> None:
     generated = spans.amounts("tokens", np.int64)
     counted = spans.kind[generated.rows] == KINDS.index("stage")
     assert generated.values[counted].tolist() == [9]
+    shares = dict(zip(*map(ledger(spans).column, ("category", "total")), strict=True))
+    assert (shares["rollout"], shares["checkpoint/eval"]) == (60, 140)
