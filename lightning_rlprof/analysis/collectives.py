@@ -7,9 +7,8 @@ clocks. Times only separate calls that can't be one collective.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -364,102 +363,38 @@ def _rows(calls: Calls, found: MatchedCollectives) -> list[tuple[Cell, ...]]:
     columns = [calls.operation, calls.group, calls.stage]
     widths = [len(names) + 1 for _, names in columns]
     every = np.ravel_multi_index([codes + 1 for codes, _ in columns], widths)
-    keys, own = np.unique(every, return_inverse=True)
-    names = [
-        [names[code - 1] if code else None for code in codes.tolist()]
-        for codes, (_, names) in zip(np.unravel_index(keys, widths), columns, strict=True)
-    ]
+    order = np.argsort(every, kind="stable")
     rows: list[tuple[Cell, ...]] = []
-    for *key, times, last, sizes, speed, (members, ranks) in zip(
-        *names, *_figures(calls, found, own, len(keys)), strict=True
-    ):
-        factor = bus_factor(operation_of(key[0] or ""), members or 0)
-        bus = speed * factor if speed is not None and factor is not None else None
-        rows.append((*key, *times, *last, *sizes, speed, bus, members, ranks))
+    for at in np.split(order, group_starts(every[order])[1:]) if len(order) else []:
+        key = [names[codes[at[0]]] if codes[at[0]] >= 0 else None for codes, names in columns]
+        rows.append((*key, *_figures(calls, found, at, operation_of(key[0] or ""))))
     return sorted(rows, key=lambda row: -row[3])  # type: ignore[operator]
 
 
-def _figures(
-    calls: Calls, found: MatchedCollectives, own: Int64s, size: int
-) -> tuple[list[Any], ...]:
-    """Return per row times and counts, last arrivals, bytes, bandwidth, and ranks of the group."""
-    at = np.flatnonzero(found.collective != UNKNOWN)
-    home = np.zeros(len(found.ranks), np.int64)
-    home[found.collective[at]] = own[at]
-    took = calls.end_ns - calls.start_ns
-    waited = took[at] - found.transfer_ns[found.collective[at]]
-    count, met, shared = (np.bincount(of, minlength=size) for of in (own, home, own[at]))
-    times = zip(
-        _sums(own, took, size).tolist(),
-        count.tolist(),
-        met.tolist(),
-        _means(_sums(home, found.transfer_ns, size), met),
-        _means(_sums(own[at], waited, size), shared),
-        strict=True,
-    )
-    last, sizes = _last(calls, found, home, met), _sizes(calls, own, size)
-    speeds = _bandwidths(calls, found, home, size)
-    return list(times), last, sizes, speeds, _members(calls, own, size)
-
-
-def _sums(own: Int64s, values: Int64s, size: int) -> Int64s:
-    sums = np.zeros(size, np.int64)
-    np.add.at(sums, own, values)
-    return sums
-
-
-def _means(sums: Int64s, counts: Int64s) -> list[int | None]:
-    means = mean(sums, np.maximum(counts, 1)).tolist()
-    return [one if count else None for one, count in zip(means, counts.tolist(), strict=True)]
-
-
-def _last(
-    calls: Calls, found: MatchedCollectives, home: Int64s, met: Int64s
-) -> list[tuple[int | None, int | None]]:
-    """Return the rank that was last most often in each row, None if two share that."""
-    ranks, codes = np.unique(calls.rank, return_inverse=True)
-    single = np.flatnonzero(found.last != UNKNOWN)
-    pairs = home[single] * len(ranks) + codes[found.last[single]]
-    each, times = np.unique(pairs, return_counts=True)
-    most: list[tuple[int | None, int | None]] = [(None, 0 if n else None) for n in met.tolist()]
-    for pair, count in zip(each.tolist(), times.tolist(), strict=True):
-        row, code = divmod(pair, len(ranks))
-        before = most[row][1] or 0
-        if count >= before:
-            most[row] = (int(ranks[code]) if count > before else None, count)
-    return most
-
-
-def _sizes(calls: Calls, own: Int64s, size: int) -> list[tuple[int | None, int | None]]:
-    """Return the total and median bytes of each row."""
-    known = calls.bytes != UNKNOWN
-    found = summarize(own[known], calls.bytes[known])
-    sizes: list[tuple[int | None, int | None]] = [(None, None)] * size
-    for row, total, typical in zip(
-        found.group.tolist(), found.total.tolist(), found.p50.tolist(), strict=True
-    ):
-        sizes[row] = (total, typical)
-    return sizes
-
-
-def _bandwidths(
-    calls: Calls, found: MatchedCollectives, home: Int64s, size: int
-) -> list[float | None]:
-    """Return bytes by transfer time of each row's matched collectives; bytes per ns are GB/s."""
-    at = np.flatnonzero(found.collective != UNKNOWN)
-    payload = np.full(len(found.ranks), UNKNOWN)
-    np.maximum.at(payload, found.collective[at], calls.bytes[at])
-    known = (payload > 0) & (found.transfer_ns > 0)
-    moved = _sums(home[known], payload[known], size).tolist()
-    took = _sums(home[known], found.transfer_ns[known], size).tolist()
-    return [one / time if time else None for one, time in zip(moved, took, strict=True)]
-
-
-def _members(calls: Calls, own: Int64s, size: int) -> list[tuple[int | None, int]]:
-    """Return the size of each row's group, and how many ranks recorded any of its calls."""
-    members = np.full(size, UNKNOWN)
-    np.maximum.at(members, own, calls.members)
-    ranks, codes = np.unique(calls.rank, return_inverse=True)
-    recorded = np.bincount(np.unique(own * len(ranks) + codes) // len(ranks), minlength=size)
-    known = [None if one == UNKNOWN else one for one in members.tolist()]
-    return list(zip(known, recorded.tolist(), strict=True))
+def _figures(calls: Calls, found: MatchedCollectives, at: Int64s, operation: str) -> Iterator[Cell]:
+    """Yield the cells of a row behind its names; ``at`` are its calls."""
+    collective = found.collective[at]
+    met, own = np.unique(collective[collective != UNKNOWN], return_inverse=True)
+    shared = at[collective != UNKNOWN]
+    took, transfer = calls.end_ns - calls.start_ns, found.transfer_ns[met]
+    waited = int((took[shared] - transfer[own]).sum())
+    yield from (int(took[at].sum()), len(at), len(met))
+    yield mean(int(transfer.sum()), len(met)) if len(met) else None
+    yield mean(waited, len(shared)) if len(met) else None
+    last = found.last[met]
+    ranks, times = np.unique(calls.rank[last[last != UNKNOWN]], return_counts=True)
+    most = int(times.max(initial=0))
+    often = ranks[times == most]
+    yield from (int(often[0]) if len(often) == 1 else None, most if len(met) else None)
+    sizes = calls.bytes[at][calls.bytes[at] != UNKNOWN]
+    yield int(sizes.sum()) if len(sizes) else None
+    yield int(summarize(sizes * 0, sizes).p50[0]) if len(sizes) else None
+    payload = np.full(len(met), UNKNOWN)
+    np.maximum.at(payload, own, calls.bytes[shared])
+    known = (payload > 0) & (transfer > 0)
+    speed = int(payload[known].sum()) / int(transfer[known].sum()) if known.any() else None
+    members = int(calls.members[at].max())
+    factor = bus_factor(operation, max(members, 0))
+    yield speed  # bytes per ns are GB/s
+    yield speed * factor if speed is not None and factor is not None else None
+    yield from (None if members == UNKNOWN else members, len(np.unique(calls.rank[at])))
