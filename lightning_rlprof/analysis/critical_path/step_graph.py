@@ -114,7 +114,7 @@ def _cut_stages(
 ) -> _Segments:
     if not len(intervals.steps):
         return _Segments(*np.zeros((5, 0), dtype=np.int64))
-    (chain, start, end), row = _stages(spans, cut, threads)
+    (chain, start, end), row = stage_stretches(spans, cut, threads)
     low, high = intervals.begin_ns[:, 0], intervals.end_ns[:, -1]
     near = (end > low[chain]) & (start < high[chain])
     row, stages = row[near], (chain[near], start[near], end[near])
@@ -142,7 +142,7 @@ def _cut_stages(
     )
 
 
-def _stages(spans: Spans, cut: Partition, threads: Int64s) -> tuple[Kind, Int64s]:
+def stage_stretches(spans: Spans, cut: Partition, threads: Int64s) -> tuple[Kind, Int64s]:
     """Return chain, start, end and row of each stretch in which a stage is the innermost one."""
     segments = cut.divided
     inside = segments.stage != UNTRACED

@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.critical_path.bottleneck_cycle import (
     heaviest_cycle,
 )
 from tests.analysis.critical_path.test_handoffs import jobs
-from tests.builders.fed import MS, Fed, feed
+from tests.builders.fed import MS, Fed, feed, with_roles
 from tests.builders.runs import Row, loaded
 from tests.builders.scripted import Script, play
 from tests.effort import examples
@@ -156,3 +156,22 @@ def test_a_long_chain_is_exact_in_nanoseconds() -> None:
     longer = heaviest_cycle(*columns([*ring, (3, 3, 500 * 10**9 + 499 * 250 + 1, 1)]))
     assert longer is not None
     assert longer.edges.tolist() == [500]
+
+
+def test_one_wait_for_a_sample_and_for_weights_of_two_ranks() -> None:
+    def stage(name: str, step: int, start: int, end: int, **told: int) -> Row:
+        return Row(name, "stage", step, start * MS, end * MS, counters=told)
+
+    rows: list[list[Row]] = [[], [], []]
+    for step in range(1, 11):
+        now = 100 * step
+        rows[0].append(stage("prompts", step, now - 95, now - 5, sample=step))
+        need = {"sample": step} | ({"version": step - 1} if step > 1 else {})
+        rows[1].append(stage("actor_generate", step, now, now + 80, **need))
+        rows[2].append(stage("actor_update", step, now + 81, now + 91, sample=step))
+        rows[2].append(stage("weight_sync", step, now + 91, now + 99, version=step))
+        for own, (start, end) in zip(rows, ((-95, 5), (0, 100), (81, 181)), strict=True):
+            own.append(Row("step", "step", step, (now + start) * MS, (now + end) * MS))
+    table = bottleneck_cycle(with_roles([*zip(("data", "rollout", "trainer"), rows, strict=True)]))
+
+    assert "The cycle takes 100 ms and 1 step: 100 ms per step." in table.note
