@@ -1,6 +1,6 @@
 """Comparability score of two runs, and what lowers it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ _NONE, _UNKNOWN, _SHOWN = "none", "unknown", 4
 _Row = tuple[Cell, ...]
 
 
-def comparability(a: Spans, b: Spans, pair: tuple[Side, Side] | None = None) -> Table:
+def comparability(a: Spans, b: Spans, pair: Sequence[Side] | None = None) -> Table:
     """Return what makes two runs alike or different; ``score`` is 0 to 1 and multiplies.
 
     Stages: share of time in stages that both have, of the run with less. Ranks, device, warm-up and
@@ -39,7 +39,7 @@ def comparability(a: Spans, b: Spans, pair: tuple[Side, Side] | None = None) -> 
         b: Run B.
         pair: Their `sides`, if already computed.
     """
-    left, right = pair or sides(a, b)
+    left, right = pair or sides([a, b])
     rows = [
         _stages(left, right),
         _alike("ranks", _ranks(a), _ranks(b)),
@@ -115,7 +115,7 @@ def _counters(a: Side, b: Side) -> _Row:
 
 
 def _work(a: Side, b: Side) -> _Row:
-    shared = shared_work(a, b, STEP)
+    shared = shared_work([a, b], STEP)
     if not shared:
         return "work", _UNKNOWN, _UNKNOWN, 1.0
     name, (left, right) = next(iter(shared.items()))

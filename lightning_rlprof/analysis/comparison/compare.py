@@ -1,146 +1,45 @@
-"""Compare two runs at equal work, stage by stage, with confidence intervals.
+"""Compare runs at equal work, stage by stage, with confidence intervals.
 
-`equal_work` separates the change of time that work explains from the rest; `compare` turns it into
-a table with verdicts.
+`judge` finds the change of every stage; `compare` turns it into a table with verdicts, and `gate`
+decides whether the change stays below a limit.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.comparison.comparability import HARDLY, comparability, score_of
+from lightning_rlprof.analysis.comparison.equal_work import (
+    Change,
+    Fit,
+    between_runs,
+    between_steps,
+    fit,
+    range_bounds,
+)
 from lightning_rlprof.analysis.comparison.run_pair import (
     REPLICAS,
     STEP,
-    Pair,
+    UNTRACED,
+    Amounts,
     Side,
     shared_work,
     sides,
 )
-from lightning_rlprof.analysis.statistics.rank_tests import shift_bounds, student, typical_shift
-from lightning_rlprof.analysis.statistics.robust import expected
-from lightning_rlprof.analysis.statistics.time_series import lasting
+from lightning_rlprof.analysis.statistics.pace import orthonormal
 from lightning_rlprof.analysis.step_selection import FEWEST
-from lightning_rlprof.tables.arrays import Float64s
+from lightning_rlprof.tables.arrays import Float64s, Mask
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
-_ROUNDS = 12
-_CLOSE = 1e-6
-_MOST = 2_000  # steps per run; more are thinned, which only widens the interval
-_APART = 2  # `lasting` returns this times the correlation time
-_FREEDOM = 2.0
-_SAME = 1e-6  # of the largest value: a column that changes less is a constant
-
-
-class Equal(NamedTuple):
-    """Two samples compared.
-
-    Attributes:
-        work: Mean time that B's work explains over A's; 1 without work, None if work and run can't
-            be separated.
-        bounds: Of the typical ratio B/A at equal work; None without enough data.
-        lasting: Number of autocorrelated steps that count as one; 1 if steps are independent.
-    """
-
-    work: float | None
-    bounds: tuple[float, float] | None
-    lasting: int
-
-
-class _Fit(NamedTuple):
-    """Logarithm of time over what was expected less the shift; the lever; the shift; and work."""
-
-    rest: Float64s
-    lever: Float64s
-    shift: float
-    work: float
-
-
-def equal_work(
-    a: Float64s, b: Float64s, work: Sequence[tuple[Float64s, Float64s]], chance: float
-) -> Equal:
-    """Regress the times of both runs together on their work, with a factor for the run.
-
-    ``time = factor of the run * (a + b * work[0] + …) * noise``: `expected` fits the sum to times
-    from which the factor was taken off, `typical_shift` the factor to what it leaves over, in turn
-    until nothing changes. `shift_bounds` bounds the factor with the sum's coefficients free, so
-    what they are unsure of widens it.
-
-    Args:
-        a: Times of run A, above zero.
-        b: Times of run B.
-        work: By counter what A and B had to do in these steps.
-        chance: How often the bounds may miss.
-    """
-    run = np.repeat([-0.5, 0.5], [len(a), len(b)])
-    columns = [np.concatenate(pair) for pair in work]
-    columns = [each for each in columns if np.ptp(each) > _SAME * np.abs(each).max()]
-    fit = _fit(np.concatenate([a, b]), run, columns)
-    if fit is None:
-        return Equal(None, None, 1)
-    lasts = max(lasting(fit.rest[None, side]) for side in (run < 0, run > 0))
-    found = _bounds(fit, run, chance) if lasts == 1 else _drifting(fit, lasts, columns, chance)
-    if found is None:
-        return Equal(fit.work, None, lasts)
-    low, high = (float(np.exp(fit.shift + each)) for each in found)
-    return Equal(fit.work, (low, high), lasts)
-
-
-def _fit(ns: Float64s, run: Float64s, columns: Sequence[Float64s]) -> _Fit | None:
-    shift = float(np.log(np.median(ns[run > 0]) / np.median(ns[run < 0])))
-    for _ in range(_ROUNDS):
-        usual = expected(ns * np.exp(-shift * run), columns)
-        rest, lever = np.log(ns / usual) - shift * run, _lever(run, usual, columns)
-        more = typical_shift(rest, lever)
-        if more is None:
-            return None
-        shift += more
-        if abs(more) < _CLOSE:
-            break
-    work = float(usual[run > 0].mean() / usual[run < 0].mean()) if columns else 1.0
-    return _Fit(np.log(ns / usual) - shift * run, lever, shift, work)
-
-
-def _lever(run: Float64s, usual: Float64s, columns: Sequence[Float64s]) -> Float64s:
-    """Return what of the run's factor no change of the fit's coefficients could have made."""
-    table = np.stack([np.ones_like(usual), *columns], axis=1) / usual[:, None]
-    table /= np.abs(table).max(axis=0)
-    found: Float64s = run - table @ np.linalg.lstsq(table, run, rcond=1e-9)[0]
-    return found
-
-
-def _bounds(fit: _Fit, run: Float64s, chance: float) -> tuple[float, float] | None:
-    """Bound the shift by ranks; very long runs are thinned."""
-    some = [np.flatnonzero(side) for side in (run < 0, run > 0)]
-    at = np.concatenate([each[:: -(-len(each) // _MOST)] for each in some])
-    lever = fit.lever[at]
-    return shift_bounds(fit.rest[at], lever - lever.mean(), chance)
-
-
-def _drifting(
-    fit: _Fit, lasts: int, columns: Sequence[Float64s], chance: float
-) -> tuple[float, float] | None:
-    """Bound the shift by Student's t, with as many steps as say something new: too few for ranks.
-
-    A mean's variance is greater by the correlation time; residuals beyond three spreads count as
-    three, as they do for the correlation.
-    """
-    time = lasts / _APART
-    freedom = len(fit.rest) / time - 2 - len(columns)
-    if freedom < _FREEDOM:
-        return None
-    spread = 1.4826 * float(np.median(np.abs(fit.rest))) or float(fit.rest.std())
-    rest = np.clip(fit.rest, -3 * spread, 3 * spread)
-    error = np.sqrt(float(rest.var()) * time / float(fit.lever @ fit.lever))
-    half = student(freedom, chance) * float(error)
-    return -half, half
-
-
 INCONCLUSIVE = "inconclusive"
 """The verdict if the data can neither show nor exclude a change."""
+
+AS_THE_REST = "as the rest"
+"""The verdict if the whole step may have changed, and this stage with it."""
 
 _COLUMNS = (
     Column("stage", "text"),
@@ -152,12 +51,18 @@ _COLUMNS = (
     Column("work B/A", "ratio"),
     Column("CI low", "ratio"),
     Column("CI high", "ratio"),
+    Column("relative low", "ratio"),
+    Column("relative high", "ratio"),
+    Column("changed", "text"),
+    Column("detectable", "share"),
+    Column("steps needed", "count"),
     Column("delta", "duration", "ns"),
     Column("adjusted by", "text"),
 )
-_CHANCE = 0.01  # of any wrong interval in the whole table
-# Stages that a change did not touch were seen 4 % apart in two runs on one quiet machine.
-_SMALL = 1.05
+STEP_CHANCE = 0.005  # people ask the step first: half of 1% is for it
+_STAGES_CHANCE = 0.005  # the other half for all stages, each with two intervals
+# Stages that a change did not touch were seen 4% apart in two runs on one quiet machine.
+_SMALL = math.log(1.05)
 _UNCOUNTED = "work not counted"
 _NOTE = (
     "A, B: time per step, mean over ranks. raw B/A: their ratio. work B/A: how much more work B "
@@ -168,124 +73,519 @@ _NOTE = (
 _PLAIN = (
     "Stages without counted work are judged by the raw ratio. Call count(tokens=...) in the stage."
 )
+MACHINE = "All stages changed alike: the machine rather than the code."
+"""What to say if no stage changed more than the others, but the step did."""
 
 
-def compare(a: Spans, b: Spans) -> Table:
-    """Compare the mean exclusive time per step of every stage, and of the whole step.
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """One row compared: a stage, untraced time, or the whole step.
 
-    ``raw B/A`` = ``work B/A`` x ``adjusted``, see `equal_work`. ``verdict`` is ``faster`` or
-    ``slower`` if the interval excludes 1, ``minor`` if it also stays within 5% (1/1.05 to 1.05),
-    ``unchanged`` if it contains 1 and stays within, else ``inconclusive``. It is ``mixed`` if the
-    ratio of means lies over 5% beyond it. Intervals are Bonferroni's over all rows. Stages are
-    paired by the meaning of their names, and warm-up steps are excluded, see `sides`. Abstains if a
-    run has fewer than three included steps.
+    Attributes:
+        name: Of the row.
+        before: Mean time per step of A in ns, after: of B.
+        work: How much more time B's work explains; None if work and run can't be separated.
+        raw: B/A as it is; None if only one side has the stage.
+        change: What is known of B/A at equal work; None without enough data.
+        relative: The same beside the other stages; None unless there are two comparable ones.
+        own: Whether this stage changed apart from the others; None if unknown.
+        counted: Names of the counters that work was measured by.
     """
-    pair = sides(a, b)
-    for name, side in zip("AB", pair, strict=True):
-        if side.steps < FEWEST:
-            reason = f"Run {name} has {side.steps} complete steps; a comparison needs {FEWEST}."
-            return Table("compare", _COLUMNS, abstained=reason)
-    names = list(dict.fromkeys([*pair[0].stages, *pair[1].stages]))
-    both = sum(name in pair[0].stages and name in pair[1].stages for name in names)
-    found = [_row(name, *pair, _CHANCE / both) for name in names]
-    rows = [row for row, _ in sorted(found, key=lambda each: _rank(each[0]))]
-    lasting = max(size for _, size in found)
-    return Table("compare", _COLUMNS, rows, " ".join(_remarks(a, b, pair, rows, lasting)))
 
+    name: str
+    before: int
+    after: int
+    work: float | None = None
+    raw: float | None = None
+    change: Change | None = None
+    relative: Change | None = None
+    own: bool | None = None
+    counted: tuple[str, ...] = ()
+    chance: float = STEP_CHANCE
 
-def _rank(row: tuple[Cell, ...]) -> tuple[bool, bool, float]:
-    """Sort the largest change first, then untraced, then the whole step."""
-    return row[0] == STEP, row[0] == "untraced", -abs(float(row[9] or 0))
-
-
-def _remarks(
-    a: Spans, b: Spans, pair: tuple[Side, Side], rows: list[tuple[Cell, ...]], lasting: int
-) -> list[str]:
-    found = [_NOTE]
-    if any(row[-1] == _UNCOUNTED for row in rows):
-        found.append(_PLAIN)
-    if lasting > 1:
-        found.append(f"Step times are autocorrelated ({lasting} steps), so intervals are wider.")
-    for name, side in zip("AB", pair, strict=True):
-        if side.warm:
-            found.append(f"{name}: the first {side.warm} steps are excluded as warm-up.")
-        if side.note:
-            found.append(f"{name}: {side.note}")
-    score = score_of(comparability(a, b, pair))
-    if score < HARDLY:
-        found.append(f"Comparability score {score:.2f} of 1: don't rely on this comparison.")
-    return found
+    @property
+    def adjusted(self) -> float | None:
+        """B/A at equal work, of the means."""
+        return None if self.work is None or self.raw is None else self.raw / self.work
 
 
 @dataclass(frozen=True, eq=False)
 class _Stage:
-    """One stage in the steps in which it ran, and what is known of its work in both runs."""
+    """Times and work of one stage in the steps in which it ran, by run."""
 
-    a: Float64s
-    b: Float64s
-    often: float  # how much more often it ran in B's steps than in A's
-    work: dict[str, Pair]
-
-
-def _row(name: str, a: Side, b: Side, chance: float) -> tuple[tuple[Cell, ...], int]:
-    """Return a stage's row, and for how many steps its pace lasts."""
-    left, right = a.stages.get(name), b.stages.get(name)
-    before = round(int(left.sum()) / a.steps) if left is not None else 0
-    after = round(int(right.sum()) / b.steps) if right is not None else 0
-    if left is None or right is None or not (left.any() and right.any()):
-        alone = "only in A" if right is None else "only in B"
-        verdict = alone if left is None or right is None else INCONCLUSIVE
-        return (name, before, after, None, verdict, *[None] * 4, after - before, None), 1
-    ratio = (int(right.sum()) / b.steps) / (int(left.sum()) / a.steps)
-    stage = _stage(name, a, b)
-    equal = equal_work(stage.a, stage.b, list(stage.work.values()), chance)
-    work = None if equal.work is None else equal.work * stage.often
-    at_equal = None if work is None else ratio / work
-    told = work if stage.work or stage.often != 1 else None
-    low, high = equal.bounds or (None, None)
-    by = ", ".join(stage.work) or _UNCOUNTED
-    verdict = _verdict(equal, at_equal)
-    cells = (name, before, after, at_equal, verdict, ratio, told, low, high, after - before, by)
-    return cells, equal.lasting
+    name: str
+    steps: list[Mask]
+    times: list[Float64s]
+    often: Float64s  # by run, the share of steps in which it ran
+    work: Mapping[str, Amounts]
+    fitted: Fit
 
 
-def _stage(name: str, a: Side, b: Side) -> _Stage:
-    work = _per_replica(shared_work(a, b, name))
-    keep = []
-    for at, side in enumerate((a, b)):
-        known = [np.isfinite(pair[at]) for pair in work.values()]
-        keep.append(np.all([side.stages[name] > 0, *known], axis=0))
-    if not all(each.any() for each in keep):  # counted in other steps than it ran in
-        work, keep = {}, [side.stages[name] > 0 for side in (a, b)]
-    ran = [np.mean(side.stages[name] > 0) for side in (a, b)]
-    return _Stage(
-        a.stages[name][keep[0]].astype(np.float64),
-        b.stages[name][keep[1]].astype(np.float64),
-        float(ran[1] / ran[0]),
-        {name: (pair[0][keep[0]], pair[1][keep[1]]) for name, pair in work.items()},
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """Everything that is known of the change from the baseline to the candidate runs."""
+
+    rows: list[Judged]
+    baseline: list[Side]
+    candidate: list[Side]
+    abstained: str | None = None
+    machine: bool = False
+    by_name: Mapping[str, Judged] = field(default_factory=dict)
+
+
+def judge(baseline: Sequence[Spans], candidate: Sequence[Spans]) -> Judgement:
+    """Find the change of the time per step of every stage, and of the whole step.
+
+    Of one run a side, its steps say how sure the change is; of several, the spread between runs.
+    Stages are paired by the meaning of their names; warm-up steps are excluded, see `sides`.
+    """
+    found = sides([*baseline, *candidate])
+    first = len(baseline)
+    for name, side in zip(_names(first, len(candidate)), found, strict=True):
+        if side.steps < FEWEST:
+            reason = f"Run {name} has {side.steps} complete steps; a comparison needs {FEWEST}."
+            return Judgement([], found[:first], found[first:], reason)
+    names = list(dict.fromkeys(name for side in found for name in side.stages))
+    stages = {name: _stage(name, found) for name in names}
+    chance = _STAGES_CHANCE / (2 * max(sum(each is not None for each in stages.values()) - 1, 1))
+    rows = {
+        name: _judged(name, stages[name], found, first, STEP_CHANCE if name == STEP else chance)
+        for name in names
+    }
+    own = _beside_the_others(rows, stages, found, first, chance)
+    rows |= own
+    step = rows[STEP].change
+    machine = (
+        bool(own)
+        and not any(each.own for each in own.values())
+        and step is not None
+        and (step.exceeds(0.0, STEP_CHANCE / 2) or step.stays_below(0.0, STEP_CHANCE / 2))
     )
+    return Judgement(list(rows.values()), found[:first], found[first:], None, machine, rows)
 
 
-def _per_replica(work: dict[str, Pair]) -> dict[str, Pair]:
+def _names(baseline: int, candidate: int) -> list[str]:
+    """Return what to call the runs: A and B, or A1, A2, … with several."""
+    return [
+        letter if count == 1 else f"{letter}{at + 1}"
+        for letter, count in (("A", baseline), ("B", candidate))
+        for at in range(count)
+    ]
+
+
+def _stage(name: str, runs: Sequence[Side]) -> _Stage | None:
+    """Return a stage that ran in all runs, None if it did not."""
+    if not all(name in run.stages and run.stages[name].any() for run in runs):
+        return None
+    ran = [run.stages[name] > 0 for run in runs]
+    work = _per_replica(shared_work(runs, name))
+    known = [
+        np.all([ran[at], *(np.isfinite(each[at]) for each in work.values())], axis=0)
+        for at in range(len(runs))
+    ]
+    if not all(each.any() for each in known):  # counted in other steps than it ran in
+        work, known = {}, ran
+    times = [
+        run.stages[name][each].astype(np.float64) for run, each in zip(runs, known, strict=True)
+    ]
+    work = {
+        counter: tuple(each[keep] for each, keep in zip(amounts, known, strict=True))
+        for counter, amounts in work.items()
+    }
+    often = np.array([each.mean() for each in ran])
+    return _Stage(name, known, times, often, work, fit(times, list(work.values())))
+
+
+def _per_replica(work: dict[str, Amounts]) -> dict[str, Amounts]:
     """Return amounts of work per replica if replicas are counted; replicas alone are a share."""
     shared = work.get(REPLICAS)
     if shared is None or not all(np.nanmin(each) > 0 for each in shared):
-        return {name: pair for name, pair in work.items() if name != REPLICAS}
-    a, b = shared
-    amounts = {f"{name} / replicas": (x / a, y / b) for name, (x, y) in work.items()}
-    del amounts[f"{REPLICAS} / {REPLICAS}"]
-    return amounts or {"1 / replicas": (1 / a, 1 / b)}
+        return {name: each for name, each in work.items() if name != REPLICAS}
+    amounts = {
+        f"{name} / replicas": tuple(x / by for x, by in zip(each, shared, strict=True))
+        for name, each in work.items()
+        if name != REPLICAS
+    }
+    return amounts or {"1 / replicas": tuple(1 / each for each in shared)}
 
 
-def _verdict(equal: Equal, mean: float | None) -> str:
-    if equal.bounds is None or mean is None:
+def _judged(
+    name: str, stage: _Stage | None, runs: Sequence[Side], first: int, chance: float
+) -> Judged:
+    before, after = (
+        sum(int(run.stages[name].sum()) for run in side if name in run.stages)
+        / sum(run.steps for run in side)
+        for side in (runs[:first], runs[first:])
+    )
+    row = Judged(name, round(before), round(after), chance=chance)
+    if stage is None:
+        return row
+    work: float | None = None
+    change = _change(stage.fitted.rest, stage.fitted.columns, stage, runs, first)
+    if change is not None:
+        usual = [
+            np.concatenate(each)
+            for each in (stage.fitted.usual[:first], stage.fitted.usual[first:])
+        ]
+        often = float(stage.often[first:].mean() / stage.often[:first].mean())
+        work = float(usual[1].mean() / usual[0].mean()) * often
+    counted = tuple(stage.work)
+    return Judged(
+        name,
+        round(before),
+        round(after),
+        work,
+        after / before,
+        change,
+        counted=counted,
+        chance=chance,
+    )
+
+
+def _change(
+    rest: Sequence[Float64s], columns: Float64s, stage: _Stage, runs: Sequence[Side], first: int
+) -> Change | None:
+    """Return what is known of a change, by the steps of two runs or by the levels of more."""
+    if len(runs) > 2:
+        candidate = np.arange(len(runs)) >= first
+        return Change(between_runs(Fit(list(rest), [], columns).levels, candidate))
+    steps = [run.number[keep] for run, keep in zip(runs, stage.steps, strict=True)]
+    known = between_steps(rest, columns, steps)
+    return None if known is None else Change(known, range_bounds(*rest))
+
+
+_SHARE = 0.01  # of the step: a smaller stage says nothing of the machine
+_ALIKE = 0.1  # of the median change: a stage beyond is not what others are compared with
+_COMPARABLE = 3  # stages, below which it is unknown which of them changed apart from the others
+
+
+def _beside_the_others(
+    rows: Mapping[str, Judged],
+    stages: Mapping[str, _Stage | None],
+    runs: Sequence[Side],
+    first: int,
+    chance: float,
+) -> dict[str, Judged]:
+    """Compare each stage with all others, so that the common pace of a machine cancels.
+
+    The others are those whose change is near the median of all stages. The stage furthest from the
+    median is judged first. If it changed apart from the others, it no longer belongs to what the
+    others are compared with, and the next one is judged.
+
+    Returns:
+        The rows of the stages that could be compared, with `Judged.relative` and `Judged.own`.
+    """
+    step = rows[STEP].before
+    with_change = {
+        name: stage
+        for name, stage in stages.items()
+        if stage is not None and name not in (STEP, UNTRACED) and rows[name].change is not None
+    }
+    large = [name for name in with_change if rows[name].before >= _SHARE * step]
+    if len(large) < _COMPARABLE:
+        return {}
+    level = {name: _middle(rows[name]) for name in large}
+    median = float(np.median(list(level.values())))
+    alike = [name for name in large if abs(level[name] - median) <= _ALIKE]
+    order = sorted(large, key=lambda name: -abs(level[name] - median))
+    apart: list[str] = []
+    for name in order[: len(order) - 2]:
+        change = _relative(
+            name, [each for each in alike if each not in apart], with_change, runs, first
+        )
+        if change is None or _direction(change, chance) == 0:
+            break
+        apart.append(name)
+    found = {}
+    rest = [each for each in alike if each not in apart]
+    for name in with_change:
+        change = _relative(name, rest, with_change, runs, first)
+        if change is not None:
+            row = rows[name]
+            found[name] = Judged(
+                row.name,
+                row.before,
+                row.after,
+                row.work,
+                row.raw,
+                row.change,
+                change,
+                _direction(change, chance) != 0,
+                row.counted,
+                chance,
+            )
+    return found
+
+
+def _middle(row: Judged) -> float:
+    known = row.change.known if row.change is not None else None
+    return 0.0 if known is None else float(known.weight @ known.center)
+
+
+def _direction(change: Change, chance: float) -> int:
+    """Return 1 if slower, -1 if faster, 0 if neither is sure."""
+    if change.exceeds(0.0, chance / 2):
+        return 1
+    return -1 if change.stays_below(0.0, chance / 2) else 0
+
+
+def _relative(
+    name: str,
+    others: Sequence[str],
+    stages: Mapping[str, _Stage],
+    runs: Sequence[Side],
+    first: int,
+) -> Change | None:
+    """Return the change of a stage beside that of the other stages together."""
+    stage = stages[name]
+    some = [stages[other] for other in others if other != name]
+    if len(some) < _COMPARABLE - 1:
+        return None
+    rests, keeps, amounts = [], [], []
+    for at, run in enumerate(runs):
+        sums = np.zeros((2, run.steps))
+        for other in some:
+            sums[0, other.steps[at]] += other.times[at]
+            sums[1, other.steps[at]] += other.fitted.usual[at]
+        both = (sums[1] > 0)[stage.steps[at]]
+        if both.sum() < FEWEST:
+            return None
+        inside = np.flatnonzero(stage.steps[at])[both]
+        rests.append(stage.fitted.rest[at][both] - np.log(sums[0, inside] / sums[1, inside]))
+        keep = np.zeros(run.steps, dtype=bool)
+        keep[inside] = True
+        keeps.append(keep)
+        amounts.append(both)
+    columns = stage.fitted.columns[np.concatenate(amounts)]
+    columns = orthonormal(list(columns.T)) if columns.shape[1] else columns
+    kept = _Stage(name, keeps, [], stage.often, {}, stage.fitted)
+    return _change(rests, columns, kept, runs, first)
+
+
+def compare(a: Spans | Sequence[Spans], b: Spans | Sequence[Spans]) -> Table:
+    """Compare the mean exclusive time per step of every stage, and of the whole step.
+
+    ``raw B/A`` = ``work B/A`` x ``adjusted``. ``verdict`` is ``faster`` or ``slower`` if the
+    interval excludes 1, ``minor`` if it also stays within 5%, ``unchanged`` if it contains 1 and
+    stays within, else ``inconclusive``; ``mixed`` if the ratio of means lies over 5% beyond it.
+    ``relative low`` and ``high`` bound the change beside the other stages; a common pace of the
+    machine cancels in it. If only that is sure, it decides; ``changed`` says which of them did:
+    ``this stage`` or ``whole step``. ``detectable`` is the smallest change that these runs would
+    show with 80% chance; ``steps needed`` how many steps a run would decide an inconclusive row.
+
+    Args:
+        a: The baseline run, or several; b: the candidate run, or several.
+    """
+    runs = [[side] if isinstance(side, Spans) else list(side) for side in (a, b)]
+    table = table_of(judge(*runs))
+    if table.abstained is None and all(len(side) == 1 for side in runs):
+        score = score_of(comparability(runs[0][0], runs[1][0]))
+        if score < HARDLY:
+            note = f"Comparability score {score:.2f} of 1: don't rely on this comparison."
+            return replace(table, note=f"{table.note} {note}")
+    return table
+
+
+def table_of(judged: Judgement) -> Table:
+    """Return the table of `compare`."""
+    if judged.abstained is not None:
+        return Table("compare", _COLUMNS, abstained=judged.abstained)
+    rows = [_row(each, judged) for each in judged.rows]
+    rows.sort(key=_rank)
+    return Table("compare", _COLUMNS, rows, " ".join(_remarks(judged)))
+
+
+def _rank(row: tuple[Cell, ...]) -> tuple[bool, bool, float]:
+    """Sort the largest change first, then untraced, then the whole step."""
+    return row[0] == STEP, row[0] == UNTRACED, -abs(float(row[14] or 0))
+
+
+def _row(row: Judged, judged: Judgement) -> tuple[Cell, ...]:
+    low, high = _ratios(row.change, row.chance)
+    relative = _ratios(row.relative, row.chance)
+    found = verdict(row)
+    alone = not row.before or not row.after
+    if row.raw is None and alone:
+        found = "only in B" if not row.before else "only in A"
+    detectable = needed = None
+    if row.change is not None:
+        detectable = math.expm1(smallest_change(row.change, row.chance / 2))
+        if found == INCONCLUSIVE and len(judged.baseline) == len(judged.candidate) == 1:
+            steps = min(judged.baseline[0].steps, judged.candidate[0].steps)
+            needed = steps_needed(
+                row.change, steps, (_SMALL, row.chance / 2), (0.0, row.chance / 2)
+            )
+    changed = None
+    if row.own is not None and found not in ("unchanged", INCONCLUSIVE, AS_THE_REST):
+        changed = "this stage" if row.own else "whole step"
+    by = ", ".join(row.counted) or (_UNCOUNTED if row.raw is not None else None)
+    work = row.work if row.counted or (row.work is not None and row.work != 1) else None
+    return (
+        *(row.name, row.before, row.after, row.adjusted, found, row.raw, work, low, high),
+        *(*relative, changed, detectable, needed, row.after - row.before, by),
+    )
+
+
+def _ratios(change: Change | None, chance: float) -> tuple[float | None, float | None]:
+    if change is None:
+        return None, None
+    low, high = change.interval(chance)
+    return math.exp(min(low, 700.0)), math.exp(min(high, 700.0))
+
+
+def verdict(row: Judged) -> str:
+    """Return what to call the change of a row."""
+    if row.change is None or row.adjusted is None:
         return INCONCLUSIVE
-    low, high = equal.bounds
-    if not low / _SMALL <= mean <= high * _SMALL:
+    low, high = row.change.interval(row.chance)
+    if not low - _SMALL <= math.log(row.adjusted) <= high + _SMALL:
         return "mixed"
-    close = low * _SMALL >= 1 and high <= _SMALL
-    if low <= 1 <= high:
+    found = _called(low, high)
+    if found != INCONCLUSIVE or row.relative is None:
+        return found
+    relative = _called(*row.relative.interval(row.chance))
+    return AS_THE_REST if relative == "unchanged" else relative
+
+
+def _called(low: float, high: float) -> str:
+    close = low >= -_SMALL and high <= _SMALL
+    if low <= 0 <= high:
         return "unchanged" if close else INCONCLUSIVE
     if close:
         return "minor"
-    return "slower" if low > 1 else "faster"
+    return "slower" if low > 0 else "faster"
+
+
+_POWER = 0.84  # normal quantile of 80%
+
+
+def smallest_change(change: Change, chance: float) -> float:
+    """Return the smallest change (logarithm) that these runs would show with 80% chance.
+
+    Args:
+        change: What is known.
+        chance: How often no change may be taken for one, on one side.
+    """
+    known = change.known
+    return known.quantile(1 - chance) - known.quantile(0.5) + _POWER * known.spread
+
+
+_MOST_STEPS = 20  # times as many: more steps do not help
+
+
+def steps_needed(
+    change: Change, steps: int, below: tuple[float, float], above: tuple[float, float]
+) -> int | None:
+    """Return from how many steps a run there would be a decision with 80% chance.
+
+    Args:
+        change: What is known.
+        steps: Number of steps of either run.
+        below: Logarithm of the ratio that the change may be shown to be below, and how often
+            wrongly; above: the same the other way.
+
+    Returns:
+        None if over 20 times as many steps were needed.
+    """
+    known = change.known
+    middle = abs(known.quantile(0.5))
+    error = 0.0
+    for distance, chance in ((below[0] - middle, below[1]), (middle - above[0], above[1])):
+        sure = (known.quantile(1 - chance) - known.quantile(0.5)) / known.spread
+        error = max(error, distance / (sure + _POWER))
+    return known.values_needed(steps, error, _MOST_STEPS * steps) if error > 0 else None
+
+
+_SURE_OF_WANDER = 0.95
+
+
+def _remarks(judged: Judgement) -> list[str]:
+    found = [_NOTE]
+    if any(row.raw is not None and not row.counted for row in judged.rows):
+        found.append(_PLAIN)
+    runs = [*judged.baseline, *judged.candidate]
+    names = _names(len(judged.baseline), len(judged.candidate))
+    if len(runs) == 2:
+        found.append("The intervals are about these two runs, not about what repeats would show.")
+    step = judged.by_name[STEP].change
+    if step is not None and step.known.wander > _SURE_OF_WANDER:
+        found.append("Step times are autocorrelated, so intervals are wider.")
+    if judged.machine:
+        found.append(MACHINE)
+    for name, side in zip(names, runs, strict=True):
+        if side.warm:
+            found.append(f"{name}: the first {side.warm} steps are excluded as warm-up.")
+        if side.note:
+            found.append(f"{name}: {side.note}")
+    return found
+
+
+FAIL, PASS = "FAIL", "PASS"
+
+
+class Gate(NamedTuple):
+    """Result of the gate: ``PASS``, ``FAIL`` or ``INCONCLUSIVE``, why, and the slower stages."""
+
+    result: str
+    text: str
+    slower: list[str]
+
+
+_FAIL_CHANCE, _PASS_CHANCE = 0.0025, 0.05  # one-sided: for the step and all stages each; to pass
+
+
+def gate(judged: Judgement, limit: float, noise: float = 0.0) -> Gate:
+    """Decide whether the step is at most a share slower at equal work.
+
+    It fails if the step is slower than the limit with 99.75%, or a stage with as much over all
+    stages. It passes if the step is not slower than the limit with 95% (non-inferiority).
+
+    Args:
+        judged: What is known.
+        limit: Share, such as 0.03.
+        noise: Spread between runs of one code, such as 0.01, for one run a side.
+    """
+    if judged.abstained is not None:
+        return Gate(INCONCLUSIVE.upper(), judged.abstained, [])
+    margin = math.log1p(limit)
+    changes = {row.name: row.change for row in judged.rows if row.change is not None}
+    changes.pop(UNTRACED, None)
+    if noise:
+        spread = math.sqrt(2) * noise
+        changes = {name: Change(each.known.widened(spread)) for name, each in changes.items()}
+    stages = max(len(changes) - 1, 1)
+    slower = [
+        name
+        for name, change in changes.items()
+        if change.exceeds(margin, _FAIL_CHANCE / (1 if name == STEP else stages))
+    ]
+    if slower:
+        texts = [f"{name} {_percent_change(judged.by_name[name])}" for name in slower]
+        return Gate(FAIL, f"{', '.join(texts)}; the limit is {limit:.3g}", slower)
+    return _passes(judged, changes.get(STEP), margin, limit)
+
+
+def _passes(judged: Judgement, step: Change | None, margin: float, limit: float) -> Gate:
+    undecided = INCONCLUSIVE.upper()
+    if step is None:
+        return Gate(undecided, "the step has too little data", [])
+    if step.stays_below(margin, _PASS_CHANCE):
+        text = f"step is at most {limit:.3g} slower at equal work; no stage is significantly slower"
+        return Gate(PASS, text, [])
+    least = math.expm1(margin + smallest_change(step, _FAIL_CHANCE))
+    text = f"these runs would show a slowdown of {least:.1%} or more"
+    if len(judged.baseline) == len(judged.candidate) == 1:
+        steps = min(judged.baseline[0].steps, judged.candidate[0].steps)
+        needed = steps_needed(step, steps, (margin, _PASS_CHANCE), (margin, _FAIL_CHANCE))
+        more = "more steps do not help" if needed is None else f"about {needed} steps would decide"
+        text += f"; {more}"
+    else:
+        text += "; record more runs"
+    return Gate(undecided, text, [])
+
+
+def _percent_change(row: Judged) -> str:
+    """Return a change with its interval: ``+12.0% (99% CI 8.0% to 15.1%)``."""
+    low, high = _ratios(row.change, row.chance)
+    value, least, most = (float(each or 1) - 1 for each in (row.adjusted, low, high))
+    return f"{value:+.1%} (99% CI {least:.1%} to {most:.1%})"

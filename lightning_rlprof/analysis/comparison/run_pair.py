@@ -1,6 +1,6 @@
-"""Two runs side by side: time and work per step of every stage, under names that both have."""
+"""Runs side by side: time and work per step of every stage, under names that all have."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,14 +11,24 @@ from lightning_rlprof.analysis.time_categories import align_stage_names
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
-STEP, _UNTRACED = "step", "untraced"
-"""Names the row of the whole step."""
+STEP, UNTRACED = "step", "untraced"
+"""Names of the rows of the whole step, and of its time outside stages."""
 
 REPLICAS = "replicas"
 """Counter that says by how many replicas a stage's work was shared."""
 
-WORK = ("tokens", "tokens_sq", "samples", "batch", REPLICAS)
-"""Counters that say how much a stage had to do, and how many replicas shared it."""
+_EXCESS = ("tokens", "tokens_sq", "tokens_max")
+_SLOWEST = "slowest rank's "
+WORK = (
+    *("tokens", "tokens_sq", "tokens_max", "samples", "batch"),
+    *(_SLOWEST + counter for counter in _EXCESS),
+    REPLICAS,
+)
+"""Amounts that say how much a stage had to do, and how many replicas shared it.
+
+A step waits for its slowest rank. So beside the mean over ranks there is what the rank with most
+had beyond the mean.
+"""
 
 _SLOW_START = 1.5  # times what nine of ten steps take at most: a first step above it warms up
 _USUAL = 0.9
@@ -32,8 +42,9 @@ class Side:
 
     Attributes:
         stages: Exclusive time per step, mean over ranks, by stage; `STEP` is the sum of all.
-        work: Mean over ranks of what a stage counted per step, by stage and counter, NaN where it
-            counted nothing; of `STEP` that of all stages.
+        work: What a stage counted per step, by stage and name of `WORK`: the mean over ranks and
+            the excess of the rank with most; NaN where it counted nothing. `STEP`: all stages.
+        number: Step numbers, ascending.
         steps: How many steps.
         warm: How many at the start were left out.
         note: What else was left out.
@@ -41,52 +52,47 @@ class Side:
 
     stages: Mapping[str, Int64s]
     work: Mapping[str, Mapping[str, Float64s]]
+    number: Int64s
     steps: int
     warm: int
     note: str
 
 
-Pair = tuple[Float64s, Float64s]
-"""The same numbers per step in A and in B."""
+Amounts = tuple[Float64s, ...]
+"""The same amount per step in each run."""
 
 
-def shared_work(a: Side, b: Side, stage: str) -> dict[str, Pair]:
-    """Return what both runs counted in a stage, by counter; of the whole step where it has none.
+def shared_work(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
+    """Return what all runs counted in a stage, by name; of the whole step where it has none.
 
     A counter that is missing in half of the steps of a run does not count.
     """
-    own = _shared(a, b, stage)
-    amounts = own if set(own) - {REPLICAS} else own | _shared(a, b, STEP)
+    own = _shared(runs, stage)
+    amounts = own if set(own) - {REPLICAS} else own | _shared(runs, STEP)
     return {name: amounts[name] for name in WORK if name in amounts}
 
 
-def _shared(a: Side, b: Side, stage: str) -> dict[str, Pair]:
-    left, right = a.work.get(stage, {}), b.work.get(stage, {})
-    pairs = {name: (left[name], right[name]) for name in left if name in right}
-    return {name: pair for name, pair in pairs.items() if _known(pair)}
+def _shared(runs: Sequence[Side], stage: str) -> dict[str, Amounts]:
+    work = [run.work.get(stage, {}) for run in runs]
+    common = [name for name in work[0] if all(name in each for each in work)]
+    found = {name: tuple(each[name] for each in work) for name in common}
+    return {name: each for name, each in found.items() if _known(each)}
 
 
-def _known(pair: Pair) -> bool:
-    return all(np.isfinite(each).mean() > _OFTEN for each in pair)
+def _known(amounts: Amounts) -> bool:
+    return all(np.isfinite(each).mean() > _OFTEN for each in amounts)
 
 
-def sides(a: Spans, b: Spans) -> tuple[Side, Side]:
-    """Return both runs, their stages under common names; of very large ones the last steps."""
-    runs = [recent(spans) for spans in (a, b)]
-    names = [_stage_names(spans) for spans, _ in runs]
-    called = (
-        _apart(align_stage_names(names[0], names[1])),
-        _apart(align_stage_names(names[1], names[0])),
-    )
-    # One after the other: what the first one was cut into goes with it.
-    first = _side(*runs.pop(0), called[0])
-    return first, _side(*runs.pop(), called[1])
-
-
-def _apart(called: Mapping[str, str]) -> dict[str, str]:
-    """Rename a stage whose name is that of another row, such as untraced."""
-    rows = (STEP, _UNTRACED)
-    return {own: f"{name} (stage)" if name in rows else name for own, name in called.items()}
+def sides(runs: Sequence[Spans]) -> list[Side]:
+    """Return the runs, their stages under common names; of very large ones the last steps."""
+    cut = [recent(spans) for spans in runs]
+    names = [_stage_names(spans) for spans, _ in cut]
+    found = []
+    for at, own in enumerate(names):
+        others = [name for each in names[:at] + names[at + 1 :] for name in each]
+        # One after the other: what the first one was cut into goes with it.
+        found.append(_side(*cut.pop(0), _apart(align_stage_names(own, others))))
+    return found
 
 
 def _stage_names(spans: Spans) -> list[str]:
@@ -94,11 +100,18 @@ def _stage_names(spans: Spans) -> list[str]:
     return [spans.names[code] for code in codes.tolist()]
 
 
+def _apart(called: Mapping[str, str]) -> dict[str, str]:
+    """Rename a stage whose name is that of another row, such as untraced."""
+    rows = (STEP, UNTRACED)
+    return {own: f"{name} (stage)" if name in rows else name for own, name in called.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class _Frame:
     """Where things go: step rows to columns (-1: left out), names to rows; ranks per column."""
 
     at: Int64s
+    number: Int64s
     ranks: Int64s
     row: Int64s
     names: tuple[str, ...]
@@ -120,7 +133,7 @@ def _side(spans: Spans, note: str, called: Mapping[str, str]) -> Side:
     stages = {frame.names[at]: sums[at, warm:] for at in some} | {STEP: walls[warm:]}
     work = _work(spans, cut, frame, warm)
     note = " ".join(filter(None, [note, choice.note]))
-    return Side(stages, work, len(walls) - warm, warm, note)
+    return Side(stages, work, frame.number[warm:], len(walls) - warm, warm, note)
 
 
 def _frame(spans: Spans, cut: Partition, choice: Counted, called: Mapping[str, str]) -> _Frame:
@@ -128,11 +141,11 @@ def _frame(spans: Spans, cut: Partition, choice: Counted, called: Mapping[str, s
     numbers, place = np.unique(spans.step[mine], return_inverse=True)
     at = np.full(len(cut.steps), -1, dtype=np.int64)
     at[choice.mask] = place
-    names = tuple(dict.fromkeys([*called.values(), _UNTRACED]))
+    names = tuple(dict.fromkeys([*called.values(), UNTRACED]))
     rows = {name: row for row, name in enumerate(names)}
-    row = [rows[called.get(name, _UNTRACED)] for name in spans.names]
-    by_code = np.array([*row, rows[_UNTRACED]], dtype=np.int64)  # `UNTRACED`, -1, reads the last
-    return _Frame(at, np.bincount(place, minlength=len(numbers)), by_code, names)
+    row = [rows[called.get(name, UNTRACED)] for name in spans.names]
+    by_code = np.array([*row, rows[UNTRACED]], dtype=np.int64)  # `UNTRACED`, -1, reads the last
+    return _Frame(at, numbers, np.bincount(place, minlength=len(numbers)), by_code, names)
 
 
 def _warm(walls: Int64s) -> int:
@@ -149,24 +162,44 @@ def _work(spans: Spans, cut: Partition, frame: _Frame, warm: int) -> dict[str, d
     order = np.argsort(rows, kind="stable")
     rows, step = rows[order], frame.at[step[order]]
     found: dict[str, dict[str, Float64s]] = {name: {} for name in (*frame.names, STEP)}
+    shape = len(frame.names), len(frame.ranks)
     for counter in WORK:
         own, values = spans.amounts(counter)
         if not len(own) or not len(rows):
             continue
         place = np.minimum(np.searchsorted(rows, own), len(rows) - 1)
-        told = (rows[place] == own) & (step[place] >= 0)
-        at = frame.row[spans.name[own[told]]], step[place[told]]
-        sums, count = np.zeros((2, len(frame.names), len(frame.ranks)))
-        np.add.at(sums, at, values[told])
-        np.add.at(count, at, 1)
-        if counter == REPLICAS:  # a property, not an amount; of a stage, not of the step
-            each = [*_over(sums, count, count), np.full(len(frame.ranks), np.nan)]
-        else:
-            whole = _over(sums.sum(axis=0), frame.ranks, count.sum(axis=0))
-            each = [*_over(sums, frame.ranks, count), whole]
-        for name, series in zip((*frame.names, STEP), each, strict=True):
-            if not np.isnan(series[warm:]).all():
-                found[name][counter] = series[warm:]
+        known = (rows[place] == own) & (step[place] >= 0)
+        row, at = frame.row[spans.name[own[known]]], step[place[known]]
+        cells, rank = row * shape[1] + at, spans.rank[own[known]]
+        size = shape[0] * shape[1]
+        sums, count = np.zeros((2, size))
+        np.add.at(sums, cells, values[known])
+        np.add.at(count, cells, 1)
+        sums, count = sums.reshape(shape), count.reshape(shape)
+        per: Float64s | Int64s = (
+            count if counter == REPLICAS else frame.ranks
+        )  # a property, not an amount
+        each = {counter: [*_over(sums, per, count)]}
+        if counter != REPLICAS:
+            each[counter].append(_over(sums.sum(axis=0), frame.ranks, count.sum(axis=0)))
+        if counter in _EXCESS and frame.ranks.max() > 1:
+            most = _most(cells, rank, values[known], size).reshape(shape)
+            whole = _most(at, rank, values[known], shape[1])
+            mean = each[counter]
+            each[_SLOWEST + counter] = [*(most - mean[:-1]), whole - mean[-1]]
+        for name, by_stage in each.items():
+            for stage, series in zip((*frame.names, STEP), by_stage, strict=False):
+                if not np.isnan(series[warm:]).all():
+                    found[stage][name] = series[warm:]
+    return found
+
+
+def _most(cells: Int64s, rank: Int64s, values: Float64s, size: int) -> Float64s:
+    """Return the sum of the rank with most, by cell."""
+    ranks = int(rank.max(initial=0)) + 1
+    key, place = np.unique(cells * ranks + rank, return_inverse=True)
+    found = np.zeros(size)
+    np.maximum.at(found, key // ranks, np.bincount(place, values))
     return found
 
 

@@ -1,6 +1,5 @@
 """Robust statistics: NaN-aware medians over ranks, a robust slope, and Huber regression."""
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -175,16 +174,23 @@ def _coefficients(ns: Float64s, table: Float64s) -> Float64s:
 
 
 def _not_negative(table: Float64s, ns: Float64s, weight: Float64s) -> Float64s:
-    """Solve weighted least squares for every choice of columns; the best without negative ones."""
+    """Solve weighted least squares without negative coefficients; Lawson and Hanson (1974)."""
     left, right = (table * weight) @ table.T, table @ (weight * ns)
-    best, gain = np.zeros(len(table)), 0.0
-    for count in range(1, len(table) + 1):
-        for chosen in itertools.combinations(range(len(table)), count):
-            at = list(chosen)
-            part = np.linalg.lstsq(left[np.ix_(at, at)], right[at], rcond=1e-10)[0]
-            # What least squares takes off the sum of squares; a tie is for the fewer columns.
-            explained = float(part @ right[at])
-            if part.min() >= 0 and explained > gain * (1 + 1e-9):
-                best, gain = np.zeros(len(table)), explained
-                best[at] = part
-    return best
+    beta, used = np.zeros(len(table)), np.zeros(len(table), dtype=bool)
+    close = 1e-9 * float(np.abs(right).max(initial=0.0))
+    for _ in range(3 * len(table)):
+        gradient = np.where(used, -np.inf, right - left @ beta)
+        if gradient.max() <= close:
+            break
+        used[int(np.argmax(gradient))] = True
+        while True:
+            part = np.zeros(len(table))
+            part[used] = np.linalg.lstsq(left[np.ix_(used, used)], right[used], rcond=1e-10)[0]
+            below = used & (part <= 0)
+            if not below.any():
+                break
+            reach = beta[below] / np.maximum(beta[below] - part[below], 1e-300)
+            beta = beta + float(reach.min()) * (part - beta)
+            used &= beta > 1e-12 * float(beta.max(initial=0.0))
+        beta = part
+    return beta

@@ -1,4 +1,6 @@
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,9 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.comparison.compare import INCONCLUSIVE, compare, equal_work
+from lightning_rlprof.analysis.comparison.compare import (
+    AS_THE_REST,
+    INCONCLUSIVE,
+    compare,
+    gate,
+    judge,
+    verdict,
+)
+from lightning_rlprof.analysis.comparison.equal_work import Change, between_steps, fit, range_bounds
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
+from tests.builders.paced import REGIMES, Job, autoregression, play
 from tests.builders.pairs import Half, run_of, scripted
 from tests.builders.runs import Row, grpo_rows, loaded, spans_of
 
@@ -29,9 +40,9 @@ def _times(seed: int, steps: int = 30, noise: float = 0.02) -> np.ndarray:
 
 
 def test_a_real_change_is_told_from_noise(tmp_path: Path) -> None:
-    a = spans_of(tmp_path / "a", grpo_rows(12, 0), grpo_rows(12, 1))
+    a = spans_of(tmp_path / "a", grpo_rows(40, 0), grpo_rows(40, 1))
     faster = {"actor_generate": 0.5, "compute_reward": 1.5}
-    b = spans_of(tmp_path / "b", grpo_rows(12, 2, slow=faster), grpo_rows(12, 3, slow=faster))
+    b = spans_of(tmp_path / "b", grpo_rows(40, 2, slow=faster), grpo_rows(40, 3, slow=faster))
 
     table = compare(a, b)
 
@@ -56,7 +67,7 @@ def test_a_run_compared_with_itself_is_the_same_in_all(seed: int) -> None:
     assert set(table.column("delta")) == {0}
     assert set(table.column("raw B/A")) == {1.0}
     assert table.column("adjusted") == pytest.approx([1.0] * 5)
-    assert set(table.column("verdict")) == {"unchanged"}
+    assert set(table.column("verdict")) <= {"unchanged", AS_THE_REST}
 
 
 @pytest.mark.deep
@@ -154,7 +165,7 @@ def test_work_that_differs_between_the_runs_alone_proves_nothing() -> None:
         for ns, tokens in ((a, 100.0), (b, 200.0))
     ]
     table = compare(*runs)
-    assert _verdicts(table) == {"a": INCONCLUSIVE, "untraced": INCONCLUSIVE, "step": INCONCLUSIVE}
+    assert _verdicts(table) == {"a": INCONCLUSIVE, "untraced": "unchanged", "step": INCONCLUSIVE}
     assert (_by(table, "work B/A")["a"], _by(table, "adjusted")["a"]) == (None, None)
 
 
@@ -265,34 +276,47 @@ def _work(seed: int, steps: int = 60, spread: float = 0.2) -> np.ndarray:
     return 1_000 * np.exp(np.random.default_rng(seed).normal(0, spread, steps))
 
 
+def _bounds(
+    times: Sequence[np.ndarray], work: Sequence[Sequence[np.ndarray]] = (), chance: float = 0.01
+) -> tuple[float, float] | None:
+    """Return the bounds of B/A at equal work."""
+    fitted = fit(times, work)
+    known = between_steps(fitted.rest, fitted.columns, [np.arange(len(each)) for each in times])
+    if known is None:
+        return None
+    low, high = Change(known, range_bounds(*fitted.rest)).interval(chance)
+    return math.exp(low), math.exp(high)
+
+
 def test_without_work_it_is_the_ratio_of_typical_times() -> None:
     a, b = _work(1), 1.5 * _work(2)
-    found = equal_work(a, b, [], 0.01)
-    low, high = found.bounds or (0.0, 0.0)
-    assert found.work == 1.0
+    low, high = _bounds([a, b]) or (0.0, 0.0)
     assert low < float(np.median(b) / np.median(a)) < high
 
 
 def test_a_constant_column_explains_nothing() -> None:
     a, b = _work(1), _work(2)
     same = np.full(60, 7.0)
-    assert equal_work(a, b, [(same, same)], 0.01) == equal_work(a, b, [], 0.01)
+    assert _bounds([a, b], [(same, same)]) == _bounds([a, b])
 
 
 def test_fixed_costs_are_told_from_those_that_grow() -> None:
     """Half the time is fixed: twice the tokens take 1.5 times as long."""
     a, b = _work(1), 2 * _work(2)
-    found = equal_work(1_000 + a, 1_000 + b, [(a, b)], 0.01)
-    assert found.bounds == pytest.approx((1.0, 1.0), abs=1e-5)
-    assert found.work == pytest.approx((1_000 + b).mean() / (1_000 + a).mean(), rel=1e-4)
+    times = [1_000 + a, 1_000 + b]
+    usual = fit(times, [(a, b)]).usual
+    assert _bounds(times, [(a, b)]) == pytest.approx((1.0, 1.0), abs=1e-5)
+    assert usual[1].mean() / usual[0].mean() == pytest.approx(
+        times[1].mean() / times[0].mean(), rel=1e-4
+    )
 
 
 def test_squares_of_lengths_are_learned_beside_tokens() -> None:
     a, b = _work(1), 1.5 * _work(2)
     squares = [_work(seed) ** 2 for seed in (3, 4)]
     times = [work + square / 500 for work, square in zip((a, b), squares, strict=True)]
-    found = equal_work(times[0], times[1] * 1.1, [(a, b), (squares[0], squares[1])], 0.01)
-    assert found.bounds == pytest.approx((1.1, 1.1), abs=1e-4)
+    found = _bounds([times[0], times[1] * 1.1], [(a, b), (squares[0], squares[1])])
+    assert found == pytest.approx((1.1, 1.1), abs=1e-4)
 
 
 @pytest.mark.deep
@@ -302,27 +326,104 @@ def test_the_true_ratio_is_covered_as_often_as_promised(drift: float) -> None:
     for _ in range(100):
         a, b = (scale * 1_000 * np.exp(random.normal(0, 0.15, 30)) for scale in (1.0, drift))
         times = [(200 + own) * np.exp(random.normal(0, 0.03, 30)) for own in (a, b)]
-        low, high = equal_work(times[0], times[1] * 1.05, [(a, b)], 0.05).bounds or (0.0, 9.0)
+        low, high = _bounds([times[0], times[1] * 1.05], [(a, b)], 0.05) or (0.0, 9.0)
         missed += not low <= 1.05 <= high
     assert missed <= 12  # 5 of 100 are promised; 13 have a chance below 1 in 500
 
 
 def test_a_few_wild_steps_move_nothing() -> None:
     a, b = _work(1), _work(2)
-    calm = equal_work(a * 2, b * 2, [(a, b)], 0.01).bounds
+    calm = _bounds([a * 2, b * 2], [(a, b)])
     times = a * 2
     times[::20] *= 50
-    assert equal_work(times, b * 2, [(a, b)], 0.01).bounds == pytest.approx(calm, abs=0.01)
+    assert _bounds([times, b * 2], [(a, b)]) == pytest.approx(calm, abs=0.01)
 
 
 def test_work_that_only_the_run_changes_is_no_evidence() -> None:
     one, two = np.full(60, 1_000.0), np.full(60, 2_000.0)
-    found = equal_work(_work(1, spread=0.02), 2 * _work(2, spread=0.02), [(one, two)], 0.01)
-    assert (found.work, found.bounds) == (None, None)
+    times = [_work(1, spread=0.02), 2 * _work(2, spread=0.02)]
+    assert _bounds(times, [(one, two)]) is None
 
 
 def test_steps_like_their_neighbours_count_as_fewer() -> None:
     random = np.random.default_rng(2)
+    white = [np.exp(random.normal(0, 0.1, 300)) for _ in range(2)]
     slow = [np.exp(np.cumsum(random.normal(0, 0.01, 300))) for _ in range(2)]
-    found = equal_work(slow[0], slow[1], [], 0.01)
-    assert found.lasting > 10
+    calm, wandering = (np.log(_bounds(each) or (0.1, 9.0)) for each in (white, slow))
+    assert wandering[1] - wandering[0] > 3 * (calm[1] - calm[0])
+
+
+@pytest.mark.parametrize("shape", ["burst", "ramp", "autoregression"])
+def test_times_that_never_come_near_each_other_are_decided_in_any_shape(shape: str) -> None:
+    random = np.random.default_rng(5)
+    pace = np.zeros((2, 24))
+    if shape == "burst":
+        pace[0, 5:15] = math.log(2)
+    elif shape == "ramp":
+        pace += np.linspace(0.4, 0, 24)
+    else:
+        pace += autoregression(random, (2, 24), 0.15, 0.97)
+    times = np.array([[89e6], [19e6]]) * np.exp(pace + random.normal(0, 0.05, (2, 24)))
+    table = compare(run_of({"a": times[0]}), run_of({"a": times[1]}))
+    assert _verdicts(table)["a"] == "faster"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stage_is_named_although_the_machine_wanders(seed: int) -> None:
+    regime = REGIMES["common AR(.95) 5%"]
+    a = play(Job(regime=regime), 100 + seed)
+    b = play(Job(regime=regime, slower={"actor_update": 1.05}), 200 + seed)
+    table = compare(a, b)
+    assert _verdicts(table)["actor_update"] == "slower"
+    assert _by(table, "changed")["actor_update"] == "this stage"
+    assert not {"slower", "faster"} & {
+        verdict
+        for name, verdict in _verdicts(table).items()
+        if name not in ("actor_update", "step")
+    }
+
+
+def test_a_slower_machine_is_not_taken_for_code() -> None:
+    regime = REGIMES["iid 2%"]
+    judged = judge([play(Job(regime=regime), 1)], [play(Job(regime=regime, slower={"*": 1.1}), 2)])
+    assert judged.machine
+    assert {verdict(row) for row in judged.rows if row.name != "untraced"} == {"slower"}
+    assert not any(row.own for row in judged.rows)
+
+
+def test_an_undecided_row_says_what_it_would_have_shown_and_how_many_steps_would_decide() -> None:
+    regime = REGIMES["common AR(.9) 3%"]
+    table = compare(*(play(Job(steps=24, regime=regime), seed) for seed in (9, 109)))
+    assert _verdicts(table)["step"] == INCONCLUSIVE
+    assert 0.05 < float(_by(table, "detectable")["step"]) < 0.4  # type: ignore[arg-type]
+    assert int(_by(table, "steps needed")["step"]) > 24  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("slower", "result"), [(1.0, "PASS"), (1.1, "FAIL"), (0.7, "PASS")], ids=str
+)
+def test_the_gate_decides(slower: float, result: str) -> None:
+    runs = [play(Job(regime=REGIMES["iid 5%"], slower={"*": each}), 9) for each in (1.0, slower)]
+    assert gate(judge(runs[:1], runs[1:]), 0.03).result == result
+
+
+def test_the_gate_says_what_would_decide() -> None:
+    regime = REGIMES["common AR(.9) 3%"]
+    runs = [play(Job(steps=24, regime=regime), seed) for seed in (3, 4)]
+    found = gate(judge(runs[:1], runs[1:]), 0.03)
+    assert found.result == "INCONCLUSIVE"
+    assert re.fullmatch(
+        r"these runs would show a slowdown of \d+\.\d% or more; "
+        r"(about \d+ steps would decide|more steps do not help)",
+        found.text,
+    )
+
+
+def test_repeats_are_judged_by_the_spread_between_runs() -> None:
+    """Three runs a side: steps alone would call their spread of 2% a change."""
+    random, regime = np.random.default_rng(8), REGIMES["iid 2%"]
+    levels = np.exp(random.normal(0, 0.01, 6))
+    runs = [play(Job(regime=regime, slower={"*": each}), 50 + at) for at, each in enumerate(levels)]
+    assert gate(judge(runs[:3], runs[3:]), 0.03).result == "PASS"
+    slow = [play(Job(regime=regime, slower={"*": 1.1}), 60 + at) for at in range(3)]
+    assert gate(judge(runs[:3], slow), 0.03).result == "FAIL"

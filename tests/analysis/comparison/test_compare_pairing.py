@@ -20,8 +20,12 @@ def _times(seed: int, steps: int = 30) -> np.ndarray:
 
 
 def test_names_of_two_frameworks_meet() -> None:
-    ours = run_of({"actor_generate": _times(1), "actor_update": _times(2), "mine": _times(3)})
-    verl = run_of({"gen": _times(4), "update_actor": _times(5) * 1.3, "mine": _times(6)})
+    ours = run_of(
+        {"actor_generate": _times(1, 60), "actor_update": _times(2, 60), "mine": _times(3, 60)}
+    )
+    verl = run_of(
+        {"gen": _times(4, 60), "update_actor": _times(5, 60) * 1.3, "mine": _times(6, 60)}
+    )
     assert _by(compare(ours, verl), "verdict") == {
         "actor_update": "slower",
         "actor_generate": "unchanged",
