@@ -1,13 +1,11 @@
 """Compare runs at equal work, stage by stage, with confidence intervals.
 
-`judge` finds the change of every stage; `compare` turns it into a table with verdicts, and `gate`
-decides whether the change stays below a limit.
+`judge` finds the change of every stage; `compare` turns it into a table with verdicts.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -401,8 +399,8 @@ def _rank(row: tuple[Cell, ...]) -> tuple[bool, bool, float]:
 
 
 def _row(row: Judged, judged: Judgement) -> tuple[Cell, ...]:
-    low, high = _ratios(row.change, row.chance)
-    relative = _ratios(row.relative, row.chance)
+    low, high = ratios(row.change, row.chance)
+    relative = ratios(row.relative, row.chance)
     found = verdict(row)
     alone = not row.before or not row.after
     if row.raw is None and alone:
@@ -426,7 +424,8 @@ def _row(row: Judged, judged: Judgement) -> tuple[Cell, ...]:
     )
 
 
-def _ratios(change: Change | None, chance: float) -> tuple[float | None, float | None]:
+def ratios(change: Change | None, chance: float) -> tuple[float | None, float | None]:
+    """Return the bounds of B/A that it misses with a chance; None if nothing is known."""
     if change is None:
         return None, None
     low, high = change.interval(chance)
@@ -518,74 +517,3 @@ def _remarks(judged: Judgement) -> list[str]:
         if side.note:
             found.append(f"{name}: {side.note}")
     return found
-
-
-FAIL, PASS = "FAIL", "PASS"
-
-
-class Gate(NamedTuple):
-    """Result of the gate: ``PASS``, ``FAIL`` or ``INCONCLUSIVE``, why, and the slower stages."""
-
-    result: str
-    text: str
-    slower: list[str]
-
-
-_FAIL_CHANCE, _PASS_CHANCE = 0.0025, 0.05  # one-sided: for the step and all stages each; to pass
-
-
-def gate(judged: Judgement, limit: float, noise: float = 0.0) -> Gate:
-    """Decide whether the step is at most a share slower at equal work.
-
-    It fails if the step is slower than the limit with 99.75%, or a stage with as much over all
-    stages. It passes if the step is not slower than the limit with 95% (non-inferiority).
-
-    Args:
-        judged: What is known.
-        limit: Share, such as 0.03.
-        noise: Spread between runs of one code, such as 0.01, for one run a side.
-    """
-    if judged.abstained is not None:
-        return Gate(INCONCLUSIVE.upper(), judged.abstained, [])
-    margin = math.log1p(limit)
-    changes = {row.name: row.change for row in judged.rows if row.change is not None}
-    changes.pop(UNTRACED, None)
-    if noise:
-        spread = math.sqrt(2) * noise
-        changes = {name: Change(each.known.widened(spread)) for name, each in changes.items()}
-    stages = max(len(changes) - 1, 1)
-    slower = [
-        name
-        for name, change in changes.items()
-        if change.exceeds(margin, _FAIL_CHANCE / (1 if name == STEP else stages))
-    ]
-    if slower:
-        texts = [f"{name} {_percent_change(judged.by_name[name])}" for name in slower]
-        return Gate(FAIL, f"{', '.join(texts)}; the limit is {limit:.3g}", slower)
-    return _passes(judged, changes.get(STEP), margin, limit)
-
-
-def _passes(judged: Judgement, step: Change | None, margin: float, limit: float) -> Gate:
-    undecided = INCONCLUSIVE.upper()
-    if step is None:
-        return Gate(undecided, "the step has too little data", [])
-    if step.stays_below(margin, _PASS_CHANCE):
-        text = f"step is at most {limit:.3g} slower at equal work; no stage is significantly slower"
-        return Gate(PASS, text, [])
-    least = math.expm1(margin + smallest_change(step, _FAIL_CHANCE))
-    text = f"these runs would show a slowdown of {least:.1%} or more"
-    if len(judged.baseline) == len(judged.candidate) == 1:
-        steps = min(judged.baseline[0].steps, judged.candidate[0].steps)
-        needed = steps_needed(step, steps, (margin, _PASS_CHANCE), (margin, _FAIL_CHANCE))
-        more = "more steps do not help" if needed is None else f"about {needed} steps would decide"
-        text += f"; {more}"
-    else:
-        text += "; record more runs"
-    return Gate(undecided, text, [])
-
-
-def _percent_change(row: Judged) -> str:
-    """Return a change with its interval: ``+12.0% (99% CI 8.0% to 15.1%)``."""
-    low, high = _ratios(row.change, row.chance)
-    value, least, most = (float(each or 1) - 1 for each in (row.adjusted, low, high))
-    return f"{value:+.1%} (99% CI {least:.1%} to {most:.1%})"
