@@ -76,6 +76,7 @@ class Job:
         extra_ms: By rank and stage, milliseconds on top.
         since: First step (0-based) in which `slower` holds.
         counted: Whether stages count their work.
+        meets: Stages in which ranks wait for the last one at the end.
     """
 
     ranks: int = 4
@@ -86,6 +87,7 @@ class Job:
     extra_ms: Mapping[tuple[int, str], float] = field(default_factory=dict)
     since: int = 0
     counted: bool = True
+    meets: tuple[str, ...] = ("actor_update",)
 
 
 def autoregression(random: Any, shape: tuple[int, int], spread: float, left: float) -> Any:
@@ -99,7 +101,7 @@ def autoregression(random: Any, shape: tuple[int, int], spread: float, left: flo
 
 
 def play(job: Job, seed: int) -> Spans:
-    """Let a run happen: ranks meet at the end of generation and of the update."""
+    """Let a run happen: ranks meet at the end of some stages."""
     random = np.random.default_rng(seed)
     regime, shape = job.regime, (job.ranks, job.steps)
     lengths = random.lognormal(-(_SPREAD**2) / 2, _SPREAD, (*shape, _SAMPLES)) * regime.length
@@ -142,7 +144,7 @@ def _spans(job: Job, took: Any, lengths: Any) -> Spans:
         for stage, name in enumerate(STAGES, start=1):
             start[:, step, stage] = now
             now = now + took[:, step, stage - 1]
-            if name in ("actor_generate", "actor_update"):
+            if name in job.meets:
                 now = np.full(ranks, now.max() + 2e5)
             end[:, step, stage] = now
         now = now + 3e5

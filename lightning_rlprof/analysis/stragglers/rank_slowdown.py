@@ -29,6 +29,8 @@ class RankSlowdown:
         stages: Index into ``Spans.names`` of each series, the first is `WHOLE`.
         effect: Slowdown relative to the others at equal work; 0.1 is 10% longer. Shape
             (ranks, steps, series), NaN for steps that can't be compared.
+        most: As ``effect`` for `WHOLE`, if the others waited as long as they may have: what a
+            slow rank can at most have.
         fitted: The same for `WHOLE`, also if no other rank had as much or as little work.
         unequal: The same for `WHOLE` without adjusting for work.
         device: As ``effect`` for `WHOLE`, by the device's clock; None without device times.
@@ -36,6 +38,7 @@ class RankSlowdown:
             steps without data.
         compared_ns: The part of it in stages in which ranks are compared.
         share: Share of each series in that time.
+        waiting: Share of the time of all stages that is in stages with waiting.
         seen: Series in which a slow rank would show.
         has_sync: Whether the ranks wait for one another somewhere in a step.
         counted: Whether work was counted.
@@ -44,12 +47,14 @@ class RankSlowdown:
 
     stages: Int64s
     effect: Float64s
+    most: Float64s
     fitted: Float64s
     unequal: Float64s
     device: Float64s | None
     own_ns: Float64s
     compared_ns: Float64s
     share: Float64s
+    waiting: float
     seen: Mask
     has_sync: bool
     counted: bool
@@ -70,7 +75,8 @@ def rank_slowdown(spans: Spans, matrix: RankMatrix) -> RankSlowdown:
     own = np.where(waits.bound, np.nan, matrix.own_ns)
     stages = np.concatenate([[WHOLE], np.unique(matrix.stage)])
     member = (matrix.stage[:, None] == stages) | (stages == WHOLE)
-    usual = np.nan_to_num(nan_median(explained.reshape(-1, len(member)))) * ~waits.bound
+    typical = np.nan_to_num(nan_median(explained.reshape(-1, len(member))))
+    usual = typical * ~waits.bound
     share = usual @ member
     alike = np.where(_comparable(work), own, np.nan)
     evenly = np.broadcast_to(np.where(usual > 0, usual, np.nan), own.shape)
@@ -78,6 +84,7 @@ def rank_slowdown(spans: Spans, matrix: RankMatrix) -> RankSlowdown:
     return RankSlowdown(
         stages,
         effect,
+        _relative_slowdown(alike, waits.early_ns, explained, member[:, :1], waited=True)[:, :, 0],
         _relative_slowdown(own, waits.early_ns, explained, member[:, :1])[:, :, 0],
         _relative_slowdown(own, waits.early_ns, evenly, member[:, :1])[:, :, 0],
         _device_slowdown(
@@ -85,6 +92,7 @@ def rank_slowdown(spans: Spans, matrix: RankMatrix) -> RankSlowdown:
         ),
         *_own_ns(matrix, waits.bound),
         share / max(float(share[0]), 1.0),
+        1 - float(share[0]) / max(float(typical.sum()), 1.0),
         waits.seen @ member,
         waits.has_sync,
         bool(work),
@@ -166,12 +174,13 @@ def _highest_other(values: Float64s) -> Float64s:
 
 
 def _relative_slowdown(
-    ns: Float64s, early: Float64s, explained: Float64s, member: Mask
+    ns: Float64s, early: Float64s, explained: Float64s, member: Mask, *, waited: bool = False
 ) -> Float64s:
     """Return the relative excess over the others' median, per series; NaN is left out.
 
-    The time by which a rank was early is subtracted from its own time, and not from the others'. A
-    stage that isn't run in every step is only expected in the others.
+    The time by which a rank was early is subtracted from its own time, and not from the others'.
+    With ``waited`` it is the other way round. A stage that isn't run in every step is only expected
+    in the others.
     """
     valid = ~np.isnan(ns) & ~np.isnan(explained) & ~np.isnan(early)
     weight = np.nan_to_num(nan_median(np.where(valid, explained, np.nan).reshape(-1, len(member))))
@@ -180,7 +189,8 @@ def _relative_slowdown(
     there = np.where((covered > 0) & (covered >= _COVERED * usual), there, np.nan)
     took = (np.where(valid, ns, 0.0) @ member) / there
     charged = (np.where(valid, np.maximum(ns - early, 0.0), 0.0) @ member) / there
-    found: Float64s = charged / leave_one_out_median(took, len(took) // 2) - 1.0
+    own, others = (took, charged) if waited else (charged, took)
+    found: Float64s = own / leave_one_out_median(others, len(took) // 2) - 1.0
     return found
 
 

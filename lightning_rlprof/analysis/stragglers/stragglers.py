@@ -1,14 +1,15 @@
 """Stragglers: a verdict on each rank that slows the others down, or why there is none."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from lightning_rlprof.analysis.statistics.panel import above_the_others, panel
 from lightning_rlprof.analysis.statistics.rank_tests import median_bounds
 from lightning_rlprof.analysis.statistics.robust import nan_median
-from lightning_rlprof.analysis.statistics.time_series import joined
 from lightning_rlprof.analysis.step_selection import recent
 from lightning_rlprof.analysis.stragglers.rank_matrix import (
     Replicas,
@@ -17,7 +18,7 @@ from lightning_rlprof.analysis.stragglers.rank_matrix import (
     replicas,
     stage_rows,
 )
-from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, rank_slowdown
+from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown, rank_slowdown
 from lightning_rlprof.analysis.stragglers.replica_attribution import (
     ArrivalEvidence,
     Attribution,
@@ -29,8 +30,11 @@ from lightning_rlprof.analysis.stragglers.replica_attribution import (
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
     INCONCLUSIVE,
+    LONGER_IN,
     NO_STRAGGLER,
+    SLOW_IN,
     judge,
+    known_together,
     steps_needed,
 )
 from lightning_rlprof.tables.arrays import Float64s
@@ -92,11 +96,16 @@ _UNCOUNTED = (
     "No stage counts tokens, so load imbalance can't be distinguished from slowness. "
     "Call count(tokens=...) in the stages."
 )
+_LONGER = (
+    "longer in a stage: the other stages of this rank keep pace, so it is extra work or a slow "
+    "dependency there, not the machine."
+)
 _NO_ARRIVALS = "No collective timings in this run, so arrival order was not used."
 _NO_PARALLEL = (
     "Ranks are in several process groups, but the configuration has no `parallel` key. If one "
     "rank is slow, ranks that wait for it in every layer may look slow, too."
 )
+_MOSTLY = 0.8  # of the time of all stages
 _DETECTABLE = 0.10  # a rank that much slower must be ruled out for "no straggler"
 
 
@@ -113,6 +122,7 @@ def stragglers(spans: Spans) -> Table:
     Verdicts: ``slow device``, ``slow host`` or, without device times, ``slow rank``;
     ``slow, work not counted``; ``transient slowdown``, slow for a range of steps; ``slow replica``,
     one rank of a model replica, unknown which; ``load imbalance``, explained by more work;
+    ``longer in`` a stage while the other stages keep pace, ``slow in`` some stages;
     ``inconclusive``; and ``no straggler``, if a rank 10% slower would have been detected.
 
     Abstains if no role has enough ranks, steps and stages without waiting. The answer is cached as
@@ -225,9 +235,12 @@ def _row(
         return (one, attribution.word, None, *cost, share, group)
     evidence = attribution.verdict.evidence
     names = [spans.names[code] for code in attribution.verdict.stages if code != WHOLE]
+    word = attribution.word
+    if word in (LONGER_IN, SLOW_IN):
+        word = f"{word} {', '.join(names)}"
     return (
         one,
-        attribution.word,
+        word,
         evidence.effect,
         ", ".join(names) or "all",
         _peer_time_lost(attribution.line, attribution, len(arrivals.who.ranks)),
@@ -270,19 +283,55 @@ def _no_straggler(
             "Every stage takes the same time on all ranks, as if they waited for each other in it, "
             "so a slow rank would not show."
         )
-    effects = [(line.slowdown.effect[:, :, 0], line.slowdown.lasting) for line in lines]
-    bounds = [median_bounds(each) for pair in effects for each in joined(*pair)]
-    if None in bounds:
-        rank = np.concatenate([line.matrix.ranks for line in lines])[bounds.index(None)]
-        few = f"{bounds.count(None)} of {len(bounds)} ranks"
+    own = [line.slowdown for line in lines]
+    bounds = [each for slowdown in own for each in _bounds(slowdown.effect[:, :, 0], slowdown)]
+    if np.inf in bounds:
+        rank = np.concatenate([line.matrix.ranks for line in lines])[bounds.index(np.inf)]
+        few = f"{bounds.count(np.inf)} of {len(bounds)} ranks"
         return f"Too few steps can be compared on {few}, for instance rank {rank}."
-    highest = max((bound[1] for bound in bounds if bound), default=np.inf)
+    highest = max(bounds, default=np.inf)
     if highest >= _DETECTABLE:
-        return f"Step times vary so much that a rank {_DETECTABLE:.0%} slower would go undetected."
+        return (
+            f"Step times vary so much that a rank {_DETECTABLE:.0%} slower would go undetected; "
+            f"one {highest:.0%} slower would show."
+        )
+    if max(each for slowdown in own for each in _bounds(slowdown.most, slowdown)) >= _DETECTABLE:
+        return (
+            f"In so few steps, waiting for other ranks can't be separated from work, so a rank "
+            f"{_DETECTABLE:.0%} slower may go undetected."
+        )
+    waiting = max(slowdown.waiting for slowdown in own)
+    if waiting > _MOSTLY:
+        names = ", ".join(spans.names[code] for code in _stages(lines, seen=False))
+        return (
+            f"Ranks wait for each other inside {names} ({waiting:.0%} of the time of all stages), "
+            "so a rank that is slow there would not show. Capture a step: then the collectives do."
+        )
+    effects = [slowdown.effect[:, :, 0] for slowdown in own]
     seen = ", ".join(spans.names[code] for code in _stages(lines, seen=True))
-    worst = max(float(np.max(nan_median(effect, axis=1))) for effect, _ in effects)
+    worst = max(float(np.max(nan_median(effect, axis=1))) for effect in effects)
     steps = f"{rows.steps[0]}-{rows.steps[-1]}"
     return (None, NO_STRAGGLER, worst, seen, None, steps, None, highest, None, None)
+
+
+def _bounds(effect: Float64s, slowdown: RankSlowdown) -> list[float]:
+    """Return the slowdown that each rank stays below with 97.5%, infinite if unknown."""
+    if slowdown.lasting > 1:
+        together = known_together(effect)
+        if together is None:
+            return [np.inf] * len(effect)
+        ranks, steps = together
+        found = panel(steps, np.log(np.maximum(1 + effect[ranks][:, steps], 1e-3)))
+        every = range(len(ranks))
+        known = {
+            rank: above_the_others(found, at, [other for other in every if other != at])
+            for at, rank in enumerate(ranks)
+        }
+        return [
+            math.expm1(known[rank].quantile(0.975)) if rank in known else np.inf
+            for rank in range(len(effect))
+        ]
+    return [bound[1] if bound else np.inf for bound in map(median_bounds, effect)]
 
 
 def _stages(lines: Sequence[ComparedRanks], *, seen: bool) -> list[int]:
@@ -299,6 +348,15 @@ def _stages(lines: Sequence[ComparedRanks], *, seen: bool) -> list[int]:
 def _remarks(
     spans: Spans, lines: Sequence[ComparedRanks], arrivals: ArrivalEvidence
 ) -> Iterator[str]:
+    words = {each.verdict for line in lines for each in line.verdicts}
+    if LONGER_IN in words:
+        yield _LONGER
+        if any(
+            each.verdict == LONGER_IN and line.matrix.ranks[each.rank] == 0
+            for line in lines
+            for each in line.verdicts
+        ):
+            yield "Rank 0 often logs, saves or aggregates there."
     hidden = [spans.names[code] for code in _stages(lines, seen=False)]
     if hidden:
         names = ", ".join(hidden)

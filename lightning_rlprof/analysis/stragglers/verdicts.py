@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_rlprof.analysis.statistics.panel import highest
 from lightning_rlprof.analysis.statistics.rank_tests import holm, median_bounds, sign_test
 from lightning_rlprof.analysis.statistics.robust import nan_median
 from lightning_rlprof.analysis.statistics.time_series import joined, stretches
@@ -21,7 +22,9 @@ BEYOND = 6.0
 """A slow rank deviates by this factor more than the others deviate from each other."""
 
 _FEWEST = 5  # steps in a range, and outside of it
+_FEWEST_TOGETHER = 8
 _SUSPECT = 0.05
+_SURE = 0.95  # of the intervals shown
 _NEARLY, _FIRST = 0.9, 10  # of all steps; and number of first steps that differ from the others
 
 
@@ -54,9 +57,9 @@ def proven(
     """Test all ranks and series as one family; return what is significant, by rank and series.
 
     There are two tests, each at the given level, corrected by Holm's method. Always slow: more
-    steps above zero than the sign test allows, and a median above `EFFECT`. Slow for a range of
-    steps: `stretches`, with such a median inside and none outside. If both hold, the range says
-    more, unless it is nearly the whole run.
+    steps above zero than the sign test allows, and a median above `EFFECT`; if pace wanders,
+    `panel.highest` takes its place. Slow for a range of steps: `stretches`, with such a median
+    inside and none outside. If both hold, the range says more, unless it is nearly the whole run.
 
     Args:
         effect: Relative excess over the others; shape (ranks, steps, series), NaN for no data.
@@ -67,15 +70,53 @@ def proven(
     blocks = joined(effect, lasting)
     stretch = stretches(blocks, EFFECT)
     always, passing = _among_asked(blocks, sign_test(blocks), stretch.chance)
-    found: dict[tuple[int, int], Evidence] = {}
+    found = _wandering(effect, level) if lasting > 1 else {}
+    if lasting > 1:
+        always[:] = 1.0
     for rank, series in np.argwhere((always <= level) | (passing <= level)).tolist():
         first, last = int(stretch.first[rank, series]), int(stretch.last[rank, series])
         chances = (float(always[rank, series]), float(passing[rank, series]))
         steps = (first * lasting, (last + 1) * lasting - 1)
         evidence = _evidence_of(effect[rank, :, series], steps, chances, level, lasting)
         if evidence and evidence.effect > beyond * _spread(effect[:, :, series], rank, evidence):
-            found[rank, series] = evidence
+            found.setdefault((rank, series), evidence)
     return found
+
+
+_LEAST = 1e-3  # of the others' time: less is not believed
+_HALF = 0.5  # of the steps that a rank must be known in, to be compared where pace wanders
+
+
+def _wandering(effect: Float64s, level: float) -> dict[tuple[int, int], Evidence]:
+    """Return the ranks that are always slow although pace wanders, by rank and series."""
+    found = {}
+    asked = [series for series in range(effect.shape[2]) if known_together(effect[:, :, series])]
+    for series in asked:
+        ranks, steps = known_together(effect[:, :, series]) or ([], np.zeros(0, dtype=np.int64))
+        values = np.log(np.maximum(1 + effect[ranks][:, steps, series], _LEAST))
+        for at, (chance, known) in highest(
+            steps, values, level / len(asked), math.log1p(EFFECT)
+        ).items():
+            low, high = (math.expm1(each) for each in known.interval(1 - _SURE))
+            first, last = int(steps[0]), int(steps[-1])
+            center = math.expm1(known.quantile(0.5))
+            evidence = Evidence(first, last, False, center, low, high, min(chance * len(asked), 1))
+            found[ranks[at], series] = evidence
+    return found
+
+
+def known_together(effect: Float64s) -> tuple[list[int], Int64s] | None:
+    """Return the ranks known in half of the steps, and the steps that all of these know.
+
+    None if these are fewer than two ranks, or fewer than eight steps.
+
+    Args:
+        effect: Shape (ranks, steps), NaN for no data.
+    """
+    known = ~np.isnan(effect)
+    ranks = np.flatnonzero(known.sum(axis=1) >= _HALF * max(int(known.any(axis=0).sum()), 1))
+    steps = np.flatnonzero(known[ranks].all(axis=0))
+    return (ranks.tolist(), steps) if len(ranks) > 1 and len(steps) >= _FEWEST_TOGETHER else None
 
 
 def _evidence_of(
@@ -172,6 +213,9 @@ SLOW_UNCOUNTED, SLOW_REPLICA = "slow, work not counted", "slow replica"
 TRANSIENT, IMBALANCE = "transient slowdown", "load imbalance"
 """Slow for a range of steps; or longer because it had more to do."""
 
+LONGER_IN, SLOW_IN = "longer in", "slow in"
+"""Longer in one stage while the others keep pace; or in some. The names of the stages follow."""
+
 _QUESTIONS = 3  # its own time as a whole, each stage, the device's time
 _MATTERS = 0.01  # of the own time: a smaller cost is not reported
 
@@ -215,11 +259,15 @@ def judge(slowdown: RankSlowdown, *, host_only: bool, places: int = 1) -> list[V
     level = LEVEL / _QUESTIONS / places
     found: dict[int, Verdict] = {}
     for (rank, _), evidence in proven(slowdown.effect[:, :, :1], level, slowdown.lasting).items():
-        word = _cause(slowdown, rank, evidence, host_only)
-        found[rank] = Verdict(rank, word, _slow_in(slowdown, rank, evidence), evidence)
+        found[rank] = _verdict(slowdown, rank, evidence, host_only)
     for rank, series, evidence in _slow_stages(slowdown, level):
-        word = _cause(slowdown, rank, evidence, host_only)
-        found.setdefault(rank, Verdict(rank, word, (int(slowdown.stages[series]),), evidence))
+        before = found.get(rank)
+        if before is not None and _steps(before.evidence) >= _steps(evidence):
+            continue
+        own = _verdict(slowdown, rank, evidence, host_only)
+        stage = (int(slowdown.stages[series]),)
+        word = own.verdict if own.stages == stage else _cause(slowdown, rank, evidence, host_only)
+        found[rank] = Verdict(rank, word, stage, evidence)
     if slowdown.device is not None:
         for (rank, _), evidence in proven(
             slowdown.device[:, :, None], level, slowdown.lasting
@@ -236,6 +284,17 @@ def judge(slowdown: RankSlowdown, *, host_only: bool, places: int = 1) -> list[V
     return [found[rank] for rank in sorted(found)]
 
 
+def _steps(evidence: Evidence) -> int:
+    return evidence.last - evidence.first + 1
+
+
+def _verdict(slowdown: RankSlowdown, rank: int, evidence: Evidence, host_only: bool) -> Verdict:
+    cause = _cause(slowdown, rank, evidence, host_only)
+    word, stages = _slow_in(slowdown, rank, evidence)
+    blamed = word if word and cause not in (TRANSIENT, SLOW_UNCOUNTED) else cause
+    return Verdict(rank, blamed, stages, evidence)
+
+
 def _slow_stages(slowdown: RankSlowdown, level: float) -> list[tuple[int, int, Evidence]]:
     """Return ranks, series and evidence of slow stages that matter, the most costly first."""
     sure = proven(slowdown.effect[:, :, 1:], level, slowdown.lasting)
@@ -246,15 +305,44 @@ def _slow_stages(slowdown: RankSlowdown, level: float) -> list[tuple[int, int, E
     return [(rank, series + 1, sure[rank, series]) for rank, series in order]
 
 
-def _slow_in(slowdown: RankSlowdown, rank: int, evidence: Evidence) -> tuple[int, ...]:
-    """Return the stages in which a rank is slow, the most costly first; `WHOLE` for all."""
-    effect = nan_median(slowdown.effect[rank, evidence.first : evidence.last + 1], axis=0)
-    seen = np.flatnonzero(slowdown.seen[1:]) + 1
-    slow = [series for series in seen.tolist() if effect[series] > EFFECT]
-    if len(slow) in (0, len(seen)):
-        return (WHOLE,) if len(slow) != 1 else (int(slowdown.stages[slow[0]]),)
+_COMPARABLE = 0.005  # of the own time: a smaller stage says nothing of the machine
+
+
+def _slow_in(slowdown: RankSlowdown, rank: int, evidence: Evidence) -> tuple[str, tuple[int, ...]]:
+    """Return in which stages a rank is slow, the most costly first; `WHOLE` for all.
+
+    One slow stage while all others keep pace is no slow machine: it is extra work, or a slow
+    dependency. Half of the stages or more are the machine.
+
+    Returns:
+        `LONGER_IN`, `SLOW_IN`, `SLOW` if there is one stage alone, or an empty text for the
+        machine; and the stages.
+    """
+    part = slice(evidence.first, evidence.last + 1)
+    effect = nan_median(slowdown.effect[rank, part], axis=0)
+    large = slowdown.seen[1:] & (slowdown.share[1:] >= _COMPARABLE)
+    compared = np.flatnonzero(large & ~np.isnan(effect[1:])) + 1
+    slow = [series for series in compared.tolist() if effect[series] > EFFECT]
     slow.sort(key=lambda series: -effect[series] * float(slowdown.share[series]))
-    return tuple(int(slowdown.stages[series]) for series in slow)
+    names = tuple(int(slowdown.stages[series]) for series in slow)
+    if not slow:
+        return "", (WHOLE,)
+    if len(compared) == 1:
+        return SLOW, names
+    most = max(EFFECT, float(effect[slow[0]]) / 2)
+    others = [series for series in compared.tolist() if series not in slow]
+    bounds = [_upper(slowdown.effect[rank, part, series], slowdown.lasting) for series in others]
+    if len(slow) == 1 and all(bound is not None and bound < most for bound in bounds):
+        return LONGER_IN, names
+    return (SLOW_IN, names) if 2 * len(slow) < len(compared) else ("", (WHOLE,))
+
+
+def _upper(values: Float64s, lasting: int) -> float | None:
+    """Return what a median stays below with 95%; None if there are too few steps."""
+    bounds = median_bounds(joined(values[None], lasting)[0], 0.9)
+    if bounds is None and lasting > 1:
+        bounds = median_bounds(values, 0.9)
+    return None if bounds is None else bounds[1]
 
 
 def _cause(slowdown: RankSlowdown, rank: int, evidence: Evidence, host_only: bool) -> str:

@@ -79,7 +79,8 @@ def _spread(times: Float64s) -> Float64s:
 _FREE, _BOUND = -0.3, -0.5  # slopes: work has 0, waiting -1, and half of each is in between
 _SURE = 2.0  # standard errors
 _FINER = 1.4  # times the spread at a place: what can be measured from it
-_EQUAL = 1 / 3  # of the spread of steps: ranks that are closer wait for each other
+_EQUAL = 1 / 3  # of the spread of steps: ranks that are closer may wait for each other
+_SAME = 0.02  # of it: work is never that even, so they do
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,11 +126,12 @@ def detect_waits(
         if work is not None:
             found.append(slope(late, longer, work[:, some, slot]))
         bound[slot] = any(each + _SURE * error < _BOUND for each, error in found)
+        bound[slot] |= _held_together(matrix.own_ns[:, some, slot], _SAME)
         # Measured from a place that isn't sharp itself, a slope of 0 means nothing.
         moves = np.abs(late - nan_median(late, axis=1)[:, None])
         sharp = one_clock or float(nan_median(moves.ravel())) >= _FINER * places.apart_ns
         free[slot] = not bound[slot] and sharp and found[0][0] - _SURE * found[0][1] > _FREE
-        equal[slot] = _held_together(longer)
+        equal[slot] = _held_together(longer, _EQUAL)
     early = np.zeros(matrix.start_ns.shape)
     early[:, :, ~free] = _early(matrix, places, ~free, one_clock)
     return DetectedWaits(bound, (free | ~equal) & ~bound, early, places.sharp)
@@ -150,8 +152,8 @@ def _early(matrix: RankMatrix, places: MeetingPlaces, slots: Mask, one_clock: bo
     return found
 
 
-def _held_together(rest: Float64s) -> bool:
+def _held_together(times: Float64s, closer: float) -> bool:
     """Return whether ranks take the same time in each step, though not in all steps."""
-    common = nan_median(rest)
+    common = nan_median(times)
     steps = float(nan_median(np.abs(common - nan_median(common))))
-    return float(nan_median(np.abs(deviation_from_median(rest)).ravel())) < _EQUAL * steps
+    return float(nan_median(np.abs(deviation_from_median(times)).ravel())) < closer * steps

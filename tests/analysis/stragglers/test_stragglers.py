@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.stragglers.stragglers import peer_time_lost, stragglers
-from lightning_rlprof.analysis.stragglers.verdicts import NO_STRAGGLER, SLOW_UNCOUNTED
+from lightning_rlprof.analysis.stragglers.verdicts import INCONCLUSIVE, NO_STRAGGLER, SLOW_UNCOUNTED
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Mask
 from lightning_rlprof.tables.spans import Spans
+from tests.builders.paced import REGIMES, Job
+from tests.builders.paced import play as paced
 from tests.builders.scripted import STAGES, Script, play, without
 from tests.peers.harness import CASES, OURS, TOO_SHORT, accused, scores
 
@@ -210,3 +212,54 @@ def test_a_run_is_compared_once_and_forgotten_with_it() -> None:
     del spans
     gc.collect()
     assert kept() is None
+
+
+def _verdict_of(job: Job, seed: int) -> list[tuple[object, object]]:
+    table = stragglers(paced(job, seed))
+    if table.abstained is not None:
+        return [(None, table.abstained)]
+    return list(zip(table.column("rank"), table.column("verdict"), strict=True))
+
+
+@pytest.mark.parametrize("regime", ["iid 2%", "GC 10% x 200 ms", "per-rank AR(.9) 3%"])
+def test_what_one_rank_does_besides_is_no_slow_machine(regime: str) -> None:
+    job = Job(ranks=8, regime=REGIMES[regime], extra_ms={(0, "compute_reward"): 40.0})
+    for seed in range(6):
+        assert _verdict_of(job, seed) == [(0, "longer in compute_reward")]
+    note = stragglers(paced(job, 1)).note
+    assert "extra work or a slow dependency there, not the machine." in note
+    assert "Rank 0 often logs, saves or aggregates there." in note
+
+
+@pytest.mark.parametrize("regime", ["iid 2%", "GC 10% x 200 ms"])
+def test_a_rank_that_is_slow_in_all_its_stages_is_a_slow_machine(regime: str) -> None:
+    job = Job(ranks=8, regime=REGIMES[regime], slow_ranks={3: 1.1})
+    for seed in range(6):
+        assert _verdict_of(job, seed) == [(3, "slow host")]
+
+
+@pytest.mark.deep
+def test_where_pace_wanders_slow_ranks_are_found_as_often_as_promised() -> None:
+    regime = REGIMES["per-rank AR(.9) 3%"]
+    for steps, factor, least in ((24, 1.1, 0.2), (24, 1.2, 0.85), (60, 1.1, 0.5), (100, 1.1, 0.85)):
+        job = Job(ranks=8, steps=steps, regime=regime, slow_ranks={3: factor})
+        found = sum(_verdict_of(job, seed) == [(3, "slow host")] for seed in range(40))
+        assert found >= least * 40, steps
+    healthy = [_verdict_of(Job(ranks=8, steps=24, regime=regime), seed) for seed in range(60)]
+    calm = (None, NO_STRAGGLER, INCONCLUSIVE)
+    false = sum(any(v not in calm for _, v in each if _ is not None) for each in healthy)
+    assert false <= 3  # 1.5% of 60
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_straggler_is_not_said_of_steps_too_few_to_separate_waiting(seed: int) -> None:
+    """The demo's case: a rank 30% slower, whose peer waits in the update."""
+    job = Job(ranks=2, steps=10, regime=REGIMES["iid 5%"], slow_ranks={1: 1.3})
+    assert NO_STRAGGLER not in dict(_verdict_of(job, seed)).values()
+
+
+def test_a_run_that_waits_nearly_all_the_time_clears_no_rank() -> None:
+    job = Job(ranks=4, meets=("actor_generate", "actor_update", "actor_compute_log_prob"))
+    ((rank, verdict),) = _verdict_of(job, 1)
+    assert rank is None
+    assert "so a rank that is slow there would not show" in str(verdict)

@@ -23,6 +23,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     steps_needed,
     suspicious,
 )
+from tests.builders.paced import autoregression
 from tests.builders.scripted import Script, play
 
 LEVEL = 0.01 / 3
@@ -85,12 +86,17 @@ def test_who_recovers_or_begins_in_a_long_run_is_slow_for_a_stretch(first: int, 
     assert (found.first, found.last, found.ended) == (first, last, last < 999)
 
 
-def test_where_steps_count_together_the_same_values_prove_less() -> None:
-    effect = noise(8, 24)
-    effect[3] += 0.1
-    assert proven(effect, LEVEL, lasting=1)
-    assert proven(effect, LEVEL, lasting=4) == {}
-    assert proven(np.tile(effect, (1, 4, 1)), LEVEL, lasting=4)[3, 0].last == 95
+def test_where_pace_wanders_a_rank_must_stand_out_from_the_wander() -> None:
+    random = np.random.default_rng(3)
+    healthy = np.expm1(autoregression(random, (8, 24), 0.05, 0.9))[:, :, None]
+    assert proven(healthy, LEVEL, lasting=8) == {}
+    slow = healthy.copy()
+    slow[3] += 0.4
+    ((key, found),) = proven(slow, LEVEL, lasting=8).items()
+    assert (key, found.first, found.last) == ((3, 0), 0, 23)
+    assert found.low is not None
+    assert found.high is not None
+    assert 0.2 < found.low < found.effect < found.high < 0.6
 
 
 def test_ranks_that_are_all_apart_have_no_slow_one_among_them() -> None:
