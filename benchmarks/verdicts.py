@@ -1,8 +1,9 @@
-"""Who is right about slow ranks, we or the peers' formulas: ``python benchmarks/verdicts.py``.
+"""How often verdicts are right: ``python benchmarks/verdicts.py``.
 
-Seeded windows of 8 ranks are played with a known culprit or none, and each formula is asked who it
-is. The seeds were not used while our thresholds were chosen. Timed are our verdicts on large jobs,
-as `benchmarks/ledger.py` times the ledger.
+First, of slow ranks: ours beside the peers' formulas. Seeded windows of 8 ranks are played with a
+known culprit or none, and each formula is asked who it is. Timed are our verdicts on large jobs, as
+`benchmarks/ledger.py` times the ledger. Then the operating curves of all verdicts, see `_curves`.
+No seed was used while thresholds were chosen.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from typing import Any
 
 from _cost import bounds as limits
 from _cost import control, large
+from _curves import CURVES, measured
+from _curves import bounds as promises
 from _measure import Bound, Report, options, verdict
 
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
@@ -77,7 +80,28 @@ def main(chosen: argparse.Namespace) -> int:
     promised, quiet = [*bounds(found, short), *limits(costs)], all(cost.quiet for cost in costs)
     heads = ["case", *formulas]
     report = Report("verdicts", heads, rows, promised, control(costs), quiet, facts)
-    return verdict(report, chosen)
+    return max(verdict(report, chosen), _curves(chosen))
+
+
+def _curves(chosen: argparse.Namespace) -> int:
+    """Measure the operating curves, print them, and return the exit status."""
+    runs = 2 if chosen.quick else WINDOWS
+    found = [measured(point, runs) for point in CURVES]
+    rows = [
+        [
+            point.verdict,
+            point.case,
+            str(point.steps),
+            f"{value:.1f}",
+            f"{'≥' if point.at_least else '≤'} {point.limit:g}",
+        ]
+        for point, value in zip(CURVES, found, strict=True)
+    ]
+    facts = [f"Per cent of {runs} seeded runs each, or pairs of runs."]
+    heads = ["verdict", "runs", "steps", "%", "promised"]
+    report = Report("operating curves", heads, rows, promises(found), "seeded", True, facts)
+    without_file = argparse.Namespace(**vars(chosen) | {"json": None})
+    return verdict(report, without_file)
 
 
 if __name__ == "__main__":
