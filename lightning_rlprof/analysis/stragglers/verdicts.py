@@ -70,7 +70,7 @@ def proven(
     blocks = joined(effect, lasting)
     stretch = stretches(blocks, EFFECT)
     always, passing = _among_asked(blocks, sign_test(blocks), stretch.chance)
-    found = _wandering(effect, level) if lasting > 1 else {}
+    found = _wandering(effect, level * _QUESTIONS) if lasting > 1 else {}
     if lasting > 1:
         always[:] = 1.0
     for rank, series in np.argwhere((always <= level) | (passing <= level)).tolist():
@@ -88,7 +88,10 @@ _HALF = 0.5  # of the steps that a rank must be known in, to be compared where p
 
 
 def _wandering(effect: Float64s, level: float) -> dict[tuple[int, int], Evidence]:
-    """Return the ranks that are always slow although pace wanders, by rank and series."""
+    """Return the ranks that are always slow although pace wanders, by rank and series.
+
+    The level is that of the role: healthy ranks whose pace wanders were accused in 0 to 1% of runs.
+    """
     found = {}
     asked = [series for series in range(effect.shape[2]) if known_together(effect[:, :, series])]
     for series in asked:
