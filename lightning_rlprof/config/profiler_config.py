@@ -141,11 +141,10 @@ class Options(Section):
         ),
     )
     clock_sync_interval_minutes: NonNegativeFloat = Field(
-        default=10,
+        default=2,
         description=(
-            "Minutes between clock comparisons of several hosts, which also run at "
-            "the start and at "
-            "the end; 0 turns them off."
+            "Minutes between clock comparisons of several hosts, which also run at the start and "
+            "at the end; 0 turns them off. One takes under 1 ms."
         ),
     )
     token_start: NonNegativeInt | None = Field(

@@ -2,9 +2,9 @@
 
 A message that leaves here before it arrives there bounds the offset from above. One that leaves
 there before it arrives here bounds it from below. Both hold for any delay. So a clock sync exchange
-and a collective give the same: a time, two bounds, and a likely value between them. A weighted
-least-squares line goes through these, broken where the clock was set. See
-``docs/internals/clock-synchronization.md``.
+and a collective give the same: a time, two bounds, and a likely value between them. The offset runs
+straight from one to the next, and how far it may stray in between is measured: by how much the rate
+changes from gap to gap. See ``docs/internals/clock-synchronization.md``.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.tables.arrays import Float64s
+from lightning_rlprof.tables.arrays import Float64s, Mask
 
 DRIFT = 1e-4
 """How fast two clocks may part: two quartzes at the end of their tolerance, 50 ppm each."""
 
 WANDER = 1e-7
-"""By how much that rate may change between two knots, by temperature or a correction by NTP."""
+"""By how much that rate changes between two knots at least, whatever was measured."""
+
+_WANDERS = 3.0  # times the change of the rate that was measured
+_NOISE = 0.25  # of the bounds: middles of uneven delays differ by so much
+_SHORT = 0.25  # of the median gap: the rate of a shorter one says nothing
 
 Int64s = npt.NDArray[np.int64]
 Times = Int64s | Sequence[int]
@@ -63,6 +67,7 @@ class Clock:
         time_ns: Knots on this clock, ascending.
         offset_ns: What to add there.
         uncertainty_ns: How far the truth may be from that.
+        wander: How far the rate may have changed between each knot and the next.
         between_ns: By how much more it may be between each knot and the next, where it jumped.
         drift: Nanoseconds that the offset gains in a nanosecond, before and after all knots.
         drift_uncertainty: How far the true drift may be from that.
@@ -72,6 +77,7 @@ class Clock:
     time_ns: Int64s
     offset_ns: Int64s
     uncertainty_ns: Int64s
+    wander: Float64s
     between_ns: Int64s
     drift: float
     drift_uncertainty: float
@@ -89,8 +95,9 @@ class Clock:
         at, share, outside = self._placed(times)
         known, gap = self.uncertainty_ns, np.diff(self.time_ns, append=self.time_ns[-1:])
         found = known[at] + share * np.diff(known, append=known[-1:])[at]
-        found += (self.drift_uncertainty + WANDER) * abs(outside)
-        found += WANDER * gap[at] * np.minimum(share, 1 - share)
+        wander = np.append(self.wander, self.wander[-1:])[at] if len(self.wander) else WANDER
+        found += (self.drift_uncertainty + wander) * abs(outside)
+        found += wander * gap[at] * np.minimum(share, 1 - share)
         found += (share > 0) * np.append(self.between_ns, 0)[at] * np.maximum(share, 1 - share)
         return np.asarray(np.ceil(found).astype(np.int64), np.int64)
 
@@ -206,29 +213,53 @@ def _adds(knot: Knot, clock: Clock) -> bool:
 
 
 def _fit(knots: Sequence[Knot]) -> Clock:
-    """Lay one drift through all knots, with a step at each jump, and keep to their bounds."""
+    """Go straight from knot to knot, with a step at each jump, and measure the wander between."""
     table = np.array(knots, np.int64)
     low, high, likely = table[:, 1:].T
     x, y = ((column - column[0]).astype(float) for column in (table[:, 0], likely))
     half = np.maximum(np.maximum(high - likely, likely - low), 1).astype(float)
     gaps, rises = (np.diff(column).astype(float) for column in (table[:, 0], likely))
-    rough, excess = _jumps(gaps, rises, half[1:] + half[:-1])
+    slack = half[1:] + half[:-1]
+    rough, excess = _jumps(gaps, rises, slack)
     drift, unsure, line = _line(x, y, half, np.cumsum(np.append(0, excess > 0)), rough)
-    found = np.clip(likely + np.rint(line - y).astype(np.int64), low, high)
-    rest = np.diff(found) - drift * gaps
+    rest = rises - drift * gaps
     jumps = tuple(
         Jump(knots[at].time_ns, knots[at + 1].time_ns, round(rest[at]))
         for at in np.flatnonzero(excess).tolist()
     )
+    # All bounds allow one drift: that is a better guess than the middles.
+    steady = not (np.abs(line - y) > half).any()
+    found = np.clip(likely + np.rint(line - y).astype(np.int64), low, high) if steady else likely
     return Clock(
         table[:, 0],
         found,
         np.maximum(high - found, found - low),
+        _wander(gaps, rises, slack, excess > 0),
         np.ceil(excess).astype(np.int64),
         drift,
         unsure,
         jumps,
     )
+
+
+def _wander(gaps: Float64s, rises: Float64s, slack: Float64s, jumped: Mask) -> Float64s:
+    """Return how far the rate may have changed inside each gap, by its change between gaps.
+
+    What the bounds of the knots explain is none. Gaps with a jump and short ones are left out.
+    """
+    found = np.full(len(gaps), WANDER)
+    known = np.flatnonzero(~jumped & (gaps >= _SHORT * np.median(gaps if len(gaps) else [0.0])))
+    if len(known) < 2:
+        return found
+    rates, noise = (rises / gaps)[known], (slack / gaps)[known]
+    change = np.abs(np.diff(rates)) - _NOISE * np.hypot(noise[1:], noise[:-1])
+    change = np.maximum(change, 0.0)
+    usual = float(np.sqrt(np.mean(change**2)))
+    near = np.maximum(np.append(change, 0.0), np.append(0.0, change))
+    found[:] = _WANDERS * usual
+    found[known] = _WANDERS * np.maximum(near, usual)
+    bounded: Float64s = np.clip(found, WANDER, DRIFT)
+    return bounded
 
 
 def _jumps(gaps: Float64s, rises: Float64s, slack: Float64s) -> tuple[float, Float64s]:

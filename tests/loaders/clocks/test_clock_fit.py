@@ -126,6 +126,41 @@ def test_even_delays_give_the_offset_within_microseconds() -> None:
     assert np.mean(found) < 6_000
 
 
+def _wandering(kind: str, seed: int) -> tuple[Ints, Ints]:
+    """Return seconds and the true offset in ns, of a rate that temperature or NTP changes."""
+    random = np.random.default_rng(seed)
+    seconds = np.arange(0, 7_201)
+    rate = np.full(len(seconds), random.uniform(-2e-5, 2e-5))
+    if kind == "air conditioning":
+        rate += 1e-6 * np.sin(2 * np.pi * seconds / 1_200 + random.uniform(0, 6))
+    elif kind == "slew":
+        rate += np.where(seconds // 1_200 % 2 == 0, 5e-6, 0.0)
+    else:
+        rate += np.cumsum(random.normal(0, 1e-6 / 60, len(seconds)))
+    return seconds * SECOND, np.rint(np.cumsum(rate) * SECOND).astype(np.int64)
+
+
+@pytest.mark.parametrize("kind", ["air conditioning", "slew", "random walk"])
+def test_a_rate_that_changes_is_followed_and_its_wander_measured(kind: str) -> None:
+    shares, unsure = [], []
+    for seed in range(12):
+        times, offset = _wandering(kind, seed)
+        of = Pair(np.random.default_rng(seed))
+        knots = []
+        for at in range(0, 7_200, 120):
+            of.offset = int(offset[at])
+            knots.append(from_exchange(of.exchange(at * SECOND)))
+        clock = solve(knots)
+        assert clock is not None
+        moments = slice(0, 7_080)
+        off = abs(clock.offset(times[moments]) - offset[moments])
+        known = clock.uncertainty(times[moments])
+        shares.append(float((off <= known).mean()))
+        unsure.append(float(np.median(known)))
+    assert np.mean(shares) >= 0.999
+    assert kind == "slew" or np.median(unsure) < 110_000
+
+
 def test_no_message_is_received_before_it_was_sent() -> None:
     for seed in range(100):
         of = pair(seed, jump=seed % 2 == 0)
