@@ -21,12 +21,10 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.intervals import covered_before, edges
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _COLUMNS = (
-    Column("part", "text"),
-    Column("name", "text"),
-    Column("stage", "text"),
+    *columns_of("text", "part", "name", "stage"),
     Column("share", "share"),
     Column("total", "duration", "ns"),
     Column("on path", "share"),

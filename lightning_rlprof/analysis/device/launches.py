@@ -18,7 +18,7 @@ from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
 from lightning_rlprof.tables.arrays import Int64s, differs
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 FULL = 1_000
 """A queue with this many launches is full: launching waits.
@@ -31,24 +31,14 @@ LOST = 0.05
 """Share of launches without a kernel that is normal: a capture ends before its last kernels do."""
 
 _COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("stream", "count"),
+    *columns_of("count", "rank", "device", "stream"),
     Column("call", "text"),
-    Column("launches", "count"),
-    Column("kernels", "count"),
-    Column("API time total", "duration", "ns"),
-    Column("API time p50", "duration", "ns"),
-    Column("API time p95", "duration", "ns"),
-    Column("delay p50", "duration", "ns"),
-    Column("delay p95", "duration", "ns"),
-    Column("delay max", "duration", "ns"),
-    Column("outliers", "count"),
-    Column("shorter than launch", "count"),
-    Column("queue max depth", "count"),
+    *columns_of("count", "launches", "kernels"),
+    *columns_of("duration", "API time total", "API time p50", "API time p95", unit="ns"),
+    *columns_of("duration", "delay p50", "delay p95", "delay max", unit="ns"),
+    *columns_of("count", "outliers", "shorter than launch", "queue max depth"),
     Column("queue mean depth", "number", "launches"),
-    Column("queue empty %", "share"),
-    Column("queue full %", "share"),
+    *columns_of("share", "queue empty %", "queue full %"),
 )
 _TITLES = ("launch", "graph replay", "copy", "not recorded")  # of calls without a name
 _NOT_RECORDED = len(_TITLES) - 1

@@ -29,7 +29,7 @@ from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import covered_before, edges, unions
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
 _OVERLAPPED = ("overlapped communication", "overlapped memcpy")
@@ -38,28 +38,21 @@ _UNTRACED = "untraced"
 _TOTAL = "total"
 
 _IDLE_COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("kind", "text"),
-    Column("stage", "text"),
+    *columns_of("count", "rank", "device"),
+    *columns_of("text", "kind", "stage"),
     Column("share", "share"),
     Column("total", "duration", "ns"),
     Column("count", "count"),
-    Column("median", "duration", "ns"),
-    Column("longest", "duration", "ns"),
+    *columns_of("duration", "median", "longest", unit="ns"),
 )
 _HOST, _LAUNCH, _COLLECTIVE, _UNATTRIBUTED = range(4)
 _IDLE_KINDS = ("host-bound idle", "launch latency", "collective wait", "unattributed idle")
 _NO_IDLE = "No device was idle while it was profiled."
 
 _OVERLAP_COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("operation", "text"),
-    Column("group", "text"),
-    Column("communication", "duration", "ns"),
-    Column("overlapped", "duration", "ns"),
-    Column("exposed", "duration", "ns"),
+    *columns_of("count", "rank", "device"),
+    *columns_of("text", "operation", "group"),
+    *columns_of("duration", "communication", "overlapped", "exposed", unit="ns"),
     Column("overlap", "share"),
     Column("count", "count"),
 )

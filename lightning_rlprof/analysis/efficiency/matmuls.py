@@ -16,15 +16,13 @@ from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing, holding, open_at
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 HALF = ("c10::BFloat16", "c10::Half")
 """Types for which the peaks of devices are known."""
 
 _COLUMNS = (
-    Column("operator", "text"),
-    Column("shapes", "text"),
-    Column("type", "text"),
+    *columns_of("text", "operator", "shapes", "type"),
     Column("calls", "count"),
     Column("time", "duration", "ns"),
     Column("share", "share"),

@@ -16,7 +16,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.intervals import unions
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 ABOVE_PEAK = "MFU above 100%"
 """Starts the note on stages whose MFU is impossible."""
@@ -24,14 +24,11 @@ ABOVE_PEAK = "MFU above 100%"
 _COLUMNS = (
     Column("stage", "text"),
     Column("rank", "count"),
-    Column("tokens/s", "number"),
-    Column("samples/s", "number"),
+    *columns_of("number", "tokens/s", "samples/s"),
     Column("MFU", "share"),
-    Column("TFLOP/s", "number", "TFLOP/s"),
-    Column("peak TFLOP/s", "number", "TFLOP/s"),
+    *columns_of("number", "TFLOP/s", "peak TFLOP/s", unit="TFLOP/s"),
     Column("FLOPs source", "text"),
-    Column("tokens", "count"),
-    Column("samples", "count"),
+    *columns_of("count", "tokens", "samples"),
     Column("time", "duration", "ns"),
     Column("ranks", "count"),
 )

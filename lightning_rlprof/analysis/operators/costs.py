@@ -15,27 +15,21 @@ from lightning_rlprof.analysis.operators.call_tree import (
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import NONE
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _OPERATOR_COLUMNS = (
     Column("operator", "text"),
     Column("calls", "count"),
-    Column("device total", "duration", "ns"),
-    Column("device self", "duration", "ns"),
-    Column("host total", "duration", "ns"),
-    Column("host self", "duration", "ns"),
+    *columns_of("duration", "device total", "device self", "host total", "host self", unit="ns"),
     Column("kernels", "count"),
     Column("backward of", "text"),
 )
 _MODULE_COLUMNS = (
     Column("module", "text"),
     Column("calls", "count"),
-    Column("device total", "duration", "ns"),
-    Column("device self", "duration", "ns"),
-    Column("backward total", "duration", "ns"),
-    Column("backward self", "duration", "ns"),
-    Column("host total", "duration", "ns"),
-    Column("host self", "duration", "ns"),
+    *columns_of("duration", "device total", "device self", unit="ns"),
+    *columns_of("duration", "backward total", "backward self", unit="ns"),
+    *columns_of("duration", "host total", "host self", unit="ns"),
     Column("path", "text"),
 )
 _NO_OPERATORS = (
