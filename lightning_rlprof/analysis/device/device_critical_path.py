@@ -12,7 +12,7 @@ from lightning_rlprof.analysis.device.wait_chain import (
     LATENCY_NS,
     LAUNCH,
     PathSegments,
-    WaitChain,
+    critical_paths,
 )
 from lightning_rlprof.analysis.device.work import OTHERS, no_work
 from lightning_rlprof.analysis.stages.partition import paint, sum_cells
@@ -54,7 +54,7 @@ def device_critical_path(
 
     The path leads back from the end of each step. Device work waited for its launch, for the work
     before it on its stream, or for another stream. The host waited, in a call that waits for the
-    device, for the work that ended last in it. See `WaitChain`.
+    device, for the work that ended last in it. See `critical_paths`.
 
     ``share`` is relative to the length of all paths. A path begins with its step, or at the end of
     the path before it, if that is later. It ends with the host's step and all work launched in it.
@@ -161,7 +161,7 @@ def _add_paths(
 ) -> None:
     """Add the critical paths of a rank to the totals."""
     columns = queue.start, queue.end, queue.stream, queue.queued
-    path = WaitChain(*columns, queue.waits).paths(intervals)
+    path = critical_paths(*columns, queue.waits, intervals)
     _add_work(totals, queue, path, intervals)
     length = path.end - path.start
     delayed = (path.what == LAUNCH) | (path.what == GAP)
