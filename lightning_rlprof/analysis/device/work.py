@@ -85,7 +85,7 @@ class DeviceWork:
 
         ``step`` is also unknown outside of steps.
         """
-        return self._rows(_numbers(table, column, unknown) for table in self.tables)
+        return self._rows(optional_numbers(table, column, unknown) for table in self.tables)
 
     @cached_property
     def named(self) -> _Texts:
@@ -137,7 +137,8 @@ class DeviceWork:
             if _has(table, "thread"):
                 columns.append(table.numbers("thread", NOT_RECORDED))
             else:
-                launch = [_numbers(table, name) for name in ("rank", "launch", "launch duration")]
+                names = ("rank", "launch", "launch duration")
+                launch = [optional_numbers(table, name) for name in names]
                 threads = np.append(calls.numbers("thread", NOT_RECORDED), NOT_RECORDED)
                 columns.append(threads[launch_calls(calls, *launch)])
         return self._rows(columns)
@@ -200,12 +201,12 @@ def launch_calls(calls: Table, rank: Int64s, launch: Int64s, duration: Int64s) -
     return found
 
 
-def _has(table: Table, column: str) -> bool:
-    return any(each.name == column for each in table.columns)
-
-
-def _numbers(table: Table, column: str, unknown: int = NOT_RECORDED) -> Int64s:
+def optional_numbers(table: Table, column: str, unknown: int = NOT_RECORDED) -> Int64s:
     """Return a column of a table, ``unknown`` throughout if the table lacks it."""
     if _has(table, column):
         return table.numbers(column, unknown)
     return np.full(len(table.rows), unknown)
+
+
+def _has(table: Table, column: str) -> bool:
+    return any(each.name == column for each in table.columns)
