@@ -24,15 +24,19 @@ def uncertainty_ns(spans: Spans, ranks: Iterable[int] | None = None) -> int | No
         ranks: Ranks whose times are compared; None: all.
     """
     chosen = set(spans.headers if ranks is None else ranks)
-    clocks, told = _clocks(spans)
-    worst: dict[object, int] = {}
+    clocks: dict[object, object] = {rank: header.host for rank, header in spans.headers.items()}
+    unsure: dict[object, object] = {}
+    if (table := spans.try_table("clocks", [])) is not None:
+        clocks |= dict(zip(table.column("rank"), table.column("clock"), strict=True))
+        unsure = dict(zip(table.column("rank"), table.column("uncertainty"), strict=True))
     if len({clocks.get(rank) for rank in chosen}) < 2:
         return 0
+    worst: dict[object, int] = {}
     for rank in chosen:
-        unsure = told.get(rank)
-        if not isinstance(unsure, int):
+        own = unsure.get(rank)
+        if not isinstance(own, int):
             return None
-        worst[clocks[rank]] = max(worst.get(clocks[rank], 0), unsure)
+        worst[clocks[rank]] = max(worst.get(clocks[rank], 0), own)
     return sum(sorted(worst.values())[-2:])
 
 
@@ -47,7 +51,7 @@ def is_within_uncertainty(effect_ns: int, unsure_ns: int | None) -> bool:
     return unsure_ns is None or abs(effect_ns) < unsure_ns
 
 
-def unsynchronized_clocks(spans: Spans, ranks: Iterable[int] | None = None) -> str:
+def unsynchronized_clocks(spans: Spans) -> str:
     """Return which hosts' clocks were not synchronized; "" if all were, or for one host.
 
     Example::
@@ -56,43 +60,23 @@ def unsynchronized_clocks(spans: Spans, ranks: Iterable[int] | None = None) -> s
         >>> unsynchronized_clocks(load("run"))  # doctest: +SKIP
         'clocks of hosts a, b were not synchronized'
     """
-    if uncertainty_ns(spans, ranks) is not None:
+    if uncertainty_ns(spans) is not None:
         return ""
-    chosen = set(spans.headers if ranks is None else ranks)
-    hosts = sorted({spans.headers[rank].host for rank in chosen})
+    hosts = sorted({header.host for header in spans.headers.values()})
     if "" in hosts:
         return "the hosts of some ranks are unknown and clocks were not synchronized"
     more = f" and {len(hosts) - _FEW} more" if len(hosts) > _FEW else ""
     return f"clocks of hosts {', '.join(hosts[:_FEW])}{more} were not synchronized"
 
 
-def uncertainty_note(
-    spans: Spans, what: str, effect_ns: int | None = None, ranks: Iterable[int] | None = None
-) -> str:
-    """Return the note with the ±u of a number, "" if that is 0.
+def uncertainty_note(spans: Spans, what: str) -> str:
+    """Return the note with the ±u of numbers that compare all ranks, "" if that is 0.
 
     Args:
         spans: The run.
-        what: The number, as the sentence starts.
-        effect_ns: Its size, to note that it is smaller than ±u.
-        ranks: As for `uncertainty_ns`.
+        what: The numbers, as the sentence starts.
     """
-    unsure = uncertainty_ns(spans, ranks)
-    if unsure == 0:
-        return ""
+    unsure = uncertainty_ns(spans)
     if unsure is None:
-        return f"{what}: may be off by milliseconds, because {unsynchronized_clocks(spans, ranks)}."
-    below = effect_ns is not None and is_within_uncertainty(effect_ns, unsure)
-    return f"{what}: ±{unsure / 1e6:.3f} ms{', larger than the value itself' if below else ''}."
-
-
-def _clocks(spans: Spans) -> tuple[dict[object, object], dict[object, object]]:
-    """Return each rank's clock, and its uncertainty if that is known."""
-    clocks: dict[object, object] = {rank: own.host for rank, own in spans.headers.items()}
-    if "clocks" not in spans.tables or (table := spans.try_table("clocks", [])) is None:
-        return clocks, {}
-    columns = {column.name for column in table.columns}
-    ranks = table.column("rank")
-    if "clock" in columns:
-        clocks |= dict(zip(ranks, table.column("clock"), strict=True))
-    return clocks, dict(zip(ranks, table.column("uncertainty"), strict=True))
+        return f"{what}: may be off by milliseconds, because {unsynchronized_clocks(spans)}."
+    return f"{what}: ±{unsure / 1e6:.3f} ms." if unsure else ""

@@ -17,7 +17,7 @@ from lightning_rlprof.analysis.time_categories import Category, kernel_categorie
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_sizes, group_starts
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 Coded = tuple[Int64s, Sequence[str]]
 
@@ -265,22 +265,14 @@ def transfer_times(
 
 
 _COLUMNS = (
-    Column("operation", "text"),
-    Column("group", "text"),
-    Column("stage", "text"),
+    *columns_of("text", "operation", "group", "stage"),
     Column("total", "duration", "ns"),
-    Column("count", "count"),
-    Column("matched", "count"),
-    Column("transfer", "duration", "ns"),
-    Column("wait", "duration", "ns"),
-    Column("last rank", "count"),
-    Column("times last", "count"),
-    Column("bytes", "count", "bytes"),
-    Column("median bytes", "count", "bytes"),
-    Column("algbw", "number", "GB/s"),
-    Column("busbw", "number", "GB/s"),
-    Column("group size", "count"),
-    Column("ranks", "count"),
+    *columns_of("count", "count", "matched"),
+    *columns_of("duration", "transfer", "wait", unit="ns"),
+    *columns_of("count", "last rank", "times last"),
+    *columns_of("count", "bytes", "median bytes", unit="bytes"),
+    *columns_of("number", "algbw", "busbw", unit="GB/s"),
+    *columns_of("count", "group size", "ranks"),
 )
 _FORMULA = (
     "transfer: shortest duration among the matched ranks. wait: the rest. Clock offsets don't "

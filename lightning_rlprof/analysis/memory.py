@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.step_selection import CLOSED
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
 from lightning_rlprof.tables.spans import Counter, Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 
@@ -27,14 +27,8 @@ _COUNTERS = (
 )
 _COLUMNS = (
     Column("stage", "text"),
-    Column("rank", "count"),
-    Column("step", "count"),
-    Column("peak", "count", "bytes"),
-    Column("end", "count", "bytes"),
-    Column("reserved", "count", "bytes"),
-    Column("used", "count", "bytes"),
-    Column("non-PyTorch", "count", "bytes"),
-    Column("host", "count", "bytes"),
+    *columns_of("count", "rank", "step"),
+    *columns_of("count", "peak", "end", "reserved", "used", "non-PyTorch", "host", unit="bytes"),
     Column("spans", "count"),
 )
 _NOTE = "Each column is the maximum over the spans with memory data."
@@ -51,13 +45,8 @@ _TIMELINE_COLUMNS = (
     Column("stage", "text"),
     Column("peak", "count", "bytes"),
     Column("peak at", "duration", "ns"),
-    Column("reserved", "count", "bytes"),
-    Column("fragmentation", "count", "bytes"),
-    Column("start", "count", "bytes"),
-    Column("end", "count", "bytes"),
-    Column("growth per step", "number", "bytes"),
-    Column("CI low", "number", "bytes"),
-    Column("CI high", "number", "bytes"),
+    *columns_of("count", "reserved", "fragmentation", "start", "end", unit="bytes"),
+    *columns_of("number", "growth per step", "CI low", "CI high", unit="bytes"),
     Column("steps", "count"),
     Column("growing", "text"),
     Column("samples", "count"),
@@ -65,8 +54,7 @@ _TIMELINE_COLUMNS = (
 _SERIES_COLUMNS = (
     *_TIMELINE_COLUMNS[1:3],
     Column("time", "duration", "ns"),
-    Column("allocated", "count", "bytes"),
-    Column("reserved", "count", "bytes"),
+    *columns_of("count", "allocated", "reserved", unit="bytes"),
 )
 _SPAN_COUNTERS = {
     "torch": ("device_allocated_bytes", _PEAK, "device_reserved_bytes"),

@@ -16,6 +16,9 @@ _SHOWN = 50
 _LOST = "left out"  # in every note of a loader that could not read some rows
 _INT64_LIMIT = 2**63
 
+Kind = Literal["text", "count", "time", "duration", "share", "ratio", "number"]
+"""How a reader should see the cells of a column; see `Column`."""
+
 Cell = str | int | float | None
 """What a table holds; None means "not known", which is never zero."""
 
@@ -33,8 +36,19 @@ class Column:
     """
 
     name: str
-    kind: Literal["text", "count", "time", "duration", "share", "ratio", "number"]
+    kind: Kind
     unit: str = ""
+
+
+def columns_of(kind: Kind, *names: str, unit: str = "") -> tuple[Column, ...]:
+    """Return columns of one kind and unit.
+
+    Example::
+
+        >>> [column.name for column in columns_of("duration", "mean", "max", unit="ns")]
+        ['mean', 'max']
+    """
+    return tuple(Column(name, kind, unit) for name in names)
 
 
 class ColumnRows(Sequence[tuple[Cell, ...]]):

@@ -9,18 +9,13 @@ from lightning_rlprof.analysis.stages.partition import open_spans
 from lightning_rlprof.analysis.step_selection import CLOSED
 from lightning_rlprof.tables.arrays import Float64s, Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _COLUMNS = (
     Column("metric", "text"),
-    Column("rank", "count"),
-    Column("device", "count"),
+    *columns_of("count", "rank", "device"),
     Column("stage", "text"),
-    Column("mean", "number"),
-    Column("p50", "number"),
-    Column("p95", "number"),
-    Column("min", "number"),
-    Column("max", "number"),
+    *columns_of("number", "mean", "p50", "p95", "min", "max"),
     Column("samples", "count"),
 )
 _NOTE = (

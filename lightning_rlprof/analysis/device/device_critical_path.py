@@ -5,28 +5,27 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.launch_queue import LaunchQueue, launch_queues
+from lightning_rlprof.analysis.device.launch_queue import HostCalls, LaunchQueue, launch_queues
 from lightning_rlprof.analysis.device.wait_chain import (
     GAP,
     HOST,
     LATENCY_NS,
     LAUNCH,
     PathSegments,
-    WaitChain,
+    critical_paths,
 )
 from lightning_rlprof.analysis.device.work import OTHERS, no_work
-from lightning_rlprof.analysis.stages.partition import paint, sum_cells
+from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.tables.arrays import Int64s, differs
-from lightning_rlprof.tables.intervals import covered_before, edges
+from lightning_rlprof.tables.arrays import Int64s, group_starts
+from lightning_rlprof.tables.intervals import cells_of, covered_before, edges
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _COLUMNS = (
-    Column("part", "text"),
-    Column("name", "text"),
-    Column("stage", "text"),
+    *columns_of("text", "part", "name", "stage"),
     Column("share", "share"),
     Column("total", "duration", "ns"),
     Column("on path", "share"),
@@ -40,12 +39,9 @@ _NO_CALLS = (
     "torch.profiler and profile_with_cpu."
 )
 
-_AT_ONCE = 1 << 15  # calls: in the processor's cache they take half as long
-_Coded = tuple[Int64s, Int64s, Int64s]
-"""Starts, ends and codes of intervals."""
-_Key = tuple[str, str | None, str | None]
-"""Part, name and stage."""
-_Totals = defaultdict[_Key, list[int]]
+_Interval = tuple[int, int, int]
+"""Start and end of a path, and the work that ends there, or `HOST`."""
+_Totals = defaultdict[tuple[str, str | None, str | None], Int64s]
 """By part, name and stage: time on the path, number of segments, and time of all its work."""
 
 
@@ -56,7 +52,7 @@ def device_critical_path(
 
     The path leads back from the end of each step. Device work waited for its launch, for the work
     before it on its stream, or for another stream. The host waited, in a call that waits for the
-    device, for the work that ended last in it. See `WaitChain`.
+    device, for the work that ended last in it. See `critical_paths`.
 
     ``share`` is relative to the length of all paths. A path begins with its step, or at the end of
     the path before it, if that is later. It ends with the host's step and all work launched in it.
@@ -74,7 +70,7 @@ def device_critical_path(
     if top is not None and top < 1:
         raise RlprofError(f"top={top}: must be 1 or more, or None for all rows")
     notes: list[str] = []
-    totals: _Totals = defaultdict(lambda: [0, 0, 0])
+    totals: _Totals = defaultdict(lambda: np.zeros(3, np.int64))
     steps_of_ranks: list[set[int]] = []
     without_calls = 0
     for rank, queue in launch_queues(spans, ranks, notes):
@@ -105,7 +101,7 @@ def _summary(steps_of_ranks: Sequence[set[int]], totals: _Totals) -> str:
         steps = "the whole recording"
     parts: Counter[str] = Counter()
     for (part, _, _), (total, _, _) in totals.items():
-        parts[part] += total
+        parts[part] += int(total)
     shares = [f"{part} {total / parts.total():.1%}" for part, total in parts.most_common()]
     shares = [share for share in shares if not share.endswith(" 0.0%")]
     of = f" on {len(steps_of_ranks)} ranks" if len(steps_of_ranks) > 1 else ""
@@ -134,9 +130,7 @@ def _host_steps(spans: Spans, rank: int, queue: LaunchQueue) -> Iterator[tuple[i
             yield max(low, int(start[at])), min(high, int(end[at])), int(rows[at])
 
 
-def _step_intervals(
-    spans: Spans, rank: int, queue: LaunchQueue
-) -> Iterator[tuple[tuple[int, int, int], int]]:
+def _step_intervals(spans: Spans, rank: int, queue: LaunchQueue) -> Iterator[tuple[_Interval, int]]:
     """Yield start and end of each step's path, what ends there, and the step.
 
     A step ends when its host and all that it launched have ended; the next begins no earlier.
@@ -155,68 +149,45 @@ def _step_intervals(
 
 
 def _add_paths(
-    totals: _Totals,
-    spans: Spans,
-    rank: int,
-    queue: LaunchQueue,
-    intervals: Sequence[tuple[int, int, int]],
+    totals: _Totals, spans: Spans, rank: int, queue: LaunchQueue, intervals: Sequence[_Interval]
 ) -> None:
     """Add the critical paths of a rank to the totals."""
     columns = queue.start, queue.end, queue.stream, queue.queued
-    path = WaitChain(*columns, queue.waits).paths(intervals)
-    _add_work(totals, queue, path, intervals)
+    path = critical_paths(*columns, queue.waits, intervals)
     length = path.end - path.start
-    delayed = (path.what == LAUNCH) | (path.what == GAP)
-    kind = np.where(delayed & (length > LATENCY_NS), _LONG, path.what)
-    for what in (LAUNCH, GAP, _LONG):
-        rows = kind == what
-        stage = queue.stage[path.work[rows]]
-        for _, code, ns, count in _sums(stage * 0, stage, length[rows], 1, len(queue.stages)):
-            _add(totals, (_PARTS[what], None, _text(queue.stages, code)), ns, count)
-    rows = path.what == HOST
-    for call, stage_code, ns, count in _host_time(
-        spans, rank, queue, path.start[rows], path.end[rows]
-    ):
-        key = (_PARTS[HOST], _text(queue.call_names, call), _text(spans.names, stage_code))
-        _add(totals, key, ns, count)
+    _add_work(totals, queue, path, intervals)
+    is_delay = (path.what == LAUNCH) | (path.what == GAP)
+    part = np.where(is_delay & (length > LATENCY_NS), _LONG, path.what)
+    rows = np.flatnonzero(is_delay)
+    stage = queue.stage[path.work[rows]]
+    for code, stage_code, ns, count in _sums(-part[rows], stage, length[rows]):
+        totals[_PARTS[-code], None, _text(queue.stages, stage_code)] += (ns, count, 0)
+    on_host = path.what == HOST
+    host_time = _host_time(spans, rank, queue.calls, path.start[on_host], path.end[on_host])
+    for call, stage_code, ns, count in host_time:
+        name, stage_name = _text(queue.calls.names, call), _text(spans.names, stage_code)
+        totals[_PARTS[HOST], name, stage_name] += (ns, count, 0)
 
 
 def _add_work(
-    totals: _Totals,
-    queue: LaunchQueue,
-    path: PathSegments,
-    intervals: Sequence[tuple[int, int, int]],
+    totals: _Totals, queue: LaunchQueue, path: PathSegments, intervals: Sequence[_Interval]
 ) -> None:
     """Add kernels and copies, with the time of all work of their name and stage."""
-    device = path.what >= 0
-    work, length = path.what[device], (path.end - path.start)[device]
+    on_device = path.what >= 0
+    work, length = path.what[on_device], (path.end - path.start)[on_device]
     low, high = (np.array([each[at] for each in intervals], np.int64) for at in range(2))
     inside = covered_before(low, high, queue.end) - covered_before(low, high, queue.start)
-    sizes = len(queue.names), len(queue.stages)
-    whole = sum_cells(queue.name, queue.stage, inside, *sizes)
-    columns = (each.tolist() for each in (whole.step, whole.name, whole.ns))
-    all_work = {(name, stage): ns for name, stage, ns in zip(*columns, strict=True)}
-    for name, stage, ns, count in _sums(queue.name[work], queue.stage[work], length, *sizes):
+    all_work = {(name, stage): ns for name, stage, ns, _ in _sums(queue.name, queue.stage, inside)}
+    for name, stage, ns, count in _sums(queue.name[work], queue.stage[work], length):
         key = (*queue.names[name], _text(queue.stages, stage))
-        _add(totals, key, ns, count, all_work[name, stage])
+        totals[key] += (ns, count, all_work[name, stage])
 
 
-def _add(totals: _Totals, key: _Key, ns: int, count: int, all_work: int = 0) -> None:
-    totals[key] = [a + b for a, b in zip(totals[key], (ns, count, all_work), strict=True)]
-
-
-def _sums(
-    first: Int64s, second: Int64s, length: Int64s, firsts: int, seconds: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield each pair of codes, its time and number of rows; a length is never 0.
-
-    ``firsts`` and ``seconds`` are the numbers of codes.
-    """
-    sizes = (firsts, seconds)
-    total, count = (
-        sum_cells(first, second, each, *sizes) for each in (length, np.ones_like(length))
-    )
-    columns = (total.step, total.name, total.ns, count.ns)
+def _sums(first: Int64s, second: Int64s, ns: Int64s) -> Iterator[tuple[int, int, int, int]]:
+    """Yield each pair of codes, from -1 on, its time and number of rows."""
+    width = int(second.max(initial=0)) + 2
+    found = summarize((first + 1) * width + second + 1, ns)
+    columns = (found.group // width - 1, found.group % width - 1, found.total, found.count)
     yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
@@ -225,65 +196,46 @@ def _text(texts: Sequence[str], code: int) -> str | None:
 
 
 def _host_time(
-    spans: Spans, rank: int, queue: LaunchQueue, start: Int64s, end: Int64s
+    spans: Spans, rank: int, calls: HostCalls, start: Int64s, end: Int64s
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield innermost call and stage in disjoint intervals, their time and number of segments.
 
-    -1 means none; a pair can occur more than once.
+    -1 means none. Times are on an axis on which the gaps between the intervals take no time.
     """
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     rows = spans.rows(kind="stage", rank=rank)
-    stages = _by_start(spans.start_ns[rows], spans.end_ns[rows], spans.name[rows])
-    calls = _by_start(*queue.calls)
-    chunks = np.searchsorted(calls[0], start) // _AT_ONCE
-    sizes = len(queue.call_names) + 1, len(spans.names)
-    for chunk in np.split(np.arange(len(start)), np.flatnonzero(np.diff(chunks)) + 1):
-        own = start[chunk], end[chunk]
-        call, stage, length = _innermost(own, _within(calls, *own), _within(stages, *own))
-        for code, stage_code, ns, count in _sums(call, stage, length, *sizes):
-            yield code - 1, stage_code, ns, count
-
-
-def _by_start(start: Int64s, end: Int64s, code: Int64s) -> _Coded:
-    """Return intervals by start, then by end, descending."""
-    later, no_longer = np.diff(start), np.diff(end) <= 0
-    if ((later > 0) | ((later == 0) & no_longer)).all():
-        return start, end, code
-    order = np.lexsort((-end, start))
-    return start[order], end[order], code[order]
-
-
-def _within(intervals: _Coded, start: Int64s, end: Int64s) -> _Coded:
-    """Return the intervals that may share time with some disjoint, ascending ones."""
-    high = int(np.searchsorted(intervals[0], end[-1])) if len(end) else 0
-    rows = np.flatnonzero(intervals[1][:high] > start[:1])
-    return intervals[0][rows], intervals[1][rows], intervals[2][rows]
-
-
-def _innermost(
-    own: tuple[Int64s, Int64s], calls: _Coded, stages: _Coded
-) -> tuple[Int64s, Int64s, Int64s]:
-    """Return call (0 for none), stage (-1 for none) and length of each segment of some intervals.
-
-    Times are on an axis on which the gaps between the intervals take no time.
-    """
-    layers = [[covered_before(*own, times) for times in layer[:2]] for layer in (calls, stages)]
-    whole = covered_before(*own, own[1][-1:])
-    times = edges(whole - whole, whole, *(np.sort(each) for layer in layers for each in layer))
+    layers = [
+        _within(start, end, *columns)
+        for columns in (
+            (calls.start, calls.end, calls.name),
+            (spans.start_ns[rows], spans.end_ns[rows], spans.name[rows]),
+        )
+    ]
+    whole = np.array([0, (end - start).sum()])
+    times = edges(whole, *(column for first, last, _ in layers for column in (first, last)))
     call, stage = (
-        np.append(code, -1)[
-            paint(np.searchsorted(times, first), np.searchsorted(times, last), len(times) - 1)
-        ]
-        for (first, last), code in zip(layers, (calls[2], stages[2]), strict=True)
+        np.append(code, -1)[paint(*cells_of(times, first, last), len(times) - 1)]
+        for first, last, code in layers
     )
-    heads = np.flatnonzero(differs(call, stage))
-    return call[heads] + 1, stage[heads], np.add.reduceat(np.diff(times), heads)
+    heads = group_starts(call, stage)
+    return _sums(call[heads], stage[heads], np.add.reduceat(np.diff(times), heads))
+
+
+def _within(
+    low: Int64s, high: Int64s, start: Int64s, end: Int64s, code: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the parts of spans that are in some intervals, outer spans first; see `_host_time`."""
+    first, last = covered_before(low, high, start), covered_before(low, high, end)
+    rows = np.flatnonzero(last > first)
+    rows = rows[np.lexsort((-end[rows], start[rows]))]
+    return first[rows], last[rows], code[rows]
 
 
 def _rows(totals: _Totals, top: int | None) -> list[tuple[Cell, ...]]:
-    whole = sum(total for total, _, _ in totals.values())
-    ordered = sorted(totals.items(), key=lambda item: (-item[1][0], str(item[0])))
+    sums = {key: each.tolist() for key, each in totals.items()}
+    whole = sum(total for total, _, _ in sums.values())
+    ordered = sorted(sums.items(), key=lambda item: (-item[1][0], str(item[0])))
     rows: list[tuple[Cell, ...]] = [
         (*key, total / whole, total, total / all_work if all_work >= total else None, count)
         for key, (total, count, all_work) in ordered[:top]

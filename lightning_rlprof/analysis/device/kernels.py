@@ -9,19 +9,14 @@ from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _COLUMNS = (
-    Column("kernel", "text"),
-    Column("kind", "text"),
+    *columns_of("text", "kernel", "kind"),
     Column("share", "share"),
     Column("total", "duration", "ns"),
     Column("count", "count"),
-    Column("mean", "duration", "ns"),
-    Column("p50", "duration", "ns"),
-    Column("p95", "duration", "ns"),
-    Column("max", "duration", "ns"),
-    Column("std", "duration", "ns"),
+    *columns_of("duration", "mean", "p50", "p95", "max", "std", unit="ns"),
     Column("stage", "text"),
     Column("share in stage", "share"),
     Column("ranks", "count"),

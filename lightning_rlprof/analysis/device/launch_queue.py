@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,9 +10,10 @@ from lightning_rlprof.analysis.device.work import (
     COPY,
     NOT_RECORDED,
     device_work,
+    optional_numbers,
 )
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s, Mask, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
@@ -24,6 +24,20 @@ _WAITS = re.compile(
 _DRIVER = "runtime"  # the kind of calls that may wait for a device
 _STREAM_WAIT = "stream waits for event"  # of Nsight Systems: the host does not wait in it
 _TRAINS = (KINDS.index("step"), KINDS.index("stage"))
+_READ = ("device", "stream", "start", "launch", "launch duration", "thread", "graph")
+
+
+class HostCalls(NamedTuple):
+    """Calls of a host: ``name`` is an index into ``names``, ``waits`` those that wait for a device.
+
+    They wait by their names; whether the device was busy is not known.
+    """
+
+    start: Int64s
+    end: Int64s
+    name: Int64s
+    waits: Mask
+    names: Sequence[str]
 
 
 class LaunchQueue(NamedTuple):
@@ -42,8 +56,7 @@ class LaunchQueue(NamedTuple):
         names: Part (kernel, communication or copy) and name.
         stages: Names of stages.
         waits: Starts and ends of calls in which the host waited, or may have waited, for a device.
-        calls: Starts and ends of all calls of the host, and their names as indices.
-        call_names: Names of calls.
+        calls: All calls of the host.
     """
 
     start: Int64s
@@ -56,22 +69,11 @@ class LaunchQueue(NamedTuple):
     names: Sequence[tuple[str, str | None]]
     stages: Sequence[str]
     waits: tuple[Int64s, Int64s]
-    calls: tuple[Int64s, Int64s, Int64s]
-    call_names: Sequence[str]
-
-
-class _Calls(NamedTuple):
-    """Calls of a rank's host: start, end, code of the name, names, and which of them wait."""
-
-    start: Int64s
-    end: Int64s
-    code: Int64s
-    names: Sequence[str]
-    waits: Mask
+    calls: HostCalls
 
 
 class _CallTable:
-    """A table of host calls by rank and thread.
+    """The host calls of a table, by rank and thread.
 
     Args:
         table: The table.
@@ -80,30 +82,25 @@ class _CallTable:
     """
 
     def __init__(self, table: Table, named: str, waits: Callable[[str], bool]) -> None:
-        start = table.numbers("start")
-        code, names = table.texts(named)
-        waiting = np.array([*map(waits, names), False])[code]
+        start, (name, names) = table.numbers("start"), table.texts(named)
+        waiting = np.array([*map(waits, names), False])[name]
         if named != "kind":
             kind, kinds = table.texts("kind")
             waiting &= np.array([*(each == _DRIVER for each in kinds), False])[kind]
-        self._calls = _Calls(start, start + table.numbers("duration"), code, names, waiting)
-        there = {column.name for column in table.columns}
-        self._thread = table.numbers("thread") if "thread" in there else None
+        self._calls = HostCalls(start, start + table.numbers("duration"), name, waiting, names)
+        self._thread = optional_numbers(table, "thread")
         self._rows = _rows_by_rank(table.numbers("rank"))
 
-    def on(self, rank: int, threads: Sequence[int]) -> _Calls | None:
+    def on(self, rank: int, threads: Sequence[int]) -> HostCalls | None:
         """Return the calls of a rank, those of some threads if their threads are known."""
         if rank not in self._rows:
             return None
         rows = self._rows[rank]
-        if self._thread is not None and threads:
-            there = _distinct(thread := self._thread[rows])
-            keep = np.isin(there, threads)[np.searchsorted(there, thread)]
-            if keep.any() and not keep.all():
-                rows = np.arange(len(self._thread))[rows][keep]
-        start, end, code, names, waits = self._calls
-        found = _Calls(start[rows], end[rows], code[rows], names, waits[rows])
-        return found if len(found.code) else None
+        on_threads = np.isin(self._thread[rows], threads)
+        if on_threads.any():
+            rows = rows[on_threads]
+        start, end, name, waits, names = self._calls
+        return HostCalls(start[rows], end[rows], name[rows], waits[rows], names)
 
 
 def launch_queues(
@@ -119,35 +116,29 @@ def launch_queues(
     work = device_work(spans, ranks, notes)
     if not work.tables:
         return
-    codes, names = work.named
-    parts = [_PARTS[kind] for kind in work.name_kinds]
+    codes, texts = work.named
+    parts = (_PARTS[kind] for kind in work.name_kinds.tolist())
+    names = [*zip(parts, (*texts, None), strict=True)]
     stage, stages = work.stages()
-    columns = {
-        name: work.numbers(name)
-        for name in ("device", "stream", "start", "launch", "launch duration", "thread", "graph")
-    }
+    columns = {name: work.numbers(name) for name in _READ}
     columns |= {"duration": work.duration, "stage": stage}
-    columns["name"] = np.where(codes < 0, len(names), codes)
+    columns["name"] = np.where(codes < 0, len(texts), codes)
     hosts = []
     if (calls := spans.try_table("calls", notes)) is not None:
         hosts.append(_CallTable(calls, "name", lambda name: _WAITS.search(name) is not None))
     if (waits := spans.try_table("sync", notes)) is not None:  # Nsight Systems and Ascend
         hosts.append(_CallTable(waits, "kind", lambda kind: kind != _STREAM_WAIT))
-    for rank, rows in _rows_by_rank(work.rank).items():
-        own = {name: column[rows] for name, column in columns.items()}
-        some = own["duration"] > 0
-        if some.any():
-            own = own if some.all() else {name: column[some] for name, column in own.items()}
-            threads = _launching_threads(spans, rank, own["thread"])
-            found = (host.on(rank, threads) for host in hosts)
-            first = next((each for each in found if each is not None), None)
-            pairs = [*zip(parts, (*names, None), strict=True)]
-            yield rank, None if first is None else _queue(own, first, pairs, stages)
+    some = np.flatnonzero(work.duration)
+    for rank, rows in _rows_by_rank(work.rank[some]).items():
+        own = {name: column[some[rows]] for name, column in columns.items()}
+        threads = _launching_threads(spans, rank, own["thread"])
+        found = next(filter(None, (host.on(rank, threads) for host in hosts)), None)
+        yield rank, None if found is None else _queue(own, found, names, stages)
 
 
 def _queue(
     own: dict[str, Int64s],
-    calls: _Calls,
+    calls: HostCalls,
     names: Sequence[tuple[str, str | None]],
     stages: Sequence[str],
 ) -> LaunchQueue:
@@ -162,13 +153,12 @@ def _queue(
         np.append(calls.start[calls.waits], launch[rows]),
         np.append(calls.end[calls.waits], returned[rows]),
     )
-    device, stream = (np.searchsorted(_distinct(own[k]), own[k]) for k in ("device", "stream"))
-    stream += device * (int(stream.max()) + 1)
+    device, stream = (np.unique(own[name], return_inverse=True)[1] for name in ("device", "stream"))
     queued = np.where(_after_first_in_replay(own), launch, np.minimum(returned, start))
     return LaunchQueue(
         start,
         end,
-        stream,
+        stream + device * (int(stream.max()) + 1),
         np.where(known, queued, NOT_RECORDED),
         own["name"],
         own["stage"],
@@ -176,14 +166,8 @@ def _queue(
         names,
         stages,
         waits,
-        (calls.start, calls.end, calls.code),
-        calls.names,
+        calls,
     )
-
-
-def _distinct(values: Int64s) -> Int64s:
-    """Return each value once, ascending; quick if equal ones follow one another."""
-    return np.unique(values[differs(values)])
 
 
 def _after_first_in_replay(own: dict[str, Int64s]) -> Mask:
@@ -193,28 +177,23 @@ def _after_first_in_replay(own: dict[str, Int64s]) -> Mask:
     """
     graph, launch, start = (own[name] for name in ("graph", "launch", "start"))
     order = np.lexsort((start, launch))
-    heads = differs(launch[order])
-    replays = np.maximum.reduceat((graph != NOT_RECORDED)[order], np.flatnonzero(heads))
+    is_first = differs(launch[order])
+    replays = np.maximum.reduceat((graph != NOT_RECORDED)[order], np.flatnonzero(is_first))
     later = np.zeros(len(order), bool)
-    later[order] = ~heads & replays[np.cumsum(heads) - 1]
+    later[order] = ~is_first & replays[np.cumsum(is_first) - 1]
     later &= launch != NOT_RECORDED
     return later
 
 
-def _rows_by_rank(rank: Int64s) -> dict[int, Any]:
-    """Return the rows of each rank: a slice if they are adjacent, as in most tables."""
-    order, own, heads = None, rank, np.flatnonzero(differs(rank))
-    if (np.diff(rank[heads]) < 0).any():
-        order = np.argsort(rank, kind="stable")
-        own = rank[order]
-        heads = np.flatnonzero(differs(own))
-    rows = (slice(*each) for each in pairwise([*heads.tolist(), len(own)]))
-    return {int(own[each.start]): each if order is None else order[each] for each in rows}
+def _rows_by_rank(rank: Int64s) -> dict[int, Int64s]:
+    order = np.argsort(rank, kind="stable")
+    starts = group_starts(rank[order])
+    return dict(zip(rank[order[starts]].tolist(), np.split(order, starts[1:]), strict=False))
 
 
 def _launching_threads(spans: Spans, rank: int, launching: Int64s) -> list[int]:
     """Return the threads that launch device work, have steps or have stages."""
     rows = spans.rows(rank=rank)
     trains = np.unique(spans.thread[rows[np.isin(spans.kind[rows], _TRAINS)]]).tolist()
-    known = _distinct(launching[launching != NOT_RECORDED]).tolist()
+    known = np.unique(launching[launching != NOT_RECORDED]).tolist()
     return [*known, *(spans.threads[at].ident for at in trains)]

@@ -16,9 +16,10 @@ from lightning_rlprof.analysis.device.work import (
 )
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
-from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts
+from lightning_rlprof.tables.intervals import covered_before
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 FULL = 1_000
 """A queue with this many launches is full: launching waits.
@@ -31,25 +32,16 @@ LOST = 0.05
 """Share of launches without a kernel that is normal: a capture ends before its last kernels do."""
 
 _COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("stream", "count"),
+    *columns_of("count", "rank", "device", "stream"),
     Column("call", "text"),
-    Column("launches", "count"),
-    Column("kernels", "count"),
-    Column("API time total", "duration", "ns"),
-    Column("API time p50", "duration", "ns"),
-    Column("API time p95", "duration", "ns"),
-    Column("delay p50", "duration", "ns"),
-    Column("delay p95", "duration", "ns"),
-    Column("delay max", "duration", "ns"),
-    Column("outliers", "count"),
-    Column("shorter than launch", "count"),
-    Column("queue max depth", "count"),
+    *columns_of("count", "launches", "kernels"),
+    *columns_of("duration", "API time total", "API time p50", "API time p95", unit="ns"),
+    *columns_of("duration", "delay p50", "delay p95", "delay max", unit="ns"),
+    *columns_of("count", "outliers", "shorter than launch", "queue max depth"),
     Column("queue mean depth", "number", "launches"),
-    Column("queue empty %", "share"),
-    Column("queue full %", "share"),
+    *columns_of("share", "queue empty %", "queue full %"),
 )
+_READ = ("rank", "device", "stream", "start", "duration", "launch", "launch duration", "graph")
 _TITLES = ("launch", "graph replay", "copy", "not recorded")  # of calls without a name
 _NOT_RECORDED = len(_TITLES) - 1
 _NO_LAUNCHES = "The profiler recorded no launch times of kernels."
@@ -59,6 +51,7 @@ _LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch(Cooperative)?Kernel\w*")
 class _Launched(NamedTuple):
     """Kernels and copies as columns; `NOT_RECORDED` for what is unknown."""
 
+    is_copy: Mask
     rank: Int64s
     device: Int64s
     stream: Int64s
@@ -67,7 +60,6 @@ class _Launched(NamedTuple):
     launch: Int64s
     call: Int64s
     graph: Int64s
-    copy: Int64s
 
 
 def launches(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -97,11 +89,10 @@ def launches(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 
 def _rows(spans: Spans, work: DeviceWork, notes: list[str]) -> list[tuple[Cell, ...]]:
     """Return a row per stream and call; those of a stream by number of launches."""
-    columns = ("device", "stream", "start", "duration", "launch", "launch duration", "graph")
-    copies = (np.arange(len(work)) >= work.kernel_count).astype(np.int64)
-    own = _Launched(*[work.rank, *(work.numbers(each) for each in columns), copies])
+    is_copy = np.arange(len(work)) >= work.kernel_count
+    own = _Launched(is_copy, *(work.numbers(name) for name in _READ))
     titles, title = _titles(spans, own, notes)
-    streams, stream = _distinct(*own[:3])
+    streams, stream = _distinct(own.rank, own.device, own.stream)
     keys = stream * len(titles) + title
     first = _first(own, stream)
     wrong = own.start[first] < own.launch[first]
@@ -109,28 +100,21 @@ def _rows(spans: Spans, work: DeviceWork, notes: list[str]) -> list[tuple[Cell, 
         text = f"{int(wrong.sum())} launches start before they were launched, by their clocks"
         notes.append(f"{text}; they count to no delay and no queue.")
     sound = first[~wrong]
-    counts = (Counter(keys[first].tolist()), Counter(keys.tolist()))
+    launched, kernels = (Counter(each.tolist()) for each in (keys[first], keys))
     times = (*_api_times(own, keys, first), *_delays(own, keys, sound))
     queues = _queues(spans, streams[0], stream[sound], own.launch[sound], own.start[sound])
     rows: list[tuple[Cell, ...]] = []
-    for key in np.unique(keys).tolist():
-        place, name = divmod(key, len(titles))
+    for key in sorted(kernels, key=lambda key: (key // len(titles), -launched[key], key)):
+        place, code = divmod(key, len(titles))
         head = (None if each == NOT_RECORDED else each for each in streams[:, place].tolist())
-        values = (each.get(key) for each in (*counts, *times))
-        rows.append((*head, titles[name], *values, *queues.get(place, (None,) * 4)))
-    return sorted(rows, key=_order)
-
-
-def _order(row: tuple[Cell, ...]) -> list[int]:
-    rank, device, stream, count = (
-        each if isinstance(each, int) else -1 for each in (*row[:3], row[4])
-    )
-    return [rank, device, stream, -count]
+        values = (column.get(key) for column in (launched, kernels, *times))
+        rows.append((*head, titles[code], *values, *queues.get(place, (None,) * 4)))
+    return rows
 
 
 def _titles(spans: Spans, work: _Launched, notes: list[str]) -> tuple[list[str], Int64s]:
     """Return titles of calls, and for each row that of its launch: the call's name if known."""
-    title = np.where(work.copy > 0, 2, np.where(work.graph != NOT_RECORDED, 1, 0))
+    title = np.where(work.is_copy, 2, np.where(work.graph != NOT_RECORDED, 1, 0))
     names: Sequence[str] = ()
     table = spans.try_table("calls", notes)
     if table is not None:
@@ -143,10 +127,10 @@ def _titles(spans: Spans, work: _Launched, notes: list[str]) -> tuple[list[str],
 def _distinct(*columns: Int64s) -> tuple[Int64s, Int64s]:
     """Return the distinct rows, ascending, one column each, and which of them each row is."""
     order = np.lexsort(columns[::-1])
-    heads = differs(*(column[order] for column in columns))
+    is_new = differs(*(column[order] for column in columns))
     code = np.empty(len(order), np.int64)
-    code[order] = np.cumsum(heads) - 1
-    return np.stack([column[order[heads]] for column in columns]), code
+    code[order] = np.cumsum(is_new) - 1
+    return np.stack([column[order[is_new]] for column in columns]), code
 
 
 def _first(work: _Launched, stream: Int64s) -> Int64s:
@@ -155,8 +139,7 @@ def _first(work: _Launched, stream: Int64s) -> Int64s:
     replayed = work.graph[rows] != NOT_RECORDED
     alone, many = rows[~replayed], rows[replayed]
     many = many[np.lexsort((work.start[many], work.graph[many], stream[many]))]
-    heads = differs(stream[many], work.graph[many])
-    return np.sort(np.append(alone, many[heads]))
+    return np.sort(np.append(alone, many[differs(stream[many], work.graph[many])]))
 
 
 def _api_times(work: _Launched, keys: Int64s, first: Int64s) -> list[dict[int, int]]:
@@ -168,26 +151,19 @@ def _api_times(work: _Launched, keys: Int64s, first: Int64s) -> list[dict[int, i
 
 def _delays(work: _Launched, keys: Int64s, rows: Int64s) -> list[dict[int, int]]:
     """Return p50, p95 and maximum of delays, outliers, and kernels shorter than launch, by key."""
-    delay, keys = work.start[rows] - work.launch[rows], keys[rows]
+    keys, delay = keys[rows], work.start[rows] - work.launch[rows]
     found = summarize(keys, delay)
-    low, high = _quartiles(keys, delay)
-    at = np.searchsorted(found.group, keys)
-    outliers = np.bincount(at, delay > (high + 3 * (high - low))[at]).astype(np.int64)
-    call, duration = work.call[rows], work.duration[rows]
-    kernel = (call != NOT_RECORDED) & (work.graph[rows] == NOT_RECORDED) & (work.copy[rows] == 0)
-    group, place = np.unique(keys[kernel], return_inverse=True)
-    shorter = np.bincount(place, (duration < call)[kernel]).astype(np.int64)
-    columns = (found.p50, found.p95, found.max, outliers)
-    return [*(_by_key(found.group, each) for each in columns), _by_key(group, shorter)]
-
-
-def _quartiles(keys: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the first and third quartile of each key, ascending, by nearest rank."""
-    order = np.lexsort((values, keys))
-    heads = np.flatnonzero(differs(keys[order]))
-    count = np.diff(heads, append=len(order))
-    low, high = (values[order[heads + (count * part + 3) // 4 - 1]] for part in (1, 3))
-    return low, high
+    place = np.searchsorted(found.group, keys)
+    ordered = delay[np.lexsort((delay, keys))]
+    heads = np.cumsum(found.count) - found.count
+    low, high = (ordered[heads + (found.count * part + 3) // 4 - 1] for part in (1, 3))
+    outliers = np.bincount(place, delay > (high + 3 * (high - low))[place])
+    call = work.call[rows]
+    is_kernel = (call != NOT_RECORDED) & (work.graph[rows] == NOT_RECORDED) & ~work.is_copy[rows]
+    shorter = summarize(keys[is_kernel], (work.duration[rows] < call)[is_kernel].astype(np.int64))
+    columns = (found.p50, found.p95, found.max, outliers.astype(np.int64))
+    delays = [_by_key(found.group, column) for column in columns]
+    return [*delays, _by_key(shorter.group, shorter.total)]
 
 
 def _by_key(keys: Int64s, values: Int64s) -> dict[int, int]:
@@ -206,21 +182,18 @@ def _queues(
         launch: When each was launched.
         start: When it started on the device.
     """
-    streams = np.concatenate([stream, stream])
-    times = np.concatenate([launch, start])
+    streams, times = np.tile(stream, 2), np.append(launch, start)
     order = np.lexsort((times, streams))
     streams, times = streams[order], times[order]
-    heads = np.flatnonzero(differs(streams, times))
-    step = np.repeat([1, -1], len(launch))[order]
-    depth = np.cumsum(np.add.reduceat(step, heads)) if len(heads) else step
-    streams, times = streams[heads], times[heads]
+    change = np.repeat([1, -1], len(launch))[order]
+    last_at_once = np.append(differs(streams, times)[1:], True)[: len(order)]
+    depth = np.cumsum(change)[last_at_once]
+    streams, times = streams[last_at_once], times[last_at_once]
     captured = _captured_time(spans, ranks[streams], times)
     lasted = np.diff(captured, append=captured[-1:]) * (np.diff(streams, append=-1) == 0)
-    found: dict[int, tuple[Cell, ...]] = {}
-    for each in streams[differs(streams)].tolist():
-        own = slice(*np.searchsorted(streams, [each, each + 1]).tolist())
-        found[each] = _queue(depth[own], lasted[own])
-    return found
+    starts = group_starts(streams)
+    parts = zip(np.split(depth, starts[1:]), np.split(lasted, starts[1:]), strict=True)
+    return dict(zip(streams[starts].tolist(), (_queue(*part) for part in parts), strict=False))
 
 
 def _queue(depth: Int64s, lasted: Int64s) -> tuple[Cell, ...]:
@@ -234,19 +207,13 @@ def _queue(depth: Int64s, lasted: Int64s) -> tuple[Cell, ...]:
 def _captured_time(spans: Spans, ranks: Int64s, times: Int64s) -> Int64s:
     """Return each time without the time between captures of its rank; ranks ascend."""
     captured = times.copy()
-    for rank in ranks[differs(ranks)].tolist():
+    for rank in np.unique(ranks).tolist():
         closed = np.sort(spans.start_ns[spans.rows(kind="region", name=CLOSED, rank=rank)])
         opened = np.sort(spans.end_ns[spans.rows(kind="region", name=OPENED, rank=rank)])
-        again = np.append(opened, NOT_RECORDED)[np.searchsorted(opened, closed)]
-        again, first = np.unique(again, return_index=True)
-        closed, again = closed[first[again != NOT_RECORDED]], again[again != NOT_RECORDED]
-        if not len(closed):
-            continue
+        at, first = np.unique(np.searchsorted(opened, closed), return_index=True)
+        again = at < len(opened)  # after the last capture there is none
         own = slice(*np.searchsorted(ranks, [rank, rank + 1]).tolist())
-        before = np.append(0, np.cumsum(again - closed))
-        at = np.searchsorted(closed, times[own], "right")
-        rest = np.maximum(np.append(again, NOT_RECORDED)[at - 1] - times[own], 0) * (at > 0)
-        captured[own] -= before[at] - rest
+        captured[own] -= covered_before(closed[first[again]], opened[at[again]], times[own])
     return captured
 
 
@@ -272,15 +239,13 @@ def unmatched_launches(spans: Spans) -> UnmatchedLaunches | None:
     if calls is None or kernels is None:
         return None
     code, names = calls.texts("name")
-    launches = np.array([*(_LAUNCH.fullmatch(name) is not None for name in names), False])[code]
-    if not launches.any():
+    is_launch = np.array([*(_LAUNCH.fullmatch(name) is not None for name in names), False])[code]
+    if not is_launch.any():
         return None
-    rank, start = (calls.numbers(name)[launches] for name in ("rank", "start"))
+    rank, start = (calls.numbers(name)[is_launch] for name in ("rank", "start"))
     kernel_rank, launch = kernels.numbers("rank"), kernels.numbers("launch", NOT_RECORDED)
-    unmatched = 0
-    for each in np.unique(rank).tolist():
-        wanted = start[rank == each]
-        present = np.sort(launch[kernel_rank == each], kind="stable")  # quick if in order already
-        place = np.searchsorted(present, wanted)
-        unmatched += int(np.count_nonzero(np.append(present, NOT_RECORDED)[place] != wanted))
-    return UnmatchedLaunches(len(start), unmatched)
+    matched = sum(
+        int(np.isin(start[rank == each], launch[kernel_rank == each]).sum())
+        for each in np.unique(rank).tolist()
+    )
+    return UnmatchedLaunches(len(start), len(start) - matched)

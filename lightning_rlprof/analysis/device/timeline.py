@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from lightning_rlprof.analysis.device.work import (
 )
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s, Mask, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans
 
@@ -119,10 +120,6 @@ class Grid(NamedTuple):
     busy: Mask
     profiled: Mask
 
-    def cells(self, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the cells in which intervals begin and those before which they end."""
-        return cells_of(self.times, start_ns, end_ns)
-
     def idle(self) -> tuple[Int64s, Int64s]:
         """Return starts and ends of the intervals in which the device was idle."""
         turns = np.diff((~self.busy & self.profiled).astype(np.int8), prepend=0, append=0)
@@ -137,21 +134,21 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
     for missing steps. Next to spans that rlprof recorded it is from the rank's first device work
     to its last. If kernels inside graphs aren't visible, no time counts as profiled.
     """
-    found = DeviceTimeline()
-    work = device_work(spans, None, found.notes)
-    columns, found.stages = _columns(work, spans.names)
-    if not len(columns[0]):
-        return found
-    found.copies = work.copies is not None or bool((columns[4] == COPY).any())
+    notes: list[str] = []
+    work = device_work(spans, None, notes)
+    if not work.duration.any():
+        return DeviceTimeline(notes=notes)
+    stage, stages = work.stages(spans.names)
+    copies = work.copies is not None or bool((work.kind[work.duration > 0] == COPY).any())
     if work.hidden_in_graphs:
-        found.notes.append(GRAPHS_NOTE)
-    if not found.copies:
-        found.notes.append(_NO_COPIES)
-    found.lanes = _lanes(spans, columns, work.hidden_in_graphs)
-    absent = len(set(spans.ranks) - {lane.rank for lane in found.lanes})
+        notes.append(GRAPHS_NOTE)
+    if not copies:
+        notes.append(_NO_COPIES)
+    lanes = _lanes(spans, work, stage)
+    absent = len(set(spans.ranks) - {lane.rank for lane in lanes})
     if absent:
-        found.notes.append(f"{absent} ranks have no device work, so they have no row.")
-    return found
+        notes.append(f"{absent} ranks have no device work, so they have no row.")
+    return DeviceTimeline(lanes, stages, copies, notes)
 
 
 def grid_of(lane: Lane, *others: Int64s) -> Grid:
@@ -179,55 +176,42 @@ def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
     A replay has one launch; files of several captures may use the same number again.
     """
     at = np.flatnonzero(work.graph != _NO_GRAPH)
-    graph, launch = work.graph[at], work.launch_ns[at]
-    order = np.lexsort((launch, graph))
-    at, graph, launch = at[order], graph[order], launch[order]
-    heads = np.flatnonzero(differs(graph, launch))
-    return (
-        np.minimum.reduceat(work.start_ns[at], heads),
-        np.maximum.reduceat(work.end_ns[at], heads),
-    )
+    at = at[np.lexsort((work.launch_ns[at], work.graph[at]))]
+    first = group_starts(work.graph[at], work.launch_ns[at])
+    starts, ends = work.start_ns[at], work.end_ns[at]
+    return np.minimum.reduceat(starts, first), np.maximum.reduceat(ends, first)
 
 
-def _columns(work: DeviceWork, stages: tuple[str, ...]) -> tuple[list[Int64s], list[str]]:
-    """Return rank, device and the columns of `LaneWork`, without rows that take no time."""
-    start = work.numbers("start")
-    stage, names = work.stages(stages)
-    launch, graph = work.numbers("launch", NEVER), work.numbers("graph", _NO_GRAPH)
-    device = work.numbers("device")
-    columns = [work.rank, device, start, start + work.duration, work.kind, stage, launch, graph]
-    some = work.duration > 0
-    return columns if some.all() else [column[some] for column in columns], names
-
-
-def _lanes(spans: Spans, columns: list[Int64s], hidden: bool) -> list[Lane]:
-    rank, device, start, *_, launch, _graph = columns
-    order = np.lexsort((launch, start, device, rank))
-    if (np.diff(order) < 0).any():
-        columns = [column[order] for column in columns]
-    rank, device, *rest = columns
+def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
+    """Return the lanes, without work that takes no time; ``stage`` launched each row of work."""
+    start, launch = work.numbers("start"), work.numbers("launch", NEVER)
+    device, graph = work.numbers("device"), work.numbers("graph", _NO_GRAPH)
+    order = np.lexsort((launch, start, device, work.rank))
+    order = order[work.duration[order] > 0]
+    rank, device = work.rank[order], device[order]
+    columns = (start, start + work.duration, work.kind, stage, launch, graph)
+    every = LaneWork(*(column[order] for column in columns))
     lanes: list[Lane] = []
     for each, of_rank in _runs(rank):
-        work = LaneWork(*(column[of_rank] for column in rest))
+        own = LaneWork(*(column[of_rank] for column in every))
         host = _host(spans, each)
         rows = spans.rows(rank=each)
-        starts = (spans.start_ns[rows], work.start_ns, work.launch_ns)
-        first = min(int(times.min()) for times in starts if len(times))
-        last = int(max(work.end_ns.max(), spans.end_ns[rows].max(initial=NOT_RECORDED)))
-        profiled = (_EMPTY, _EMPTY) if hidden else _profiled(spans, each, work, first, last)
+        first = int(np.concatenate([spans.start_ns[rows], own.start_ns, own.launch_ns]).min())
+        last = int(np.append(spans.end_ns[rows], own.end_ns).max())
+        profiled = _EMPTY, _EMPTY
+        if not work.hidden_in_graphs:
+            profiled = _profiled(spans, each, own, first, last)
         for number, of_device in _runs(device[of_rank]):
-            own = LaneWork(*(column[of_device] for column in work))
+            on_device = LaneWork(*(column[of_device] for column in own))
             name = None if number == NOT_RECORDED else number
-            lanes.append(Lane(each, name, own, host, first, last, profiled))
+            lanes.append(Lane(each, name, on_device, host, first, last, profiled))
     return lanes
 
 
 def _runs(column: Int64s) -> Iterator[tuple[int, slice]]:
     """Yield each value of a sorted column, and its rows."""
-    heads = np.flatnonzero(differs(column))
-    ends = np.append(heads[1:], len(column)).tolist()
-    for value, head, end in zip(column[heads].tolist(), heads.tolist(), ends, strict=True):
-        yield value, slice(head, end)
+    for first, last in pairwise([*group_starts(column).tolist(), len(column)]):
+        yield int(column[first]), slice(first, last)
 
 
 def _profiled(

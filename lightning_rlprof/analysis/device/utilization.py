@@ -5,7 +5,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,9 +26,9 @@ from lightning_rlprof.analysis.device.work import (
 from lightning_rlprof.analysis.stages.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.intervals import covered_before, edges, unions
+from lightning_rlprof.tables.intervals import cells_of, covered_before, edges, unions
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _PARTS = ("compute", "exposed communication", "exposed memcpy", "idle", "unknown")
 _OVERLAPPED = ("overlapped communication", "overlapped memcpy")
@@ -38,28 +37,21 @@ _UNTRACED = "untraced"
 _TOTAL = "total"
 
 _IDLE_COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("kind", "text"),
-    Column("stage", "text"),
+    *columns_of("count", "rank", "device"),
+    *columns_of("text", "kind", "stage"),
     Column("share", "share"),
     Column("total", "duration", "ns"),
     Column("count", "count"),
-    Column("median", "duration", "ns"),
-    Column("longest", "duration", "ns"),
+    *columns_of("duration", "median", "longest", unit="ns"),
 )
 _HOST, _LAUNCH, _COLLECTIVE, _UNATTRIBUTED = range(4)
 _IDLE_KINDS = ("host-bound idle", "launch latency", "collective wait", "unattributed idle")
 _NO_IDLE = "No device was idle while it was profiled."
 
 _OVERLAP_COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("operation", "text"),
-    Column("group", "text"),
-    Column("communication", "duration", "ns"),
-    Column("overlapped", "duration", "ns"),
-    Column("exposed", "duration", "ns"),
+    *columns_of("count", "rank", "device"),
+    *columns_of("text", "operation", "group"),
+    *columns_of("duration", "communication", "overlapped", "exposed", unit="ns"),
     Column("overlap", "share"),
     Column("count", "count"),
 )
@@ -70,10 +62,8 @@ _OVERLAP_NOTE = (
     "than `all`."
 )
 
-_Sums = dict[int, list[int]]
-"""By stage: nanoseconds of `_PARTS`, then of `_OVERLAPPED`."""
-_Keys = Sequence[tuple[str | None, str | None]]
-"""Operation and group of each key."""
+_Intervals = tuple[Int64s, Int64s, Int64s]
+"""Start, end and kind or key of intervals."""
 
 
 def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
@@ -104,28 +94,26 @@ def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
     )
     if not timeline.lanes:
         return Table(name, columns, abstained=no_work(None, timeline.notes))
-    parts = [_sums_by_stage(lane, len(timeline.stages)) for lane in timeline.lanes]
-    whole: _Sums = {}
-    for sums in parts:
-        for stage, values in sums.items():
-            before = whole.get(stage, [0] * len(values))
-            whole[stage] = [a + b for a, b in zip(before, values, strict=True)]
-    places: list[tuple[Cell, ...]] = [(lane.rank, lane.device) for lane in timeline.lanes]
-    pairs = zip(places, parts, strict=True) if per_rank else [((), whole)]
-    rows = [(*place, *row) for place, sums in pairs for row in _stage_rows(sums, timeline)]
-    total = [sum(each) for each in zip(*whole.values(), strict=True)]
-    rows.append((*(None, None) * per_rank, _TOTAL, *_breakdown_cells(total, timeline)))
+    sums = [_sums_by_stage(lane, len(timeline.stages)) for lane in timeline.lanes]
+    whole: Int64s = np.sum(sums, axis=0)
+    rows: list[tuple[Cell, ...]] = []
+    if per_rank:
+        for lane, own in zip(timeline.lanes, sums, strict=True):
+            rows += [(lane.rank, lane.device, *row) for row in _stage_rows(own, timeline)]
+        rows.append((None, None, _TOTAL, *_breakdown_cells(whole.sum(axis=0), timeline)))
+    else:
+        rows += [*_stage_rows(whole, timeline)]
+        rows.append((_TOTAL, *_breakdown_cells(whole.sum(axis=0), timeline)))
     return Table(name, columns, rows, " ".join(timeline.notes))
 
 
-def _sums_by_stage(lane: Lane, stages: int) -> _Sums:
-    """Sum the time of one device by stage."""
+def _sums_by_stage(lane: Lane, stages: int) -> Int64s:
+    """Sum the time of one device by stage and part, untraced first; shape (stages + 1, parts)."""
     host, work = lane.host, lane.work
     grid = grid_of(lane, host.start_ns, host.end_ns)
     count = len(grid.busy)
-    host_stage = np.append(host.stage, NO_STAGE)[
-        paint(*grid.cells(host.start_ns, host.end_ns), count)
-    ]
+    open_stage = paint(*cells_of(grid.times, host.start_ns, host.end_ns), count)
+    host_stage = np.append(host.stage, NO_STAGE)[open_stage]
     stage, running = [], []
     for kind in (COMPUTE, COMMUNICATION, COPY):
         rows = np.flatnonzero(work.kind == kind)
@@ -146,31 +134,23 @@ def _sums_by_stage(lane: Lane, stages: int) -> _Sums:
     ns = np.diff(grid.times)
     for column, (mask, codes) in enumerate(masks):
         np.add.at(sums[:, column], codes[mask] - NO_STAGE, ns[mask])
-    some = np.flatnonzero(sums.any(axis=1)).tolist()
-    return {each + NO_STAGE: sums[each].tolist() for each in some}
+    return sums
 
 
-def _stage_rows(sums: _Sums, timeline: DeviceTimeline) -> Iterator[tuple[Cell, ...]]:
+def _stage_rows(sums: Int64s, timeline: DeviceTimeline) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per stage by wall time, untraced last."""
-    walls = {stage: sum(values[: len(_PARTS)]) for stage, values in sums.items()}
-    for stage in sorted(sums, key=lambda each: (each == NO_STAGE, -walls[each], each)):
-        name = _UNTRACED if stage == NO_STAGE else timeline.stages[stage]
-        yield name, *_breakdown_cells(sums[stage], timeline)
+    names = [_UNTRACED, *timeline.stages]
+    walls = sums[:, : len(_PARTS)].sum(axis=1).tolist()
+    some = np.flatnonzero(sums.any(axis=1)).tolist()
+    for code in sorted(some, key=lambda code: (code == 0, -walls[code], code)):
+        yield names[code], *_breakdown_cells(sums[code], timeline)
 
 
-def _breakdown_cells(values: Sequence[int], timeline: DeviceTimeline) -> Iterator[Cell]:
+def _breakdown_cells(values: Int64s, timeline: DeviceTimeline) -> Iterator[Cell]:
     """Yield the wall time and its parts; copies are empty if they were not recorded."""
-    yield sum(values[: len(_PARTS)])
-    for name, ns in zip((*_PARTS, *_OVERLAPPED), values, strict=True):
+    yield int(values[: len(_PARTS)].sum())
+    for name, ns in zip((*_PARTS, *_OVERLAPPED), values.tolist(), strict=True):
         yield ns if timeline.copies or name not in _COPIES else None
-
-
-class _IdleTime(NamedTuple):
-    """Disjoint idle intervals, ascending; a gap with two causes is two of them."""
-
-    start_ns: Int64s
-    end_ns: Int64s
-    kind: Int64s
 
 
 def idle(spans: Spans) -> Table:
@@ -202,19 +182,19 @@ def idle(spans: Spans) -> Table:
 
 def _idle_rows(lane: Lane, stages: list[str]) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per cause and stage of one device, most time first."""
-    kind, stage, ns = _by_host_stage(lane, _causes(lane, *grid_of(lane).idle()))
+    kind, stage, ns = _by_host_stage(lane, *_causes(lane))
     whole = int(ns.sum())
     found = summarize(kind * (len(stages) + 1) + stage - NO_STAGE, ns)
     columns = (found.group, found.total, found.count, found.p50, found.max)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for key, total, *rest in sorted(rows, key=lambda row: (-row[1], row[0])):
         cause, code = divmod(key, len(stages) + 1)
-        name = stages[code + NO_STAGE] if code else _UNTRACED
-        yield _IDLE_KINDS[cause], name, total / whole, total, *rest
+        yield _IDLE_KINDS[cause], [_UNTRACED, *stages][code], total / whole, total, *rest
 
 
-def _causes(lane: Lane, start: Int64s, end: Int64s) -> _IdleTime:
-    """Divide gaps by cause."""
+def _causes(lane: Lane) -> _Intervals:
+    """Divide gaps by cause; a gap with two causes is two intervals. They ascend."""
+    start, end = grid_of(lane).idle()
     at, launch = lane.work.starting_at(end)
     known, late = launch <= end, launch > start  # a launch after the start is an error of clocks
     queued = np.where(known, launch, end).clip(start, end)
@@ -227,34 +207,23 @@ def _causes(lane: Lane, start: Int64s, end: Int64s) -> _IdleTime:
     first = np.append(np.where(known & ~short, queued, start), start[split])
     last = np.append(end, queued[split])
     order = np.argsort(first, kind="stable")
-    cause = np.append(cause, np.full(len(split), _HOST))
-    return _IdleTime(first[order], last[order], cause[order])
+    return first[order], last[order], np.append(cause, np.full(len(split), _HOST))[order]
 
 
-def _by_host_stage(lane: Lane, gaps: _IdleTime) -> tuple[Int64s, Int64s, Int64s]:
+def _by_host_stage(lane: Lane, start: Int64s, end: Int64s, kind: Int64s) -> _Intervals:
     """Return cause, stage of the host and length, one per idle interval and stage."""
     host = lane.host
-    times = edges(gaps.start_ns, gaps.end_ns, host.start_ns, host.end_ns)
+    times = edges(start, end, host.start_ns, host.end_ns)
     count = max(len(times) - 1, 0)
     inside, stage = (
-        paint(np.searchsorted(times, start), np.searchsorted(times, end), count)
-        for start, end in ((gaps.start_ns, gaps.end_ns), (host.start_ns, host.end_ns))
+        paint(np.searchsorted(times, first), np.searchsorted(times, last), count)
+        for first, last in ((start, end), (host.start_ns, host.end_ns))
     )
     cells = np.flatnonzero(inside >= 0)
-    codes = np.append(host.stage, NO_STAGE)[stage[cells]]
-    width = int(codes.max(initial=NO_STAGE)) - NO_STAGE + 1
-    keys, place = np.unique(inside[cells] * width + codes - NO_STAGE, return_inverse=True)
-    ns = np.zeros(len(keys), np.int64)
-    np.add.at(ns, place, np.diff(times)[cells])
-    return gaps.kind[keys // width], keys % width + NO_STAGE, ns
-
-
-class _Intervals(NamedTuple):
-    """Communication as columns of one length; ``key`` is an index into operations and groups."""
-
-    key: Int64s
-    start_ns: Int64s
-    end_ns: Int64s
+    codes = np.append(host.stage, NO_STAGE)[stage[cells]] - NO_STAGE
+    width = int(codes.max(initial=0)) + 1
+    found = summarize(inside[cells] * width + codes, np.diff(times)[cells])
+    return kind[found.group // width], found.group % width + NO_STAGE, found.total
 
 
 def overlap(spans: Spans) -> Table:
@@ -281,51 +250,43 @@ def overlap_of(spans: Spans, timeline: DeviceTimeline) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for lane in lanes:
         kernels = lane.work.kind == COMMUNICATION
-        key = np.zeros(np.count_nonzero(kernels), np.int64)
-        whole = _Intervals(key, lane.work.start_ns[kernels], lane.work.end_ns[kernels])
-        rows += _overlap_rows(lane, whole, [(_ALL, None)])
+        start, end = lane.work.start_ns[kernels], lane.work.end_ns[kernels]
+        rows += _overlap_rows(lane, (start, end, np.zeros_like(start)), [(_ALL, None)])
         if listed is not None and len(listed.rows):
             rows += _overlap_rows(lane, *_collectives(listed, lane))
     more = [_OVERLAP_NOTE] if len(rows) > len(lanes) else []
     return Table("overlap", _OVERLAP_COLUMNS, rows, " ".join([*notes, *more]))
 
 
-def _collectives(table: Table, lane: Lane) -> tuple[_Intervals, _Keys]:
-    """Return the collectives of one device by operation and group."""
+def _collectives(
+    table: Table, lane: Lane
+) -> tuple[_Intervals, Sequence[tuple[str | None, str | None]]]:
+    """Return the collectives of one device by key, and the operation and group of each key."""
     operation, operations = table.texts("operation")
     group, groups = table.texts("group")
-    width = len(groups) + 1
-    keys, key = np.unique((operation + 1) * width + group + 1, return_inverse=True)
-    names = [
-        ([None, *operations][each // width], [None, *groups][each % width])
-        for each in keys.tolist()
-    ]
+    keys = [(name, among) for name in (None, *operations) for among in (None, *groups)]
     device = NOT_RECORDED if lane.device is None else lane.device
     here = (table.numbers("rank") == lane.rank) & (table.numbers("device", NOT_RECORDED) == device)
     start, duration = (table.numbers(name)[here] for name in ("start", "duration"))
-    return _Intervals(key[here], start, start + duration), names
+    key = (operation[here] + 1) * (len(groups) + 1) + group[here] + 1
+    return (start, start + duration, key), keys
 
 
 def _overlap_rows(
-    lane: Lane, communication: _Intervals, names: _Keys
+    lane: Lane, communication: _Intervals, keys: Sequence[tuple[str | None, str | None]]
 ) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row per key, most exposed first."""
-    key, starts, ends = communication
-    zero = int(min(lane.start_ns, starts.min(initial=lane.start_ns)))
-    owner, first, last = unions(key, starts - zero, ends - zero)
-    compute = lane.work.kind == COMPUTE
-    _, begin, end = unions(
-        np.zeros(np.count_nonzero(compute), np.int64),
-        lane.work.start_ns[compute] - zero,
-        lane.work.end_ns[compute] - zero,
-    )
-    computed = covered_before(begin, end, last) - covered_before(begin, end, first)
-    sums = np.zeros((2, len(names)), np.int64)
-    np.add.at(sums[0], owner, last - first)
-    np.add.at(sums[1], owner, computed)
-    whole, overlapped = sums.tolist()
-    count = Counter(key[ends > starts].tolist())
-    for at in sorted(set(owner.tolist()), key=lambda at: (overlapped[at] - whole[at], at)):
-        exposed = whole[at] - overlapped[at]
-        place = (lane.rank, lane.device, *names[at])
-        yield *place, whole[at], overlapped[at], exposed, overlapped[at] / whole[at], count[at]
+    """Yield a row per key that occurs, most exposed first."""
+    start, end, key = communication
+    zero = int(min(lane.start_ns, start.min(initial=lane.start_ns)))
+    owner, first, last = unions(key, start - zero, end - zero)
+    is_compute = lane.work.kind == COMPUTE
+    begin, over = lane.work.start_ns[is_compute] - zero, lane.work.end_ns[is_compute] - zero
+    _, begin, over = unions(np.zeros_like(begin), begin, over)
+    computed = covered_before(begin, over, last) - covered_before(begin, over, first)
+    whole = summarize(owner, last - first)
+    columns = (whole.group, whole.total, summarize(owner, computed).total)
+    count = Counter(key[end > start].tolist())
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for at, ns, overlapped in sorted(rows, key=lambda row: (row[2] - row[1], row[0])):
+        place = (lane.rank, lane.device, *keys[at])
+        yield *place, ns, overlapped, ns - overlapped, overlapped / ns, count[at]

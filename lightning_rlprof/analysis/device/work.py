@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.time_categories import kernel_categories
 from lightning_rlprof.records.records import copy_name
-from lightning_rlprof.tables.arrays import Int64s, Mask, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -31,6 +31,7 @@ OTHERS = "others"
 
 GRAPHS_NOTE = "Kernels inside CUDA graphs aren't visible, so device idle time is unknown."
 
+_EMPTY = np.empty(0, np.int64)
 _KINDS = np.array([COMPUTE, COMMUNICATION, COMPUTE, COPY])  # by category; no kernel is a wait
 _Texts: TypeAlias = tuple[Int64s, list[str]]
 
@@ -61,8 +62,7 @@ class DeviceWork:
     @cached_property
     def rank(self) -> Int64s:
         """Rank of the process that launched each row."""
-        rank = self._concatenated(table.numbers("rank") for table in self.tables)
-        return rank if self._included is None else rank[self._included]
+        return self.numbers("rank")
 
     @cached_property
     def duration(self) -> Int64s:
@@ -72,10 +72,8 @@ class DeviceWork:
     @cached_property
     def kernel_count(self) -> int:
         """How many rows are kernels; these come first."""
-        if self.kernels is None:
-            return 0
-        count = len(self.kernels.rows)
-        return count if self._included is None else int(np.count_nonzero(self._included[:count]))
+        is_kernel = [np.full(len(table.rows), table is self.kernels) for table in self.tables]
+        return int(self._rows(is_kernel).sum())
 
     @property
     def hidden_in_graphs(self) -> bool:
@@ -83,11 +81,11 @@ class DeviceWork:
         return self.kernels is not None and HIDDEN_IN_GRAPHS in self.kernels.note
 
     def numbers(self, column: str, unknown: int = NOT_RECORDED) -> Int64s:
-        """Return a column of integers, ``unknown`` if a value was not recorded. Do not write to it.
+        """Return a column of integers, ``unknown`` if a value was not recorded.
 
         ``step`` is also unknown outside of steps.
         """
-        return self._rows(_numbers(table, column, unknown) for table in self.tables)
+        return self._rows(optional_numbers(table, column, unknown) for table in self.tables)
 
     @cached_property
     def named(self) -> _Texts:
@@ -108,22 +106,13 @@ class DeviceWork:
     @cached_property
     def kind(self) -> Int64s:
         """`COMPUTE`, `COMMUNICATION` or `COPY` of each row, by its name."""
-        columns = []
-        for table in self.tables:
-            if table is self.kernels:
-                codes, names = table.texts("kernel")
-                columns.append(np.append(_KINDS[kernel_categories(names)], COMPUTE)[codes])
-            else:
-                columns.append(np.full(len(table.rows), COPY))
-        return self._rows(columns)
+        kind: Int64s = self.name_kinds[self.named[0]]
+        return kind
 
-    @property
-    def name_kinds(self) -> list[int]:
+    @cached_property
+    def name_kinds(self) -> Int64s:
         """Kind of each name, then that of kernels without a name."""
-        codes, names = self.named
-        kinds = np.full(len(names) + 1, COMPUTE)
-        kinds[codes] = self.kind
-        return kinds.tolist()
+        return np.append(_KINDS[kernel_categories(self.named[1])], COMPUTE)
 
     def stages(self, first: Sequence[str] = ()) -> _Texts:
         """Return the stage that launched each row, or `NO_STAGE`, and the names of stages.
@@ -145,31 +134,24 @@ class DeviceWork:
         """
         columns = []
         for table in self.tables:
-            if "thread" in _headings(table):
+            if _has(table, "thread"):
                 columns.append(table.numbers("thread", NOT_RECORDED))
-                continue
-            launch = [
-                _numbers(table, each, NOT_RECORDED)
-                for each in ("rank", "launch", "launch duration")
-            ]
-            threads = np.append(calls.numbers("thread", NOT_RECORDED), NOT_RECORDED)
-            columns.append(threads[launch_calls(calls, *launch)])
+            else:
+                names = ("rank", "launch", "launch duration")
+                launch = [optional_numbers(table, name) for name in names]
+                threads = np.append(calls.numbers("thread", NOT_RECORDED), NOT_RECORDED)
+                columns.append(threads[launch_calls(calls, *launch)])
         return self._rows(columns)
 
     @cached_property
-    def _included(self) -> Mask | None:
+    def _included(self) -> Mask | slice:
         if self.ranks is None:
-            return None
-        rank = self._concatenated(table.numbers("rank") for table in self.tables)
+            return slice(None)
+        rank = np.concatenate([_EMPTY, *(table.numbers("rank") for table in self.tables)])
         return np.isin(rank, list(self.ranks))
 
     def _rows(self, columns: Iterable[Int64s]) -> Int64s:
-        column = self._concatenated(columns)
-        return column if self._included is None else column[self._included]
-
-    def _concatenated(self, columns: Iterable[Int64s]) -> Int64s:
-        parts = [*columns]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+        return np.concatenate([_EMPTY, *columns])[self._included]
 
 
 def device_work(
@@ -195,7 +177,7 @@ def no_work(ranks: Collection[int] | None, notes: Sequence[str] = ()) -> str:
 
 
 def launch_calls(calls: Table, rank: Int64s, launch: Int64s, duration: Int64s) -> Int64s:
-    """Return the row of the driver call that each launch is, or `NO_CALL`.
+    """Return the row of the driver call that each launch is, the last of equal ones, or `NO_CALL`.
 
     Args:
         calls: The table ``calls``.
@@ -205,43 +187,26 @@ def launch_calls(calls: Table, rank: Int64s, launch: Int64s, duration: Int64s) -
     """
     codes, kinds = calls.texts("kind")
     rows = np.flatnonzero(codes == (kinds.index("runtime") if "runtime" in kinds else len(kinds)))
-    drivers = [calls.numbers(each)[rows] for each in ("start", "rank", "duration")]
-    wanted = [launch, rank, duration]
-    order = np.argsort(drivers[0], kind="stable")
-    at, last = (np.searchsorted(drivers[0], launch, side, order) for side in ("left", "right"))
-    found = np.full(len(at), NO_CALL)
-    alone, many = np.flatnonzero(last == at + 1), np.flatnonzero(last > at + 1)
-    place = order[at[alone]]
-    alike = (drivers[1][place] == rank[alone]) & (drivers[2][place] == duration[alone])
-    found[alone] = np.where(alike, place, NO_CALL)
-    if len(many):  # several calls that began at once, on other ranks or threads
-        same = np.diff(drivers[0][order]) == 0
-        twins = order[np.append(same, False) | np.append(False, same)]
-        equal = _last_equal([each[twins] for each in drivers], [each[many] for each in wanted])
-        found[many] = np.append(twins, NO_CALL)[equal]
-    call: Int64s = np.append(rows, NO_CALL)[found]
-    return call
+    starts, ranks, durations = (calls.numbers(name)[rows] for name in ("start", "rank", "duration"))
+    order = np.argsort(starts, kind="stable")
+    first, place = (np.searchsorted(starts, launch, side, order) for side in ("left", "right"))
+    found = np.full(len(launch), NO_CALL)
+    left = np.flatnonzero(place > first)
+    while len(left):  # several calls can begin at once, on other ranks or threads
+        place[left] -= 1
+        call = order[place[left]]
+        same = (ranks[call] == rank[left]) & (durations[call] == duration[left])
+        found[left[same]] = rows[call[same]]
+        left = left[~same & (place[left] > first[left])]
+    return found
 
 
-def _last_equal(present: Sequence[Int64s], wanted: Sequence[Int64s]) -> Int64s:
-    """Return for each wanted row the last present row that equals it, or `NO_CALL`."""
-    count = len(present[0])
-    columns = [np.append(*pair) for pair in zip(present, wanted, strict=True)]
-    order = np.lexsort(columns)  # present rows come before wanted ones that equal them
-    place = np.arange(len(order))
-    head = np.maximum.accumulate(np.where(differs(*(each[order] for each in columns)), place, 0))
-    last = np.maximum.accumulate(np.where(order < count, place, NO_CALL))
-    found = np.full(len(order), NO_CALL)
-    found[order] = np.where(last >= head, np.append(order, NO_CALL)[last], NO_CALL)
-    return found[count:]
-
-
-def _headings(table: Table) -> set[str]:
-    return {column.name for column in table.columns}
-
-
-def _numbers(table: Table, column: str, unknown: int) -> Int64s:
+def optional_numbers(table: Table, column: str, unknown: int = NOT_RECORDED) -> Int64s:
     """Return a column of a table, ``unknown`` throughout if the table lacks it."""
-    if column in _headings(table):
+    if _has(table, column):
         return table.numbers(column, unknown)
     return np.full(len(table.rows), unknown)
+
+
+def _has(table: Table, column: str) -> bool:
+    return any(each.name == column for each in table.columns)

@@ -4,6 +4,7 @@ FLOPs and bytes follow from the shapes of a call's inputs, see `work_of`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,17 +15,15 @@ from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, devi
 from lightning_rlprof.analysis.efficiency.peak_flops import bandwidth_of, peak_of
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.tables.arrays import Int64s, Mask
-from lightning_rlprof.tables.interval_nesting import NONE, enclosing, holding, open_at
+from lightning_rlprof.tables.interval_nesting import NONE, innermost
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 HALF = ("c10::BFloat16", "c10::Half")
 """Types for which the peaks of devices are known."""
 
 _COLUMNS = (
-    Column("operator", "text"),
-    Column("shapes", "text"),
-    Column("type", "text"),
+    *columns_of("text", "operator", "shapes", "type"),
     Column("calls", "count"),
     Column("time", "duration", "ns"),
     Column("share", "share"),
@@ -69,13 +68,6 @@ class _Calls(NamedTuple):
     kinds: Sequence[_Kind]
 
 
-class _Peak(NamedTuple):
-    """What the device can do at most, None if unknown."""
-
-    tflops: float | None
-    gb_s: float | None
-
-
 def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Show how fast matmuls and attention ran, by operator, shapes and type.
 
@@ -95,12 +87,12 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
         return Table("matmuls", _COLUMNS, abstained=" ".join([_NO_SHAPES.format(of), *notes]))
     whole = int(work.duration.sum()) if work.kernel_count else None  # copies are no matmul's time
-    peak = _peak(spans, ranks, notes) if whole else _Peak(None, None)
+    peak, bandwidth = _peaks(spans, ranks, notes) if whole else (None, None)
     if not whole:
         notes.append(_HOST)
-    rows = sorted(_rows(calls, whole, peak, notes), key=lambda row: -int(row[4] or 0))
+    rows = sorted(_rows(calls, whole, peak, bandwidth, notes), key=lambda row: -int(row[4] or 0))
     note = " ".join(dict.fromkeys(notes))
-    return Table("matmuls", _COLUMNS, [*rows, _sum(rows, calls, whole)], note)
+    return Table("matmuls", _COLUMNS, [*rows, _sum(rows, whole)], note)
 
 
 def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> _Calls | None:
@@ -110,9 +102,6 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> _Calls | No
         return None
     rank, ranks = table.numbers("rank"), work.ranks
     rows = np.flatnonzero(np.ones_like(rank) if ranks is None else np.isin(rank, list(ranks)))
-    thread, start = (table.numbers(name)[rows] for name in ("thread", "start"))
-    order = np.lexsort((start, thread, rank[rows]))
-    rows, start = rows[order], start[order]
     columns = [table.texts(name) for name in ("operator", "dims", "types", "values")]
     kind = np.zeros(len(rows), np.int64)
     for code, texts in columns:
@@ -120,16 +109,19 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> _Calls | No
     heads = rows[np.unique(kind, return_index=True)[1]]
     coded = [([*texts, None], code[heads].tolist()) for code, texts in columns]
     kinds = [*zip(*([texts[at] for at in codes] for texts, codes in coded), strict=True)]
-    duration, timed = table.numbers("duration")[rows], np.ones(len(rows), bool)
+    thread, start, duration = (
+        table.numbers(name)[rows] for name in ("thread", "start", "duration")
+    )
+    timed = np.ones(len(rows), bool)
     if work.kernel_count:
-        duration, timed = _kernel_time(work, rank[rows], thread[order], start, duration)
+        duration, timed = _kernel_time(work, rank[rows], thread, start, start + duration)
     if untimed := len(rows) - np.count_nonzero(timed):
         notes.append(_UNTIMED.format(untimed))
     return _Calls(kind, duration, timed, kinds) if len(rows) else None
 
 
 def _kernel_time(
-    work: DeviceWork, rank: Int64s, thread: Int64s, start: Int64s, duration: Int64s
+    work: DeviceWork, rank: Int64s, thread: Int64s, start: Int64s, end: Int64s
 ) -> tuple[Int64s, Mask]:
     """Return the time of the kernels that each call launched, and whether it launched any."""
     kernels = slice(work.kernel_count)
@@ -140,27 +132,33 @@ def _kernel_time(
     known = np.append(threads, NOT_RECORDED)[at] == kernel_thread
     known &= (kernel_thread != NOT_RECORDED) & (launch != NOT_RECORDED)
     kernel_lane = np.where(known, work.rank[kernels] * len(threads) + at, NONE)
-    end = start + duration
-    holder = holding(enclosing(lane, start, end), start, end)
-    call = open_at(lane, start, end, holder, kernel_lane, launch)
+    call = innermost(lane, start, end, kernel_lane, launch)
     found = np.zeros(len(start), np.int64)
     np.add.at(found, call[call >= 0], work.duration[kernels][call >= 0])
     return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
 
 
-def _peak(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Peak:
-    """Return the peak of the devices, if it is known and the same on all ranks."""
+def _peaks(
+    spans: Spans, ranks: Collection[int] | None, notes: list[str]
+) -> tuple[float | None, float | None]:
+    """Return TFLOP/s and GB/s of the devices, each if it is known and the same on all ranks."""
     heads = spans.headers.items()
     devices = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
-    peaks = [{of(name) for name in devices} for of in (peak_of, bandwidth_of)]
-    found = _Peak(*(each.pop() if len(each) == 1 else None for each in peaks))
-    if found.tflops is None:
-        named = sorted(set(devices) - {"unknown"})
-        notes.append(_UNKNOWN_PEAK.format(", ".join(named) or "the device"))
-    return found
+    found = [{of(name) for name in devices} for of in (peak_of, bandwidth_of)]
+    tflops, gb_s = (each.pop() if len(each) == 1 else None for each in found)
+    if tflops is None:
+        named = ", ".join(sorted(devices - {"unknown"}))
+        notes.append(_UNKNOWN_PEAK.format(named or "the device"))
+    return tflops, gb_s
 
 
-def _rows(calls: _Calls, whole: int | None, peak: _Peak, notes: list[str]) -> Iterator[_Row]:
+def _rows(
+    calls: _Calls,
+    whole: int | None,
+    peak: float | None,
+    bandwidth: float | None,
+    notes: list[str],
+) -> Iterator[_Row]:
     """Yield a row per kind of call; ``whole`` is the time of all kernels and copies."""
     sums = np.zeros((3, len(calls.kinds)), np.int64)
     columns = (calls.duration, np.ones_like(calls.duration), calls.timed)
@@ -169,12 +167,12 @@ def _rows(calls: _Calls, whole: int | None, peak: _Peak, notes: list[str]) -> It
     for kind, time, count, timed in zip(calls.kinds, *sums.tolist(), strict=True):
         work = work_of(*kind) or Work(None, None, kind[1], "")
         tflops = _rate(work.flops, timed, time, 1_000)
-        of_peak = _ratio(tflops, peak.tflops if work.type in HALF else None)
+        of_peak = _ratio(tflops, peak if work.type in HALF else None)
         if of_peak is not None and of_peak > 1:
             notes.append(_ABOVE)
             tflops = of_peak = None
         gb_s = _rate(work.moved, timed, time, 1)
-        of_bandwidth = _ratio(gb_s, peak.gb_s)
+        of_bandwidth = _ratio(gb_s, bandwidth)
         if of_bandwidth is not None and of_bandwidth > 1:
             notes.append(_CACHED)
             of_bandwidth = None
@@ -193,14 +191,14 @@ def _ratio(rate: float | None, most: float | None) -> float | None:
     return rate / most if rate is not None and most else None
 
 
-def _sum(rows: Sequence[_Row], calls: _Calls, whole: int | None) -> _Row:
+def _sum(rows: Sequence[Any], whole: int | None) -> _Row:
     """Return the sum; its rate covers the rows that have one, over their time."""
-    time = sum(int(row[4] or 0) for row in rows)
-    rated = [(float(row[6]), int(row[4] or 0)) for row in rows if row[6] is not None]
+    count, time = (sum(row[at] for row in rows) for at in (3, 4))
+    rated = [(row[6], row[4]) for row in rows if row[6] is not None]
     spent = sum(own for _, own in rated)
     rate = sum(rate * own for rate, own in rated) / spent if spent else None
     share = time / whole if whole else None
-    return (_TOTAL, None, None, len(calls.kind), time, share, rate, None, None, None, None)
+    return (_TOTAL, None, None, count, time, share, rate, None, None, None, None)
 
 
 class Work(NamedTuple):
@@ -234,18 +232,10 @@ class _Formula(NamedTuple):
 
 
 def _matmul(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
-    """Count [.., m, k] @ [.., k, n]: 2 m k n, times the batch."""
-    first, second = dims
-    if len(first) != len(second) or len(first) not in (2, 3) or first[:-2] != second[:-2]:
-        return None
-    if first[-1] != second[-2]:
-        return None
-    out = prod(first[:-1]) * second[-1]
-    return 2 * out * first[-1], prod(first) + prod(second) + out
+    """Count [.., m, k] @ [.., k, n]: 2 m k n, times the batch.
 
-
-def _broadcast(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
-    """Count as torch.matmul does: a vector is a row or a column, batches are broadcast."""
+    As in torch.matmul, a vector is a row or a column, and batches are broadcast.
+    """
     first, second = dims
     if not first or not second:
         return None
@@ -260,7 +250,9 @@ def _broadcast(dims: _Dims, _: bool | None) -> tuple[int | None, int] | None:
     return 2 * out * rows[-1], prod(first) + prod(second) + out
 
 
-def _attention(dims: _Dims, causal: bool | None, *, backward: bool = False) -> Any:
+def _attention(
+    dims: _Dims, causal: bool | None, *, backward: bool = False
+) -> tuple[int | None, int] | None:
     """Count softmax(q k') v: two matmuls forward, five backward, of what a causal mask leaves."""
     query, key, value = dims
     if {len(each) for each in dims} != {4} or query[3] != key[3] or key[2] != value[2]:
@@ -274,16 +266,14 @@ def _attention(dims: _Dims, causal: bool | None, *, backward: bool = False) -> A
     return (2 * batch * heads * pairs * each if known else None), elements * (1 + backward)
 
 
-def _backward(dims: _Dims, causal: bool | None) -> Any:
-    return _attention(dims, causal, backward=True)
-
-
-_PLAIN, _ADDED = _Formula(slice(0, 2), _matmul), _Formula(slice(1, 3), _matmul)
 _SDPA = "aten::_scaled_dot_product_"
+_backward = partial(_attention, backward=True)
 FORMULAS: Mapping[str, _Formula] = {
-    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::_scaled_mm"), _PLAIN),
-    "aten::matmul": _Formula(slice(0, 2), _broadcast),
-    **dict.fromkeys(("aten::addmm", "aten::baddbmm"), _ADDED),
+    **dict.fromkeys(
+        ("aten::mm", "aten::bmm", "aten::_scaled_mm", "aten::matmul"),
+        _Formula(slice(0, 2), _matmul),
+    ),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm"), _Formula(slice(1, 3), _matmul)),
     f"{_SDPA}flash_attention": _Formula(slice(0, 3), _attention, 4),
     f"{_SDPA}efficient_attention": _Formula(slice(0, 3), _attention, 6),
     f"{_SDPA}cudnn_attention": _Formula(slice(0, 3), _attention, 6),

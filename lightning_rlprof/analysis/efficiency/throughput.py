@@ -5,18 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.efficiency.peak_flops import (
-    kind_of,
-    peak_of,
-    token_flops,
-)
+from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of, token_flops
 from lightning_rlprof.analysis.stages.partition import containing_step
 from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.intervals import unions
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 ABOVE_PEAK = "MFU above 100%"
 """Starts the note on stages whose MFU is impossible."""
@@ -24,14 +20,11 @@ ABOVE_PEAK = "MFU above 100%"
 _COLUMNS = (
     Column("stage", "text"),
     Column("rank", "count"),
-    Column("tokens/s", "number"),
-    Column("samples/s", "number"),
+    *columns_of("number", "tokens/s", "samples/s"),
     Column("MFU", "share"),
-    Column("TFLOP/s", "number", "TFLOP/s"),
-    Column("peak TFLOP/s", "number", "TFLOP/s"),
+    *columns_of("number", "TFLOP/s", "peak TFLOP/s", unit="TFLOP/s"),
     Column("FLOPs source", "text"),
-    Column("tokens", "count"),
-    Column("samples", "count"),
+    *columns_of("count", "tokens", "samples"),
     Column("time", "duration", "ns"),
     Column("ranks", "count"),
 )
@@ -119,14 +112,14 @@ def _check(spans: Spans, **given: float | PerStage | None) -> None:
 
 def _work_by_stage(spans: Spans, counter: str, stages: Int64s) -> dict[int, Work]:
     """Return per stage and rank the sum of a counter, and how long its spans were open."""
-    rows, values = spans.amounts(counter)
+    rows, amounts = spans.amounts(counter)
     keep = np.isin(rows, stages)
-    rows, amounts = rows[keep], values[keep]
-    found = {}
-    for code in np.unique(spans.name[rows]).tolist():
-        mine = spans.name[rows] == code
-        found[code] = _by_rank(spans, rows[mine], amounts[mine])
-    return found
+    rows, amounts = rows[keep], amounts[keep]
+    names = spans.name[rows]
+    return {
+        code: _by_rank(spans, rows[names == code], amounts[names == code])
+        for code in np.unique(names).tolist()
+    }
 
 
 def _by_rank(spans: Spans, rows: Int64s, amounts: Float64s) -> Work:
@@ -180,8 +173,9 @@ def _rows(
     for code in sorted({code for name in _COUNTERS for code in work[name]}):
         of_stage = {name: own.get(code, {}) for name, own in work.items()}
         longest = max(_sum(of_stage[name], of_stage[name]).ns for name in _COUNTERS)
-        found.append((-longest, _stage_rows(spans.names[code], of_stage, given)))
-    return [row for _, rows in sorted(found, key=lambda each: each[0]) for row in rows]
+        found.append((longest, _stage_rows(spans.names[code], of_stage, given)))
+    found.sort(key=lambda each: -each[0])
+    return [row for _, rows in found for row in rows]
 
 
 def _stage_rows(stage: str, work: Mapping[str, Work], given: _Given) -> list[tuple[Cell, ...]]:
@@ -199,31 +193,18 @@ def _stage_rows(stage: str, work: Mapping[str, Work], given: _Given) -> list[tup
         share = achieved / peak if achieved is not None and peak else None
         rates = (tokens.per_second, samples.per_second, share, achieved, peak)
         time = max(each.ns // max(each.ranks, 1) for each in (tokens, samples, done))
-        rows.append(
-            (
-                stage,
-                rank,
-                *rates,
-                source if done.ranks else None,
-                tokens.total,
-                samples.total,
-                time,
-                len(group),
-            )
-        )
+        counts = (tokens.total, samples.total, time, len(group))
+        rows.append((stage, rank, *rates, source if done.ranks else None, *counts))
     return rows
 
 
 def _peak(flops: Work, ranks: list[int], peaks: Mapping[int, float | None]) -> float | None:
     """Return the mean peak of the devices of some ranks, weighted by time; None if unknown."""
-    total, ns = 0.0, 0
-    for rank in ranks:
-        if rank in flops:
-            peak = peaks.get(rank)
-            if peak is None:
-                return None
-            total, ns = total + flops[rank][1] * peak, ns + flops[rank][1]
-    return total / ns if ns else None
+    own = [(peaks.get(rank), flops[rank][1]) for rank in ranks if rank in flops]
+    ns = sum(time for _, time in own)
+    if not ns or any(peak is None for peak, _ in own):
+        return None
+    return sum((peak or 0) * time for peak, time in own) / ns
 
 
 def _flops(stage: str, work: Mapping[str, Work], given: _Given) -> tuple[str, Work]:
@@ -239,8 +220,8 @@ def _flops(stage: str, work: Mapping[str, Work], given: _Given) -> tuple[str, Wo
     if size is None or kind is None:
         return "", {}
     label = "6N estimate" if kind == "training" else "2N estimate"
-    flops = _times(tokens, token_flops(size, kind)) if tokens else {}
-    return label, flops | (work[_UNCOUNTED] if tokens else {})
+    flops = _times(tokens, token_flops(size, kind)) | work[_UNCOUNTED] if tokens else {}
+    return label, flops
 
 
 def _times(work: Work, factor: float) -> Work:

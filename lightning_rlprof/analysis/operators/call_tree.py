@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work
-from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.interval_nesting import (
     NONE,
     alone,
@@ -17,7 +17,6 @@ from lightning_rlprof.tables.interval_nesting import (
     holding,
     open_at,
 )
-from lightning_rlprof.tables.intervals import edges
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
@@ -27,48 +26,18 @@ UNATTRIBUTED = "unattributed"
 _DEEPEST = 1_000  # Python's own limit; real models nest some dozens
 
 
-@dataclass(frozen=True, eq=False)
-class Paths:
+class Paths(NamedTuple):
     """Distinct stacks of names; an outer one comes before those inside it.
 
     Attributes:
         of: Path of each call.
         parent: Of each path the one around it, `NONE` at the top.
         name: Code of its innermost name.
-        depth: How many are around it.
     """
 
     of: Int64s
     parent: Int64s
     name: Int64s
-    depth: Int64s
-
-    def sum(self, calls: Int64s, values: Int64s) -> Int64s:
-        """Return the sum for each path over values that belong to calls."""
-        found = np.zeros(len(self.parent), dtype=np.int64)
-        np.add.at(found, self.of[calls], values)
-        return found
-
-    def with_inner(self, values: Int64s) -> Int64s:
-        """Return for each path its value and those of all paths inside it."""
-        total = values.copy()
-        heads = np.searchsorted(self.depth, np.arange(int(self.depth.max(initial=0)) + 2)).tolist()
-        for level in range(len(heads) - 2, 0, -1):
-            rows = slice(heads[level], heads[level + 1])
-            np.add.at(total, self.parent[rows], total[rows])
-        return total
-
-    @cached_property
-    def outermost(self) -> Int64s:
-        """Paths that are not inside a path of the same name: recursion counts once."""
-        repeated = np.zeros(len(self.parent), dtype=bool)
-        rows, around = np.arange(len(self.parent)), self.parent
-        while len(rows):
-            inside = around >= 0
-            rows, around = rows[inside], around[inside]
-            repeated[rows] |= self.name[rows] == self.name[around]
-            around = self.parent[around]
-        return np.flatnonzero(~repeated)
 
 
 class LaunchedWork(NamedTuple):
@@ -143,27 +112,45 @@ class CallTree:
     @property
     def too_deep(self) -> str:
         """Why there are no stacks, "" if there are: their size grows as the square of the depth."""
-        deep = int(depths(self.around).max(initial=0)) + 1
+        deep = len(self._levels)
         return f"Calls are nested {deep:,} deep, more than {_DEEPEST:,}." * (deep > _DEEPEST)
 
-    @cached_property
+    def with_inner(self, values: Int64s) -> Int64s:
+        """Return for each call its value and those of all calls inside it."""
+        total = values.copy()
+        for rows in self._levels[:0:-1]:
+            np.add.at(total, self.around[rows], total[rows])
+        return total
+
+    def outermost(self) -> Int64s:
+        """Return the calls that are not inside one of the same name: recursion counts once."""
+        repeated = np.zeros(len(self.name), dtype=bool)
+        rows, around = np.arange(len(self.name)), self.around
+        while len(rows):
+            rows, around = rows[around != NONE], around[around != NONE]
+            repeated[rows] |= self.name[rows] == self.name[around]
+            around = self.around[around]
+        return np.flatnonzero(~repeated)
+
     def paths(self) -> Paths:
-        """The stack of names that each call is nested in, each distinct stack once."""
-        depth = depths(self.around)
-        order = np.argsort(depth, kind="stable")
-        heads = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
-        of, width, count = np.full(len(depth) + 1, NONE), len(self.names), 0  # the last stays
-        levels: list[Int64s] = [np.empty(0, np.int64)]
-        for first, last in zip(heads[:-1].tolist(), heads[1:].tolist(), strict=True):
-            rows = order[first:last]
+        """Return the stack of names that each call is nested in, each distinct stack once."""
+        of, width, count = np.full(len(self.name) + 1, NONE), len(self.names), 0  # the last stays
+        levels: list[Int64s] = []
+        for rows in self._levels:
             stacks = (of[self.around[rows]] + 1) * width + self.name[rows]
-            distinct = _distinct(stacks)
+            distinct = np.unique(stacks)
             of[rows] = np.searchsorted(distinct, stacks) + count
             count += len(distinct)
             levels.append(distinct)
-        keys, sizes = np.concatenate(levels), [len(each) for each in levels[1:]]
-        parent, name = keys // max(width, 1) - 1, keys % max(width, 1)
-        return Paths(of[:-1], parent, name, np.repeat(np.arange(len(sizes)), sizes))
+        keys = np.concatenate(levels)
+        return Paths(of[:-1], keys // width - 1, keys % width)
+
+    @cached_property
+    def _levels(self) -> list[Int64s]:
+        """The calls at each depth, outer ones first."""
+        depth = depths(self.around)
+        order = np.argsort(depth, kind="stable")
+        return np.split(order, group_starts(depth[order])[1:])
 
     @cached_property
     def _holder(self) -> Int64s:
@@ -186,11 +173,10 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
     rows = np.flatnonzero(keep)
     rank, start = table.numbers("rank")[rows], table.numbers("start")[rows]
     end = start + table.numbers("duration")[rows]
-    threads = _distinct(thread := table.numbers("thread", NOT_RECORDED)[rows])
+    threads = np.unique(thread := table.numbers("thread", NOT_RECORDED)[rows])
     lane = rank * len(threads) + np.searchsorted(threads, thread)
-    if not _in_order(lane, start, -end):
-        order = np.lexsort((-end, start, lane))
-        rows, rank, lane, start, end = (each[order] for each in (rows, rank, lane, start, end))
+    order = np.lexsort((-end, start, lane))
+    rows, rank, lane, start, end = (each[order] for each in (rows, rank, lane, start, end))
     code, names = table.texts("name")
     name = code[rows]
     return CallTree(
@@ -220,18 +206,3 @@ def launched_work(
         return None
     thread = work.launching_threads(calls)
     return LaunchedWork(work.rank, thread, work.numbers("launch"), work.duration)
-
-
-def _in_order(*columns: Int64s) -> bool:
-    """Return whether rows are ordered by the first column, equal ones by the second, and so on."""
-    rows = np.arange(1, len(columns[0]))
-    for column in columns:
-        own, before = column[rows], column[rows - 1]
-        if (own < before).any():
-            return False
-        rows = rows[own == before]
-    return True
-
-
-def _distinct(values: Int64s) -> Int64s:
-    return edges(values[differs(values)])

@@ -1,7 +1,7 @@
 """What each torch operator and each ``nn.Module`` costs, on the host and on the device."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,37 +15,29 @@ from lightning_rlprof.analysis.operators.call_tree import (
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import NONE
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _OPERATOR_COLUMNS = (
     Column("operator", "text"),
     Column("calls", "count"),
-    Column("device total", "duration", "ns"),
-    Column("device self", "duration", "ns"),
-    Column("host total", "duration", "ns"),
-    Column("host self", "duration", "ns"),
+    *columns_of("duration", "device total", "device self", "host total", "host self", unit="ns"),
     Column("kernels", "count"),
     Column("backward of", "text"),
 )
 _MODULE_COLUMNS = (
     Column("module", "text"),
     Column("calls", "count"),
-    Column("device total", "duration", "ns"),
-    Column("device self", "duration", "ns"),
-    Column("backward total", "duration", "ns"),
-    Column("backward self", "duration", "ns"),
-    Column("host total", "duration", "ns"),
-    Column("host self", "duration", "ns"),
+    *columns_of("duration", "device total", "device self", unit="ns"),
+    *columns_of("duration", "backward total", "backward self", unit="ns"),
+    *columns_of("duration", "host total", "host self", unit="ns"),
     Column("path", "text"),
 )
-_NO_OPERATORS = (
-    "{} no operators. Capture a step with torch.profiler and the CPU among its activities "
-    "(integrated: {{profile_with_cpu: true}})."
-)
-_NO_MODULES = (
-    "{} no modules. Capture a step with torch.profiler and Python stacks "
-    "(integrated: {{profile_with_module: true}} or torch_profiler: {{with_stack: true}})."
-)
+_MISSING = {
+    "operator": "{} no operators. Capture a step with torch.profiler and the CPU among its "
+    "activities (integrated: {{profile_with_cpu: true}}).",
+    "module": "{} no modules. Capture a step with torch.profiler and Python stacks "
+    "(integrated: {{profile_with_module: true}} or torch_profiler: {{with_stack: true}}).",
+}
 _NO_KERNELS = "No kernels were recorded, so device time is unknown."
 _PREFIX = "nn.Module: "  # as torch writes it in its traces
 
@@ -62,73 +54,60 @@ def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     time that threads spent in operators. ``backward of`` is the forward operator of most calls.
     """
     notes: list[str] = []
-    tree, work = _operator_calls(spans, ranks, notes)
-    if tree is None:
-        why = " ".join([_NO_OPERATORS.format(_subject(ranks)), *notes])
-        return Table("operators", _OPERATOR_COLUMNS, abstained=why)
+    found = _read(spans, "operator", ranks, notes)
+    if isinstance(found, str):
+        return Table("operators", _OPERATOR_COLUMNS, abstained=found)
+    tree, _, work = found
+    return Table("operators", _OPERATOR_COLUMNS, _operator_rows(tree, work), " ".join(notes))
+
+
+def _read(
+    spans: Spans, kind: str, ranks: Collection[int] | None, notes: list[str]
+) -> tuple[CallTree, Table, LaunchedWork | None] | str:
+    """Return the calls of a kind, their table, and what was launched; or why there are no rows."""
+    table = spans.try_table("calls", notes)
+    tree = None if table is None else call_tree(table, kind, ranks)
+    if table is None or tree is None or not len(tree.name):
+        of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
+        return " ".join([_MISSING[kind].format(of), *notes])
     if tree.too_deep:
-        return Table("operators", _OPERATOR_COLUMNS, abstained=" ".join([tree.too_deep, *notes]))
+        return " ".join([tree.too_deep, *notes])
+    work = launched_work(spans, table, ranks, notes)
     if work is None:
         notes.append(_NO_KERNELS)
-        rows = _by_cost(_operator_rows(tree, [[None] * len(tree.names)] * 3))
-        return Table("operators", _OPERATOR_COLUMNS, rows, " ".join(notes))
-    call = tree.launching(work)
-    rows = _by_cost(_operator_rows(tree, _device_costs(tree, call, work.duration_ns)))
-    rest = work.duration_ns[call == NONE]
-    ns = int(rest.sum())
-    rows.append((UNATTRIBUTED, None, ns, ns, None, None, len(rest), None))
-    return Table("operators", _OPERATOR_COLUMNS, rows, " ".join(notes))
+    return tree, table, work
 
 
-def _operator_calls(
-    spans: Spans, ranks: Collection[int] | None, notes: list[str]
-) -> tuple[CallTree | None, LaunchedWork | None]:
-    """Return the calls of operators, None without, and launches; frees the table's columns."""
-    table = spans.try_table("calls", notes)
-    tree = None if table is None else call_tree(table, "operator", ranks)
-    if table is None or tree is None or not len(tree.name):
-        return None, None
-    return tree, launched_work(spans, table, ranks, notes)
-
-
-def _by_cost(rows: Iterable[_Row]) -> list[_Row]:
-    """Return the rows by device total, then by host total, descending."""
-    return sorted(
-        rows, key=lambda row: [-1 if row[at] is None else row[at] for at in (2, 4)], reverse=True
-    )
-
-
-def _device_costs(tree: CallTree, call: Int64s, duration: Int64s) -> list[list[Cell]]:
-    """Return by name device total, device self and number of kernels."""
-    known, paths = call >= 0, tree.paths
-    self_ns = paths.sum(call[known], duration[known])
-    count = paths.sum(call[known], np.ones_like(duration[known]))
-    outer = paths.outermost
-    return [
-        _by_name(tree, outer, paths.with_inner(self_ns)[outer]),
-        *(_by_name(tree, slice(None), values) for values in (self_ns, count)),
-    ]
-
-
-def _operator_rows(tree: CallTree, device: Sequence[Sequence[Cell]]) -> Iterator[_Row]:
-    """Yield a row per operator; ``device`` are the columns of `_device_costs`."""
-    paths, every = tree.paths, np.arange(len(tree.name))
-    calls = _by_name(tree, slice(None), paths.sum(every, np.ones_like(every)))
-    host_self = _by_name(tree, slice(None), paths.sum(every, tree.self_ns()))
-    outer = paths.outermost
-    host_total = _by_name(tree, outer, paths.sum(every, tree.end_ns - tree.start_ns)[outer])
+def _operator_rows(tree: CallTree, work: LaunchedWork | None) -> list[_Row]:
+    """Return a row per operator by cost, and one of the work that no operator launched."""
+    name, size, outer = tree.name, len(tree.names), tree.outermost()
+    seen = np.unique(name)
+    host_total = _sums(name[outer], (tree.end_ns - tree.start_ns)[outer], size)
+    order = seen[np.argsort(-host_total[seen], kind="stable")]
+    device: list[Int64s | None] = [None] * 3
+    rest: list[_Row] = []
+    if work is not None:
+        call = tree.launching(work)
+        own = _sums(call, work.duration_ns, len(name))
+        total = _sums(name[outer], tree.with_inner(own)[outer], size)
+        device = [total, _sums(name, own, size), np.bincount(name[call[call != NONE]], None, size)]
+        order = order[np.argsort(-total[order], kind="stable")]
+        unlaunched = work.duration_ns[call == NONE]
+        ns = int(unlaunched.sum())
+        rest = [(UNATTRIBUTED, None, ns, ns, None, None, len(unlaunched), None)]
+    calls, host_self = np.bincount(name, None, size), _sums(name, tree.self_ns(), size)
+    columns = (calls, *device[:2], host_total, host_self, device[2])
+    cells = [[None] * len(order) if each is None else each[order].tolist() for each in columns]
     forward = _forward_names(tree)
-    for name in np.unique(tree.name).tolist():
-        total, self_ns, kernels = (column[name] for column in device)
-        costs = (total, self_ns, host_total[name], host_self[name], kernels)
-        yield (tree.names[name] or None, calls[name], *costs, forward.get(name))
+    names = [tree.names[code] or None for code in order.tolist()]
+    return [*zip(names, *cells, map(forward.get, order.tolist()), strict=True), *rest]
 
 
-def _by_name(tree: CallTree, paths: Int64s | slice, values: Int64s) -> list[Cell]:
-    """Return the sum of values of paths by name."""
-    found = np.zeros(len(tree.names), np.int64)
-    np.add.at(found, tree.paths.name[paths], values)
-    return list(found.tolist())
+def _sums(codes: Int64s, values: Int64s, size: int) -> Int64s:
+    """Return the sum of the values of each code below ``size``; those of `NONE` do not count."""
+    found = np.zeros(size + 1, np.int64)
+    np.add.at(found, codes, values)  # NONE is the last item
+    return found[:-1]
 
 
 def _forward_names(tree: CallTree) -> dict[int, str]:
@@ -141,19 +120,6 @@ def _forward_names(tree: CallTree) -> dict[int, str]:
     order = np.argsort(count, kind="stable")  # the most frequent one is written last
     keys = [divmod(key, width) for key in found[order].tolist()]
     return {name: tree.names[forward] for name, forward in keys}
-
-
-def _subject(ranks: Collection[int] | None) -> str:
-    return "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
-
-
-class _ModuleCosts(NamedTuple):
-    """Device time per path: total and self, of forward and backward together, and of backward."""
-
-    total: Int64s
-    self_ns: Int64s
-    backward_total: Int64s
-    backward_self: Int64s
 
 
 def modules(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -172,28 +138,21 @@ def modules(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     modules.
     """
     notes: list[str] = []
-    table = spans.try_table("calls", notes)
-    tree = None if table is None else call_tree(table, "module", ranks)
-    if table is None or tree is None or not len(tree.name):
-        why = " ".join([_NO_MODULES.format(_subject(ranks)), *notes])
-        return Table("modules", _MODULE_COLUMNS, abstained=why)
-    if tree.too_deep:
-        return Table("modules", _MODULE_COLUMNS, abstained=" ".join([tree.too_deep, *notes]))
-    work = launched_work(spans, table, ranks, notes)
+    found = _read(spans, "module", ranks, notes)
+    if isinstance(found, str):
+        return Table("modules", _MODULE_COLUMNS, abstained=found)
+    tree, table, work = found
     if work is None:
-        rows = [*_module_rows(tree, None)]
-        return Table("modules", _MODULE_COLUMNS, rows, " ".join([*notes, _NO_KERNELS]))
-    forward = tree.launching(work)
-    backward = _backward_modules(tree, call_tree(table, "operator", ranks), work)
-    backward[forward != NONE] = NONE
-    costs = [
-        tree.paths.sum(call[call != NONE], work.duration_ns[call != NONE])
-        for call in (forward, backward)
-    ]
-    both, inner = costs[0] + costs[1], tree.paths.with_inner
-    rows = [*_module_rows(tree, _ModuleCosts(inner(both), both, inner(costs[1]), costs[1]))]
-    rest = int(work.duration_ns[(forward == NONE) & (backward == NONE)].sum())
-    rows.append((UNATTRIBUTED, None, rest, rest, *(None,) * 5))
+        rows = _module_rows(tree, None)
+    else:
+        forward = tree.launching(work)
+        backward = _backward_modules(tree, call_tree(table, "operator", ranks), work)
+        backward[forward != NONE] = NONE
+        rows = _module_rows(
+            tree, [_sums(call, work.duration_ns, len(tree.name)) for call in (forward, backward)]
+        )
+        rest = int(work.duration_ns[(forward == NONE) & (backward == NONE)].sum())
+        rows.append((UNATTRIBUTED, None, rest, rest, *(None,) * 5))
     return Table("modules", _MODULE_COLUMNS, rows, " ".join(notes))
 
 
@@ -202,9 +161,12 @@ def _backward_modules(tree: CallTree, operators: CallTree, work: LaunchedWork) -
 
     Of the operators around a launch, the innermost one with a forward operator decides.
     """
-    forward = operators.forwards()
-    nearest = _nearest_with_forward(operators, forward)
-    found = np.append(forward, NONE)[nearest[operators.launching(work)]]
+    forward = np.append(operators.forwards(), NONE)
+    around = np.append(operators.around, NONE)
+    operator = operators.launching(work)
+    while len(rows := np.flatnonzero((operator != NONE) & (forward[operator] == NONE))):
+        operator[rows] = around[operator[rows]]
+    found = forward[operator]
     rows = found[found != NONE]
     thread = operators.threads[operators.lane[rows] % max(len(operators.threads), 1)]
     lane = tree.lane_of(operators.rank[rows], thread)
@@ -212,42 +174,31 @@ def _backward_modules(tree: CallTree, operators: CallTree, work: LaunchedWork) -
     return found
 
 
-def _nearest_with_forward(operators: CallTree, forward: Int64s) -> Int64s:
-    """Return the innermost operator with a forward one around each, itself included.
+def _module_rows(tree: CallTree, device: Sequence[Int64s] | None) -> list[_Row]:
+    """Return a row per path, each followed by those inside it, siblings by cost.
 
-    The last item is `NONE`: indexed by `NONE` it gives `NONE`.
+    ``device`` is the device time that each call itself launched, forward and backward.
     """
-    ends = np.append(forward != NONE, True)  # the search ends at the top, too
-    found = np.append(np.arange(len(forward)), NONE)
-    while len(rows := np.flatnonzero(~ends[found])):
-        found[rows] = operators.around[found[rows]]
-    return found
-
-
-def _module_rows(tree: CallTree, costs: _ModuleCosts | None) -> Iterator[_Row]:
-    """Yield a row per path, each followed by those inside it."""
-    paths, every = tree.paths, np.arange(len(tree.name))
-    calls = paths.sum(every, np.ones_like(every))
-    host = paths.sum(every, tree.end_ns - tree.start_ns)
-    columns = (host, paths.sum(every, tree.self_ns()))
-    weight = host if costs is None else costs.total
-    titles: list[str] = []
+    paths = tree.paths()
+    host = tree.end_ns - tree.start_ns
+    of_calls = [host, tree.self_ns()]
+    if device is not None:
+        both, backward = device[0] + device[1], device[1]
+        of_calls = [tree.with_inner(both), both, tree.with_inner(backward), backward, *of_calls]
+    columns = [_sums(paths.of, values, len(paths.name)) for values in of_calls]
+    cells: list[list[Any]] = [column.tolist() for column in columns]
+    if device is None:
+        cells = [[None] * len(paths.name)] * 4 + cells
+    calls = np.bincount(paths.of).tolist()
+    by_cost = np.argsort(np.lexsort((-columns[-2], -columns[0]))).tolist()
     short = [name.removeprefix(_PREFIX) for name in tree.names]
-    for above, name in zip(paths.parent.tolist(), paths.name.tolist(), strict=True):
+    titles: list[str] = []
+    places: list[tuple[int, ...]] = []
+    rows: list[_Row] = []
+    stacks = zip(paths.parent.tolist(), paths.name.tolist(), strict=True)
+    for at, (above, name) in enumerate(stacks):
         titles.append(f"{titles[above]}.{short[name]}" if above >= 0 else short[name])
-    for at in _depth_first(paths.parent, np.lexsort((-host, -weight))):
-        device = [None] * 4 if costs is None else [int(column[at]) for column in costs]
-        title = " " * int(paths.depth[at]) + short[int(paths.name[at])]
-        yield (title, int(calls[at]), *device, *(int(each[at]) for each in columns), titles[at])
-
-
-def _depth_first(parent: Int64s, order: Int64s) -> Iterator[int]:
-    """Yield all paths, each before those inside it, siblings in the order given."""
-    inside: dict[int, list[int]] = {}
-    for at in order[::-1].tolist():
-        inside.setdefault(int(parent[at]), []).append(at)
-    stack = inside.get(NONE, [])
-    while stack:
-        at = stack.pop()
-        yield at
-        stack.extend(inside.get(at, ()))
+        places.append((*(places[above] if above >= 0 else ()), by_cost[at]))
+        indented = " " * (len(places[at]) - 1) + short[name]
+        rows.append((indented, calls[at], *(column[at] for column in cells), titles[at]))
+    return [rows[at] for at in sorted(range(len(rows)), key=places.__getitem__)]

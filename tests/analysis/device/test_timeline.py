@@ -7,6 +7,7 @@ import numpy as np
 from lightning_rlprof.analysis.device.timeline import NEVER, device_timeline, grid_of
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COMPUTE, COPY, NO_STAGE
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.tables.intervals import cells_of
 from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, kernel_table
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -124,7 +125,8 @@ def test_a_grid_is_gapless_and_cut_wherever_something_changes() -> None:
     assert grid.times.tolist() == [0, 10, 15, 20, 30, 50, 100]
     assert grid.busy.tolist() == [False, True, True, True, False, False]
     assert (grid.first.tolist(), grid.last.tolist()) == ([1, 2], [3, 4])
-    assert [part.tolist() for part in grid.cells(ints(-5, 15), ints(10, 200))] == [[0, 2], [1, 6]]
+    cells = cells_of(grid.times, ints(-5, 15), ints(10, 200))
+    assert [part.tolist() for part in cells] == [[0, 2], [1, 6]]
 
 
 def test_a_table_that_cannot_be_read_is_noted() -> None:

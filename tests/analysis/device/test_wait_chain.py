@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.device.wait_chain import GAP, HOST, LAUNCH, WaitChain
+from lightning_rlprof.analysis.device.wait_chain import GAP, HOST, LAUNCH, critical_paths
 from lightning_rlprof.analysis.device.work import NOT_RECORDED
 from tests.effort import examples
 
@@ -70,10 +70,9 @@ class Machine:
         columns = np.array(self.pieces, np.int64).reshape(-1, 4).T.copy()
         columns[3, list(unknown)] = NOT_RECORDED
         waits = np.array(self.waits, np.int64).reshape(-1, 2).T
-        chain = WaitChain(*columns, (waits[0], waits[1]))
         ends = columns[1].tolist()
         last = ends.index(self.end) if self.end in ends else HOST
-        path = chain.paths([(low, self.end, last)])
+        path = critical_paths(*columns, (waits[0], waits[1]), [(low, self.end, last)])
         columns = (path.start.tolist(), path.end.tolist(), path.what.tolist())
         return sorted(map(Segment, *columns), reverse=True)
 

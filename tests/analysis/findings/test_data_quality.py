@@ -101,9 +101,9 @@ def test_remarks_and_hosts_are_warnings(spans: Spans) -> None:
     apart = play(Script(ranks=2, steps=4, hosts=True), 1).spans
     assert checks(apart)["clocks"][0] == "warn"
     assert checks(apart)["clocks"][1].startswith("clocks of hosts node-0, node-1 were not")
-    heads = (Column("rank", "count"), Column("uncertainty", "duration", "ns"))
+    heads = tuple(Column(name, "count") for name in ("rank", "clock", "uncertainty"))
     for unsure, state in ((30_000, "ok"), (12_000_000, "warn")):
-        clocks = Table("clocks", heads, [(0, 0), (1, unsure)])
+        clocks = Table("clocks", heads, [(0, 0, 0), (1, 1, unsure)])
         compared = replace(apart, tables={"clocks": lambda clocks=clocks: clocks})
         text = f"synchronized within {unsure / 1e6:.3f} ms between ranks"
         assert checks(compared)["clocks"] == (state, text)

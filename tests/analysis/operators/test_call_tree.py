@@ -76,9 +76,9 @@ def test_one_rank_alone() -> None:
 
 def test_an_empty_tree_answers() -> None:
     tree = tree_of([])
-    assert tree.self_ns().tolist() == tree.forwards().tolist() == tree.paths.of.tolist() == []
+    assert tree.self_ns().tolist() == tree.forwards().tolist() == tree.paths().of.tolist() == []
     assert tree.at(ints(0, -1), ints(5, 5)).tolist() == [NONE, NONE]
-    assert tree.paths.outermost.tolist() == []
+    assert tree.outermost().tolist() == []
     spans = run([], [Kernel("k", 1, 2, 0)])
     found = launched_work(spans, spans.table("calls"), None, [])
     assert found is not None
@@ -109,12 +109,15 @@ def test_a_stack_of_names_is_one_path_however_often_it_occurs() -> None:
         for name, start, end in (("a", 0, 90_000), ("b", 0, 50_000), ("a", 10_000, 40_000))
     ]
     tree = tree_of(loop)
-    paths = tree.paths
-    assert (paths.parent.tolist(), paths.depth.tolist()) == ([-1, 0, 1], [0, 1, 2])
-    every = np.arange(len(tree.name))
-    assert paths.sum(every, np.ones_like(every)).tolist() == [3, 3, 3]
-    assert paths.with_inner(ints(1, 10, 100)).tolist() == [111, 110, 100]
-    assert paths.outermost.tolist() == [0, 1]
+    paths = tree.paths()
+    assert paths.parent.tolist() == [-1, 0, 1]
+    assert np.bincount(paths.of).tolist() == [3, 3, 3]
+    assert tree.with_inner(ints(1, 10, 100, 2, 20, 200, 0, 0, 3)).tolist() == [
+        *(111, 110, 100),
+        *(222, 220, 200),
+        *(3, 3, 3),
+    ]
+    assert tree.outermost().tolist() == [0, 1, 3, 4, 6, 7]
 
 
 @given(traces())
@@ -156,7 +159,7 @@ def test_each_is_nested_in_the_last_before_it_that_contains_it(trace) -> None:
 def test_paths_are_the_distinct_stacks(trace) -> None:
     calls, _ = trace
     tree = tree_of(calls)
-    paths = tree.paths
+    paths = tree.paths()
     stacks = [stack_of(tree, at) for at in range(len(tree.name))]
     assert len(paths.name) == len(set(stacks))
     assert len({*zip(paths.of.tolist(), stacks, strict=True)}) == len(paths.name)
@@ -164,12 +167,20 @@ def test_paths_are_the_distinct_stacks(trace) -> None:
     for above, name in zip(paths.parent.tolist(), paths.name.tolist(), strict=True):
         titles.append((titles[above] if above >= 0 else "") + tree.names[name])
     assert [titles[of] for of in paths.of] == stacks
-    assert [len(title) - 1 for title in titles] == paths.depth.tolist()
-    once = {titles[at] for at in paths.outermost}
-    assert once == {title for title in titles if title[-1] not in title[:-1]}
-    inner = paths.with_inner(np.arange(len(titles)))
-    for at, title in enumerate(titles):
-        assert inner[at] == sum(i for i, other in enumerate(titles) if other.startswith(title))
+    once = {at for at, stack in enumerate(stacks) if stack[-1] not in stack[:-1]}
+    assert set(tree.outermost().tolist()) == once
+
+
+@given(traces())
+@settings(max_examples=examples(100), deadline=None)
+def test_a_call_includes_all_calls_inside_it(trace) -> None:
+    calls, _ = trace
+    tree = tree_of(calls)
+    expected = np.arange(len(tree.name))
+    for at in reversed(range(len(tree.name))):  # those inside come after it
+        if tree.around[at] != NONE:
+            expected[tree.around[at]] += expected[at]
+    assert tree.with_inner(np.arange(len(tree.name))).tolist() == expected.tolist()
 
 
 def test_a_launch_is_the_drivers_call_of_the_same_rank_start_and_length() -> None:
@@ -238,5 +249,5 @@ def test_a_million_calls_take_seconds() -> None:
         lane - 1, enclosing(lane, start, end),
     )  # fmt: skip
     assert int(tree.self_ns().sum()) == int((end - start)[::10].sum())
-    assert len(tree.paths.name) == 10
+    assert len(tree.paths().name) == 10
     assert time.perf_counter() - began < 20
