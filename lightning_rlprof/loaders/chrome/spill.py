@@ -19,6 +19,8 @@ from lightning_rlprof.tables.arrays import Int64s
 HELD = 1 << 22
 """Bytes of columns that stay in memory, of all columns of a trace together."""
 
+ROWS = 1 << 14
+"""Rows of a block; twenty arrays of that length are 2.6 MB."""
 
 _OWN = HELD // 4
 
@@ -130,14 +132,11 @@ class Grown:
         high = len(self) if high is None else high
         return {name: self.part(name, low, high) for name in self.types}
 
-    def parts(self, rows: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def parts(self, rows: int = ROWS) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Yield all columns, ``rows`` rows at a time."""
         for low in range(0, len(self), rows):
             yield self.rows(low, min(low + rows, len(self)))
 
-
-ROWS = 1 << 14
-"""Rows of a block; twenty arrays of that length are 2.6 MB."""
 
 Columns = Mapping[str, npt.NDArray[Any]]
 """Some rows of a table: arrays of one length, by name."""

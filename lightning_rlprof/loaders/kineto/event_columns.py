@@ -79,7 +79,7 @@ class ChromeColumns:
         self.lost: Counter[int] = Counter()
         self.unread: Counter[int] = Counter()
         self.unpaired: Counter[int] = Counter()
-        self._held, self._is_large = 0, False
+        self._held = 0
         self.first_ns: dict[int, int] = {}
         self._slices, self._shapes = Slices(), Shapes()
         self._signs = np.empty(0, np.int8)
@@ -108,30 +108,22 @@ class ChromeColumns:
         if taken.any():
             self._take_all([*compress(events, taken.tobytes())], code[taken])
         if self._held > HELD:
-            self._put_aside()
-
-    def end(self) -> None:
-        """Put the last rows aside, too, where others are: tables are made in that memory."""
-        if self._is_large:
-            self._put_aside()
-
-    def rows(self, kind: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of one kind, in the order of the file, in memory of their own.
-
-        Columns: start_ns, end_ns, lane, name; launch (equal where a call and what it launched
-        belong together, `MISSING` if unknown), and what `chrome_args` makes of the arguments. Of
-        `COUNTER`: start_ns, lane, name, value.
-        """
-        return self.grown(kind).rows()
+            self._held = 0
+            for grown in self._grown.values():
+                grown.put_aside()
 
     def grown(self, kind: int) -> Grown:
-        """Return the columns of one kind."""
+        """Return the columns of one kind, in the order of the file; see `KEPT`.
+
+        Calls and what they launched are equal in ``launch``, which is `MISSING` if unknown.
+        """
         return self._grown[kind]
 
-    def _put_aside(self) -> None:
-        self._held, self._is_large = 0, True
-        for grown in self._grown.values():
-            grown.put_aside()
+    @property
+    def processes(self) -> Int64s:
+        """Code of the process of each lane."""
+        pids: dict[Id, int] = {}
+        return np.array([pids.setdefault(pid, len(pids)) for pid, _ in self.lanes], np.int64)
 
     def _count(self, code: npt.NDArray[np.uint8]) -> set[int]:
         """Count the events of each kind; returns which codes there are."""

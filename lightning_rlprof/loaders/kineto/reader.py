@@ -132,7 +132,7 @@ def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
 def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
     ranges, zero, texts = trace.ranges, trace.zero_ns, list(trace.columns.names)
     names, name = np.unique(ranges.name, return_inverse=True)
-    lanes, thread = np.unique(ranges.lane, return_inverse=True)
+    lanes, thread = np.unique(ranges.thread, return_inverse=True)
     ids = np.arange(1, len(name) + 1)
     return {
         "names": tuple(texts[code] for code in names.tolist()),
@@ -145,7 +145,7 @@ def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
         "end_ns": ranges.end_ns - zero,
         "thread": thread,
         "id": ids,
-        "parent": np.append(ids, NO_PARENT)[parents(ranges.lane, ranges.start_ns, ranges.end_ns)],
+        "parent": np.append(ids, NO_PARENT)[parents(ranges.thread, ranges.start_ns, ranges.end_ns)],
     }
 
 
@@ -161,7 +161,7 @@ def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, i
         # The largest table comes last: who writes one after the other needs the trace no more then.
         ("calls", call_table, (OPERATOR, PYTHON, LAUNCH)),
     ):
-        if any(trace.counts.get(kind) for kind in kinds):
+        if any(trace.columns.counts[kind] for kind in kinds):
             yield name, read
 
 
@@ -173,7 +173,7 @@ def _header(trace: KinetoTrace) -> Header:
     role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
     lanes = list(trace.columns.lanes)
-    pids = (lanes[lane][0] for lane in trace.ranges.lane[:1].tolist())
+    pids = (lanes[lane][0] for lane in trace.ranges.thread[:1].tolist())
     return Header(
         format=FORMAT,
         run_id=told(top, "trace_id", str, "") or trace.path.name,
@@ -191,7 +191,7 @@ def _header(trace: KinetoTrace) -> Header:
 
 def _no_device(trace: KinetoTrace) -> str:
     """Return a name for a device without one; a trace ends with the names of its devices."""
-    ran = trace.counts.get(KERNEL) or trace.counts.get(COPY)
+    ran = trace.columns.counts[KERNEL] or trace.columns.counts[COPY]
     return "unknown" if ran or not trace.complete else "cpu"
 
 
