@@ -29,8 +29,9 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     KINDS,
     MEMORY,
     METADATA,
-    Shapes,
-    Slices,
+    OTHER,
+    SLICES,
+    code_of_event,
     holding,
     read_arguments,
     signs_of,
@@ -81,7 +82,6 @@ class ChromeColumns:
         self.unpaired: Counter[int] = Counter()
         self._held = 0
         self.first_ns: dict[int, int] = {}
-        self._slices, self._shapes = Slices(), Shapes()
         self._signs = np.empty(0, np.int8)
         # Collectives are found among the kernels, and what they send among the operators.
         self._looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
@@ -94,9 +94,10 @@ class ChromeColumns:
 
     def add(self, events: Sequence[Event]) -> None:
         """Add what is wanted of a batch."""
-        slices, shapes = self._slices, self._shapes
+        slice_code = SLICES.get
         codes = [
-            slices[each.cat] if each.ph == "X" else shapes[each.cat, each.ph] for each in events
+            slice_code(each.cat, OTHER) if each.ph == "X" else code_of_event(each.cat, each.ph)
+            for each in events
         ]
         code = np.frombuffer(bytes(codes), np.uint8)
         there = self._count(code)
