@@ -15,18 +15,18 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend_kernels
 from lightning_rlprof.loaders.clocks.shifted_tables import (
-    cells_on_run,
-    is_moment,
     kernels_on_run,
-    table_on_run,
+    on_run,
+    shift_times,
 )
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
 from lightning_rlprof.loaders.nsys.reader import GUESSED, read_nsys
 from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
 from lightning_rlprof.loaders.rank_names import rank_in_name
-from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, Stages, stages_at
+from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.run_directory import rank_directory
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import (
     COLUMNS,
     UNKNOWN,
@@ -113,22 +113,19 @@ def _on_run_timeline(part: Spans, name: str, rank: int | None, spans: Spans) -> 
 
     A file of several ranks is of one host, so any of them tells its clock.
     """
-    table = part.table(name)
+    whose = min(part.ranks, default=None) if rank is None else rank
+    table = shift_times(
+        lambda: part.table(name), lambda _, times: on_run(spans, part.unix_ns, whose, times)
+    )
     if table.abstained is not None:
         return table
     heads = [column.name for column in table.columns]
-    whose = min(part.ranks, default=None) if rank is None else rank
-    cells = {
-        column.name: cells_on_run(spans, whose, part.unix_ns, each)
-        if is_moment(column, each)
-        else each
-        for column, each in zip(table.columns, table.arrays(), strict=True)
-    }
+    cells = dict(zip(heads, table.arrays(), strict=True))
     if rank is not None and "rank" in cells and len(part.ranks) == 1:
         cells["rank"] = np.full(len(table.rows), rank, np.int64)
     if "stage" in cells and not np.isin(part.kind, _MARKING).any():
         cells |= _fill_stages(cells, spans)
-    return Table(name, table.columns, ColumnRows([cells[head] for head in heads]), note=table.note)
+    return replace(table, rows=ColumnRows([cells[head] for head in heads]))
 
 
 def _fill_stages(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
@@ -136,13 +133,17 @@ def _fill_stages(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
     times, rank = cells.get("launch", cells["start"]), np.ma.getdata(cells["rank"])
     if isinstance(times, tuple):  # no launch is known
         times = np.ma.masked_array(rank, np.ones(len(rank), bool))
-    told, when = ~np.ma.getmaskarray(times), np.ma.getdata(times)
-    rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
-    anywhere = np.full(len(rank), NOWHERE)
-    launches = Launches(np.where(told, rank, NOWHERE), anywhere, when)
-    found = stages_at(Stages(*rows, spans.end_ns), launches)
+    known_rank = np.where(np.ma.getmaskarray(times), NOWHERE, rank)
+    found = _stages_of_run(spans, known_rank, np.ma.getdata(times))
     step = known(np.maximum(found.step, 0), nothing=0)
     return {"stage": distinct(found.stage, spans.names), "step": step}
+
+
+def _stages_of_run(spans: Spans, rank: Int64s, times: Int64s) -> Found:
+    """Return the stages and steps of the run's own spans at some launches of ranks."""
+    rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
+    launches = Launches(rank, np.full(len(rank), NOWHERE), times)
+    return stages_at(Stages(*rows, spans.end_ns), launches)
 
 
 # What each tool writes, in the order of preference where one thing lies there in several forms:
@@ -194,7 +195,8 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         return spans
     others = ascend_tables(captures, spans.unix_ns, partial(_fill_shifted_kernels, spans))
     if spans.wall_off:
-        others = {name: partial(table_on_run, spans, read) for name, read in others.items()}
+        shift = partial(on_run, spans, spans.unix_ns)
+        others = {name: partial(shift_times, read, shift) for name, read in others.items()}
     others = capture_tables(files, spans, others, _is_chrome)
     every = {**files, **captures}
     tables = {**spans.tables, **others, "kernels": lambda: _kernels(spans, every)}
@@ -241,7 +243,7 @@ def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, 
         raise TraceError(f"{path}: left out: its rank is unknown; put rank-N in its name")
     kernels = replace(kernels, rank=np.where(told < 0, rank or 0, told))
     whose = int(kernels.rank[0]) if rank is None and len(kernels.rank) else rank
-    kernels = kernels_on_run(spans, whose, unix_ns, kernels)
+    kernels = kernels_on_run(spans, unix_ns, whose, kernels)
     filled, count = _fill_kernel_stages(kernels, spans)
     return filled, [
         *remarks,
@@ -252,7 +254,7 @@ def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, 
 def _fill_shifted_kernels(spans: Spans, kernels: Kernels) -> Kernels:
     """Do the same for kernels of one capture that lie on the axis of the run by wall clock."""
     rank = int(kernels.rank[0]) if len(kernels.rank) else None
-    filled, _ = _fill_kernel_stages(kernels_on_run(spans, rank, spans.unix_ns, kernels), spans)
+    filled, _ = _fill_kernel_stages(kernels_on_run(spans, spans.unix_ns, rank, kernels), spans)
     return replace(kernels, stage=filled.stage, step=filled.step)
 
 
@@ -263,10 +265,7 @@ def _fill_kernel_stages(kernels: Kernels, spans: Spans) -> tuple[Kernels, int]:
     if kernels.launch_ns is None:
         return kernels, 0
     blank = (kernels.launch_ns != UNKNOWN) & ~np.isin(kernels.rank, told)
-    rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
-    anywhere = np.full(len(blank), NOWHERE)
-    launches = Launches(np.where(blank, kernels.rank, NOWHERE), anywhere, kernels.launch_ns)
-    found = stages_at(Stages(*rows, spans.end_ns), launches)
+    found = _stages_of_run(spans, np.where(blank, kernels.rank, NOWHERE), kernels.launch_ns)
     own = np.where(found.stage < 0, -1, found.stage + len(texts))
     stage = distinct(np.where(blank, own, codes), [*texts, *spans.names])
     step = np.where(blank, found.step, kernels.step)
