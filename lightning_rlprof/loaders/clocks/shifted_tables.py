@@ -34,13 +34,20 @@ def shift_times(read: Callable[[], Table], shift: Shift) -> Table:
     names, cells = [column.name for column in table.columns], table.arrays()
     rank = np.ma.getdata(cells[names.index("rank")]) if "rank" in names else None
     rows = [
-        _shifted(each, rank, shift) if is_moment(column, each) else each
+        shift_cells(each, rank, shift) if is_moment(column, each) else each
         for column, each in zip(table.columns, cells, strict=True)
     ]
     return replace(table, rows=ColumnRows(rows))
 
 
-def _shifted(cells: Any, rank: Int64s | None, shift: Shift) -> Any:
+def shift_cells(cells: Any, rank: Int64s | None, shift: Shift) -> Any:
+    """Return a column with its known times moved.
+
+    Args:
+        cells: An array, perhaps masked.
+        rank: Of each cell; None where no rank is told.
+        shift: What moves them.
+    """
     found, known = cells.copy(), np.flatnonzero(~np.ma.getmaskarray(cells))
     ranks = np.full(len(cells), -1) if rank is None else rank
     order = known[np.argsort(ranks[known], kind="stable")]
@@ -84,8 +91,8 @@ def moved(spans: Spans, clocks: Mapping[int, Clock]) -> Spans:
     ]
     return replace(
         spans,
-        start_ns=_shifted(spans.start_ns, spans.rank, shift),
-        end_ns=_shifted(spans.end_ns, spans.rank, shift),
+        start_ns=shift_cells(spans.start_ns, spans.rank, shift),
+        end_ns=shift_cells(spans.end_ns, spans.rank, shift),
         notes=tuple(sorted(notes, key=lambda note: note.time_ns)),
         unix_ns=spans.unix_ns - by,
         tables={
