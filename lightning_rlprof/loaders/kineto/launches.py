@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.chrome.decoding import MISSING
-from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, beside, heads, in_order
+from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, beside, in_order
 from lightning_rlprof.loaders.kineto.event_kinds import LAUNCH
 from lightning_rlprof.loaders.kineto.trace import REGION, STAGE, STEP, KinetoTrace
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, stages_at
+from lightning_rlprof.tables.arrays import group_sizes, group_starts
 from lightning_rlprof.tables.kernels import UNKNOWN
 
 _GRAPH = "GraphLaunch"  # cudaGraphLaunch, cuGraphLaunch, hipGraphLaunch
@@ -87,11 +88,11 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
         calls = (_only(part, np.isin(part["launch"], known)) for part in calls)
     for block in in_order(chain(calls, work), "launch", "start_ns", "row", whole=1):
         called, at = block["row"] < 0, np.arange(len(block["row"]))
-        first = heads(block["launch"])
-        lengths = np.diff(np.append(first, len(at)))
+        first = group_starts(block["launch"])
+        sizes = group_sizes(first, len(at))
         last = np.maximum.accumulate(np.where(called, at, -1))
         early = np.minimum.reduceat(np.where(called, at, len(at)), first)
-        call = np.where(last >= np.repeat(first, lengths), last, np.repeat(early, lengths))
+        call = np.where(last >= np.repeat(first, sizes), last, np.repeat(early, sizes))
         own = np.flatnonzero(~called & (call < len(at)))
         call = call[own]
         told = {name: block[name][call] for name in nothing}
