@@ -4,7 +4,7 @@ A capture is what a profiler wrote there. Its times are put on the run's timelin
 its own, its kernels get stage and step from the spans of the run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +19,10 @@ from lightning_rlprof.loaders.clocks.shifted_tables import (
     on_run,
     shift_times,
 )
+from lightning_rlprof.loaders.formats import NSYS_SUFFIXES
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
+from lightning_rlprof.loaders.kineto.reader import read_kernels as read_kineto_kernels
+from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.nsys.reader import GUESSED, read_nsys
 from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
 from lightning_rlprof.loaders.rank_names import rank_in_name
@@ -43,45 +46,88 @@ _KINETO_TABLES = ("memcpy", "collectives", "calls", "memory", "counters", "shape
 _NSYS_TABLES = ("memcpy", "sync", "gpu_metrics")
 _MARKING = (KINDS.index("stage"), KINDS.index("step"))
 
-Tables = Mapping[str, Callable[[], Table]]
+# What each tool writes, in the order of preference where one thing lies there in several forms:
+# plain before packed, exported before what only nsys itself reads.
+_CHROME = (".trace.json", ".trace.json.gz")
+_TOOLS = (_CHROME, NSYS_SUFFIXES)
 
 
-def capture_tables(
-    files: Mapping[Path, int | None],
-    spans: Spans,
-    others: Tables,
-    is_chrome: Callable[[Path], bool],
-) -> dict[str, Callable[[], Table]]:
-    """Return the tables of Chrome traces and Nsight Systems' reports in a run, all but the kernels.
-
-    A file is read when the first of its tables is asked for, and is kept. So a table may turn out
-    to be in none of them; it abstains then. Where a capture marks neither stages nor steps, they
-    are those of the run's own spans at the launch, or at the start in a table without launches. A
-    file that cannot be read, or whose time or rank is not known, is a remark.
+def device_files(folder: Path, *, deep: bool = False) -> list[Path]:
+    """Return the traces of device tools in a folder by name, each in one form only.
 
     Args:
-        files: The rank of each file, None where only its processes may tell it.
-        spans: The run.
-        others: Tables of other tools on the axis of the run; those of one name are joined.
-        is_chrome: Tells the two kinds of files apart.
+        folder: Where to look.
+        deep: Look into the folders inside, too; links are not followed.
     """
-    read = cache(lambda path: _read_capture(path, files[path], chrome=is_chrome(path)))
-
-    def table(name: str) -> Table:
-        pieces = [_part_of_table(name, path, rank, read, spans) for path, rank in files.items()]
-        if name in others:
-            pieces.append(Piece((), 0, others[name]))
-        return join_tables(name, pieces)
-
-    names = sorted(
-        {name for path in files for name in (_KINETO_TABLES if is_chrome(path) else _NSYS_TABLES)}
-    )
-    return {**others, **{name: partial(table, name) for name in names}}
+    found: dict[tuple[str, int], Path] = {}
+    for tool, forms in enumerate(_TOOLS):
+        for form in forms:
+            for path in folder.rglob(f"*{form}") if deep else folder.glob(f"*{form}"):
+                if path.is_file() and not path.is_symlink():
+                    found.setdefault((str(path).removesuffix(form), tool), path)
+    return sorted(found.values())
 
 
-def _read_capture(path: Path, rank: int | None, *, chrome: bool) -> Spans:
-    from lightning_rlprof.loaders.kineto.reader import read_kineto
+def _is_chrome(path: Path) -> bool:
+    return path.name.endswith(_CHROME)
 
+
+def with_kernels(spans: Spans, run: Path) -> Spans:
+    """Return a run's spans with the tables of what device tools recorded of it.
+
+    Files are read when the first of their tables is asked for, and come onto the run's axis by wall
+    clock. So a table may turn out to be in none of them; it abstains then. Where a capture marks
+    neither stages nor steps, they are those of the run's own spans at the launch, or at the start
+    in a table without launches. A file that cannot be read, or whose time or rank is unknown, is
+    named in the table's note.
+
+    Args:
+        spans: The run.
+        run: Its directory.
+    """
+    files: dict[Path, int | None] = {
+        path: rank_in_name(path.name) for path in device_files(run)
+    }  # without a rank in the name only its processes may tell it
+    captures: dict[Path, int] = {}
+    for rank in spans.ranks:
+        folder = rank_directory(run, rank)
+        files |= dict.fromkeys(device_files(folder, deep=True), rank)
+        found = sorted(folder.rglob("*_ascend_pt"), key=lambda path: (path.is_symlink(), path))
+        # A link to one here is the same one.
+        once = {path.resolve(): path for path in reversed(found)}
+        captures |= dict.fromkeys(sorted(once.values()), rank)
+    if not files and not captures:
+        return spans
+    tables = ascend_tables(captures, spans.unix_ns, partial(_fill_shifted_kernels, spans))
+    if spans.wall_off:
+        shift = partial(on_run, spans, spans.unix_ns)
+        tables = {name: partial(shift_times, read, shift) for name, read in tables.items()}
+    read_once = cache(lambda path: _read_capture(path, files[path]))
+    for name in sorted({name for path in files for name in _tables_of(path)}):
+        own = [Piece((), 0, tables[name])] if name in tables else []
+        tables[name] = partial(_join_captures, name, files, own, read_once, spans)
+    every = {**files, **captures}
+    tables = {**spans.tables, **tables, "kernels": lambda: _kernels(spans, every)}
+    return replace(spans, tables=tables)
+
+
+def _tables_of(path: Path) -> tuple[str, ...]:
+    return _KINETO_TABLES if _is_chrome(path) else _NSYS_TABLES
+
+
+def _join_captures(
+    name: str,
+    files: Mapping[Path, int | None],
+    others: Sequence[Piece],
+    read: Callable[[Path], Spans],
+    spans: Spans,
+) -> Table:
+    pieces = [_part_of_table(name, path, rank, read, spans) for path, rank in files.items()]
+    return join_tables(name, [*pieces, *others])
+
+
+def _read_capture(path: Path, rank: int | None) -> Spans:
+    chrome = _is_chrome(path)
     part = read_kineto(path) if chrome else read_nsys(path, rank)
     if not part.unix_ns:
         raise TraceError(f"{path}: left out: its recording time is unknown")
@@ -146,67 +192,6 @@ def _stages_of_run(spans: Spans, rank: Int64s, times: Int64s) -> Found:
     return stages_at(Stages(*rows, spans.end_ns), launches)
 
 
-# What each tool writes, in the order of preference where one thing lies there in several forms:
-# plain before packed, exported before what only nsys itself reads.
-_CHROME = (".trace.json", ".trace.json.gz")
-_ASCEND = "*_ascend_pt"  # a directory per capture
-_TOOLS = (_CHROME, (".sqlite", ".nsys-rep"))
-
-
-def device_files(folder: Path, *, deep: bool = False) -> list[Path]:
-    """Return the traces of device tools in a folder by name, each in one form only.
-
-    Args:
-        folder: Where to look.
-        deep: Look into the folders inside, too; links are not followed.
-    """
-    found: dict[tuple[str, int], Path] = {}
-    for tool, forms in enumerate(_TOOLS):
-        for form in forms:
-            for path in folder.rglob(f"*{form}") if deep else folder.glob(f"*{form}"):
-                if path.is_file() and not path.is_symlink():
-                    found.setdefault((str(path).removesuffix(form), tool), path)
-    return sorted(found.values())
-
-
-def with_kernels(spans: Spans, run: Path) -> Spans:
-    """Return a run's spans with the tables of what device tools recorded of it.
-
-    The kernels of all tools are one table; for the others see `capture_tables`. The files are read
-    when a table is asked for. Kernels come onto the run's axis by wall clock;
-    where a tool saw none of our ranges, stage and step are those of the run's own spans at the
-    launch. A file that cannot be read is named in the table's note.
-
-    Args:
-        spans: The run.
-        run: Its directory.
-    """
-    files = {path: rank_in_name(path.name) for path in device_files(run)}
-    captures: dict[Path, int] = {}
-    for rank in spans.ranks:
-        folder = rank_directory(run, rank)
-        files |= dict.fromkeys(device_files(folder, deep=True), rank)
-        found = sorted(folder.rglob(_ASCEND), key=lambda path: (path.is_symlink(), path))
-        once = {
-            path.resolve(): path for path in reversed(found)
-        }  # a link to one here is the same one
-        captures |= dict.fromkeys(sorted(once.values()), rank)
-    if not files and not captures:
-        return spans
-    others = ascend_tables(captures, spans.unix_ns, partial(_fill_shifted_kernels, spans))
-    if spans.wall_off:
-        shift = partial(on_run, spans, spans.unix_ns)
-        others = {name: partial(shift_times, read, shift) for name, read in others.items()}
-    others = capture_tables(files, spans, others, _is_chrome)
-    every = {**files, **captures}
-    tables = {**spans.tables, **others, "kernels": lambda: _kernels(spans, every)}
-    return replace(spans, tables=tables)
-
-
-def _is_chrome(path: Path) -> bool:
-    return path.name.endswith(_CHROME)
-
-
 def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
     parts, remarks = [], []
     for path, rank in files.items():
@@ -224,17 +209,14 @@ def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
 
 def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str]]:
     """Read one file's kernels onto the run's axis."""
+    told_by_folder = path.is_dir() or _is_chrome(path)
     if path.is_dir():
         kernels, unix_ns, remarks = read_ascend_kernels(path)
-        told = np.full(len(kernels.rank), -1)
     elif _is_chrome(path):
-        from lightning_rlprof.loaders.kineto.reader import read_kernels
-
-        kernels, unix_ns, remarks = read_kernels(path)
-        told = np.full(len(kernels.rank), -1)  # the folder knows better than the trace
+        kernels, unix_ns, remarks = read_kineto_kernels(path)
     else:
         kernels, unix_ns, remarks = read_nsys_kernels(path)
-        told = kernels.rank
+    told = np.full(len(kernels.rank), -1) if told_by_folder else kernels.rank
     if not len(kernels.rank):
         remarks = ["no kernels", *remarks]
     if not unix_ns:
