@@ -39,12 +39,16 @@ from lightning_rlprof.tables.kernels import Kernels
 from lightning_rlprof.tables.spans import NO_PARENT, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Table
 
-_MOST_RANKS = 2**20
+MOST_RANKS = 2**20
+"""More than any job has: a number from here on is damage."""
+
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
 
 
-class _Distributed(msgspec.Struct):
+class Distributed(msgspec.Struct):
+    """What torch writes of the job before the events."""
+
     rank: int = -1
     world_size: int = 0
 
@@ -168,7 +172,7 @@ def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, i
 def _header(trace: KinetoTrace) -> Header:
     """Put together who recorded: the trace says some of it, the file's name some more."""
     top = trace.top
-    job = told(top, "distributedInfo", _Distributed, _Distributed())
+    job = told(top, "distributedInfo", Distributed, Distributed())
     rank, world = _place(job, trace.path.name)
     role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
@@ -195,13 +199,13 @@ def _no_device(trace: KinetoTrace) -> str:
     return "unknown" if ran or not trace.complete else "cpu"
 
 
-def _place(job: _Distributed, name: str) -> tuple[int, int]:
+def _place(job: Distributed, name: str) -> tuple[int, int]:
     """Return rank and world size, the first of those told that can be true."""
     file = _RANK.search(name)
     ranks = [job.rank, int(file[1]) if file else 0]
-    rank = next((each for each in ranks if 0 <= each < _MOST_RANKS), 0)
+    rank = next((each for each in ranks if 0 <= each < MOST_RANKS), 0)
     worlds = [job.world_size, int(file[2] or 0) if file else 0]
-    return rank, next((each for each in worlds if rank < each <= _MOST_RANKS), rank + 1)
+    return rank, next((each for each in worlds if rank < each <= MOST_RANKS), rank + 1)
 
 
 def _text(value: msgspec.Raw) -> str:
