@@ -196,10 +196,7 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
     if not parts:
         raise ValueError("join needs the spans of at least one trace")
     parts, left = _newest_per_rank(parts)
-    return _joined(parts, [*lost, *left])
-
-
-def _joined(parts: Sequence[Spans], lost: Sequence[RunWarning]) -> Spans:
+    lost = [*lost, *left]
     zero = min((part.unix_ns for part in parts if part.unix_ns), default=0)
     later = [part.unix_ns - zero if part.unix_ns else 0 for part in parts]
     slices = sorted(_slices(parts, later), key=lambda each: each.rank)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
-from lightning_rlprof.loaders.rank_names import disagreeing, missing
+from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.records import KINDS, Header, Note, Number
 from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_trace
 from lightning_rlprof.tables.arrays import Int64s
@@ -19,16 +19,10 @@ from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarni
 _NO_COUNTERS: dict[str, Number | None] = {}
 
 
-def collect(
-    lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]], order: Int64s
+def _counters(
+    lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]]
 ) -> dict[str, Counter]:
-    """Collect one rank's counters by name, rows after sorting.
-
-    Args:
-        lines: The spans.
-        late: Counters that were written after their span, by its id; they win.
-        order: Indices that sort the spans.
-    """
+    """Collect one rank's counters by name; those written after their span, by its id, win."""
     found: dict[str, tuple[list[int], list[Number]]] = {}
     for row, line in enumerate(lines):
         counters = line.counters or _NO_COUNTERS
@@ -40,14 +34,10 @@ def collect(
             rows, values = found.setdefault(name, ([], []))
             rows.append(row)
             values.append(value)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    result = {}
-    for name, (rows, values) in found.items():
-        at = place[rows]
-        sort = np.argsort(at)
-        result[name] = Counter(at[sort], _exact(values)[sort])
-    return result
+    return {
+        name: Counter(np.array(rows, np.int64), _exact(values))
+        for name, (rows, values) in found.items()
+    }
 
 
 def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
@@ -144,13 +134,14 @@ def read_run(
             problems += _add_rank(_read_rank(file, tables), ranks)
         except TraceError as error:
             broken.append(error)
-            problems.append(RunWarning(_rank_of(file), str(error)))
+            problems.append(RunWarning(rank_in_name(file.name), str(error)))
         if progress is not None:
             progress(count, len(files))
     if not ranks:
         raise broken[0]
     if path.is_dir():
-        problems += missing(_world(ranks), [*ranks, *(each.rank for each in problems)])
+        world = max(rank.header.world_size for rank in ranks.values())
+        problems += missing(world, [*ranks, *(each.rank for each in problems)])
     spans = _assemble(path, dict(sorted(ranks.items())), tables, problems)
     return phases_as_stages(validation_as_stage(spans))
 
@@ -194,10 +185,6 @@ def phases_as_stages(spans: Spans) -> Spans:
     return replace(spans, kind=np.where(rows, stage, spans.kind), notes=notes)
 
 
-def _world(ranks: Mapping[int, _Rank]) -> int:
-    return max(rank.header.world_size for rank in ranks.values())
-
-
 def _add_rank(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
     """Add a rank to the run unless its file does not belong there."""
     number, name = rank.header.rank, rank.path.name
@@ -226,9 +213,13 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     order = np.lexsort((columns["id"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}
     problems += _check_ids(columns, number)
-    counters = collect(lines, trace.late, order)
-    head, met = _checked_header(trace.header, problems), _valid_exchanges(trace)
-    return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, met)
+    counters = _counters([lines[at] for at in order.tolist()], trace.late)
+    head = _checked_header(trace.header, problems)
+    exchanges = [
+        (rank, [each for each in readings if _is_possible(*each)])
+        for rank, readings in trace.exchanges
+    ]
+    return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, exchanges)
 
 
 def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
@@ -238,15 +229,6 @@ def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
     text = f"ignored the world size {head.world_size} of its header (allowed: 1 to {_MOST_RANKS})"
     problems.append(RunWarning(head.rank, text))
     return replace(head, world_size=head.rank + 1)
-
-
-def _valid_exchanges(trace: RankTrace) -> Meetings:
-    """Return the exchanges that can be true."""
-    return [
-        (rank, sound)
-        for rank, readings in trace.exchanges
-        if (sound := [each for each in readings if _is_possible(*each)])
-    ]
 
 
 def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:
@@ -319,11 +301,6 @@ def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
     return [RunWarning(rank, text.format(count)) for count, text in texts if count]
 
 
-def _rank_of(file: Path) -> int | None:
-    found = re.fullmatch(r"rank-(\d{1,9})", file.stem)
-    return int(found[1]) if found else None
-
-
 def _assemble(
     path: Path, ranks: dict[int, _Rank], tables: _Tables, problems: list[RunWarning]
 ) -> Spans:
@@ -331,10 +308,8 @@ def _assemble(
     headers = {number: rank.header for number, rank in ranks.items()}
     problems += disagreeing(headers.values())
     clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
-    zero, lives = (
-        _first_event(ranks, clocks),
-        {n: _first_and_last(rank) for n, rank in ranks.items()},
-    )
+    zero = _first_event(ranks, clocks)
+    lives = {n: _first_and_last(rank) for n, rank in ranks.items()}
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero

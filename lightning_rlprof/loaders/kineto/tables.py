@@ -5,7 +5,7 @@ these. Other tables: memory and counters over time, shapes of matmuls and attent
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -117,33 +117,21 @@ _GPU = re.compile(r"GPU (\d{1,6})")
 def memory_table(trace: KinetoTrace, rank: int) -> Table:
     """Return the memory of torch's allocators after each change, by time; the CPU has no number."""
     rows = _by_time(trace, MEMORY)
-    codes: dict[int, int] = {}
-    for part in rows.parts():
-        for kind in np.unique(part["kind"]).tolist():
-            codes.setdefault(kind, len(codes))
-    texts = [_DEVICES.get(each, f"device type {each}") for each in codes]
-    kinds = np.sort(np.array([*codes], np.int64))
-    order = np.array([codes[kind] for kind in kinds.tolist()], np.int64)
+    kinds = sorted({kind for part in rows.parts() for kind in np.unique(part["kind"]).tolist()})
+    texts = [_DEVICES.get(kind, f"device type {kind}") for kind in kinds]
 
-    def read(low: int, high: int) -> ColumnRows:
-        kind, device, time, allocated, reserved = (
-            rows.part(name, low, high)
-            for name in ("kind", "device", "start_ns", "allocated", "reserved")
-        )
-        code = order[np.searchsorted(kinds, kind)] if len(kind) else kind
-        cells: list[Any] = [
+    def cells(part: Columns) -> list[Any]:
+        kind = part["kind"]
+        return [
             np.broadcast_to(np.int64(rank), len(kind)),
-            known(np.where(kind == 0, MISSING, device), nothing=MISSING),
-            (np.where(kind == MISSING, -1, code), texts),
-            time - trace.zero_ns,
-            known(allocated, nothing=MISSING),
-            known(reserved, nothing=MISSING),
+            known(np.where(kind == 0, MISSING, part["device"]), nothing=MISSING),
+            (np.where(kind == MISSING, -1, np.searchsorted(kinds, kind)), texts),
+            part["start_ns"] - trace.zero_ns,
+            known(part["allocated"], nothing=MISSING),
+            known(part["reserved"], nothing=MISSING),
         ]
-        return ColumnRows(cells)
 
-    return Table(
-        "memory", _MEMORY_COLUMNS, PartRows(len(rows), read), "; ".join(trace.losses(MEMORY))
-    )
+    return _table_in_parts("memory", _MEMORY_COLUMNS, rows, cells, trace.losses(MEMORY))
 
 
 def counter_table(trace: KinetoTrace, rank: int) -> Table:
@@ -157,21 +145,16 @@ def counter_table(trace: KinetoTrace, rank: int) -> Table:
     device = np.array([devices.get(pid, UNKNOWN) for pid, _ in lanes] or [UNKNOWN], np.int64)
     names = list(trace.columns.names)
 
-    def read(low: int, high: int) -> ColumnRows:
-        lane, name, time, value = (
-            rows.part(each, low, high) for each in ("lane", "name", "start_ns", "value")
-        )
-        cells: list[Any] = [
-            np.broadcast_to(np.int64(rank), len(lane)),
-            known(device[lane]),
-            (name.astype(np.int64), names),
-            time - trace.zero_ns,
-            value,
+    def cells(part: Columns) -> list[Any]:
+        return [
+            np.broadcast_to(np.int64(rank), len(part["lane"])),
+            known(device[part["lane"]]),
+            (part["name"].astype(np.int64), names),
+            part["start_ns"] - trace.zero_ns,
+            part["value"],
         ]
-        return ColumnRows(cells)
 
-    note = "; ".join(trace.losses(COUNTER))
-    return Table("counters", _COUNTER_COLUMNS, PartRows(len(rows), read), note)
+    return _table_in_parts("counters", _COUNTER_COLUMNS, rows, cells, trace.losses(COUNTER))
 
 
 def _by_time(trace: KinetoTrace, kind: int) -> Grown:
@@ -180,6 +163,21 @@ def _by_time(trace: KinetoTrace, kind: int) -> Grown:
     for block in in_order(grown.parts(), "start_ns"):
         rows.add(block)
     return rows
+
+
+def _table_in_parts(
+    name: str,
+    columns: tuple[Column, ...],
+    rows: Grown,
+    cells: Callable[[Columns], list[Any]],
+    losses: Sequence[str],
+) -> Table:
+    """Return a table whose cells are made of some rows at a time."""
+
+    def read(low: int, high: int) -> ColumnRows:
+        return ColumnRows(cells(rows.rows(low, high)))
+
+    return Table(name, columns, PartRows(len(rows), read), "; ".join(losses))
 
 
 def _device(label: str) -> int:
@@ -213,24 +211,22 @@ def shape_table(trace: KinetoTrace, rank: int) -> Table:
     for block in in_order(grown.parts(), "start_ns"):
         told = block["dims"] >= 0
         rows.add({name: column[told] for name, column in block.items()})
-    note = "; ".join(trace.losses(SHAPES))
+    losses = trace.losses(SHAPES)
     if not len(rows):
-        return Table("shapes", _SHAPE_COLUMNS, note=note, abstained=_NO_SHAPES)
+        return Table("shapes", _SHAPE_COLUMNS, note="; ".join(losses), abstained=_NO_SHAPES)
     names, idents = list(trace.columns.names), trace.idents
 
-    def read(low: int, high: int) -> ColumnRows:
-        part = rows.rows(low, high)
-        cells: list[Any] = [
-            np.broadcast_to(np.int64(rank), high - low),
+    def cells(part: Columns) -> list[Any]:
+        return [
+            np.broadcast_to(np.int64(rank), len(part["lane"])),
             idents[part["lane"]],
             distinct(part["name"], names),
             part["start_ns"] - trace.zero_ns,
             part["end_ns"] - part["start_ns"],
             *(distinct(part[name], names) for name in ("dims", "types", "values")),
         ]
-        return ColumnRows(cells)
 
-    return Table("shapes", _SHAPE_COLUMNS, PartRows(len(rows), read), note)
+    return _table_in_parts("shapes", _SHAPE_COLUMNS, rows, cells, losses)
 
 
 _PYTHON, _RUNTIME, _MODULE = (CALL_KINDS.index(kind) for kind in ("python", "runtime", "module"))
