@@ -26,7 +26,6 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     DERIVED,
     EVERY,
     KEPT,
-    KINDS,
     MEMORY,
     METADATA,
     OTHER,
@@ -63,10 +62,9 @@ class ChromeColumns:
         lanes: Codes of (pid, tid).
         thread_names: What the trace calls its (pid, tid).
         labels: What the trace calls its processes, by pid: "CPU", "GPU 0".
-        counts: Events of the categories of each kind, kept or not.
+        counts: Events of each kind, kept or not.
         lost: Events left out by kind because their times cannot be true.
         unread: Events left out by kind because their arguments cannot be read.
-        unpaired: Events left out by kind because they are only a beginning, as torch writes none.
         first_ns: When the first event of each kind began.
     """
 
@@ -79,13 +77,12 @@ class ChromeColumns:
         self.counts: Counter[int] = Counter()
         self.lost: Counter[int] = Counter()
         self.unread: Counter[int] = Counter()
-        self.unpaired: Counter[int] = Counter()
         self._held = 0
         self.first_ns: dict[int, int] = {}
         self._signs = np.empty(0, np.int8)
         # Collectives are found among the kernels, and what they send among the operators.
-        self._looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
-        self._taken = np.isin(np.arange(256), [*self._looked - {COUNTER}])
+        looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
+        self._taken = np.isin(np.arange(OTHER + 1), [*looked - {COUNTER}])
         scratch = Scratch()
         self._grown = {
             kind: Grown({column: _type(column) for column in columns}, scratch)
@@ -100,10 +97,11 @@ class ChromeColumns:
             for each in events
         ]
         code = np.frombuffer(bytes(codes), np.uint8)
-        there = self._count(code)
-        for event in compress(events, (code == METADATA).tobytes()) if METADATA in there else ():
+        counts = np.bincount(code, minlength=OTHER + 1).tolist()
+        self.counts.update({kind: counts[kind] for kind in KEPT})
+        for event in compress(events, (code == METADATA).tobytes()) if counts[METADATA] else ():
             self._name(event)
-        if COUNTER in there and COUNTER in self.wanted:
+        if counts[COUNTER] and COUNTER in self.wanted:
             self._take_samples([*compress(events, (code == COUNTER).tobytes())])
         taken = self._taken[code]
         if taken.any():
@@ -125,14 +123,6 @@ class ChromeColumns:
         """Code of the process of each lane."""
         pids: dict[Id, int] = {}
         return np.array([pids.setdefault(pid, len(pids)) for pid, _ in self.lanes], np.int64)
-
-    def _count(self, code: npt.NDArray[np.uint8]) -> set[int]:
-        """Count the events of each kind; returns which codes there are."""
-        counts = np.bincount(code, minlength=256).tolist()
-        for kind in KEPT:
-            self.counts[kind] += counts[kind] + counts[KINDS + kind] + counts[METADATA + 1 + kind]
-            self.unpaired[kind] += counts[KINDS + kind] if kind in self._looked else 0
-        return {each for each, count in enumerate(counts) if count}
 
     def _take_all(self, events: list[Event], kind: npt.NDArray[np.uint8]) -> None:
         """Take events of all kinds but samples."""

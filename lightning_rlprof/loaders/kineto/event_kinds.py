@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -212,14 +212,8 @@ COPY, OPERATOR, PYTHON, MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES = range(
 kernels that communicate, which are among the kernels, the operators that say what they send, and
 those whose FLOPs follow from their inputs."""
 
-KINDS: Final = 12
-"""How many kinds there are: codes from here on are those of events that are not taken."""
-
-METADATA = 2 * KINDS
-"""Events that name threads and processes."""
-
-OTHER = METADATA + KINDS + 1
-"""Events that are of no kind."""
+METADATA, OTHER = 12, 13
+"""Events that name threads and processes, and those of no kind."""
 
 DERIVED = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR, SHAPES: OPERATOR}
 """Kinds that are found by what is in events of another one, and which that is."""
@@ -236,7 +230,6 @@ _CATEGORIES = {
     "python_function": PYTHON,
     "cpu_instant_event": MEMORY,
 }
-_ARROWS = {"ac2g", "fwdbwd", "async_cpu_to_gpu"}
 
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
 # NCCL, RCCL and their like by their prefixes; fused ones by what they do.
@@ -292,26 +285,19 @@ EVERY = frozenset(KEPT)
 
 @lru_cache(maxsize=1_000)
 def code_of_event(category: str | None, phase: str) -> int:
-    """Return what to do with an event.
-
-    A kind below `KINDS`: take it. `KINDS` and more: it is of that kind less `KINDS`, and only a
-    beginning, as torch writes none. From ``METADATA + 1`` on: of that kind, and not to be taken.
+    """Return the kind of an event, `METADATA` or `OTHER`.
 
     Example::
 
-        >>> code_of_event("kernel", "X") == KERNEL, code_of_event("kernel", "B") == KINDS + KERNEL
+        >>> code_of_event("kernel", "X") == KERNEL, code_of_event("kernel", "B") == OTHER
         (True, True)
         >>> code_of_event(None, "C") == COUNTER, code_of_event("ac2g", "s") == OTHER
         (True, True)
     """
     kind = _CATEGORIES.get(category or "")
     if kind is not None:
-        if phase == ("i" if kind == MEMORY else "X"):
-            return kind
-        return KINDS + kind if phase in ("B", "b") else METADATA + 1 + kind
-    if category in _ARROWS or phase not in ("C", "M"):
-        return OTHER
-    return COUNTER if phase == "C" else METADATA
+        return kind if phase == ("i" if kind == MEMORY else "X") else OTHER
+    return {"C": COUNTER, "M": METADATA}.get(phase, OTHER)
 
 
 SLICES: dict[str | None, int] = {category: code_of_event(category, "X") for category in _CATEGORIES}

@@ -65,7 +65,6 @@ T = TypeVar("T")
 
 _UNREAD = "events are left out: they cannot be read"
 _UNTRUE = "events are left out: their times are out of range"
-_UNPAIRED = "events are left out: begin and end are separate events"
 _OTHERS = "events share one name: the trace has too many different names"
 _FIRST = frozenset({KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION})
 _STEP_FILE = re.compile(r"step-(\d{1,15})")
@@ -120,7 +119,6 @@ class KinetoTrace:
         texts = (
             (more + sum(self._of(kind).unread[kind] for kind in kinds), _UNREAD),
             (sum(self._of(kind).lost[kind] for kind in kinds), _UNTRUE),
-            (sum(self._of(kind).unpaired[kind] for kind in kinds), _UNPAIRED),
             (self.columns.names.merged, _OTHERS),
         )
         return [f"{count} {text}" for count, text in texts if count]

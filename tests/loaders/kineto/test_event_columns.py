@@ -156,12 +156,6 @@ def test_an_event_without_times_is_counted() -> None:
     assert columns.lost[KERNEL] == 1
 
 
-def test_beginnings_without_their_ends_are_counted() -> None:
-    columns = columns_of(kernel(ph="B"), kernel(ph="E"), kernel(ph="i"), kernel(cat="x", ph="B"))
-
-    assert (columns.unpaired.total(), columns.lost.total()) == (1, 0)
-
-
 def test_threads_get_their_names() -> None:
     name = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "main"}}
     columns = columns_of(
