@@ -83,16 +83,14 @@ def read_ranks(
 
 # What one trace may lie there as, the form that is read where there are several first.
 _FORMS = (KINETO_SUFFIXES, NSYS_SUFFIXES)
-# The file of a capture, and how far down captures are looked for.
-_VIEW, _DEEPEST = "trace_view.json", 4
 _SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", ".sqlite", ".nsys-rep")
 
 
 class _Item(NamedTuple):
-    """A run or trace, and for captures of torch_npu how many folders down the deepest one lies."""
+    """A run or trace, and whether it is a folder of nothing but captures of torch_npu."""
 
     path: Path
-    deep: int | None = None
+    captures: bool = False
 
 
 def items(path: Path) -> list[Path]:
@@ -138,7 +136,7 @@ def _below(folder: Path) -> list[_Item]:
             return [_Item(folder)]
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         if is_capture(folder):
-            return [_Item(folder, 0)]
+            return [_Item(folder, captures=True)]
         files = (Path(entry.path) for entry in entries if _is_file(entry))
         found = [_Item(path) for path in _traces(files)]
         folders = {
@@ -148,7 +146,10 @@ def _below(folder: Path) -> list[_Item]:
         }
         for folder_of_one, own in folders.items():
             found += own or _broken(folder_of_one, folders)
-        return [_Item(folder)] if _is_output(folder, found) else _joined(folder, found)
+        if {item.path for item in found} <= {folder / "trace_view.json"} and is_ascend(folder):
+            return [_Item(folder)]  # the files of one capture themselves
+        only_captures = found and all(item.captures for item in found)
+        return [_Item(folder, captures=True)] if only_captures else found
     except OSError:
         return [_Item(folder)]
 
@@ -160,23 +161,11 @@ def _broken(silent: Path, folders: dict[Path, list[_Item]]) -> list[_Item]:
         for folder, own in folders.items()
         if own and _pattern(folder.name) == _pattern(silent.name)
         for item in own
-        if item.deep is None and item.path != folder
+        if not item.captures and item.path != folder
     }
     files = (os.path.join(at, name) for at, _, names in os.walk(silent) for name in names)
     found = (file for file in files if _pattern(os.path.relpath(file, silent)) in places)
     return [_Item(Path(file)) for file in sorted(found)] if places else []
-
-
-def _is_output(folder: Path, found: list[_Item]) -> bool:
-    """Tell whether a folder holds the files of one capture themselves, and nothing else."""
-    return {item.path for item in found} <= {folder / _VIEW} and is_ascend(folder)
-
-
-def _joined(folder: Path, found: list[_Item]) -> list[_Item]:
-    depths = [item.deep for item in found if item.deep is not None]
-    if depths and len(depths) == len(found) and max(depths) < _DEEPEST:
-        return [_Item(folder, max(depths) + 1)]
-    return found
 
 
 def _is_file(entry: "os.DirEntry[str]") -> bool:

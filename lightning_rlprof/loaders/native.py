@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,6 @@ _LARGEST = 2**60
 _LARGEST_ANCHOR = 2**62
 _LARGEST_EXCHANGED = 2**58
 _MOST_RANKS = 2**20
-_COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
 
 
 @dataclass
@@ -102,14 +101,6 @@ class _Rank:
     status: str | None
     problems: list[RunWarning]
     meetings: Meetings
-
-
-@dataclass
-class _Tables:
-    """Names and threads met so far, with their codes."""
-
-    names: dict[str, int] = field(default_factory=dict)
-    threads: dict[Thread, int] = field(default_factory=dict)
 
 
 def read_run(
@@ -128,10 +119,11 @@ def read_run(
     ranks: dict[int, _Rank] = {}
     problems: list[RunWarning] = []
     broken: list[TraceError] = []
-    tables = _Tables()
+    names: dict[str, int] = {}
+    threads: dict[Thread, int] = {}
     for count, file in enumerate(files, start=1):
         try:
-            problems += _add_rank(_read_rank(file, tables), ranks)
+            problems += _add_rank(_read_rank(file, names, threads), ranks)
         except TraceError as error:
             broken.append(error)
             problems.append(RunWarning(rank_in_name(file.name), str(error)))
@@ -142,7 +134,7 @@ def read_run(
     if path.is_dir():
         world = max(rank.header.world_size for rank in ranks.values())
         problems += missing(world, [*ranks, *(each.rank for each in problems)])
-    spans = _assemble(path, dict(sorted(ranks.items())), tables, problems)
+    spans = _assemble(path, dict(sorted(ranks.items())), names, threads, problems)
     return phases_as_stages(validation_as_stage(spans))
 
 
@@ -199,7 +191,7 @@ def _add_rank(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
     return []
 
 
-def _read_rank(file: Path, tables: _Tables) -> _Rank:
+def _read_rank(file: Path, names: dict[str, int], threads: dict[Thread, int]) -> _Rank:
     trace = read_trace(file)
     number = trace.header.rank
     if not 0 <= number < _MOST_RANKS:
@@ -209,7 +201,7 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     if not -_LARGEST < trace.header.unix_ns - trace.header.clock_ns < _LARGEST_ANCHOR:
         raise TraceError(f"{file}: the clock values in its header are out of range")
     lines, problems = _valid_spans(trace)
-    columns = _columns(lines, number, trace.threads, tables)
+    columns = _columns(lines, number, trace.threads, names, threads)
     order = np.lexsort((columns["id"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}
     problems += _check_ids(columns, number)
@@ -262,31 +254,30 @@ def _is_in_range(line: SpanLine) -> bool:
 
 
 def _columns(
-    lines: list[SpanLine], rank: int, names: Mapping[int, str], tables: _Tables
+    lines: list[SpanLine],
+    rank: int,
+    thread_names: Mapping[int, str],
+    codes: dict[str, int],
+    threads: dict[Thread, int],
 ) -> dict[str, Int64s]:
     """Turn one rank's lines into columns; names and threads become codes."""
-    codes, threads = tables.names, tables.threads
     for name in dict.fromkeys(line.name for line in lines):
         codes.setdefault(name, len(codes))
     idents: dict[int, int] = {}
     for ident in dict.fromkeys(line.thread for line in lines):
-        thread = Thread(rank, ident, names.get(ident, f"thread {ident}"))
+        thread = Thread(rank, ident, thread_names.get(ident, f"thread {ident}"))
         idents[ident] = threads.setdefault(thread, len(threads))
-    values: tuple[Iterable[int], ...] = (
-        (codes[line.name] for line in lines),
-        (_KIND[line.kind] for line in lines),
-        (line.step for line in lines),
-        (line.start_ns for line in lines),
-        (line.end_ns for line in lines),
-        (idents[line.thread] for line in lines),
-        (line.id for line in lines),
-        (NO_PARENT if line.parent is None else line.parent for line in lines),
-    )
-    count = len(lines)
-    return {
-        column: np.fromiter(numbers, np.int64, count)
-        for column, numbers in zip(_COLUMNS, values, strict=True)
+    columns: dict[str, Iterable[int]] = {
+        "name": (codes[line.name] for line in lines),
+        "kind": (_KIND[line.kind] for line in lines),
+        "step": (line.step for line in lines),
+        "start_ns": (line.start_ns for line in lines),
+        "end_ns": (line.end_ns for line in lines),
+        "thread": (idents[line.thread] for line in lines),
+        "id": (line.id for line in lines),
+        "parent": (NO_PARENT if line.parent is None else line.parent for line in lines),
     }
+    return {name: np.fromiter(own, np.int64, len(lines)) for name, own in columns.items()}
 
 
 def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
@@ -302,7 +293,11 @@ def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
 
 
 def _assemble(
-    path: Path, ranks: dict[int, _Rank], tables: _Tables, problems: list[RunWarning]
+    path: Path,
+    ranks: dict[int, _Rank],
+    names: Mapping[str, int],
+    threads: Mapping[Thread, int],
+    problems: list[RunWarning],
 ) -> Spans:
     """Put all ranks on one axis that starts with the first event."""
     headers = {number: rank.header for number, rank in ranks.items()}
@@ -316,12 +311,12 @@ def _assemble(
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
     joined: dict[str, Any] = {
-        name: np.concatenate([rank.columns[name] for rank in every]) for name in _COLUMNS
+        name: np.concatenate([rank.columns[name] for rank in every]) for name in every[0].columns
     }
     return Spans(
         path,
-        tuple(tables.names),
-        tuple(tables.threads),
+        tuple(names),
+        tuple(threads),
         rank=np.repeat(np.array(list(ranks), dtype=np.int64), counts),
         **joined,
         counters=merge([rank.counters for rank in every], counts),

@@ -189,7 +189,11 @@ def _header(trace: KinetoTrace) -> Header:
         device=next(filter(None, devices), _no_device(trace)),
         unix_ns=trace.unix_ns,
         clock_ns=0,
-        versions={key: _text(top[key]) for key in top if key.endswith("_version")},
+        versions={
+            key: bytes(value)[:40].decode(errors="replace").strip('"')
+            for key, value in top.items()
+            if key.endswith("_version")
+        },
     )
 
 
@@ -206,10 +210,6 @@ def _place(job: Distributed, name: str) -> tuple[int, int]:
     rank = next((each for each in ranks if 0 <= each < MOST_RANKS), 0)
     worlds = [job.world_size, int(file[2] or 0) if file else 0]
     return rank, next((each for each in worlds if rank < each <= MOST_RANKS), rank + 1)
-
-
-def _text(value: msgspec.Raw) -> str:
-    return bytes(value)[:40].decode(errors="replace").strip('"')
 
 
 def _doubts(trace: KinetoTrace) -> list[str]:
