@@ -10,27 +10,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from lightning_rlprof.errors import NOT_JSON, TraceError
+from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture_folder import is_ascend, is_capture
-from lightning_rlprof.loaders.chrome.byte_source import Source
 from lightning_rlprof.loaders.chrome.event_stream import read_head
 from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
 from lightning_rlprof.loaders.formats import KINETO_SUFFIXES, NSYS_SUFFIXES
 from lightning_rlprof.loaders.join_ranks import join
-from lightning_rlprof.loaders.kineto.reader import is_chrome_trace, is_export
+from lightning_rlprof.loaders.kineto.reader import (
+    MOST_RANKS,
+    Distributed,
+    is_chrome_trace,
+    is_export,
+)
+from lightning_rlprof.loaders.kineto.trace import told
 from lightning_rlprof.loaders.nsys.export import Export, is_sqlite
 from lightning_rlprof.loaders.nsys.nvtx_ranges import read_ranges
 from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
 from lightning_rlprof.tables.spans import RunWarning, Spans
-
-_MOST_RANKS = 2**20
-
-
-class _Distributed(msgspec.Struct):
-    rank: int = -1
 
 
 def told_ranks(path: Path) -> set[int]:
@@ -39,27 +36,17 @@ def told_ranks(path: Path) -> set[int]:
     Of a Chrome trace as torch wrote it before the events, which are not read; of an export of
     Nsight Systems as our own marks say it; else as the file's name does.
     """
-    try:
-        told = _exported(path) if is_sqlite(path) else _distributed(path)
-    except TraceError:
-        told = set()
     named = rank_in_name(path.name)
-    return told or (set() if named is None else {named})
-
-
-def _exported(path: Path) -> set[int]:
-    if rank_in_name(path.name) is not None:  # which needs no look at all the ranges
-        return set()
-    return set(read_ranges(Export(path)).ranks.values())
-
-
-def _distributed(path: Path) -> set[int]:
-    top = read_head(path).top
     try:
-        told = msgspec.json.decode(top["distributedInfo"], type=_Distributed)
-    except (KeyError, *NOT_JSON):
-        return set()
-    return {told.rank} if 0 <= told.rank < _MOST_RANKS else set()
+        if not is_sqlite(path):
+            rank = told(read_head(path).top, "distributedInfo", Distributed, Distributed()).rank
+            if 0 <= rank < MOST_RANKS:
+                return {rank}
+        elif named is None:  # a name needs no look at all the ranges
+            return set(read_ranges(Export(path)).ranks.values())
+    except TraceError:
+        pass
+    return set() if named is None else {named}
 
 
 def read_ranks(
@@ -96,17 +83,14 @@ def read_ranks(
 
 # What one trace may lie there as, the form that is read where there are several first.
 _FORMS = (KINETO_SUFFIXES, NSYS_SUFFIXES)
-# The file of a capture, and how far down captures are looked for.
-_VIEW, _DEEPEST = "trace_view.json", 4
-_PACKED = (".json.gz", ".json.zst")
 _SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", ".sqlite", ".nsys-rep")
 
 
 class _Item(NamedTuple):
-    """A run or trace, and for captures of torch_npu how many folders down the deepest one lies."""
+    """A run or trace, and whether it is a folder of nothing but captures of torch_npu."""
 
     path: Path
-    deep: int | None = None
+    captures: bool = False
 
 
 def items(path: Path) -> list[Path]:
@@ -115,8 +99,8 @@ def items(path: Path) -> list[Path]:
     A directory with rank files is one run, one that holds nothing but torch_npu's captures one
     trace; below any other, every such directory and every file that is a trace by its name or
     content. Beside traces also files that are none, to read which tells why: of their name but for
-    digits, also in a folder beside theirs, of another rank by their name, or packed and no JSON
-    inside. So is what must not be looked at. Links to directories are not followed.
+    digits, also in a folder beside theirs, or of another rank by their name. So is what must not be
+    looked at. Links to directories are not followed.
 
     Raises:
         TraceError: The path doesn't exist, or nothing below it can be read.
@@ -152,9 +136,9 @@ def _below(folder: Path) -> list[_Item]:
             return [_Item(folder)]
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         if is_capture(folder):
-            return [_Item(folder, 0)]
+            return [_Item(folder, captures=True)]
         files = (Path(entry.path) for entry in entries if _is_file(entry))
-        found = [_Item(path) for path in _traces(files, damaged=True)]
+        found = [_Item(path) for path in _traces(files)]
         folders = {
             Path(entry.path): _below(Path(entry.path))
             for entry in entries
@@ -162,7 +146,10 @@ def _below(folder: Path) -> list[_Item]:
         }
         for folder_of_one, own in folders.items():
             found += own or _broken(folder_of_one, folders)
-        return [_Item(folder)] if _is_output(folder, found) else _joined(folder, found)
+        if {item.path for item in found} <= {folder / "trace_view.json"} and is_ascend(folder):
+            return [_Item(folder)]  # the files of one capture themselves
+        only_captures = found and all(item.captures for item in found)
+        return [_Item(folder, captures=True)] if only_captures else found
     except OSError:
         return [_Item(folder)]
 
@@ -174,23 +161,11 @@ def _broken(silent: Path, folders: dict[Path, list[_Item]]) -> list[_Item]:
         for folder, own in folders.items()
         if own and _pattern(folder.name) == _pattern(silent.name)
         for item in own
-        if item.deep is None and item.path != folder
+        if not item.captures and item.path != folder
     }
     files = (os.path.join(at, name) for at, _, names in os.walk(silent) for name in names)
     found = (file for file in files if _pattern(os.path.relpath(file, silent)) in places)
     return [_Item(Path(file)) for file in sorted(found)] if places else []
-
-
-def _is_output(folder: Path, found: list[_Item]) -> bool:
-    """Tell whether a folder holds the files of one capture themselves, and nothing else."""
-    return {item.path for item in found} <= {folder / _VIEW} and is_ascend(folder)
-
-
-def _joined(folder: Path, found: list[_Item]) -> list[_Item]:
-    depths = [item.deep for item in found if item.deep is not None]
-    if depths and len(depths) == len(found) and max(depths) < _DEEPEST:
-        return [_Item(folder, max(depths) + 1)]
-    return found
 
 
 def _is_file(entry: "os.DirEntry[str]") -> bool:
@@ -200,7 +175,7 @@ def _is_file(entry: "os.DirEntry[str]") -> bool:
     return os.path.isfile(entry.path) or not os.path.exists(entry.path)
 
 
-def _traces(files: Iterable[Path], *, damaged: bool = False) -> list[Path]:
+def _traces(files: Iterable[Path]) -> list[Path]:
     """Return the traces among the files of one folder, each in one form, and broken ones."""
     there, found = [*files], list[Path]()
     for endings in _FORMS:
@@ -211,11 +186,11 @@ def _traces(files: Iterable[Path], *, damaged: bool = False) -> list[Path]:
                     stem = path.name.removesuffix(ending)
                     forms[stem] = min(forms.get(stem, (order, path)), (order, path))
         stems = {path: stem for stem, (_, path) in forms.items()}
-        found += _of_one_tool(stems, damaged=damaged)
+        found += _of_one_tool(stems)
     return sorted(found)
 
 
-def _of_one_tool(stems: dict[Path, str], *, damaged: bool) -> list[Path]:
+def _of_one_tool(stems: dict[Path, str]) -> list[Path]:
     """Return the traces; where there are some, also files that are called as another rank's."""
     sure = {path for path in stems if path.name.endswith(_SURE) or _is_trace(path)}
     alike = {_pattern(stems[path]) for path in sure}
@@ -223,9 +198,8 @@ def _of_one_tool(stems: dict[Path, str], *, damaged: bool) -> list[Path]:
 
     def is_broken(path: Path) -> bool:
         rank = rank_in_name(path.name)
-        if _pattern(stems[path]) in alike or (ranks and rank is not None and rank not in ranks):
-            return True
-        return damaged and path.name.endswith(_PACKED) and not _is_json(path)
+        is_other_rank = bool(ranks) and rank is not None and rank not in ranks
+        return _pattern(stems[path]) in alike or is_other_rank
 
     return [path for path in stems if path in sure or (sure and is_broken(path))]
 
@@ -234,17 +208,6 @@ def _is_trace(path: Path) -> bool:
     with suppress(PermissionError):
         return is_chrome_trace(path) and not is_export(path)
     return False
-
-
-def _is_json(path: Path) -> bool:
-    """Tell whether a file begins as JSON does once it is unpacked."""
-    first = bytearray(1)
-    try:
-        with Source(path) as source:
-            source.readinto(memoryview(first))
-            return source.problem is None and first in b"{[ \t\r\n"
-    except TraceError:
-        return False
 
 
 def _pattern(stem: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, heads, in_order
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.loaders.chrome.spill import Columns, Grown, in_order
+from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
 from lightning_rlprof.tables.table import Column
 
 CALL_COLUMNS = (
@@ -142,22 +142,23 @@ def forwards(numbered: Grown) -> Iterator[Columns]:
     sequence number that several threads of a process use is left out.
     """
     keys = ("process", "sequence", "start_ns", "backward", "row")
-    for block in in_order(numbered.parts(ROWS), *keys):
+    for block in in_order(numbered.parts(), *keys):
         row, backward = block["row"], block["backward"] > 0
-        forward = _before(heads(block["process"], block["sequence"]), backward, block["lane"])
+        starts = group_starts(block["process"], block["sequence"])
+        forward = _before(starts, backward, block["lane"])
         told = backward & (forward >= 0)
         yield {"row": row[told], "forward": row[forward[told]] + 1}
 
 
-def _before(heads: Int64s, backward: npt.NDArray[np.bool_], lane: npt.NDArray[Any]) -> Int64s:
+def _before(starts: Int64s, backward: npt.NDArray[np.bool_], lane: npt.NDArray[Any]) -> Int64s:
     """Return the place of the last forward operator before each row of its group, -1 without."""
     places = np.arange(len(backward))
     last = np.maximum.accumulate(np.where(backward, -1, places))
-    low = np.minimum.reduceat(np.where(backward, _NO_LANE, lane), heads)
-    high = np.maximum.reduceat(np.where(backward, -1, lane), heads)
-    lengths = np.diff(np.append(heads, len(backward)))
-    sure = np.repeat(low == high, lengths)
-    return np.where(sure & (last >= np.repeat(heads, lengths)), last, -1)
+    low = np.minimum.reduceat(np.where(backward, _NO_LANE, lane), starts)
+    high = np.maximum.reduceat(np.where(backward, -1, lane), starts)
+    sizes = group_sizes(starts, len(backward))
+    sure = np.repeat(low == high, sizes)
+    return np.where(sure & (last >= np.repeat(starts, sizes)), last, -1)
 
 
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")

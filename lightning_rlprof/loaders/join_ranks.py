@@ -158,6 +158,7 @@ def _as_texts(part: Any, count: int) -> Coded:
     return np.where(np.ma.getmaskarray(part), -1, codes), [str(value) for value in values.tolist()]
 
 
+_NO_TIME = "{} has no recording time: its times start with those of the run"
 _PLAIN = ("kind", "step", "id", "parent")
 
 
@@ -173,11 +174,10 @@ class _Slice(NamedTuple):
 def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
     """Return traces of different ranks as one run, on an axis that begins with the first of them.
 
-    Each part comes onto the axis by wall clock; one that does not know when it was recorded begins
-    at zero, and that is a problem. Of parts that claim the same rank the newest stays, and what is
-    left out is a problem of its ranks. Problems and notes of a part with one rank are that rank's.
-    Tables are read and put end to end when they are asked for: see `join_tables`. Nothing of the
-    parts is changed, and it does not matter who read them.
+    Each part comes onto the axis by wall clock; one without a recording time begins at zero, with a
+    warning. Of parts that claim the same rank the newest stays, and what is left out is a warning
+    of its ranks. Warnings and notes of a part with one rank are that rank's. Tables are read and
+    put end to end when they are asked for: see `join_tables`.
 
     Args:
         parts: At least one; each with one rank or several.
@@ -196,18 +196,17 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
     if not parts:
         raise ValueError("join needs the spans of at least one trace")
     parts, left = _newest_per_rank(parts)
-    return _joined(parts, [*lost, *left])
-
-
-def _joined(parts: Sequence[Spans], lost: Sequence[RunWarning]) -> Spans:
+    lost = [*lost, *left]
     zero = min((part.unix_ns for part in parts if part.unix_ns), default=0)
     later = [part.unix_ns - zero if part.unix_ns else 0 for part in parts]
     slices = sorted(_slices(parts, later), key=lambda each: each.rank)
     headers = {each.rank: each.part.headers[each.rank] for each in slices}
     notes = [note for part, by in zip(parts, later, strict=True) for note in _notes(part, by)]
+    names = sorted({name for part in parts for name in part.tables})
     world = max((header.world_size for header in headers.values()), default=0)
     return Spans(
-        _folder(parts),
+        # The innermost folder that contains all parts.
+        Path(os.path.commonpath([part.path.absolute().parent for part in parts])),
         **_columns(slices),
         headers=headers,
         statuses={each.rank: each.part.statuses.get(each.rank) for each in slices},
@@ -215,11 +214,16 @@ def _joined(parts: Sequence[Spans], lost: Sequence[RunWarning]) -> Spans:
         warnings=(
             *lost,
             *missing(world, [*headers, *(each.rank for each in lost)]),
-            *_without_time(parts),
+            *(
+                RunWarning(rank, _NO_TIME.format(part.path.name))
+                for part in parts
+                if not part.unix_ns
+                for rank in part.ranks
+            ),
             *(problem for part in parts for problem in _warnings_of(part)),
         ),
         unix_ns=zero,
-        tables=_tables(parts, later),
+        tables={name: partial(_join_table, name, parts, later) for name in names},
     )
 
 
@@ -312,32 +316,6 @@ def _only_rank(part: Spans) -> int | None:
     return part.ranks[0] if len(part.ranks) == 1 else None
 
 
-def _without_time(parts: Sequence[Spans]) -> list[RunWarning]:
-    text = "{} has no recording time: its times start with those of the run"
-    return [
-        RunWarning(rank, text.format(part.path.name))
-        for part in parts
-        if not part.unix_ns
-        for rank in part.ranks
-    ]
-
-
-def _tables(parts: Sequence[Spans], later: Sequence[int]) -> dict[str, Callable[[], Table]]:
-    """Return what reads each table that any part has; nothing is read yet."""
-    names = sorted({name for part in parts for name in part.tables})
-    return {
-        name: partial(
-            join_tables,
-            name,
-            [
-                Piece(part.ranks, by, part.tables.get(name))
-                for part, by in zip(parts, later, strict=True)
-            ],
-        )
-        for name in names
-    }
-
-
-def _folder(parts: Sequence[Spans]) -> Path:
-    """Return the innermost folder that holds all parts."""
-    return Path(os.path.commonpath([part.path.absolute().parent for part in parts]))
+def _join_table(name: str, parts: Sequence[Spans], later: Sequence[int]) -> Table:
+    pairs = zip(parts, later, strict=True)
+    return join_tables(name, [Piece(part.ranks, by, part.tables.get(name)) for part, by in pairs])

@@ -53,7 +53,12 @@ def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None
     runs = [path / name for name in names if rank_files(path / name)]
     if not runs:
         return _read_traces(path, names, progress)
-    return _read_newest(path, runs, progress)
+    newest = max(runs, key=lambda run: (_started_ns(run), run.name))
+    spans = _read_run(newest, progress)
+    if len(runs) == 1:
+        return spans
+    text = f"{path} contains {len(runs)} runs; this is the newest, {newest.name}"
+    return dataclasses.replace(spans, notes=(RankNote(None, 0, "info", text), *spans.notes))
 
 
 def read_remote(path: RemotePath, read: Callable[[Path], Spans]) -> Spans:
@@ -86,17 +91,6 @@ def _made(fetched: "Fetched", make: Callable[[], Table]) -> Table:
     """Make a table while its files are sure to be there."""
     assert fetched.close.alive
     return make()
-
-
-def _read_newest(
-    path: Path, runs: list[Path], progress: Callable[[int, int], None] | None
-) -> Spans:
-    newest = max(runs, key=lambda run: (_started_ns(run), run.name))
-    spans = _read_run(newest, progress)
-    if len(runs) == 1:
-        return spans
-    text = f"{path} contains {len(runs)} runs; this is the newest, {newest.name}"
-    return dataclasses.replace(spans, notes=(RankNote(None, 0, "info", text), *spans.notes))
 
 
 def _read_run(run: Path, progress: Callable[[int, int], None] | None) -> Spans:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
-from lightning_rlprof.loaders.rank_names import disagreeing, missing
+from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.records import KINDS, Header, Note, Number
 from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_trace
 from lightning_rlprof.tables.arrays import Int64s
@@ -19,16 +19,10 @@ from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarni
 _NO_COUNTERS: dict[str, Number | None] = {}
 
 
-def collect(
-    lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]], order: Int64s
+def _counters(
+    lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]]
 ) -> dict[str, Counter]:
-    """Collect one rank's counters by name, rows after sorting.
-
-    Args:
-        lines: The spans.
-        late: Counters that were written after their span, by its id; they win.
-        order: Indices that sort the spans.
-    """
+    """Collect one rank's counters by name; those written after their span, by its id, win."""
     found: dict[str, tuple[list[int], list[Number]]] = {}
     for row, line in enumerate(lines):
         counters = line.counters or _NO_COUNTERS
@@ -40,14 +34,10 @@ def collect(
             rows, values = found.setdefault(name, ([], []))
             rows.append(row)
             values.append(value)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    result = {}
-    for name, (rows, values) in found.items():
-        at = place[rows]
-        sort = np.argsort(at)
-        result[name] = Counter(at[sort], _exact(values)[sort])
-    return result
+    return {
+        name: Counter(np.array(rows, np.int64), _exact(values))
+        for name, (rows, values) in found.items()
+    }
 
 
 def _exact(values: list[Number]) -> np.ndarray[Any, Any]:
@@ -97,7 +87,6 @@ _LARGEST = 2**60
 _LARGEST_ANCHOR = 2**62
 _LARGEST_EXCHANGED = 2**58
 _MOST_RANKS = 2**20
-_COLUMNS = ("name", "kind", "step", "start_ns", "end_ns", "thread", "id", "parent")
 
 
 @dataclass
@@ -112,14 +101,6 @@ class _Rank:
     status: str | None
     problems: list[RunWarning]
     meetings: Meetings
-
-
-@dataclass
-class _Tables:
-    """Names and threads met so far, with their codes."""
-
-    names: dict[str, int] = field(default_factory=dict)
-    threads: dict[Thread, int] = field(default_factory=dict)
 
 
 def read_run(
@@ -138,20 +119,22 @@ def read_run(
     ranks: dict[int, _Rank] = {}
     problems: list[RunWarning] = []
     broken: list[TraceError] = []
-    tables = _Tables()
+    names: dict[str, int] = {}
+    threads: dict[Thread, int] = {}
     for count, file in enumerate(files, start=1):
         try:
-            problems += _add_rank(_read_rank(file, tables), ranks)
+            problems += _add_rank(_read_rank(file, names, threads), ranks)
         except TraceError as error:
             broken.append(error)
-            problems.append(RunWarning(_rank_of(file), str(error)))
+            problems.append(RunWarning(rank_in_name(file.name), str(error)))
         if progress is not None:
             progress(count, len(files))
     if not ranks:
         raise broken[0]
     if path.is_dir():
-        problems += missing(_world(ranks), [*ranks, *(each.rank for each in problems)])
-    spans = _assemble(path, dict(sorted(ranks.items())), tables, problems)
+        world = max(rank.header.world_size for rank in ranks.values())
+        problems += missing(world, [*ranks, *(each.rank for each in problems)])
+    spans = _assemble(path, dict(sorted(ranks.items())), names, threads, problems)
     return phases_as_stages(validation_as_stage(spans))
 
 
@@ -194,10 +177,6 @@ def phases_as_stages(spans: Spans) -> Spans:
     return replace(spans, kind=np.where(rows, stage, spans.kind), notes=notes)
 
 
-def _world(ranks: Mapping[int, _Rank]) -> int:
-    return max(rank.header.world_size for rank in ranks.values())
-
-
 def _add_rank(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
     """Add a rank to the run unless its file does not belong there."""
     number, name = rank.header.rank, rank.path.name
@@ -212,7 +191,7 @@ def _add_rank(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
     return []
 
 
-def _read_rank(file: Path, tables: _Tables) -> _Rank:
+def _read_rank(file: Path, names: dict[str, int], threads: dict[Thread, int]) -> _Rank:
     trace = read_trace(file)
     number = trace.header.rank
     if not 0 <= number < _MOST_RANKS:
@@ -222,13 +201,17 @@ def _read_rank(file: Path, tables: _Tables) -> _Rank:
     if not -_LARGEST < trace.header.unix_ns - trace.header.clock_ns < _LARGEST_ANCHOR:
         raise TraceError(f"{file}: the clock values in its header are out of range")
     lines, problems = _valid_spans(trace)
-    columns = _columns(lines, number, trace.threads, tables)
+    columns = _columns(lines, number, trace.threads, names, threads)
     order = np.lexsort((columns["id"], columns["start_ns"]))
     columns = {name: column[order] for name, column in columns.items()}
     problems += _check_ids(columns, number)
-    counters = collect(lines, trace.late, order)
-    head, met = _checked_header(trace.header, problems), _valid_exchanges(trace)
-    return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, met)
+    counters = _counters([lines[at] for at in order.tolist()], trace.late)
+    head = _checked_header(trace.header, problems)
+    exchanges = [
+        (rank, [each for each in readings if _is_possible(*each)])
+        for rank, readings in trace.exchanges
+    ]
+    return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, exchanges)
 
 
 def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
@@ -238,15 +221,6 @@ def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
     text = f"ignored the world size {head.world_size} of its header (allowed: 1 to {_MOST_RANKS})"
     problems.append(RunWarning(head.rank, text))
     return replace(head, world_size=head.rank + 1)
-
-
-def _valid_exchanges(trace: RankTrace) -> Meetings:
-    """Return the exchanges that can be true."""
-    return [
-        (rank, sound)
-        for rank, readings in trace.exchanges
-        if (sound := [each for each in readings if _is_possible(*each)])
-    ]
 
 
 def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:
@@ -280,31 +254,30 @@ def _is_in_range(line: SpanLine) -> bool:
 
 
 def _columns(
-    lines: list[SpanLine], rank: int, names: Mapping[int, str], tables: _Tables
+    lines: list[SpanLine],
+    rank: int,
+    thread_names: Mapping[int, str],
+    codes: dict[str, int],
+    threads: dict[Thread, int],
 ) -> dict[str, Int64s]:
     """Turn one rank's lines into columns; names and threads become codes."""
-    codes, threads = tables.names, tables.threads
     for name in dict.fromkeys(line.name for line in lines):
         codes.setdefault(name, len(codes))
     idents: dict[int, int] = {}
     for ident in dict.fromkeys(line.thread for line in lines):
-        thread = Thread(rank, ident, names.get(ident, f"thread {ident}"))
+        thread = Thread(rank, ident, thread_names.get(ident, f"thread {ident}"))
         idents[ident] = threads.setdefault(thread, len(threads))
-    values: tuple[Iterable[int], ...] = (
-        (codes[line.name] for line in lines),
-        (_KIND[line.kind] for line in lines),
-        (line.step for line in lines),
-        (line.start_ns for line in lines),
-        (line.end_ns for line in lines),
-        (idents[line.thread] for line in lines),
-        (line.id for line in lines),
-        (NO_PARENT if line.parent is None else line.parent for line in lines),
-    )
-    count = len(lines)
-    return {
-        column: np.fromiter(numbers, np.int64, count)
-        for column, numbers in zip(_COLUMNS, values, strict=True)
+    columns: dict[str, Iterable[int]] = {
+        "name": (codes[line.name] for line in lines),
+        "kind": (_KIND[line.kind] for line in lines),
+        "step": (line.step for line in lines),
+        "start_ns": (line.start_ns for line in lines),
+        "end_ns": (line.end_ns for line in lines),
+        "thread": (idents[line.thread] for line in lines),
+        "id": (line.id for line in lines),
+        "parent": (NO_PARENT if line.parent is None else line.parent for line in lines),
     }
+    return {name: np.fromiter(own, np.int64, len(lines)) for name, own in columns.items()}
 
 
 def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
@@ -319,34 +292,31 @@ def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
     return [RunWarning(rank, text.format(count)) for count, text in texts if count]
 
 
-def _rank_of(file: Path) -> int | None:
-    found = re.fullmatch(r"rank-(\d{1,9})", file.stem)
-    return int(found[1]) if found else None
-
-
 def _assemble(
-    path: Path, ranks: dict[int, _Rank], tables: _Tables, problems: list[RunWarning]
+    path: Path,
+    ranks: dict[int, _Rank],
+    names: Mapping[str, int],
+    threads: Mapping[Thread, int],
+    problems: list[RunWarning],
 ) -> Spans:
     """Put all ranks on one axis that starts with the first event."""
     headers = {number: rank.header for number, rank in ranks.items()}
     problems += disagreeing(headers.values())
     clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
-    zero, lives = (
-        _first_event(ranks, clocks),
-        {n: _first_and_last(rank) for n, rank in ranks.items()},
-    )
+    zero = _first_event(ranks, clocks)
+    lives = {n: _first_and_last(rank) for n, rank in ranks.items()}
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
     joined: dict[str, Any] = {
-        name: np.concatenate([rank.columns[name] for rank in every]) for name in _COLUMNS
+        name: np.concatenate([rank.columns[name] for rank in every]) for name in every[0].columns
     }
     return Spans(
         path,
-        tuple(tables.names),
-        tuple(tables.threads),
+        tuple(names),
+        tuple(threads),
         rank=np.repeat(np.array(list(ranks), dtype=np.int64), counts),
         **joined,
         counters=merge([rank.counters for rank in every], counts),

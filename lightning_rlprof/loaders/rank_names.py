@@ -29,13 +29,9 @@ def missing(world: int, seen: Iterable[int | None]) -> list[RunWarning]:
         >>> missing(8, [0, 4])[0].text
         'of 8 ranks, these have no trace: 1-3, 5-7'
     """
-    there = {rank for rank in seen if rank is not None and 0 <= rank < world}
-    gaps, expected = [], 0
-    for rank in [*sorted(there), world]:
-        gaps += [range(expected, rank)] if rank > expected else []
-        expected = rank + 1
-    text = f"of {world} ranks, these have no trace: {', '.join(map(_run, gaps))}"
-    return [RunWarning(None, text)] if gaps else []
+    gone = set(range(world)).difference(rank for rank in seen if rank is not None)
+    text = f"of {world} ranks, these have no trace: {as_ranges(gone)}"
+    return [RunWarning(None, text)] if gone else []
 
 
 def disagreeing(headers: Iterable[Header]) -> list[RunWarning]:
@@ -74,8 +70,4 @@ def as_ranges(ranks: Iterable[int]) -> str:
             runs[-1] = range(runs[-1].start, rank + 1)
         else:
             runs.append(range(rank, rank + 1))
-    return ", ".join(map(_run, runs))
-
-
-def _run(run: range) -> str:
-    return f"{run.start}" if run.stop == run.start + 1 else f"{run.start}-{run.stop - 1}"
+    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -4,7 +4,7 @@ A capture is what a profiler wrote there. Its times are put on the run's timelin
 its own, its kernels get stage and step from the spans of the run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,18 +15,21 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend_kernels
 from lightning_rlprof.loaders.clocks.shifted_tables import (
-    cells_on_run,
-    is_moment,
     kernels_on_run,
-    table_on_run,
+    on_run,
+    shift_times,
 )
+from lightning_rlprof.loaders.formats import NSYS_SUFFIXES
 from lightning_rlprof.loaders.join_ranks import Piece, join_tables
+from lightning_rlprof.loaders.kineto.reader import read_kernels as read_kineto_kernels
+from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.nsys.reader import GUESSED, read_nsys
 from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kernels
 from lightning_rlprof.loaders.rank_names import rank_in_name
-from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, Stages, stages_at
+from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.records.run_directory import rank_directory
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import (
     COLUMNS,
     UNKNOWN,
@@ -43,45 +46,88 @@ _KINETO_TABLES = ("memcpy", "collectives", "calls", "memory", "counters", "shape
 _NSYS_TABLES = ("memcpy", "sync", "gpu_metrics")
 _MARKING = (KINDS.index("stage"), KINDS.index("step"))
 
-Tables = Mapping[str, Callable[[], Table]]
+# What each tool writes, in the order of preference where one thing lies there in several forms:
+# plain before packed, exported before what only nsys itself reads.
+_CHROME = (".trace.json", ".trace.json.gz")
+_TOOLS = (_CHROME, NSYS_SUFFIXES)
 
 
-def capture_tables(
-    files: Mapping[Path, int | None],
-    spans: Spans,
-    others: Tables,
-    is_chrome: Callable[[Path], bool],
-) -> dict[str, Callable[[], Table]]:
-    """Return the tables of Chrome traces and Nsight Systems' reports in a run, all but the kernels.
-
-    A file is read when the first of its tables is asked for, and is kept. So a table may turn out
-    to be in none of them; it abstains then. Where a capture marks neither stages nor steps, they
-    are those of the run's own spans at the launch, or at the start in a table without launches. A
-    file that cannot be read, or whose time or rank is not known, is a remark.
+def device_files(folder: Path, *, deep: bool = False) -> list[Path]:
+    """Return the traces of device tools in a folder by name, each in one form only.
 
     Args:
-        files: The rank of each file, None where only its processes may tell it.
-        spans: The run.
-        others: Tables of other tools on the axis of the run; those of one name are joined.
-        is_chrome: Tells the two kinds of files apart.
+        folder: Where to look.
+        deep: Look into the folders inside, too; links are not followed.
     """
-    read = cache(lambda path: _read_capture(path, files[path], chrome=is_chrome(path)))
-
-    def table(name: str) -> Table:
-        pieces = [_part_of_table(name, path, rank, read, spans) for path, rank in files.items()]
-        if name in others:
-            pieces.append(Piece((), 0, others[name]))
-        return join_tables(name, pieces)
-
-    names = sorted(
-        {name for path in files for name in (_KINETO_TABLES if is_chrome(path) else _NSYS_TABLES)}
-    )
-    return {**others, **{name: partial(table, name) for name in names}}
+    found: dict[tuple[str, int], Path] = {}
+    for tool, forms in enumerate(_TOOLS):
+        for form in forms:
+            for path in folder.rglob(f"*{form}") if deep else folder.glob(f"*{form}"):
+                if path.is_file() and not path.is_symlink():
+                    found.setdefault((str(path).removesuffix(form), tool), path)
+    return sorted(found.values())
 
 
-def _read_capture(path: Path, rank: int | None, *, chrome: bool) -> Spans:
-    from lightning_rlprof.loaders.kineto.reader import read_kineto
+def _is_chrome(path: Path) -> bool:
+    return path.name.endswith(_CHROME)
 
+
+def with_kernels(spans: Spans, run: Path) -> Spans:
+    """Return a run's spans with the tables of what device tools recorded of it.
+
+    Files are read when the first of their tables is asked for, and come onto the run's axis by wall
+    clock. So a table may turn out to be in none of them; it abstains then. Where a capture marks
+    neither stages nor steps, they are those of the run's own spans at the launch, or at the start
+    in a table without launches. A file that cannot be read, or whose time or rank is unknown, is
+    named in the table's note.
+
+    Args:
+        spans: The run.
+        run: Its directory.
+    """
+    files: dict[Path, int | None] = {
+        path: rank_in_name(path.name) for path in device_files(run)
+    }  # without a rank in the name only its processes may tell it
+    captures: dict[Path, int] = {}
+    for rank in spans.ranks:
+        folder = rank_directory(run, rank)
+        files |= dict.fromkeys(device_files(folder, deep=True), rank)
+        found = sorted(folder.rglob("*_ascend_pt"), key=lambda path: (path.is_symlink(), path))
+        # A link to one here is the same one.
+        once = {path.resolve(): path for path in reversed(found)}
+        captures |= dict.fromkeys(sorted(once.values()), rank)
+    if not files and not captures:
+        return spans
+    tables = ascend_tables(captures, spans.unix_ns, partial(_fill_shifted_kernels, spans))
+    if spans.wall_off:
+        shift = partial(on_run, spans, spans.unix_ns)
+        tables = {name: partial(shift_times, read, shift) for name, read in tables.items()}
+    read_once = cache(lambda path: _read_capture(path, files[path]))
+    for name in sorted({name for path in files for name in _tables_of(path)}):
+        own = [Piece((), 0, tables[name])] if name in tables else []
+        tables[name] = partial(_join_captures, name, files, own, read_once, spans)
+    every = {**files, **captures}
+    tables = {**spans.tables, **tables, "kernels": lambda: _kernels(spans, every)}
+    return replace(spans, tables=tables)
+
+
+def _tables_of(path: Path) -> tuple[str, ...]:
+    return _KINETO_TABLES if _is_chrome(path) else _NSYS_TABLES
+
+
+def _join_captures(
+    name: str,
+    files: Mapping[Path, int | None],
+    others: Sequence[Piece],
+    read: Callable[[Path], Spans],
+    spans: Spans,
+) -> Table:
+    pieces = [_part_of_table(name, path, rank, read, spans) for path, rank in files.items()]
+    return join_tables(name, [*pieces, *others])
+
+
+def _read_capture(path: Path, rank: int | None) -> Spans:
+    chrome = _is_chrome(path)
     part = read_kineto(path) if chrome else read_nsys(path, rank)
     if not part.unix_ns:
         raise TraceError(f"{path}: left out: its recording time is unknown")
@@ -113,22 +159,19 @@ def _on_run_timeline(part: Spans, name: str, rank: int | None, spans: Spans) -> 
 
     A file of several ranks is of one host, so any of them tells its clock.
     """
-    table = part.table(name)
+    whose = min(part.ranks, default=None) if rank is None else rank
+    table = shift_times(
+        lambda: part.table(name), lambda _, times: on_run(spans, part.unix_ns, whose, times)
+    )
     if table.abstained is not None:
         return table
     heads = [column.name for column in table.columns]
-    whose = min(part.ranks, default=None) if rank is None else rank
-    cells = {
-        column.name: cells_on_run(spans, whose, part.unix_ns, each)
-        if is_moment(column, each)
-        else each
-        for column, each in zip(table.columns, table.arrays(), strict=True)
-    }
+    cells = dict(zip(heads, table.arrays(), strict=True))
     if rank is not None and "rank" in cells and len(part.ranks) == 1:
         cells["rank"] = np.full(len(table.rows), rank, np.int64)
     if "stage" in cells and not np.isin(part.kind, _MARKING).any():
         cells |= _fill_stages(cells, spans)
-    return Table(name, table.columns, ColumnRows([cells[head] for head in heads]), note=table.note)
+    return replace(table, rows=ColumnRows([cells[head] for head in heads]))
 
 
 def _fill_stages(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
@@ -136,73 +179,17 @@ def _fill_stages(cells: Mapping[str, Any], spans: Spans) -> dict[str, Any]:
     times, rank = cells.get("launch", cells["start"]), np.ma.getdata(cells["rank"])
     if isinstance(times, tuple):  # no launch is known
         times = np.ma.masked_array(rank, np.ones(len(rank), bool))
-    told, when = ~np.ma.getmaskarray(times), np.ma.getdata(times)
-    rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
-    anywhere = np.full(len(rank), NOWHERE)
-    launches = Launches(np.where(told, rank, NOWHERE), anywhere, when)
-    found = stages_at(Stages(*rows, spans.end_ns), launches)
+    known_rank = np.where(np.ma.getmaskarray(times), NOWHERE, rank)
+    found = _stages_of_run(spans, known_rank, np.ma.getdata(times))
     step = known(np.maximum(found.step, 0), nothing=0)
     return {"stage": distinct(found.stage, spans.names), "step": step}
 
 
-# What each tool writes, in the order of preference where one thing lies there in several forms:
-# plain before packed, exported before what only nsys itself reads.
-_CHROME = (".trace.json", ".trace.json.gz")
-_ASCEND = "*_ascend_pt"  # a directory per capture
-_TOOLS = (_CHROME, (".sqlite", ".nsys-rep"))
-
-
-def device_files(folder: Path, *, deep: bool = False) -> list[Path]:
-    """Return the traces of device tools in a folder by name, each in one form only.
-
-    Args:
-        folder: Where to look.
-        deep: Look into the folders inside, too; links are not followed.
-    """
-    found: dict[tuple[str, int], Path] = {}
-    for tool, forms in enumerate(_TOOLS):
-        for form in forms:
-            for path in folder.rglob(f"*{form}") if deep else folder.glob(f"*{form}"):
-                if path.is_file() and not path.is_symlink():
-                    found.setdefault((str(path).removesuffix(form), tool), path)
-    return sorted(found.values())
-
-
-def with_kernels(spans: Spans, run: Path) -> Spans:
-    """Return a run's spans with the tables of what device tools recorded of it.
-
-    The kernels of all tools are one table; for the others see `capture_tables`. The files are read
-    when a table is asked for. Kernels come onto the run's axis by wall clock;
-    where a tool saw none of our ranges, stage and step are those of the run's own spans at the
-    launch. A file that cannot be read is named in the table's note.
-
-    Args:
-        spans: The run.
-        run: Its directory.
-    """
-    files = {path: rank_in_name(path.name) for path in device_files(run)}
-    captures: dict[Path, int] = {}
-    for rank in spans.ranks:
-        folder = rank_directory(run, rank)
-        files |= dict.fromkeys(device_files(folder, deep=True), rank)
-        found = sorted(folder.rglob(_ASCEND), key=lambda path: (path.is_symlink(), path))
-        once = {
-            path.resolve(): path for path in reversed(found)
-        }  # a link to one here is the same one
-        captures |= dict.fromkeys(sorted(once.values()), rank)
-    if not files and not captures:
-        return spans
-    others = ascend_tables(captures, spans.unix_ns, partial(_fill_shifted_kernels, spans))
-    if spans.wall_off:
-        others = {name: partial(table_on_run, spans, read) for name, read in others.items()}
-    others = capture_tables(files, spans, others, _is_chrome)
-    every = {**files, **captures}
-    tables = {**spans.tables, **others, "kernels": lambda: _kernels(spans, every)}
-    return replace(spans, tables=tables)
-
-
-def _is_chrome(path: Path) -> bool:
-    return path.name.endswith(_CHROME)
+def _stages_of_run(spans: Spans, rank: Int64s, times: Int64s) -> Found:
+    """Return the stages and steps of the run's own spans at some launches of ranks."""
+    rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
+    launches = Launches(rank, np.full(len(rank), NOWHERE), times)
+    return stages_at(Stages(*rows, spans.end_ns), launches)
 
 
 def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
@@ -222,17 +209,14 @@ def _kernels(spans: Spans, files: Mapping[Path, int | None]) -> Table:
 
 def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, list[str]]:
     """Read one file's kernels onto the run's axis."""
+    told_by_folder = path.is_dir() or _is_chrome(path)
     if path.is_dir():
         kernels, unix_ns, remarks = read_ascend_kernels(path)
-        told = np.full(len(kernels.rank), -1)
     elif _is_chrome(path):
-        from lightning_rlprof.loaders.kineto.reader import read_kernels
-
-        kernels, unix_ns, remarks = read_kernels(path)
-        told = np.full(len(kernels.rank), -1)  # the folder knows better than the trace
+        kernels, unix_ns, remarks = read_kineto_kernels(path)
     else:
         kernels, unix_ns, remarks = read_nsys_kernels(path)
-        told = kernels.rank
+    told = np.full(len(kernels.rank), -1) if told_by_folder else kernels.rank
     if not len(kernels.rank):
         remarks = ["no kernels", *remarks]
     if not unix_ns:
@@ -241,7 +225,7 @@ def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, 
         raise TraceError(f"{path}: left out: its rank is unknown; put rank-N in its name")
     kernels = replace(kernels, rank=np.where(told < 0, rank or 0, told))
     whose = int(kernels.rank[0]) if rank is None and len(kernels.rank) else rank
-    kernels = kernels_on_run(spans, whose, unix_ns, kernels)
+    kernels = kernels_on_run(spans, unix_ns, whose, kernels)
     filled, count = _fill_kernel_stages(kernels, spans)
     return filled, [
         *remarks,
@@ -252,7 +236,7 @@ def _read_kernels(path: Path, rank: int | None, spans: Spans) -> tuple[Kernels, 
 def _fill_shifted_kernels(spans: Spans, kernels: Kernels) -> Kernels:
     """Do the same for kernels of one capture that lie on the axis of the run by wall clock."""
     rank = int(kernels.rank[0]) if len(kernels.rank) else None
-    filled, _ = _fill_kernel_stages(kernels_on_run(spans, rank, spans.unix_ns, kernels), spans)
+    filled, _ = _fill_kernel_stages(kernels_on_run(spans, spans.unix_ns, rank, kernels), spans)
     return replace(kernels, stage=filled.stage, step=filled.step)
 
 
@@ -263,10 +247,7 @@ def _fill_kernel_stages(kernels: Kernels, spans: Spans) -> tuple[Kernels, int]:
     if kernels.launch_ns is None:
         return kernels, 0
     blank = (kernels.launch_ns != UNKNOWN) & ~np.isin(kernels.rank, told)
-    rows = (spans.rank, spans.thread, spans.kind, spans.name, spans.step, spans.start_ns)
-    anywhere = np.full(len(blank), NOWHERE)
-    launches = Launches(np.where(blank, kernels.rank, NOWHERE), anywhere, kernels.launch_ns)
-    found = stages_at(Stages(*rows, spans.end_ns), launches)
+    found = _stages_of_run(spans, np.where(blank, kernels.rank, NOWHERE), kernels.launch_ns)
     own = np.where(found.stage < 0, -1, found.stage + len(texts))
     stage = distinct(np.where(blank, own, codes), [*texts, *spans.names])
     step = np.where(blank, found.step, kernels.step)

@@ -22,9 +22,6 @@ from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 
 _ROWS = 65_536  # at a time as Python objects
 _ASKED = 500  # numbers in one query; SQLite allows 999 in its oldest versions
-# Pages that all point at one page hold more rows than any disk: 90 kB were seen to hold 10^15. What
-# SQLite does for an answer it counts in steps; a real file takes 0.4 for each of its bytes.
-_LOOK, _STEPS, _FREE = 100_000, 50, 10_000_000
 # 18 digits fit into 64 bits. SQLite would make 0 of any other text.
 _TEXT_CELL = """CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND length("{0}") < 20
 THEN CAST("{0}" AS INTEGER) ELSE :unknown END"""
@@ -55,13 +52,14 @@ class SqliteTables:
         size, whole = self._sizes(path)
         lost = f"is truncated after {size:,} of {whole:,} bytes" if size < whole else ""
         self.problems = [text for text in (lost, _journal(path)) if text]
-        self._most = _FREE + _STEPS * size
         self.columns = self._schema()
 
     def has(self, table: str, *names: str) -> bool:
         """Tell whether a table is there, with these columns, and has rows."""
-        there = self.columns.get(table, frozenset())
-        return set(names) <= there and bool(self._first(table))
+        there = self.columns.get(table)
+        if there is None or not there.issuperset(names):
+            return False
+        return bool(self.rows(f'SELECT 1 FROM "{table}" LIMIT 1'))
 
     def numbers(self, table: str, *names: str, where: str = "") -> dict[str, Int64s]:
         """Return columns of integers, also of those kept as text, `UNKNOWN` where there is none.
@@ -139,9 +137,6 @@ class SqliteTables:
             while rows := found.fetchmany(_ROWS):
                 yield rows
 
-    def _first(self, table: str) -> list[tuple[Any, ...]]:
-        return self.rows(f'SELECT 1 FROM "{table}" LIMIT 1') if table in self.columns else []
-
     def _sizes(self, path: Path) -> tuple[int, int]:
         """Return the size of the file, and what it should be as its first page tells."""
         try:
@@ -169,8 +164,6 @@ class SqliteTables:
             with closing(sqlite3.connect(self._uri, uri=True)) as database:
                 database.text_factory = lambda data: data.decode(errors="replace")
                 database.execute("PRAGMA trusted_schema = OFF")
-                looks = iter(range(self._most // _LOOK))
-                database.set_progress_handler(lambda: next(looks, None) is None, _LOOK)
                 yield database
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
             reason = "; it ".join([" ".join(str(error).split()), *self.problems])

@@ -1,6 +1,6 @@
 """The stage and the step that each launch of device work belongs to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -37,16 +37,29 @@ class Stages:
     start_ns: Int64s
     end_ns: Int64s
 
+    def only(self, *kinds: int) -> "Stages":
+        """Return those of some kinds."""
+        own = np.isin(self.kind, kinds)
+        rows = slice(None) if own.all() else own  # a copy only where some are left out
+        return Stages(*(getattr(self, each.name)[rows] for each in fields(self)))
+
     @cached_property
     def around(self) -> Enclosing:
-        """All of them."""
+        """All of them, to be asked for the innermost around a moment."""
         return Enclosing(self.thread, self.start_ns, self.end_ns)
 
     @cached_property
-    def inside(self) -> tuple[Int64s, Enclosing]:
-        """Which of them are stages, and these."""
-        rows = np.flatnonzero(self.kind == _STAGE)
-        return rows, Enclosing(self.thread[rows], self.start_ns[rows], self.end_ns[rows])
+    def stages(self) -> "Stages":
+        """Those that are stages."""
+        return self.only(_STAGE)
+
+    def name_at(self, thread: Int64s, time_ns: Int64s) -> Int64s:
+        """Return the name of the innermost around each moment on a thread, -1 without one."""
+        return np.append(self.name, -1)[self.around.at(thread, time_ns)]
+
+    def step_at(self, thread: Int64s, time_ns: Int64s) -> Int64s:
+        """Return the step of the innermost around each moment on a thread, 0 without one."""
+        return np.append(self.step, 0)[self.around.at(thread, time_ns)]
 
 
 class Found(NamedTuple):
@@ -76,9 +89,8 @@ def stages_at(stages: Stages, launches: Launches) -> Found:
     for process in np.unique(launches.process[silent]).tolist():
         thread[silent & (launches.process == process)] = _training_thread(stages, process)
     around = stages.around.at(thread, launches.time_ns)
-    of_stage, inside = stages.inside
     return Found(
-        np.append(stages.name[of_stage], -1)[inside.at(thread, launches.time_ns)],
+        stages.stages.name_at(thread, launches.time_ns),
         np.append(stages.step, 0)[around],
         thread,
         silent & (around >= 0),

@@ -138,32 +138,6 @@ def test_an_empty_file_is_no_database(tmp_path: Path) -> None:
         SqliteTables(tmp_path / "a.db")
 
 
-def interior(children: int) -> bytes:
-    """Return a page of 512 bytes that points 70 times at one other page."""
-    cell, first = children.to_bytes(4, "big") + b"\1", 512 - 5 * 70
-    head = b"\5\0\0" + (70).to_bytes(2, "big") + first.to_bytes(2, "big") + b"\0" + cell[:4]
-    return (head + b"".join((first + 5 * n).to_bytes(2, "big") for n in range(70))).ljust(
-        first, b"\0"
-    ) + cell * 70
-
-
-def test_a_file_with_more_rows_than_bytes_is_given_up(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    rows = ", ".join(f"({number})" for number in range(200))
-    make(path, "PRAGMA page_size = 512", "CREATE TABLE a (x)", f"INSERT INTO a VALUES {rows}")
-    data = bytearray(path.read_bytes())
-    leaf = int.from_bytes(data[512 + 8 : 512 + 12], "big")
-    for _ in range(9):  # 70 to the 10th times the last page of the table
-        data += interior(leaf)
-        leaf = len(data) // 512
-    data[512:1024] = interior(leaf)
-    data[28:32] = leaf.to_bytes(4, "big")
-    path.write_bytes(data)
-
-    with pytest.raises(TraceError, match=r"cannot be read as SQLite \(interrupted\)"):
-        SqliteTables(path).numbers("a", "x")
-
-
 def test_a_file_that_is_cut_off_says_so_where_it_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     with closing(sqlite3.connect(path)) as database:

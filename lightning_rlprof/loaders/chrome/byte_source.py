@@ -46,15 +46,17 @@ class Source:
         self._read = 0
         try:
             self._file = path.open("rb")
+            magic = self._file.read(len(_ZSTD))
+            self._file.seek(0)
             self._size = path.stat().st_size
         except OSError as error:
             raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
         self._limit: int | None = None
-        try:
-            self._stream = self._opened()
-        except BaseException:
-            self._file.close()
-            raise
+        self._stream: _Stream = self._file
+        if magic.startswith((_GZIP, _ZSTD)):
+            self._limit = max(BOMB_BYTES, BOMB_RATIO * self._size)
+            gzip = magic.startswith(_GZIP)
+            self._stream = _Gzip(self._file) if gzip else _Zstd(self._file, path)
 
     def __enter__(self) -> "Source":
         """Return itself."""
@@ -92,17 +94,6 @@ class Source:
         """Return what part of the file was read, without ``unused`` bytes of what it returned."""
         used = (self._read - unused) / max(self._read, 1)
         return min(self._file.tell() / max(self._size, 1), 1.0) * used
-
-    def _opened(self) -> _Stream:
-        try:
-            magic = self._file.read(len(_ZSTD))
-            self._file.seek(0)
-        except OSError as error:
-            raise TraceError(f"{self._path}: cannot be read ({error.strerror})") from error
-        if not magic.startswith((_GZIP, _ZSTD)):
-            return self._file
-        self._limit = max(BOMB_BYTES, BOMB_RATIO * self._size)
-        return _Gzip(self._file) if magic.startswith(_GZIP) else _Zstd(self._file, self._path)
 
 
 class _Gzip:
@@ -157,6 +148,7 @@ class _Zstd:
         try:
             import zstandard
         except ImportError as error:
+            file.close()
             raise TraceError(
                 f"{path}: compressed with zstd; to read it: pip install zstandard"
             ) from error

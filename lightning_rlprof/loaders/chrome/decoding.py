@@ -115,7 +115,7 @@ def _integer(value: Id) -> int:
     return int(value) if known else MISSING  # type: ignore[arg-type]
 
 
-_FLOATS, _INTS = msgspec.json.Decoder(list[float]), msgspec.json.Decoder(list[int])
+_INTS = msgspec.json.Decoder(list[int])
 _EXACT = decimal.Context(prec=40, traps=[])
 
 
@@ -149,9 +149,6 @@ def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
 def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
     joined = b"[" + b",".join(texts) + b"]"
     try:
-        floats = np.array(_FLOATS.decode(joined), np.float64)
-        if len(floats) == len(texts) and np.all(np.abs(floats) < _DOUBLES):
-            return _of_doubles(floats)
         integers = _INTS.decode(joined)
         if max(map(abs, integers)) < LARGEST_TIME // 1000:
             return np.array(integers, np.int64) * 1000

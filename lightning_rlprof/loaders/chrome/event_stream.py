@@ -8,7 +8,6 @@ contains before its events.
 import json
 import re
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -142,7 +141,7 @@ class ChromeStream(Generic[T]):
             start = len(window) - len(window.removeprefix(b"\xef\xbb\xbf").lstrip())
             kind = window[start : start + 1]
             bare = kind == b"["
-            found = _FIRST.match(window, start) if bare else _events(window, start, last=not more)
+            found = _FIRST.match(window, start) if bare else _EVENTS.search(window, start)
             if kind not in (b"[", b"{", b"") or (found is None and not more):
                 return False
             if found is not None:
@@ -230,35 +229,26 @@ class ChromeStream(Generic[T]):
         return sound != window
 
     def _one_by_one(self) -> list[T]:
-        """Decode each complete event on its own, up to one that is broken; six times as slow."""
+        """Decode each event on its own, up to one that is broken; six times as slow."""
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # one character per byte
-        pieces: list[bytes] = []
+        events: list[T] = []
         at = _past_gap(text, 0)
         while at < len(text) and not self._ended:
             if text[at] == "]":
-                self._ended, end = True, at + 1
-            elif (end := _end_of_value(text, at)) > 0:
-                pieces.append(window[at:end])
-            else:
+                self._ended, at = True, at + 1
+                break
+            end = _end_of_value(text, at)
+            if end < 0:
                 self._broken = end == _BROKEN
                 break
-            at = end if self._ended else _past_gap(text, end)
+            try:
+                events += self._decode(b"[%b]" % window[at:end])
+            except NOT_JSON:
+                self.lost += 1
+            at = _past_gap(text, end)
         self._low += at
-        return self._sound(pieces)
-
-    def _sound(self, pieces: list[bytes]) -> list[T]:
-        """Decode events, without those whose values the decoder refuses."""
-        try:
-            return self._decode(b"[" + b",".join(pieces) + b"]")
-        except NOT_JSON:
-            sound = []
-            for piece in pieces:
-                try:
-                    sound += self._decode(b"[" + piece + b"]")
-                except NOT_JSON:
-                    self.lost += 1
-            return sound
+        return events
 
     def _read_rest(self) -> None:
         """Read what stands behind the events."""
@@ -271,43 +261,14 @@ class ChromeStream(Generic[T]):
             end = len(rest) if end < 0 else end
             self._keep(rest[:end])
             rest = rest[end:]
-            if self.top.pop("traceEvents", None) is not None:
-                self.problems.append("a second array of events is left out")
         if rest.strip(b"\0 \r\n\t"):
             self.problems.append("data after its end, such as a second trace, is left out")
 
     def _keep(self, top: bytes) -> None:
-        found = _object(top)
-        if found is None:
+        try:
+            self.top |= msgspec.json.decode(replace_non_finite(top), type=dict[str, msgspec.Raw])
+        except NOT_JSON:
             self.problems.append("the data outside of the events can't be read")
-        else:
-            self.top |= found
-
-
-def _events(window: bytes, start: int, *, last: bool) -> "re.Match[bytes] | None":
-    """Find where the array of events begins: behind what is whole, not in a text or an object.
-
-    Args:
-        window: The beginning of the file, as far as it is known.
-        start: Where its object begins.
-        last: No more of it will be: what is before the array may be damaged.
-    """
-    places = [*islice(_EVENTS.finditer(window, start), _GUESSES)]
-    for place in places:
-        if _object(window[start : place.start()].rstrip().removesuffix(b",") + b"}") is not None:
-            return place
-    return places[0] if places and last else None
-
-
-def _object(text: bytes) -> dict[str, msgspec.Raw] | None:
-    """Return a JSON object by key, None for what is none."""
-    try:
-        found: dict[str, msgspec.Raw] = msgspec.json.decode(
-            replace_non_finite(text), type=dict[str, msgspec.Raw]
-        )
-    except NOT_JSON:
-        return None
-    return found
 
 
 # What stands before the events grows with the process groups: 17 kB for 300 ranks.

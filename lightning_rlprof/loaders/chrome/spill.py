@@ -5,7 +5,7 @@
 
 import bisect
 import heapq
-import mmap
+import os
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.tables.arrays import Int64s
-
 HELD = 1 << 22
 """Bytes of columns that stay in memory, of all columns of a trace together."""
 
+ROWS = 1 << 14
+"""Rows of a block; twenty arrays of that length are 2.6 MB."""
 
 _OWN = HELD // 4
 
@@ -39,27 +39,18 @@ class Scratch:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
-            data = array.view(np.uint8).data
-            self._full = self._file.write(data) < len(data)
-            self._full |= self._file.write(bytes(-len(data) % 8)) < -len(data) % 8
+            self._full = self._file.write(array.view(np.uint8).data) < array.nbytes
         except OSError:
             self._full = True
         if self._full:  # what is there is still read; all that follows stays in memory
             return -1
-        at, self._end = self._end, self._end + len(data) + -len(data) % 8
+        at, self._end = self._end, self._end + array.nbytes
         return at
 
-    def read(self, kind: type[np.generic], rows: int, at: int) -> npt.NDArray[Any]:
-        """Return what lies there, in memory of its own: what stays mapped would count as ours."""
-        if self._file is None:
-            raise ValueError("nothing was put aside")
-        if not rows:
-            return np.empty(0, kind)
-        skip = at % mmap.ALLOCATIONGRANULARITY
-        size = skip + rows * np.dtype(kind).itemsize
-        number = self._file.fileno()
-        with mmap.mmap(number, size, access=mmap.ACCESS_READ, offset=at - skip) as view:
-            return np.frombuffer(view, kind, rows, skip).copy()
+    def read(self, into: npt.NDArray[Any], at: int) -> None:
+        """Fill an array, not empty, with what lies there."""
+        assert self._file is not None
+        os.preadv(self._file.fileno(), [into.data], at)
 
 
 class Grown:
@@ -110,13 +101,13 @@ class Grown:
 
     def part(self, name: str, low: int, high: int) -> npt.NDArray[Any]:
         """Return some rows of one column, in memory of their own."""
-        column = np.empty(high - low, kind := self.types[name])
+        column = np.empty(high - low, self.types[name])
         first = 0
         for rows, at in self._aside[name]:
             start, end = max(low, first), min(high, first + rows)
             if start < end:
                 place = at + (start - first) * column.itemsize
-                column[start - low : end - low] = self._scratch.read(kind, end - start, place)
+                self._scratch.read(column[start - low : end - low], place)
             first += rows
         for part in self._parts[name]:
             start, end = max(low, first), min(high, first + len(part))
@@ -130,14 +121,11 @@ class Grown:
         high = len(self) if high is None else high
         return {name: self.part(name, low, high) for name in self.types}
 
-    def parts(self, rows: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    def parts(self, rows: int = ROWS) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Yield all columns, ``rows`` rows at a time."""
         for low in range(0, len(self), rows):
             yield self.rows(low, min(low + rows, len(self)))
 
-
-ROWS = 1 << 14
-"""Rows of a block; twenty arrays of that length are 2.6 MB."""
 
 Columns = Mapping[str, npt.NDArray[Any]]
 """Some rows of a table: arrays of one length, by name."""
@@ -153,29 +141,23 @@ class _Part:
         self, rows: Columns, keys: Sequence[str], limits: Sequence[str], scratch: Scratch
     ) -> None:
         rows = _sorted(rows, keys)
-        self._grown = Grown({name: column.dtype.type for name, column in rows.items()}, scratch)
-        self._grown.add(rows)
+        self.grown = Grown({name: column.dtype.type for name, column in rows.items()}, scratch)
+        self.grown.add(rows)
         self._limits = limits
         picked = (rows[key][::_STEP].tolist() for key in limits)
         self.samples: list[_Keys] = list(zip(*picked, strict=True))
         self._last = tuple(int(rows[key][-1]) for key in limits)
-        self._grown.put_aside()
-
-    def __len__(self) -> int:
-        return len(self._grown)
+        self.grown.put_aside()
 
     def before(self, limit: _Keys) -> int:
         """Return the number of rows whose first keys come before some keys."""
         if not self.samples[0] < limit <= self._last:  # so for most: parts follow in time
-            return len(self) if limit > self._last else 0
+            return len(self.grown) if limit > self._last else 0
         low = max(bisect.bisect_left(self.samples, limit) - 1, 0) * _STEP
-        high = min(low + _STEP + 1, len(self))
-        first, second = (self._grown.part(name, low, high) for name in self._limits)
+        high = min(low + _STEP + 1, len(self.grown))
+        first, second = (self.grown.part(name, low, high) for name in self._limits)
         start, end = (np.searchsorted(first, limit[0], side) for side in ("left", "right"))
         return low + int(start + np.searchsorted(second[start:end], limit[1]))
-
-    def rows(self, low: int, high: int) -> Columns:
-        return self._grown.rows(low, high)
 
 
 def in_order(
@@ -203,7 +185,7 @@ def in_order(
     done = [_Part(part, keys, limits, scratch) for part in parts if len(part[keys[0]])]
     low = [0] * len(done)
     for cut in [*_cuts(done, rows), None]:
-        high = [len(part) if cut is None else part.before(cut) for part in done]
+        high = [len(part.grown) if cut is None else part.before(cut) for part in done]
         if low != high:
             yield _merged(zip(done, low, high, strict=True), keys)
         low = high
@@ -218,7 +200,7 @@ def _cuts(parts: Sequence[_Part], rows: int) -> Iterable[_Keys]:
 
 def _merged(ends: Iterable[tuple[_Part, int, int]], keys: Sequence[str]) -> Columns:
     """Return the rows of some parts, from one number to another, in order."""
-    pieces = [part.rows(low, high) for part, low, high in ends if low < high]
+    pieces = [part.grown.rows(low, high) for part, low, high in ends if low < high]
     block = {name: np.concatenate([each[name] for each in pieces]) for name in pieces[0]}
     return _sorted(block, keys)
 
@@ -228,12 +210,6 @@ def _sorted(rows: Columns, keys: Sequence[str]) -> Columns:
     if (order[1:] > order[:-1]).all():  # most are, as events are written in time
         return rows
     return {name: column[order] for name, column in rows.items()}
-
-
-def heads(*columns: npt.NDArray[Any]) -> Int64s:
-    """Return where one of some sorted columns changes, its first row among these."""
-    changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return np.flatnonzero(np.append(True, changes))
 
 
 def beside(

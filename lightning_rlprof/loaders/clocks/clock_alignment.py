@@ -47,8 +47,7 @@ class ClockRow(NamedTuple):
         exchanges: How many exchanges or collectives were used.
         off_ns: How far its host's wall clock was ahead when the rank started.
         uncertainty_ns: How far its times may be off, None where that is not known.
-        drift: In ppm.
-        drift_uncertainty: In ppm.
+        drift: In ppm, as ``drift_uncertainty``.
         jumps: How often it was set.
     """
 
@@ -91,10 +90,6 @@ class OnAxis:
         """Return times of the rank's clock in wall-clock time; their order stays."""
         own = times if self.clock is None else self.clock.moved(times)
         return own + self.shift_ns
-
-    def is_base(self, other: "OnAxis") -> bool:
-        """Tell whether the other one stands on this clock."""
-        return other.shift_ns == self.anchor_ns
 
     def off(self, unix_ns: int) -> int:
         """Return how far the host's wall clock is ahead when it says this."""
@@ -144,13 +139,10 @@ def clock_table(
     that was never synchronized.
     """
     lowest: dict[OnAxis, int] = {}
+    rows = []
     for rank, own in ranks.items():
-        lowest.setdefault(own, rank)
-    rows = [
-        _row(ClockRow(rank, headers[rank].host, lowest[own]), headers[rank], ranks, times)
-        for rank, own in ranks.items()
-        for times in [(lives or {}).get(rank, [])]
-    ]
+        row = ClockRow(rank, headers[rank].host, lowest.setdefault(own, rank))
+        rows.append(_row(row, headers[rank], ranks, (lives or {}).get(rank, [])))
     return table_of(rows) if len(lowest) > 1 else None
 
 
@@ -180,8 +172,10 @@ def _row(
 ) -> ClockRow:
     own, clock = ranks[row.rank], ranks[row.rank].clock
     if clock is None:
-        told = [each.reference for each in ranks.values() if each.clock and own.is_base(each)]
-        return row.is_reference(told[0]) if told and told[0] is not None else row
+        for each in ranks.values():
+            if each.reference is not None and each.shift_ns == own.anchor_ns:
+                return row.is_reference(each.reference)
+        return row
     return row._replace(
         reference=own.reference,
         method="ping-pong",
@@ -210,18 +204,23 @@ def _solved(ranks: Sequence[int], meetings: Mapping[int, Meetings]) -> tuple[int
 
 def _doubts(host: str, clock: Clock) -> list[RunWarning]:
     """Say where a clock was set: times between two exchanges are uncertain by as much."""
-    texts = [
-        f"host {host}: its clock was set by {jump.size_ns / 1e6:+.1f} ms, at an unknown time "
-        f"within {(jump.before_ns - jump.after_ns) / 1e9:.0f} s"
+    return [
+        RunWarning(
+            None,
+            f"host {host}: its clock was set by {jump.size_ns / 1e6:+.1f} ms, at an unknown time "
+            f"within {(jump.before_ns - jump.after_ns) / 1e9:.0f} s",
+        )
         for jump in clock.jumps
     ]
-    return [RunWarning(None, text) for text in texts]
 
 
 def _groups(headers: Mapping[int, Header]) -> tuple[list[tuple[int, list[int]]], list[RunWarning]]:
     """Return each clock's anchor and ranks, and what is doubtful of hosts."""
+    hosts: dict[str, list[tuple[int, int]]] = {}
+    for rank, header in headers.items():
+        hosts.setdefault(header.host, []).append((header.unix_ns - header.clock_ns, rank))
     groups, problems = [], []
-    for host, pairs in _hosts(headers).items():
+    for host, pairs in hosts.items():
         clocks = _clocks(sorted(pairs))
         if len(clocks) > 1:
             text = (
@@ -232,14 +231,6 @@ def _groups(headers: Mapping[int, Header]) -> tuple[list[tuple[int, list[int]]],
             median = clock[(len(clock) - 1) // 2][0]
             groups.append((median, sorted(rank for _, rank in clock)))
     return groups, problems
-
-
-def _hosts(headers: Mapping[int, Header]) -> dict[str, list[tuple[int, int]]]:
-    """Return each host's (anchor, rank) pairs."""
-    hosts: dict[str, list[tuple[int, int]]] = {}
-    for rank, header in headers.items():
-        hosts.setdefault(header.host, []).append((header.unix_ns - header.clock_ns, rank))
-    return hosts
 
 
 def _clocks(pairs: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_rlprof.tables.arrays import Float64s, Mask
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 
 DRIFT = 1e-4
 """How fast two clocks may part: two quartzes at the end of their tolerance, 50 ppm each."""
@@ -26,7 +25,6 @@ _WANDERS = 3.0  # times the change of the rate that was measured
 _NOISE = 0.25  # of the bounds: middles of uneven delays differ by so much
 _SHORT = 0.25  # of the median gap: the rate of a shorter one says nothing
 
-Int64s = npt.NDArray[np.int64]
 Times = Int64s | Sequence[int]
 
 
@@ -285,7 +283,7 @@ def _jumps(gaps: Float64s, rises: Float64s, slack: Float64s) -> tuple[float, Flo
 
 
 def _line(
-    x: Float64s, y: Float64s, half: Float64s, piece: npt.NDArray[np.int64], rough: float
+    x: Float64s, y: Float64s, half: Float64s, piece: Int64s, rough: float
 ) -> tuple[float, float, Float64s]:
     """Return drift, how far it may be off, and the line's height at each knot.
 

@@ -5,22 +5,20 @@ offset between the clocks of two ranks.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import ClockRow, table_of, wall_clocks
 from lightning_rlprof.loaders.clocks.clock_fit import Clock, from_collectives, solve
-from lightning_rlprof.loaders.clocks.shifted_tables import moved
+from lightning_rlprof.loaders.clocks.shifted_tables import moved, shift_cells
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import RunWarning, Spans
-from lightning_rlprof.tables.table import Table
 
 # Those in which everybody needs something from everybody. Of a broadcast the root is done before
 # others have begun, of a reduce the others; an uneven all_to_all may send nothing to some.
@@ -92,11 +90,11 @@ class Side(NamedTuple):
         where most bounds agree with one offset, and the ends of those differ far less than their
         starts do: so it is where ranks wait for one another, and not where they do alike.
         """
-        place = np.searchsorted(there.meeting, self.meeting)
-        here = np.flatnonzero(np.append(there.meeting, -1)[place] == self.meeting)
-        at, sure = place[here], self.sure[here]
-        times = (self.start_ns[here], self.end_ns[here], there.start_ns[at], there.end_ns[at])
-        every = Shared(*times)
+        _, own, at = np.intersect1d(
+            self.meeting, there.meeting, assume_unique=True, return_indices=True
+        )
+        times = (self.start_ns[own], self.end_ns[own], there.start_ns[at], there.end_ns[at])
+        every, sure = Shared(*times), self.sure[own]
         pairs = zip(every.where(sure), _waiting(every.where(~sure)), strict=True)
         found = Shared(*map(np.concatenate, pairs))
         order = np.argsort(found.end_ns, kind="stable")
@@ -109,20 +107,24 @@ def met(spans: Spans) -> Met | None:
     They are those of the table ``collectives``; Nsight Systems, which has none, tells them by names
     of kernels. None where there are none, or where they cannot be read.
     """
-    table = _table(spans)
-    if table is None:
+    by_names = any("nsys" in header.versions for header in spans.headers.values())
+    name = "kernels" if by_names and "collectives" not in spans.tables else "collectives"
+    table = spans.try_table(name, [])
+    if table is None or not len(table.rows):
         return None
     heads = [column.name for column in table.columns]
-    cells = dict(zip(heads, table.arrays(), strict=True))
-    codes, texts = cells["operation" if "operation" in cells else "kernel"]
+    codes, texts = table.texts("operation" if "operation" in heads else "kernel")
     waits = np.array([*map(_operation, texts), -1], np.int64)[codes]
-    rank, start, took = (np.ma.getdata(cells[each]) for each in ("rank", "start", "duration"))
-    group = cells["group"][0] if isinstance(cells.get("group"), tuple) else np.full(len(rank), -1)
-    number, step = (_integers_of(cells.get(each), len(rank)) for each in ("number", "step"))
+    rank, start, took = (table.numbers(each) for each in ("rank", "start", "duration"))
+    nothing = np.full(len(rank), -1)
+    group = table.texts("group")[0] if "group" in heads else nothing
+    number, step = (
+        table.numbers(each, -1) if each in heads else nothing for each in ("number", "step")
+    )
     keep = np.flatnonzero((waits >= 0) & ((number >= 0) | (step > 0)))
-    place = np.where(number >= 0, number, step)
     if not len(keep):
         return None
+    place = np.where(number >= 0, number, step)
     key = [(group * len(_ALL) + waits)[keep], (number >= 0)[keep], place[keep]]
     order, starts = match_occurrences(key, rank[keep], start[keep])
     at = keep[order]
@@ -130,30 +132,11 @@ def met(spans: Spans) -> Met | None:
     return Met(rank[at], start[at], start[at] + took[at], meeting, group[at] >= 0)
 
 
-def _table(spans: Spans) -> Table | None:
-    by_names = any("nsys" in header.versions for header in spans.headers.values())
-    name = "kernels" if by_names and "collectives" not in spans.tables else "collectives"
-    if name not in spans.tables:
-        return None
-    try:
-        table = spans.table(name)
-    except TraceError:
-        return None
-    return table if table.abstained is None and len(table.rows) else None
-
-
 def _operation(name: str) -> int:
     """Return which of `_ALL` an operation or a kernel is, -1 for others."""
     found = _KERNEL.search(name)
     short = found[1].lower().replace("_", "") if found else ""
     return next((at for at, each in enumerate(_ALL) if each.replace("_", "") == short), -1)
-
-
-def _integers_of(cells: Any, count: int) -> Int64s:
-    if cells is None or isinstance(cells, tuple):
-        return np.full(count, -1)
-    filled: Int64s = np.ma.filled(cells, -1).astype(np.int64, copy=False)
-    return filled
 
 
 def _waiting(found: Shared) -> Shared:
@@ -282,12 +265,13 @@ def _solved(spans: Spans, rows: Sequence[ClockRow]) -> dict[int, _Solved]:
         whose = clock_of[calls.rank]
         there, worst = calls.side(np.flatnonzero(np.isin(whose, [*unsure]))), max(unsure.values())
         new: dict[int, _Solved] = {}
-        for clock, mine in _each(whose):
-            if clock in left:
-                dated, host = spans.headers[clock].unix_ns, left[clock].host
-                shared, edges = calls.side(mine).shared(there), _edges(spans, clock_of, clock)
-                solved = _compared(shared, edges, worst, may_be_one=bool(dated) and not host)
-                new |= {} if solved is None else {clock: solved}
+        for clock, row in left.items():
+            shared = calls.side(np.flatnonzero(whose == clock)).shared(there)
+            own = clock_of[spans.rank] == clock
+            edges = [spans.start_ns[own].min(), spans.end_ns[own].max()] if own.any() else []
+            may_be_one = bool(spans.headers[clock].unix_ns) and not row.host
+            solved = _compared(shared, edges, worst, may_be_one=may_be_one)
+            new |= {} if solved is None else {clock: solved}
         if not new:
             break
         calls, found = _on(calls, whose, new), found | new
@@ -296,30 +280,14 @@ def _solved(spans: Spans, rows: Sequence[ClockRow]) -> dict[int, _Solved]:
     return found
 
 
-def _each(whose: Int64s) -> Iterator[tuple[int, Int64s]]:
-    """Yield each clock and its calls."""
-    order = np.argsort(whose, kind="stable")
-    clocks, heads = np.unique(whose[order], return_index=True)
-    parts = np.split(order, heads[1:])  # of nothing it makes one part
-    yield from zip(clocks.tolist(), parts, strict=False)
-
-
 def _on(calls: Met, whose: Int64s, clocks: Mapping[int, _Solved]) -> Met:
     """Return the calls with those of some clocks moved."""
-    start, end = calls.start_ns.copy(), calls.end_ns.copy()
-    for clock, mine in _each(whose):
-        if clock in clocks:
-            start[mine], end[mine] = (clocks[clock].clock.moved(e[mine]) for e in (start, end))
+
+    def shift(clock: int, times: Int64s) -> Int64s:
+        return clocks[clock].clock.moved(times) if clock in clocks else times
+
+    start, end = (shift_cells(each, whose, shift) for each in (calls.start_ns, calls.end_ns))
     return calls._replace(start_ns=start, end_ns=end)
-
-
-def _edges(spans: Spans, clock_of: Int64s, clock: int) -> list[int]:
-    """Return when the ranks of a clock began and ended, nothing where they have no spans."""
-    ranks = np.flatnonzero(clock_of == clock)
-    parts = [slice(*np.searchsorted(spans.rank, [rank, rank + 1])) for rank in ranks.tolist()]
-    parts = [part for part in parts if part.stop > part.start]
-    first = [int(spans.start_ns[part.start]) for part in parts]
-    return [*first, *(int(spans.end_ns[part].max()) for part in parts)]
 
 
 def _compared(

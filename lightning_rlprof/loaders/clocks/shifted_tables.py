@@ -8,12 +8,62 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.loaders.clocks.clock_fit import Clock
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.kernels import UNKNOWN, Kernels
-from lightning_rlprof.tables.spans import RankNote, Spans
+from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
-_Clocks = Mapping[int, Clock]
+_PLACES = 65  # of a capture at which clocks are asked; between two of them they drift evenly
+
+Shift = Callable[[int, Int64s], Int64s]
+"""Takes times of one rank, -1 if unknown, and returns them as they are on another timeline."""
+
+
+def shift_times(read: Callable[[], Table], shift: Shift) -> Table:
+    """Read a table and move its times, by the rank of their row; unknown ones and durations stay.
+
+    Example::
+
+        >>> table = Table("t", (Column("rank", "count"), Column("start", "time", "ns")), [(1, 5)])
+        >>> list(shift_times(lambda: table, lambda rank, times: times + 100 * rank).rows)
+        [(1, 105)]
+    """
+    table = read()
+    if table.abstained is not None:
+        return table
+    names, cells = [column.name for column in table.columns], table.arrays()
+    rank = np.ma.getdata(cells[names.index("rank")]) if "rank" in names else None
+    rows = [
+        shift_cells(each, rank, shift) if is_moment(column, each) else each
+        for column, each in zip(table.columns, cells, strict=True)
+    ]
+    return replace(table, rows=ColumnRows(rows))
+
+
+def shift_cells(cells: Any, rank: Int64s | None, shift: Shift) -> Any:
+    """Return a column with its known times moved.
+
+    Args:
+        cells: An array, perhaps masked.
+        rank: Of each cell; None where no rank is told.
+        shift: What moves them.
+    """
+    found, known = cells.copy(), np.flatnonzero(~np.ma.getmaskarray(cells))
+    ranks = np.full(len(cells), -1) if rank is None else rank
+    order = known[np.argsort(ranks[known], kind="stable")]
+    for rows in np.split(order, group_starts(ranks[order])[1:]) if len(order) else ():
+        found[rows] = shift(int(ranks[rows[0]]), np.ma.getdata(cells)[rows])
+    return found
+
+
+def is_moment(column: Column, cells: Any) -> bool:
+    """Tell whether a column contains times on the timeline; without any known cell it does not."""
+    return column.kind == "time" and is_integer(cells)
+
+
+def is_integer(cells: Any) -> bool:
+    """Tell whether a column is an array of integers."""
+    return not isinstance(cells, tuple) and cells.dtype.kind == "i"
 
 
 def moved(spans: Spans, clocks: Mapping[int, Clock]) -> Spans:
@@ -29,16 +79,24 @@ def moved(spans: Spans, clocks: Mapping[int, Clock]) -> Spans:
     if not clocks:
         return spans
     by = max(0, *(-int(clock.offset([0])[0]) for clock in clocks.values()))
+
+    def shift(rank: int, times: Int64s) -> Int64s:
+        return (clocks[rank].moved(times) if rank in clocks else times) + by
+
+    notes = [
+        note._replace(
+            time_ns=int(shift(-1 if note.rank is None else note.rank, np.array([note.time_ns]))[0])
+        )
+        for note in spans.notes
+    ]
     return replace(
         spans,
-        start_ns=_times(spans.start_ns, spans.rank, clocks, by),
-        end_ns=_times(spans.end_ns, spans.rank, clocks, by),
-        notes=tuple(
-            sorted((_note(each, clocks, by) for each in spans.notes), key=lambda note: note.time_ns)
-        ),
+        start_ns=shift_cells(spans.start_ns, spans.rank, shift),
+        end_ns=shift_cells(spans.end_ns, spans.rank, shift),
+        notes=tuple(sorted(notes, key=lambda note: note.time_ns)),
         unix_ns=spans.unix_ns - by,
         tables={
-            name: read if name == "clocks" else partial(_table, read, clocks, by)
+            name: read if name == "clocks" else partial(shift_times, read, shift)
             for name, read in spans.tables.items()
         },
         wall_off={
@@ -54,41 +112,7 @@ def _ahead(spans: Spans, rank: int, clock: Clock, unix_ns: int) -> int:
     return unix_ns - spans.unix_ns - time - int(clock.offset([time])[0])
 
 
-def _note(note: RankNote, clocks: _Clocks, by_ns: int) -> RankNote:
-    clock = None if note.rank is None else clocks.get(note.rank)
-    time = note.time_ns if clock is None else int(clock.moved([note.time_ns])[0])
-    return note._replace(time_ns=time + by_ns)
-
-
-def _table(read: Callable[[], Table], clocks: _Clocks, by_ns: int) -> Table:
-    table = read()
-    if table.abstained is not None:
-        return table
-    cells = table.arrays()
-    named = {column.name: each for column, each in zip(table.columns, cells, strict=True)}
-    rank = np.ma.getdata(named["rank"]) if "rank" in named else np.full(len(table.rows), -1)
-    rows = [
-        _cells(each, rank, clocks, by_ns) if is_moment(column, each) else each
-        for column, each in zip(table.columns, cells, strict=True)
-    ]
-    return replace(table, rows=ColumnRows(rows))
-
-
-def _cells(cells: Any, rank: Int64s, clocks: _Clocks, by_ns: int) -> Any:
-    found = _times(np.ma.getdata(cells), rank, clocks, by_ns)
-    mask = np.ma.getmaskarray(cells)
-    return np.ma.masked_array(found, mask) if mask.any() else found
-
-
-def _times(times: Int64s, rank: Int64s, clocks: _Clocks, by_ns: int) -> Int64s:
-    own = changed(times, rank, {each: clock.moved for each, clock in clocks.items()})
-    return np.asarray(own + by_ns, np.int64)
-
-
-_PLACES = 65  # of a capture at which clocks are asked; between two of them they drift evenly
-
-
-def on_run(spans: Spans, rank: int | None, unix_ns: int, times: Int64s) -> Int64s:
+def on_run(spans: Spans, unix_ns: int, rank: int | None, times: Int64s) -> Int64s:
     """Return times that count from when a rank's wall clock said ``unix_ns`` on the run's axis.
 
     Their order stays. Where the clock drifts against the others, so do the times.
@@ -101,63 +125,12 @@ def on_run(spans: Spans, rank: int | None, unix_ns: int, times: Int64s) -> Int64
     return np.asarray(times + shift[0] + np.rint(more).astype(np.int64), np.int64)
 
 
-def cells_on_run(spans: Spans, rank: int | None, unix_ns: int, cells: Any) -> Any:
-    """Return the same of a column of which some cells may not be known."""
-    times, unknown = np.ma.getdata(cells), np.ma.getmaskarray(cells)
-    found = np.where(unknown, 0, times)
-    found[~unknown] = on_run(spans, rank, unix_ns, times[~unknown])
-    return np.ma.masked_array(found, unknown) if unknown.any() else found
-
-
-def kernels_on_run(spans: Spans, rank: int | None, unix_ns: int, kernels: Kernels) -> Kernels:
+def kernels_on_run(spans: Spans, unix_ns: int, rank: int | None, kernels: Kernels) -> Kernels:
     """Return kernels on the axis of the run; their durations stay."""
-    start, launch = on_run(spans, rank, unix_ns, kernels.start_ns), kernels.launch_ns
+    start, launch = on_run(spans, unix_ns, rank, kernels.start_ns), kernels.launch_ns
     end = start + (kernels.end_ns - kernels.start_ns)
     if launch is not None:
         known = launch != UNKNOWN
         launch = launch.copy()
-        launch[known] = on_run(spans, rank, unix_ns, launch[known])
+        launch[known] = on_run(spans, unix_ns, rank, launch[known])
     return replace(kernels, start_ns=start, end_ns=end, launch_ns=launch)
-
-
-def table_on_run(spans: Spans, read: Callable[[], Table]) -> Table:
-    """Read a table that lies on the axis of the run by wall clocks, and put its ranks right."""
-    table = read()
-    names = [column.name for column in table.columns]
-    if table.abstained is not None or "rank" not in names:
-        return table
-    cells = table.arrays()
-    ranks = np.ma.getdata(cells[names.index("rank")])
-    changes = {each: partial(cells_on_run, spans, each, spans.unix_ns) for each in spans.wall_off}
-    rows = [
-        changed(each, ranks, changes) if is_moment(column, each) else each
-        for column, each in zip(table.columns, cells, strict=True)
-    ]
-    return replace(table, rows=ColumnRows(rows))
-
-
-def is_moment(column: Column, cells: Any) -> bool:
-    """Tell whether a column contains times on the timeline; without any known cell it does not."""
-    return column.kind == "time" and is_integer(cells)
-
-
-def changed(cells: Any, rank: Int64s, changes: Mapping[int, Callable[[Any], Any]]) -> Any:
-    """Return a column of which the cells of some ranks are changed.
-
-    Args:
-        cells: An array, perhaps masked.
-        rank: Of each cell.
-        changes: By rank, what makes new cells of its own.
-    """
-    found, order = cells.copy(), np.argsort(rank, kind="stable")
-    ranks, heads = np.unique(rank[order], return_index=True)
-    parts = np.split(order, heads[1:])  # of nothing it makes one part
-    for each, mine in zip(ranks.tolist(), parts, strict=False):
-        if each in changes:
-            found[mine] = changes[each](cells[mine])
-    return found
-
-
-def is_integer(cells: Any) -> bool:
-    """Tell whether a column is an array of integers."""
-    return not isinstance(cells, tuple) and cells.dtype.kind == "i"

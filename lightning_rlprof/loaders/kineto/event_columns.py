@@ -26,11 +26,11 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     DERIVED,
     EVERY,
     KEPT,
-    KINDS,
     MEMORY,
     METADATA,
-    Shapes,
-    Slices,
+    OTHER,
+    SLICES,
+    code_of_event,
     holding,
     read_arguments,
     signs_of,
@@ -62,10 +62,9 @@ class ChromeColumns:
         lanes: Codes of (pid, tid).
         thread_names: What the trace calls its (pid, tid).
         labels: What the trace calls its processes, by pid: "CPU", "GPU 0".
-        counts: Events of the categories of each kind, kept or not.
+        counts: Events of each kind, kept or not.
         lost: Events left out by kind because their times cannot be true.
         unread: Events left out by kind because their arguments cannot be read.
-        unpaired: Events left out by kind because they are only a beginning, as torch writes none.
         first_ns: When the first event of each kind began.
     """
 
@@ -78,14 +77,12 @@ class ChromeColumns:
         self.counts: Counter[int] = Counter()
         self.lost: Counter[int] = Counter()
         self.unread: Counter[int] = Counter()
-        self.unpaired: Counter[int] = Counter()
-        self._held, self._is_large = 0, False
+        self._held = 0
         self.first_ns: dict[int, int] = {}
-        self._slices, self._shapes = Slices(), Shapes()
         self._signs = np.empty(0, np.int8)
         # Collectives are found among the kernels, and what they send among the operators.
-        self._looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
-        self._taken = np.isin(np.arange(256), [*self._looked - {COUNTER}])
+        looked = wanted | {of for kind, of in DERIVED.items() if kind in wanted}
+        self._taken = np.isin(np.arange(OTHER + 1), [*looked - {COUNTER}])
         scratch = Scratch()
         self._grown = {
             kind: Grown({column: _type(column) for column in columns}, scratch)
@@ -94,52 +91,38 @@ class ChromeColumns:
 
     def add(self, events: Sequence[Event]) -> None:
         """Add what is wanted of a batch."""
-        slices, shapes = self._slices, self._shapes
+        slice_code = SLICES.get
         codes = [
-            slices[each.cat] if each.ph == "X" else shapes[each.cat, each.ph] for each in events
+            slice_code(each.cat, OTHER) if each.ph == "X" else code_of_event(each.cat, each.ph)
+            for each in events
         ]
         code = np.frombuffer(bytes(codes), np.uint8)
-        there = self._count(code)
-        for event in compress(events, (code == METADATA).tobytes()) if METADATA in there else ():
+        counts = np.bincount(code, minlength=OTHER + 1).tolist()
+        self.counts.update({kind: counts[kind] for kind in KEPT})
+        for event in compress(events, (code == METADATA).tobytes()) if counts[METADATA] else ():
             self._name(event)
-        if COUNTER in there and COUNTER in self.wanted:
+        if counts[COUNTER] and COUNTER in self.wanted:
             self._take_samples([*compress(events, (code == COUNTER).tobytes())])
         taken = self._taken[code]
         if taken.any():
             self._take_all([*compress(events, taken.tobytes())], code[taken])
         if self._held > HELD:
-            self._put_aside()
-
-    def end(self) -> None:
-        """Put the last rows aside, too, where others are: tables are made in that memory."""
-        if self._is_large:
-            self._put_aside()
-
-    def rows(self, kind: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of one kind, in the order of the file, in memory of their own.
-
-        Columns: start_ns, end_ns, lane, name; launch (equal where a call and what it launched
-        belong together, `MISSING` if unknown), and what `chrome_args` makes of the arguments. Of
-        `COUNTER`: start_ns, lane, name, value.
-        """
-        return self.grown(kind).rows()
+            self._held = 0
+            for grown in self._grown.values():
+                grown.put_aside()
 
     def grown(self, kind: int) -> Grown:
-        """Return the columns of one kind."""
+        """Return the columns of one kind, in the order of the file; see `KEPT`.
+
+        Calls and what they launched are equal in ``launch``, which is `MISSING` if unknown.
+        """
         return self._grown[kind]
 
-    def _put_aside(self) -> None:
-        self._held, self._is_large = 0, True
-        for grown in self._grown.values():
-            grown.put_aside()
-
-    def _count(self, code: npt.NDArray[np.uint8]) -> set[int]:
-        """Count the events of each kind; returns which codes there are."""
-        counts = np.bincount(code, minlength=256).tolist()
-        for kind in KEPT:
-            self.counts[kind] += counts[kind] + counts[KINDS + kind] + counts[METADATA + 1 + kind]
-            self.unpaired[kind] += counts[KINDS + kind] if kind in self._looked else 0
-        return {each for each, count in enumerate(counts) if count}
+    @property
+    def processes(self) -> Int64s:
+        """Code of the process of each lane."""
+        pids: dict[Id, int] = {}
+        return np.array([pids.setdefault(pid, len(pids)) for pid, _ in self.lanes], np.int64)
 
     def _take_all(self, events: list[Event], kind: npt.NDArray[np.uint8]) -> None:
         """Take events of all kinds but samples."""

@@ -1,9 +1,11 @@
 """Name the kinds of events in torch.profiler traces, and read their arguments as columns."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import compress
-from typing import Any, Final, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -73,8 +75,8 @@ class Arguments(NamedTuple):
     Attributes:
         decode: Reads a JSON array of them.
         columns: Makes columns; texts become codes.
-        sign: What stands in all that tell anything; the others, which are most, are not read.
-        often: Where one tells something, most do: all are read then.
+        sign: Stands in all arguments that matter; the others, which are most, are not read.
+        often: Where the sign is in one of a batch, it is in most: all are read then.
     """
 
     decode: Callable[[bytes], list[Any]]
@@ -97,7 +99,7 @@ def read_arguments(
     try:
         args = arguments.decode(b"[" + joined + b"]")
     except NOT_JSON:
-        sound = [_readable(each, arguments) for each in raw]
+        sound = [_is_readable(each, arguments) for each in raw]
         columns, _ = read_arguments(list(compress(raw, sound)), arguments, texts)
         return columns, sound
     columns = arguments.columns(args, texts)
@@ -107,11 +109,11 @@ def read_arguments(
 
 
 def holding(raw: Sequence[msgspec.Raw], joined: bytes, sign: bytes) -> list[int]:
-    """Return which of some texts hold a sign, each once; found in all of them at a time.
+    """Return which of some texts contain a sign, each once.
 
     Args:
         raw: The texts.
-        joined: All of them, a comma between two.
+        joined: All of them, a comma between two, so that one search finds all.
         sign: What may stand in them.
     """
     found, at = [], joined.find(sign)
@@ -125,7 +127,7 @@ def holding(raw: Sequence[msgspec.Raw], joined: bytes, sign: bytes) -> list[int]
     return places
 
 
-def _readable(each: msgspec.Raw, arguments: Arguments) -> bool:
+def _is_readable(each: msgspec.Raw, arguments: Arguments) -> bool:
     try:
         arguments.decode(b"[" + bytes(each) + b"]")
     except NOT_JSON:
@@ -139,59 +141,23 @@ def _spread(own: Int64s, places: list[int], length: int) -> Int64s:
     return column
 
 
-def _arguments(
-    kind: type, columns: Callable[[list[Any], Codes], _Columns], sign: bytes = b""
-) -> Arguments:
-    nothing = kind()  # what null stands for
-    decode: Any = msgspec.json.Decoder(list[kind | None]).decode  # type: ignore[valid-type]
-    return Arguments(lambda data: [each or nothing for each in decode(data)], columns, sign)
+def _numbers(args: list[Any], *names: str) -> _Columns:
+    return {name: integers(list(map(attrgetter(name), args))) for name in names}
 
 
-def _launched(args: list[Any], _: Codes) -> _Columns:
-    return {"launch": _launches(args)}
-
-
-def _ran(args: list[Any], _: Codes) -> _Columns:
-    return {
-        "launch": _launches(args),
-        "device": integers([each.device for each in args]),
-        "stream": integers([each.stream for each in args]),
-    }
-
-
-def _launches(args: list[Any]) -> Int64s:
+def _launches(args: list[Any]) -> _Columns:
     """Return what kernels and their launches have in common: correlation, else External id."""
     found = integers([each.correlation for each in args])
-    if np.all(found >= 0):
-        return found
-    external = integers([each.external for each in args])
-    # Below `MISSING`, so that the two kinds of number never meet.
-    return np.where(found >= 0, found, np.where(external >= 0, -2 - external, MISSING))
-
-
-def _copied(args: list[Any], texts: Codes) -> _Columns:
-    return {**_ran(args, texts), "bytes": integers([each.bytes for each in args])}
-
-
-def _called(args: list[Any], _: Codes) -> _Columns:
-    return {
-        "sequence": integers([each.sequence for each in args]),
-        "forward": integers([each.forward for each in args]),
-    }
-
-
-def _allocated(args: list[Any], _: Codes) -> _Columns:
-    return {
-        "kind": integers([each.kind for each in args]),
-        "device": integers([each.device for each in args]),
-        "allocated": integers([each.allocated for each in args]),
-        "reserved": integers([each.reserved for each in args]),
-    }
+    if (found < 0).any():
+        external = integers([each.external for each in args])
+        # Below `MISSING`, so that the two kinds of number never meet.
+        found = np.where(found >= 0, found, np.where(external >= 0, -2 - external, MISSING))
+    return {"launch": found}
 
 
 def _communicated(args: list[Any], texts: Codes) -> _Columns:
-    numbers = ("external", "size", "incoming", "outgoing", "number")
-    words: Mapping[str, list[Any]] = {
+    numbers = ("device", "stream", "external", "size", "incoming", "outgoing", "number")
+    words: dict[str, list[Any]] = {
         "operation": [each.operation for each in args],
         "type": [each.type for each in args],
         "group": [_group(each) for each in args],
@@ -200,8 +166,7 @@ def _communicated(args: list[Any], texts: Codes) -> _Columns:
         name: np.array([-1 if word is None else texts[str(word)] for word in own], np.int32)
         for name, own in words.items()
     }
-    known = {name: integers([getattr(each, name) for each in args]) for name in numbers}
-    return {**_ran(args, texts), **known, **coded}
+    return {**_launches(args), **_numbers(args, *numbers), **coded}
 
 
 def _shaped(args: list[Any], texts: Codes) -> _Columns:
@@ -231,26 +196,12 @@ def _group(args: _Communicated) -> str | None:
     return f"{name} {args.description}" if args.description else str(name)
 
 
-LAUNCHED = _arguments(_Launched, _launched)
-"""Of calls of a device's driver: launch."""
-
-RAN = _arguments(_Ran, _ran)
-"""Of device work: launch, device, stream."""
-
-COPIED = _arguments(_Copied, _copied)
-"""Of copies: those and bytes."""
-
-CALLED = _arguments(_Called, _called, b'"Sequence number"')
-"""Of operators: sequence, forward (autograd's number; the thread of its forward pass)."""
-
-ALLOCATED = _arguments(_Allocated, _allocated)
-"""Of changes of memory: kind and number of the device, bytes allocated and reserved since."""
-
-COMMUNICATED = _arguments(_Communicated, _communicated)
-"""Of collectives: those of device work, external (the operator around), and what was sent."""
-
-SHAPED = _arguments(_Shaped, _shaped, b'"Input Dims"')._replace(often=True)
-"""Of operators whose FLOPs follow from their inputs: shapes, types and values, as JSON."""
+def _arguments(
+    kind: type, columns: Callable[[list[Any], Codes], _Columns], sign: bytes = b""
+) -> Arguments:
+    nothing = kind()  # what null stands for
+    decode: Any = msgspec.json.Decoder(list[kind | None]).decode  # type: ignore[valid-type]
+    return Arguments(lambda data: [each or nothing for each in decode(data)], columns, sign)
 
 
 KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION = range(4)
@@ -261,13 +212,8 @@ COPY, OPERATOR, PYTHON, MEMORY, COUNTER, COLLECTIVE, PARAMETERS, SHAPES = range(
 kernels that communicate, which are among the kernels, the operators that say what they send, and
 those whose FLOPs follow from their inputs."""
 
-KINDS: Final = 12
-"""How many kinds there are: codes from here on are those of events that are not taken."""
-
-METADATA = 2 * KINDS
-"""Events that name threads and processes."""
-
-_LEFT = METADATA + KINDS  # and of the kinds, and what else there is
+METADATA, OTHER = 12, 13
+"""Events that name threads and processes, and those of no kind."""
 
 DERIVED = {COLLECTIVE: KERNEL, PARAMETERS: OPERATOR, SHAPES: OPERATOR}
 """Kinds that are found by what is in events of another one, and which that is."""
@@ -284,8 +230,6 @@ _CATEGORIES = {
     "python_function": PYTHON,
     "cpu_instant_event": MEMORY,
 }
-_ARROWS = {"ac2g", "fwdbwd", "async_cpu_to_gpu"}
-_MOST_SHAPES = 1_000
 
 _PARAMETERS, _CHANGE = "record_param_comms", "[memory]"
 # NCCL, RCCL and their like by their prefixes; fused ones by what they do.
@@ -295,15 +239,24 @@ _COMMUNICATES = re.compile(
     re.IGNORECASE,
 )
 
+_SENDS = _arguments(_Communicated, _communicated)
 ARGUMENTS: dict[int, Arguments] = {
-    KERNEL: RAN,
-    LAUNCH: LAUNCHED,
-    COPY: COPIED,
-    OPERATOR: CALLED,
-    MEMORY: ALLOCATED,
-    COLLECTIVE: COMMUNICATED,
-    PARAMETERS: COMMUNICATED,
-    SHAPES: SHAPED,
+    KERNEL: _arguments(
+        _Ran, lambda args, _: {**_launches(args), **_numbers(args, "device", "stream")}
+    ),
+    LAUNCH: _arguments(_Launched, lambda args, _: _launches(args)),
+    COPY: _arguments(
+        _Copied, lambda args, _: {**_launches(args), **_numbers(args, "device", "stream", "bytes")}
+    ),
+    OPERATOR: _arguments(  # autograd's number, and the thread of the forward pass
+        _Called, lambda args, _: _numbers(args, "sequence", "forward"), b'"Sequence number"'
+    ),
+    MEMORY: _arguments(
+        _Allocated, lambda args, _: _numbers(args, "kind", "device", "allocated", "reserved")
+    ),
+    COLLECTIVE: _SENDS,
+    PARAMETERS: _SENDS,
+    SHAPES: _arguments(_Shaped, _shaped, b'"Input Dims"')._replace(often=True),
 }
 """What is read of the arguments of a kind, where that is anything."""
 
@@ -330,55 +283,25 @@ EVERY = frozenset(KEPT)
 """All kinds."""
 
 
-class Shapes(dict[tuple[str | None, str], int]):
-    """What to do with an event, by category and phase.
-
-    A kind below `KINDS`: take it. `KINDS` and more: it is of that kind less `KINDS`, and only a
-    beginning, as torch writes none. From ``METADATA + 1`` on: of that kind, and not to be taken.
+@lru_cache(maxsize=1_000)
+def code_of_event(category: str | None, phase: str) -> int:
+    """Return the kind of an event, `METADATA` or `OTHER`.
 
     Example::
 
-        >>> shapes = Shapes()
-        >>> shapes["kernel", "X"] == KERNEL, shapes["kernel", "B"] == KINDS + KERNEL
+        >>> code_of_event("kernel", "X") == KERNEL, code_of_event("kernel", "B") == OTHER
         (True, True)
-        >>> shapes[None, "C"] == COUNTER, shapes["ac2g", "s"] > METADATA + KINDS
+        >>> code_of_event(None, "C") == COUNTER, code_of_event("ac2g", "s") == OTHER
         (True, True)
     """
-
-    def __missing__(self, shape: tuple[str | None, str]) -> int:
-        """Return the code of a shape that was not seen yet."""
-        code = _code_of_event(*shape)
-        if len(self) < _MOST_SHAPES:
-            self[shape] = code
-        return code
-
-
-class Slices(dict[str | None, int]):
-    """The same by category alone for phase X, of which most events are: no pair is made.
-
-    Example::
-
-        >>> Slices()["kernel"] == KERNEL
-        True
-    """
-
-    def __missing__(self, category: str | None) -> int:
-        """Return the code of a category that was not seen yet."""
-        code = _code_of_event(category, "X")
-        if len(self) < _MOST_SHAPES:
-            self[category] = code
-        return code
-
-
-def _code_of_event(category: str | None, phase: str) -> int:
     kind = _CATEGORIES.get(category or "")
     if kind is not None:
-        if phase == ("i" if kind == MEMORY else "X"):
-            return kind
-        return KINDS + kind if phase in ("B", "b") else METADATA + 1 + kind
-    if category in _ARROWS or phase not in ("C", "M"):
-        return _LEFT + 1
-    return COUNTER if phase == "C" else METADATA
+        return kind if phase == ("i" if kind == MEMORY else "X") else OTHER
+    return {"C": COUNTER, "M": METADATA}.get(phase, OTHER)
+
+
+SLICES: dict[str | None, int] = {category: code_of_event(category, "X") for category in _CATEGORIES}
+"""The same of phase X, of which most events are; all other categories are `OTHER` in it."""
 
 
 def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:

@@ -1,17 +1,18 @@
 """Find the launch of each kernel and copy, and the stage, step and range around that launch."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.chrome.decoding import MISSING
-from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, beside, heads, in_order
+from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, beside, in_order
 from lightning_rlprof.loaders.kineto.event_kinds import LAUNCH
 from lightning_rlprof.loaders.kineto.trace import REGION, STAGE, STEP, KinetoTrace
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, stages_at
+from lightning_rlprof.tables.arrays import group_sizes, group_starts
 from lightning_rlprof.tables.kernels import UNKNOWN
 
 _GRAPH = "GraphLaunch"  # cudaGraphLaunch, cuGraphLaunch, hipGraphLaunch
@@ -22,27 +23,7 @@ _PLACED: dict[str, type[np.generic]] = {
 _CALL = {"launch_ns": UNKNOWN, "call_ns": UNKNOWN, "caller": NOWHERE, "replay": 0}
 
 
-class Placed(NamedTuple):
-    """Kernels or copies by start, with their launches and the stages of these.
-
-    Attributes:
-        rows: The columns that were given, and those below; `UNKNOWN` stands for missing values.
-            stage, range: Codes of the names of the stage and of the innermost range, -1 without.
-            step: 0 without; of a file without steps, the one in its name.
-            launch_ns: When the call began, counted from `KinetoTrace.zero_ns`.
-            call_ns: How long the call took.
-            thread: Identity of the calling thread.
-            graph: Number of the CUDA graph replay that it ran in, from 1 by time.
-        remarks: How many rows have unknown values; "{}" is replaced by what the rows are.
-    """
-
-    rows: Grown
-    remarks: list[str]
-
-
-def placed(
-    trace: KinetoTrace, parts: Iterable[Columns], types: Mapping[str, type[np.generic]]
-) -> Placed:
+def place(trace: KinetoTrace, work: Grown, what: str) -> tuple[Grown, list[str]]:
     """Find the call of each piece of device work, and the stage, step and range of that.
 
     These are those around the call on its thread. A thread without marks borrows from the training
@@ -50,35 +31,44 @@ def placed(
 
     Args:
         trace: The trace.
-        parts: Some rows of work at a time, in any order; start_ns, lane and launch are among the
-            columns.
-        types: Of the columns.
+        work: Kernels or copies in any order; start_ns, lane and launch are among the columns.
+        what: What remarks call them.
+
+    Returns:
+        The work by start with more columns, and how many rows have values that are missing
+        (`UNKNOWN`) or uncertain. The columns are stage and range (codes of the names of the stage
+        and of the innermost range, -1 without), step (0 without; of a file without steps, the one
+        in its name), launch_ns (when the call began, counted from `KinetoTrace.zero_ns`), call_ns
+        (how long it took), thread (identity of the calling thread), and graph (number of the CUDA
+        graph replay that it ran in, from 1 by time).
     """
-    work, asked = _work(parts, types)
-    calls = in_order(_calls_of(trace, asked), "row")
-    rows, missing, lent, inside = Grown({**types, **_PLACED}), 0, 0, 0
+    ordered = Grown(work.types)
+    asked = Grown(dict.fromkeys(("launch", "start_ns", "row"), np.int64))
+    for block in in_order(work.parts(), "start_ns"):
+        told = np.flatnonzero(block["launch"] != MISSING)
+        own = {name: block[name][told] for name in ("launch", "start_ns")}
+        asked.add({**own, "row": told + len(ordered)})
+        ordered.add(block)
+    rows, missing, lent, inside = Grown({**work.types, **_PLACED}), 0, 0, 0
     replays: set[int] = set()
     marks = _Marks(trace)
-    for part in beside(work, calls, _CALL):
+    for part in beside(ordered, in_order(_calls_of(trace, asked), "row"), _CALL):
         missing += int(np.count_nonzero(part["caller"] == NOWHERE))
         lent += marks.place(part)
         replayed = part["graph"][part["graph"] != UNKNOWN]
         inside += len(replayed)
         replays.update(np.unique(replayed).tolist())
         rows.add({name: part[name] for name in rows.types})
-    return Placed(rows, _remarks(missing, lent, inside, len(replays)))
-
-
-def _work(parts: Iterable[Columns], types: Mapping[str, type[np.generic]]) -> tuple[Grown, Grown]:
-    """Return the work by start, and the numbers of the calls that launched it."""
-    work = Grown(types)
-    asked = Grown(dict.fromkeys(("launch", "start_ns", "row"), np.int64))
-    for block in in_order(parts, "start_ns"):
-        told = np.flatnonzero(block["launch"] != MISSING)
-        own = {name: block[name][told] for name in ("launch", "start_ns")}
-        asked.add({**own, "row": told + len(work)})
-        work.add(block)
-    return work, asked
+    texts = (
+        (missing, "have no recorded launch: their stage may be unknown"),
+        (
+            lent,
+            "were launched by threads without marks, such as autograd's: they belong to the stage "
+            "of the training thread",
+        ),
+        (inside, f"ran in {len(replays)} CUDA graph replays: idle time inside a replay is unknown"),
+    )
+    return rows, [f"{count} {what} {text}" for count, text in texts if count]
 
 
 def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
@@ -90,7 +80,7 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
     nothing = {"call_ns": 0, "caller": 0, "replay": 0}
     work = (
         {**part, **{name: np.full(len(part["row"]), each) for name, each in nothing.items()}}
-        for part in asked.parts(ROWS)
+        for part in asked.parts()
     )
     calls = _calls(trace)
     if len(asked) <= ROWS:
@@ -98,11 +88,11 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
         calls = (_only(part, np.isin(part["launch"], known)) for part in calls)
     for block in in_order(chain(calls, work), "launch", "start_ns", "row", whole=1):
         called, at = block["row"] < 0, np.arange(len(block["row"]))
-        first = heads(block["launch"])
-        lengths = np.diff(np.append(first, len(at)))
+        first = group_starts(block["launch"])
+        sizes = group_sizes(first, len(at))
         last = np.maximum.accumulate(np.where(called, at, -1))
         early = np.minimum.reduceat(np.where(called, at, len(at)), first)
-        call = np.where(last >= np.repeat(first, lengths), last, np.repeat(early, lengths))
+        call = np.where(last >= np.repeat(first, sizes), last, np.repeat(early, sizes))
         own = np.flatnonzero(~called & (call < len(at)))
         call = call[own]
         told = {name: block[name][call] for name in nothing}
@@ -112,14 +102,14 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
 
 def _calls(trace: KinetoTrace) -> Iterator[Columns]:
     """Yield the calls of the driver that have a number; row is -1."""
-    trace.count(LAUNCH)  # before the names: they may be read with it
+    launches = trace.grown(LAUNCH)  # before the names: they may be read with it
     names = list(trace.columns.names)
     graphs = np.array([_GRAPH in name for name in names] or [False])
-    starts = [part["start_ns"][graphs[part["name"]]] for part in trace.parts(LAUNCH)]
+    starts = [part["start_ns"][graphs[part["name"]]] for part in launches.parts()]
     by_time = np.argsort(np.concatenate([*starts, np.empty(0, np.int64)]), kind="stable")
     replay = np.empty(len(by_time), np.int64)
     replay[by_time] = np.arange(1, len(by_time) + 1)
-    for part in trace.parts(LAUNCH):
+    for part in launches.parts():
         own = graphs[part["name"]]
         number = np.zeros(len(own), np.int64)
         number[own], replay = replay[: (count := np.count_nonzero(own))], replay[count:]
@@ -143,45 +133,27 @@ class _Marks:
 
     def __init__(self, trace: KinetoTrace) -> None:
         self._trace = trace
-        self._stages = trace.ranges.stages(STAGE, STEP)
-        self._inner = trace.ranges.of(STAGE, REGION)
-        self._shadows = [trace.shadows.of(*kinds) for kinds in ((STAGE,), (STEP,), (STAGE, REGION))]
+        self._stages, self._inner = trace.ranges.only(STAGE, STEP), trace.ranges.only(STAGE, REGION)
+        kinds = ((STAGE,), (STEP,), (STAGE, REGION))
+        self._shadows = [trace.shadows.only(*each) for each in kinds]
 
     def place(self, work: dict[str, npt.NDArray[Any]]) -> int:
         """Add what each call lay in; returns for how many another thread told it."""
         trace, lane = self._trace, work["caller"]
-        ranges, shadows = trace.ranges, trace.shadows
         lost = lane == NOWHERE
         began = np.where(lost, UNKNOWN, work["launch_ns"] + trace.zero_ns)
-        launches = Launches(np.append(trace.processes, NOWHERE)[lane], lane, began)
+        launches = Launches(np.append(trace.columns.processes, NOWHERE)[lane], lane, began)
         found = stages_at(self._stages, launches)
-        inner = self._inner.at(lane, began)
-        inner = np.where(inner < 0, self._inner.at(found.thread, began), inner)
-        own = np.where(lost, work["lane"], NOWHERE)
-        shadow = [each.at(own, work["start_ns"]) for each in self._shadows]
-        inside = np.append(ranges.name, -1)[inner]
-        step = np.where(lost, np.append(shadows.step, 0)[shadow[1]], found.step)
+        inner = self._inner.name_at(lane, began)
+        inner = np.where(inner < 0, self._inner.name_at(found.thread, began), inner)
+        on_device = np.where(lost, work["lane"], NOWHERE), work["start_ns"]
+        stages, steps, ranges = self._shadows
+        step = np.where(lost, steps.step_at(*on_device), found.step)
         work |= {
-            "stage": np.where(lost, np.append(shadows.name, -1)[shadow[0]], found.stage),
-            "range": np.where(lost, np.append(shadows.name, -1)[shadow[2]], inside),
+            "stage": np.where(lost, stages.name_at(*on_device), found.stage),
+            "range": np.where(lost, ranges.name_at(*on_device), inner),
             "step": np.where(step > 0, step, trace.file_step),
             "thread": np.append(trace.idents, UNKNOWN)[lane],
             "graph": np.where(work["replay"] > 0, work["replay"], UNKNOWN),
         }
         return int(np.count_nonzero(found.lent))
-
-
-def _remarks(missing: int, lent: int, inside: int, replays: int) -> list[str]:
-    texts: list[tuple[int, str]] = [
-        (missing, "have no recorded launch: their stage may be unknown"),
-        (
-            lent,
-            "were launched by threads without marks, such as autograd's: they belong to the stage "
-            "of the training thread",
-        ),
-        (
-            inside,
-            f"ran in {replays} CUDA graph replays: idle time inside a replay is unknown",
-        ),
-    ]
-    return [f"{count} {{}} {text}" for count, text in texts if count]

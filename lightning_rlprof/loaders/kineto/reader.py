@@ -39,12 +39,16 @@ from lightning_rlprof.tables.kernels import Kernels
 from lightning_rlprof.tables.spans import NO_PARENT, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Table
 
-_MOST_RANKS = 2**20
+MOST_RANKS = 2**20
+"""More than any job has: a number from here on is damage."""
+
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
 
 
-class _Distributed(msgspec.Struct):
+class Distributed(msgspec.Struct):
+    """What torch writes of the job before the events."""
+
     rank: int = -1
     world_size: int = 0
 
@@ -132,7 +136,7 @@ def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
 def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
     ranges, zero, texts = trace.ranges, trace.zero_ns, list(trace.columns.names)
     names, name = np.unique(ranges.name, return_inverse=True)
-    lanes, thread = np.unique(ranges.lane, return_inverse=True)
+    lanes, thread = np.unique(ranges.thread, return_inverse=True)
     ids = np.arange(1, len(name) + 1)
     return {
         "names": tuple(texts[code] for code in names.tolist()),
@@ -145,7 +149,7 @@ def _columns(trace: KinetoTrace, rank: int) -> dict[str, Any]:
         "end_ns": ranges.end_ns - zero,
         "thread": thread,
         "id": ids,
-        "parent": np.append(ids, NO_PARENT)[parents(ranges.lane, ranges.start_ns, ranges.end_ns)],
+        "parent": np.append(ids, NO_PARENT)[parents(ranges.thread, ranges.start_ns, ranges.end_ns)],
     }
 
 
@@ -161,19 +165,19 @@ def _readers(trace: KinetoTrace) -> Iterator[tuple[str, Callable[[KinetoTrace, i
         # The largest table comes last: who writes one after the other needs the trace no more then.
         ("calls", call_table, (OPERATOR, PYTHON, LAUNCH)),
     ):
-        if any(trace.counts.get(kind) for kind in kinds):
+        if any(trace.columns.counts[kind] for kind in kinds):
             yield name, read
 
 
 def _header(trace: KinetoTrace) -> Header:
     """Put together who recorded: the trace says some of it, the file's name some more."""
     top = trace.top
-    job = told(top, "distributedInfo", _Distributed, _Distributed())
+    job = told(top, "distributedInfo", Distributed, Distributed())
     rank, world = _place(job, trace.path.name)
     role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
     lanes = list(trace.columns.lanes)
-    pids = (lanes[lane][0] for lane in trace.ranges.lane[:1].tolist())
+    pids = (lanes[lane][0] for lane in trace.ranges.thread[:1].tolist())
     return Header(
         format=FORMAT,
         run_id=told(top, "trace_id", str, "") or trace.path.name,
@@ -185,27 +189,27 @@ def _header(trace: KinetoTrace) -> Header:
         device=next(filter(None, devices), _no_device(trace)),
         unix_ns=trace.unix_ns,
         clock_ns=0,
-        versions={key: _text(top[key]) for key in top if key.endswith("_version")},
+        versions={
+            key: bytes(value)[:40].decode(errors="replace").strip('"')
+            for key, value in top.items()
+            if key.endswith("_version")
+        },
     )
 
 
 def _no_device(trace: KinetoTrace) -> str:
     """Return a name for a device without one; a trace ends with the names of its devices."""
-    ran = trace.counts.get(KERNEL) or trace.counts.get(COPY)
+    ran = trace.columns.counts[KERNEL] or trace.columns.counts[COPY]
     return "unknown" if ran or not trace.complete else "cpu"
 
 
-def _place(job: _Distributed, name: str) -> tuple[int, int]:
+def _place(job: Distributed, name: str) -> tuple[int, int]:
     """Return rank and world size, the first of those told that can be true."""
     file = _RANK.search(name)
     ranks = [job.rank, int(file[1]) if file else 0]
-    rank = next((each for each in ranks if 0 <= each < _MOST_RANKS), 0)
+    rank = next((each for each in ranks if 0 <= each < MOST_RANKS), 0)
     worlds = [job.world_size, int(file[2] or 0) if file else 0]
-    return rank, next((each for each in worlds if rank < each <= _MOST_RANKS), rank + 1)
-
-
-def _text(value: msgspec.Raw) -> str:
-    return bytes(value)[:40].decode(errors="replace").strip('"')
+    return rank, next((each for each in worlds if rank < each <= MOST_RANKS), rank + 1)
 
 
 def _doubts(trace: KinetoTrace) -> list[str]:

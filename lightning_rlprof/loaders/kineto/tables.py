@@ -5,7 +5,7 @@ these. Other tables: memory and counters over time, shapes of matmuls and attent
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.chrome.decoding import MISSING
-from lightning_rlprof.loaders.chrome.spill import ROWS, Columns, Grown, beside, in_order
+from lightning_rlprof.loaders.chrome.spill import Columns, Grown, beside, in_order
 from lightning_rlprof.loaders.host_calls import (
     CALL_COLUMNS,
     CALL_KINDS,
@@ -34,7 +34,7 @@ from lightning_rlprof.loaders.kineto.event_kinds import (
     PYTHON,
     SHAPES,
 )
-from lightning_rlprof.loaders.kineto.launches import Placed, placed
+from lightning_rlprof.loaders.kineto.launches import place
 from lightning_rlprof.loaders.kineto.trace import STAGE, STEP, KinetoTrace
 from lightning_rlprof.loaders.stage_attribution import Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
@@ -73,11 +73,11 @@ def kernels_table(trace: KinetoTrace, rank: int) -> Table:
 
 
 def _kernels_with_launches(trace: KinetoTrace) -> tuple[Grown, list[str]]:
-    rows, remarks = placed(trace, trace.parts(KERNEL), trace.types(KERNEL))
+    rows, remarks = place(trace, trace.grown(KERNEL), "kernels")
     if not len(rows):
-        lost = trace.counts.get(KERNEL) or trace.problems
-        return rows, [_UNREAD if lost else "no kernels: no device was profiled"]
-    return rows, [remark.format("kernels") for remark in remarks]
+        lost = trace.columns.counts[KERNEL] or trace.problems
+        remarks = [_UNREAD if lost else "no kernels: no device was profiled"]
+    return rows, remarks
 
 
 def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
@@ -116,36 +116,22 @@ _GPU = re.compile(r"GPU (\d{1,6})")
 
 def memory_table(trace: KinetoTrace, rank: int) -> Table:
     """Return the memory of torch's allocators after each change, by time; the CPU has no number."""
-    rows = Grown(trace.types(MEMORY))
-    for block in in_order(trace.parts(MEMORY), "start_ns"):
-        rows.add(block)
-    codes: dict[int, int] = {}
-    for part in rows.parts(ROWS):
-        for kind in np.unique(part["kind"]).tolist():
-            codes.setdefault(kind, len(codes))
-    texts = [_DEVICES.get(each, f"device type {each}") for each in codes]
-    kinds = np.sort(np.array([*codes], np.int64))
-    order = np.array([codes[kind] for kind in kinds.tolist()], np.int64)
+    rows = _by_time(trace, MEMORY)
+    kinds = sorted({kind for part in rows.parts() for kind in np.unique(part["kind"]).tolist()})
+    texts = [_DEVICES.get(kind, f"device type {kind}") for kind in kinds]
 
-    def read(low: int, high: int) -> ColumnRows:
-        kind, device, time, allocated, reserved = (
-            rows.part(name, low, high)
-            for name in ("kind", "device", "start_ns", "allocated", "reserved")
-        )
-        code = order[np.searchsorted(kinds, kind)] if len(kind) else kind
-        cells: list[Any] = [
+    def cells(part: Columns) -> list[Any]:
+        kind = part["kind"]
+        return [
             np.broadcast_to(np.int64(rank), len(kind)),
-            known(np.where(kind == 0, MISSING, device), nothing=MISSING),
-            (np.where(kind == MISSING, -1, code), texts),
-            time - trace.zero_ns,
-            known(allocated, nothing=MISSING),
-            known(reserved, nothing=MISSING),
+            known(np.where(kind == 0, MISSING, part["device"]), nothing=MISSING),
+            (np.where(kind == MISSING, -1, np.searchsorted(kinds, kind)), texts),
+            part["start_ns"] - trace.zero_ns,
+            known(part["allocated"], nothing=MISSING),
+            known(part["reserved"], nothing=MISSING),
         ]
-        return ColumnRows(cells)
 
-    return Table(
-        "memory", _MEMORY_COLUMNS, PartRows(len(rows), read), "; ".join(trace.losses(MEMORY))
-    )
+    return _table_in_parts("memory", _MEMORY_COLUMNS, rows, cells, trace.losses(MEMORY))
 
 
 def counter_table(trace: KinetoTrace, rank: int) -> Table:
@@ -153,29 +139,45 @@ def counter_table(trace: KinetoTrace, rank: int) -> Table:
 
     A counter of several series has a metric for each: its name and that of the series.
     """
-    rows = Grown(trace.types(COUNTER))
-    for block in in_order(trace.parts(COUNTER), "start_ns"):
-        rows.add(block)
+    rows = _by_time(trace, COUNTER)
     lanes = list(trace.columns.lanes)
     devices = {pid: _device(label) for pid, label in trace.columns.labels.items()}
     device = np.array([devices.get(pid, UNKNOWN) for pid, _ in lanes] or [UNKNOWN], np.int64)
     names = list(trace.columns.names)
 
-    def read(low: int, high: int) -> ColumnRows:
-        lane, name, time, value = (
-            rows.part(each, low, high) for each in ("lane", "name", "start_ns", "value")
-        )
-        cells: list[Any] = [
-            np.broadcast_to(np.int64(rank), len(lane)),
-            known(device[lane]),
-            (name.astype(np.int64), names),
-            time - trace.zero_ns,
-            value,
+    def cells(part: Columns) -> list[Any]:
+        return [
+            np.broadcast_to(np.int64(rank), len(part["lane"])),
+            known(device[part["lane"]]),
+            (part["name"].astype(np.int64), names),
+            part["start_ns"] - trace.zero_ns,
+            part["value"],
         ]
-        return ColumnRows(cells)
 
-    note = "; ".join(trace.losses(COUNTER))
-    return Table("counters", _COUNTER_COLUMNS, PartRows(len(rows), read), note)
+    return _table_in_parts("counters", _COUNTER_COLUMNS, rows, cells, trace.losses(COUNTER))
+
+
+def _by_time(trace: KinetoTrace, kind: int) -> Grown:
+    grown = trace.grown(kind)
+    rows = Grown(grown.types)
+    for block in in_order(grown.parts(), "start_ns"):
+        rows.add(block)
+    return rows
+
+
+def _table_in_parts(
+    name: str,
+    columns: tuple[Column, ...],
+    rows: Grown,
+    cells: Callable[[Columns], list[Any]],
+    losses: Sequence[str],
+) -> Table:
+    """Return a table whose cells are made of some rows at a time."""
+
+    def read(low: int, high: int) -> ColumnRows:
+        return ColumnRows(cells(rows.rows(low, high)))
+
+    return Table(name, columns, PartRows(len(rows), read), "; ".join(losses))
 
 
 def _device(label: str) -> int:
@@ -204,28 +206,27 @@ def shape_table(trace: KinetoTrace, rank: int) -> Table:
 
     ``dims``, ``types`` and ``values`` are those of its inputs, as the JSON that torch writes.
     """
-    rows = Grown(trace.types(SHAPES))
-    for block in in_order(trace.parts(SHAPES), "start_ns"):
+    grown = trace.grown(SHAPES)
+    rows = Grown(grown.types)
+    for block in in_order(grown.parts(), "start_ns"):
         told = block["dims"] >= 0
         rows.add({name: column[told] for name, column in block.items()})
-    note = "; ".join(trace.losses(SHAPES))
+    losses = trace.losses(SHAPES)
     if not len(rows):
-        return Table("shapes", _SHAPE_COLUMNS, note=note, abstained=_NO_SHAPES)
+        return Table("shapes", _SHAPE_COLUMNS, note="; ".join(losses), abstained=_NO_SHAPES)
     names, idents = list(trace.columns.names), trace.idents
 
-    def read(low: int, high: int) -> ColumnRows:
-        part = rows.rows(low, high)
-        cells: list[Any] = [
-            np.broadcast_to(np.int64(rank), high - low),
+    def cells(part: Columns) -> list[Any]:
+        return [
+            np.broadcast_to(np.int64(rank), len(part["lane"])),
             idents[part["lane"]],
             distinct(part["name"], names),
             part["start_ns"] - trace.zero_ns,
             part["end_ns"] - part["start_ns"],
             *(distinct(part[name], names) for name in ("dims", "types", "values")),
         ]
-        return ColumnRows(cells)
 
-    return Table("shapes", _SHAPE_COLUMNS, PartRows(len(rows), read), note)
+    return _table_in_parts("shapes", _SHAPE_COLUMNS, rows, cells, losses)
 
 
 _PYTHON, _RUNTIME, _MODULE = (CALL_KINDS.index(kind) for kind in ("python", "runtime", "module"))
@@ -279,8 +280,8 @@ def _call_cells(
 def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
     """Return the calls in order, with what is around them, and those that autograd numbers."""
     rows, numbered = Grown(_CALL_TYPES), Grown(NUMBERED)
-    trace.count(OPERATOR)  # before the names: they may be read with it
-    nesting, stages, processes = Nesting(), trace.ranges.stages(STAGE, STEP), trace.processes
+    trace.grown(OPERATOR)  # before the names: they may be read with it
+    nesting, stages, processes = Nesting(), trace.ranges.only(STAGE, STEP), trace.columns.processes
     modules = np.array([name.startswith(MODULE) for name in trace.columns.names] or [False])
     for block in in_order(_calls(trace), "thread", "start_ns", "last"):
         lane, start, end = block["lane"].astype(np.int64), block["start_ns"], -block["last"]
@@ -306,7 +307,7 @@ def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
 def _calls(trace: KinetoTrace) -> Iterator[Columns]:
     """Yield the calls of all sources."""
     for kind, source in enumerate(_SOURCES):
-        for part in trace.parts(source):
+        for part in trace.grown(source).parts():
             nothing = np.full(len(part["lane"]), MISSING)
             yield {
                 **{name: part[name] for name in ("lane", "name", "start_ns")},
@@ -413,14 +414,15 @@ def operation_of(text: str) -> str:
 
 def copy_table(trace: KinetoTrace, rank: int) -> Table:
     """Return one row per copy between memories, and per setting of one, by start."""
-    place = placed(trace, trace.parts(COPY), trace.types(COPY))
-    rows = place.rows.rows()
+    grown, remarks = place(trace, trace.grown(COPY), "copies")
+    rows = grown.rows()
     middle = [
         _rename_texts(rows["name"], list(trace.columns.names), copy_kind),
         known(rows["bytes"], nothing=MISSING),
     ]
     cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows), known(rows["call_ns"])]
-    return Table("memcpy", _COPY_COLUMNS, ColumnRows(cells), _note(trace, place, "copies", COPY))
+    note = "; ".join([*trace.losses(COPY), *remarks])
+    return Table("memcpy", _COPY_COLUMNS, ColumnRows(cells), note)
 
 
 def collective_table(trace: KinetoTrace, rank: int) -> Table:
@@ -430,8 +432,11 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
     that its External id names. Without either the operation is that of the annotation around the
     launch (``nccl:all_reduce``), else that in the kernel's name, and no more is known.
     """
-    place = _collectives_with_launches(trace)
-    rows = place.rows.rows()
+    found = _with_parameters(trace.grown(COLLECTIVE).rows(), trace.grown(PARAMETERS).rows())
+    work = Grown({name: column.dtype.type for name, column in found.items()})
+    work.add(found)
+    grown, remarks = place(trace, work, "collectives")
+    rows = grown.rows()
     names = list(trace.columns.names)
     size, number = (known(rows[name], nothing=MISSING) for name in ("size", "number"))
     middle = [
@@ -443,15 +448,8 @@ def collective_table(trace: KinetoTrace, rank: int) -> Table:
         distinct(rows["type"], names),
     ]
     cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows)]
-    note = _note(trace, place, "collectives", COLLECTIVE, PARAMETERS)
+    note = "; ".join([*trace.losses(COLLECTIVE, PARAMETERS), *remarks])
     return Table("collectives", _COLLECTIVE_COLUMNS, ColumnRows(cells), note)
-
-
-def _collectives_with_launches(trace: KinetoTrace) -> Placed:
-    rows, parameters = trace.rows(COLLECTIVE, PARAMETERS)
-    rows = {**rows, **_with_parameters(rows, parameters)}
-    types = {name: column.dtype.type for name, column in rows.items()}
-    return placed(trace, [rows], types)
 
 
 def _first_cells(rows: _Rows, rank: int) -> list[Any]:
@@ -467,11 +465,6 @@ def _last_cells(trace: KinetoTrace, rows: _Rows) -> list[Any]:
         known(np.maximum(rows["step"], 0), nothing=0),
         known(rows["launch_ns"]),
     ]
-
-
-def _note(trace: KinetoTrace, place: Placed, what: str, *kinds: int) -> str:
-    remarks = [remark.format(what) for remark in place.remarks]
-    return "; ".join([*trace.losses(*kinds), *remarks])
 
 
 def _rename_texts(
@@ -496,7 +489,7 @@ def _with_parameters(rows: _Rows, parameters: _Rows) -> dict[str, npt.NDArray[An
     at = np.minimum(np.searchsorted(ids, rows["external"]), max(len(ids) - 1, 0))
     silent = np.flatnonzero(rows["operation"] < 0)
     silent = silent[ids[at[silent]] == rows["external"][silent]] if len(ids) else silent[:0]
-    found = {}
+    found = dict(rows)
     for name in ("operation", "group", "type", "size", "number", "incoming", "outgoing"):
         found[name] = rows[name].copy()
         found[name][silent] = parameters[name][first[at[silent]]]

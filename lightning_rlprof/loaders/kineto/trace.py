@@ -1,24 +1,23 @@
 """Read one torch.profiler trace into columns: annotations, kernels, launches, and the rest later.
 
-Annotations of the host are `Ranges`; torch.profiler also records their shadows on the device.
+torch.profiler records annotations of the host, and their shadows on the device.
 """
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.chrome.byte_source import Source
 from lightning_rlprof.loaders.chrome.decoding import LARGEST_TIME, Event, EventDecoder
 from lightning_rlprof.loaders.chrome.event_stream import SIZE, ChromeStream
-from lightning_rlprof.loaders.chrome.spill import ROWS
+from lightning_rlprof.loaders.chrome.spill import Grown
 from lightning_rlprof.loaders.kineto.event_columns import MOST_LANES, ChromeColumns
 from lightning_rlprof.loaders.kineto.event_kinds import (
     ANNOTATION,
@@ -31,7 +30,6 @@ from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.system.memory_trim import give_back
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.interval_nesting import Enclosing
 
 STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region"))
 """Codes of the kinds of an annotation."""
@@ -39,63 +37,13 @@ STEP, STAGE, REGION = (KINDS.index(kind) for kind in ("step", "stage", "region")
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,15})")
 
 
-@dataclass(frozen=True, eq=False)
-class Ranges:
-    """Annotations as columns, by start and of two that begin at once the longer one first.
+def _read_ranges(columns: ChromeColumns, kind: int) -> Stages:
+    """Return the annotations of one kind by start, and of two that begin at once the longer first.
 
-    Attributes:
-        lane: Code of the thread (the stream, on the device).
-        process: Code of the process (the device).
-        name: Code of the name.
-        kind: Index into `lightning_rlprof.records.records.KINDS`: step, stage or region.
-        step: Step that it is or lies in, 0 where none is known.
-        start_ns: In the trace's own time.
-        end_ns: In the trace's own time.
+    Their threads and processes are codes of lanes (streams, on the device) and of pids. The step
+    is the one that it is or lies in, 0 where none is known.
     """
-
-    lane: Int64s
-    process: Int64s
-    name: Int64s
-    kind: npt.NDArray[np.int8]
-    step: Int64s
-    start_ns: Int64s
-    end_ns: Int64s
-
-    def stages(self, *kinds: int) -> Stages:
-        """Return those of some kinds for `stages_at`."""
-        told = np.isin(self.kind, kinds)
-        rows = slice(None) if told.all() else told  # a copy only where some are left out
-        return Stages(
-            self.process[rows],
-            self.lane[rows],
-            self.kind[rows],
-            self.name[rows],
-            self.step[rows],
-            self.start_ns[rows],
-            self.end_ns[rows],
-        )
-
-    def of(self, *kinds: int) -> "Around":
-        """Return those of some kinds, to be asked for the innermost around a moment."""
-        rows = np.flatnonzero(np.isin(self.kind, kinds))
-        own = Enclosing(self.lane[rows], self.start_ns[rows], self.end_ns[rows])
-        return Around(np.append(rows, -1), own)
-
-
-class Around(NamedTuple):
-    """Some of the ranges, made ready to be asked."""
-
-    rows: Int64s
-    own: Enclosing
-
-    def at(self, lane: Int64s, time_ns: Int64s) -> Int64s:
-        """Return the innermost range around each moment on a lane, -1 where none is."""
-        return self.rows[self.own.at(lane, time_ns)]
-
-
-def ranges_of(columns: ChromeColumns, kind: int, processes: Int64s) -> Ranges:
-    """Return the annotations of one kind; ``processes`` has the code of each lane's process."""
-    rows = columns.rows(kind)
+    rows = columns.grown(kind).rows()
     order = np.lexsort((-rows["end_ns"], rows["start_ns"]))
     lane, name, start, end = (
         rows[column][order] for column in ("lane", "name", "start_ns", "end_ns")
@@ -107,17 +55,17 @@ def ranges_of(columns: ChromeColumns, kind: int, processes: Int64s) -> Ranges:
             kinds[code] = STAGE
         elif found := _STEP_NAME.fullmatch(names[code]):
             kinds[code], steps[code] = STEP, int(found[1])
-    alone = Ranges(lane, processes[lane], name, kinds[name], steps[name], start, end)
-    around = stages_at(alone.stages(STEP), Launches(alone.process, lane, start)).step
-    return replace(alone, step=np.where(alone.kind == STEP, alone.step, around))
+    process = columns.processes[lane]
+    ranges = Stages(process, lane, kinds[name], name, steps[name], start, end)
+    around = stages_at(ranges.only(STEP), Launches(process, lane, start)).step
+    return replace(ranges, step=np.where(ranges.kind == STEP, ranges.step, around))
 
 
 T = TypeVar("T")
 
 _UNREAD = "events are left out: they cannot be read"
 _UNTRUE = "events are left out: their times are out of range"
-_UNPAIRED = "events are left out: begin and end are separate events"
-_OTHERS = "{} events share one name: the trace has too many different names"
+_OTHERS = "events share one name: the trace has too many different names"
 _FIRST = frozenset({KERNEL, LAUNCH, ANNOTATION, DEVICE_ANNOTATION})
 _STEP_FILE = re.compile(r"step-(\d{1,15})")
 # Before torch 2.3 times were since 1970, now they are since a quarter of a year began, which has
@@ -133,7 +81,6 @@ class KinetoTrace:
         path: The file.
         top: What stands beside the events, by key, as JSON.
         columns: Names, threads, and what the events became.
-        counts: Events of each kind in the file, kept or not.
         ranges: Annotations of the host.
         shadows: Annotations as the device saw them: around the kernels that they launched.
         problems: What was lost, and how the file ended, where that was not its end.
@@ -144,69 +91,40 @@ class KinetoTrace:
     path: Path
     top: Mapping[str, msgspec.Raw]
     columns: ChromeColumns
-    counts: Mapping[int, int]
-    ranges: Ranges
-    shadows: Ranges
+    ranges: Stages
+    shadows: Stages
     problems: list[str]
     complete: bool
     version: tuple[int, int]
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _more: list[ChromeColumns] = field(default_factory=list)
 
-    def rows(self, *kinds: int) -> list[dict[str, Any]]:
-        """Return the columns of some kinds; see `ChromeColumns.rows`.
-
-        Kinds that were not kept are read from the file, all of them at the first time.
+    def grown(self, kind: int) -> Grown:
+        """Return the columns of one kind; all kinds that were not kept are read at the first time.
 
         Raises:
             TraceError: The file cannot be read again, or is another one by now.
         """
-        self._keep(kinds)
-        return [self._of(kind).rows(kind) for kind in kinds]
-
-    def parts(self, kind: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """Yield the columns of one kind, some rows at a time; raises as `rows` does."""
-        self._keep((kind,))
-        return self._of(kind).grown(kind).parts(ROWS)
-
-    def types(self, kind: int) -> Mapping[str, type[np.generic]]:
-        """Return the types of the columns of one kind; raises as `rows` does."""
-        self._keep((kind,))
-        return self._of(kind).grown(kind).types
-
-    def count(self, kind: int) -> int:
-        """Return the number of rows of one kind; raises as `rows` does."""
-        self._keep((kind,))
-        return len(self._of(kind).grown(kind))
-
-    def _keep(self, kinds: tuple[int, ...]) -> None:
         with self._turn:
-            if not self.columns.wanted.issuperset(kinds) and not self._more:
+            if kind not in self.columns.wanted and not self._more:
                 if _version(self.path) != self.version:
                     raise TraceError(f"{self.path}: changed since it was loaded; load it again")
                 rest = ChromeColumns(EVERY - self.columns.wanted, self.columns)
                 _stream(self.path, rest)
                 self._more.append(rest)
+        return self._of(kind).grown(kind)
 
-    def losses(self, *kinds: int) -> list[str]:
-        """Say how many events of some kinds are left out, and why; they have been read."""
-        texts = _counted(
-            (sum(self._of(kind).unread[kind] for kind in kinds), _UNREAD),
+    def losses(self, *kinds: int, more: int = 0) -> list[str]:
+        """Say how many events of some kinds are left out, and why, as far as they were read."""
+        texts = (
+            (more + sum(self._of(kind).unread[kind] for kind in kinds), _UNREAD),
             (sum(self._of(kind).lost[kind] for kind in kinds), _UNTRUE),
-            (sum(self._of(kind).unpaired[kind] for kind in kinds), _UNPAIRED),
+            (self.columns.names.merged, _OTHERS),
         )
-        merged = self.columns.names.merged
-        return [*texts, *([_OTHERS.format(merged)] if merged else [])]
+        return [f"{count} {text}" for count, text in texts if count]
 
     def _of(self, kind: int) -> ChromeColumns:
-        return self.columns if kind in self.columns.wanted else self._more[0]
-
-    @property
-    def processes(self) -> Int64s:
-        """Code of the process of each lane."""
-        pids: dict[Any, int] = {}
-        codes = [pids.setdefault(pid, len(pids)) for pid, _ in self.columns.lanes]
-        return np.array(codes, np.int64)
+        return self.columns if kind in self.columns.wanted or not self._more else self._more[0]
 
     @property
     def idents(self) -> Int64s:
@@ -263,20 +181,20 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
     version = _version(path)
     columns = ChromeColumns(EVERY if every else _FIRST)
     stream = _stream(path, columns)
-    pids: dict[Any, int] = {}
-    processes = np.array([pids.setdefault(pid, len(pids)) for pid, _ in columns.lanes], np.int64)
     trace = KinetoTrace(
         path,
         stream.top,
         columns,
-        dict(columns.counts),
-        ranges_of(columns, ANNOTATION, processes),
-        ranges_of(columns, DEVICE_ANNOTATION, processes),
+        _read_ranges(columns, ANNOTATION),
+        _read_ranges(columns, DEVICE_ANNOTATION),
         list(stream.problems),
         stream.complete,
         version,
     )
-    trace.problems.extend(_losses(stream.lost, trace))
+    trace.problems.extend(trace.losses(*EVERY, more=stream.lost))
+    if columns.lanes.merged:
+        text = f"of more than {MOST_LANES:,} threads, the rest are counted as one thread"
+        trace.problems.append(text)
     return trace
 
 
@@ -297,25 +215,5 @@ def _stream(path: Path, columns: ChromeColumns) -> ChromeStream[Event]:
             raise TraceError(f'{path}: not a Chrome trace, no array "traceEvents"{why}')
         for batch in stream:
             columns.add(batch)
-    columns.end()
     give_back()
     return stream
-
-
-def _losses(broken: int, trace: KinetoTrace) -> list[str]:
-    columns = trace.columns
-    unread, lost = sum(columns.unread.values()), sum(columns.lost.values())
-    texts = _counted(
-        (broken + unread, _UNREAD),
-        (lost, _UNTRUE),
-        (sum(columns.unpaired.values()), _UNPAIRED),
-    )
-    if columns.lanes.merged:
-        texts.append(f"of more than {MOST_LANES:,} threads, the rest are counted as one thread")
-    if columns.names.merged:
-        texts.append(_OTHERS.format(columns.names.merged))
-    return texts
-
-
-def _counted(*texts: tuple[int, str]) -> list[str]:
-    return [f"{count} {text}" for count, text in texts if count]

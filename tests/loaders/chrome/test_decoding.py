@@ -128,6 +128,12 @@ def test_times_since_1970_are_exact_whatever_stands_beside_them(odd: str) -> Non
     assert found == [odds[text] if text in odds else round(Decimal(text) * 1000) for text in texts]
 
 
+def test_times_of_a_batch_may_be_numbers_and_texts() -> None:
+    times = [1.5, *raws(["null", "2.001"])]
+
+    assert nanoseconds(times).tolist() == [1500, NO_TIME, 2001]
+
+
 def test_no_times_are_no_times() -> None:
     assert nanoseconds([]).tolist() == []
 

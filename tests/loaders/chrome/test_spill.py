@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rlprof.loaders.chrome import spill
-from lightning_rlprof.loaders.chrome.spill import Grown, Scratch, beside, heads, in_order
+from lightning_rlprof.loaders.chrome.spill import Grown, Scratch, beside, in_order
 
 TYPES: dict[str, Any] = {"code": np.int32, "time": np.int64}
 
@@ -109,11 +109,6 @@ def test_columns_without_a_place_of_their_own_are_put_aside_when_they_are_large(
     assert columns.column("time").tolist() == [*range(4)] * 5
 
 
-def test_nothing_put_aside_is_nothing_to_read() -> None:
-    with pytest.raises(ValueError, match="nothing was put aside"):
-        Scratch().read(np.int64, 1, 0)
-
-
 ROW = st.tuples(st.integers(0, 3), st.integers(-2, 2), st.integers(0, 2))
 PARTS = st.lists(st.lists(ROW, max_size=9), max_size=6)
 
@@ -178,7 +173,3 @@ def test_parts_that_follow_in_time_are_looked_into_once(monkeypatch: pytest.Monk
 
     assert np.concatenate(blocks).tolist() == list(range(parts * size))
     assert len(looks) < 12 * parts  # not 64 times 64
-
-
-def test_heads_are_the_first_of_those_that_are_alike() -> None:
-    assert heads(np.array([1, 1, 2, 2]), np.array([0, 0, 0, 5])).tolist() == [0, 2, 3]

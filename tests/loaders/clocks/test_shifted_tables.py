@@ -1,12 +1,13 @@
 """What tools date by a host's wall clock, on the axis of a run whose hosts compared clocks."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lightning_rlprof.loaders.clocks.shifted_tables import kernels_on_run, on_run, table_on_run
+from lightning_rlprof.loaders.clocks.shifted_tables import kernels_on_run, on_run, shift_times
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.run_captures import with_kernels
 from lightning_rlprof.records.run_directory import rank_directory
@@ -28,7 +29,7 @@ def begun(spans: Spans) -> int:
 def test_times_of_a_long_capture_drift_with_its_clock(tmp_path: Path) -> None:
     spans = load(two_hosts(tmp_path))
     times = np.arange(0, 500, 3) * SECOND
-    found = on_run(spans, 1, begun(spans), times)
+    found = on_run(spans, begun(spans), 1, times)
     exact = [spans.later(1, begun(spans) + time) for time in times.tolist()]
     assert abs(found - exact).max() <= 1_000
     drifted = (found - found[0]) - times
@@ -41,8 +42,8 @@ def test_a_rank_that_nobody_compared_stays_on_its_wall_clock(tmp_path: Path) -> 
     times = np.array([0, 7])
     for rank in (0, None):
         later = begun(spans) - spans.unix_ns
-        assert on_run(spans, rank, begun(spans), times).tolist() == [later, later + 7]
-    assert on_run(spans, 1, begun(spans), times[:0]).tolist() == []
+        assert on_run(spans, begun(spans), rank, times).tolist() == [later, later + 7]
+    assert on_run(spans, begun(spans), 1, times[:0]).tolist() == []
 
 
 def test_kernels_keep_their_durations_and_what_is_not_known(tmp_path: Path) -> None:
@@ -52,9 +53,9 @@ def test_kernels_keep_their_durations_and_what_is_not_known(tmp_path: Path) -> N
     launch = np.array([UNKNOWN, 399 * SECOND])
     coded = (code, [])
     own = Kernels(zero + 1, zero, zero, coded, start, start + 9, coded, zero, coded, launch)
-    found = kernels_on_run(spans, 1, begun(spans), own)
+    found = kernels_on_run(spans, begun(spans), 1, own)
     assert (found.end_ns - found.start_ns).tolist() == [9, 9]
-    assert found.start_ns.tolist() == on_run(spans, 1, begun(spans), start).tolist()
+    assert found.start_ns.tolist() == on_run(spans, begun(spans), 1, start).tolist()
     assert found.launch_ns is not None
     assert found.launch_ns[0] == UNKNOWN
     assert abs(found.launch_ns[1] - spans.later(1, begun(spans) + 399 * SECOND)) < 1_000
@@ -74,15 +75,16 @@ def test_a_table_by_wall_clocks_is_put_right_by_rank(tmp_path: Path) -> None:
     launch = np.ma.masked_array([5, wall], [True, False])
     cells = [np.array([0, 1]), np.array([wall, wall]), np.array([3, 4]), launch]
     table = Table("memory", columns, ColumnRows(cells), note="n")
-    found = table_on_run(spans, lambda: table)
+    shift = partial(on_run, spans, spans.unix_ns)
+    found = shift_times(lambda: table, shift)
     there = spans.later(1, begun(spans))
     assert list(found.rows) == [(0, wall, 3, None), (1, there, 4, there)]
     assert there != wall
     assert found.note == "n"
     empty = replace(table, rows=[])
-    assert list(table_on_run(spans, lambda: empty).rows) == []
+    assert list(shift_times(lambda: empty, shift).rows) == []
     missing = Table("memory", columns, abstained="nothing")
-    assert table_on_run(spans, lambda: missing) is missing
+    assert shift_times(lambda: missing, shift) is missing
 
 
 def test_tables_of_ascend_and_the_stages_of_their_launches_follow_the_rank(

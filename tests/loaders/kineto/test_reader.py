@@ -227,37 +227,3 @@ def test_zstd_counts_by_its_name_where_its_package_is_missing(
         assert is_chrome_trace(tmp_path / name) is expected
     with pytest.raises(TraceError, match="pip install zstandard"):
         read_kineto(tmp_path / "t.json.zst")
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        '"x": {"traceEvents": [1, 2]}, ',
-        '"x": "\\"traceEvents\\": [", ',
-        '"x": NaN, "y": [{"traceEvents": []}], ',
-    ],
-)
-def test_events_are_those_of_the_trace_and_not_of_what_stands_before(
-    tmp_path: Path, before: str
-) -> None:
-    trace = ChromeTrace()
-    trace.mark("sound", 0, 5)
-    path = tmp_path / "t.json"
-    path.write_bytes(trace.encode("compact").replace(b"{", b"{" + before.encode(), 1))
-
-    spans = read_kineto(path)
-
-    assert (spans.names, spans.warnings) == (("sound",), ())
-
-
-def test_a_second_array_of_events_is_left_out_and_said(tmp_path: Path) -> None:
-    trace = ChromeTrace()
-    trace.mark("sound", 0, 5)
-    path = tmp_path / "t.json"
-    path.write_bytes(trace.encode("compact").rstrip()[:-1] + b',"traceEvents":[{"ph":"X"}]}')
-
-    spans = read_kineto(path)
-
-    texts = [problem.text for problem in spans.warnings]
-    assert texts == ["a second array of events is left out"]
-    assert spans.names == ("sound",)
