@@ -72,6 +72,17 @@ class Capture:
         return (int(found[1]), found[2] or "") if found else (0, "")
 
     @property
+    def groups(self) -> dict[str, list[Any]]:
+        """Global ranks of each communicator, as the program passed them."""
+        groups = self.metadata.get("parallel_group_info")
+        found = {}
+        for name, group in groups.items() if isinstance(groups, dict) else ():
+            ranks = group.get("global_ranks") if isinstance(group, dict) else None
+            if isinstance(ranks, list) and ranks:
+                found[name] = ranks
+        return found
+
+    @property
     def host(self) -> str:
         """Host in the name of the directory, "" if the program chose another name."""
         found = _NAME.fullmatch(self.path.name)
@@ -99,6 +110,12 @@ class Capture:
         config = self.info.get("config")
         options = config.get(block) if isinstance(config, dict) else None
         return options.get(name) if isinstance(options, dict) else None
+
+    @property
+    def is_cpu_only(self) -> bool:
+        """Whether the profiler was told to record no device."""
+        activities = self.option("activities", "common_config")
+        return isinstance(activities, list) and "NPU" not in str(activities)
 
 
 def is_ascend(path: Path) -> bool:

@@ -17,7 +17,7 @@ from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, distinct
 
-COLLECTIVES = "communication"
+COLLECTIVE_DOMAIN = "communication"
 """The domain in which HCCL marks each of its operators, with a message in JSON."""
 
 MARKS_WANTED = (RowKind.MARKS, RowKind.DEVICE_RANGES, RowKind.STEPS, RowKind.FLOWS)
@@ -93,7 +93,7 @@ def trace_marks(view: TraceView) -> Marks:
     both = {name: np.concatenate([marks[name], steps[name]]) for name in steps}
     kinds = [code for code, text in enumerate(view.names) if text in _INSTANTS.values()]
     of_torch = np.full(len(steps["name"]), -1)
-    instant = np.isin(np.concatenate([marks["kind"], of_torch]), kinds)
+    instant = np.isin(np.concatenate([marks["event_type"], of_torch]), kinds)
     device_start, device_end = _trace_device_times(view)
     unknown = np.full(len(steps["name"]), UNKNOWN)
     return Marks(
@@ -274,7 +274,7 @@ def _names(marks: Marks) -> tuple[npt.NDArray[np.bool_], list[str]]:
     domains = [code for code, text in enumerate(marks.texts) if text == _DOMAIN]
     # For a torch_npu without domains, the recorder puts the domain before the name.
     prefixed = [code for code, text in enumerate(marks.texts) if text.startswith(_PREFIX)]
-    collectives = [code for code, text in enumerate(marks.texts) if text == COLLECTIVES]
+    collectives = [code for code, text in enumerate(marks.texts) if text == COLLECTIVE_DOMAIN]
     messages = set(np.unique(marks.name[np.isin(marks.domain, collectives)]).tolist())
     names = [text.removeprefix(_PREFIX) for text in marks.texts]
     for code in messages:
