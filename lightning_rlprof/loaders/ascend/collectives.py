@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.communication import collective_groups
 from lightning_rlprof.loaders.ascend.kernels import task_frame
-from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, Marks, parse_message
-from lightning_rlprof.loaders.ascend.summaries import collective_groups
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, decode
+from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.tasks import (
     Calls,
     Tasks,
@@ -93,7 +93,7 @@ def _from_database(database: SqliteTables) -> _Collectives:
     types = database.strings(rows["dataType"], "ENUM_HCCL_DATA_TYPE", "name")
     return _Collectives(
         database_tasks(database, rows),
-        [group_hash(each) for each in _texts_of(decode(database, rows["groupName"]))],
+        [group_hash(each) for each in _texts_of(database.decode(rows["groupName"], STRINGS))],
         [types.get(each, "") for each in rows["dataType"].tolist()],
         rows["count"],
     )

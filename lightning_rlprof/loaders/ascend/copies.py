@@ -7,7 +7,8 @@ import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
 from lightning_rlprof.loaders.ascend.kernels import task_frame
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, decode
+from lightning_rlprof.loaders.ascend.mstx import STRINGS
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.tasks import (
     DATABASE_TASK,
     Tasks,
@@ -71,7 +72,7 @@ def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
 
 def _from_database(database: SqliteTables) -> _Copies:
     rows = database.numbers(_TABLE, *DATABASE_TASK, "globalTaskId", "taskType")
-    code, types = decode(database, rows["taskType"])
+    code, types = database.decode(rows["taskType"], STRINGS)
     keep = np.isin(code, [at for at, text in enumerate(types) if text in COPIES])
     for table in _OTHERS:
         others = database.numbers(table, "globalTaskId")["globalTaskId"]
@@ -83,7 +84,7 @@ def _from_database(database: SqliteTables) -> _Copies:
     size, operation = (
         np.append(info[name], UNKNOWN)[described] for name in ("size", "memcpyOperation")
     )
-    direction = decode(database, operation, _OPERATIONS, "name")
+    direction = database.decode(operation, _OPERATIONS, "name")
     tasks = database_tasks(database, {**rows, "name": rows["taskType"]})
     tasks = with_enqueuing_calls(tasks, database_queue(database))
     return _Copies(tasks, direction, np.where(size >= 0, size, UNKNOWN))

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
-from lightning_rlprof.loaders.ascend.mstx import STEP, THREAD_BITS
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, decode
+from lightning_rlprof.loaders.ascend.mstx import STEP, STRINGS, THREAD_BITS
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.trace_view import RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.chrome.spill import Grown
@@ -87,7 +87,7 @@ def _from_database(database: SqliteTables, *tables: str) -> _Calls:
         kind[of_torch & (rows["type"] == number)] = code
     return _Calls(
         rows["globalTid"] & THREAD_BITS,
-        decode(database, rows["name"]),
+        database.decode(rows["name"], STRINGS),
         kind,
         rows["startNs"],
         rows["endNs"],

@@ -80,7 +80,7 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
     if opened.fill is not None:
         kernels = opened.fill(kernels)
     return {
-        "device": np.where(kernels.device == UNKNOWN, opened.device, kernels.device),
+        "device": kernels.device,
         "stream": kernels.stream,
         "kernel": kernels.name,
         "start": kernels.start_ns,

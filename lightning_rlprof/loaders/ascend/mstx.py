@@ -142,23 +142,19 @@ def database_marks(database: SqliteTables) -> Marks:
     rows = database.numbers(_EVENTS, *_COLUMNS)
     steps = _steps(database)
     ids = {name: np.concatenate([rows[name], steps[name]]) for name in _COLUMNS}
-    strings = database.strings(np.concatenate([ids["message"], ids["domainId"]]), STRINGS)
-    codes = {number: code for code, number in enumerate(strings)}
-    code = {
-        name: np.array([codes.get(each, -1) for each in ids[name].tolist()], np.int64)
-        for name in ("message", "domainId")
-    }
+    code, texts = database.decode(np.concatenate([ids["message"], ids["domainId"]]), STRINGS)
+    name, domain = np.split(code, 2)
     instant = np.isin(ids["eventType"], list(_INSTANTS))
     start, end = ids["startNs"], np.where(instant, ids["startNs"], ids["endNs"])
-    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME) & (code["message"] >= 0)
+    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME) & (name >= 0)
     device_start, device_end = _database_device_times(database, ids["connectionId"])
     return Marks(
         start[sound],
         end[sound],
         ids["globalTid"][sound] & THREAD_BITS,
-        code["message"][sound],
-        code["domainId"][sound],
-        list(strings.values()),
+        name[sound],
+        domain[sound],
+        list(texts),
         instant[sound],
         device_start[sound],
         device_end[sound],

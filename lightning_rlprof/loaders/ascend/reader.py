@@ -15,12 +15,18 @@ from lightning_rlprof.loaders.ascend.capture import (
     open_captures,
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
+from lightning_rlprof.loaders.ascend.communication import COMMUNICATION
 from lightning_rlprof.loaders.ascend.copies import MEMCPY
 from lightning_rlprof.loaders.ascend.host_calls import CALLS, SYNC
 from lightning_rlprof.loaders.ascend.kernels import KERNELS, place_tasks
-from lightning_rlprof.loaders.ascend.memory import MEMORY, MODULE_MEMORY, OPERATOR_MEMORY
 from lightning_rlprof.loaders.ascend.shapes import SHAPES
-from lightning_rlprof.loaders.ascend.summaries import COMMUNICATION, OPERATOR_TYPES, STEP_TRACE
+from lightning_rlprof.loaders.ascend.sheet_tables import (
+    MEMORY,
+    MODULE_MEMORY,
+    OPERATOR_MEMORY,
+    OPERATOR_TYPES,
+    STEP_TRACE,
+)
 from lightning_rlprof.loaders.ascend.table_reader import TableReader, read_table
 from lightning_rlprof.loaders.ascend.tasks import read_tasks
 from lightning_rlprof.records.records import FORMAT, KINDS, Header

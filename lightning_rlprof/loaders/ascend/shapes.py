@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, decode
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.trace_view import RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS, PRODUCTS
@@ -44,10 +44,10 @@ def _from_database(database: SqliteTables) -> dict[str, Any]:
     names = ", ".join(f"'{name}'" for name in sorted(NPU_PRODUCTS))
     where = f"name IN (SELECT id FROM {STRINGS} WHERE value IN ({names}))"
     rows = database.numbers(_CALLS, *_CALL, *_SHAPES, where=where)
-    dims, types = sorted((decode(database, rows[name]) for name in _SHAPES), key=_types_in)
+    dims, types = sorted((database.decode(rows[name], STRINGS) for name in _SHAPES), key=_types_in)
     return {
         "thread": rows["globalTid"] & THREAD_BITS,
-        "operator": decode(database, rows["name"]),
+        "operator": database.decode(rows["name"], STRINGS),
         "start": rows["startNs"],
         "end": rows["endNs"],
         "dims": _as_json(dims, _sizes),

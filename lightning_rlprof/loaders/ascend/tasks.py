@@ -14,7 +14,6 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import KERNEL_SHEET, OpenCapture
 from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet, whole
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
-from lightning_rlprof.loaders.ascend.table_reader import decode
 from lightning_rlprof.loaders.ascend.trace_view import (
     COMMUNICATION,
     QUEUE,
@@ -129,8 +128,8 @@ def read_tasks(opened: OpenCapture) -> Tasks:
 def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     """Return the rows of ``kernel_details.csv``, with the launches of the trace."""
     times = dict.fromkeys(("starttime(us)", "duration(us)"), microseconds)
-    wanted = {**times, **dict.fromkeys(("streamid", "stepid", "deviceid"), whole)}
-    sheet = read_sheet(path, wanted, ("name",), needed=("name", *times))
+    numbers = dict.fromkeys(("streamid", "stepid", "deviceid"), whole)
+    sheet = read_sheet(path, {"name": None, **times, **numbers}, needed=("name", *times))
     start, length = sheet.number("starttime(us)"), sheet.number("duration(us)")
     sound = plausible(start, start + length)
     start, stream = start[sound], sheet.number("streamid")[sound]
@@ -281,7 +280,7 @@ def database_tasks(database: SqliteTables, rows: Mapping[str, Int64s]) -> Tasks:
         rows["endNs"],
         rows["deviceId"],
         np.where(rows["streamId"] == _NO_STREAM, UNKNOWN, rows["streamId"]),
-        decode(database, rows["name"]),
+        database.decode(rows["name"], STRINGS),
         np.full(len(rows["name"]), UNKNOWN),
         *_database_calls(database, rows["connectionId"], rows["startNs"]),
         [],

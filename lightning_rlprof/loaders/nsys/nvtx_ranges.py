@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.loaders.nsys.export import STRINGS, Export, coded
+from lightning_rlprof.loaders.nsys.export import STRINGS, Export
+from lightning_rlprof.loaders.sqlite_tables import coded
 from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.tables.arrays import Int64s, Mask
