@@ -141,7 +141,7 @@ class _Events:
         mark = self.type == _MARK
         span = mark | np.isin(self.type, (_PUSHED, _STARTED))
         self.end = np.where(mark, self.start, self.end)
-        placed = possible(self.start) & (self.thread > 0)
+        placed = possible(self.start) & (self.process > 0)
         ended = self.end != UNKNOWN
         forward = (self.end >= self.start) & (self.end < LARGEST)
         reasons = [
