@@ -20,6 +20,7 @@ from lightning_rlprof.system.files import open_file
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
 
+_MAGIC = b"SQLite format 3\0"
 _ROWS = 65_536  # at a time as Python objects
 _ASKED = 500  # numbers in one query; SQLite allows 999 in its oldest versions
 # Pages that all point at one page hold more rows than any disk: 90 kB were seen to hold 10^15. What
@@ -30,6 +31,19 @@ _TEXT_CELL = """CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND 
 THEN CAST("{0}" AS INTEGER) ELSE :unknown END"""
 _CELL = f"""CASE typeof("{{0}}") WHEN 'integer' THEN "{{0}}" WHEN 'text' THEN {_TEXT_CELL}
 ELSE :unknown END"""
+
+
+def is_sqlite(path: Path) -> bool:
+    """Return by its first bytes whether a file is an SQLite database.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 class SqliteTables:

@@ -12,7 +12,7 @@ import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
-from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import rank_files
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -30,7 +30,6 @@ _DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
 _WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
 # Every database of torch_npu or msprof with any rows has one of these tables.
 _KNOWN_TABLES = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
-_MAGIC = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True)
@@ -131,13 +130,9 @@ def is_ascend(path: Path) -> bool:
     if path.name == _TRACE or path.match(_DATABASE):
         return True
     try:
-        with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                return False
-        return "STRING_IDS" in (tables := SqliteTables(path).columns) and bool(
-            _KNOWN_TABLES & set(tables)
-        )
-    except (OSError, TraceError):
+        tables = SqliteTables(path).columns if is_sqlite(path) else {}
+        return "STRING_IDS" in tables and not _KNOWN_TABLES.isdisjoint(tables)
+    except TraceError:
         return False
 
 
@@ -164,9 +159,8 @@ def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]
         )
     output = path.parent.absolute()
     folder = output.parent if output.name == OUTPUT else output
-    if path.name == _TRACE:
-        return [_described(Capture(path, output, path, None), folder)]
-    return [_described(Capture(path, output, None, path), folder)]
+    files = (path, None) if path.name == _TRACE else (None, path)
+    return [_described(Capture(path, output, *files), folder)]
 
 
 def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:

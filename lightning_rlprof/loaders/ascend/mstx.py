@@ -114,27 +114,20 @@ def _trace_device_times(view: TraceView) -> tuple[Int64s, Int64s]:
     kinds = (RowKind.MARKS, RowKind.DEVICE_RANGES, RowKind.FLOWS)
     marks, ranges, flows = (view.tables[kind] for kind in kinds)
     start, end = (np.full(len(marks["name"]), UNKNOWN) for _ in range(2))
-    device = _places(ranges)
-    arrows = zip(
-        *(flows[name].tolist() for name in ("kind", "id", "lane", "start_ns")), strict=True
-    )
-    ends: dict[int, dict[int, tuple[int, int]]] = {FlowKind.MARK: {}, FlowKind.DEVICE_RANGE: {}}
-    for kind, number, lane, at in arrows:
-        if kind in ends and number != UNKNOWN:
-            ends[kind][number] = (lane, at)
-    if not device:
-        return start, end
-    host = _places(marks)
-    for number, place in ends[FlowKind.MARK].items():
-        row, at = host.get(place), device.get(ends[FlowKind.DEVICE_RANGE].get(number, (-1, 0)))
-        if row is not None and at is not None:
-            start[row], end[row] = ranges["start_ns"][at], ranges["end_ns"][at]
+    host = {place: row for row, place in enumerate(_places(marks))}
+    device = {place: row for row, place in enumerate(_places(ranges))}
+    places = [*zip(flows["kind"].tolist(), flows["id"].tolist(), _places(flows), strict=True)]
+    heads = {number: place for kind, number, place in places if kind == FlowKind.DEVICE_RANGE}
+    for kind, number, place in places:
+        if kind == FlowKind.MARK and number != UNKNOWN:
+            row, at = host.get(place), device.get(heads.get(number, (-1, 0)))
+            if row is not None and at is not None:
+                start[row], end[row] = ranges["start_ns"][at], ranges["end_ns"][at]
     return start, end
 
 
-def _places(rows: Mapping[str, Int64s]) -> dict[tuple[int, int], int]:
-    lanes, starts = rows["lane"].tolist(), rows["start_ns"].tolist()
-    return {place: row for row, place in enumerate(zip(lanes, starts, strict=True))}
+def _places(rows: Mapping[str, Int64s]) -> list[tuple[int, int]]:
+    return list(zip(rows["lane"].tolist(), rows["start_ns"].tolist(), strict=True))
 
 
 def database_marks(database: SqliteTables) -> Marks:

@@ -1,7 +1,9 @@
 """Rows of a ``trace_view.json`` as columns: only the wanted kinds, read as a stream."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -129,19 +131,14 @@ _CALL_CATEGORIES = ("cpu_op", "python_function", *QUEUE)  # calls of CANN have a
 _NO_ARGS = TraceArgs()
 
 
-class _Codes(dict[Any, int]):
-    """Numbers for values, in order of appearance."""
-
-    def __missing__(self, value: Any) -> int:
-        code = self[value] = len(self)
-        return code
-
-
 class _TraceColumns:
     """Columns that grow with every batch of events."""
 
     def __init__(self, wanted: tuple[int, ...]) -> None:
-        self.names, self.lanes, self.lost = _Codes(), _Codes(), 0
+        # Numbers for values, in order of appearance.
+        self.names: dict[str, int] = defaultdict(count().__next__)
+        self.lanes: dict[tuple[Id, Id], int] = defaultdict(count().__next__)
+        self.lost = 0
         self.metadata: dict[tuple[str, Id, Id], str] = {}
         self.first_ns = UNKNOWN
         self._wanted = wanted

@@ -8,27 +8,13 @@ import weakref
 from pathlib import Path
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 
 STRINGS = "StringIds"
 """The table that holds the texts which other columns name by number."""
 
-_MAGIC = b"SQLite format 3\0"
 # Any of these is in every export from 2019 on; none is in another tool's database.
 _SIGNS = {"EXPORT_META_DATA", "META_DATA_EXPORT", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL"}
-
-
-def is_sqlite(path: Path) -> bool:
-    """Tell by its first bytes whether a file is an SQLite database.
-
-    Raises:
-        TraceError: The file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 class Export(SqliteTables):
