@@ -23,9 +23,10 @@ from lightning_rlprof.loaders.kineto.reader import (
     is_export,
 )
 from lightning_rlprof.loaders.kineto.trace import told
-from lightning_rlprof.loaders.nsys.export import Export, is_sqlite
+from lightning_rlprof.loaders.nsys.export import Export
 from lightning_rlprof.loaders.nsys.nvtx_ranges import read_ranges
 from lightning_rlprof.loaders.rank_names import rank_in_name
+from lightning_rlprof.loaders.sqlite_tables import is_sqlite
 from lightning_rlprof.records.run_directory import CACHE_FOLDER, rank_files
 from lightning_rlprof.tables.spans import RunWarning, Spans
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from lightning_rlprof.loaders.ascend.capture_folder import is_ascend
 from lightning_rlprof.loaders.kineto.reader import is_chrome_trace
-from lightning_rlprof.loaders.nsys.export import is_sqlite
+from lightning_rlprof.loaders.sqlite_tables import is_sqlite
 
 Format = Literal["rlprof", "ascend", "nsys", "kineto"]
 

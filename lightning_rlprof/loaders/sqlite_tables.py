@@ -18,8 +18,9 @@ import numpy.typing as npt
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.system.files import open_file
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
 
+_MAGIC = b"SQLite format 3\0"
 _ROWS = 65_536  # at a time as Python objects
 _ASKED = 500  # numbers in one query; SQLite allows 999 in its oldest versions
 # 18 digits fit into 64 bits. SQLite would make 0 of any other text.
@@ -27,6 +28,19 @@ _TEXT_CELL = """CASE WHEN "{0}" GLOB '[0-9]*' AND "{0}" NOT GLOB '*[^0-9]*' AND 
 THEN CAST("{0}" AS INTEGER) ELSE :unknown END"""
 _CELL = f"""CASE typeof("{{0}}") WHEN 'integer' THEN "{{0}}" WHEN 'text' THEN {_TEXT_CELL}
 ELSE :unknown END"""
+
+
+def is_sqlite(path: Path) -> bool:
+    """Return by its first bytes whether a file is an SQLite database.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 class SqliteTables:
@@ -114,6 +128,10 @@ class SqliteTables:
             found.update(self.rows(sql, *some))
         return found
 
+    def decode(self, ids: Int64s, table: str, name: str = "value") -> Coded:
+        """Return a column of numbers as the texts that `strings` finds for them."""
+        return coded(ids, self.strings(ids, table, name))
+
     def setting(self, table: str, name: str) -> str | None:
         """Return the text of one name in a table of names and values, None where it is not."""
         if not {"name", "value"} <= self.columns.get(table, frozenset()):
@@ -168,6 +186,14 @@ class SqliteTables:
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
             reason = "; it ".join([" ".join(str(error).split()), *self.problems])
             raise TraceError(f"{self.source}: cannot be read as SQLite ({reason})") from error
+
+
+def coded(ids: Int64s, texts: Mapping[int, str]) -> Coded:
+    """Return a column of numbers as a column of the texts that they stand for, each kept once."""
+    numbers, inverse = np.unique(ids, return_inverse=True)
+    places = {number: at for at, number in enumerate(texts)}
+    own = np.array([places.get(number, -1) for number in numbers.tolist()], np.int64)
+    return distinct(own[inverse], list(texts.values()))
 
 
 def _journal(path: Path) -> str:

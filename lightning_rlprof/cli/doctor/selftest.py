@@ -16,9 +16,9 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.ascend.offline_analysis import (
     Options,
     ascend_directories,
+    device_data,
     parse_captures,
 )
-from lightning_rlprof.loaders.ascend.output_check import device_data
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.records.records import Span

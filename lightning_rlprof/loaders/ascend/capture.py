@@ -1,8 +1,10 @@
 """Captures opened: their databases, rank, host and device, and the ranges that they mark."""
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,16 @@ from lightning_rlprof.loaders.ascend.mstx import (
     database_marks,
     trace_marks,
 )
-from lightning_rlprof.loaders.ascend.trace_view import read_trace_view
+from lightning_rlprof.loaders.ascend.trace_view import TraceView, read_trace_view
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.tables.kernels import UNKNOWN, Kernels
 
 KERNEL_SHEET = "kernel_details.csv"
 """The file of the text format with a row per kernel."""
 
 _SHEETS = (KERNEL_SHEET, "step_trace_time.csv", "memory_record.csv")
-_LARGE_TABLES = {
-    *("TASK", "COMPUTE_TASK_INFO", "COMMUNICATION_OP", "PYTORCH_API", "CANN_API", "OP_MEMORY")
-}
 _METADATA = ("role", "rlprof_window", "rlprof_rank", "rlprof_run", "parallel_group_info")
 
 
@@ -51,6 +50,8 @@ class OpenCapture:
         device: Number of the rank's device, `UNKNOWN` without a database that has it.
         chip: Name of the device, "" without a database that has it.
         host: Name of the host, "" if unknown.
+        fill: Adds stage and step of the run that the capture is part of to kernels that have
+            neither; times are since 1970. None if it is not part of a run.
     """
 
     capture: Capture
@@ -60,11 +61,25 @@ class OpenCapture:
     device: int = UNKNOWN
     chip: str = ""
     host: str = ""
+    fill: Callable[[Kernels], Kernels] | None = None
+
+    @cached_property
+    def timeline(self) -> "Timeline":
+        """The ranges of the capture.
+
+        Raises:
+            TraceError: Nothing of it can be read; the text says why, and what to do.
+        """
+        return _read_timeline(self)
 
     @property
     def trace(self) -> Path | None:
         """``trace_view.json``, None if the capture is read from its database."""
         return self.capture.trace if self.database is None else None
+
+    def read_trace(self, *wanted: int) -> TraceView:
+        """Read some kinds of rows of the trace, see `read_trace_view`."""
+        return read_trace_view(self.trace, *wanted)  # type: ignore[arg-type]
 
     def file(self, name: str) -> Path | None:
         """Return another file of the text format, None if it is missing or not used."""
@@ -96,18 +111,18 @@ def _has(database: SqliteTables | None, table: str, *names: str) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class MarkedCapture:
-    """One capture with the ranges that it marks.
+class Timeline:
+    """The ranges that one capture marks.
 
     Attributes:
-        opened: The capture.
-        ranges: Its MSTX ranges and steps.
-        complete: Whether its files were read to their ends.
-        first_ns: Wall-clock time of its first event, `UNKNOWN` if no file has it.
+        marks: Everything that it marks with MSTX.
+        ranges: MSTX ranges and steps.
+        complete: Whether the files were read to their ends.
+        first_ns: Wall-clock time of the first event, `UNKNOWN` if no file has it.
         problems: What is missing or doubtful.
     """
 
-    opened: OpenCapture
+    marks: Marks
     ranges: Ranges
     complete: bool
     first_ns: int
@@ -177,16 +192,9 @@ def _open_database(path: Path | None) -> tuple[SqliteTables | None, list[str]]:
         return None, []
     try:
         tables = SqliteTables(path)
-        problems = [f"{path.name} {text}" for text in tables.problems]
     except TraceError as error:
         return None, [str(error)]
-    for table in sorted(_LARGE_TABLES & tables.columns.keys()):
-        try:  # the first and the last row: checking all would take as long as reading the table
-            tables.has(table)
-            tables.rows(f"SELECT 1 FROM {table} ORDER BY rowid DESC LIMIT 1")
-        except TraceError:
-            problems.append(f"{path.name} is damaged in its table {table}")
-    return tables, problems
+    return tables, [f"{path.name} {text}" for text in tables.problems]
 
 
 def _json(text: str) -> Any:
@@ -196,25 +204,7 @@ def _json(text: str) -> Any:
         return text
 
 
-def read_marks(opened: OpenCapture) -> Marks | None:
-    """Return what a capture marks with MSTX, None without a database and a trace.
-
-    Raises:
-        TraceError: The database or the trace cannot be read.
-    """
-    if opened.database is not None:
-        return database_marks(opened.database)
-    if opened.trace is None:
-        return None
-    return trace_marks(read_trace_view(opened.trace, *MARKS_WANTED))
-
-
-def read_capture(opened: OpenCapture) -> MarkedCapture:
-    """Read the ranges of a capture.
-
-    Raises:
-        TraceError: Nothing of it can be read; the text says why, and what to do.
-    """
+def _read_timeline(opened: OpenCapture) -> Timeline:
     capture = opened.capture
     problems, view, marks = list(capture.problems), None, Marks.none()
     if opened.database is not None:
@@ -223,21 +213,20 @@ def read_capture(opened: OpenCapture) -> MarkedCapture:
         except TraceError as error:
             problems.append(str(error))
     elif opened.trace is not None:
-        view = read_trace_view(opened.trace, *MARKS_WANTED)
+        view = opened.read_trace(*MARKS_WANTED)
         marks, problems = trace_marks(view), [*problems, *view.problems]
     elif not any(opened.file(name) for name in _SHEETS):
         raise TraceError("; ".join(problems) or _why_empty(capture))
     ranges = classify_ranges(marks, capture.window)
     problems += ranges.problems
-    activities = capture.option("activities", "common_config")
-    if isinstance(activities, list) and not any("NPU" in str(each) for each in activities):
+    if capture.is_cpu_only:
         problems.append("its times may be off by hundreds of ms: only the CPU was profiled")
     if len(ranges.start_ns):
         first_ns = int(ranges.start_ns.min())
     else:
         first_ns = _first_start(opened) if view is None else view.first_ns
         first_ns = first_ns if first_ns > 0 else capture.began_ns or UNKNOWN
-    return MarkedCapture(opened, ranges, view is None or view.complete, first_ns, problems)
+    return Timeline(marks, ranges, view is None or view.complete, first_ns, problems)
 
 
 def _first_start(opened: OpenCapture) -> int:
@@ -251,7 +240,7 @@ def _first_start(opened: OpenCapture) -> int:
         elif (file := opened.file(KERNEL_SHEET)) is not None:
             sheet = read_sheet(file, {"starttime(us)": microseconds})
             starts = sheet.number("starttime(us)")
-    return int(min(starts[plausible(starts, np.zeros_like(starts))], default=UNKNOWN))
+    return int(min(starts[plausible(starts, starts)], default=UNKNOWN))
 
 
 def _why_empty(capture: Capture) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
-from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables, is_sqlite
 from lightning_rlprof.records.run_directory import rank_files
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -30,7 +30,6 @@ _DATABASE_FILE = re.compile(r"ascend_pytorch_profiler_(\d{1,7})\.db")
 _WINDOW = re.compile(r"step-(\d{1,15})(?:-(?!\d+$)(.+?))?(?:-\d+)?")
 # Every database of torch_npu or msprof with any rows has one of these tables.
 _KNOWN_TABLES = {"MSTX_EVENTS", "PYTORCH_API", "TASK", "CANN_API", "COMMUNICATION_OP"}
-_MAGIC = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,17 @@ class Capture:
         return (int(found[1]), found[2] or "") if found else (0, "")
 
     @property
+    def groups(self) -> dict[str, list[Any]]:
+        """Global ranks of each communicator, as the program passed them."""
+        groups = self.metadata.get("parallel_group_info")
+        found = {}
+        for name, group in groups.items() if isinstance(groups, dict) else ():
+            ranks = group.get("global_ranks") if isinstance(group, dict) else None
+            if isinstance(ranks, list) and ranks:
+                found[name] = ranks
+        return found
+
+    @property
     def host(self) -> str:
         """Host in the name of the directory, "" if the program chose another name."""
         found = _NAME.fullmatch(self.path.name)
@@ -100,6 +110,12 @@ class Capture:
         options = config.get(block) if isinstance(config, dict) else None
         return options.get(name) if isinstance(options, dict) else None
 
+    @property
+    def is_cpu_only(self) -> bool:
+        """Whether the profiler was told to record no device."""
+        activities = self.option("activities", "common_config")
+        return isinstance(activities, list) and "NPU" not in str(activities)
+
 
 def is_ascend(path: Path) -> bool:
     """Return whether a path is output of torch_npu.profiler, or a directory with such captures.
@@ -114,13 +130,9 @@ def is_ascend(path: Path) -> bool:
     if path.name == _TRACE or path.match(_DATABASE):
         return True
     try:
-        with path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                return False
-        return "STRING_IDS" in (tables := SqliteTables(path).columns) and bool(
-            _KNOWN_TABLES & set(tables)
-        )
-    except (OSError, TraceError):
+        tables = SqliteTables(path).columns if is_sqlite(path) else {}
+        return "STRING_IDS" in tables and not _KNOWN_TABLES.isdisjoint(tables)
+    except TraceError:
         return False
 
 
@@ -147,9 +159,8 @@ def find_captures(path: Path, remarks: list[str] | None = None) -> list[Capture]
         )
     output = path.parent.absolute()
     folder = output.parent if output.name == OUTPUT else output
-    if path.name == _TRACE:
-        return [_described(Capture(path, output, path, None), folder)]
-    return [_described(Capture(path, output, None, path), folder)]
+    files = (path, None) if path.name == _TRACE else (None, path)
+    return [_described(Capture(path, output, *files), folder)]
 
 
 def _folders(path: Path, remarks: list[str]) -> Iterator[Path]:

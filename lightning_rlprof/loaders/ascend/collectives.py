@@ -1,47 +1,33 @@
 """Collectives of an Ascend capture with their payload, stage and step."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.loaders.ascend.capture import MarkedCapture, OpenCapture, read_marks
-from lightning_rlprof.loaders.ascend.kernels import place_tasks
-from lightning_rlprof.loaders.ascend.mstx import COLLECTIVES, parse_message
-from lightning_rlprof.loaders.ascend.summaries import collective_groups
-from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader, decode
+from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.communication import collective_groups
+from lightning_rlprof.loaders.ascend.kernels import task_frame
+from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.tasks import (
     Calls,
     Tasks,
+    by_start,
     collective_lanes,
-    find_near,
-    read_tasks,
+    database_collectives,
+    database_tasks,
+    trace_tasks,
 )
-from lightning_rlprof.loaders.ascend.trace_view import RowKind, read_trace_view
+from lightning_rlprof.loaders.ascend.trace_view import RowKind
 from lightning_rlprof.loaders.ascend.units import scaled
-from lightning_rlprof.loaders.stage_attribution import NOWHERE
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
 from lightning_rlprof.tables.table import Column
 
 _OPERATORS, _MARKS = "COMMUNICATION_OP", "MSTX_EVENTS"
-_COLUMNS = (
-    Column("device", "count"),
-    Column("stream", "count"),
-    Column("operation", "text"),
-    Column("group", "text"),
-    Column("group size", "count"),
-    Column("number", "count"),
-    Column("bytes", "count", "bytes"),
-    Column("dtype", "text"),
-    Column("start", "time", "ns"),
-    Column("duration", "duration", "ns"),
-    Column("stage", "text"),
-    Column("step", "count"),
-    Column("launch", "time", "ns"),
-)
 _BYTES = {  # of one element, by its type
     **dict.fromkeys(("INT8", "UINT8", "HIF8", "FP8E4M3", "FP8E5M2", "FP8E8M0"), 1),
     **dict.fromkeys(("INT16", "UINT16", "FP16", "BFP16"), 2),
@@ -74,56 +60,40 @@ class _Collectives:
     count: Int64s
 
 
-def collectives_reader(
-    marked: Callable[[OpenCapture], MarkedCapture],
-    fill: Callable[[MarkedCapture, Kernels], Kernels],
-) -> TableReader:
-    """Return the reader of the table of collectives: one row per operation, with its payload.
-
-    The group is a text that is the same on all of its ranks. ``number`` is the one in the
-    operator's name. Bytes are the larger of what this rank sent and received.
-
-    Args:
-        marked: Returns the ranges of a capture.
-        fill: Adds stage and step if the capture marks neither; times are since 1970.
-    """
-
-    def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
-        found = _read(opened)
-        if found is None:
-            return {"device": np.empty(0, np.int64)}, ["this capture has no collectives"]
-        capture = marked(opened)
-        kernels, remarks = place_tasks(
-            found.tasks, capture.ranges, opened.rank, opened.capture.window
-        )
-        return _frame(opened, found, fill(capture, kernels)), remarks
-
-    return TableReader(
-        _COLUMNS,
-        lambda opened: opened.has(_OPERATORS) or opened.has(_MARKS) or opened.trace is not None,
-        read,
-    )
+def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read the collectives on the device, else those that HCCL marks."""
+    found = None
+    if opened.database is None:
+        found = _from_trace(opened)
+    elif opened.has(_OPERATORS):
+        found = _from_database(opened.database)
+    found = found or _from_marks(opened.timeline.marks)
+    if found is None:
+        return {"device": np.empty(0, np.int64)}, ["this capture has no collectives"]
+    frame, remarks = task_frame(opened, found.tasks)
+    names = [parse_operator_name(name) for name in _texts_of(found.tasks.name)]
+    group = [known or end for known, (_, end, _) in zip(found.group, names, strict=True)]
+    sizes = {group_hash(name): len(ranks) for name, ranks in opened.capture.groups.items()}
+    size = np.array([sizes.get(each, UNKNOWN) for each in group], np.int64)
+    operation = [name for name, _, _ in names]
+    return {
+        **frame,
+        "operation": _coded(operation),
+        "group": _coded(group),
+        "group size": size,
+        "number": np.array([number for _, _, number in names], np.int64),
+        "bytes": payload(operation, found.dtype, found.count, size),
+        "dtype": _coded(found.dtype),
+    }, remarks
 
 
-def _read(opened: OpenCapture) -> _Collectives | None:
-    """Read the collectives on the device, else those that HCCL marks; None without any."""
-    if opened.has(_OPERATORS):
-        return _from_database(opened)
-    return (_from_trace(opened) if opened.trace is not None else None) or _from_marks(opened)
-
-
-def _from_database(opened: OpenCapture) -> _Collectives:
-    database: Any = opened.database
-    names = ("opName", "startNs", "endNs", "groupName", "dataType", "count")
-    rows = database.numbers(_OPERATORS, *names)
-    sound = (rows["startNs"] > 0) & (rows["endNs"] >= rows["startNs"])
-    order = np.argsort(rows["startNs"], kind="stable")
-    rows = {name: column[order[sound[order]]] for name, column in rows.items()}
+def _from_database(database: SqliteTables) -> _Collectives:
+    rows = database_collectives(database)
+    rows = by_start(rows, rows["startNs"], rows["endNs"])
     types = database.strings(rows["dataType"], "ENUM_HCCL_DATA_TYPE", "name")
-    name = decode(database, rows["opName"])
     return _Collectives(
-        _matching_tasks(read_tasks(opened)[0], name, rows["startNs"], rows["endNs"]),
-        [group_hash(each) for each in _texts_of(decode(database, rows["groupName"]))],
+        database_tasks(database, rows),
+        [group_hash(each) for each in _texts_of(database.decode(rows["groupName"], STRINGS))],
         [types.get(each, "") for each in rows["dataType"].tolist()],
         rows["count"],
     )
@@ -131,31 +101,29 @@ def _from_database(opened: OpenCapture) -> _Collectives:
 
 def _from_trace(opened: OpenCapture) -> _Collectives | None:
     """Read the lanes of the groups; only CANN's analysis has the whole identifier of a group."""
-    view = read_trace_view(opened.trace, RowKind.COLLECTIVES)  # type: ignore[arg-type]
+    view = opened.read_trace(RowKind.COLLECTIVES, RowKind.FLOWS)
     rows = view.tables[RowKind.COLLECTIVES]
-    keep = np.flatnonzero(np.isin(rows["lane"], collective_lanes(view)))
-    keep = keep[np.argsort(rows["start_ns"][keep], kind="stable")]
-    if not len(keep):
-        return None
+    keep = np.isin(rows["lane"], collective_lanes(view))
     rows = {name: column[keep] for name, column in rows.items()}
-    name = distinct(rows["name"], view.names)
+    rows = by_start(rows, rows["start_ns"], rows["end_ns"])
+    if not len(rows["name"]):
+        return None
+    tasks = trace_tasks(view, rows)
     groups = collective_groups(opened)
     return _Collectives(
-        _matching_tasks(read_tasks(opened)[0], name, rows["start_ns"], rows["end_ns"]),
-        [groups.get(each, "") for each in _texts_of(name)],
-        [view.names[code] if code >= 0 else "" for code in rows["kind"].tolist()],
+        tasks,
+        [groups.get(each, "") for each in _texts_of(tasks.name)],
+        [view.names[code] if code >= 0 else "" for code in rows["data_type"].tolist()],
         rows["count"],
     )
 
 
-def _from_marks(opened: OpenCapture) -> _Collectives | None:
+def _from_marks(marks: Marks) -> _Collectives | None:
     """Read the marks of HCCL, the only record of collectives below level0."""
-    marks = read_marks(opened)
-    if marks is None:
-        return None
     on_device = marks.device_start_ns != UNKNOWN
     start = np.where(on_device, marks.device_start_ns, marks.start_ns)
-    keep = np.flatnonzero([marks.texts[code] == COLLECTIVES for code in marks.domain.tolist()])
+    domains = [code for code, text in enumerate(marks.texts) if text == COLLECTIVE_DOMAIN]
+    keep = np.flatnonzero(np.isin(marks.domain, domains))
     keep = keep[np.argsort(start[keep], kind="stable")]
     if not len(keep):
         return None
@@ -171,65 +139,13 @@ def _from_marks(opened: OpenCapture) -> _Collectives | None:
         unknown,
         _coded(names),
         unknown,
-        Calls(marks.start_ns[keep], marks.thread[keep]),
-        Calls(unknown, np.full(len(keep), NOWHERE)),
+        Calls(marks.start_ns[keep], marks.thread[keep], unknown),
+        Calls.unknown(len(keep)),
         [],
     )
     types = [str(each.get("dataType", "")).upper() for each in messages]
     count = scaled([str(each.get("count")) for each in messages], 1)
     return _Collectives(tasks, list(map(group_hash, groups)), types, count)
-
-
-def _matching_tasks(tasks: Tasks, name: Coded, start: Int64s, end: Int64s) -> Tasks:
-    """Return collectives with device, stream, step and launch of the tasks that they are.
-
-    Rows match by name and start.
-    """
-    codes, texts = tasks.name
-    code_of = {text: code for code, text in enumerate(name[1])}
-    translated = np.array([*(code_of.get(text, -1) for text in texts), -1], np.int64)[codes]
-    rows = np.flatnonzero(translated >= 0)
-    at = np.append(rows, -1)[find_near(tasks.start_ns[rows], start)]
-    at = np.where(np.append(translated, -2)[at] == name[0], at, -1)
-    device, stream, step = (
-        np.append(column, UNKNOWN)[at] for column in (tasks.device, tasks.stream, tasks.step)
-    )
-    calls = (tasks.torch.at(at), tasks.cann.at(at))
-    return Tasks(start, end, device, stream, name, step, *calls, [])
-
-
-def _frame(opened: OpenCapture, found: _Collectives, kernels: Kernels) -> Frame:
-    names = [parse_operator_name(name) for name in _texts_of(kernels.name)]
-    group = [known or end for known, (_, end, _) in zip(found.group, names, strict=True)]
-    sizes = _group_sizes(opened)
-    size = np.array([sizes.get(each, UNKNOWN) for each in group], np.int64)
-    operation = [name for name, _, _ in names]
-    frame: dict[str, Cells] = {
-        "device": np.where(kernels.device == UNKNOWN, opened.device, kernels.device),
-        "stream": kernels.stream,
-        "operation": _coded(operation),
-        "group": _coded(group),
-        "group size": size,
-        "number": np.array([number for _, _, number in names], np.int64),
-        "bytes": payload(operation, found.dtype, found.count, size),
-        "dtype": _coded(found.dtype),
-        "start": kernels.start_ns,
-        "duration": kernels.end_ns - kernels.start_ns,
-        "stage": kernels.stage,
-        "step": np.where(kernels.step > 0, kernels.step, UNKNOWN),
-    }
-    return frame if kernels.launch_ns is None else {**frame, "launch": kernels.launch_ns}
-
-
-def _group_sizes(opened: OpenCapture) -> dict[str, int]:
-    """Return the number of ranks of each group, by its hash, as the program passed them."""
-    groups = opened.capture.metadata.get("parallel_group_info")
-    found = {}
-    for name, group in groups.items() if isinstance(groups, dict) else ():
-        ranks = group.get("global_ranks") if isinstance(group, dict) else None
-        if isinstance(ranks, list) and ranks:
-            found[group_hash(str(name))] = len(ranks)
-    return found
 
 
 def _texts_of(column: Coded) -> list[str]:
@@ -308,3 +224,29 @@ def payload(operation: Sequence[str], dtype: Sequence[str], count: Int64s, size:
             times[row] = 0 if found[2] else max(int(size[row]), 0)
     sound = (count >= 0) & (count < 2**40) & (element > 0) & (times > 0) & (times < 2**20)
     return np.where(sound, count * element * times, UNKNOWN)
+
+
+COLLECTIVES = TableReader(
+    (
+        Column("device", "count"),
+        Column("stream", "count"),
+        Column("operation", "text"),
+        Column("group", "text"),
+        Column("group size", "count"),
+        Column("number", "count"),
+        Column("bytes", "count", "bytes"),
+        Column("dtype", "text"),
+        Column("start", "time", "ns"),
+        Column("duration", "duration", "ns"),
+        Column("stage", "text"),
+        Column("step", "count"),
+        Column("launch", "time", "ns"),
+    ),
+    lambda opened: opened.has(_OPERATORS) or opened.has(_MARKS) or opened.trace is not None,
+    _read,
+)
+"""Collectives with their payload.
+
+The group is a text that is the same on all of its ranks. ``number`` is the one in the operator's
+name. Bytes are the larger of what this rank sent and received.
+"""

@@ -3,6 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,7 +12,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.units import scaled, units
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 
 _ROWS = 16_384  # at a time as Python objects
 _EMPTY = ("", "N/A")
@@ -22,25 +23,42 @@ class Sheet:
     """Columns of one file by heading.
 
     Attributes:
-        numbers: Integers, `UNKNOWN` for other cells; headings that the file lacks are absent.
-        texts: Code per row and the text of each code; -1 for an empty cell or "N/A".
         problems: What was lost.
         length: Number of rows.
     """
 
     def __init__(self) -> None:
-        self.numbers: dict[str, Int64s] = {}
-        self.texts: dict[str, tuple[Int64s, list[str]]] = {}
         self.problems: list[str] = []
         self.length = 0
+        self._parts: dict[str, list[Int64s]] = {}
+        self._codes: dict[str, dict[str, int]] = {}
 
     def number(self, name: str) -> Int64s:
-        """Return a column of integers, all `UNKNOWN` if the file lacks it."""
-        return self.numbers.get(name, np.full(self.length, UNKNOWN))
+        """Return a column of integers, `UNKNOWN` for other cells and if the file lacks it."""
+        parts = self._parts.get(name, [np.full(self.length, UNKNOWN)])
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def text(self, name: str) -> tuple[Int64s, list[str]]:
-        """Return a column of texts, all -1 if the file lacks it."""
-        return self.texts.get(name, (np.full(self.length, -1), []))
+    def text(self, name: str) -> Coded:
+        """Return a column of texts, -1 for an empty cell or "N/A" and if the file lacks it."""
+        codes = self.number(name)
+        return np.where(codes == UNKNOWN, -1, codes), list(self._codes.get(name, ()))
+
+    def add(self, name: str, cells: list[str], convert: Convert | None) -> int:
+        """Add cells to a column, and return how many of them cannot be read."""
+        if convert is None:
+            codes = self._codes.setdefault(name, {})
+            found = (
+                UNKNOWN if text in _EMPTY else codes.setdefault(text, len(codes))
+                for text in map(str.strip, cells)
+            )
+            column = np.fromiter(found, np.int64, len(cells))
+            unread = 0
+        else:
+            column = convert(cells)
+            empty = sum(cell.strip() in _EMPTY for cell in cells)
+            unread = int(np.count_nonzero(column == UNKNOWN)) - empty
+        self._parts.setdefault(name, []).append(column)
+        return unread
 
 
 def microseconds(cells: list[str]) -> Int64s:
@@ -63,19 +81,20 @@ def mebibytes(cells: list[str]) -> Int64s:
     return scaled(cells, 2**20)
 
 
+def device(cells: list[str]) -> Int64s:
+    """Convert texts such as "NPU:0" to the number of the device."""
+    return whole([cell.rpartition(":")[2] for cell in cells])
+
+
 def read_sheet(
-    path: Path,
-    numbers: Mapping[str, Convert],
-    texts: tuple[str, ...] = (),
-    needed: Iterable[str] = (),
+    path: Path, columns: Mapping[str, Convert | None], needed: Iterable[str] = ()
 ) -> Sheet:
     """Read columns of a file, complete or cut off.
 
     Args:
         path: The file.
-        numbers: How to convert each column, by its heading in lower case without blanks and
-            underscores, as versions differ in those.
-        texts: Columns of texts, named the same way.
+        columns: How to convert each column, None for texts, by its heading in lower case without
+            blanks and underscores, as versions differ in those.
         needed: Columns that every version writes; missing ones are problems.
 
     Raises:
@@ -84,69 +103,33 @@ def read_sheet(
     sheet = Sheet()
     lines = _lines(path, sheet.problems)
     headings = next(lines, [])
-    missing = [name for name in needed if name not in headings] if headings else []
-    sheet.problems += [f"has no column {name}" for name in missing]
-    _fill(sheet, _batches(lines, len(headings), sheet), headings, (numbers, texts))
-    return sheet
-
-
-def _fill(
-    sheet: Sheet,
-    batches: Iterator[list[list[str]]],
-    headings: list[str],
-    wanted: tuple[Mapping[str, Convert], tuple[str, ...]],
-) -> None:
-    numbers, texts = wanted
+    if headings:
+        sheet.problems += [f"has no column {name}" for name in needed if name not in headings]
     place = {name: at for at, name in enumerate(headings)}  # of two with one name, the last
-    codes: dict[str, dict[str, int]] = {name: {} for name in texts if name in place}
-    parts: dict[str, list[Int64s]] = {name: [] for name in (*numbers, *texts) if name in place}
     unread: Counter[str] = Counter()
-    for rows in batches:
-        for name, columns in parts.items():
+    sound = _whole_rows(lines, len(headings), sheet.problems)
+    while rows := list(islice(sound, _ROWS)):
+        sheet.length += len(rows)
+        for name in filter(place.__contains__, columns):
             cells = [row[place[name]] for row in rows]
-            column = _coded(cells, codes[name]) if name in codes else numbers[name](cells)
-            columns.append(column)
-            unread[name] += 0 if name in codes else _unreadable(cells, column)
+            unread[name] += sheet.add(name, cells, columns[name])
     sheet.problems += [
         f"skipped {n} cells of {name} that cannot be read" for name, n in unread.items() if n
     ]
-    for name, columns in parts.items():
-        joined = np.concatenate([np.empty(0, np.int64), *columns])
-        if name in codes:
-            sheet.texts[name] = (joined, list(codes[name]))
-        else:
-            sheet.numbers[name] = joined
+    return sheet
 
 
-def _batches(lines: Iterator[list[str]], width: int, sheet: Sheet) -> Iterator[list[list[str]]]:
-    lost, rows = 0, []
-    for row in lines:
-        if not "".join(row).strip() and len(row) < 2:  # a blank line
+def _whole_rows(rows: Iterator[list[str]], width: int, problems: list[str]) -> Iterator[list[str]]:
+    lost = 0
+    for row in rows:
+        if len(row) < 2 and not "".join(row).strip():  # a blank line
             continue
-        if "".join(row[width:]).strip() or len(row) < width:
+        if len(row) < width or "".join(row[width:]).strip():
             lost += 1
-            continue
-        rows.append(row)
-        sheet.length += 1
-        if len(rows) >= _ROWS:
-            yield rows
-            rows = []
-    if rows:
-        yield rows
+        else:
+            yield row
     if lost:
-        sheet.problems.append(f"skipped {lost} rows that are cut off or damaged")
-
-
-def _unreadable(cells: list[str], read: Int64s) -> int:
-    """Count the cells that are neither empty nor a number."""
-    unknown = np.flatnonzero(read == UNKNOWN).tolist()
-    return sum(cells[at].strip() not in _EMPTY for at in unknown)
-
-
-def _coded(cells: list[str], codes: dict[str, int]) -> Int64s:
-    texts = (cell.strip() for cell in cells)
-    found = (-1 if text in _EMPTY else codes.setdefault(text, len(codes)) for text in texts)
-    return np.fromiter(found, np.int64, len(cells))
+        problems.append(f"skipped {lost} rows that are cut off or damaged")
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:

@@ -1,15 +1,14 @@
 """Calls of the host in an Ascend capture: operators, modules, Python, CANN, and waits."""
 
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.ascend.capture import MarkedCapture, OpenCapture
-from lightning_rlprof.loaders.ascend.mstx import STEP, THREAD_BITS
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, decode
-from lightning_rlprof.loaders.ascend.trace_view import RowKind, read_trace_view
+from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.mstx import STEP, STRINGS, THREAD_BITS
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
+from lightning_rlprof.loaders.ascend.trace_view import RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.chrome.spill import Grown
 from lightning_rlprof.loaders.host_calls import (
@@ -20,9 +19,10 @@ from lightning_rlprof.loaders.host_calls import (
     Nesting,
     forwards,
 )
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, end_to_end
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct
 from lightning_rlprof.tables.table import Column
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
@@ -46,52 +46,48 @@ class _Calls(NamedTuple):
     forward: Int64s
 
 
-def calls_reader(
-    marked: Callable[[OpenCapture], MarkedCapture],
-    fill: Callable[[MarkedCapture, Kernels], Kernels],
-) -> TableReader:
-    """Return the reader of the table of calls: by thread and start, outer calls first.
-
-    Operators of torch, modules and Python functions are those of torch_npu. ``runtime`` are calls
-    of CANN, and calls that pass tasks to the launching thread.
-
-    Args:
-        marked: Returns the ranges of a capture.
-        fill: Adds stage and step if the capture marks neither; times are since 1970.
-    """
-
-    def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
-        calls, problems = (
-            (_from_database(opened), []) if _in_database(opened) else _from_trace(opened)
-        )
-        calls = _in_order(calls)
-        capture = marked(opened)
-        return _frame(calls, fill(capture, _placed(opened, capture, calls))), problems
-
-    return TableReader(
-        CALL_COLUMNS[1:],
-        lambda opened: _in_database(opened) or opened.trace is not None,
-        read,
-        row_numbers=frozenset({"id", "parent", "forward"}),
-    )
+def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read calls by thread and start, outer calls first."""
+    calls, problems = _calls(opened, _TORCH, _CANN)
+    calls = _in_order(calls)
+    changed = np.flatnonzero(np.diff(calls.thread, prepend=calls.thread[:1] - 1))
+    lane = np.repeat(np.arange(len(changed)), np.diff(np.append(changed, len(calls.thread))))
+    parents = Nesting().parents(lane, calls.start, calls.end, calls.kind == _RUNTIME)
+    code, texts = calls.name
+    stage, step = _places(opened, calls)
+    return {
+        "thread": calls.thread,
+        "name": distinct(code, [text.removeprefix(MODULE) for text in texts]),
+        "kind": (calls.kind, CALL_KINDS),
+        "start": calls.start,
+        "duration": calls.end - calls.start,
+        "id": np.arange(1, len(lane) + 1),
+        "parent": np.where(parents > 0, parents, UNKNOWN),
+        "stage": stage,
+        "step": np.where(step > 0, step, UNKNOWN),
+        "forward": _forward(calls, lane),
+    }, problems
 
 
-def _in_database(opened: OpenCapture) -> bool:
-    return opened.has(_TORCH, *_CALL, "type") or opened.has(_CANN, *_CALL)
+def _calls(opened: OpenCapture, *tables: str) -> tuple[_Calls, list[str]]:
+    """Return the calls in tables of the database, or all calls of the trace, and problems."""
+    if opened.database is not None:
+        return _from_database(opened.database, *tables), []
+    view = opened.read_trace(RowKind.CALLS)
+    return _from_trace(view), view.problems
 
 
-def _from_database(opened: OpenCapture) -> _Calls:
-    database: Any = opened.database
+def _from_database(database: SqliteTables, *tables: str) -> _Calls:
     names = (*_CALL, "type", "sequenceNumber", "fwdThreadId")
-    both = [database.numbers(table, *names) for table in (_TORCH, _CANN)]
-    both[1]["type"] = np.full_like(both[1]["type"], UNKNOWN)
-    rows = {name: np.concatenate([part[name] for part in both]) for name in names}
+    parts = [database.numbers(table, *names) for table in tables]
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    of_torch = np.repeat([table == _TORCH for table in tables], [len(p["name"]) for p in parts])
     kind = np.full(len(rows["type"]), _RUNTIME)
     for number, code in _TYPES.items():
-        kind[rows["type"] == number] = code
+        kind[of_torch & (rows["type"] == number)] = code
     return _Calls(
         rows["globalTid"] & THREAD_BITS,
-        decode(database, rows["name"]),
+        database.decode(rows["name"], STRINGS),
         kind,
         rows["startNs"],
         rows["endNs"],
@@ -100,29 +96,27 @@ def _from_database(opened: OpenCapture) -> _Calls:
     )
 
 
-def _from_trace(opened: OpenCapture) -> tuple[_Calls, list[str]]:
-    view = read_trace_view(opened.trace, RowKind.CALLS)  # type: ignore[arg-type]
+def _from_trace(view: TraceView) -> _Calls:
     rows = view.tables[RowKind.CALLS]
     kinds = [_CATEGORIES.get(text, _RUNTIME) for text in view.names]
     plain = [_LEVEL.sub("", text) for text in view.names]  # as databases name calls of CANN
-    name = np.where(rows["kind"] < 0, rows["name"] + len(plain), rows["name"])
-    calls = _Calls(
+    name = np.where(rows["category"] < 0, rows["name"] + len(plain), rows["name"])
+    return _Calls(
         view.threads()[rows["lane"]],
         (name, [*view.names, *plain]),
-        np.array([*kinds, _RUNTIME], np.int64)[rows["kind"]],
+        np.array([*kinds, _RUNTIME], np.int64)[rows["category"]],
         rows["start_ns"],
         rows["end_ns"],
         rows["sequence"],
         rows["forward"],
     )
-    return calls, view.problems
 
 
 def _in_order(calls: _Calls) -> _Calls:
     """Return calls by thread and start, outer ones first, without impossible times and steps."""
     code, texts = calls.name
     steps = [at for at, text in enumerate(texts) if text.startswith(STEP)]
-    keep = plausible(calls.start, np.where(calls.end >= calls.start, calls.end - calls.start, -1))
+    keep = plausible(calls.start, calls.end)
     keep &= ~((calls.kind == _OPERATOR) & np.isin(code, steps))
     rows = np.flatnonzero(keep)
     keys = (calls.kind, -calls.end, calls.start, calls.thread)
@@ -135,48 +129,23 @@ def _in_order(calls: _Calls) -> _Calls:
     return _Calls(name=distinct(code[rows], texts), **columns)
 
 
-def _placed(opened: OpenCapture, capture: MarkedCapture, calls: _Calls) -> Kernels:
-    """Return stage and step around the start of each call, in the form of kernels launched then."""
-    count, ranges = len(calls.start), capture.ranges
-    process = np.zeros(count, np.int64)
+def _places(opened: OpenCapture, calls: _Calls) -> tuple[Coded, Int64s]:
+    """Return stage and step around the start of each call."""
+    ranges, (first, stage) = opened.timeline.ranges, opened.capture.window
+    process = np.zeros(len(calls.start), np.int64)
     found = stages_at(ranges.stages(), Launches(process, calls.thread, calls.start))
-    first, stage = opened.capture.window
+    stages = distinct(found.stage, ranges.names)
     step = np.where(found.step > 0, found.step, first if stage else 0)
-    unknown = np.full(count, UNKNOWN)
-    return Kernels(
-        np.full(count, opened.rank),
-        unknown,
-        unknown,
-        calls.name,
-        calls.start,
-        calls.end,
-        distinct(found.stage, ranges.names),
-        step,
-        (unknown * 0 - 1, []),
-        calls.start,
+    if opened.fill is None:
+        return stages, step
+    times = (calls.start, calls.end)
+    launched_then = Kernels(
+        *(process + opened.rank, process, process, calls.name, *times, stages, step),
+        range=(process - 1, []),
+        launch_ns=calls.start,
     )
-
-
-def _frame(calls: _Calls, placed: Kernels) -> Frame:
-    changed = np.flatnonzero(np.diff(calls.thread, prepend=calls.thread[:1] - 1))
-    lane = np.repeat(np.arange(len(changed)), np.diff(np.append(changed, len(calls.thread))))
-    parents = Nesting().parents(lane, calls.start, calls.end, calls.kind == _RUNTIME)
-    return {
-        "thread": calls.thread,
-        "name": _plain(calls.name),
-        "kind": (calls.kind, CALL_KINDS),
-        "start": placed.start_ns,
-        "duration": calls.end - calls.start,
-        "id": np.arange(1, len(lane) + 1),
-        "parent": np.where(parents > 0, parents, UNKNOWN),
-        "stage": placed.stage,
-        "step": np.where(placed.step > 0, placed.step, UNKNOWN),
-        "forward": _forward(calls, lane),
-    }
-
-
-def _plain(names: Coded) -> Coded:
-    return end_to_end([(names[0], [text.removeprefix(MODULE) for text in names[1]])])
+    filled = opened.fill(launched_then)
+    return filled.stage, filled.step
 
 
 def _forward(calls: _Calls, lane: Int64s) -> Int64s:
@@ -193,31 +162,37 @@ def _forward(calls: _Calls, lane: Int64s) -> Int64s:
 
 
 def _waits(opened: OpenCapture) -> tuple[Frame, list[str]]:
-    if opened.has(_CANN, *_WAIT):
-        database: Any = opened.database
-        rows, problems = database.numbers(_CANN, *_WAIT), []
-        start, end = rows["startNs"], rows["endNs"]
-        code, names = decode(database, rows["name"])
-    else:
-        view = read_trace_view(opened.trace, RowKind.CALLS)  # type: ignore[arg-type]
-        calls, problems = view.tables[RowKind.CALLS], view.problems
-        of_cann = calls["kind"] < 0
-        start, end = calls["start_ns"][of_cann], calls["end_ns"][of_cann]
-        code, names = distinct(calls["name"][of_cann], view.names)
-    waits = np.array([*(_WAITS.search(name) is not None for name in names), False])
-    keep = waits[code] & (start > 0) & (end >= start)
-    kinds = distinct(code[keep], [_LEVEL.sub("", name) for name in names])
-    return {"kind": kinds, "start": start[keep], "duration": (end - start)[keep]}, problems
+    calls, problems = _calls(opened, _CANN)
+    code, texts = calls.name
+    waits = [at for at, text in enumerate(texts) if _WAITS.search(text)]
+    sound = (calls.start > 0) & (calls.end >= calls.start)
+    keep = sound & np.isin(code, waits) & (calls.kind == _RUNTIME)
+    start = calls.start[keep]
+    kinds = distinct(code[keep], texts)
+    return {"kind": kinds, "start": start, "duration": calls.end[keep] - start}, problems
 
 
-_WAIT = ("startNs", "endNs", "name")
+CALLS = TableReader(
+    CALL_COLUMNS[1:],
+    lambda opened: (
+        opened.has(_TORCH, *_CALL, "type") or opened.has(_CANN, *_CALL) or opened.trace is not None
+    ),
+    _read,
+    row_numbers=frozenset({"id", "parent", "forward"}),
+)
+"""Calls of the host by thread and start, outer calls first.
+
+Operators of torch, modules and Python functions are those of torch_npu. ``runtime`` are calls of
+CANN, and calls that pass tasks to the launching thread.
+"""
+
 SYNC = TableReader(
     (
         Column("kind", "text"),
         Column("start", "time", "ns"),
         Column("duration", "duration", "ns"),
     ),
-    lambda opened: opened.has(_CANN, *_WAIT) or opened.trace is not None,
+    lambda opened: opened.has(_CANN, *_CALL) or opened.trace is not None,
     _waits,
 )
 """Calls of CANN in which the host waits for the device."""

@@ -1,16 +1,17 @@
 """Kernels and collectives of one Ascend capture, with the stage, step and range of each."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.ascend.capture import MarkedCapture
+from lightning_rlprof.loaders.ascend.capture import OpenCapture
 from lightning_rlprof.loaders.ascend.mstx import Ranges
-from lightning_rlprof.loaders.ascend.tasks import Calls, Tasks, read_tasks
+from lightning_rlprof.loaders.ascend.table_reader import TableReader
+from lightning_rlprof.loaders.ascend.tasks import Calls, Tasks, has_kernels, read_tasks
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
-from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, distinct
+from lightning_rlprof.tables.kernels import COLUMNS, UNKNOWN, Kernels, distinct
 
 
 class _Places(NamedTuple):
@@ -26,37 +27,29 @@ class _Places(NamedTuple):
         return _Places(*(np.where(rows, new, old) for old, new in columns))
 
 
-def read_kernels(marked: MarkedCapture) -> tuple[Kernels, list[str]]:
-    """Return the kernels of a capture, times since 1970, and remarks on them.
-
-    Raises:
-        TraceError: The files cannot be read.
-    """
-    opened = marked.opened
-    tasks, remarks = read_tasks(opened)
-    kernels, more = place_tasks(tasks, marked.ranges, opened.rank, opened.capture.window)
-    return kernels, [*remarks, *more]
-
-
-def place_tasks(
-    tasks: Tasks, ranges: Ranges, rank: int, window: tuple[int, str]
-) -> tuple[Kernels, list[str]]:
+def place_tasks(opened: OpenCapture, tasks: Tasks) -> tuple[Kernels, list[str]]:
     """Return tasks by start as kernels with stage, step and range, and remarks on them.
 
     A task belongs to the ranges around its launch. These are the ranges of the launching thread,
     or, if it marks none, of the training thread. Without a launch, a task belongs to the ranges
     that went through a stream and were open on the device when it ran. Without those, it belongs
-    to the ranges that the host was in.
+    to the ranges that the host was in. Times are since 1970.
 
     Without a range that has a step, the step is the one that torch_npu counts; rlprof sets that
-    count. In the capture of a single stage, it is the step of the window.
+    count. In the capture of a single stage, it is the step of the window. In a run, a capture that
+    marks neither stages nor steps and whose window is unknown has no steps: the count of torch_npu
+    does not match the run's.
+
+    Raises:
+        TraceError: The files cannot be read.
     """
+    ranges = opened.timeline.ranges
     place, remarks = _place(tasks, ranges)
-    step = np.where(place.step > 0, place.step, _counted_steps(tasks, window))
-    launch = _launches(tasks)
+    step = np.where(place.step > 0, place.step, _counted_steps(opened, tasks))
+    launch = tasks.torch.replaced(tasks.torch.time_ns == UNKNOWN, tasks.cann)
     order = np.argsort(tasks.start_ns, kind="stable")
     kernels = Kernels(
-        np.full(len(order), rank, np.int64),
+        np.full(len(order), opened.rank, np.int64),
         tasks.device[order],
         tasks.stream[order],
         (tasks.name[0][order], tasks.name[1]),
@@ -66,31 +59,45 @@ def place_tasks(
         step[order],
         distinct(place.range[order], ranges.names),
         launch.time_ns[order],
-        None if launch.length_ns is None else launch.length_ns[order],
+        launch.length_ns[order],
         np.where(launch.time_ns == UNKNOWN, UNKNOWN, launch.thread)[order],
     )
     empty = [] if len(order) else ["this capture has no kernels; level0 and above record them"]
     return kernels, [*tasks.remarks, *remarks, *empty]
 
 
-def _counted_steps(tasks: Tasks, window: tuple[int, str]) -> Int64s:
+def _counted_steps(opened: OpenCapture, tasks: Tasks) -> Int64s:
     """Return the step of each task by torch_npu's count, 0 without."""
-    counted = (tasks.step >= 0) & (tasks.step < 2**60) & (not window[1])
-    return np.where(counted, tasks.step, window[0] if window[1] else 0)
+    first, stage = opened.capture.window
+    known = opened.fill is None or first or opened.timeline.ranges.has_stages
+    counted = (tasks.step >= 0) & (tasks.step < 2**60) & bool(known and not stage)
+    return np.where(counted, tasks.step, first if stage else 0)
 
 
-def _launches(tasks: Tasks) -> Calls:
-    """Return the call that launched each task: torch's operator, else the call of CANN."""
-    torch, cann = tasks.torch, tasks.cann
-    by_cann = torch.time_ns == UNKNOWN
-    length_ns = None
-    if torch.length_ns is not None and cann.length_ns is not None:
-        length_ns = np.where(by_cann, cann.length_ns, torch.length_ns)
-    return Calls(
-        np.where(by_cann, cann.time_ns, torch.time_ns),
-        np.where(by_cann, cann.thread, torch.thread),
-        length_ns,
-    )
+def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
+    """Return tasks as columns of the table of kernels, and remarks on them."""
+    kernels, remarks = place_tasks(opened, tasks)
+    if opened.fill is not None:
+        kernels = opened.fill(kernels)
+    return {
+        "device": kernels.device,
+        "stream": kernels.stream,
+        "kernel": kernels.name,
+        "start": kernels.start_ns,
+        "duration": kernels.end_ns - kernels.start_ns,
+        "stage": kernels.stage,
+        "step": np.where(kernels.step > 0, kernels.step, UNKNOWN),
+        "range": kernels.range,
+        "launch": kernels.launch_ns,
+        "launch duration": kernels.call_ns,
+        "thread": kernels.thread,
+    }, remarks
+
+
+KERNELS = TableReader(
+    COLUMNS[1:], has_kernels, lambda opened: task_frame(opened, read_tasks(opened))
+)
+"""Kernels and collectives with the stage, step and range of each."""
 
 
 def _place(tasks: Tasks, ranges: Ranges) -> tuple[_Places, list[str]]:
@@ -100,16 +107,15 @@ def _place(tasks: Tasks, ranges: Ranges) -> tuple[_Places, list[str]]:
         return place, []
     calls = _attributing_calls(tasks, ranges)
     lost = calls.time_ns == UNKNOWN
-    around, borrowed = _around(ranges, ranges.stages(), calls)
+    around, borrowed = _around(ranges, ranges.stages(), calls.time_ns, calls.thread)
     place = place.replaced(~lost, around)
     by_device = np.zeros_like(lost)
     on_device = ranges.device_start_ns != UNKNOWN
     if on_device.any():
-        at_start = Calls(tasks.start_ns, np.zeros_like(none))
-        found, _ = _around(*_device_ranges(ranges, on_device), at_start)
+        found, _ = _around(*_device_ranges(ranges, on_device), tasks.start_ns, np.zeros_like(none))
         by_device = lost & (found.range >= 0)
         place, lost = place.replaced(by_device, found), lost & ~by_device
-    found, _ = _around(ranges, ranges.stages(), Calls(tasks.start_ns, none))
+    found, _ = _around(ranges, ranges.stages(), tasks.start_ns, none)
     by_time = lost & (found.stage >= 0)
     place = place.replaced(by_time, found)
     texts = [
@@ -133,20 +139,18 @@ def _attributing_calls(tasks: Tasks, ranges: Ranges) -> Calls:
     thread with ranges comes first, then torch's operator, then CANN's call.
     """
     marking = np.isin(tasks.cann.thread, ranges.stages().thread)
-    torch = ~marking & (tasks.torch.time_ns != UNKNOWN)
-    return Calls(
-        np.where(torch, tasks.torch.time_ns, tasks.cann.time_ns),
-        np.where(torch, tasks.torch.thread, tasks.cann.thread),
-    )
+    return tasks.torch.replaced(marking | (tasks.torch.time_ns == UNKNOWN), tasks.cann)
 
 
-def _around(ranges: Ranges, stages: Stages, calls: Calls) -> tuple[_Places, Mask]:
+def _around(
+    ranges: Ranges, stages: Stages, time_ns: Int64s, thread: Int64s
+) -> tuple[_Places, Mask]:
     """Return the ranges around each call, and whether they are another thread's."""
-    process = np.where(calls.time_ns == UNKNOWN, NOWHERE, 0)
-    found = stages_at(stages, Launches(process, calls.thread, calls.time_ns))
+    process = np.where(time_ns == UNKNOWN, NOWHERE, 0)
+    found = stages_at(stages, Launches(process, thread, time_ns))
     columns = (ranges.thread, ranges.start_ns, ranges.end_ns)
-    inner = innermost(*columns, calls.thread, calls.time_ns)
-    borrowed = innermost(*columns, found.thread, calls.time_ns)
+    inner = innermost(*columns, thread, time_ns)
+    borrowed = innermost(*columns, found.thread, time_ns)
     name = np.append(ranges.name, -1)[np.where(inner < 0, borrowed, inner)]
     return _Places(found.stage, found.step, name), found.lent
 

@@ -17,7 +17,7 @@ from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, distinct
 
-COLLECTIVES = "communication"
+COLLECTIVE_DOMAIN = "communication"
 """The domain in which HCCL marks each of its operators, with a message in JSON."""
 
 MARKS_WANTED = (RowKind.MARKS, RowKind.DEVICE_RANGES, RowKind.STEPS, RowKind.FLOWS)
@@ -93,7 +93,7 @@ def trace_marks(view: TraceView) -> Marks:
     both = {name: np.concatenate([marks[name], steps[name]]) for name in steps}
     kinds = [code for code, text in enumerate(view.names) if text in _INSTANTS.values()]
     of_torch = np.full(len(steps["name"]), -1)
-    instant = np.isin(np.concatenate([marks["kind"], of_torch]), kinds)
+    instant = np.isin(np.concatenate([marks["event_type"], of_torch]), kinds)
     device_start, device_end = _trace_device_times(view)
     unknown = np.full(len(steps["name"]), UNKNOWN)
     return Marks(
@@ -114,27 +114,20 @@ def _trace_device_times(view: TraceView) -> tuple[Int64s, Int64s]:
     kinds = (RowKind.MARKS, RowKind.DEVICE_RANGES, RowKind.FLOWS)
     marks, ranges, flows = (view.tables[kind] for kind in kinds)
     start, end = (np.full(len(marks["name"]), UNKNOWN) for _ in range(2))
-    device = _places(ranges)
-    arrows = zip(
-        *(flows[name].tolist() for name in ("kind", "id", "lane", "start_ns")), strict=True
-    )
-    ends: dict[int, dict[int, tuple[int, int]]] = {FlowKind.MARK: {}, FlowKind.DEVICE_RANGE: {}}
-    for kind, number, lane, at in arrows:
-        if kind in ends and number != UNKNOWN:
-            ends[kind][number] = (lane, at)
-    if not device:
-        return start, end
-    host = _places(marks)
-    for number, place in ends[FlowKind.MARK].items():
-        row, at = host.get(place), device.get(ends[FlowKind.DEVICE_RANGE].get(number, (-1, 0)))
-        if row is not None and at is not None:
-            start[row], end[row] = ranges["start_ns"][at], ranges["end_ns"][at]
+    host = {place: row for row, place in enumerate(_places(marks))}
+    device = {place: row for row, place in enumerate(_places(ranges))}
+    places = [*zip(flows["kind"].tolist(), flows["id"].tolist(), _places(flows), strict=True)]
+    heads = {number: place for kind, number, place in places if kind == FlowKind.DEVICE_RANGE}
+    for kind, number, place in places:
+        if kind == FlowKind.MARK and number != UNKNOWN:
+            row, at = host.get(place), device.get(heads.get(number, (-1, 0)))
+            if row is not None and at is not None:
+                start[row], end[row] = ranges["start_ns"][at], ranges["end_ns"][at]
     return start, end
 
 
-def _places(rows: Mapping[str, Int64s]) -> dict[tuple[int, int], int]:
-    lanes, starts = rows["lane"].tolist(), rows["start_ns"].tolist()
-    return {place: row for row, place in enumerate(zip(lanes, starts, strict=True))}
+def _places(rows: Mapping[str, Int64s]) -> list[tuple[int, int]]:
+    return list(zip(rows["lane"].tolist(), rows["start_ns"].tolist(), strict=True))
 
 
 def database_marks(database: SqliteTables) -> Marks:
@@ -142,23 +135,19 @@ def database_marks(database: SqliteTables) -> Marks:
     rows = database.numbers(_EVENTS, *_COLUMNS)
     steps = _steps(database)
     ids = {name: np.concatenate([rows[name], steps[name]]) for name in _COLUMNS}
-    strings = database.strings(np.concatenate([ids["message"], ids["domainId"]]), STRINGS)
-    codes = {number: code for code, number in enumerate(strings)}
-    code = {
-        name: np.array([codes.get(each, -1) for each in ids[name].tolist()], np.int64)
-        for name in ("message", "domainId")
-    }
+    code, texts = database.decode(np.concatenate([ids["message"], ids["domainId"]]), STRINGS)
+    name, domain = np.split(code, 2)
     instant = np.isin(ids["eventType"], list(_INSTANTS))
     start, end = ids["startNs"], np.where(instant, ids["startNs"], ids["endNs"])
-    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME) & (code["message"] >= 0)
+    sound = (start > 0) & (end >= start) & (end < LARGEST_TIME) & (name >= 0)
     device_start, device_end = _database_device_times(database, ids["connectionId"])
     return Marks(
         start[sound],
         end[sound],
         ids["globalTid"][sound] & THREAD_BITS,
-        code["message"][sound],
-        code["domainId"][sound],
-        list(strings.values()),
+        name[sound],
+        domain[sound],
+        list(texts),
         instant[sound],
         device_start[sound],
         device_end[sound],
@@ -274,7 +263,7 @@ def _names(marks: Marks) -> tuple[npt.NDArray[np.bool_], list[str]]:
     domains = [code for code, text in enumerate(marks.texts) if text == _DOMAIN]
     # For a torch_npu without domains, the recorder puts the domain before the name.
     prefixed = [code for code, text in enumerate(marks.texts) if text.startswith(_PREFIX)]
-    collectives = [code for code, text in enumerate(marks.texts) if text == COLLECTIVES]
+    collectives = [code for code, text in enumerate(marks.texts) if text == COLLECTIVE_DOMAIN]
     messages = set(np.unique(marks.name[np.isin(marks.domain, collectives)]).tolist())
     names = [text.removeprefix(_PREFIX) for text in marks.texts]
     for code in messages:

@@ -11,35 +11,39 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import (
-    MarkedCapture,
     OpenCapture,
     open_captures,
-    read_capture,
 )
-from lightning_rlprof.loaders.ascend.collectives import collectives_reader
-from lightning_rlprof.loaders.ascend.copies import copies_reader
-from lightning_rlprof.loaders.ascend.host_calls import SYNC, calls_reader
-from lightning_rlprof.loaders.ascend.kernels import read_kernels
-from lightning_rlprof.loaders.ascend.memory import MEMORY, MODULE_MEMORY, OPERATOR_MEMORY
+from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
+from lightning_rlprof.loaders.ascend.communication import COMMUNICATION
+from lightning_rlprof.loaders.ascend.copies import MEMCPY
+from lightning_rlprof.loaders.ascend.host_calls import CALLS, SYNC
+from lightning_rlprof.loaders.ascend.kernels import KERNELS, place_tasks
 from lightning_rlprof.loaders.ascend.shapes import SHAPES
-from lightning_rlprof.loaders.ascend.summaries import COMMUNICATION, OPERATOR_TYPES, STEP_TRACE
+from lightning_rlprof.loaders.ascend.sheet_tables import (
+    MEMORY,
+    MODULE_MEMORY,
+    OPERATOR_MEMORY,
+    OPERATOR_TYPES,
+    STEP_TRACE,
+)
 from lightning_rlprof.loaders.ascend.table_reader import TableReader, read_table
-from lightning_rlprof.loaders.ascend.tasks import has_kernels
+from lightning_rlprof.loaders.ascend.tasks import read_tasks
 from lightning_rlprof.records.records import FORMAT, KINDS, Header
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
-from lightning_rlprof.tables.kernels import COLUMNS, UNKNOWN, Kernels, join, kernel_table
+from lightning_rlprof.tables.kernels import UNKNOWN, Kernels, join
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Table
 
 _MAX_RANKS = 2**20
 _DEVICE_TIME = "device_ns"  # the counter of `lightning_rlprof.recording.recorders.device_time`
-_DAY_NS = 86_400 * 10**9
-_MAX_DAYS = 60  # of the longest trainings
 _MAX_GAP_RATIO = 100  # between parts of one step, relative to their length
 
 _READERS: Mapping[str, TableReader] = {
+    "collectives": COLLECTIVES,
     "communication": COMMUNICATION,
+    "memcpy": MEMCPY,
     "memory": MEMORY,
     "module_memory": MODULE_MEMORY,
     "operator_memory": OPERATOR_MEMORY,
@@ -47,6 +51,7 @@ _READERS: Mapping[str, TableReader] = {
     "shapes": SHAPES,
     "step_trace": STEP_TRACE,
     "sync": SYNC,
+    "calls": CALLS,
 }
 
 
@@ -70,7 +75,7 @@ def read_ascend(path: Path) -> Spans:
     captures, warnings = _read_captures(path)
     zero = _first_ns(captures)
     headers = _headers(captures)
-    truncated = {each.opened.rank for each in captures if not each.complete}
+    truncated = {each.rank for each in captures if not each.timeline.complete}
     return Spans(
         path,
         **_span_columns(captures, zero),
@@ -79,7 +84,7 @@ def read_ascend(path: Path) -> Spans:
         notes=tuple(_notes(captures, zero)),
         warnings=tuple(warnings),
         unix_ns=zero,
-        tables=_tables(captures, zero),
+        tables=_tables(captures, zero, {**_READERS, "kernels": KERNELS}),
     )
 
 
@@ -100,8 +105,9 @@ def read_ascend_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
     zero = _first_ns(captures)
     parts, remarks = [], [warning.text for warning in warnings]
     for each in captures:
-        kernels, more = read_kernels(each)
-        parts.append(_without_counted_steps(each, kernels).later(-zero))
+        in_run = replace(each, fill=lambda kernels: kernels)
+        kernels, more = place_tasks(in_run, read_tasks(each))
+        parts.append(kernels.later(-zero))
         remarks += more
     return join(parts), zero, remarks
 
@@ -116,72 +122,82 @@ def ascend_tables(
         zero_ns: Wall-clock time of zero on the run's time axis.
         fill: Adds stage and step of the run to kernels that have neither.
     """
-    opened = [replace(e, rank=rank) for path, rank in ranks.items() for e in open_captures(path)[0]]
 
-    def fill_capture(marked: MarkedCapture, kernels: Kernels) -> Kernels:
-        return fill(_without_counted_steps(marked, kernels).later(-zero_ns)).later(zero_ns)
+    def fill_since_1970(kernels: Kernels) -> Kernels:
+        return fill(kernels.later(-zero_ns)).later(zero_ns)
 
-    return _reader_tables(opened, zero_ns, read_capture, fill_capture)
+    captures = [
+        replace(each, rank=rank, fill=fill_since_1970)
+        for path, rank in ranks.items()
+        for each in open_captures(path)[0]
+    ]
+    return _tables(captures, zero_ns, _READERS)
 
 
-def _read_captures(path: Path) -> tuple[list[MarkedCapture], list[RunWarning]]:
+def _tables(
+    captures: Sequence[OpenCapture], zero_ns: int, readers: Mapping[str, TableReader]
+) -> dict[str, Callable[[], Table]]:
+    return {
+        name: partial(read_table, name, reader, captures, zero_ns)
+        for name, reader in readers.items()
+        if any(reader.available(each) for each in captures)
+    }
+
+
+def _read_captures(path: Path) -> tuple[list[OpenCapture], list[RunWarning]]:
     """Read the ranges of all captures; an unreadable one becomes a warning, if others are read."""
     opened, remarks = open_captures(path)
     warnings = [RunWarning(None, text) for text in remarks]
-    captures: list[MarkedCapture] = []
+    captures: list[OpenCapture] = []
     errors: list[TraceError] = []
     for each in opened:
         try:
-            captures.append(read_capture(each))
+            _ = each.timeline
+            captures.append(each)
         except TraceError as error:
             errors.append(error)
             warnings.append(RunWarning(each.rank, str(error)))
     if not captures:
         raise errors[0]
-    captures.sort(key=lambda each: (each.opened.rank, max(each.first_ns, 0)))
+    captures.sort(key=lambda each: (each.rank, max(each.timeline.first_ns, 0)))
     captures, copies = _without_copies(captures)
-    warnings += [RunWarning(each.opened.rank, text) for each in captures for text in each.problems]
-    checks = (_overlapping_captures, _repeated_steps, _distant_captures)
-    return captures, [*warnings, *copies, *(one for check in checks for one in check(captures))]
+    for each in captures:
+        warnings += [RunWarning(each.rank, text) for text in each.timeline.problems]
+    doubts = [*_overlapping_captures(captures), *_repeated_steps(captures)]
+    return captures, [*warnings, *copies, *doubts]
 
 
 def _without_copies(
-    captures: Sequence[MarkedCapture],
-) -> tuple[list[MarkedCapture], list[RunWarning]]:
+    captures: Sequence[OpenCapture],
+) -> tuple[list[OpenCapture], list[RunWarning]]:
     """Leave out copies of captures, as their times would be added up."""
-    first: dict[object, MarkedCapture] = {}
+    first: dict[object, OpenCapture] = {}
     warnings = []
     for each in captures:
-        original = first.setdefault(_fingerprint(each), each)
-        if original is not each:
-            text = f"skipped {each.opened.capture.path}: a copy of {original.opened.capture.path}"
-            warnings.append(RunWarning(each.opened.rank, text))
+        capture, timeline = each.capture, each.timeline
+        ranges, role = timeline.ranges, str(capture.metadata.get("role"))
+        times = (ranges.start_ns.tobytes(), ranges.end_ns.tobytes(), timeline.first_ns)
+        same = (each.rank, role, times, tuple(ranges.names))
+        key = capture.path if timeline.first_ns == UNKNOWN else same
+        if (original := first.setdefault(key, each)) is not each:
+            text = f"skipped {capture.path}: a copy of {original.capture.path}"
+            warnings.append(RunWarning(each.rank, text))
     return list(first.values()), warnings
 
 
-def _fingerprint(marked: MarkedCapture) -> object:
-    """Return what only copies of a capture share: rank, role, names and times."""
-    capture, ranges = marked.opened.capture, marked.ranges
-    if marked.first_ns == UNKNOWN:
-        return capture.path
-    process = (marked.opened.rank, str(capture.metadata.get("role")))
-    times = (ranges.start_ns.tobytes(), ranges.end_ns.tobytes())
-    return (process, marked.first_ns, capture.began_ns, times, tuple(ranges.names))
-
-
-def _overlapping_captures(captures: Sequence[MarkedCapture]) -> list[RunWarning]:
+def _overlapping_captures(captures: Sequence[OpenCapture]) -> list[RunWarning]:
     """Warn of ranks with captures of several processes, or captures that overlap in time."""
     processes: dict[int, set[tuple[str, int, str]]] = {}
     for each in captures:
-        capture = each.opened.capture
+        capture = each.capture
         process = (capture.host, capture.pid, str(capture.metadata.get("role")))
-        processes.setdefault(each.opened.rank, set()).add(process)
+        processes.setdefault(each.rank, set()).add(process)
     overlapping = {
-        after.opened.rank: "captures of one process overlap in time, and are added up. Is one of "
+        after.rank: "captures of one process overlap in time, and are added up. Is one of "
         "them a part of the other?"
         for before, after in pairwise(captures)
-        if before.opened.rank == after.opened.rank
-        and 0 < after.first_ns < before.ranges.end_ns.max(initial=0)
+        if before.rank == after.rank
+        and 0 < after.timeline.first_ns < before.timeline.ranges.end_ns.max(initial=0)
     }
     several = {
         rank: f"captures of {len(found)} processes have this rank; rlprof shows them side by side"
@@ -191,14 +207,14 @@ def _overlapping_captures(captures: Sequence[MarkedCapture]) -> list[RunWarning]
     return [RunWarning(rank, text) for rank, text in {**overlapping, **several}.items()]
 
 
-def _repeated_steps(captures: Sequence[MarkedCapture]) -> list[RunWarning]:
+def _repeated_steps(captures: Sequence[OpenCapture]) -> list[RunWarning]:
     """Warn of ranks with a step in captures far apart: two runs may be in one folder.
 
     Captures of several stages of a step are close together.
     """
     times: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for each in captures:
-        ranges, rank = each.ranges, each.opened.rank
+        ranges, rank = each.timeline.ranges, each.rank
         rows = np.flatnonzero((ranges.kind == KINDS.index("step")) & (ranges.step > 0))
         columns = (ranges.step[rows], ranges.start_ns[rows], ranges.end_ns[rows])
         for step, start, end in zip(*(column.tolist() for column in columns), strict=True):
@@ -213,21 +229,13 @@ def _repeated_steps(captures: Sequence[MarkedCapture]) -> list[RunWarning]:
     return [RunWarning(rank, text) for rank, text in found.items()]
 
 
-def _distant_captures(captures: Sequence[MarkedCapture]) -> list[RunWarning]:
-    """Warn of captures further apart than a run is long."""
-    first = [each.first_ns for each in captures if each.first_ns > 0]
-    days = (max(first, default=0) - min(first, default=0)) // _DAY_NS
-    text = f"captures are {days} days apart, so the wall-clock duration is meaningless. "
-    text += "Select the captures of one run"
-    return [RunWarning(None, text)] if days > _MAX_DAYS else []
-
-
-def _first_ns(captures: Sequence[MarkedCapture]) -> int:
+def _first_ns(captures: Sequence[OpenCapture]) -> int:
     """Return when the first event of all captures began, 0 if unknown."""
-    return min((each.first_ns for each in captures if each.first_ns != UNKNOWN), default=0)
+    starts = [each.timeline.first_ns for each in captures]
+    return min((start for start in starts if start != UNKNOWN), default=0)
 
 
-def _span_columns(captures: Sequence[MarkedCapture], zero_ns: int) -> dict[str, Any]:
+def _span_columns(captures: Sequence[OpenCapture], zero_ns: int) -> dict[str, Any]:
     """Return names, threads, columns and counters for `Spans`.
 
     The counter of device time is the length on the device of ranges that went through a stream.
@@ -259,10 +267,10 @@ def _span_columns(captures: Sequence[MarkedCapture], zero_ns: int) -> dict[str, 
 
 
 def _coded_ranges(
-    marked: MarkedCapture, names: dict[str, int], threads: dict[Thread, int]
+    opened: OpenCapture, names: dict[str, int], threads: dict[Thread, int]
 ) -> dict[str, Int64s]:
     """Return the columns of one capture; names and threads are codes of all captures."""
-    ranges, rank = marked.ranges, marked.opened.rank
+    ranges, rank = opened.timeline.ranges, opened.rank
     code = [names.setdefault(text, len(names)) for text in ranges.names]
     idents, thread = np.unique(ranges.thread, return_inverse=True)
     thread_codes = [
@@ -282,31 +290,21 @@ def _coded_ranges(
     }
 
 
-def _headers(captures: Sequence[MarkedCapture]) -> dict[int, Header]:
+def _headers(captures: Sequence[OpenCapture]) -> dict[int, Header]:
     """Return a header per rank, that of its first capture."""
-    world = max(_world_size(each) for each in captures)
+    groups = [ranks for each in captures for ranks in each.capture.groups.values()]
+    ranks = [rank for group in groups for rank in group if isinstance(rank, int)]
+    ranks = [rank for rank in ranks if rank < _MAX_RANKS] + [each.rank for each in captures]
+    world = max(ranks) + 1
     found: dict[int, Header] = {}
     for each in captures:
-        if each.opened.rank not in found:
-            found[each.opened.rank] = _header(each, world)
+        if each.rank not in found:
+            found[each.rank] = _header(each, world)
     return dict(sorted(found.items()))
 
 
-def _world_size(marked: MarkedCapture) -> int:
-    """Return the number of ranks in the process groups, at least up to this rank."""
-    groups, found = marked.opened.capture.metadata.get("parallel_group_info"), {0}
-    for group in groups.values() if isinstance(groups, dict) else ():
-        ranks = group.get("global_ranks") if isinstance(group, dict) else None
-        ranks = ranks if isinstance(ranks, list) else []
-        found.update(rank for rank in ranks if isinstance(rank, int) and rank < _MAX_RANKS)
-    return max(*found, marked.opened.rank) + 1
-
-
-def _header(marked: MarkedCapture, world_size: int) -> Header:
-    opened, capture = marked.opened, marked.opened.capture
-    activities = capture.option("activities", "common_config")
-    only_cpu = isinstance(activities, list) and not any("NPU" in str(each) for each in activities)
-    info: Mapping[str, Any] = capture.info
+def _header(opened: OpenCapture, world_size: int) -> Header:
+    capture, info = opened.capture, opened.capture.info
     return Header(
         FORMAT,
         run_id=str(capture.metadata.get("rlprof_run") or capture.path.name),
@@ -315,8 +313,8 @@ def _header(marked: MarkedCapture, world_size: int) -> Header:
         role=str(capture.metadata.get("role") or ""),
         host=opened.host,
         pid=capture.pid,
-        device=opened.chip or ("cpu" if only_cpu else "npu"),
-        unix_ns=max(marked.first_ns, 0),
+        device=opened.chip or ("cpu" if capture.is_cpu_only else "npu"),
+        unix_ns=max(opened.timeline.first_ns, 0),
         clock_ns=0,
         versions={
             name: str(info[key])
@@ -326,70 +324,17 @@ def _header(marked: MarkedCapture, world_size: int) -> Header:
     )
 
 
-def _notes(captures: Sequence[MarkedCapture], zero_ns: int) -> Iterator[RankNote]:
+def _notes(captures: Sequence[OpenCapture], zero_ns: int) -> Iterator[RankNote]:
     """Yield the format, level and window of each capture, and whether it has stages."""
     for each in captures:
-        opened, capture = each.opened, each.opened.capture
-        formats = (("text", capture.trace), ("database", opened.database))
+        capture, timeline = each.capture, each.timeline
+        formats = (("text", capture.trace), ("database", each.database))
         properties = [name for name, source in formats if source is not None]
         level = capture.option("_profiler_level")
         properties += [f"level {level}"] if level else []
         properties += [f"window {w}"] if (w := capture.metadata.get("rlprof_window")) else []
-        when = each.first_ns - zero_ns if each.first_ns != UNKNOWN else 0
-        yield RankNote(opened.rank, when, "info", f"{capture.path.name}: {', '.join(properties)}")
-        if not each.ranges.has_stages:
+        when = timeline.first_ns - zero_ns if timeline.first_ns != UNKNOWN else 0
+        yield RankNote(each.rank, when, "info", f"{capture.path.name}: {', '.join(properties)}")
+        if not timeline.ranges.has_stages:
             text = f"{capture.path.name} has no stages and no steps: MSTX was off or not used"
-            yield RankNote(opened.rank, when, "warning", text)
-
-
-def _without_counted_steps(marked: MarkedCapture, kernels: Kernels) -> Kernels:
-    """Return kernels without steps if only torch_npu's own count has them."""
-    if marked.ranges.has_stages or marked.opened.capture.window[0]:
-        return kernels
-    return replace(kernels, step=np.zeros_like(kernels.step))
-
-
-def _tables(captures: Sequence[MarkedCapture], zero_ns: int) -> dict[str, Callable[[], Table]]:
-    by_path = {each.opened.capture.path: each for each in captures}
-    opened = [each.opened for each in captures]
-    tables = _reader_tables(
-        opened, zero_ns, lambda one: by_path[one.capture.path], lambda _, kernels: kernels
-    )
-    if any(has_kernels(each) for each in opened):
-        tables["kernels"] = partial(_kernels, captures, zero_ns)
-    return tables
-
-
-def _reader_tables(
-    captures: Sequence[OpenCapture],
-    zero_ns: int,
-    marked: Callable[[OpenCapture], MarkedCapture],
-    fill: Callable[[MarkedCapture, Kernels], Kernels],
-) -> dict[str, Callable[[], Table]]:
-    readers = {  # the largest table is last
-        **_READERS,
-        "collectives": collectives_reader(marked, fill),
-        "memcpy": copies_reader(marked, fill),
-        "calls": calls_reader(marked, fill),
-    }
-    return {
-        name: partial(read_table, name, reader, captures, zero_ns)
-        for name, reader in readers.items()
-        if any(reader.available(each) for each in captures)
-    }
-
-
-def _kernels(captures: Sequence[MarkedCapture], zero_ns: int) -> Table:
-    parts, remarks = [], []
-    for each in captures:
-        try:
-            kernels, more = read_kernels(each)
-        except TraceError as error:
-            remarks.append(str(error))
-            continue
-        parts.append(kernels.later(-zero_ns))
-        name = f"{each.opened.capture.path.name}: " if len(captures) > 1 else ""
-        remarks += [name + text for text in more]
-    if not parts:
-        return Table("kernels", COLUMNS, abstained="; ".join(remarks))
-    return kernel_table(join(parts), "; ".join(dict.fromkeys(remarks)))
+            yield RankNote(each.rank, when, "warning", text)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, decode
-from lightning_rlprof.loaders.ascend.trace_view import RowKind, read_trace_view
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
+from lightning_rlprof.loaders.ascend.trace_view import RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS, PRODUCTS
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import Coded
 from lightning_rlprof.tables.table import Column
@@ -25,31 +25,29 @@ _SHAPES = ("inputShapes", "inputDtypes")
 _MAX_LENGTH = 1_000  # characters of the shapes of one call
 
 
-def _in_database(opened: OpenCapture) -> bool:
-    return opened.has(_CALLS, *_CALL, *_SHAPES)
-
-
 def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
     """Read calls that multiply matrices by thread and start; torch_npu records no values."""
-    found, remarks = (_from_database(opened), []) if _in_database(opened) else _from_trace(opened)
+    if opened.database is not None:
+        found, remarks = _from_database(opened.database), []
+    else:
+        view = opened.read_trace(RowKind.SHAPES)
+        found, remarks = _from_trace(view), view.problems
     thread, start, end = (found[name] for name in ("thread", "start", "end"))
-    described = plausible(start, np.where(end >= start, end - start, -1)) & (found["dims"][0] >= 0)
-    rows = np.flatnonzero(described)
+    rows = np.flatnonzero(plausible(start, end) & (found["dims"][0] >= 0))
     rows = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
     rows = rows[~_calls_another(found["operator"], thread, start, end, rows)]
     frame = {name: _at(cells, rows) for name, cells in found.items()}
     return {**frame, "duration": (end - start)[rows]}, remarks
 
 
-def _from_database(opened: OpenCapture) -> dict[str, Any]:
-    database: Any = opened.database
+def _from_database(database: SqliteTables) -> dict[str, Any]:
     names = ", ".join(f"'{name}'" for name in sorted(NPU_PRODUCTS))
     where = f"name IN (SELECT id FROM {STRINGS} WHERE value IN ({names}))"
     rows = database.numbers(_CALLS, *_CALL, *_SHAPES, where=where)
-    dims, types = sorted((decode(database, rows[name]) for name in _SHAPES), key=_types_in)
+    dims, types = sorted((database.decode(rows[name], STRINGS) for name in _SHAPES), key=_types_in)
     return {
         "thread": rows["globalTid"] & THREAD_BITS,
-        "operator": decode(database, rows["name"]),
+        "operator": database.decode(rows["name"], STRINGS),
         "start": rows["startNs"],
         "end": rows["endNs"],
         "dims": _as_json(dims, _sizes),
@@ -64,26 +62,16 @@ def _types_in(column: Coded) -> int:
     return sum(re.search("[a-z]", texts[code]) is not None for code in used)
 
 
-def _from_trace(opened: OpenCapture) -> tuple[dict[str, Any], list[str]]:
-    view = read_trace_view(opened.trace, RowKind.SHAPES)  # type: ignore[arg-type]
+def _from_trace(view: TraceView) -> dict[str, Any]:
     rows = view.tables[RowKind.SHAPES]
-    texts = [_text(name) for name in view.names]
     return {
         "thread": view.threads()[rows["lane"]],
         "operator": (rows["name"], view.names),
         "start": rows["start_ns"],
         "end": rows["end_ns"],
-        "dims": _as_json((rows["dims"], texts), _sizes),
-        "types": _as_json((rows["types"], texts), str),
-    }, view.problems
-
-
-def _text(written: str) -> str:
-    """Return a text that is written as JSON, "" if it is not."""
-    try:
-        return msgspec.json.decode(written, type=str)
-    except NOT_JSON:
-        return ""
+        "dims": _as_json((rows["dims"], view.names), _sizes),
+        "types": _as_json((rows["types"], view.names), str),
+    }
 
 
 def _sizes(written: str) -> list[int]:
@@ -136,7 +124,7 @@ SHAPES = TableReader(
         Column("types", "text"),
         Column("values", "text"),
     ),
-    lambda opened: _in_database(opened) or opened.trace is not None,
+    lambda opened: opened.has(_CALLS, *_CALL, *_SHAPES) or opened.trace is not None,
     _read,
 )
 """Matrix products with the shapes of their inputs, if shapes were recorded."""

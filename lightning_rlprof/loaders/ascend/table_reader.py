@@ -8,10 +8,8 @@ import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
-from lightning_rlprof.loaders.ascend.mstx import STRINGS
-from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end, known
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, end_to_end, known
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
 Cells = Int64s | npt.NDArray[np.float64] | Coded
@@ -69,14 +67,6 @@ def read_table(
     return Table(name, columns, ColumnRows(cells), note="; ".join(dict.fromkeys(remarks)))
 
 
-def decode(database: SqliteTables, ids: Int64s, table: str = STRINGS, name: str = "value") -> Coded:
-    """Return a column of ids as the texts that a table of the database has for them."""
-    strings = database.strings(ids, table, name)
-    places = {number: at for at, number in enumerate(strings)}
-    codes = np.array([places.get(each, -1) for each in ids.tolist()], np.int64)
-    return distinct(codes, list(strings.values()))
-
-
 def _with_name(opened: OpenCapture, text: str) -> str:
     path = opened.capture.path
     return text if str(path) in text else f"{path.name}: {text}"
@@ -94,10 +84,9 @@ def _complete(
     }
     complete: dict[str, Cells] = {"rank": np.full(count, opened.rank)}
     for column in reader.columns:
-        default = missing.get(column.kind, np.full(count, UNKNOWN))
+        cells: Any = frame.get(column.name, missing.get(column.kind, np.full(count, UNKNOWN)))
         if column.name == "device":
-            default = np.full(count, opened.device)
-        cells: Any = frame.get(column.name, default)
+            cells = np.where(cells == UNKNOWN, opened.device, cells)
         if column.name in reader.row_numbers:
             cells = np.where(cells == UNKNOWN, UNKNOWN, cells + rows_before)
         complete[column.name] = cells

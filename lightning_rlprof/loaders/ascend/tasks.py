@@ -4,7 +4,7 @@ torch_npu has a queue: one thread puts a task in, and another one takes it out a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,50 +14,56 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import KERNEL_SHEET, OpenCapture
 from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet, whole
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
-from lightning_rlprof.loaders.ascend.table_reader import decode
 from lightning_rlprof.loaders.ascend.trace_view import (
     COMMUNICATION,
     QUEUE,
     FlowKind,
     RowKind,
     TraceView,
-    read_trace_view,
 )
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, plausible
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import NOWHERE
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
 
 _HARDWARE = "Ascend Hardware"
 # Types of tasks that run an operator's code; the others copy, wait or signal.
 _COMPUTE_TYPES = ("AI_", "AIV", "MIX", "KERNEL_", "DSA_", "DPU", "CCU")
-_TASK = ("startNs", "endNs", "deviceId", "streamId", "connectionId", "globalTaskId")
+DATABASE_TASK = ("startNs", "endNs", "deviceId", "streamId", "connectionId")
+"""Columns of a database's tasks."""
+
+_TASK = (*DATABASE_TASK, "globalTaskId")
 _NO_STREAM = 2**32 - 1
 _API, _CONNECTIONS = "PYTORCH_API", "CONNECTION_IDS"
 _API_COLUMNS = ("startNs", "endNs", "globalTid", "connectionId")
 
 
-@dataclass(frozen=True, eq=False)
-class Calls:
+class Calls(NamedTuple):
     """When, by which thread and for how long each task was launched.
 
-    Unknown times are `UNKNOWN`, unknown threads `NOWHERE`. Lengths are None in traces, whose
-    arrows have only the beginning of a call.
+    Unknown times and lengths are `UNKNOWN`, unknown threads `NOWHERE`. Traces have no lengths, as
+    their arrows have only the beginning of a call.
     """
 
     time_ns: Int64s
     thread: Int64s
-    length_ns: Int64s | None = None
+    length_ns: Int64s
+
+    @classmethod
+    def unknown(cls, count: int) -> "Calls":
+        """Return as many unknown calls."""
+        return cls(np.full(count, UNKNOWN), np.full(count, NOWHERE), np.full(count, UNKNOWN))
 
     def at(self, rows: Int64s) -> "Calls":
         """Return the calls at some rows, unknown ones for -1."""
-        return Calls(
-            np.append(self.time_ns, UNKNOWN)[rows],
-            np.append(self.thread, NOWHERE)[rows],
-            None if self.length_ns is None else np.append(self.length_ns, UNKNOWN)[rows],
-        )
+        nothing = Calls.unknown(1)
+        return Calls(*(np.append(*columns)[rows] for columns in zip(self, nothing, strict=True)))
+
+    def replaced(self, rows: Mask, other: "Calls") -> "Calls":
+        """Return these calls, with those of another at some rows."""
+        return Calls(*(np.where(rows, new, old) for old, new in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +99,8 @@ def has_kernels(opened: OpenCapture) -> bool:
     return tables or opened.file(KERNEL_SHEET) is not None or opened.trace is not None
 
 
-def read_tasks(opened: OpenCapture) -> tuple[Tasks, list[str]]:
-    """Return the kernels and collectives of a capture, and what was lost.
+def read_tasks(opened: OpenCapture) -> Tasks:
+    """Return the kernels and collectives of a capture.
 
     The text format has them in ``kernel_details.csv`` from level1 on, and in the trace.
 
@@ -102,34 +108,36 @@ def read_tasks(opened: OpenCapture) -> tuple[Tasks, list[str]]:
         TraceError: The files cannot be read.
     """
     if opened.database is not None:
-        return _database_tasks(opened.database), []
-    sheet, view, problems = opened.file(KERNEL_SHEET), None, []
+        return _database_tasks(opened.database)
+    sheet, view, remarks = opened.file(KERNEL_SHEET), None, []
     if opened.trace is not None:
-        view = read_trace_view(opened.trace, RowKind.DEVICE, RowKind.FLOWS)
-        problems += view.problems
-    tasks = _sheet_tasks(sheet, view) if sheet is not None else None
-    if view is not None and (tasks is None or not len(tasks.start_ns)):
-        return _trace_tasks(view), [*problems, *(tasks.remarks if tasks else [])]
-    if tasks is None:
-        raise TraceError(f"{opened.capture.path}: contains no kernels")
+        view = opened.read_trace(RowKind.DEVICE, RowKind.FLOWS)
+        remarks += view.problems
+    if sheet is not None:
+        tasks = _sheet_tasks(sheet, view)
+        remarks += tasks.remarks
+        if view is None:
+            remarks.append("launches are unknown: there is no trace_view.json")
+        if view is None or len(tasks.start_ns):
+            return replace(tasks, remarks=remarks)
     if view is None:
-        problems.append("launches are unknown: there is no trace_view.json")
-    return tasks, problems
+        raise TraceError(f"{opened.capture.path}: contains no kernels")
+    return replace(_trace_kernels(view), remarks=remarks)
 
 
 def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     """Return the rows of ``kernel_details.csv``, with the launches of the trace."""
     times = dict.fromkeys(("starttime(us)", "duration(us)"), microseconds)
-    wanted = {**times, **dict.fromkeys(("streamid", "stepid", "deviceid"), whole)}
-    sheet = read_sheet(path, wanted, ("name",), needed=("name", *times))
+    numbers = dict.fromkeys(("streamid", "stepid", "deviceid"), whole)
+    sheet = read_sheet(path, {"name": None, **times, **numbers}, needed=("name", *times))
     start, length = sheet.number("starttime(us)"), sheet.number("duration(us)")
-    sound = plausible(start, length)
+    sound = plausible(start, start + length)
     start, stream = start[sound], sheet.number("streamid")[sound]
     device = sheet.number("deviceid")[sound]
-    torch, cann = (Calls(np.full(len(start), UNKNOWN), np.full(len(start), NOWHERE)),) * 2
+    torch = cann = Calls.unknown(len(start))
     if view is not None:
         torch, cann = trace_calls(view, start)
-        traced = _trace_tasks(view)  # has the streams and devices that a sheet of level0 lacks
+        traced = _trace_kernels(view)  # has the streams and devices that a sheet of level0 lacks
         same = find_near(traced.start_ns, start)
         stream = np.where(stream == UNKNOWN, np.append(traced.stream, UNKNOWN)[same], stream)
         device = np.where(device == UNKNOWN, np.append(traced.device, UNKNOWN)[same], device)
@@ -142,20 +150,24 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     return Tasks(start, start + length[sound], *columns)
 
 
-def _trace_tasks(view: TraceView) -> Tasks:
-    """Return the rows of the device's lanes in a trace."""
+def _trace_kernels(view: TraceView) -> Tasks:
     rows = view.tables[RowKind.DEVICE]
     types = [code for code, text in enumerate(view.names) if text.startswith(_COMPUTE_TYPES)]
-    kernel = np.isin(rows["kind"], types) & np.isin(rows["lane"], hardware_lanes(view))
-    keep = np.flatnonzero(kernel | np.isin(rows["lane"], collective_lanes(view)))
-    rows = {name: column[keep] for name, column in rows.items()}
+    kernel = np.isin(rows["task"], types) & np.isin(rows["lane"], hardware_lanes(view))
+    keep = kernel | np.isin(rows["lane"], collective_lanes(view))
+    return trace_tasks(view, {name: column[keep] for name, column in rows.items()})
+
+
+def trace_tasks(view: TraceView, rows: Mapping[str, Int64s]) -> Tasks:
+    """Return rows of a trace that was read for its arrows, too, as tasks with their launches."""
+    unknown = np.full(len(rows["start_ns"]), UNKNOWN)
     return Tasks(
         rows["start_ns"],
         rows["end_ns"],
         lane_devices(view)[rows["lane"]],
-        np.where(rows["stream"] < 0, UNKNOWN, rows["stream"]),
+        rows.get("stream", unknown),
         distinct(rows["name"], view.names),
-        np.full(len(keep), UNKNOWN),
+        unknown,
         *trace_calls(view, rows["start_ns"]),
         [],
     )
@@ -193,16 +205,18 @@ def lane_devices(view: TraceView) -> Int64s:
 def trace_calls(view: TraceView, start: Int64s) -> tuple[Calls, Calls]:
     """Follow the arrows from tasks back to operators of torch and calls of CANN."""
     flows, threads = view.tables[RowKind.FLOWS], np.append(view.threads(), NOWHERE)
-    kinds = (FlowKind.TORCH, FlowKind.LAUNCH, FlowKind.TASK)
-    torch, launch, task = (
-        {name: column[flows["kind"] == kind] for name, column in flows.items()} for kind in kinds
-    )
-    connection = np.append(task["id"], UNKNOWN)[find_near(task["start_ns"], start)]
+
+    def arrows(kind: int) -> tuple[Int64s, Calls]:
+        rows = {name: column[flows["kind"] == kind] for name, column in flows.items()}
+        no_length = np.full(len(rows["id"]), UNKNOWN)
+        return rows["id"], Calls(rows["start_ns"], threads[rows["lane"]], no_length)
+
+    (torch_start, torch), (launched, cann) = arrows(FlowKind.TORCH), arrows(FlowKind.LAUNCH)
+    number, ends = arrows(FlowKind.TASK)
+    connection = np.append(number, UNKNOWN)[find_near(ends.time_ns, start)]
     return (
-        Calls(torch["start_ns"], threads[torch["lane"]]).at(find_near(torch["id"], start)),
-        Calls(launch["start_ns"], threads[launch["lane"]]).at(
-            find_near(launch["id"], connection, slack=0)
-        ),
+        torch.at(find_near(torch_start, start)),
+        cann.at(find_near(launched, connection, slack=0)),
     )
 
 
@@ -229,43 +243,54 @@ def _database_tasks(database: SqliteTables) -> Tasks:
     at = find_near(compute["globalTaskId"], tasks["globalTaskId"], slack=0)
     kernels = {name: column[at >= 0] for name, column in tasks.items()}
     kernels["name"] = compute["name"][at[at >= 0]]
-    collectives = database.numbers("COMMUNICATION_OP", *_TASK[:5], "opName")
-    collectives["name"] = collectives["opName"]
-    # Older versions have no device for collectives, but for their tasks.
-    first = find_near(tasks["connectionId"], collectives["connectionId"], slack=0)
-    device = np.append(tasks["deviceId"], UNKNOWN)[first]
-    known = collectives["deviceId"] != UNKNOWN
-    collectives["deviceId"] = np.where(known, collectives["deviceId"], device)
-    rows = {
-        name: np.concatenate([kernels[name], collectives[name]]) for name in (*_TASK[:5], "name")
-    }
-    start, end = rows["startNs"], rows["endNs"]
-    ordered = (start > 0) & (end >= start) & (end < LARGEST_TIME)
-    sound = plausible(start, np.where(ordered, end - start, UNKNOWN))
-    rows = {name: column[sound] for name, column in rows.items()}
-    lost = np.count_nonzero(~sound)
+    collectives = database_collectives(database)
+    both, names = (kernels, collectives), (*DATABASE_TASK, "name")
+    rows = {name: np.concatenate([part[name] for part in both]) for name in names}
+    sound = by_start(rows, rows["startNs"], rows["endNs"])
+    lost = len(rows["name"]) - len(sound["name"])
+    remarks = [f"skipped {lost} tasks with impossible times"] if lost else []
+    return replace(database_tasks(database, sound), remarks=remarks)
+
+
+def by_start(rows: Mapping[str, Int64s], start: Int64s, end: Int64s) -> dict[str, Int64s]:
+    """Return rows by start, without those with impossible times."""
+    sound = np.flatnonzero(plausible(start, end))
+    order = sound[np.argsort(start[sound], kind="stable")]
+    return {name: column[order] for name, column in rows.items()}
+
+
+def database_collectives(database: SqliteTables) -> dict[str, Int64s]:
+    """Return the collectives of a database as rows for `database_tasks`, with their payload."""
+    rows = database.numbers(
+        "COMMUNICATION_OP", *DATABASE_TASK, "opName", "groupName", "dataType", "count"
+    )
+    rows["name"] = rows.pop("opName")
+    unknown = rows["deviceId"] == UNKNOWN
+    if unknown.any():  # older versions have no device for collectives, but for their tasks
+        tasks = database.numbers("TASK", "connectionId", "deviceId")
+        first = find_near(tasks["connectionId"], rows["connectionId"][unknown], slack=0)
+        rows["deviceId"][unknown] = np.append(tasks["deviceId"], UNKNOWN)[first]
+    return rows
+
+
+def database_tasks(database: SqliteTables, rows: Mapping[str, Int64s]) -> Tasks:
+    """Return rows with the columns `DATABASE_TASK` and ``name`` as tasks with their launches."""
     return Tasks(
         rows["startNs"],
         rows["endNs"],
         rows["deviceId"],
         np.where(rows["streamId"] == _NO_STREAM, UNKNOWN, rows["streamId"]),
-        decode(database, rows["name"]),
+        database.decode(rows["name"], STRINGS),
         np.full(len(rows["name"]), UNKNOWN),
-        *database_calls(database, rows["connectionId"], rows["startNs"]),
-        [f"skipped {lost} tasks with impossible times"] if lost else [],
+        *_database_calls(database, rows["connectionId"], rows["startNs"]),
+        [],
     )
 
 
-def database_calls(
+def _database_calls(
     database: SqliteTables, connection: Int64s, start: Int64s
 ) -> tuple[Calls, Calls]:
-    """Return the operators of torch and the calls of CANN that launched tasks.
-
-    Args:
-        database: Database of the capture.
-        connection: Connection of each task.
-        start: Start of each task.
-    """
+    """Return the operators of torch and the calls of CANN that launched tasks."""
     calls = database.numbers("CANN_API", *_API_COLUMNS)
     cann = _sound_calls(calls).at(find_near(calls["connectionId"], connection, slack=0))
     return _torch_operators(database, connection, start), cann
@@ -278,8 +303,7 @@ def _torch_operators(database: SqliteTables, connection: Int64s, start: Int64s) 
     """
     pairs = database.numbers(_CONNECTIONS, "id", "connectionId")
     if not {"type", "connectionId"} <= database.columns.get(_API, frozenset()):
-        none = np.empty(0, np.int64)
-        return Calls(none, none, none).at(np.full(len(connection), -1))
+        return Calls.unknown(len(connection))
     where = "type = 50001 AND connectionId IS NOT NULL"
     calls = database.numbers(_API, *_API_COLUMNS, where=where)
     at = find_near(calls["connectionId"], pairs["id"], slack=0)
@@ -324,8 +348,7 @@ class QueueEnd(NamedTuple):
 
     def sound(self) -> "QueueEnd":
         """Return the calls with a number and plausible times, by number and start."""
-        length = np.where(self.end_ns >= self.start_ns, self.end_ns - self.start_ns, UNKNOWN)
-        rows = np.flatnonzero(plausible(self.start_ns, length) & (self.number != UNKNOWN))
+        rows = np.flatnonzero(plausible(self.start_ns, self.end_ns) & (self.number != UNKNOWN))
         rows = rows[np.lexsort((self.start_ns[rows], self.number[rows]))]
         return QueueEnd(*(column[rows] for column in self))
 
@@ -352,34 +375,22 @@ def trace_queue(view: TraceView) -> tuple[QueueEnd, QueueEnd]:
     ends = []
     for word in QUEUE:
         code = view.names.index(word) if word in view.names else UNKNOWN
-        end = {name: column[rows["kind"] == code] for name, column in rows.items()}
+        end = {name: column[rows["category"] == code] for name, column in rows.items()}
         times = (end["start_ns"], end["end_ns"])
         ends.append(QueueEnd(threads[end["lane"]], *times, end["number"]).sound())
     return ends[0], ends[1]
 
 
-def enqueuing_calls(torch: Calls, cann: Calls, queue: tuple[QueueEnd, QueueEnd]) -> Calls:
-    """Return torch's operators, and for tasks without one the call that enqueued the task.
+def with_enqueuing_calls(tasks: Tasks, queue: tuple[QueueEnd, QueueEnd]) -> Tasks:
+    """Return tasks with the calls that enqueued them in place of unknown operators of torch.
 
     torch_npu records the operators of kernels, but not those of many copies. Both ends of its
     queue have one number: that of the call around CANN's call, and that of the enqueuing call.
-
-    Args:
-        torch: The operator of each task.
-        cann: The call of CANN of each task.
-        queue: Both ends.
     """
     put, taken = queue
-    around = innermost(*taken[:3], cann.thread, cann.time_ns)
+    around = innermost(*taken[:3], tasks.cann.thread, tasks.cann.time_ns)
     number, out = (np.append(of, UNKNOWN)[around] for of in (taken.number, taken.start_ns))
     at = _last_before(put.number, put.start_ns, number, out)
     calls = Calls(put.start_ns, put.thread, put.end_ns - put.start_ns).at(at)
-    missing = (torch.time_ns == UNKNOWN) & (at >= 0) & (calls.time_ns <= out)
-    length_ns = None
-    if torch.length_ns is not None and calls.length_ns is not None:
-        length_ns = np.where(missing, calls.length_ns, torch.length_ns)
-    return Calls(
-        np.where(missing, calls.time_ns, torch.time_ns),
-        np.where(missing, calls.thread, torch.thread),
-        length_ns,
-    )
+    missing = (tasks.torch.time_ns == UNKNOWN) & (at >= 0) & (calls.time_ns <= out)
+    return replace(tasks, torch=tasks.torch.replaced(missing, calls))

@@ -1,7 +1,9 @@
 """Rows of a ``trace_view.json`` as columns: only the wanted kinds, read as a stream."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, stream_number, units, whole_number
+from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, units, whole_number
 from lightning_rlprof.loaders.chrome.byte_source import Source
 from lightning_rlprof.loaders.chrome.decoding import nanoseconds
 from lightning_rlprof.loaders.chrome.event_stream import SIZE, ChromeStream
@@ -66,26 +68,26 @@ class FlowKind:
 
 
 class TraceArgs(msgspec.Struct, gc=False):
-    """Arguments of an event that are decoded."""
+    """Arguments of an event that are decoded, named as the columns of `TraceView.tables`."""
 
     event_type: Id = None
-    domain: Id = None
+    domain: Id = ""
     mark_id: Id = None
     connection: Id = msgspec.field(default=None, name="connection_id")
     stream: Id = msgspec.field(default=None, name="Physic Stream Id")
     task: Id = msgspec.field(default=None, name="Task Type")
-    type: Id = msgspec.field(default=None, name="data_type")
+    data_type: Id = None
     count: Id = None
-    size: Id = msgspec.field(default=None, name="size(B)")
-    operation: Id = None
+    bytes: Id = msgspec.field(default=None, name="size(B)")
+    direction: Id = msgspec.field(default=None, name="operation")
     sequence: Id = msgspec.field(default=None, name="Sequence number")
     forward: Id = msgspec.field(default=None, name="Fwd thread id")
     level: Id = None
-    correlation: Id = msgspec.field(default=None, name="correlation_id")
+    number: Id = msgspec.field(default=None, name="correlation_id")
     name: Id = None
     labels: Id = None
-    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    dims: Any = msgspec.field(default=None, name="Input Dims")
+    types: Any = msgspec.field(default=None, name="Input type")
 
 
 class TraceEvent(msgspec.Struct, gc=False):
@@ -111,106 +113,67 @@ _FLOWS = {
 }
 _MARK_FLOWS = (FlowKind.MARK, FlowKind.DEVICE_RANGE)
 _STEP = "ProfilerStep#"
-_ROWS = ("start_ns", "lane", "name", "end_ns")
-_TASK = (*_ROWS, "kind", "stream", "connection")
-_COLUMNS: Mapping[int, tuple[str, ...]] = {
-    RowKind.MARKS: (*_ROWS, "kind", "domain"),
-    RowKind.DEVICE_RANGES: _ROWS,
-    RowKind.STEPS: _ROWS,
+_TASK = ("task", "stream", "connection")
+# Columns from the arguments of events.
+_ARGS: Mapping[int, tuple[str, ...]] = {
+    RowKind.MARKS: ("event_type", "domain"),
     RowKind.DEVICE: _TASK,
-    RowKind.FLOWS: ("start_ns", "lane", "kind", "id"),
-    RowKind.COLLECTIVES: (*_ROWS, "kind", "count"),
+    RowKind.COLLECTIVES: ("data_type", "count"),
     RowKind.COPIES: (*_TASK, "bytes", "direction"),
-    RowKind.CALLS: (*_ROWS, "kind", "sequence", "forward"),
-    RowKind.SHAPES: (*_ROWS, "dims", "types"),
-    RowKind.QUEUE: (*_ROWS, "kind", "number"),
+    RowKind.CALLS: ("sequence", "forward"),
+    RowKind.SHAPES: ("dims", "types"),
+    RowKind.QUEUE: ("number",),
 }
-# Columns with values of up to 64 bits; the others use half of the memory.
-_WIDE = {"start_ns", "end_ns", "connection", "id", "count", "bytes"}
-_WIDE |= {"sequence", "forward", "number"}
+_NUMBERS = {"stream", "connection", "count", "bytes", "sequence", "forward", "number"}
+# Columns with values of up to 64 bits; codes use half of the memory.
+_WIDE = {"start_ns", "end_ns", "id", *_NUMBERS}
 _CALL_CATEGORIES = ("cpu_op", "python_function", *QUEUE)  # calls of CANN have a level instead
 _NO_ARGS = TraceArgs()
 
 
-class _Codes(dict[Any, int]):
-    """Numbers for values, in order of appearance."""
+class _TraceColumns:
+    """Columns that grow with every batch of events."""
 
-    def __missing__(self, value: Any) -> int:
-        code = self[value] = len(self)
-        return code
-
-
-class TraceColumns:
-    """Columns that grow with every batch of events.
-
-    Args:
-        wanted: Members of `RowKind`.
-
-    Attributes:
-        names: Codes of names, domains and types.
-        lanes: Codes of (process, thread).
-        metadata: Names and labels, by (event, process, thread).
-        first_ns: Start of the first event in the file, `UNKNOWN` without any.
-        lost: Events that were skipped because of impossible times.
-    """
-
-    def __init__(self, wanted: frozenset[int]) -> None:
-        self.names, self.lanes, self.lost = _Codes(), _Codes(), 0
+    def __init__(self, wanted: tuple[int, ...]) -> None:
+        # Numbers for values, in order of appearance.
+        self.names: dict[str, int] = defaultdict(count().__next__)
+        self.lanes: dict[tuple[Id, Id], int] = defaultdict(count().__next__)
+        self.lost = 0
         self.metadata: dict[tuple[str, Id, Id], str] = {}
         self.first_ns = UNKNOWN
         self._wanted = wanted
-        marks, device = (
-            RowKind.MARKS in wanted,
-            not wanted.isdisjoint({RowKind.DEVICE, RowKind.COPIES}),
-        )
         self._flows = {
-            key: flow for key, flow in _FLOWS.items() if (marks if flow in _MARK_FLOWS else device)
+            key: flow
+            for key, flow in _FLOWS.items()
+            if RowKind.FLOWS in wanted and (flow in _MARK_FLOWS) is (RowKind.MARKS in wanted)
         }
-        self._parts: dict[int, dict[str, list[Any]]] = {
-            kind: {name: [] for name in columns} for kind, columns in _COLUMNS.items()
-        }
+        self._parts: dict[int, dict[str, list[Any]]] = {kind: {} for kind in wanted}
+        for kind in wanted:
+            self._append(kind, [])
 
     def add(self, events: Iterable[TraceEvent]) -> None:
         """Add the wanted rows of a batch."""
-        found: list[list[TraceEvent]] = [[] for _ in _COLUMNS]
-        wanted, flows = self._wanted, self._flows
+        found: dict[int, list[TraceEvent]] = {kind: [] for kind in self._wanted}
         for event in events:
             ph = event.ph
             if ph == "X":
                 if self.first_ns == UNKNOWN:
                     self.first_ns = int(units([bytes(event.ts)])[0])
                 kind = self._kind(event)
-                if kind in wanted:
+                if kind in found:
                     found[kind].append(event)
-            elif (event.cat, ph) in flows:
+            elif (event.cat, ph) in self._flows:
                 found[RowKind.FLOWS].append(event)
             elif ph == "M":
                 self._add_metadata(event)
-        for kind, rows in enumerate(found):
+        for kind, rows in found.items():
             if rows:
                 self._append(kind, rows)
 
     def rows(self, kind: int) -> dict[str, Int64s]:
-        """Return the columns of one kind in the order of the file, and release them.
-
-        All kinds have start_ns and lane, and all but ``FLOWS`` have end_ns and name. Further
-        columns:
-
-        - ``MARKS``: kind (type of the mark), domain
-        - ``DEVICE``: kind (type of the task, -1 for collectives), stream, connection
-        - ``FLOWS``: kind (a member of `FlowKind`), id
-        - ``COLLECTIVES``: kind (type of an element), count
-        - ``COPIES``: those of ``DEVICE``, bytes, direction
-        - ``CALLS``: kind (category, -1 for CANN), sequence (autograd's number), forward (thread of
-          the forward pass)
-        - ``SHAPES``: dims, types (both are JSON, "" without)
-        - ``QUEUE``: kind (category), number (the same at both ends)
-        """
-        parts, joined = self._parts.pop(kind), {}
-        for column in _COLUMNS[kind]:
-            empty = np.empty(0, np.int64 if column in _WIDE else np.int32)
-            joined[column] = np.concatenate([empty, *parts.pop(column)]).astype(np.int64)
-        return joined
+        """Return the columns of one kind in the order of the file, and release them."""
+        columns = self._parts.pop(kind)
+        return {name: np.concatenate(columns.pop(name)).astype(np.int64) for name in list(columns)}
 
     def _kind(self, event: TraceEvent) -> int:
         """Return the kind of an event; -1 for events that are never read."""
@@ -247,71 +210,34 @@ class TraceColumns:
             self.metadata[key] = str(args.labels)
 
     def _append(self, kind: int, events: list[TraceEvent]) -> None:
-        lanes, names = self.lanes, self.names
         start = units([bytes(event.ts) for event in events])
         sound = start != UNKNOWN
         found: dict[str, Any] = {
             "start_ns": start,
-            "lane": [lanes[event.pid, event.tid] for event in events],
+            "lane": [self.lanes[event.pid, event.tid] for event in events],
         }
         if kind == RowKind.FLOWS:
-            flows = self._flows
-            found["kind"] = [flows[event.cat, event.ph] for event in events]  # type: ignore[index]
+            found["kind"] = [self._flows[event.cat or "", event.ph] for event in events]
             found["id"] = [whole_number(event.id) for event in events]
         else:
             length = nanoseconds([event.dur for event in events])
             sound &= (length >= 0) & (length < LARGEST_TIME)
             found["end_ns"] = start + np.where(sound, length, 0)
             sound &= found["end_ns"] < LARGEST_TIME
-            found["name"] = [names[str(event.name)] for event in events]
+            found["name"] = [self.names[str(event.name)] for event in events]
             if kind in (RowKind.CALLS, RowKind.QUEUE):
-                found["kind"] = [self._code(event.cat) for event in events]
-            found |= self._details(kind, [event.args or _NO_ARGS for event in events])
-        lost = int(np.count_nonzero(~sound))
-        self.lost += lost
+                found["category"] = [self._code(event.cat) for event in events]
+            args = [event.args or _NO_ARGS for event in events]
+            for name in _ARGS.get(kind, ()):
+                convert = whole_number if name in _NUMBERS else self._code
+                found[name] = [convert(getattr(each, name)) for each in args]
+        self.lost += int(np.count_nonzero(~sound))
         for column, values in found.items():
             array = np.asarray(values, np.int64 if column in _WIDE else np.int32)
-            self._parts[kind][column].append(array[sound] if lost else array)
+            self._parts[kind].setdefault(column, []).append(array[sound])
 
-    def _details(self, kind: int, args: list[TraceArgs]) -> dict[str, Any]:
-        names = self.names
-        if kind == RowKind.MARKS:
-            return {
-                "kind": [names[str(each.event_type)] for each in args],
-                "domain": [names["" if each.domain is None else str(each.domain)] for each in args],
-            }
-        if kind == RowKind.COLLECTIVES:
-            return {
-                "kind": [names["" if each.type is None else str(each.type)] for each in args],
-                "count": [whole_number(each.count) for each in args],
-            }
-        if kind == RowKind.CALLS:
-            return {
-                "sequence": [whole_number(each.sequence) for each in args],
-                "forward": [whole_number(each.forward) for each in args],
-            }
-        if kind == RowKind.QUEUE:
-            return {"number": [whole_number(each.correlation) for each in args]}
-        if kind == RowKind.SHAPES:
-            return {
-                "dims": [names[str(each.dims, "utf-8", "replace")] for each in args],
-                "types": [names[str(each.types, "utf-8", "replace")] for each in args],
-            }
-        return self._task_details(kind, args) if kind in (RowKind.DEVICE, RowKind.COPIES) else {}
-
-    def _task_details(self, kind: int, args: list[TraceArgs]) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "kind": [self._code(each.task) for each in args],
-            "stream": [stream_number(each.stream) for each in args],
-            "connection": [whole_number(each.connection) for each in args],
-        }
-        if kind == RowKind.COPIES:
-            found["bytes"] = [whole_number(each.size) for each in args]
-            found["direction"] = [self._code(each.operation) for each in args]
-        return found
-
-    def _code(self, text: Id) -> int:
-        return -1 if text is None else self.names[str(text)]
+    def _code(self, value: Any) -> int:
+        return -1 if value is None else self.names[str(value)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +248,10 @@ class TraceView:
         names: Texts of the codes in the columns.
         lanes: (process, thread) of each lane.
         metadata: Names and labels of processes and threads.
-        tables: Columns by `RowKind`, see `TraceColumns.rows`.
+        tables: Columns by `RowKind`, in the order of the file. All kinds have start_ns and lane.
+            ``FLOWS`` have kind (a member of `FlowKind`) and id; all others have end_ns, name and
+            the arguments in `_ARGS`; ``CALLS`` and ``QUEUE`` have category. Of what an event lacks,
+            codes are -1 and numbers `UNKNOWN`.
         first_ns: Start of the first event in the file, `UNKNOWN` without any.
         problems: What was lost, and where the file is cut off.
         complete: Whether it was read to its end.
@@ -374,7 +303,7 @@ def read_trace_view(path: Path, *wanted: int) -> TraceView:
     Raises:
         TraceError: It cannot be read, or is not a trace.
     """
-    columns = TraceColumns(frozenset(wanted))
+    columns = _TraceColumns(wanted)
     with Source(path) as source:
         stream = ChromeStream(source, msgspec.json.Decoder(list[TraceEvent]), SIZE)
         if not stream.open():

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.kernels import UNKNOWN
 
 LARGEST_TIME = 2**62
@@ -48,16 +47,17 @@ def units(texts: Sequence[bytes]) -> Int64s:
     return scaled([text.decode("latin-1") for text in texts], 1000)
 
 
-def plausible(start_ns: Int64s, length_ns: Int64s) -> npt.NDArray[np.bool_]:
+def plausible(start_ns: Int64s, end_ns: Int64s) -> Mask:
     """Return which rows have possible times: neither longer nor further apart than a capture.
 
     Example::
 
-        >>> plausible(np.array([10**18, 1_000, 10**18 + 9]), np.array([5, 5, -1])).tolist()
+        >>> start = np.array([10**18, 1_000, 10**18 + 9])
+        >>> plausible(start, np.array([10**18 + 5, 1_005, 10**18])).tolist()
         [True, False, False]
     """
-    sound = (start_ns > 0) & (start_ns < LARGEST_TIME) & (length_ns >= 0)
-    sound &= length_ns < _LONGEST_NS
+    sound = (start_ns > 0) & (start_ns < LARGEST_TIME) & (end_ns >= start_ns)
+    sound &= end_ns - start_ns < _LONGEST_NS
     starts = np.sort(start_ns[sound])
     middle = starts[len(starts) // 2] if len(starts) else 0
     sound &= np.abs(np.where(sound, start_ns, 0) - middle) < _LONGEST_NS
@@ -102,9 +102,3 @@ def whole_number(value: object) -> int:
     if not isinstance(value, int | float) or not 0 <= value < 1e39:
         return UNKNOWN
     return int(value) % _PRIME
-
-
-def stream_number(value: object) -> int:
-    """Return the number of a stream, -1 if it is not one."""
-    number = whole_number(value)
-    return number if 0 <= number < 2**31 else -1

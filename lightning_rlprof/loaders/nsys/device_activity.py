@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.loaders.nsys.export import STRINGS, Export, coded
+from lightning_rlprof.loaders.nsys.export import STRINGS, Export
 from lightning_rlprof.loaders.nsys.nvtx_ranges import Ranges, pid_of, possible, process_of
+from lightning_rlprof.loaders.sqlite_tables import coded
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import innermost
@@ -33,6 +34,8 @@ _SET = "CUPTI_ACTIVITY_KIND_MEMSET"
 _SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 _GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _CALL = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_METRICS, _METRIC_NAMES = "GPU_METRICS", "TARGET_INFO_GPU_METRICS"
+_DEVICES = "TARGET_INFO_CUDA_DEVICE"
 
 ACTIVITIES = (KERNELS, _GRAPH, _COPY, _SET, _SYNC)
 """Tables whose rows belong to processes; all but the last one are of what devices ran."""
@@ -65,11 +68,6 @@ class _Rows:
     found: Found
     remarks: list[str]
 
-    def launch_ns(self, zero_ns: int) -> Int64s:
-        """Return when each was launched, `UNKNOWN` where that was not recorded."""
-        when = self.launches.time_ns
-        return np.where(when == UNKNOWN, UNKNOWN, when - zero_ns)
-
 
 class Device:
     """Read what devices did; each call reads the file again and keeps nothing.
@@ -89,13 +87,16 @@ class Device:
 
     def tables(self) -> dict[str, Callable[[], Table]]:
         """Return what can be read, by name."""
-        readers: dict[str, tuple[Callable[[], Table], tuple[str, ...]]] = {
-            "kernels": (lambda: kernel_table(*self.kernels()), (KERNELS, _GRAPH)),
-            "memcpy": (self.copies, (_COPY, _SET)),
-            "sync": (self.syncs, (_SYNC,)),
-        }
-        has = self._export.has
-        return {name: read for name, (read, tables) in readers.items() if any(map(has, tables))}
+        has, found = self._export.has, dict[str, Callable[[], Table]]()
+        if has(KERNELS) or has(_GRAPH):
+            found["kernels"] = lambda: kernel_table(*self.kernels())
+        if has(_COPY) or has(_SET):
+            found["memcpy"] = self.copies
+        if has(_SYNC):
+            found["sync"] = self.syncs
+        if has(_METRICS):
+            found["gpu_metrics"] = self.metrics
+        return found
 
     def kernels(self) -> tuple[Kernels, str]:
         """Return the kernels by rank and start, and what must be known about them."""
@@ -111,7 +112,7 @@ class Device:
             distinct(found.stage, self._ranges.names),
             found.step,
             distinct(self._innermost(rows), self._ranges.names),
-            rows.launch_ns(self._zero),
+            self._launch_ns(rows),
             rows.call_ns,
             # As in `Spans.threads`: the process stands above.
             np.where(rows.launches.thread == NOWHERE, UNKNOWN, rows.launches.thread & 0xFFFFFF),
@@ -125,7 +126,7 @@ class Device:
         size = known(rows.columns["bytes"])
         middle = {Column("kind", "text"): kinds, Column("bytes", "count", "bytes"): size}
         last = {
-            Column("launch", "time", "ns"): known(rows.launch_ns(self._zero)),
+            Column("launch", "time", "ns"): known(self._launch_ns(rows)),
             Column("launch duration", "duration", "ns"): known(rows.call_ns),
         }
         return self._table("memcpy", rows, middle, last)
@@ -135,6 +136,30 @@ class Device:
         rows = self._rows((_SYNC,), "syncType")
         kinds = {Column("kind", "text"): _labels(rows.columns["syncType"], _SYNCS)}
         return self._table("sync", rows, kinds, {})
+
+    def metrics(self) -> Table:
+        """Return one row per sample in the order of the file; metrics without a name have none.
+
+        The rank is that of the processes whose kernels ran on the GPU. It is unknown if those are
+        of several ranks or of none, or if the export doesn't map GPUs to devices.
+        """
+        rows = self._export.numbers(_METRICS, "timestamp", "typeId", "metricId")
+        value = self._export.reals(_METRICS, "value")["value"]
+        sound = possible(rows["timestamp"]) & np.isfinite(value)
+        rows = {name: column[sound] for name, column in rows.items()}
+        kind = rows["typeId"]
+        gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
+        own = np.array([*_ranks_of_gpus(self._export, self._ranks), UNKNOWN], np.int64)
+        cells: dict[Column, Any] = {
+            Column("rank", "count"): known(own[np.where(kind == UNKNOWN, -1, gpu)]),
+            Column("device", "count"): known(gpu),
+            Column("time", "time", "ns"): rows["timestamp"] - self._zero,
+            Column("metric", "text"): _metric_names(self._export, kind, rows["metricId"]),
+            Column("value", "number"): value[sound],
+        }
+        lost = np.count_nonzero(~sound)
+        note = f"{lost} samples are left out: they have no time or no value" if lost else ""
+        return Table("gpu_metrics", tuple(cells), ColumnRows(list(cells.values())), note=note)
 
     def _table(
         self, name: str, rows: _Rows, middle: Mapping[Column, Any], last: Mapping[Column, Any]
@@ -180,15 +205,12 @@ class Device:
         calls = self._export.numbers(_CALL, "start", "end", "globalTid", "correlationId")
         start, thread, number = calls["start"], calls["globalTid"], calls["correlationId"]
         own = np.where(possible(start) & (number != UNKNOWN), process_of(thread), NOWHERE)
-        found = np.full(len(process), -1, dtype=np.int64)
-        for each in np.unique(process).tolist():
-            of_process = np.flatnonzero(own == each)
-            by_number = of_process[np.lexsort((start[of_process], number[of_process]))]
-            rows = np.flatnonzero(process == each)
-            at = np.searchsorted(number[by_number], correlation[rows])
-            rows, at = rows[at < len(by_number)], at[at < len(by_number)]
-            same = number[by_number[at]] == correlation[rows]
-            found[rows[same]] = by_number[at[same]]
+        pairs = _pairs(np.append(own, process), np.append(number, correlation))
+        of_call, of_row = np.split(pairs, [len(start)])
+        order = np.lexsort((start, of_call))
+        ordered = np.append(of_call[order], NOWHERE)
+        at = np.searchsorted(ordered[:-1], of_row)
+        found = np.where(ordered[at] == of_row, np.append(order, -1)[at], -1)
         ended = possible(calls["end"]) & (calls["end"] >= start)
         call_ns = np.where(ended, calls["end"] - start, UNKNOWN)
         launches = Launches(
@@ -197,6 +219,10 @@ class Device:
             np.append(start, UNKNOWN)[found],
         )
         return launches, np.append(call_ns, UNKNOWN)[found]
+
+    def _launch_ns(self, rows: _Rows) -> Int64s:
+        when = rows.launches.time_ns
+        return np.where(when == UNKNOWN, UNKNOWN, when - self._zero)
 
     def _innermost(self, rows: _Rows) -> Int64s:
         """Return the name of the innermost range around each launch, of whatever domain."""
@@ -233,11 +259,7 @@ def _replays(rows: _Rows) -> Int64s:
     """
     columns = rows.columns
     kernels = np.flatnonzero(_replayed(columns))
-    numbers = [
-        np.unique(columns[name][kernels], return_inverse=True)[1]
-        for name in ("globalPid", "correlationId")
-    ]
-    keys = numbers[0] * (len(kernels) + 1) + numbers[1]
+    keys = _pairs(columns["globalPid"][kernels], columns["correlationId"][kernels])
     _, first, replay = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)  # rows come by rank and start
     rank = rows.rank[kernels][first[order]]
@@ -246,6 +268,14 @@ def _replays(rows: _Rows) -> Int64s:
     found = np.full(len(rows.rank), UNKNOWN)
     found[kernels] = number[replay]
     return found
+
+
+def _pairs(first: Int64s, second: Int64s) -> Int64s:
+    """Return a number for each row that only rows with the same two values share."""
+    _, codes = np.unique(first, return_inverse=True)
+    _, more = np.unique(second, return_inverse=True)
+    pairs: Int64s = codes * (len(second) + 1) + more
+    return pairs
 
 
 def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
@@ -274,50 +304,6 @@ def _labels(numbers: Int64s, labels: Mapping[int, str]) -> Coded:
     return coded(numbers, there)
 
 
-METRICS = "GPU_METRICS"
-"""The table in the export."""
-
-_NAMES = "TARGET_INFO_GPU_METRICS"
-_DEVICES = "TARGET_INFO_CUDA_DEVICE"
-_METRIC_COLUMNS = (
-    Column("rank", "count"),
-    Column("device", "count"),
-    Column("time", "time", "ns"),
-    Column("metric", "text"),
-    Column("value", "number"),
-)
-
-
-def metric_table(export: Export, ranks: Mapping[int, int], zero_ns: int) -> Table:
-    """Return one row per sample in the order of the file; metrics without a name have none.
-
-    The rank is that of the processes whose kernels ran on the GPU. It is unknown if those are of
-    several ranks or of none, or if the export doesn't map GPUs to devices.
-
-    Args:
-        export: The export.
-        ranks: Rank of each process, by globalPid.
-        zero_ns: Where the axis of the times begins, in the export's time.
-    """
-    rows = export.numbers(METRICS, "timestamp", "typeId", "metricId")
-    value = export.reals(METRICS, "value")["value"]
-    sound = possible(rows["timestamp"]) & (np.isfinite(value) if len(value) else False)
-    rows = {name: column[sound] for name, column in rows.items()}
-    kind = rows["typeId"]
-    gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
-    own = np.array([*_ranks_of_gpus(export, ranks), UNKNOWN], np.int64)
-    cells: list[Any] = [
-        known(own[np.where(kind == UNKNOWN, -1, gpu)]),
-        known(gpu),
-        rows["timestamp"] - zero_ns,
-        _metric_names(export, kind, rows["metricId"]),
-        value[sound] if len(value) else value,
-    ]
-    lost = np.count_nonzero(~sound)
-    note = f"{lost} samples are left out: they have no time or no value" if lost else ""
-    return Table("gpu_metrics", _METRIC_COLUMNS, ColumnRows(cells), note=note)
-
-
 def _ranks_of_gpus(export: Export, ranks: Mapping[int, int]) -> list[int]:
     """Return the rank of each GPU by its number, up to 255."""
     devices = export.numbers(_DEVICES, "pid", "cudaId", "gpuId")
@@ -334,13 +320,11 @@ def _ranks_of_gpus(export: Export, ranks: Mapping[int, int]) -> list[int]:
 
 def _metric_names(export: Export, kind: Int64s, metric: Int64s) -> Coded:
     """Return names of metrics, which are numbered separately for each type of source."""
-    there = export.numbers(_NAMES, "typeId", "metricId")
-    codes, names = export.texts(_NAMES, "metricName")
+    there = export.numbers(_METRIC_NAMES, "typeId", "metricId")
+    codes, names = export.texts(_METRIC_NAMES, "metricName")
     keys = zip(there["typeId"].tolist(), there["metricId"].tolist(), strict=True)
     known = dict(zip(keys, codes.tolist(), strict=False))
-    kinds, at_kind = np.unique(kind, return_inverse=True)
-    metrics, at_metric = np.unique(metric, return_inverse=True)
-    pairs, at_pair = np.unique(at_kind * len(metrics) + at_metric, return_inverse=True)
-    both = (kinds[pairs // len(metrics)].tolist(), metrics[pairs % len(metrics)].tolist())
-    own = [known.get(pair, -1) for pair in zip(*both, strict=True)]
-    return np.array(own, dtype=np.int64)[at_pair], names
+    _, first, pair = np.unique(_pairs(kind, metric), return_index=True, return_inverse=True)
+    used = zip(kind[first].tolist(), metric[first].tolist(), strict=True)
+    own = [known.get(each, -1) for each in used]
+    return np.array(own, dtype=np.int64)[pair], names

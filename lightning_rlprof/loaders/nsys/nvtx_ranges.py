@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.loaders.nsys.export import STRINGS, Export, coded
+from lightning_rlprof.loaders.nsys.export import STRINGS, Export
+from lightning_rlprof.loaders.sqlite_tables import coded
 from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.tables.arrays import Int64s, Mask
@@ -140,7 +141,7 @@ class _Events:
         mark = self.type == _MARK
         span = mark | np.isin(self.type, (_PUSHED, _STARTED))
         self.end = np.where(mark, self.start, self.end)
-        placed = possible(self.start) & (self.thread > 0)
+        placed = possible(self.start) & (self.process > 0)
         ended = self.end != UNKNOWN
         forward = (self.end >= self.start) & (self.end < LARGEST)
         reasons = [

@@ -2,20 +2,14 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.loaders.nsys.device_activity import (
-    ACTIVITIES,
-    KERNELS,
-    METRICS,
-    Device,
-    metric_table,
-)
+from lightning_rlprof.loaders.nsys.device_activity import ACTIVITIES, KERNELS, Device
 from lightning_rlprof.loaders.nsys.export import STRINGS, Export, open_export
 from lightning_rlprof.loaders.nsys.nvtx_ranges import (
     LARGEST,
@@ -30,7 +24,6 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import parents
 from lightning_rlprof.tables.kernels import Kernels
 from lightning_rlprof.tables.spans import NO_PARENT, RankNote, RunWarning, Spans, Thread
-from lightning_rlprof.tables.table import Table
 
 GUESSED = "ranks are guessed"
 """How the problem begins of a report that does not say whose it is."""
@@ -82,7 +75,8 @@ def read_nsys(path: Path, rank: int | None = None) -> Spans:
     """
     report = _read(path)
     ranks, problems = _ranks(report, rank_in_name(path.name) if rank is None else rank)
-    ranges, zero, tables = report.ranges, report.zero_ns, _tables(report, ranks)
+    ranges, zero = report.ranges, report.zero_ns
+    tables = Device(report.export, ranges, ranks, zero).tables()
     threads, codes = np.unique(ranges.thread, return_inverse=True)
     return Spans(
         path,
@@ -96,14 +90,6 @@ def read_nsys(path: Path, rank: int | None = None) -> Spans:
         unix_ns=0 if report.unix_ns is None else report.unix_ns + zero,
         tables=tables,
     )
-
-
-def _tables(report: _Report, ranks: dict[int, int]) -> dict[str, Callable[[], Table]]:
-    export, zero = report.export, report.zero_ns
-    tables = Device(export, report.ranges, ranks, zero).tables()
-    if export.has(METRICS):
-        tables["gpu_metrics"] = lambda: metric_table(export, ranks, zero)
-    return tables
 
 
 def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
@@ -156,28 +142,22 @@ def _unix_ns(export: Export, ranges: Ranges, problems: list[str]) -> int | None:
 
 def _ranks(report: _Report, named: int | None) -> tuple[dict[int, int], list[str]]:
     """Return the rank of each process by globalPid, and what is doubtful about that."""
-    ranks = dict(report.ranges.ranks)
+    ranks, problems = dict(report.ranges.ranks), []
     others = [each for each in report.processes if each not in ranks]
     if named is not None:
         ranks |= dict.fromkeys(others, named)
-        return ranks, _shared(report, ranks)
-    if not others:
-        return ranks, _shared(report, ranks)
-    free = max(ranks.values(), default=-1) + 1
-    guess = (
-        f"{GUESSED}, counting from {free}, because no mark contains them: processes {_some(others)}"
-    )
-    ranks |= {each: free + at for at, each in enumerate(others)}
-    return ranks, [guess, *_shared(report, ranks)]
-
-
-def _shared(report: _Report, ranks: dict[int, int]) -> list[str]:
-    """Say which ranks have several processes that launched work: each has one, as a rule."""
+    elif others:
+        free = max(ranks.values(), default=-1) + 1
+        ranks |= {each: free + at for at, each in enumerate(others)}
+        problems = [
+            f"{GUESSED}, counting from {free}, because no mark contains them: "
+            f"processes {_some(others)}"
+        ]
     of_rank = defaultdict[int, list[int]](list)
     for process in report.processes:
         if process in report.launching:
             of_rank[ranks[process]].append(process)
-    return [
+    return ranks, problems + [
         f"processes {_some(own)} all launched kernels and count as one rank, {rank}, by the "
         "file name or by their marks"
         for rank, own in sorted(of_rank.items())
@@ -243,23 +223,18 @@ def _notes(report: _Report, ranks: dict[int, int], tables: Iterable[str]) -> Ite
         rank, name = ranks[process], called.get(process, "without a name")
         yield RankNote(rank, 0, "info", f"process {pid_of(process)} ({name}) is rank {rank}")
     if not report.export.has(KERNELS):
-        yield RankNote(None, 0, "warning", f"no kernels: {_why_none(tables)}")
+        why = "only copies" if "memcpy" in tables else "CUDA was not traced or not used"
+        if "kernels" in tables:
+            why = "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
+        yield RankNote(None, 0, "warning", f"no kernels: {why}")
     if not len(report.ranges.start_ns):
         yield RankNote(None, 0, "warning", "no NVTX ranges: NVTX was not traced or not used")
 
 
-def _why_none(tables: Iterable[str]) -> str:
-    if "kernels" in tables:
-        return "replays of CUDA graphs hide them (nsys --cuda-graph-trace=node)"
-    return "only copies" if "memcpy" in tables else "CUDA was not traced or not used"
-
-
 def _columns(ranges: Ranges, ranks: dict[int, int], thread: Int64s, zero: int) -> dict[str, Any]:
     """Return the columns of `Spans`: sorted, numbered in each rank, and with parents."""
-    process = process_of(ranges.thread)
-    rank = np.zeros(len(process), dtype=np.int64)
-    for each, number in ranks.items():
-        rank[process == each] = number
+    processes, code = np.unique(process_of(ranges.thread), return_inverse=True)
+    rank = np.array([ranks[each] for each in processes.tolist()], np.int64)[code]
     # What began first is outside; of two that began at once, the longer one.
     order = np.lexsort((-ranges.end_ns, ranges.start_ns, rank))
     rank, start, end = rank[order], ranges.start_ns[order], ranges.end_ns[order]

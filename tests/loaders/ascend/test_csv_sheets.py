@@ -25,7 +25,7 @@ def test_headings_of_two_versions_are_one_column(tmp_path: Path) -> None:
     new = write(tmp_path / "new.csv", "\ufeffDevice_id,Step_ID,START TIME(us)\n3,50,1.500\n")
 
     for path in (old, new):
-        sheet = read_sheet(path, {"stepid": whole, "starttime(us)": microseconds}, ("name",))
+        sheet = read_sheet(path, {"stepid": whole, "starttime(us)": microseconds, "name": None})
         assert sheet.number("stepid").tolist() == [50]
         assert sheet.number("starttime(us)").tolist() == [1_500]
         assert sheet.number("deviceid").tolist() == [UNKNOWN]  # not asked for
@@ -36,10 +36,10 @@ def test_headings_of_two_versions_are_one_column(tmp_path: Path) -> None:
 def test_cells_may_hold_commas_quotes_and_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'Name,Shape,Count\r\nMul,"""32,3""\r\n;8",4\r\nN/A,,\r\n')
 
-    sheet = read_sheet(path, {"count": whole}, ("name", "shape"))
+    sheet = read_sheet(path, {"count": whole, "name": None, "shape": None})
 
-    assert sheet.texts["shape"] == (pytest.approx([0, -1]), ['"32,3"\r\n;8'])
-    assert sheet.texts["name"][0].tolist() == [0, -1]
+    assert sheet.text("shape") == (pytest.approx([0, -1]), ['"32,3"\r\n;8'])
+    assert sheet.text("name")[0].tolist() == [0, -1]
     assert sheet.number("count").tolist() == [4, UNKNOWN]
 
 
@@ -83,7 +83,7 @@ def test_more_rows_than_are_read_at_once_stay_in_order(tmp_path: Path) -> None:
     count = 40_000
     body = "".join(f"{at},kernel_{at % 7}\n" for at in range(count))
 
-    sheet = read_sheet(write(tmp_path / "a.csv", f"n,name\n{body}"), {"n": whole}, ("name",))
+    sheet = read_sheet(write(tmp_path / "a.csv", f"n,name\n{body}"), {"n": whole, "name": None})
 
     assert sheet.number("n").tolist() == list(range(count))
     codes, names = sheet.text("name")

@@ -151,7 +151,7 @@ def recorded(start: int, end: int, rank: int = 0, step: int = 3) -> Any:
     """Return a capture that holds so much of a step, with what `_repeated_steps` looks at."""
     columns = {"step": step, "start_ns": start, "end_ns": end, "kind": KINDS.index("step")}
     ranges = SimpleNamespace(**{name: np.array([value]) for name, value in columns.items()})
-    return SimpleNamespace(ranges=ranges, opened=SimpleNamespace(rank=rank))
+    return SimpleNamespace(rank=rank, timeline=SimpleNamespace(ranges=ranges))
 
 
 @pytest.mark.parametrize(

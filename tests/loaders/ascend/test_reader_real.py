@@ -122,8 +122,6 @@ def test_ranks_of_several_captures_share_an_axis() -> None:
     assert starts[1] == 1_736_408_883_688_868_080
     assert [problem.text for problem in run.warnings] == [
         "step 50 is in captures far apart, and added up. Are they of one run?",
-        "captures are 426 days apart, so the wall-clock duration is meaningless. Select the "
-        "captures of one run",
     ]
 
 
@@ -152,8 +150,6 @@ def test_what_verl_recorded_has_its_versions() -> None:
 def test_captures_of_several_runs_in_one_folder_are_a_doubt() -> None:
     texts = {(problem.rank, problem.text) for problem in read_ascend(DATA).warnings}
     assert (0, "step 50 is in captures far apart, and added up. Are they of one run?") in texts
-    (apart,) = (text for rank, text in texts if rank is None)
-    assert apart.startswith("captures are 426 days apart")
     alone = read_ascend(DATA / "text_level1_rank0").warnings
     assert not [problem for problem in alone if "apart" in problem.text]
 

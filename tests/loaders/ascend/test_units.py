@@ -64,7 +64,7 @@ def test_what_is_no_number_is_unknown() -> None:
 
 def test_rows_of_another_time_are_not_of_this_capture() -> None:
     start = np.array([EPOCH, EPOCH + 3_600 * 10**9, 1_000, EPOCH, EPOCH, UNKNOWN])
-    length = np.array([5, 5, 5, -1, 2**60, 5])
+    end = start + np.array([5, 5, 5, -1, 2**60, 5])
 
-    assert plausible(start, length).tolist() == [True, True, False, False, False, False]
-    assert plausible(start[:0], length[:0]).tolist() == []
+    assert plausible(start, end).tolist() == [True, True, False, False, False, False]
+    assert plausible(start[:0], end[:0]).tolist() == []

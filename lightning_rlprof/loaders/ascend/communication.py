@@ -1,7 +1,8 @@
-"""Tables that torch_npu and CANN summed up: steps, kernel types and communication."""
+"""The analysis of communication by torch_npu and CANN: each collective, and its group."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,127 +12,13 @@ import numpy as np
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.capture import KERNEL_SHEET, OpenCapture
-from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet, whole
-from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader, decode
-from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, scaled
+from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
+from lightning_rlprof.loaders.ascend.mstx import STRINGS
+from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader
+from lightning_rlprof.loaders.ascend.units import scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.kernels import UNKNOWN
 from lightning_rlprof.tables.table import Column
-
-_DEVICE = Column("device", "count")
-
-_STEP_FILE, _STEP_TABLE = "step_trace_time.csv", "StepTraceTime"
-# Our column, and that of the database; headings of the file have brackets around the same words.
-_STEP_PARTS = {
-    name: name.replace(" ", "_")
-    for name in (
-        "computing",
-        "communication not overlapped",
-        "overlapped",
-        "communication",
-        "free",
-        "stage",
-        "bubble",
-        "communication not overlapped and exclude receive",
-        "preparing",
-    )
-}
-
-
-def _step_trace(opened: OpenCapture) -> tuple[Frame, list[str]]:
-    """Read one row per step and device."""
-    database = opened.analysis if opened.has_analysis(_STEP_TABLE) else None
-    if database is not None:
-        numbers = database.numbers(_STEP_TABLE, "deviceId", "step")
-        microseconds_of = database.reals(_STEP_TABLE, *_STEP_PARTS.values())
-        device = numbers["deviceId"]
-        return {
-            "device": np.where(device == UNKNOWN, opened.device, device),
-            "step": opened.rl_steps(numbers["step"]),
-            **{
-                name: scaled(microseconds_of[column].tolist(), 1000)
-                for name, column in _STEP_PARTS.items()
-            },
-        }, []
-    file: Any = opened.file(_STEP_FILE)
-    headings = {name: _step_heading(name) for name in _STEP_PARTS}
-    wanted = {
-        **dict.fromkeys(("deviceid", "step"), whole),
-        **dict.fromkeys(headings.values(), microseconds),
-    }
-    sheet = read_sheet(file, wanted, needed=("step", "computing", "free", "stage"))
-    frame: dict[str, Cells] = {name: sheet.number(head) for name, head in headings.items()}
-    frame |= {"step": opened.rl_steps(sheet.number("step")), "device": sheet.number("deviceid")}
-    return frame, [f"{file.name}: {text}" for text in sheet.problems]
-
-
-def _step_heading(name: str) -> str:
-    first, _, rest = name.partition(" ")
-    return first + (f"({rest.replace(' ', '')})" if rest else "")
-
-
-STEP_TRACE = TableReader(
-    (_DEVICE, Column("step", "count"), *(Column(name, "duration", "ns") for name in _STEP_PARTS)),
-    lambda opened: opened.has_analysis(_STEP_TABLE) or opened.file(_STEP_FILE) is not None,
-    _step_trace,
-)
-"""Parts of each step on the device. As in torch_npu, ``stage`` is the length of the whole step."""
-
-
-_TYPE_FILE, _COMPUTE = "op_statistic.csv", "COMPUTE_TASK_INFO"
-_TYPE_TIMES = {"total": "total", "shortest": "min", "mean": "avg", "longest": "max"}
-
-
-def _kernel_types(opened: OpenCapture) -> tuple[Frame, list[str]]:
-    """Read count and times of each kernel type, or sum up the tasks of the database."""
-    file = opened.file(_TYPE_FILE)
-    if file is None:
-        return _summed_types(opened.database), []  # type: ignore[arg-type]
-    times = {name: f"{word}time(us)" for name, word in _TYPE_TIMES.items()}
-    texts = ("optype", "coretype")
-    wanted = {"count": whole, "deviceid": whole, **dict.fromkeys(times.values(), microseconds)}
-    sheet = read_sheet(file, wanted, texts, needed=(*texts, "count", *times.values()))
-    return {
-        "device": sheet.number("deviceid"),
-        "type": sheet.text("optype"),
-        "core": sheet.text("coretype"),
-        "kernels": sheet.number("count"),
-        **{name: sheet.number(heading) for name, heading in times.items()},
-    }, [f"{file.name}: {text}" for text in sheet.problems]
-
-
-def _summed_types(database: SqliteTables) -> Frame:
-    duration = "endNs - startNs"
-    sound = f"startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME}"
-    rows = database.rows(
-        "SELECT deviceId, opType, c.taskType, COUNT(*), "
-        f"SUM({duration}), MIN({duration}), AVG({duration}), MAX({duration}) "
-        f"FROM TASK t JOIN {_COMPUTE} c ON t.globalTaskId = c.globalTaskId "
-        f"WHERE {sound} "
-        "GROUP BY 1, 2, 3 ORDER BY 5 DESC"
-    )
-    device, kind, core, *sums = (
-        scaled([row[at] for row in rows], 1) for at in range(4 + len(_TYPE_TIMES))
-    )
-    texts = {"type": decode(database, kind), "core": decode(database, core)}
-    return {"device": device, **texts, **dict(zip(("kernels", *_TYPE_TIMES), sums, strict=True))}
-
-
-OPERATOR_TYPES = TableReader(
-    (
-        _DEVICE,
-        Column("type", "text"),
-        Column("core", "text"),
-        Column("kernels", "count"),
-        *(Column(name, "duration", "ns") for name in _TYPE_TIMES),
-    ),
-    lambda opened: (
-        opened.has(_COMPUTE, "opType", "taskType") or opened.file(_TYPE_FILE) is not None
-    ),
-    _kernel_types,
-)
-"""Kernels by type and core."""
-
 
 _COMMUNICATION_FILE = "communication.json"
 _TIMES, _BANDWIDTHS, _OPERATORS = "CommAnalyzerTime", "CommAnalyzerBandwidth", "COMMUNICATION_OP"
@@ -174,8 +61,7 @@ class _Collective:
 
 def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     file = opened.file(_COMMUNICATION_FILE)
-    from_file = list(_from_file(file)) if file is not None else None
-    rows = list(_from_analysis(opened.analysis)) if from_file is None else from_file  # type: ignore[arg-type]
+    rows = list(_from_analysis(opened.analysis) if file is None else _from_file(file))  # type: ignore[arg-type]
     moved = [row.moved() for row in rows]
     size, time = scaled([s for s, _ in moved], 10**6), scaled([t for _, t in moved], 10**6)
     steps = [_STEP.fullmatch(row.step) for row in rows]
@@ -207,9 +93,9 @@ def _exact_start(opened: OpenCapture) -> Callable[[str, int], int]:
     if opened.has(_OPERATORS, "opName", "startNs"):
         database: Any = opened.database
         rows = database.numbers(_OPERATORS, "opName", "startNs")
-        (codes, texts), starts = decode(database, rows["opName"]), rows["startNs"]
+        (codes, texts), starts = database.decode(rows["opName"], STRINGS), rows["startNs"]
     elif (file := opened.file(KERNEL_SHEET)) is not None:
-        sheet = read_sheet(file, {"starttime(us)": microseconds}, ("name",))
+        sheet = read_sheet(file, {"starttime(us)": microseconds, "name": None})
         (codes, texts), starts = sheet.text("name"), sheet.number("starttime(us)")
     else:
         return lambda _, rounded: rounded
@@ -271,22 +157,16 @@ def _from_file(file: Path) -> Iterator[_Collective]:
 
 
 def collective_groups(opened: OpenCapture) -> dict[str, str]:
-    """Return the group of each collective by its name, {} if no analysis has them."""
-    if not COMMUNICATION.available(opened):
-        return {}
-    try:
-        frame = COMMUNICATION.read(opened)[0]
-    except TraceError:  # reading the table reports it
-        return {}
-    names: Any = frame["operator"]
-    groups: Any = frame["group"]
-    pairs = zip(names[0].tolist(), groups[0].tolist(), strict=True)
-    return {names[1][name]: groups[1][group] for name, group in pairs}
+    """Return the group of each collective of the text format by its name, if it has them."""
+    file = opened.file(_COMMUNICATION_FILE)
+    with suppress(TraceError):  # reading the table reports it
+        return {row.name: row.group for row in _from_file(file)} if file is not None else {}
+    return {}
 
 
 COMMUNICATION = TableReader(
     (
-        _DEVICE,
+        Column("device", "count"),
         Column("step", "count"),
         Column("operator", "text"),
         Column("kind", "text"),
