@@ -1,21 +1,17 @@
 """GPU-hours of the whole job by category: every second of every rank once, with its cost."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
-from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, SILENT, Accounts, compute_accounts
+from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts, compute_accounts
 from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 _HOUR_NS = 3_600 * 10**9
-_LOW_BITS = 30  # bits of a time that are summed separately, so that sums stay exact
-_CHUNK = 2**20
 _NO_DATA = "no spans were recorded"
 _ONLY_IF_ANY = (Category.PROFILER, Category.CUSTOM)  # their absence is not missing data
 _NEEDS = {
@@ -75,8 +71,10 @@ def category_totals(
     )
     if not accounts.wall_ns:
         return Table("ledger", columns, abstained=_NO_DATA)
+    totals, in_steps = _by_category(accounts.ns), _by_category(accounts.ns[:, :OUTSIDE])
     rows: list[tuple[Cell, ...]] = []
-    for category, total, in_steps, from_kernels in _by_category(accounts):
+    for category in _most_time_first(accounts):
+        total, from_kernels = totals[category], int(accounts.kernels_ns[category])
         hours = total / _HOUR_NS
         source = accounts.sources[category]
         if category == Category.UNTRACED:
@@ -88,7 +86,8 @@ def category_totals(
             (
                 *(category.text, total / accounts.total_ns, hours),
                 *(() if price is None else (hours * price,)),
-                *(total, source, in_steps, from_kernels / total if from_kernels else None),
+                *(total, source, in_steps[category]),
+                from_kernels / total if from_kernels else None,
             )
         )
     return Table("ledger", columns, rows, _note(accounts))
@@ -106,8 +105,10 @@ def category_breakdown(accounts: Accounts) -> Table:
     """
     per_rank, per_step = accounts.by_rank, accounts.steps is not None
     name = "ledger by " + " and ".join(["rank"] * per_rank + ["step"] * per_step)
-    totals = _by_category(accounts)
-    shown = [each for each, total, *_ in totals if total or each == Category.UNTRACED]
+    totals = _by_category(accounts.ns)
+    shown = [
+        each for each in _most_time_first(accounts) if totals[each] or each == Category.UNTRACED
+    ]
     columns = (
         *([Column("rank", "count")] if per_rank else []),
         *([Column("step", "count")] if per_step else []),
@@ -116,65 +117,28 @@ def category_breakdown(accounts: Accounts) -> Table:
     )
     if not accounts.wall_ns:
         return Table(name, columns, abstained=_NO_DATA)
+    ranks = sorted((*accounts.ranks, *accounts.silent))
+    steps = [None] if accounts.steps is None else [*accounts.steps.tolist(), None]
+    ns = accounts.ns if per_step else accounts.ns.sum(axis=1, keepdims=True)
     rows: list[tuple[Cell, ...]] = []
-    for rank, step, times in _by_rank_and_step(accounts):
-        place = (*([rank] if per_rank else []), *([step] if per_step else []))
+    for rank, step in np.argwhere(ns.any(axis=2)).tolist():
+        place = (*([ranks[rank]] if per_rank else []), *([steps[step]] if per_step else []))
+        times = ns[rank, step].tolist()
         rows.append((*place, sum(times), *(times[category] for category in shown)))
     return Table(name, columns, rows)
 
 
-def _by_category(accounts: Accounts) -> list[tuple[Category, int, int, int]]:
-    """Return (category, total, in steps, from kernels), most time first and untraced last."""
-    entries = accounts.entries
-    in_step = entries.step != OUTSIDE
-    keys = entries.category * np.int8(4) + np.int8(2) * in_step + entries.from_kernels
-    sums = _sums(accounts, keys, 4 * len(Category), each_rank=False)
-    rows = []
-    for category in accounts.sources:
-        each = sums[4 * category : 4 * category + 4]
-        rows.append((category, sum(each), each[2] + each[3], each[1] + each[3]))
-    return sorted(rows, key=lambda row: (row[0] == Category.UNTRACED, -row[1], row[0]))
+def _by_category(ns: Int64s) -> list[int]:
+    """Return the time of each category."""
+    return list(ns.sum(axis=(0, 1)).tolist())
 
 
-def _by_rank_and_step(accounts: Accounts) -> Iterator[tuple[int, int | None, list[int]]]:
-    """Yield (rank, step, time of each category) by rank and step, time outside steps last."""
-    entries, width = accounts.entries, len(Category)
-    numbers = [None] if accounts.steps is None else [*accounts.steps.tolist(), None]
-    size, zeros = len(numbers), np.zeros(len(accounts.rank), dtype=np.int64)
-    rank = accounts.rank.astype(np.int64) - SILENT if accounts.by_rank else zeros
-    step = zeros if accounts.steps is None else np.where(entries.step < 0, size - 1, entries.step)
-    keys, place = np.unique(rank * size + step, return_inverse=True)
-    keyed = place * width + entries.category
-    sums = _sums(accounts, keyed, len(keys) * width, each_rank=accounts.by_rank)
-    of_rank: dict[int, list[int]] = {}
-    for at, each in enumerate((keys // size + SILENT).tolist()):
-        of_rank.setdefault(each, []).append(at)
-    ranks = sorted((*accounts.ranks, *accounts.silent)) if accounts.by_rank else [SILENT]
-    for each in ranks:
-        for at in of_rank[each if each in of_rank else SILENT]:
-            yield each, numbers[keys[at] % size], sums[at * width : (at + 1) * width]
-
-
-def _sums(accounts: Accounts, keys: npt.NDArray[Any], size: int, each_rank: bool) -> list[int]:
-    """Sum the entries by key, exactly: a thousand ranks for a hundred days exceed 64 bits.
-
-    The entries of silent ranks count once if sums are of ``each_rank``, else once per such rank.
-    """
-    silent = int(np.searchsorted(accounts.rank, SILENT, "right"))
-    times = 1 if each_rank else len(accounts.silent)
-    parts = (slice(0, silent), slice(silent, None))
-    theirs, others = (_exact(keys[part], accounts.entries.ns[part], size) for part in parts)
-    return [times * one + other for one, other in zip(theirs, others, strict=True)]
-
-
-def _exact(keys: npt.NDArray[Any], ns: Int64s, size: int) -> list[int]:
-    high, low = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    for at in range(0, len(keys), _CHUNK):
-        part = slice(at, at + _CHUNK)
-        np.add.at(high, keys[part], ns[part] >> _LOW_BITS)
-        np.add.at(low, keys[part], ns[part] & (2**_LOW_BITS - 1))
-    pairs = zip(high.tolist(), low.tolist(), strict=True)
-    return [(above << _LOW_BITS) + below for above, below in pairs]
+def _most_time_first(accounts: Accounts) -> list[Category]:
+    """Return the categories with data, untraced last."""
+    totals = _by_category(accounts.ns)
+    return sorted(
+        accounts.sources, key=lambda each: (each == Category.UNTRACED, -totals[each], each)
+    )
 
 
 def _note(accounts: Accounts) -> str:
