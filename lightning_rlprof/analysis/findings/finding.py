@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import cached_accounts
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 HIGH, MEDIUM = "high", "medium"
 """Confidence of a finding. With less than medium confidence, a rule reports nothing."""
@@ -203,6 +204,16 @@ def place_at(spans: Spans, rank: int, from_ns: int, to_ns: int) -> Place:
     at = int(np.searchsorted(spans.start_ns[rows], from_ns, "right")) - 1
     inside = at >= 0 and from_ns < int(spans.end_ns[rows[at]])
     return Place(rank, int(spans.step[rows[at]]) if inside else None, from_ns, to_ns)
+
+
+Row = dict[str, Any]
+"""One row of a table by column name."""
+
+
+def rows_of(table: Table) -> list[Row]:
+    """Return the rows of a table, each by column name."""
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
 def quoted(text: str) -> str:

@@ -5,11 +5,18 @@
 
 from collections.abc import Callable, Iterator
 
-from lightning_rlprof.analysis.findings.category_evidence import category_shares
-from lightning_rlprof.analysis.findings.device_evidence import device_idle, dominant_kernel
-from lightning_rlprof.analysis.findings.efficiency_evidence import low_mfu, small_collectives
+from lightning_rlprof.analysis.findings.device_evidence import (
+    device_idle,
+    dominant_kernel,
+    small_collectives,
+)
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
-from lightning_rlprof.analysis.findings.run_evidence import memory_growth, slow_ranks
+from lightning_rlprof.analysis.findings.run_evidence import (
+    category_shares,
+    low_mfu,
+    memory_growth,
+    slow_ranks,
+)
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_rlprof.analysis.findings.efficiency_evidence import low_mfu, small_collectives
+from lightning_rlprof.analysis.findings.device_evidence import small_collectives
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
+from lightning_rlprof.analysis.findings.run_evidence import low_mfu
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import KERNELS, Cells, table, thinned
