@@ -433,14 +433,15 @@ def _narrow_down(
     """Return the attribution to the one rank of a slow replica, or to all that may be it."""
     worst = max(slow, key=_effect)
     first, last = worst.columns()
-    least = _AS_SLOW * _effect(worst)
+    # As a whole: a verdict may be about one stage, in which a rank is slower than in the rest.
+    whole = worst.line.effect(worst.ranks[0], first, last) if worst.line else None
+    least = _AS_SLOW * (_effect(worst) if whole is None else max(whole, 0.0))
     steps = (
         lines[0].matrix.steps[[first, last]].tolist()
     )  # all comparisons have the steps of the run
     waited = arrivals.cause(ranks, (steps[0], steps[1]), 1, least * _own_ns(worst))
-    found = tuple(waited) or tuple(
-        rank for rank in ranks if _as_slow(rank, lines, first, last, least)
-    )
+    as_slow = tuple(rank for rank in ranks if _as_slow(rank, lines, first, last, least))
+    found = tuple(waited) or as_slow or tuple(ranks)
     if len(found) > 1:
         return Attribution(tuple(sorted(found)), SLOW_REPLICA, worst.line, worst.verdict)
     own = next((each for each in slow if each.ranks == found), worst)

@@ -212,6 +212,14 @@ def test_where_nobody_tells_which_one_it_is_the_replica_is_charged(
     assert told(script) == [(None, SLOW_REPLICA, group)]
 
 
+def test_a_rank_that_is_slower_in_one_stage_than_as_a_whole_is_named_or_its_replica() -> None:
+    both = ("actor_generate", "actor_update")
+    script = replace(TENSOR, counters=False, slow={0: 0.2}, steps=50, layers=(1.0, 1.3))
+    assert told(script, 133) == [(0, SLOW_UNCOUNTED, "actor")]
+    unlisted = replace(TENSOR, counters=False, slow={0: 0.2}, meets=both, listed=False)
+    assert told(unlisted, 100) == [(None, SLOW_REPLICA, "actor ranks 0, 1")]
+
+
 def test_of_a_copy_that_does_not_wait_for_it_only_the_slow_rank_is_charged() -> None:
     script = replace(PIPELINE, layers=(1.0, 1.3), slow={5: 0.1}, listed=False)
     assert told(script) == [(5, SLOW_HOST, "actor")]
