@@ -30,6 +30,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
     INCONCLUSIVE,
     NO_STRAGGLER,
+    Verdict,
     judge,
     steps_needed,
 )
@@ -219,18 +220,19 @@ def _row(
     role = spans.headers[ranks[0]].role
     group = role if one is not None else f"{role} ranks {', '.join(map(str, ranks))}".strip()
     share = arrivals.share(one) if one is not None else None
-    if attribution.line is None or attribution.verdict is None:
+    if attribution.compared is None:
         steps = f"{rows.steps[0]}-{rows.steps[-1]}"
         cost = ("unknown", attribution.cost_ns, steps, None, None, attribution.chance)
         return (one, attribution.word, None, *cost, share, group)
-    evidence = attribution.verdict.evidence
-    names = [spans.names[code] for code in attribution.verdict.stages if code != WHOLE]
+    line, verdict = attribution.compared
+    evidence = verdict.evidence
+    names = [spans.names[code] for code in verdict.stages if code != WHOLE]
     return (
         one,
         attribution.word,
         evidence.effect,
         ", ".join(names) or "all",
-        _peer_time_lost(attribution.line, attribution, len(arrivals.who.ranks)),
+        _peer_time_lost(line, verdict, attribution.word, len(arrivals.who.ranks)),
         f"{rows.steps[evidence.first]}-{rows.steps[evidence.last]}",
         evidence.low,
         evidence.high,
@@ -240,21 +242,17 @@ def _row(
     )
 
 
-def _peer_time_lost(line: ComparedRanks, attribution: Attribution, ranks: int) -> int | None:
+def _peer_time_lost(line: ComparedRanks, verdict: Verdict, word: str, ranks: int) -> int | None:
     """Return the time that all other ranks of the role waited, scaled to all parallel positions.
 
     Without its slowdown, the rank would be faster by its median excess, and as noisy as it is.
     """
-    if (
-        attribution.verdict is None
-        or not line.slowdown.has_sync
-        or attribution.word == INCONCLUSIVE
-    ):
+    if not line.slowdown.has_sync or word == INCONCLUSIVE:
         return None
-    own, evidence = line.slowdown, attribution.verdict.evidence
-    rank, first, last = attribution.verdict.rank, evidence.first, evidence.last
+    own, evidence = line.slowdown, verdict.evidence
+    rank, first, last = verdict.rank, evidence.first, evidence.last
     slower = nan_median(own.effect[rank, first : last + 1, 0])
-    effect = np.maximum(own.unequal if attribution.word == IMBALANCE else slower, 0.0)
+    effect = np.maximum(own.unequal if word == IMBALANCE else slower, 0.0)
     excess = own.compared_ns * effect / (1.0 + effect)
     lost = peer_time_lost(own.own_ns, excess, rank, first, last)
     here = len(line.matrix.ranks)
