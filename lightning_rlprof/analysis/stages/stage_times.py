@@ -59,9 +59,10 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     for at, own in enumerate(ns.tolist()):
         codes = [code for code in range(len(spans.names)) if own[code] or (at, code) in inclusive]
         codes.sort(key=lambda code: -own[code])
+        whole = sum(own)
         for code in [*codes, UNTRACED]:
             stage = "untraced" if code == UNTRACED else spans.names[code]
-            share = own[code] / sum(own) if any(own) else None
+            share = own[code] / whole if whole else None
             row = (stage, share, own[code], *inclusive.get((at, code), (None,) * 5))
             rows.append((int(times.ranks[at]), *row) if per_rank else (*row, slowest.get(code)))
     return Table(name, columns, rows, choice.note)
