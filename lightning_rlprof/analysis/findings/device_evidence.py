@@ -1,7 +1,6 @@
 """Evidence from devices: idle time, a kernel that dominates, and small collectives."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from lightning_rlprof.analysis.findings.finding import (
     Finding,
     NotChecked,
     Place,
+    Results,
     Row,
     RunData,
     judge,
@@ -68,7 +68,7 @@ class _HostWait(NamedTuple):
     longest: tuple[int, int, int, int]
 
 
-def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
+def device_idle(run: RunData) -> Results:
     """Report devices that idle until the host launches work; nothing without recorded devices.
 
     Many short gaps are the cost of launching. A few long ones mean that the host did something
@@ -76,11 +76,10 @@ def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
     """
     lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
     if not lanes:
-        return
+        return []
     fewest = min(len(lane.work.start_ns) for lane in lanes)
     if fewest < FEWEST_KERNELS:
-        yield NotChecked(SHORT_GAPS.name, f"needs {FEWEST_KERNELS} kernels, has {fewest}")
-        return
+        return [NotChecked(SHORT_GAPS.name, f"needs {FEWEST_KERNELS} kernels, has {fewest}")]
     waits = [_host_wait(lane) for lane in lanes]
     late, unknown, whole = np.sum([each.parts for each in waits], axis=0)
     slower = capture_slowdown(run.spans)
@@ -88,13 +87,11 @@ def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
     low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
     decision = judge(SHORT_GAPS, low, high)
     if decision is None:
-        return
+        return []
     if isinstance(decision, NotChecked):
-        yield decision
-        return
+        return [decision]
     if run.launches is not None and run.launches.lossy:
-        yield NotChecked(SHORT_GAPS.name, KERNELS_LOST)
-        return
+        return [NotChecked(SHORT_GAPS.name, KERNELS_LOST)]
     cost, observed = int(late.sum()), int(whole.sum())
     short_ns, gaps = sum(each.short_ns for each in waits), sum(each.gaps for each in waits)
     longest_ns, rank, start, end = max(each.longest for each in waits)
@@ -104,7 +101,7 @@ def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
     else:
         rule, query = LONG_GAPS, _gap_query(run.spans, rank, start, end)
         detail = f"the longest gap takes {longest_ns / 1e6:.3g} ms"
-    yield Finding(
+    finding = Finding(
         rule,
         rule.title,
         cost,
@@ -115,6 +112,7 @@ def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
         query,
         place_at(run.spans, rank, start, end),
     )
+    return [finding]
 
 
 def _host_wait(lane: Lane) -> _HostWait:
@@ -174,18 +172,19 @@ _LEAST_SHARE = 0.05  # of the observed time: a device that does next to nothing 
 _LONGEST_NAME = 80  # letters of a kernel's name in a title
 
 
-def dominant_kernel(run: RunData) -> Iterator[Finding | NotChecked]:
+def dominant_kernel(run: RunData) -> Results:
     """Report the compute kernel with the most time, if it dominates; nothing without kernels."""
     table = run.spans.try_table("kernels", [])
     if table is None or not len(table.rows):
-        return
+        return []
     code, names = table.texts("kernel")
     if len(code) < FEWEST_KERNELS:
-        yield NotChecked(DOMINANT_KERNEL.name, f"needs {FEWEST_KERNELS} kernels, has {len(code)}")
-        return
+        return [
+            NotChecked(DOMINANT_KERNEL.name, f"needs {FEWEST_KERNELS} kernels, has {len(code)}")
+        ]
     is_compute = np.append(kernel_categories(names), Category.CUSTOM)[code] == Category.COMPUTE
     if not is_compute.any():
-        return
+        return []
     rank, start, duration = (table.numbers(name) for name in ("rank", "start", "duration"))
     top = int(np.argmax(np.bincount(code[is_compute], duration[is_compute], len(names))))
     rows = np.flatnonzero(code == top)
@@ -193,20 +192,19 @@ def dominant_kernel(run: RunData) -> Iterator[Finding | NotChecked]:
     part[np.argsort(start, kind="stable")] = np.arange(len(start)) * _PARTS // len(start)
     own = np.bincount(part[rows], duration[rows], _PARTS).astype(np.float64)
     if own.sum() < _LEAST_SHARE * run.observed_ns:
-        return
+        return []
     whole_by_part = np.bincount(part, duration, _PARTS).astype(np.float64)
     low, high = share_interval(own, whole_by_part)
     decision = judge(DOMINANT_KERNEL, low, high)
     if decision is None:
-        return
+        return []
     if isinstance(decision, NotChecked):
-        yield decision
-        return
+        return [decision]
     name, cost, whole = names[top], int(duration[rows].sum()), int(duration.sum())
     kernel = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     longest = int(rows[np.argmax(duration[rows])])
     from_ns = int(start[longest])
-    yield Finding(
+    finding = Finding(
         DOMINANT_KERNEL,
         DOMINANT_KERNEL.title.format(share=cost / whole, kernel=kernel),
         cost,
@@ -217,6 +215,7 @@ def dominant_kernel(run: RunData) -> Iterator[Finding | NotChecked]:
         f"select * from kernels where kernel = {quoted(name)} order by duration_ns desc",
         place_at(run.spans, int(rank[longest]), from_ns, from_ns + int(duration[longest])),
     )
+    return [finding]
 
 
 LARGER, FASTER = 8, 4
@@ -232,22 +231,23 @@ _LEAST_MATCHED = 0.9  # share of the calls; below, wait and transfer are unknown
 _KEYS = ("operation", "group", "stage")
 
 
-def small_collectives(run: RunData) -> Iterator[Finding | NotChecked]:
+def small_collectives(run: RunData) -> Results:
     """Report the exposed time of small collectives; nothing without group and size of any."""
     if "collectives" not in run.spans.tables:
-        return
+        return []
     rows = [row for row in rows_of(communication(run.spans)) if row["median bytes"]]
     if not rows or not run.observed_ns:
-        return
+        return []
     exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
     for row in rows_of(overlap_of(run.spans, run.devices)):
         sums = exposed[row["operation"], row["group"]]
         sums[0], sums[1] = sums[0] + row["exposed"], sums[1] + row["communication"]
     least_ns = SMALL_COLLECTIVES.threshold * run.observed_ns
-    for row in rows:
-        found = _small(run.spans, row, rows, exposed[row["operation"], row["group"]], least_ns)
-        if found is not None:
-            yield found
+    found = [
+        _small(run.spans, row, rows, exposed[row["operation"], row["group"]], least_ns)
+        for row in rows
+    ]
+    return [each for each in found if each is not None]
 
 
 def _small(
@@ -267,11 +267,17 @@ def _small(
     if row["matched"] < FEWEST_COLLECTIVES:
         has = f"has {row['matched']}"
         return NotChecked(rule, f"needs {FEWEST_COLLECTIVES} matched collectives, {has}")
-    larger = [each for each in rows if _shows_bandwidth(each, row)]
-    if not larger:
+    larger = [
+        each["algbw"]
+        for each in rows
+        if each["group"] == row["group"]
+        and each["algbw"] is not None
+        and each["matched"] >= FEWEST_COLLECTIVES
+        and each["median bytes"] >= LARGER * row["median bytes"]
+    ]
+    if not larger or row["algbw"] is None:
         return NotChecked(rule, f"the group has no collective {LARGER}x as large to compare with")
-    best = max(larger, key=lambda each: float(each["algbw"]))
-    ratio = float(best["algbw"]) / float(row["algbw"])
+    ratio = max(larger) / row["algbw"]
     low, cost, high = _exposed_transfer(row, *exposed)
     if ratio < FASTER or high < least_ns:
         return None
@@ -291,13 +297,6 @@ def _small(
         f"select * from collectives where {' and '.join(where)} order by rank, start_ns",
         _first_call(spans, row),
     )
-
-
-def _shows_bandwidth(other: Row, row: Row) -> bool:
-    """Return whether another collective shows the bandwidth between the same ranks."""
-    same = other["group"] == row["group"] and other["algbw"] is not None
-    enough = row["algbw"] is not None and other["matched"] >= FEWEST_COLLECTIVES
-    return bool(same and enough and other["median bytes"] >= LARGER * row["median bytes"])
 
 
 def _exposed_transfer(row: Row, exposed: int, total_in_group: int) -> tuple[int, int, int]:

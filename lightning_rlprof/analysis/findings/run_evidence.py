@@ -1,7 +1,5 @@
 """Evidence from steps: categories of the ledger, MFU, slow ranks, and memory that grows."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from lightning_rlprof.analysis.device.launches import LOST
@@ -12,6 +10,7 @@ from lightning_rlprof.analysis.findings.finding import (
     MEDIUM,
     Finding,
     NotChecked,
+    Results,
     Row,
     Rule,
     RunData,
@@ -55,18 +54,17 @@ A fifth of the kernels may be lost, and what they hid is then up to a fifth of t
 _SHOWN = 3
 
 
-def category_shares(run: RunData) -> Iterator[Finding | NotChecked]:
+def category_shares(run: RunData) -> Results:
     """Report categories whose share of the step time is too large; nothing without steps.
 
     If kernels show what is host-bound, `device_idle` checks that instead: it looks at launches, so
     a lost kernel cannot be mistaken for a late host.
     """
     ns = run.accounts.ns[0, :OUTSIDE].astype(np.float64)
-    if ns.any():
-        for category, rule in CATEGORY_RULES.items():
-            found = _category_share(run, category, rule, ns)
-            if found is not None:
-                yield found
+    if not ns.any():
+        return []
+    found = [_category_share(run, category, rule, ns) for category, rule in CATEGORY_RULES.items()]
+    return [each for each in found if each is not None]
 
 
 def _category_share(
@@ -136,7 +134,7 @@ def _unmatched(spans: Spans, accounts: Accounts) -> bool:
     return bool(fewer > LOST * len(calls)) or accounts.unmatched_collectives > 0
 
 
-def low_mfu(run: RunData) -> Iterator[Finding | NotChecked]:
+def low_mfu(run: RunData) -> Results:
     """Report a low MFU of training; nothing if FLOPs or the device's peak are unknown.
 
     The cost is what reaching the threshold would save. Only spans that counted ``flops``, in
@@ -149,30 +147,27 @@ def low_mfu(run: RunData) -> Iterator[Finding | NotChecked]:
     peak = np.array([peaks.get(rank, 0.0) for rank in spans.rank[rows].tolist()])  # TFLOP/s
     rows, flops, peak = rows[peak > 0], flops[peak > 0], peak[peak > 0]
     if not len(rows):
-        return
+        return []
     steps, place = np.unique(spans.step[rows], return_inverse=True)
     if len(steps) < FEWEST_STEPS:
         why = f"needs {FEWEST_STEPS} steps with counted FLOPs, has {len(steps)}"
-        yield NotChecked(LOW_MFU.name, why)
-        return
+        return [NotChecked(LOW_MFU.name, why)]
     took = spans.duration_ns[rows].astype(np.float64)
     used, possible = flops / 1_000, took * peak  # in thousand FLOPs
     if (used > possible).any():
-        yield NotChecked(LOW_MFU.name, "some of it is above 100%, see data_quality")
-        return
+        return [NotChecked(LOW_MFU.name, "some of it is above 100%, see data_quality")]
     by_step = [np.bincount(place, each).astype(np.float64) for each in (used, possible)]
     low, high = share_interval(*by_step)
     decision = judge(LOW_MFU, low, high)
     if decision is None:
-        return
+        return []
     if isinstance(decision, NotChecked):
-        yield decision
-        return
+        return [decision]
     mfu, rows = float(used.sum() / possible.sum()), rows[np.argsort(used / possible)]
     whole = float(took.sum())
     cost, least, most = (int(whole * (1 - each / LOW_MFU.threshold)) for each in (mfu, high, low))
     stages = ", ".join(sorted({spans.names[code] for code in spans.name[rows].tolist()}))
-    yield Finding(
+    finding = Finding(
         LOW_MFU,
         LOW_MFU.title.format(mfu=mfu, stages=stages),
         *(cost, least, most),
@@ -182,6 +177,7 @@ def low_mfu(run: RunData) -> Iterator[Finding | NotChecked]:
         spans_query(spans, rows[:_SHOWN].tolist()),
         place_of(spans, rows),
     )
+    return [finding]
 
 
 def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
@@ -200,13 +196,11 @@ def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
     return rows[outer], flops[outer]
 
 
-def slow_ranks(run: RunData) -> Iterator[Finding]:
+def slow_ranks(run: RunData) -> Results:
     """Report each rank, or group that contains one, that the analysis of stragglers names."""
-    if not len(run.spans.rows(kind="step")):
-        return
-    for row in rows_of(stragglers(run.spans)):
-        if row["verdict"] not in (INCONCLUSIVE, NO_STRAGGLER, IMBALANCE):
-            yield straggler_finding(run.spans, row)
+    harmless = (INCONCLUSIVE, NO_STRAGGLER, IMBALANCE)
+    rows = rows_of(stragglers(run.spans)) if len(run.spans.rows(kind="step")) else []
+    return [straggler_finding(run.spans, row) for row in rows if row["verdict"] not in harmless]
 
 
 def straggler_finding(spans: Spans, row: Row) -> Finding:
@@ -266,7 +260,7 @@ _COUNTERS = {
 }
 
 
-def memory_growth(run: RunData) -> Iterator[Finding | NotChecked]:
+def memory_growth(run: RunData) -> Results:
     """Report growing memory, the worst rank of each component; nothing without memory data.
 
     The second half of the steps must grow too: setup and warm-up grow, but stop. The finding has
@@ -276,14 +270,16 @@ def memory_growth(run: RunData) -> Iterator[Finding | NotChecked]:
     growing = [row for row in rows if row["growing"] == "yes" and _is_large(row, "CI low")]
     steps = max((row["steps"] for row in rows), default=0)
     if rows and steps < FEWEST_MEMORY_STEPS:
-        yield _too_few_steps(f"has {steps}")
-        return
+        return [_too_few_steps(f"has {steps}")]
     if not growing and any(row["growing"] == "no" and _is_large(row, "CI high") for row in rows):
-        yield NotChecked(MEMORY_GROWTH.name, "steps differ too much")
-    for component in dict.fromkeys(row["component"] for row in growing):
-        of_component = [row for row in growing if row["component"] == component]
-        worst = max(of_component, key=lambda row: row["CI low"])
-        yield _memory_finding(run.spans, worst, len(of_component))
+        return [NotChecked(MEMORY_GROWTH.name, "steps differ too much")]
+    components: dict[str | None, list[Row]] = {}
+    for row in growing:
+        components.setdefault(row["component"], []).append(row)
+    return [
+        _memory_finding(run.spans, max(each, key=lambda row: row["CI low"]), len(each))
+        for each in components.values()
+    ]
 
 
 def _too_few_steps(has: str) -> NotChecked:
