@@ -121,8 +121,8 @@ def count_last_arrivals(group: Int64s, rank: Int64s, duration_ns: Int64s) -> Arr
     return Arrivals(ranks, last, trials, np.array(chance, dtype=np.float64), cost, later)
 
 
-def listed_collectives(spans: Spans, who: Replicas) -> ListedCollectives | None:
-    """Read the table ``collectives`` or ``communication``; None if it lists no groups.
+def listed_collectives(spans: Spans, who: Replicas) -> ListedCollectives:
+    """Read the table ``collectives`` or ``communication``; nothing if it lists no groups.
 
     Excludes groups with other ranks than the given ones, and sends and receives.
     """
@@ -130,8 +130,8 @@ def listed_collectives(spans: Spans, who: Replicas) -> ListedCollectives | None:
     table = spans.try_table(name, [])
     columns = {column.name for column in table.columns} if table is not None else set()
     needed = {"rank", "group", "start", "duration", _TABLES.get(name, "")}
-    if table is None or not len(table.rows) or not needed <= columns:
-        return None
+    if table is None or not needed <= columns:
+        return ListedCollectives(*np.empty((5, 0), dtype=np.int64))
     rank, start, took = (table.numbers(each, -1) for each in ("rank", "start", "duration"))
     group, (operator, names) = table.texts("group")[0], table.texts(_TABLES[name])
     step = table.numbers("step", 0) if "step" in columns else np.zeros_like(rank)
@@ -145,7 +145,7 @@ def listed_collectives(spans: Spans, who: Replicas) -> ListedCollectives | None:
         told = table.numbers("group size", -1)[known]
         whole &= (told < 0) | (told == np.bincount(one)[one])
     keep = whole & ~np.isin(one, np.unique(one[~np.isin(rank, who.ranks)]))
-    return ListedCollectives(one, group, step, rank, took).only(keep) if keep.any() else None
+    return ListedCollectives(one, group, step, rank, took).only(keep)
 
 
 def between_replicas(found: ListedCollectives, who: Replicas) -> ListedCollectives:
@@ -180,8 +180,8 @@ def groups_overlap(found: ListedCollectives) -> bool:
     return any(not (one <= other or other <= one) for one, other in combinations(members, 2))
 
 
-def last_arrivals(found: ListedCollectives, every: int = 1) -> Arrivals | None:
-    """Count last arrivals, once per group and step; None without collectives.
+def last_arrivals(found: ListedCollectives, every: int = 1) -> Arrivals:
+    """Count last arrivals, once per group and step.
 
     Within a step one late arrival is followed by others. So only the collective with the largest
     spread of durations counts; lateness is summed over all.
@@ -196,8 +196,6 @@ def last_arrivals(found: ListedCollectives, every: int = 1) -> Arrivals | None:
     widest = order[np.flatnonzero(np.diff(visit[order], append=-1))]
     chosen = found.only(np.isin(found.one, found.one[widest]))
     told = count_last_arrivals(chosen.one, chosen.rank, chosen.took)
-    if not len(told.ranks):
-        return None
     whole = count_last_arrivals(found.one, found.rank, found.took)
     return told._replace(later_ns=whole.later_ns[np.searchsorted(whole.ranks, told.ranks)])
 
@@ -287,7 +285,7 @@ class ArrivalEvidence:
         every: Every n-th step was used.
         step_ns: Duration of a step.
         several: Whether ranks are in process groups, neither of which contains the other.
-        within: Collectives of ranks that share a part of a replica; None if none are listed.
+        within: Collectives of ranks that share a part of a replica.
         late: Last arrivals by replica, if several met.
         inside: Last arrivals by rank, within replicas.
     """
@@ -295,19 +293,18 @@ class ArrivalEvidence:
     who: Replicas
     every: int
     step_ns: float
-    several: bool = False
-    within: ListedCollectives | None = None
-    late: Arrivals | None = None
-    inside: Arrivals | None = None
+    several: bool
+    within: ListedCollectives
+    late: Arrivals
+    inside: Arrivals
 
     def share(self, rank: int) -> float | None:
         """Return how often a rank was last within its replica, or else its replica was."""
-        if self.inside is not None and rank in self.inside.ranks:
-            return self.inside.share(rank)
         row = int(np.searchsorted(self.who.ranks, rank))
-        return self.late.share(int(self.who.replica[row])) if self.late is not None else None
+        share = self.inside.share(rank)
+        return self.late.share(int(self.who.replica[row])) if share is None else share
 
-    def replicas(self, needed: int) -> dict[int, Proof]:
+    def replicas(self, needed: int) -> Causes:
         """Return the replicas that the others waited for, and the cost and p-value."""
         most = max(map(len, self.who.members().values()))  # groups of a replica that are late
         return _proven_last(self.late, needed, LEVEL, _MATTERS * self.step_ns * most)
@@ -325,8 +322,6 @@ class ArrivalEvidence:
             needed: Number of steps below which nothing is significant.
             least_ns: Required lateness of the cause per step.
         """
-        if self.within is None:
-            return {}
         here = np.isin(self.within.rank, ranks)
         here &= (self.within.step >= steps[0]) & (self.within.step <= steps[1])
         found = self.within.only(here)
@@ -336,16 +331,14 @@ class ArrivalEvidence:
             met = last_arrivals(found.only(found.group == group), self.every)
             sure = _proven_last(met, needed, _EITHER if needed == 1 else LEVEL, least_ns)
             proofs = {**sure, **proofs}
-            excused |= set(met.ranks.tolist()) - set(sure) if met is not None and sure else set()
+            excused |= set(met.ranks.tolist()) - set(sure) if sure else set()
         return {rank: proof for rank, proof in proofs.items() if rank not in excused}
 
 
 def arrival_evidence(
-    who: Replicas, found: ListedCollectives | None, every: int, step_ns: float
+    who: Replicas, found: ListedCollectives, every: int, step_ns: float
 ) -> ArrivalEvidence:
     """Count last arrivals in every n-th step."""
-    if found is None:
-        return ArrivalEvidence(who, every, step_ns)
     within = within_replicas(found, who)
     late = last_arrivals(between_replicas(found, who), every)
     return ArrivalEvidence(
@@ -432,12 +425,8 @@ def _by_arrivals(
     return Attribution(found, word, cost_ns=cost_ns, chance=chance)
 
 
-def _proven_last(
-    last: Arrivals | None, needed: int, level: float, least_ns: float
-) -> dict[int, Proof]:
+def _proven_last(last: Arrivals, needed: int, level: float, least_ns: float) -> Causes:
     """Return the ranks that were last significantly often, mostly, and late enough on average."""
-    if last is None:
-        return {}
     chance = holm(last.chance)
     sure = (last.trials >= needed) & (chance <= level) & (last.last > _MOSTLY * last.trials)
     sure &= last.later_ns > least_ns * last.trials

@@ -308,7 +308,7 @@ def _remarks(
         yield f"Step times are autocorrelated; every {size} steps are treated as one sample."
     if not all(line.slowdown.counted for line in lines):
         yield _UNCOUNTED
-    if arrivals.late is None and arrivals.inside is None:
+    if not len(arrivals.late.ranks) and not len(arrivals.inside.ranks):
         yield _NO_ARRIVALS
     if arrivals.several and not arrivals.who.place.any():
         yield _NO_PARALLEL

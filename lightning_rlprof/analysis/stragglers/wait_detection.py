@@ -129,7 +129,11 @@ def detect_waits(
         moves = np.abs(late - nan_median(late, axis=1)[:, None])
         sharp = one_clock or float(nan_median(moves.ravel())) >= _FINER * places.apart_ns
         free[slot] = not bound[slot] and sharp and found[0][0] - _SURE * found[0][1] > _FREE
-        equal[slot] = _held_together(longer)
+        # Ranks that take the same time in each step, though not in all steps, wait for each other.
+        common = nan_median(longer)
+        steps = float(nan_median(np.abs(common - nan_median(common))))
+        apart = float(nan_median(np.abs(deviation_from_median(longer)).ravel()))
+        equal[slot] = apart < _EQUAL * steps
     early = np.zeros(matrix.start_ns.shape)
     early[:, :, ~free] = _early(matrix, places, ~free, one_clock)
     return DetectedWaits(bound, (free | ~equal) & ~bound, early, places.sharp)
@@ -148,10 +152,3 @@ def _early(matrix: RankMatrix, places: MeetingPlaces, slots: Mask, one_clock: bo
         since = places.since(matrix.start_ns, place)[:, :, slots]
         found = np.maximum(found, leave_one_out_median(since) - since)
     return found
-
-
-def _held_together(rest: Float64s) -> bool:
-    """Return whether ranks take the same time in each step, though not in all steps."""
-    common = nan_median(rest)
-    steps = float(nan_median(np.abs(common - nan_median(common))))
-    return float(nan_median(np.abs(deviation_from_median(rest)).ravel())) < _EQUAL * steps
