@@ -60,7 +60,7 @@ def category_shares(run: RunData) -> Results:
     If kernels show what is host-bound, `device_idle` checks that instead: it looks at launches, so
     a lost kernel cannot be mistaken for a late host.
     """
-    ns = run.accounts.ns[0, :OUTSIDE].astype(np.float64)
+    ns = run.accounts.job_ns[:OUTSIDE].astype(np.float64)
     if not ns.any():
         return []
     found = [_category_share(run, category, rule, ns) for category, rule in CATEGORY_RULES.items()]

@@ -35,6 +35,7 @@ OUTSIDE = -1
 _STEP = KINDS.index("step")
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
 _SHOWN = 5
+_SILENT = -1  # stands for a rank without a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +46,11 @@ class Accounts:
         ranks: Ranks with recorded data.
         silent: Ranks of the job without a file.
         wall_ns: Time from the first rank's start to the last one's end.
-        steps: Numbers of the steps, ascending; None if steps are summed.
+        steps: Numbers of the steps, ascending.
         by_rank: Whether ranks are separate.
-        ns: Time in nanoseconds; shape (ranks, steps + 1, categories). Ranks are all of the job,
-            ascending, or only one entry with their sum. The last step is the time outside steps.
+        ns: Time in nanoseconds; shape (ranks, steps + 1, categories). Without ``by_rank`` there is
+            one entry with the sum of ranks. The last step is the time outside steps.
+        silent_ns: Time of one silent rank; shape (steps + 1, categories).
         kernels_ns: Time of each category that kernels showed, of all ranks.
         sources: Categories with data in this run, even if they took no time, and the source:
             ``spans``, ``kernels`` or ``both``.
@@ -60,9 +62,10 @@ class Accounts:
     ranks: tuple[int, ...]
     silent: tuple[int, ...]
     wall_ns: int
-    steps: Int64s | None
+    steps: Int64s
     by_rank: bool
     ns: Int64s
+    silent_ns: Int64s
     kernels_ns: Int64s
     sources: Mapping[Category, str]
     unmatched_collectives: int
@@ -74,8 +77,14 @@ class Accounts:
         """Wall time times all ranks of the job."""
         return self.wall_ns * (len(self.ranks) + len(self.silent))
 
+    @property
+    def job_ns(self) -> Int64s:
+        """Time of all ranks of the job; shape (steps + 1, categories)."""
+        job: Int64s = self.ns.sum(axis=0) + len(self.silent) * self.silent_ns
+        return job
 
-def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = False) -> Accounts:
+
+def compute_accounts(spans: Spans, *, per_rank: bool = False) -> Accounts:
     """Assign every instant of every rank of the job to one category and one step.
 
     Every rank lasts from the job's start to its end, even if its file starts late, is truncated or
@@ -83,7 +92,6 @@ def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = F
 
     Args:
         spans: The run.
-        per_step: Keep steps separate; otherwise only time in and outside steps.
         per_rank: Keep ranks separate: a thousand ranks then take a thousand times the memory.
     """
     devices, categories = device_occupancy(spans), categories_of(spans.names)
@@ -93,24 +101,18 @@ def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = F
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _job_times(spans, devices.by_rank)
     steps = _job_steps(spans)
-    job = _Job(spans, categories, collectives, steps, per_step, devices.by_rank, start, end)
-    everyone = sorted((*ranks, *silent))
-    row = {rank: at if per_rank else 0 for at, rank in enumerate(everyone)}
+    job = _Job(spans, categories, collectives, steps, devices.by_rank, start, end)
     # A thousand ranks for a hundred days exceed 64 bits.
-    dtype = np.int64 if (end - start) * len(everyone) < 2**63 else object
-    shape = (len(row) if per_rank else 1, len(steps.number) if per_step else 1)
-    ns: Int64s = np.zeros((shape[0], shape[1] + 1, len(Category)), dtype)
+    dtype = np.int64 if (end - start) * (len(ranks) + len(silent)) < 2**63 else object
+    rows = len(ranks) if per_rank else 1
+    ns: Int64s = np.zeros((rows, len(steps.number) + 1, len(Category)), dtype)
     kernels_ns: Int64s = np.zeros(len(Category), dtype)
     from_spans = {Category.UNTRACED}
-    for rank in ranks:
+    for at, rank in enumerate(ranks):
         own = _rank_times(job, rank)
-        ns[row[rank]] += own.ns
+        ns[at if per_rank else 0] += own.ns
         kernels_ns += own.kernels_ns
         from_spans |= own.categories
-    if silent:
-        untraced = _rank_times(job, silent[0]).ns  # the same for all of them
-        for rank in silent:
-            ns[row[rank]] += untraced
     sources = dict.fromkeys(from_spans, "spans") | dict.fromkeys(devices.categories, "kernels")
     sources |= dict.fromkeys(from_spans & devices.categories, "both")
     devices_used = [header.device for header in spans.headers.values()]
@@ -118,9 +120,10 @@ def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = F
         ranks,
         silent,
         end - start,
-        steps.number if per_step else None,
+        steps.number,
         per_rank,
         ns,
+        _rank_times(job, _SILENT).ns.astype(dtype),
         kernels_ns,
         sources,
         alone + devices.unmatched,
@@ -144,7 +147,6 @@ class _Job(NamedTuple):
     categories: Int64s
     collectives: Int64s
     steps: _Steps
-    per_step: bool
     devices: Mapping[int, DeviceTime]
     start_ns: int
     end_ns: int
@@ -179,9 +181,8 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
         parts += [device.start_ns, device.end_ns, device.known_start_ns, device.known_end_ns]
     times = edges(*(part.clip(job.start_ns, job.end_ns) for part in parts))
     length, width = np.diff(times), len(Category)
-    number = steps.number if job.per_step else np.zeros_like(steps.number)
     painted = paint(*cells_of(times, steps.start_ns, steps.end_ns), len(length))
-    step = np.append(number, OUTSIDE)[painted]  # -1, for none, reads the last item
+    step = np.append(steps.number, OUTSIDE)[painted]  # -1, for none, reads the last item
     categories = {Category(each) for each in np.unique(activity.category).tolist()}
     category, kernels_ns = host_categories(activity, times), np.zeros(width, np.int64)
     by_kernels = np.zeros(len(length), dtype=bool)
@@ -192,7 +193,7 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
         category[tail & (category == Category.ROLLOUT)] = Category.ROLLOUT_TAIL
         categories.add(Category.ROLLOUT_TAIL)
     np.add.at(kernels_ns, category[by_kernels], length[by_kernels])
-    ns = np.zeros(((len(job.steps.number) if job.per_step else 1) + 1) * width, np.int64)
+    ns = np.zeros((len(job.steps.number) + 1) * width, np.int64)
     np.add.at(ns, step * width + category, length)  # -1, outside steps, is the last step
     return _RankTimes(ns.reshape(-1, width), kernels_ns, categories)
 

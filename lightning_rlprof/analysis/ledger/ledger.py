@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts, compute_accounts
 from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.arrays import Int64s
@@ -19,7 +17,7 @@ _NEEDS = {
     Category.HOST_IDLE: "needs device kernels",
     Category.ROLLOUT_TAIL: "needs a span per request",
 }
-# The last accounts of each run, by step: a report needs them for the findings and the ledger.
+# The last accounts of each run: a report needs them for the findings and the ledger.
 _LAST: "WeakKeyDictionary[Spans, Accounts]" = WeakKeyDictionary()
 
 
@@ -32,7 +30,7 @@ def ledger(spans: Spans) -> Table:
 
 
 def cached_accounts(spans: Spans, with_tables: Spans | None = None) -> Accounts:
-    """Return the accounts of a run by step; the last ones are kept as long as the run is.
+    """Return the accounts of a run; the last ones are kept as long as the run is.
 
     Args:
         spans: The run.
@@ -41,7 +39,7 @@ def cached_accounts(spans: Spans, with_tables: Spans | None = None) -> Accounts:
     found = _LAST.get(spans)
     if found is None:
         run = spans if with_tables is None else with_tables
-        found = _LAST[spans] = compute_accounts(run, per_step=True)
+        found = _LAST[spans] = compute_accounts(run)
     return found
 
 
@@ -71,7 +69,8 @@ def category_totals(
     )
     if not accounts.wall_ns:
         return Table("ledger", columns, abstained=_NO_DATA)
-    totals, in_steps = _by_category(accounts.ns), _by_category(accounts.ns[:, :OUTSIDE])
+    ns = accounts.job_ns
+    totals, in_steps = ns.sum(axis=0).tolist(), ns[:OUTSIDE].sum(axis=0).tolist()
     rows: list[tuple[Cell, ...]] = []
     for category in _most_time_first(accounts):
         total, from_kernels = totals[category], int(accounts.kernels_ns[category])
@@ -97,15 +96,15 @@ def _hours(accounts: Accounts) -> str:
     return "rank-hours" if accounts.cpu_only else "GPU-hours"
 
 
-def category_breakdown(accounts: Accounts) -> Table:
-    """Return categories as columns: a row per rank, per step, or both, as the accounts have them.
+def category_breakdown(accounts: Accounts, *, per_step: bool) -> Table:
+    """Return categories as columns: a row per rank if the accounts have them, per step, or both.
 
     Each row adds up to its ``wall``, and all walls add up to the total of `category_totals`. The
     row of the time outside steps has no step. Categories without time have no column.
     """
-    per_rank, per_step = accounts.by_rank, accounts.steps is not None
+    per_rank, job_ns = accounts.by_rank, accounts.job_ns
     name = "ledger by " + " and ".join(["rank"] * per_rank + ["step"] * per_step)
-    totals = _by_category(accounts.ns)
+    totals = job_ns.sum(axis=0)
     shown = [
         each for each in _most_time_first(accounts) if totals[each] or each == Category.UNTRACED
     ]
@@ -117,25 +116,23 @@ def category_breakdown(accounts: Accounts) -> Table:
     )
     if not accounts.wall_ns:
         return Table(name, columns, abstained=_NO_DATA)
-    ranks = sorted((*accounts.ranks, *accounts.silent))
-    steps = [None] if accounts.steps is None else [*accounts.steps.tolist(), None]
-    ns = accounts.ns if per_step else accounts.ns.sum(axis=1, keepdims=True)
+    by_rank: dict[int | None, Int64s] = {None: job_ns}
+    if per_rank:
+        recorded = zip(accounts.ranks, accounts.ns, strict=True)
+        by_rank = {**dict.fromkeys(accounts.silent, accounts.silent_ns), **dict(recorded)}
+    steps = [*accounts.steps.tolist(), None] if per_step else [None]
     rows: list[tuple[Cell, ...]] = []
-    for rank, step in np.argwhere(ns.any(axis=2)).tolist():
-        place = (*([ranks[rank]] if per_rank else []), *([steps[step]] if per_step else []))
-        times = ns[rank, step].tolist()
-        rows.append((*place, sum(times), *(times[category] for category in shown)))
+    for rank, ns in sorted(by_rank.items()):
+        for step, times in zip(steps, (ns if per_step else [ns.sum(axis=0)]), strict=True):
+            if times.any():
+                place = (*([rank] if per_rank else []), *([step] if per_step else []))
+                rows.append((*place, int(times.sum()), *times[shown].tolist()))
     return Table(name, columns, rows)
-
-
-def _by_category(ns: Int64s) -> list[int]:
-    """Return the time of each category."""
-    return list(ns.sum(axis=(0, 1)).tolist())
 
 
 def _most_time_first(accounts: Accounts) -> list[Category]:
     """Return the categories with data, untraced last."""
-    totals = _by_category(accounts.ns)
+    totals = accounts.job_ns.sum(axis=0)
     return sorted(
         accounts.sources, key=lambda each: (each == Category.UNTRACED, -totals[each], each)
     )

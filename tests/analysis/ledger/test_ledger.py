@@ -43,7 +43,7 @@ def totals_of(spans: Spans) -> dict[str, int]:
 
 
 def by(spans: Spans, per_rank: bool = False, per_step: bool = False) -> Sequence[Any]:
-    table = category_breakdown(compute_accounts(spans, per_step=per_step, per_rank=per_rank))
+    table = category_breakdown(compute_accounts(spans, per_rank=per_rank), per_step=per_step)
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
@@ -244,7 +244,7 @@ def test_a_job_of_which_nothing_was_recorded_abstains() -> None:
     spans = loaded([])
     assert ledger(spans).abstained == "no spans were recorded"
     for per_rank, per_step in ((True, False), (False, True)):
-        table = category_breakdown(compute_accounts(spans, per_step=per_step, per_rank=per_rank))
+        table = category_breakdown(compute_accounts(spans, per_rank=per_rank), per_step=per_step)
         assert table.abstained == "no spans were recorded"
 
 

@@ -66,12 +66,12 @@ def table_of(name: str, kernels: list[Kernel]) -> Table:
 
 
 def ledger_of(spans: Spans) -> Counter[tuple[int, int | None, Category]]:
-    return cells_of(category_breakdown(compute_accounts(spans, per_step=True, per_rank=True)), 2)
+    return cells_of(category_breakdown(compute_accounts(spans, per_rank=True), per_step=True), 2)
 
 
 def together(spans: Spans) -> Counter[tuple[int | None, Category]]:
     """Return the same of all ranks as one."""
-    return cells_of(category_breakdown(compute_accounts(spans, per_step=True)), 1)
+    return cells_of(category_breakdown(compute_accounts(spans), per_step=True), 1)
 
 
 def cells_of(table: Table, keys: int) -> Counter[Any]:
