@@ -30,8 +30,7 @@ from lightning_rlprof.analysis.stages.overviews import (
     slowest_ranks,
     steps,
 )
-from lightning_rlprof.analysis.stages.stage_times import headline, stages
-from lightning_rlprof.analysis.stages.untraced_gaps import gaps
+from lightning_rlprof.analysis.stages.stage_times import gaps, headline, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.store.open_run import open_run

@@ -25,8 +25,7 @@ from lightning_rlprof.analysis.stages.overviews import (
     slowest_ranks,
     steps,
 )
-from lightning_rlprof.analysis.stages.stage_times import stages
-from lightning_rlprof.analysis.stages.untraced_gaps import gaps
+from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans

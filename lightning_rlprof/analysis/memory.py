@@ -205,6 +205,14 @@ def memory_series(spans: Spans, rank: int, points: int = 1_000) -> Table:
     return Table("memory series", _SERIES_COLUMNS, rows, " ".join(notes), reason)
 
 
+def lowest_by_step(
+    spans: Spans, rank: int, component: str | None, device: int | None
+) -> tuple[Int64s, Int64s]:
+    """Return steps and the least bytes in each, from which `memory_timeline` computes growth."""
+    found = _from_table(spans, []) or _from_spans(spans)
+    return _lowest_by_step(found[rank, component, device])
+
+
 def growth(steps: Int64s, values: Int64s) -> tuple[float | None, float | None, float | None]:
     """Return the median slope of values over ascending steps, and its 99% confidence interval.
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask
@@ -41,7 +40,7 @@ STATES = ("complete", "capture", "interrupted")
 class Counted(NamedTuple):
     """Included steps: a mask over the given step rows, the number of distinct steps, and a note."""
 
-    mask: npt.NDArray[np.bool_]
+    mask: Mask
     steps: int
     note: str
 
@@ -65,25 +64,21 @@ def states(spans: Spans, steps: Int64s) -> Int64s:
 def counted(spans: Spans, steps: Int64s) -> Counted:
     """Choose the complete steps, or all of them if none is complete; the note says so."""
     numbers, state = spans.step[steps], states(spans, steps)
-    mask = state == 0
-    parts = []
+    mask, parts = state == 0, []
     for code, text in ((1, "captured"), (2, "interrupted")):
         count = len(np.unique(numbers[state == code]))
         if count:
             parts.append(f"{count} {text}")
-    if not parts:
-        return Counted(mask, len(np.unique(numbers)), "")
-    if not mask.any():
-        text = f"No complete steps, so {' and '.join(parts)} steps are included."
-        return Counted(np.ones_like(mask), len(np.unique(numbers)), text)
-    return Counted(mask, len(np.unique(numbers[mask])), f"Excluded steps: {', '.join(parts)}.")
+    note = f"Excluded steps: {', '.join(parts)}." if parts else ""
+    if parts and not mask.any():
+        mask, note = ~mask, f"No complete steps, so {' and '.join(parts)} steps are included."
+    return Counted(mask, len(np.unique(numbers[mask])), note)
 
 
 MOST_SPANS = 1_300_000
 """Number of spans up to which a run is analyzed whole: 64 ranks x 1,000 steps x 20."""
 
 _KEPT = 750_000  # of a larger run, whose own columns take memory already: at 1,024 ranks 36 steps
-_CHUNK = 2**20
 _COLUMNS = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
 
 
@@ -111,11 +106,7 @@ def cut_before(spans: Spans, kept: int, among: Mask | None = None) -> tuple[Span
         kept: Number of spans to keep; at least the last step is kept.
         among: Which spans count and may be kept; None: all of them.
     """
-    count = np.zeros(int(spans.step.max(initial=0)) + 1, dtype=np.int64)
-    for at in range(0, len(spans), _CHUNK):  # a copy of all steps would be the largest array here
-        part = slice(at, at + _CHUNK)
-        step = spans.step[part] if among is None else spans.step[part][among[part]]
-        count += np.bincount(step, minlength=len(count))
+    count = np.bincount(spans.step if among is None else spans.step[among])
     steps = np.flatnonzero(count)
     behind = np.cumsum(count[steps][::-1])[::-1]
     first = int(np.append(steps[behind <= kept], steps[-1])[0]) if len(steps) else 0
@@ -148,24 +139,17 @@ def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:
     return spans, f"Only the last {kept} steps are compared, because the run is large."
 
 
-_COMPLETE, _CAPTURE = STATES.index("complete"), STATES.index("capture")
-_FIRST = 1  # excluded warm-up steps
-
-
 def capture_slowdown(spans: Spans) -> float | None:
     """Return how much longer captured steps take, in the median; None if unknown.
 
     0.1 is 10% longer. Excludes the first step. Needs `FEWEST` steps of each kind.
     """
-    rows = np.flatnonzero(spans.kind == KINDS.index("step"))
-    if not len(rows):
-        return None
-    state, number = states(spans, rows), spans.step[rows]
-    late = number >= int(number.min()) + _FIRST
-    took = []
-    for code in (_CAPTURE, _COMPLETE):
-        own = (state == code) & late
-        if len(np.unique(number[own])) < FEWEST:
+    rows = spans.rows(kind="step")
+    rows = rows[spans.step[rows] > spans.step[rows].min(initial=2**63 - 1)]
+    state, took = states(spans, rows), []
+    for name in ("capture", "complete"):
+        own = rows[state == STATES.index(name)]
+        if len(np.unique(spans.step[own])) < FEWEST:
             return None
-        took.append(float(np.median(spans.duration_ns[rows[own]])))
+        took.append(float(np.median(spans.duration_ns[own])))
     return took[0] / took[1] - 1 if took[1] else None

@@ -5,8 +5,9 @@ Frameworks call the same stage by different names: `category_of` returns the cat
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,49 +20,33 @@ NO_CATEGORY = -1
 class Category(IntEnum):
     """What GPU time is spent on; if several apply at one instant, the smallest number wins."""
 
-    COMPUTE = 0
-    COMMUNICATION = 1
-    COLLECTIVE_WAIT = 2
-    MEMCPY = 3
-    HOST_IDLE = 4
-    ROLLOUT = 5
-    ROLLOUT_TAIL = 6
-    WEIGHT_SYNC = 7
-    REWARD = 8
-    DATA_WAIT = 9
-    BACKPRESSURE = 10
-    OFFLOAD = 11
-    EVALUATION = 12
-    PYTHON_GC = 13
-    PROFILER = 14
-    CUSTOM = 15
-    UNTRACED = 16
+    text: str
+    """The name in tables."""
 
-    @property
-    def text(self) -> str:
-        """The name in tables."""
-        return _TEXTS[self]
+    def __new__(cls, number: int, text: str = "") -> "Category":
+        """Return a category."""
+        self = int.__new__(cls, number)
+        self._value_, self.text = number, text
+        return self
 
+    COMPUTE = 0, "compute"
+    COMMUNICATION = 1, "exposed communication"
+    COLLECTIVE_WAIT = 2, "collective wait"
+    MEMCPY = 3, "exposed memcpy"
+    HOST_IDLE = 4, "host-bound idle"
+    ROLLOUT = 5, "rollout"
+    ROLLOUT_TAIL = 6, "rollout tail"
+    WEIGHT_SYNC = 7, "weight sync"
+    REWARD = 8, "reward/tool/env"
+    DATA_WAIT = 9, "data wait"
+    BACKPRESSURE = 10, "backpressure"
+    OFFLOAD = 11, "offload/onload"
+    EVALUATION = 12, "checkpoint/eval"
+    PYTHON_GC = 13, "garbage collection"
+    PROFILER = 14, "profiler overhead"
+    CUSTOM = 15, "custom stage"
+    UNTRACED = 16, "untraced"
 
-_TEXTS = (
-    "compute",
-    "exposed communication",
-    "collective wait",
-    "exposed memcpy",
-    "host-bound idle",
-    "rollout",
-    "rollout tail",
-    "weight sync",
-    "reward/tool/env",
-    "data wait",
-    "backpressure",
-    "offload/onload",
-    "checkpoint/eval",
-    "garbage collection",
-    "profiler overhead",
-    "custom stage",
-    "untraced",
-)
 
 ENCLOSING = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)
 """Categories that include all in their spans: a rollout in an evaluation is evaluation."""
@@ -127,7 +112,10 @@ NAMES: dict[Category, str] = {
 }
 """Names of each category: rlprof's first, then those of verl, slime, NeMo-RL and others."""
 
-_CATEGORIES = {name: category for category, names in NAMES.items() for name in names.split()}
+_Meaning = TypeVar("_Meaning", int, str)
+_CATEGORIES: dict[str, int] = {
+    name: category for category, names in NAMES.items() for name in names.split()
+}
 _SIGNS = re.compile(r"[^a-z0-9]+")
 
 # NCCL, RCCL, HCCL and their like by their prefixes; fused ones by what they do.
@@ -151,12 +139,14 @@ def category_of(name: str) -> int:
         >>> category_of("my_filter")
         -1
     """
+    return _look_up(_CATEGORIES, name, NO_CATEGORY)
+
+
+def _look_up(table: Mapping[str, _Meaning], name: str, default: _Meaning) -> _Meaning:
+    """Return what a name means, or else its method alone."""
     whole = name.lower().partition("#")[0]
-    for part in (whole, whole.rpartition(".")[2]):
-        found = _CATEGORIES.get(_SIGNS.sub("_", part).strip("_"))
-        if found is not None:
-            return found
-    return NO_CATEGORY
+    keys = (_SIGNS.sub("_", part).strip("_") for part in (whole, whole.rpartition(".")[2]))
+    return next((table[key] for key in keys if key in table), default)
 
 
 def categories_of(names: Sequence[str]) -> Int64s:
@@ -172,23 +162,19 @@ def kernel_categories(names: Sequence[str]) -> Int64s:
         >>> kernel_categories(["ampere_sgemm", "ncclDevKernel_AllReduce", "Memcpy HtoD"]).tolist()
         [0, 1, 3]
     """
-    return np.array([_kernel_category(name.lower()) for name in names], dtype=np.int64)
+    found = np.full(len(names), int(Category.COMPUTE))
+    for at, name in enumerate(map(str.lower, names)):
+        if _COPY.match(name):
+            found[at] = Category.MEMCPY
+        elif _COLLECTIVE.search(name):
+            found[at] = Category.COMMUNICATION
+    return found
 
-
-def _kernel_category(name: str) -> Category:
-    if _COPY.match(name):
-        return Category.MEMCPY
-    return Category.COMMUNICATION if _COLLECTIVE.search(name) else Category.COMPUTE
-
-
-_STAGE_OF_CATEGORY: dict[int, str] = {
-    Category.ROLLOUT: "actor_generate",
-    Category.REWARD: "compute_reward",
-    Category.WEIGHT_SYNC: "weight_sync",
-}
-"""Categories that are one stage each; the others contain several."""
 
 _ALIASES = {
+    "actor_generate": NAMES[Category.ROLLOUT],
+    "compute_reward": NAMES[Category.REWARD],
+    "weight_sync": NAMES[Category.WEIGHT_SYNC],
     "actor_compute_log_prob": """
         actor_log_prob compute_actor_log_prob compute_log_prob compute_log_probs log_prob log_probs
         old_log_prob old_log_probs""",
@@ -216,12 +202,7 @@ def standard_stage(name: str) -> str:
         >>> standard_stage("generate_sequences"), standard_stage("my_filter")
         ('actor_generate', 'my_filter')
     """
-    whole = name.lower().partition("#")[0]
-    for part in (whole, whole.rpartition(".")[2]):
-        found = _STAGE_OF.get(_SIGNS.sub("_", part).strip("_"))
-        if found is not None:
-            return found
-    return _STAGE_OF_CATEGORY.get(category_of(name), name)
+    return _look_up(_STAGE_OF, name, name)
 
 
 def align_stage_names(own: Collection[str], others: Collection[str]) -> dict[str, str]:

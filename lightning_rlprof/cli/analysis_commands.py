@@ -258,9 +258,9 @@ def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency =
 
     spans = open_run(run)
     parts = set(by or ())
-    accounts = compute_accounts(spans, per_step=_Part.STEP in parts, per_rank=_Part.RANK in parts)
+    accounts = compute_accounts(spans, per_rank=_Part.RANK in parts)
     tables = [category_totals(accounts, price=price, currency=currency)]
-    tables += [category_breakdown(accounts)] if by else []
+    tables += [category_breakdown(accounts, per_step=_Part.STEP in parts)] if by else []
     facts = {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
     answer(spans, tables, "GPU-hours by category", facts=facts, then=("findings", run))
 

@@ -202,7 +202,7 @@ def _details(spans: "Spans") -> "list[Table]":
         regions,
         slowest_ranks,
     )
-    from lightning_rlprof.analysis.stages.untraced_gaps import gaps
+    from lightning_rlprof.analysis.stages.stage_times import gaps
 
     analyses = [host_vs_device] if "device_ns" in spans.counters else []
     analyses += [background_stages, regions, gaps]

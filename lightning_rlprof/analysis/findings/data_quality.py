@@ -21,7 +21,7 @@ _MOST_LOST = 0.01  # share of launches without a kernel: the last ones of a capt
 _MOST_UNCERTAINTY_NS = 1_000_000  # between the clocks of two ranks
 _SHOWN = 8
 
-_Row = tuple[str, str, str]
+_Result = tuple[str, str]
 
 
 def data_quality(spans: Spans) -> Table:
@@ -29,65 +29,49 @@ def data_quality(spans: Spans) -> Table:
 
     ``state`` is ``ok``, ``warn``, or ``not checked`` if the run lacks the data for it.
     """
-    checks = (
-        _ranks,
-        _complete_files,
-        _steps,
-        _dropped_events,
-        _kernel_launch_match,
-        _clocks,
-        _cuda_graphs,
-        _mfu,
-        _profiler_overhead,
-    )
-    return Table("data_quality", _COLUMNS, [row for check in checks for row in check(spans)])
+    rows = [(name, *result) for name, check in _CHECKS.items() for result in check(spans)]
+    return Table("data_quality", _COLUMNS, rows)
 
 
-def _ranks(spans: Spans) -> Iterator[_Row]:
+def _ranks(spans: Spans) -> Iterator[_Result]:
     world = max((header.world_size for header in spans.headers.values()), default=0)
     missing = sorted(set(range(world)) - set(spans.ranks))
     if missing:
-        yield "ranks", _WARN, f"{len(missing)} of {world} are missing: {_listed(missing)}"
+        yield _WARN, f"{len(missing)} of {world} are missing: {_listed(missing)}"
     else:
-        yield "ranks", _OK, f"{world} of {world} present"
+        yield _OK, f"{world} of {world} present"
 
 
-def _complete_files(spans: Spans) -> Iterator[_Row]:
-    name = "complete files"
+def _complete_files(spans: Spans) -> Iterator[_Result]:
     truncated = [rank for rank, status in spans.statuses.items() if status is None]
     failed = [rank for rank, status in spans.statuses.items() if status not in (None, "finished")]
     if truncated:
-        why = "file is truncated (killed or still running)"
-        yield name, _WARN, f"{_ranks_listed(truncated)}: {why}"
+        yield _WARN, f"{_ranks_listed(truncated)}: file is truncated (killed or still running)"
     if failed:
-        yield name, _WARN, f"{_ranks_listed(failed)}: recording ended early"
+        yield _WARN, f"{_ranks_listed(failed)}: recording ended early"
     if not truncated and not failed:
-        yield name, _OK, "all rank files ended cleanly"
+        yield _OK, "all rank files ended cleanly"
 
 
-def _ranks_listed(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
-
-
-def _steps(spans: Spans) -> Iterator[_Row]:
+def _steps(spans: Spans) -> Iterator[_Result]:
     rows = spans.rows(kind="step")
     if not len(rows):
-        yield "steps", _NOT_CHECKED, "needs a complete step"
+        yield _NOT_CHECKED, "needs a complete step"
         return
     steps = np.unique(spans.step[rows])
     count = len(steps)
-    pairs = np.unique(np.stack([spans.rank[rows], spans.step[rows]]), axis=1)
-    by_rank = {rank: int(np.count_nonzero(pairs[0] == rank)) for rank in spans.ranks}
-    incomplete = [rank for rank, steps_of_rank in by_rank.items() if steps_of_rank < count]
-    note = counted(spans, rows).note
+    by_rank = {rank: spans.step[spans.rows(kind="step", rank=rank)] for rank in spans.ranks}
+    incomplete = [rank for rank, own in by_rank.items() if len(np.unique(own)) < count]
     text = f"{count} of {count} complete"
     if incomplete:
         text = f"some of {count} are missing on {_ranks_listed(incomplete)}"
-    yield "steps", _WARN if incomplete else _OK, f"{text}. {note}".rstrip(". ")
+    yield _WARN if incomplete else _OK, f"{text}. {counted(spans, rows).note}".rstrip(". ")
     lost = int(steps[-1] - steps[0]) + 1 - count
     if lost and all(header.config.get("spans") for header in spans.headers.values()):
-        text = f"{lost} between the others are in no file: {_listed(_first_gaps(steps), lost)}"
-        yield "steps", _WARN, text
+        yield (
+            _WARN,
+            f"{lost} between the others are in no file: {_listed(_first_gaps(steps), lost)}",
+        )
 
 
 def _first_gaps(steps: Int64s) -> list[int]:
@@ -97,7 +81,7 @@ def _first_gaps(steps: Int64s) -> list[int]:
     return [step for low, high in gaps for step in range(low, min(high, low + _SHOWN))]
 
 
-def _dropped_events(spans: Spans) -> Iterator[_Row]:
+def _dropped_events(spans: Spans) -> Iterator[_Result]:
     notes = [note.text for note in spans.notes if note.level != "info"]
     texts = [*(each.text for each in spans.warnings), *notes]
     for name in ("kernels", "memcpy", "collectives"):
@@ -105,62 +89,62 @@ def _dropped_events(spans: Spans) -> Iterator[_Row]:
         texts += [f"{name}: {text}" for text in table.losses()] if table else []
     if texts:
         first = f"{len(texts)} warnings, the first: " if len(texts) > 1 else ""
-        yield "dropped events", _WARN, f"{first}{texts[0]}"
+        yield _WARN, f"{first}{texts[0]}"
     else:
-        yield "dropped events", _OK, "none detected"
+        yield _OK, "none detected"
 
 
-def _kernel_launch_match(spans: Spans) -> Iterator[_Row]:
-    name, found = "kernel/launch match", unmatched_launches(spans)
+def _kernel_launch_match(spans: Spans) -> Iterator[_Result]:
+    found = unmatched_launches(spans)
     if found is None:
-        yield name, _NOT_CHECKED, "needs a torch.profiler capture"
+        yield _NOT_CHECKED, "needs a torch.profiler capture"
     elif found.unmatched > _MOST_LOST * found.launches:
         text = f"{found.unmatched:,} of {found.launches:,} launches have no kernel"
-        yield name, _WARN, f"{text}: events were dropped, or a CUDA graph captured them"
+        yield _WARN, f"{text}: events were dropped, or a CUDA graph captured them"
     else:
         text = f"{found.launches - found.unmatched:,} of {found.launches:,} launches have a kernel"
-        yield name, _OK, text
+        yield _OK, text
 
 
-def _clocks(spans: Spans) -> Iterator[_Row]:
+def _clocks(spans: Spans) -> Iterator[_Result]:
     uncertainty = uncertainty_ns(spans)
     if uncertainty == 0:
-        yield "clocks", _OK, "one host, one clock"
+        yield _OK, "one host, one clock"
     elif uncertainty is not None:
         state = _OK if uncertainty <= _MOST_UNCERTAINTY_NS else _WARN
-        yield "clocks", state, f"synchronized within {uncertainty / 1e6:.3f} ms between ranks"
+        yield state, f"synchronized within {uncertainty / 1e6:.3f} ms between ranks"
     else:
         text = f"{unsynchronized_clocks(spans)}: times of ranks may be off by milliseconds"
-        yield "clocks", _WARN, text
+        yield _WARN, text
 
 
-def _cuda_graphs(spans: Spans) -> Iterator[_Row]:
-    name, remarks = "CUDA graphs", list[str]()
+def _cuda_graphs(spans: Spans) -> Iterator[_Result]:
+    remarks: list[str] = []
     table = spans.try_table("kernels", remarks)
     if table is None and remarks:
-        yield name, _WARN, " ".join(remarks)
+        yield _WARN, " ".join(remarks)
     elif table is None or not len(table.rows):
-        yield name, _NOT_CHECKED, "no kernels were recorded"
+        yield _NOT_CHECKED, "no kernels were recorded"
     elif HIDDEN_IN_GRAPHS in table.note:
-        yield name, _WARN, "kernels inside CUDA graphs aren't visible: device idle time is unknown"
+        yield _WARN, "kernels inside CUDA graphs aren't visible: device idle time is unknown"
     elif replayed := int(np.count_nonzero(table.numbers("graph", -1) >= 0)):
         text = f"{replayed:,} kernels ran in graph replays: idle time inside replays is unknown"
-        yield name, _WARN, text
+        yield _WARN, text
     else:
-        yield name, _OK, "no kernel ran in a graph replay"
+        yield _OK, "no kernel ran in a graph replay"
 
 
-def _mfu(spans: Spans) -> Iterator[_Row]:
+def _mfu(spans: Spans) -> Iterator[_Result]:
     table = throughput(spans)
     if ABOVE_PEAK in table.note:
-        yield "MFU", _WARN, "above 100%: FLOPs, tokens or peak are wrong"
+        yield _WARN, "above 100%: FLOPs, tokens or peak are wrong"
     elif table.abstained or not any(share is not None for share in table.column("MFU")):
-        yield "MFU", _NOT_CHECKED, "FLOPs or the device's peak are unknown"
+        yield _NOT_CHECKED, "FLOPs or the device's peak are unknown"
     else:
-        yield "MFU", _OK, "below 100%"
+        yield _OK, "below 100%"
 
 
-def _profiler_overhead(spans: Spans) -> Iterator[_Row]:
+def _profiler_overhead(spans: Spans) -> Iterator[_Result]:
     rows = np.concatenate([spans.rows(kind="region", name=name) for name in (OPENED, CLOSED)])
     took, recorded = int(spans.duration_ns[rows].sum()), 0
     for rank in spans.ranks:
@@ -172,9 +156,26 @@ def _profiler_overhead(spans: Spans) -> Iterator[_Row]:
     if slower is not None:
         text += f"; captured steps are {abs(slower):.1%} {'faster' if slower < 0 else 'slower'}"
     is_high = share > _MOST_OVERHEAD or (slower or 0.0) > _MOST_SLOWDOWN
-    yield "profiler overhead", _WARN if is_high else _OK, text
+    yield _WARN if is_high else _OK, text
 
 
 def _listed(numbers: list[int], count: int | None = None) -> str:
     rest = (len(numbers) if count is None else count) - _SHOWN
     return ", ".join(map(str, numbers[:_SHOWN])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _ranks_listed(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
+
+
+_CHECKS = {
+    "ranks": _ranks,
+    "complete files": _complete_files,
+    "steps": _steps,
+    "dropped events": _dropped_events,
+    "kernel/launch match": _kernel_launch_match,
+    "clocks": _clocks,
+    "CUDA graphs": _cuda_graphs,
+    "MFU": _mfu,
+    "profiler overhead": _profiler_overhead,
+}

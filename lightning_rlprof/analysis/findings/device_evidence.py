@@ -1,27 +1,38 @@
-"""Evidence from devices: idle time that the host causes, and a kernel that dominates."""
+"""Evidence from devices: idle time, a kernel that dominates, and small collectives."""
 
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections import defaultdict
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.collectives import communication
 from lightning_rlprof.analysis.device.timeline import NEVER, Lane, LaneWork, grid_of
+from lightning_rlprof.analysis.device.utilization import overlap_of
 from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
 from lightning_rlprof.analysis.findings.finding import (
     KERNELS_LOST,
     MEDIUM,
     Finding,
     NotChecked,
+    Place,
+    Results,
+    Row,
     RunData,
     judge,
     place_at,
     quoted,
+    rows_of,
     share_interval,
 )
-from lightning_rlprof.analysis.findings.rules import DOMINANT_KERNEL, LONG_GAPS, SHORT_GAPS
+from lightning_rlprof.analysis.findings.rules import (
+    DOMINANT_KERNEL,
+    LONG_GAPS,
+    SHORT_GAPS,
+    SMALL_COLLECTIVES,
+)
 from lightning_rlprof.analysis.step_selection import capture_slowdown
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
-from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.arrays import UNKNOWN, Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 
 SHORT_NS = 100_000
@@ -31,7 +42,6 @@ FEWEST_KERNELS = 200
 """Kernels and copies needed to check these rules."""
 
 _PARTS = 20  # parts of a device's time, with equally many kernels each, for the bootstrap
-_TIMES = ("start", "duration", "launch")
 _GAPS = """
 with work as ({work}), free as (
   select *, max(start_ns + duration_ns) over (partition by rank, device
@@ -46,23 +56,19 @@ class _HostWait(NamedTuple):
     """Idle time of one device before work that the host launched late.
 
     Attributes:
-        late: That time in each part.
-        unknown: Idle time without a known cause in each part.
-        whole: Observed time in each part.
+        parts: That time, idle time without a known cause, and observed time; shape (3, parts).
         short_ns: Sum of the short gaps.
         gaps: How many short gaps there are.
         longest: The longest gap: (ns, rank, start, end).
     """
 
-    late: Float64s
-    unknown: Float64s
-    whole: Float64s
+    parts: Float64s
     short_ns: int
     gaps: int
     longest: tuple[int, int, int, int]
 
 
-def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
+def device_idle(run: RunData) -> Results:
     """Report devices that idle until the host launches work; nothing without recorded devices.
 
     Many short gaps are the cost of launching. A few long ones mean that the host did something
@@ -70,58 +76,43 @@ def device_idle(run: RunData) -> Iterator[Finding | NotChecked]:
     """
     lanes = [lane for lane in run.devices.lanes if len(lane.profiled[0])]
     if not lanes:
-        return
+        return []
     fewest = min(len(lane.work.start_ns) for lane in lanes)
     if fewest < FEWEST_KERNELS:
-        yield _too_few(SHORT_GAPS.name, fewest)
-        return
+        return [NotChecked(SHORT_GAPS.name, f"needs {FEWEST_KERNELS} kernels, has {fewest}")]
     waits = [_host_wait(lane) for lane in lanes]
-    late, unknown, whole = (
-        np.sum([getattr(each, name) for each in waits], axis=0)
-        for name in ("late", "unknown", "whole")
-    )
+    late, unknown, whole = np.sum([each.parts for each in waits], axis=0)
     slower = capture_slowdown(run.spans)
     low, high = share_interval(late, whole, late + unknown)
     low = max(0.0, low - (slower / (1 + slower) if slower is not None and slower > 0 else 0.0))
     decision = judge(SHORT_GAPS, low, high)
     if decision is None:
-        return
+        return []
     if isinstance(decision, NotChecked):
-        yield decision
-    elif run.launches is not None and run.launches.lossy:
-        yield NotChecked(SHORT_GAPS.name, KERNELS_LOST)
-    else:
-        confidence = MEDIUM if slower is None else decision
-        yield _idle_finding(run.spans, waits, (low, high), confidence)
-
-
-def _too_few(rule: str, kernels: int) -> NotChecked:
-    return NotChecked(rule, f"needs {FEWEST_KERNELS} kernels, has {kernels}")
-
-
-def _idle_finding(
-    spans: Spans, waits: list[_HostWait], share: tuple[float, float], confidence: str
-) -> Finding:
-    cost, whole = (int(sum(getattr(w, n).sum() for w in waits)) for n in ("late", "whole"))
+        return [decision]
+    if run.launches is not None and run.launches.lossy:
+        return [NotChecked(SHORT_GAPS.name, KERNELS_LOST)]
+    cost, observed = int(late.sum()), int(whole.sum())
     short_ns, gaps = sum(each.short_ns for each in waits), sum(each.gaps for each in waits)
     longest_ns, rank, start, end = max(each.longest for each in waits)
     if 2 * short_ns > cost:
-        rule, query = SHORT_GAPS, _short_gaps_query(spans)
+        rule, query = SHORT_GAPS, _short_gaps_query(run.spans)
         detail = f"{gaps:,} gaps up to {SHORT_NS // 1000} µs before late launches"
     else:
-        rule, query = LONG_GAPS, _gap_query(spans, rank, start, end)
+        rule, query = LONG_GAPS, _gap_query(run.spans, rank, start, end)
         detail = f"the longest gap takes {longest_ns / 1e6:.3g} ms"
-    return Finding(
+    finding = Finding(
         rule,
         rule.title,
         cost,
-        int(share[0] * whole),
-        int(share[1] * whole),
-        confidence,
-        f"{cost / whole:.0%} of the captured time; {detail}",
+        int(low * observed),
+        int(high * observed),
+        MEDIUM if slower is None else decision,
+        f"{cost / observed:.0%} of the captured time; {detail}",
         query,
-        place_at(spans, rank, start, end),
+        place_at(run.spans, rank, start, end),
     )
+    return [finding]
 
 
 def _host_wait(lane: Lane) -> _HostWait:
@@ -136,13 +127,13 @@ def _host_wait(lane: Lane) -> _HostWait:
     longest = int(np.argmax(late)) if len(late) else 0
     times = (int(start[longest]), int(end[longest])) if len(late) else (0, 0)
     short = _short_gaps(work)
-    return _HostWait(
+    parts = [
         _by_part(cuts, start, late),
         _by_part(cuts, start, np.where(known, 0, end - start)),
         _by_part(cuts, grid.times[:-1], np.diff(grid.times) * grid.profiled),
-        *(int(short.sum()), len(short)),
-        (int(late.max(initial=0)), lane.rank, *times),
-    )
+    ]
+    longest_gap = (int(late.max(initial=0)), lane.rank, *times)
+    return _HostWait(np.array(parts), int(short.sum()), len(short), longest_gap)
 
 
 def _by_part(cuts: Int64s, times: Int64s, ns: Int64s) -> Float64s:
@@ -161,52 +152,39 @@ def _short_gaps(work: LaneWork) -> Int64s:
 
 
 def _short_gaps_query(spans: Spans) -> str:
-    work = _work_query(spans, ("rank", "device", "start", "duration", "launch", "graph"))
-    return " ".join(_GAPS.format(work=work, short=SHORT_NS).split())
+    return " ".join(_GAPS.format(work=_work_query(spans), short=SHORT_NS).split())
 
 
 def _gap_query(spans: Spans, rank: int, from_ns: int, to_ns: int) -> str:
     """Return the SELECT of the work that ended when a gap began, and began when it ended."""
-    columns = ("rank", "device", "stream", "kernel", "start", "duration", "launch")
     where = f"rank = {rank} and (start_ns + duration_ns = {from_ns} or start_ns = {to_ns})"
-    return f"select * from ({_work_query(spans, columns)}) where {where} order by start_ns"
+    return f"select * from ({_work_query(spans)}) where {where} order by start_ns"
 
 
-def _work_query(spans: Spans, names: Collection[str]) -> str:
-    """Return the SELECT of kernels and copies, with null for columns that one of them lacks."""
-    parts = []
-    for name in ("kernels", "memcpy"):
-        if (table := spans.try_table(name, [])) is not None:
-            present = {column.name for column in table.columns}
-            columns = ", ".join(_selected(each, present) for each in names)
-            parts.append(f"select {columns} from {name}")
-    return " union all ".join(parts)
-
-
-def _selected(name: str, present: Collection[str]) -> str:
-    """Return a column in SQL: times end in their unit, and a copy's kind is its name."""
-    if name == "kernel" and name not in present:
-        return "kind as kernel"
-    column = f"{name}_ns" if name in _TIMES else name
-    return column if name in present else f"null as {column}"
+def _work_query(spans: Spans) -> str:
+    """Return the SELECT of kernels and copies; copies lack some columns of kernels."""
+    selects = {"kernels": "select * from kernels", "memcpy": "select *, null as graph from memcpy"}
+    found = [text for name, text in selects.items() if spans.try_table(name, []) is not None]
+    return " union all by name ".join(found)
 
 
 _LEAST_SHARE = 0.05  # of the observed time: a device that does next to nothing is not reported
 _LONGEST_NAME = 80  # letters of a kernel's name in a title
 
 
-def dominant_kernel(run: RunData) -> Iterator[Finding | NotChecked]:
+def dominant_kernel(run: RunData) -> Results:
     """Report the compute kernel with the most time, if it dominates; nothing without kernels."""
     table = run.spans.try_table("kernels", [])
     if table is None or not len(table.rows):
-        return
+        return []
     code, names = table.texts("kernel")
     if len(code) < FEWEST_KERNELS:
-        yield _too_few(DOMINANT_KERNEL.name, len(code))
-        return
+        return [
+            NotChecked(DOMINANT_KERNEL.name, f"needs {FEWEST_KERNELS} kernels, has {len(code)}")
+        ]
     is_compute = np.append(kernel_categories(names), Category.CUSTOM)[code] == Category.COMPUTE
     if not is_compute.any():
-        return
+        return []
     rank, start, duration = (table.numbers(name) for name in ("rank", "start", "duration"))
     top = int(np.argmax(np.bincount(code[is_compute], duration[is_compute], len(names))))
     rows = np.flatnonzero(code == top)
@@ -214,20 +192,19 @@ def dominant_kernel(run: RunData) -> Iterator[Finding | NotChecked]:
     part[np.argsort(start, kind="stable")] = np.arange(len(start)) * _PARTS // len(start)
     own = np.bincount(part[rows], duration[rows], _PARTS).astype(np.float64)
     if own.sum() < _LEAST_SHARE * run.observed_ns:
-        return
+        return []
     whole_by_part = np.bincount(part, duration, _PARTS).astype(np.float64)
     low, high = share_interval(own, whole_by_part)
     decision = judge(DOMINANT_KERNEL, low, high)
     if decision is None:
-        return
+        return []
     if isinstance(decision, NotChecked):
-        yield decision
-        return
+        return [decision]
     name, cost, whole = names[top], int(duration[rows].sum()), int(duration.sum())
     kernel = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     longest = int(rows[np.argmax(duration[rows])])
     from_ns = int(start[longest])
-    yield Finding(
+    finding = Finding(
         DOMINANT_KERNEL,
         DOMINANT_KERNEL.title.format(share=cost / whole, kernel=kernel),
         cost,
@@ -238,3 +215,108 @@ def dominant_kernel(run: RunData) -> Iterator[Finding | NotChecked]:
         f"select * from kernels where kernel = {quoted(name)} order by duration_ns desc",
         place_at(run.spans, int(rank[longest]), from_ns, from_ns + int(duration[longest])),
     )
+    return [finding]
+
+
+LARGER, FASTER = 8, 4
+"""A collective is small if another of its group is this much larger, and reaches this bandwidth."""
+
+SMALL_BYTES = 2**20
+"""Collectives of this size and more are never small."""
+
+FEWEST_COLLECTIVES = 20
+"""Matched collectives needed to check an operation."""
+
+_LEAST_MATCHED = 0.9  # share of the calls; below, wait and transfer are unknown
+_KEYS = ("operation", "group", "stage")
+
+
+def small_collectives(run: RunData) -> Results:
+    """Report the exposed time of small collectives; nothing without group and size of any."""
+    if "collectives" not in run.spans.tables:
+        return []
+    rows = [row for row in rows_of(communication(run.spans)) if row["median bytes"]]
+    if not rows or not run.observed_ns:
+        return []
+    exposed: dict[tuple[Any, Any], list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows_of(overlap_of(run.spans, run.devices)):
+        sums = exposed[row["operation"], row["group"]]
+        sums[0], sums[1] = sums[0] + row["exposed"], sums[1] + row["communication"]
+    least_ns = SMALL_COLLECTIVES.threshold * run.observed_ns
+    found = [
+        _small(run.spans, row, rows, exposed[row["operation"], row["group"]], least_ns)
+        for row in rows
+    ]
+    return [each for each in found if each is not None]
+
+
+def _small(
+    spans: Spans,
+    row: Row,
+    rows: list[Row],
+    exposed: list[int],
+    least_ns: float,
+) -> Finding | NotChecked | None:
+    """Check one operation of a group in one stage."""
+    what = f"{row['operation']} of group {row['group']} in {row['stage'] or 'no stage'}"
+    if row["total"] < least_ns or row["group size"] == 1 or row["median bytes"] >= SMALL_BYTES:
+        return None
+    rule = f"{SMALL_COLLECTIVES.name}: {what}"
+    if row["transfer"] is None or row["matched"] * row["ranks"] < _LEAST_MATCHED * row["count"]:
+        return NotChecked(rule, "too few are matched across ranks to separate wait and transfer")
+    if row["matched"] < FEWEST_COLLECTIVES:
+        has = f"has {row['matched']}"
+        return NotChecked(rule, f"needs {FEWEST_COLLECTIVES} matched collectives, {has}")
+    larger = [
+        each["algbw"]
+        for each in rows
+        if each["group"] == row["group"]
+        and each["algbw"] is not None
+        and each["matched"] >= FEWEST_COLLECTIVES
+        and each["median bytes"] >= LARGER * row["median bytes"]
+    ]
+    if not larger or row["algbw"] is None:
+        return NotChecked(rule, f"the group has no collective {LARGER}x as large to compare with")
+    ratio = max(larger) / row["algbw"]
+    low, cost, high = _exposed_transfer(row, *exposed)
+    if ratio < FASTER or high < least_ns:
+        return None
+    if low < least_ns:
+        return NotChecked(rule, "the exposed time may be waiting for peers")
+    where = [
+        f'"{name}" is null' if row[name] is None else f'"{name}" = {quoted(row[name])}'
+        for name in _KEYS
+    ]
+    speed = f"1/{ratio:.0f} of the bandwidth of the group's larger ones"
+    return Finding(
+        SMALL_COLLECTIVES,
+        SMALL_COLLECTIVES.title.format(what=f"{what} reaches {speed}"),
+        *(cost, low, high, MEDIUM),
+        f"{row['matched']:,} matched collectives of {row['ranks']} ranks, median "
+        f"{row['median bytes']:,} bytes at {row['algbw']:.3g} GB/s",
+        f"select * from collectives where {' and '.join(where)} order by rank, start_ns",
+        _first_call(spans, row),
+    )
+
+
+def _exposed_transfer(row: Row, exposed: int, total_in_group: int) -> tuple[int, int, int]:
+    """Return the exposed transfer of a row in nanoseconds: at least, likely, and at most.
+
+    The exposed time is known per operation and group over all stages, and includes waiting.
+    """
+    total, transfer = int(row["total"]), min(int(row["transfer"] * row["count"]), int(row["total"]))
+    low = max(0, exposed - (total_in_group - total) - (total - transfer))
+    high = min(transfer, exposed)
+    likely = round(transfer * exposed / total_in_group) if total_in_group else 0
+    return low, min(high, max(low, likely)), high
+
+
+def _first_call(spans: Spans, row: Row) -> Place:
+    table = spans.table("collectives")
+    keep = np.ones(len(table.rows), bool)
+    for name in _KEYS:
+        code, names = table.texts(name)
+        keep &= code == (UNKNOWN if row[name] is None else names.index(row[name]))
+    rank, start, took = (table.numbers(name)[keep] for name in ("rank", "start", "duration"))
+    at = int(np.argmin(start))
+    return place_at(spans, int(rank[at]), int(start[at]), int(start[at] + took[at]))

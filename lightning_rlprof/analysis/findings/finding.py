@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,10 @@ from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatch
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
 from lightning_rlprof.analysis.ledger.accounts import Accounts
 from lightning_rlprof.analysis.ledger.ledger import cached_accounts
+from lightning_rlprof.analysis.stages.partition import open_spans
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 HIGH, MEDIUM = "high", "medium"
 """Confidence of a finding. With less than medium confidence, a rule reports nothing."""
@@ -90,6 +92,10 @@ class NotChecked(NamedTuple):
     why: str
 
 
+Results = list[Finding | NotChecked]
+"""What a check returns: what its rules report, and the rules that it could not check."""
+
+
 class RunData:
     """A run with what several rules need of it, computed on first use and once.
 
@@ -110,9 +116,8 @@ class RunData:
     @cached_property
     def observed_ns(self) -> int:
         """Time in which a profiler recorded the devices, summed over devices."""
-        return sum(
-            int((end - start).sum()) for start, end in (e.profiled for e in self.devices.lanes)
-        )
+        profiled = [lane.profiled for lane in self.devices.lanes]
+        return sum(int((end - start).sum()) for start, end in profiled)
 
     @cached_property
     def launches(self) -> UnmatchedLaunches | None:
@@ -199,10 +204,18 @@ def place_of(spans: Spans, rows: Int64s) -> Place | None:
 
 def place_at(spans: Spans, rank: int, from_ns: int, to_ns: int) -> Place:
     """Return the place of a time range, with the step of its rank that contains its start."""
-    rows = spans.rows(kind="step", rank=rank)
-    at = int(np.searchsorted(spans.start_ns[rows], from_ns, "right")) - 1
-    inside = at >= 0 and from_ns < int(spans.end_ns[rows[at]])
-    return Place(rank, int(spans.step[rows[at]]) if inside else None, from_ns, to_ns)
+    row = int(open_spans(spans, "step", rank, np.array([from_ns]))[0])
+    return Place(rank, int(spans.step[row]) if row >= 0 else None, from_ns, to_ns)
+
+
+Row = dict[str, Any]
+"""One row of a table by column name."""
+
+
+def rows_of(table: Table) -> list[Row]:
+    """Return the rows of a table, each by column name."""
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
 def quoted(text: str) -> str:

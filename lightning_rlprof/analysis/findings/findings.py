@@ -3,17 +3,24 @@
 `CHECKS` lists the functions that measure, and `rules` the rules that they report.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from lightning_rlprof.analysis.findings.category_evidence import category_shares
-from lightning_rlprof.analysis.findings.device_evidence import device_idle, dominant_kernel
-from lightning_rlprof.analysis.findings.efficiency_evidence import low_mfu, small_collectives
-from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
-from lightning_rlprof.analysis.findings.run_evidence import memory_growth, slow_ranks
+from lightning_rlprof.analysis.findings.device_evidence import (
+    device_idle,
+    dominant_kernel,
+    small_collectives,
+)
+from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, Results, RunData
+from lightning_rlprof.analysis.findings.run_evidence import (
+    category_shares,
+    low_mfu,
+    memory_growth,
+    slow_ranks,
+)
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
-CHECKS: tuple[Callable[[RunData], Iterator[Finding | NotChecked]], ...] = (
+CHECKS: tuple[Callable[[RunData], Results], ...] = (
     slow_ranks,  # first: it needs most memory, and the checks after it keep what they read
     device_idle,
     dominant_kernel,
@@ -22,7 +29,7 @@ CHECKS: tuple[Callable[[RunData], Iterator[Finding | NotChecked]], ...] = (
     low_mfu,
     category_shares,
 )
-"""All checks. Each yields what its rules report, and the rules that it could not check."""
+"""All checks."""
 
 _COLUMNS = (
     Column("finding", "text"),

@@ -1,11 +1,9 @@
 """Every rule of `findings` in one table: its title, its threshold, what to try, what rules it out.
 
-A rule is one row here. The function that measures it is in a module named ``*_evidence``, and
-`findings.CHECKS` lists these functions.
+A rule is one row here. `device_evidence` and `run_evidence` measure, `findings.CHECKS` lists how.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from lightning_rlprof.analysis.findings.finding import Rule
 from lightning_rlprof.analysis.time_categories import Category
@@ -72,119 +70,104 @@ STRAGGLER = Rule(
 )
 
 
-class _Share(NamedTuple):
-    """Rule on a category: the share of step time above which it is a finding."""
-
-    threshold: float
-    title: str
-    suggestion: str
-    ruled_out_if: str
-
-
-_SHARES = {
-    Category.ROLLOUT: _Share(
-        0.5,
+# Title, threshold, suggestion, and what rules it out.
+_SHARES: dict[Category, tuple[str, float, str, str]] = {
+    Category.ROLLOUT: (
         "Rollout takes most of the GPU time",
+        0.5,
         "Measure a step with a larger batch per engine, a KV cache that fits, or speculative "
         "decoding. Compare tokens/s with rlprof compare",
         "Rollout tokens/s do not rise, or the rest of the step grows by as much",
     ),
-    Category.ROLLOUT_TAIL: _Share(
-        0.1,
+    Category.ROLLOUT_TAIL: (
         "Rollout long tail: GPUs wait for the last responses",
+        0.1,
         "Cap the response length, use partial rollouts, or sample more prompts than needed",
         "The tail is as long with capped lengths: then requests start late or an engine is slow",
     ),
-    Category.DATA_WAIT: _Share(
-        0.05,
+    Category.DATA_WAIT: (
         "Trainer waits for data",
+        0.05,
         "Prefetch the next batch, use more DataLoader workers, or start the rollout earlier",
         "The wait stays with a batch that is already in memory",
     ),
-    Category.BACKPRESSURE: _Share(
-        0.05,
+    Category.BACKPRESSURE: (
         "Rollout workers are blocked by the trainer",
+        0.05,
         "Allow more staleness, or move GPUs from rollout to training",
         "The buffer is not full while they wait",
     ),
-    Category.COLLECTIVE_WAIT: _Share(
-        0.05,
+    Category.COLLECTIVE_WAIT: (
         "Ranks wait in collectives for a straggler",
+        0.05,
         "Find the straggler with rlprof stragglers RUN. Balance the tokens of the ranks",
         "The wait stays when every rank gets the same batch",
     ),
-    Category.COMMUNICATION: _Share(
-        0.1,
+    Category.COMMUNICATION: (
         "Communication is not overlapped",
+        0.1,
         "Overlap it: larger buckets, gradient reduction during backward, fewer gathers",
         "rlprof show RUN overlap shows that it overlaps, and the links are at their limit",
     ),
-    Category.HOST_IDLE: _Share(
-        0.1,
+    Category.HOST_IDLE: (
         "Host-bound: device waits for kernel launches",
+        0.1,
         "See rlprof show RUN idle and launches. Use torch.compile, CUDA graphs, or a larger "
         "micro-batch",
         "The share stays with a micro-batch of twice the size",
     ),
-    Category.MEMCPY: _Share(
-        0.05,
+    Category.MEMCPY: (
         "Host/device copies are not overlapped",
+        0.05,
         "Pin the memory, copy with non_blocking=True, and keep data on the device between stages",
         "The copies take as long from pinned memory",
     ),
-    Category.WEIGHT_SYNC: _Share(
-        0.05,
+    Category.WEIGHT_SYNC: (
         "Weight sync is slow",
+        0.05,
         "Use larger buckets, avoid copies through the host, or update while the engine drains",
         "A model of half the size takes as long: then it is a fixed pause",
     ),
-    Category.REWARD: _Share(
-        0.15,
+    Category.REWARD: (
         "GPUs wait for rewards, tools or environments",
+        0.15,
         "Score samples in parallel as they arrive, not as one batch at the end",
         "The rewards of one sample take as long as those of the batch",
     ),
-    Category.OFFLOAD: _Share(
-        0.05,
+    Category.OFFLOAD: (
         "Offload/onload is expensive",
+        0.05,
         "Keep more on the device, offload only the optimizer, or use separate GPUs for rollout",
         "Training and rollout do not fit into memory together",
     ),
-    Category.EVALUATION: _Share(
-        0.1,
+    Category.EVALUATION: (
         "Checkpoints and evaluation take a large share",
+        0.1,
         "Do them less often, or write checkpoints asynchronously",
         "You need this many checkpoints and evaluations",
     ),
-    Category.PYTHON_GC: _Share(
-        0.02,
+    Category.PYTHON_GC: (
         "Python GC pauses the ranks",
+        0.02,
         "Call gc.freeze() after setup, and collect at the same step on all ranks",
         "The pauses stay with gc.disable()",
     ),
-    Category.PROFILER: _Share(
-        0.02,
+    Category.PROFILER: (
         "Profiler overhead is high",
+        0.02,
         "Capture fewer steps, one stage, or a lower level",
         "The share stays with integrated.profile: false",
     ),
-    Category.UNTRACED: _Share(
-        0.2,
+    Category.UNTRACED: (
         "A large share of GPU time is untraced",
+        0.2,
         "Mark the code between stages with stage(…) or wrap:. See rlprof show RUN gaps",
         "The untraced time belongs to crashed ranks: see rlprof show RUN data_quality",
     ),
 }
 
 CATEGORY_RULES: Mapping[Category, Rule] = {
-    category: Rule(
-        category.text,
-        each.title,
-        each.threshold,
-        each.suggestion,
-        each.ruled_out_if,
-        "rlprof ledger RUN --by step",
-    )
-    for category, each in _SHARES.items()
+    category: Rule(category.text, *texts, "rlprof ledger RUN --by step")
+    for category, texts in _SHARES.items()
 }
 """Rules on categories of the ledger, one per category except ``compute`` and ``custom stage``."""

@@ -1,22 +1,35 @@
-"""Evidence from the run as a whole: ranks that slow the others down, and memory that grows."""
-
-from collections.abc import Iterator
-from typing import Any
+"""Evidence from steps: categories of the ledger, MFU, slow ranks, and memory that grows."""
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.launches import LOST
+from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of
 from lightning_rlprof.analysis.findings.finding import (
     HIGH,
+    KERNELS_LOST,
     MEDIUM,
     Finding,
     NotChecked,
+    Results,
+    Row,
+    Rule,
     RunData,
-    place_at,
+    judge,
     place_of,
     quoted,
+    rows_of,
+    share_interval,
+    spans_query,
 )
-from lightning_rlprof.analysis.findings.rules import MEMORY_GROWTH, STRAGGLER
-from lightning_rlprof.analysis.memory import growth, memory_series, memory_timeline
+from lightning_rlprof.analysis.findings.rules import (
+    CATEGORY_RULES,
+    LOW_MFU,
+    MEMORY_GROWTH,
+    STRAGGLER,
+)
+from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts
+from lightning_rlprof.analysis.memory import growth, lowest_by_step, memory_timeline
+from lightning_rlprof.analysis.step_selection import states
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
@@ -24,38 +37,188 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     NO_STRAGGLER,
     SLOW_UNCOUNTED,
 )
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.interval_nesting import NONE, enclosing
 from lightning_rlprof.tables.spans import Spans
 
-_HARMLESS = (INCONCLUSIVE, NO_STRAGGLER, IMBALANCE)
+FEWEST_STEPS = 5
+"""Steps needed to know how much a share changes from step to step."""
+
+UNVERIFIED = 0.2
+"""Lowest threshold for a share measured from kernels, if lost kernels cannot be detected.
+
+A fifth of the kernels may be lost, and what they hid is then up to a fifth of the time.
+"""
+
+_SHOWN = 3
 
 
-def slow_ranks(run: RunData) -> Iterator[Finding]:
+def category_shares(run: RunData) -> Results:
+    """Report categories whose share of the step time is too large; nothing without steps.
+
+    If kernels show what is host-bound, `device_idle` checks that instead: it looks at launches, so
+    a lost kernel cannot be mistaken for a late host.
+    """
+    ns = run.accounts.job_ns[:OUTSIDE].astype(np.float64)
+    if not ns.any():
+        return []
+    found = [_category_share(run, category, rule, ns) for category, rule in CATEGORY_RULES.items()]
+    return [each for each in found if each is not None]
+
+
+def _category_share(
+    run: RunData, category: Category, rule: Rule, ns: Float64s
+) -> Finding | NotChecked | None:
+    """Check one category; ``ns`` has the shape (steps, categories)."""
+    spans, source = run.spans, run.accounts.sources.get(category)
+    if source is None:
+        return NotChecked(rule.name, "no data")
+    from_kernels = source != "spans"
+    if from_kernels and category == Category.HOST_IDLE:
+        return None
+    steps = np.flatnonzero(ns.any(axis=1))
+    if len(steps) < FEWEST_STEPS:
+        return NotChecked(rule.name, f"needs {FEWEST_STEPS} steps, has {len(steps)}")
+    own, wall = ns[steps, category], ns[steps].sum(axis=1)
+    low, high = share_interval(own, wall)
+    unverified = from_kernels and run.launches is None
+    threshold = max(rule.threshold, UNVERIFIED) if unverified else rule.threshold
+    decision = judge(rule, low, high, threshold)
+    if decision is None:
+        return None
+    if from_kernels and run.launches is not None and run.launches.lossy:
+        return NotChecked(rule.name, KERNELS_LOST)
+    if category == Category.COMMUNICATION and _unmatched(spans, run.accounts):
+        return NotChecked(rule.name, "too few collectives are matched across ranks")
+    if isinstance(decision, NotChecked):
+        return decision
+    rows = np.flatnonzero((categories_of(spans.names) == category)[spans.name])
+    rows = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:_SHOWN]
+    evidence = f"longest spans (rank/id): {_named(spans, rows)}"
+    if not len(rows):
+        rows = spans.rows(kind="step")
+        number = np.unique(spans.step[rows])[steps[np.argmax(own)]]
+        rows = rows[spans.step[rows] == number]
+        evidence = f"{len(steps)} steps, most of it in step {number}"
+    whole = float(wall.sum())
+    return Finding(
+        rule,
+        rule.title,
+        int(own.sum()),
+        int(low * whole),
+        int(high * whole),
+        decision,
+        evidence,
+        spans_query(spans, rows.tolist()),
+        place_of(spans, rows),
+    )
+
+
+def _named(spans: Spans, rows: Int64s) -> str:
+    """Return spans as rank and id."""
+    return ", ".join(f"{spans.rank[row]}/{spans.id[row]}" for row in rows.tolist())
+
+
+def _unmatched(spans: Spans, accounts: Accounts) -> bool:
+    """Return whether ranks lack collectives that others have: then waiting looks like transfer."""
+    if len(accounts.ranks) + len(accounts.silent) < 2:
+        return False
+    rows = np.flatnonzero((categories_of(spans.names) == Category.COMMUNICATION)[spans.name])
+    width = int(spans.rank.max(initial=0)) + 1
+    calls = (spans.step[rows] * len(spans.names) + spans.name[rows]) * width + spans.rank[rows]
+    calls, ranks = np.unique(np.unique(calls) // width, return_counts=True)
+    most = np.zeros(len(spans.names), np.int64)
+    np.maximum.at(most, calls % len(spans.names), ranks)
+    fewer = np.count_nonzero(ranks < most[calls % len(spans.names)])
+    return bool(fewer > LOST * len(calls)) or accounts.unmatched_collectives > 0
+
+
+def low_mfu(run: RunData) -> Results:
+    """Report a low MFU of training; nothing if FLOPs or the device's peak are unknown.
+
+    The cost is what reaching the threshold would save. Only spans that counted ``flops``, in
+    complete steps and training stages: decoding is limited by memory, so its MFU is always low.
+    An MFU above 100% means wrong inputs, so nothing is reported.
+    """
+    spans = run.spans
+    rows, flops = _training_flops(spans)
+    peaks = {rank: peak_of(head.hardware) or 0.0 for rank, head in spans.headers.items()}
+    peak = np.array([peaks.get(rank, 0.0) for rank in spans.rank[rows].tolist()])  # TFLOP/s
+    rows, flops, peak = rows[peak > 0], flops[peak > 0], peak[peak > 0]
+    if not len(rows):
+        return []
+    steps, place = np.unique(spans.step[rows], return_inverse=True)
+    if len(steps) < FEWEST_STEPS:
+        why = f"needs {FEWEST_STEPS} steps with counted FLOPs, has {len(steps)}"
+        return [NotChecked(LOW_MFU.name, why)]
+    took = spans.duration_ns[rows].astype(np.float64)
+    used, possible = flops / 1_000, took * peak  # in thousand FLOPs
+    if (used > possible).any():
+        return [NotChecked(LOW_MFU.name, "some of it is above 100%, see data_quality")]
+    by_step = [np.bincount(place, each).astype(np.float64) for each in (used, possible)]
+    low, high = share_interval(*by_step)
+    decision = judge(LOW_MFU, low, high)
+    if decision is None:
+        return []
+    if isinstance(decision, NotChecked):
+        return [decision]
+    mfu, rows = float(used.sum() / possible.sum()), rows[np.argsort(used / possible)]
+    whole = float(took.sum())
+    cost, least, most = (int(whole * (1 - each / LOW_MFU.threshold)) for each in (mfu, high, low))
+    stages = ", ".join(sorted({spans.names[code] for code in spans.name[rows].tolist()}))
+    finding = Finding(
+        LOW_MFU,
+        LOW_MFU.title.format(mfu=mfu, stages=stages),
+        *(cost, least, most),
+        decision,
+        f"MFU {100 * low:.1f}–{high:.1%} by counted FLOPs; lowest spans (rank/id): "
+        f"{_named(spans, rows[:_SHOWN])}; the cost is what {LOW_MFU.threshold:.0%} would save",
+        spans_query(spans, rows[:_SHOWN].tolist()),
+        place_of(spans, rows),
+    )
+    return [finding]
+
+
+def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
+    """Return the training spans of complete steps that counted FLOPs, and how many."""
+    rows, flops = spans.amounts("flops")
+    trains = np.array([kind_of(name) == "training" for name in spans.names], dtype=bool)
+    keep = trains[spans.name[rows]] & (flops > 0) & (spans.duration_ns[rows] > 0)
+    steps = spans.rows(kind="step")
+    complete = np.unique(spans.step[steps[states(spans, steps) == 0]])
+    keep &= np.isin(spans.step[rows], complete)
+    rows, flops = rows[keep], flops[keep]
+    thread, start, end = spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows]
+    order = np.lexsort((spans.id[rows], -end, start, thread))
+    # Of spans inside one another, the outer one has counted the FLOPs of both.
+    outer = order[enclosing(thread[order], start[order], end[order]) == NONE]
+    return rows[outer], flops[outer]
+
+
+def slow_ranks(run: RunData) -> Results:
     """Report each rank, or group that contains one, that the analysis of stragglers names."""
-    if not len(run.spans.rows(kind="step")):
-        return
-    table = stragglers(run.spans)
-    names = [column.name for column in table.columns]
-    for row in table.rows:
-        cells = dict(zip(names, row, strict=True))
-        if cells["verdict"] not in _HARMLESS:
-            yield straggler_finding(run.spans, cells)
+    harmless = (INCONCLUSIVE, NO_STRAGGLER, IMBALANCE)
+    rows = rows_of(stragglers(run.spans)) if len(run.spans.rows(kind="step")) else []
+    return [straggler_finding(run.spans, row) for row in rows if row["verdict"] not in harmless]
 
 
-def straggler_finding(spans: Spans, row: dict[str, Any]) -> Finding:
+def straggler_finding(spans: Spans, row: Row) -> Finding:
     """Return the finding on one row of `stragglers`; its keys are the columns."""
-    is_rank, lost = row["rank"] is not None, row["peer time lost"]
-    ranks = [row["rank"]] if is_rank else _ranks(str(row["group"]))
-    who = f"Rank {row['rank']}" if is_rank else f"One of ranks {', '.join(map(str, ranks))}"
-    first, last = map(int, str(row["steps"]).split("-"))
-    rows, condition = _stages_of(spans, ranks, first, last, str(row["stages"]))
+    lost, is_rank = row["peer time lost"], row["rank"] is not None
+    ranks, who = [row["rank"]], f"Rank {row['rank']}"
+    if not is_rank:
+        listed = row["group"].rpartition("ranks ")[2]
+        ranks, who = [int(rank) for rank in listed.split(", ")], f"One of ranks {listed}"
+    first, last = map(int, row["steps"].split("-"))
+    rows, condition = _stages_of(spans, ranks, first, last, row["stages"])
     chance = "" if row["p-value"] is None else f", p-value {row['p-value']:.2g}"
-    low = high = None
-    if lost is not None and row["slowdown"]:
-        low, high = (
-            None if row[name] is None else int(lost * row[name] / row["slowdown"])
-            for name in ("CI low", "CI high")
-        )
+    low, high = (
+        int(lost * row[bound] / row["slowdown"])
+        if lost is not None and row["slowdown"] and row[bound] is not None
+        else None
+        for bound in ("CI low", "CI high")
+    )
     return Finding(
         STRAGGLER,
         STRAGGLER.title.format(who=who, verdict=row["verdict"]),
@@ -67,11 +230,6 @@ def straggler_finding(spans: Spans, row: dict[str, Any]) -> Finding:
         f"select * from spans where kind = 'stage' and {condition} order by rank, start_ns",
         place_of(spans, rows),
     )
-
-
-def _ranks(group: str) -> list[int]:
-    """Return the ranks at the end of a group's name."""
-    return [int(rank) for rank in group.rpartition("ranks ")[2].split(", ")]
 
 
 def _stages_of(
@@ -90,11 +248,9 @@ def _stages_of(
     return rows, condition
 
 
-FEWEST_STEPS = 16
+FEWEST_MEMORY_STEPS = 16
 """Steps with memory data needed: each half of them must show growth."""
 
-_ALL_STAGES = "all"
-_ALL_SAMPLES = 2**40
 _MIB = 2**20
 # Counted by spans.
 _COUNTERS = {
@@ -104,101 +260,74 @@ _COUNTERS = {
 }
 
 
-def memory_growth(run: RunData) -> Iterator[Finding | NotChecked]:
+def memory_growth(run: RunData) -> Results:
     """Report growing memory, the worst rank of each component; nothing without memory data.
 
     The second half of the steps must grow too: setup and warm-up grow, but stop. The finding has
     no cost in time: either the run goes out of memory, or nothing happens.
     """
-    table = memory_timeline(run.spans)
-    names = [column.name for column in table.columns]
-    rows: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in table.rows]
-    rows = [row for row in rows if row["stage"] == _ALL_STAGES]
+    rows = [row for row in rows_of(memory_timeline(run.spans)) if row["stage"] == "all"]
     growing = [row for row in rows if row["growing"] == "yes" and _is_large(row, "CI low")]
     steps = max((row["steps"] for row in rows), default=0)
-    if rows and steps < FEWEST_STEPS:
-        yield _too_few_steps(f"has {steps}")
-        return
+    if rows and steps < FEWEST_MEMORY_STEPS:
+        return [_too_few_steps(f"has {steps}")]
     if not growing and any(row["growing"] == "no" and _is_large(row, "CI high") for row in rows):
-        yield NotChecked(MEMORY_GROWTH.name, "steps differ too much")
-    for component in dict.fromkeys(row["component"] for row in growing):
-        of_component = [row for row in growing if row["component"] == component]
-        worst = max(of_component, key=lambda row: row["CI low"])
-        yield _memory_finding(run.spans, worst, len(of_component))
+        return [NotChecked(MEMORY_GROWTH.name, "steps differ too much")]
+    components: dict[str | None, list[Row]] = {}
+    for row in growing:
+        components.setdefault(row["component"], []).append(row)
+    return [
+        _memory_finding(run.spans, max(each, key=lambda row: row["CI low"]), len(each))
+        for each in components.values()
+    ]
 
 
 def _too_few_steps(has: str) -> NotChecked:
-    why = f"needs {FEWEST_STEPS} steps with memory data, {has}"
+    why = f"needs {FEWEST_MEMORY_STEPS} steps with memory data, {has}"
     return NotChecked(MEMORY_GROWTH.name, why)
 
 
-def _is_large(row: dict[str, Any], bound: str) -> bool:
+def _is_large(row: Row, bound: str) -> bool:
     peak = max(row["peak"] or 0, row["reserved"] or 0)
     return bool(row[bound] * row["steps"] >= MEMORY_GROWTH.threshold * peak > 0)
 
 
-def _memory_finding(spans: Spans, row: dict[str, Any], ranks: int) -> Finding | NotChecked:
-    steps, lowest = _lowest_by_step(spans, row)
+def _memory_finding(spans: Spans, row: Row, ranks: int) -> Finding | NotChecked:
+    rank, component = row["rank"], row["component"]
+    steps, lowest = lowest_by_step(spans, rank, component, row["device"])
     half = len(steps) // 2
     slope, low, high = growth(steps[half:], lowest[half:])
-    if slope is None or low is None or high is None or len(steps) < FEWEST_STEPS:
-        return _too_few_steps(f"rank {row['rank']} has {len(steps)}")
-    where = f"rank {row['rank']}" + (f" and {ranks - 1} more" if ranks > 1 else "")
+    if slope is None or low is None or high is None or len(steps) < FEWEST_MEMORY_STEPS:
+        return _too_few_steps(f"rank {rank} has {len(steps)}")
+    where = f"rank {rank}" + (f" and {ranks - 1} more" if ranks > 1 else "")
     if low * len(steps) < MEMORY_GROWTH.threshold * lowest.max():
         return NotChecked(MEMORY_GROWTH.name, f"it nearly stopped in the second half, on {where}")
-    first, last = int(steps[half]), int(steps[-1])
+    rows = spans.rows(kind="step", rank=rank)
+    rows = rows[(spans.step[rows] >= steps[half]) & (spans.step[rows] <= steps[-1])]
     return Finding(
         MEMORY_GROWTH,
-        MEMORY_GROWTH.title.format(what=f"{row['component']} on {where}"),
+        MEMORY_GROWTH.title.format(what=f"{component} on {where}"),
         *(None, None, None),
         HIGH if low > slope / 2 else MEDIUM,
         f"{slope / _MIB:.3g} MiB per step (99% CI {low / _MIB:.3g}–{high / _MIB:.3g}) "
-        f"in steps {first}–{last}",
-        _memory_query(spans, row, first, last),
-        place_at(spans, row["rank"], *_step_times(spans, row["rank"], last)),
+        f"in steps {steps[half]}–{steps[-1]}",
+        _memory_query(spans, rank, component, rows),
+        place_of(spans, rows[-1:]),
     )
 
 
-def _lowest_by_step(spans: Spans, row: dict[str, Any]) -> tuple[Int64s, Int64s]:
-    """Return steps and the lowest memory in each, with the definitions of `memory_timeline`."""
-    table = memory_series(spans, row["rank"], _ALL_SAMPLES)
-    own = [each for each in table.rows if each[:2] == (row["component"], row["device"])]
-    allocated = any(each[3] is not None for each in own)
-    column = 3 if allocated else 4  # reserved
-    known = np.array(
-        [(each[2], each[column]) for each in own if each[column] is not None], np.int64
-    )
-    rows = spans.rows(kind="step", rank=row["rank"])
-    if not len(known) or not len(rows):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    # A sample at the end of one step and the start of the next belongs to the first.
-    at = np.searchsorted(spans.start_ns[rows], known[:, 0], "left") - 1
-    inside = (at >= 0) & (known[:, 0] <= spans.end_ns[rows[at]])
-    step, used = spans.step[rows[at[inside]]], known[inside, 1]
-    order = np.lexsort((used, step))
-    heads = np.flatnonzero(np.diff(step[order], prepend=-1))
-    return step[order][heads], used[order][heads]
-
-
-def _step_times(spans: Spans, rank: int, step: int) -> tuple[int, int]:
-    rows = spans.rows(kind="step", rank=rank)
-    row = rows[spans.step[rows] == step][0]
-    return int(spans.start_ns[row]), int(spans.end_ns[row])
-
-
-def _memory_query(spans: Spans, row: dict[str, Any], first: int, last: int) -> str:
-    """Return the SELECT of the samples, from the table or from the counters of spans."""
-    counter = _COUNTERS.get(str(row["component"]))
+def _memory_query(spans: Spans, rank: int, component: str | None, steps: Int64s) -> str:
+    """Return the SELECT of the samples, from the counters of spans or from the table."""
+    counter = _COUNTERS.get(component or "")
     if counter is not None and counter in spans.counters:
+        first, last = spans.step[steps[[0, -1]]]
         return (
-            f"select step, kind, name, start_ns, {counter} from spans where rank = {row['rank']} "
+            f"select step, kind, name, start_ns, {counter} from spans where rank = {rank} "
             f"and kind in ('stage', 'step') and step between {first} and {last} "
             f"and {counter} is not null order by start_ns"
         )
-    since = _step_times(spans, row["rank"], first)[0]
-    until = _step_times(spans, row["rank"], last)[1]
-    of = "is null" if row["component"] is None else f"= {quoted(row['component'])}"
+    of = "is null" if component is None else f"= {quoted(component)}"
     return (
-        f"select * from memory where rank = {row['rank']} and component {of} "
-        f"and time_ns between {since} and {until} order by time_ns"
+        f"select * from memory where rank = {rank} and component {of} and time_ns "
+        f"between {spans.start_ns[steps[0]]} and {spans.end_ns[steps[-1]]} order by time_ns"
     )

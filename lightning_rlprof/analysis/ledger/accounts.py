@@ -6,16 +6,18 @@ All sums are integer nanoseconds, and add up to wall time times ranks exactly.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_note, uncertainty_ns
 from lightning_rlprof.analysis.collectives import transfer_times
-from lightning_rlprof.analysis.ledger.device_occupancy import DeviceTime, device_occupancy
+from lightning_rlprof.analysis.ledger.device_occupancy import (
+    DeviceOccupancy,
+    DeviceTime,
+    device_occupancy,
+)
 from lightning_rlprof.analysis.ledger.host_activity import (
-    Activity,
     host_activity,
     host_categories,
     rollout_tail,
@@ -23,55 +25,33 @@ from lightning_rlprof.analysis.ledger.host_activity import (
 from lightning_rlprof.analysis.stages.partition import paint
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
 from lightning_rlprof.tables.spans import Spans
 
 OUTSIDE = -1
-"""Stands for the time outside steps."""
-
-SILENT = -1
-"""Stands for every rank without a file: their entries are equal, and kept once."""
+"""Index of the time outside steps in ``Accounts.ns``."""
 
 _STEP = KINDS.index("step")
 _STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
-_KEYS = 2 * len(Category)
-_MOST_RANKS = 2**20
 _SHOWN = 5
-_RANKS_AT_ONCE = 64  # ranks whose entries are in memory separately
-
-
-class Entries(NamedTuple):
-    """Where time went, as columns of equal length, sorted by step and category; none is zero.
-
-    A thousand ranks and steps have some ten million entries, so columns are as narrow as possible.
-
-    Attributes:
-        step: Index of the step's number, 0 if steps are summed, or `OUTSIDE`.
-        category: A `Category`.
-        from_kernels: 1 if kernels showed the category, 0 if spans did, or nothing.
-        ns: Time in nanoseconds.
-    """
-
-    step: npt.NDArray[np.int32]
-    category: npt.NDArray[np.int8]
-    from_kernels: npt.NDArray[np.int8]
-    ns: Int64s
+_SILENT = -1  # stands for a rank without a file
 
 
 @dataclass(frozen=True, eq=False)
 class Accounts:
-    """Where the time of a job went: the entries add up to ``wall_ns`` of each rank exactly.
+    """Where the time of a job went: the times of each rank add up to ``wall_ns`` exactly.
 
     Attributes:
         ranks: Ranks with recorded data.
-        silent: Ranks of the job without a file; each has the entries of `SILENT`.
-        start_ns: When the first rank began, on the run's timeline.
-        end_ns: When the last rank ended.
-        steps: Numbers of the steps, ascending; None if steps are summed.
-        by_rank: Whether ranks are separate; if not, an entry may sum several.
-        rank: Rank of each entry, the first one of several, or `SILENT`; ascending.
-        entries: The time.
+        silent: Ranks of the job without a file.
+        wall_ns: Time from the first rank's start to the last one's end.
+        steps: Numbers of the steps, ascending.
+        by_rank: Whether ranks are separate.
+        ns: Time in nanoseconds; shape (ranks, steps + 1, categories). Without ``by_rank`` there is
+            one entry with the sum of ranks. The last step is the time outside steps.
+        silent_ns: Time of one silent rank; shape (steps + 1, categories).
+        kernels_ns: Time of each category that kernels showed, of all ranks.
         sources: Categories with data in this run, even if they took no time, and the source:
             ``spans``, ``kernels`` or ``both``.
         unmatched_collectives: Collectives without a counterpart on other ranks.
@@ -81,29 +61,30 @@ class Accounts:
 
     ranks: tuple[int, ...]
     silent: tuple[int, ...]
-    start_ns: int
-    end_ns: int
-    steps: Int64s | None
+    wall_ns: int
+    steps: Int64s
     by_rank: bool
-    rank: npt.NDArray[np.int32]
-    entries: Entries
+    ns: Int64s
+    silent_ns: Int64s
+    kernels_ns: Int64s
     sources: Mapping[Category, str]
     unmatched_collectives: int
     cpu_only: bool
     notes: tuple[str, ...]
 
     @property
-    def wall_ns(self) -> int:
-        """Time from the first rank's start to the last one's end."""
-        return self.end_ns - self.start_ns
-
-    @property
     def total_ns(self) -> int:
         """Wall time times all ranks of the job."""
         return self.wall_ns * (len(self.ranks) + len(self.silent))
 
+    @property
+    def job_ns(self) -> Int64s:
+        """Time of all ranks of the job; shape (steps + 1, categories)."""
+        job: Int64s = self.ns.sum(axis=0) + len(self.silent) * self.silent_ns
+        return job
 
-def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = False) -> Accounts:
+
+def compute_accounts(spans: Spans, *, per_rank: bool = False) -> Accounts:
     """Assign every instant of every rank of the job to one category and one step.
 
     Every rank lasts from the job's start to its end, even if its file starts late, is truncated or
@@ -111,7 +92,6 @@ def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = F
 
     Args:
         spans: The run.
-        per_step: Keep steps separate; otherwise only time in and outside steps.
         per_rank: Keep ranks separate: a thousand ranks then take a thousand times the memory.
     """
     devices, categories = device_occupancy(spans), categories_of(spans.names)
@@ -121,36 +101,34 @@ def compute_accounts(spans: Spans, *, per_step: bool = False, per_rank: bool = F
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _job_times(spans, devices.by_rank)
     steps = _job_steps(spans)
-    job = _Job(spans, categories, collectives, steps, per_step, devices.by_rank, start, end)
-    from_spans, parts = {Category.UNTRACED}, []
-    for group in _groups(silent, ranks, 1 if per_rank else _RANKS_AT_ONCE, end - start):
-        results = [_rank_entries(job, rank) for rank in group]
-        from_spans |= set[Category]().union(*(categories for _, categories in results))
-        entries = merge_entries([entries for entries, _ in results])
-        parts.append((np.full(len(entries.ns), group[0], np.int32), *entries))
-    rank_of, *columns = _concatenated(parts)
-    notes = [*_missing_notes(spans, silent, end), *devices.notes, *_step_notes(spans, categories)]
-    if alone:
-        text = "collectives have no counterpart on other ranks: their transfer includes the wait"
-        notes.append(f"{alone} {text} for peers.")
-    if clocks := uncertainty_note(
-        spans, "Wall time, and untraced time at the start and end of a rank"
-    ):
-        notes.append(clocks)
+    job = _Job(spans, categories, collectives, steps, devices.by_rank, start, end)
+    # A thousand ranks for a hundred days exceed 64 bits.
+    dtype = np.int64 if (end - start) * (len(ranks) + len(silent)) < 2**63 else object
+    rows = len(ranks) if per_rank else 1
+    ns: Int64s = np.zeros((rows, len(steps.number) + 1, len(Category)), dtype)
+    kernels_ns: Int64s = np.zeros(len(Category), dtype)
+    from_spans = {Category.UNTRACED}
+    for at, rank in enumerate(ranks):
+        own = _rank_times(job, rank)
+        ns[at if per_rank else 0] += own.ns
+        kernels_ns += own.kernels_ns
+        from_spans |= own.categories
+    sources = dict.fromkeys(from_spans, "spans") | dict.fromkeys(devices.categories, "kernels")
+    sources |= dict.fromkeys(from_spans & devices.categories, "both")
     devices_used = [header.device for header in spans.headers.values()]
     return Accounts(
         ranks,
         silent,
-        start,
-        end,
-        steps.number if per_step else None,
+        end - start,
+        steps.number,
         per_rank,
-        rank_of,
-        Entries(*columns),
-        _sources(from_spans, devices.categories),
+        ns,
+        _rank_times(job, _SILENT).ns.astype(dtype),
+        kernels_ns,
+        sources,
         alone + devices.unmatched,
         bool(devices_used) and all(device == "cpu" for device in devices_used),
-        tuple(notes),
+        tuple(_notes(spans, categories, devices, silent, end, alone)),
     )
 
 
@@ -163,27 +141,23 @@ class _Steps(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What cuts the time of a rank.
-
-    Attributes:
-        spans: The run.
-        categories: Category per name.
-        collectives: Collectives whose transfer start is known, see `_matched_collectives`.
-        steps: The steps of the job.
-        per_step: Whether they stay separate.
-        devices: What devices ran, by rank.
-        start_ns: When the first rank began.
-        end_ns: When the last one ended.
-    """
+    """What cuts the time of a rank; ``collectives`` as from `_matched_collectives`."""
 
     spans: Spans
     categories: Int64s
     collectives: Int64s
     steps: _Steps
-    per_step: bool
     devices: Mapping[int, DeviceTime]
     start_ns: int
     end_ns: int
+
+
+class _RankTimes(NamedTuple):
+    """Time of one rank, see `Accounts`, and the categories of which its spans have data."""
+
+    ns: Int64s
+    kernels_ns: Int64s
+    categories: set[Category]
 
 
 def _job_steps(spans: Spans) -> _Steps:
@@ -193,26 +167,35 @@ def _job_steps(spans: Spans) -> _Steps:
     return _Steps(number, spans.start_ns[rows[first]], spans.end_ns[rows[first]])
 
 
-def _groups(
-    silent: Sequence[int], ranks: Sequence[int], size: int, wall_ns: int
-) -> list[Sequence[int]]:
-    """Return ranks in groups whose sums fit into 64 bits."""
-    size = max(1, min(size, 2**62 // max(1, wall_ns)))
-    groups = [ranks[at : at + size] for at in range(0, len(ranks), size)]
-    return ([[SILENT]] if silent or not ranks else []) + groups
-
-
-def _rank_entries(job: _Job, rank: int) -> tuple[Entries, set[Category]]:
-    """Return the entries of a rank, and the categories of which its spans have data."""
-    rows = slice(*np.searchsorted(job.spans.rank, [rank, rank + 1]).tolist())
+def _rank_times(job: _Job, rank: int) -> _RankTimes:
+    """Cut one rank's time at every change of step, span or kernel, and sum the cells."""
+    spans, device = job.spans, job.devices.get(rank)
+    rows = slice(*np.searchsorted(spans.rank, [rank, rank + 1]).tolist())
     first, last = np.searchsorted(job.collectives[0], [rows.start, rows.stop])
     collectives = job.collectives[:, first:last] - np.array([[rows.start], [0]])
-    activity = host_activity(job.spans, rows, job.categories, collectives)
-    steps = _rank_steps(job.spans, rows, job.steps)
-    steps = steps if job.per_step else steps._replace(number=np.zeros_like(steps.number))
-    entries, has_tails = _cut(activity, steps, job.devices.get(rank), job.start_ns, job.end_ns)
+    activity = host_activity(spans, rows, job.categories, collectives)
+    steps = _rank_steps(spans, rows, job.steps)
+    parts = [activity.start_ns, activity.end_ns, steps.start_ns, steps.end_ns]
+    parts.append(np.array([job.start_ns, job.end_ns]))
+    if device is not None:
+        parts += [device.start_ns, device.end_ns, device.known_start_ns, device.known_end_ns]
+    times = edges(*(part.clip(job.start_ns, job.end_ns) for part in parts))
+    length, width = np.diff(times), len(Category)
+    painted = paint(*cells_of(times, steps.start_ns, steps.end_ns), len(length))
+    step = np.append(steps.number, OUTSIDE)[painted]  # -1, for none, reads the last item
     categories = {Category(each) for each in np.unique(activity.category).tolist()}
-    return entries, categories | ({Category.ROLLOUT_TAIL} if has_tails else set())
+    category, kernels_ns = host_categories(activity, times), np.zeros(width, np.int64)
+    by_kernels = np.zeros(len(length), dtype=bool)
+    if device is not None:
+        by_kernels = _apply_device(category, device, times)
+    tail = rollout_tail(activity, times)
+    if tail is not None:
+        category[tail & (category == Category.ROLLOUT)] = Category.ROLLOUT_TAIL
+        categories.add(Category.ROLLOUT_TAIL)
+    np.add.at(kernels_ns, category[by_kernels], length[by_kernels])
+    ns = np.zeros((len(job.steps.number) + 1) * width, np.int64)
+    np.add.at(ns, step * width + category, length)  # -1, outside steps, is the last step
+    return _RankTimes(ns.reshape(-1, width), kernels_ns, categories)
 
 
 def _rank_steps(spans: Spans, rows: slice, job: _Steps) -> _Steps:
@@ -232,36 +215,8 @@ def _rank_steps(spans: Spans, rows: slice, job: _Steps) -> _Steps:
     )
 
 
-def _cut(
-    activity: Activity, steps: _Steps, device: DeviceTime | None, start_ns: int, end_ns: int
-) -> tuple[Entries, bool]:
-    """Cut one rank's time at every change of step, span or kernel, and sum the cells.
-
-    Returns:
-        The entries, whose ``ns`` add up to ``end_ns - start_ns``; and whether its requests show
-        the tails of rollouts.
-    """
-    parts = [activity.start_ns, activity.end_ns, steps.start_ns, steps.end_ns]
-    parts.append(np.array([start_ns, end_ns]))
-    if device is not None:
-        parts += [device.start_ns, device.end_ns, device.known_start_ns, device.known_end_ns]
-    times = edges(*(part.clip(start_ns, end_ns) for part in parts))
-    step_of = np.append(steps.number, OUTSIDE)
-    step = step_of[paint(*cells_of(times, steps.start_ns, steps.end_ns), len(times) - 1)]
-    category = host_categories(activity, times)
-    from_kernels = np.zeros_like(category)
-    if device is not None:
-        from_kernels = _apply_device(category, device, times)
-    tail = rollout_tail(activity, times)
-    if tail is not None:
-        category[tail & (category == Category.ROLLOUT)] = Category.ROLLOUT_TAIL
-    sums = _zeros(int(steps.number.max(initial=OUTSIDE)))
-    np.add.at(sums, _keys(step, category, from_kernels), np.diff(times))
-    return _entries(sums), tail is not None
-
-
-def _apply_device(category: Int64s, device: DeviceTime, times: Int64s) -> Int64s:
-    """Replace the host's category by the device's, in place; return 1 in each replaced cell.
+def _apply_device(category: Int64s, device: DeviceTime, times: Int64s) -> Mask:
+    """Replace the host's category by the device's, in place; return the replaced cells.
 
     Running work counts before what the host does or waits for, except in evaluations. If the host
     computes and the device runs nothing, the device waits for the host.
@@ -276,47 +231,8 @@ def _apply_device(category: Int64s, device: DeviceTime, times: Int64s) -> Int64s
     known = open_count(*cells_of(times, device.known_start_ns, device.known_end_ns), cells) > 0
     idle = known & ~running & (category == Category.COMPUTE)
     category[idle] = Category.HOST_IDLE
-    replaced: Int64s = (running | idle).astype(np.int64)
+    replaced: Mask = running | idle
     return replaced
-
-
-def merge_entries(ranks: Sequence[Entries]) -> Entries:
-    """Sum the entries of several ranks; the sums must fit into 64 bits."""
-    if len(ranks) == 1:
-        return ranks[0]
-    sums = _zeros(max(int(own.step.max(initial=OUTSIDE)) for own in ranks))
-    for own in ranks:
-        sums[_keys(own.step.astype(np.int64), own.category, own.from_kernels)] += own.ns
-    return _entries(sums)
-
-
-def _zeros(last: int) -> Int64s:
-    """Return a sum for each key of the steps up to the last one, and of the time outside."""
-    return np.zeros((last + 2) * _KEYS, dtype=np.int64)
-
-
-def _keys(step: Int64s, category: npt.NDArray[Any], from_kernels: npt.NDArray[Any]) -> Int64s:
-    keys: Int64s = (step + 1) * _KEYS + 2 * category + from_kernels
-    return keys
-
-
-def _entries(sums: Int64s) -> Entries:
-    """Return the entries of sums by key that are not zero."""
-    keys = np.flatnonzero(sums)
-    step, kind = (keys // _KEYS - 1).astype(np.int32), (keys % _KEYS).astype(np.int8)
-    return Entries(step, kind // 2, kind % 2, sums[keys])
-
-
-def _concatenated(parts: list[tuple[Any, ...]]) -> list[Any]:
-    """Concatenate column by column, so that at most one column is in memory twice."""
-    columns = [list(column) for column in zip(*parts, strict=True)][::-1]
-    parts.clear()
-    return [np.concatenate(columns.pop()) for _ in range(len(columns))]
-
-
-def _sources(from_spans: set[Category], from_kernels: set[Category]) -> dict[Category, str]:
-    both = dict.fromkeys(from_spans & from_kernels, "both")
-    return dict.fromkeys(from_spans, "spans") | dict.fromkeys(from_kernels, "kernels") | both
 
 
 def _is_rlprof_run(spans: Spans) -> bool:
@@ -329,7 +245,7 @@ def _missing_ranks(spans: Spans) -> set[int]:
     if spans.path.suffix == ".jsonl" or not _is_rlprof_run(spans):
         return set()
     world = max(header.world_size for header in spans.headers.values())
-    return {*range(min(world, _MOST_RANKS))} - {*spans.ranks}
+    return {*range(world)} - {*spans.ranks}
 
 
 def _job_times(spans: Spans, devices: Mapping[int, DeviceTime]) -> tuple[int, int]:
@@ -367,33 +283,37 @@ def _matched_collectives(spans: Spans, categories: Int64s) -> tuple[Int64s, int]
     return np.stack([rows[matched], (end - took)[matched]]), alone
 
 
-def _missing_notes(spans: Spans, silent: tuple[int, ...], end_ns: int) -> list[str]:
-    """Name the ranks that are untraced, and for how long."""
-    texts = []
-    if silent:
-        texts.append(f"No file, so untraced: {_listed('rank', silent)}.")
+def _notes(
+    spans: Spans,
+    categories: Int64s,
+    devices: DeviceOccupancy,
+    silent: Sequence[int],
+    end_ns: int,
+    alone: int,
+) -> list[str]:
+    """Return what is untraced, what is included although it differs, and what is uncertain."""
+    untraced = [f"No file, so untraced: {_listed('rank', silent)}."] if silent else []
     for rank in spans.ranks:
-        rows = slice(*np.searchsorted(spans.rank, [rank, rank + 1]).tolist())
-        last = int(spans.end_ns[rows].max(initial=0))
+        last = int(spans.end_ns[spans.rows(rank=rank)].max(initial=0))
         if spans.statuses.get(rank) is None and last < end_ns:
-            texts.append(
-                f"Rank {rank}: file is truncated {(end_ns - last) / 1e9:.3g} s before the end."
-            )
-    return texts[:_SHOWN] + ([f"And {len(texts) - _SHOWN} more."] if len(texts) > _SHOWN else [])
-
-
-def _step_notes(spans: Spans, categories: Int64s) -> list[str]:
-    """Name what is included although it differs from the rest."""
+            missing = f"{(end_ns - last) / 1e9:.3g} s before the end"
+            untraced.append(f"Rank {rank}: file is truncated {missing}.")
+    more = len(untraced) - _SHOWN
+    texts = [*untraced[:_SHOWN], *[f"And {more} more."] * (more > 0), *devices.notes]
     flagged = [spans.flagged(name) for name in ("interrupted", "capture")]
     steps = [rows[spans.kind[rows] == _STEP] for rows in flagged]
     interrupted, captured = ({*spans.step[rows].tolist()} for rows in steps)
     counts = {"captured": len(captured - interrupted), "interrupted": len(interrupted)}
-    texts = [f"Includes {how} steps: {count}." for how, count in counts.items() if count]
+    texts += [f"Includes {how} steps: {count}." for how, count in counts.items() if count]
     rows = np.flatnonzero((categories == NO_CATEGORY)[spans.name])
     stages = np.unique(spans.name[rows[spans.kind[rows] == _STAGE]])
     if custom := [spans.names[code] for code in stages.tolist()]:
         texts.append(f"Names without a category: {_listed('stage', custom)}.")
-    return texts
+    if alone:
+        text = "collectives have no counterpart on other ranks: their transfer includes the wait"
+        texts.append(f"{alone} {text} for peers.")
+    clocks = "Wall time, and untraced time at the start and end of a rank"
+    return [*texts, *filter(None, [uncertainty_note(spans, clocks)])]
 
 
 def _listed(word: str, items: Sequence[object]) -> str:

@@ -10,7 +10,7 @@ from lightning_rlprof.analysis.collectives import calls_of, match_collectives, t
 from lightning_rlprof.analysis.device.work import GRAPHS_NOTE, DeviceWork, device_work
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.analysis.time_categories import Category, categories_of
-from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, group_sizes, group_starts
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, group_starts
 from lightning_rlprof.tables.intervals import unions
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -94,7 +94,9 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
     found.categories |= {Category(each) for each in np.unique(work.category).tolist()}
     # Without any kernel, the profiler may not record kernels.
     idle_unknown = device.hidden_in_graphs or not device.kernel_count
-    for rank, own in _by_rank(work):
+    order = np.argsort(work.rank, kind="stable")
+    for rows in np.split(order, group_starts(work.rank[order])[1:]):
+        rank, own = int(work.rank[rows[0]]), _Work(*(column[rows] for column in work))
         found.by_rank[rank] = _device_time(spans, rank, own, idle_unknown)
     if any(len(each.known_start_ns) for each in found.by_rank.values()):
         found.categories.add(Category.HOST_IDLE)
@@ -102,7 +104,7 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
 
 
 def _work(spans: Spans, device: DeviceWork, found: DeviceOccupancy) -> _Work:
-    """Return kernels and copies by category, matched collectives divided into wait and transfer."""
+    """Return kernels and copies by category, matched collectives as wait and transfer."""
     codes, stages = device.stages()
     stage, begin = categories_of(stages)[codes], device.numbers("start")
     category = np.where(np.isin(stage, _LAUNCHING), stage, np.array(_CATEGORIES)[device.kind])
@@ -126,16 +128,13 @@ def _work(spans: Spans, device: DeviceWork, found: DeviceOccupancy) -> _Work:
 
 
 def _transfers_from_table(spans: Spans, device: DeviceWork, at: Int64s) -> Int64s | None:
-    """Return the transfer of some kernels by the table ``collectives``; None if it is missing.
-
-    The table matches by group and operation, see `matched`.
-    """
+    """Return the transfer of some kernels by the table ``collectives``; None if it is missing."""
     table = spans.try_table("collectives", [])
     if table is None or not len(table.rows):
         return None
     found, _ = match_collectives(calls_of(table))
-    meeting = np.append(found.collective, UNKNOWN)[_rows_of_kernels(table, device, at)]
-    took: Int64s = np.append(found.transfer_ns, UNKNOWN)[meeting]
+    row = _rows_of_kernels(table, device, at)
+    took: Int64s = np.append(found.transfer_ns, UNKNOWN)[np.append(found.collective, UNKNOWN)[row]]
     return took
 
 
@@ -164,18 +163,6 @@ def _transfers_from_names(spans: Spans, device: DeviceWork, work: _Work, at: Int
     times = (work.start_ns[at], work.end_ns[at])
     took[collective] = transfer_times(work.rank[at], step, codes[at], *times, uncertainty_ns(spans))
     return took
-
-
-def _by_rank(work: _Work) -> list[tuple[int, _Work]]:
-    if (np.diff(work.rank) < 0).any():
-        order = np.argsort(work.rank, kind="stable")
-        work = _Work(*(column[order] for column in work))
-    starts = group_starts(work.rank)
-    ends = starts + group_sizes(starts, len(work.rank))
-    return [
-        (int(work.rank[start]), _Work(*(column[start:end] for column in work)))
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    ]
 
 
 def _device_time(spans: Spans, rank: int, work: _Work, idle_unknown: bool) -> DeviceTime:

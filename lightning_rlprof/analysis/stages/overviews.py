@@ -9,8 +9,6 @@ import numpy as np
 
 from lightning_rlprof.analysis.stages.partition import (
     UNTRACED,
-    Cells,
-    Partition,
     containing_step,
     partition,
     rows_on_ranks,
@@ -33,40 +31,29 @@ def steps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """
     cut = partition(spans, ranks)
     cells = cut.cells(spans)
-    shown, rest = _longest(cells, len(cut.steps), len(spans.names))
-    names = [*(spans.names[code] for code in shown.tolist()), *["other stages"] * rest]
+    totals = np.zeros(len(spans.names) + 1, dtype=np.int64)
+    np.add.at(totals, cells.name, cells.ns)  # -1, untraced, is the last
+    order = np.argsort(-totals[:UNTRACED], kind="stable")
+    order = order[totals[order] > 0]
+    shown = order[:_MOST_STAGES]
+    names = [spans.names[code] for code in shown.tolist()]
+    names += ["other stages"] * (len(order) > len(shown))
     columns = (
         Column("rank", "count"),
         Column("step", "count"),
         Column("state", "text"),
         Column("wall", "duration", "ns"),
-        *(Column(name, "duration", "ns") for name in names),
-        Column("untraced", "duration", "ns"),
+        *(Column(name, "duration", "ns") for name in [*names, "untraced"]),
     )
     if not len(cut.steps):
         return Table("steps", columns, abstained="no complete step was recorded")
-    times = _times(cells, shown, len(cut.steps), len(names))
+    column = np.full(len(totals), len(shown))
+    column[shown], column[UNTRACED] = np.arange(len(shown)), len(names)
+    times = np.zeros((len(names) + 1, len(cut.steps)), dtype=np.int64)
+    np.add.at(times, (column[cells.name], cells.step), cells.ns)
     state = (states(spans, cut.steps), STATES)
     who = (spans.rank[cut.steps], spans.step[cut.steps])
     return Table("steps", columns, ColumnRows([*who, state, times.sum(axis=0), *times]))
-
-
-def _longest(cells: Cells, steps: int, names: int) -> tuple[Int64s, bool]:
-    """Return the stages with the most time, longest first, and whether there are others."""
-    (totals,) = cells.sums(np.zeros(steps, dtype=np.int64), 1, names)
-    order = np.argsort(-totals[1:], kind="stable")
-    order = order[totals[1:][order] > 0]
-    return order[:_MOST_STAGES], len(order) > _MOST_STAGES
-
-
-def _times(cells: Cells, shown: Int64s, steps: int, width: int) -> Int64s:
-    """Return exclusive time per column and step; the last column is untraced."""
-    column = np.full(max(int(cells.name.max(initial=0)), 0) + 2, width - 1, dtype=np.int64)
-    column[shown + 1] = np.arange(len(shown))
-    column[UNTRACED + 1] = width
-    times = np.zeros((width + 1, steps), dtype=np.int64)
-    np.add.at(times, (column[cells.name + 1], cells.step), cells.ns)
-    return times
 
 
 _SLOWEST_COLUMNS = (
@@ -90,15 +77,14 @@ def slowest_ranks(spans: Spans) -> Table:
     """
     cut = partition(spans)
     choice = counted(spans, cut.steps)
-    numbers, count = np.unique(spans.rank[cut.steps][choice.mask], return_counts=True)
-    if len(numbers) < 2:
+    ranks, count, totals = cut.by_rank(spans, choice.mask)
+    if len(ranks) < 2:
         reason = "a comparison needs two or more ranks with steps"
         return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
     fewest = int(count.min())
     if fewest < FEWEST:
         reason = f"comparing ranks needs {FEWEST} steps on each, one rank has {fewest}"
         return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
-    totals = _totals(spans, cut, choice, numbers)
     means = totals // count[:, None]
     rows: list[tuple[Cell, ...]] = []
     for code in np.argsort(-totals.sum(axis=0), kind="stable").tolist():
@@ -108,18 +94,11 @@ def slowest_ranks(spans: Spans) -> Table:
         peers = np.delete(means[:, code], slowest)
         peers = peers[peers > 0]
         peer_median = int(np.median(peers)) if len(peers) else None
-        name = "untraced" if code - 1 == UNTRACED else spans.names[code - 1]
+        name = (*spans.names, "untraced")[code]
         time = int(means[slowest, code])
         ratio = time / peer_median if peer_median else None
-        rows.append((name, int(numbers[slowest]), time, peer_median, ratio, fewest))
+        rows.append((name, int(ranks[slowest]), time, peer_median, ratio, fewest))
     return Table("slowest_ranks", _SLOWEST_COLUMNS, rows, f"{choice.note} {_SLOWEST_NOTE}".strip())
-
-
-def _totals(spans: Spans, cut: Partition, choice: Counted, ranks: Int64s) -> Int64s:
-    """Return exclusive time in the counted steps by rank and name, untraced first."""
-    place = np.searchsorted(ranks, spans.rank[cut.steps])
-    place[~choice.mask] = -1
-    return cut.cells(spans).sums(place, len(ranks), len(spans.names))
 
 
 _STEP = KINDS.index("step")
@@ -192,19 +171,12 @@ def host_vs_device(spans: Spans) -> Table:
     at, nanoseconds = spans.amounts(_COUNTER, np.int64)
     known = np.isin(at, rows)
     at, nanoseconds = at[known], nanoseconds[known]
-    table = _host_and_device(spans, rows, at, nanoseconds)
-    return Table("host_vs_device", _DEVICE_COLUMNS, table, f"{choice.note} {_DEVICE_NOTE}".strip())
-
-
-def _host_and_device(
-    spans: Spans, rows: Int64s, at: Int64s, device_ns: Int64s
-) -> list[tuple[Cell, ...]]:
     size = len(spans.names)
     counts = np.bincount(spans.name[rows], minlength=size)
     measured = np.bincount(spans.name[at], minlength=size)
-    host, device = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    host, device = np.zeros((2, size), np.int64)
     np.add.at(host, spans.name[at], spans.duration_ns[at])
-    np.add.at(device, spans.name[at], device_ns)
+    np.add.at(device, spans.name[at], nanoseconds)
     lines: list[tuple[Cell, ...]] = []
     for code in np.argsort(-host, kind="stable").tolist():
         number = int(measured[code])
@@ -212,7 +184,7 @@ def _host_and_device(
             ratio = int(device[code]) / int(host[code]) if host[code] else None
             means = (mean(int(total[code]), number) for total in (host, device))
             lines.append((spans.names[code], *means, ratio, number, int(counts[code])))
-    return lines
+    return Table("host_vs_device", _DEVICE_COLUMNS, lines, f"{choice.note} {_DEVICE_NOTE}".strip())
 
 
 _STATISTICS = (

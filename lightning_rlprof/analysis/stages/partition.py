@@ -13,7 +13,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import Kind
-from lightning_rlprof.tables.arrays import Int64s, differs
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.intervals import on_few
 from lightning_rlprof.tables.spans import Spans
@@ -36,12 +36,6 @@ class Cells(NamedTuple):
     step: Int64s
     name: Int64s
     ns: Int64s
-
-    def sums(self, place: Int64s, places: int, names: int) -> Int64s:
-        """Sum by place and name, untraced first; ``place`` is the group of each step, or -1."""
-        found = np.zeros((places + 1, names + 1), dtype=np.int64)
-        np.add.at(found, (place[self.step], self.name + 1), self.ns)  # -1: the last row
-        return found[:places]
 
 
 def sum_cells(step: Int64s, name: Int64s, ns: Int64s, steps: int, names: int) -> Cells:
@@ -75,6 +69,20 @@ class Segments(NamedTuple):
     stage: Int64s
 
 
+class RankTimes(NamedTuple):
+    """Exclusive time by rank, ascending.
+
+    Attributes:
+        ranks: Ranks with one of the steps.
+        steps: How many of them each rank has.
+        ns: Time per rank and name, untraced last; shape (ranks, names + 1).
+    """
+
+    ranks: Int64s
+    steps: Int64s
+    ns: Int64s
+
+
 @dataclass(frozen=True, eq=False)
 class Partition:
     """The rows of a run's steps, by rank and start, and how they are divided."""
@@ -90,6 +98,17 @@ class Partition:
             name = np.append(spans.name, UNTRACED)[own.stage]  # -1 reads the last name
             self._cells.append(sum_cells(own.step, name, own.end_ns - own.start_ns, *size))
         return self._cells[0]
+
+    def by_rank(self, spans: Spans, mask: Mask) -> "RankTimes":
+        """Sum the time of each stage in some steps by rank."""
+        rank = spans.rank[self.steps]
+        ranks, steps = np.unique(rank[mask], return_counts=True)
+        cells = self.cells(spans)
+        some = mask[cells.step]
+        place = np.searchsorted(ranks, rank[cells.step[some]])
+        ns = np.zeros((len(ranks), len(spans.names) + 1), dtype=np.int64)
+        np.add.at(ns, (place, cells.name[some]), cells.ns[some])  # -1, untraced, is the last
+        return RankTimes(ranks, steps, ns)
 
     def stages(self, spans: Spans) -> tuple[Int64s, Int64s]:
         """Return the stages that start in a step of their own thread, and the step of each."""

@@ -1,14 +1,19 @@
-"""Where the time of a step goes: the table of stages, and one sentence about it.
+"""Where the time of a step goes: the table of stages, the gaps between them, and one sentence.
 
 The rows of the table, "untraced" included, add up to the time of the steps exactly.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.stages.partition import (
+    UNTRACED,
+    Partition,
+    RankTimes,
+    partition,
+)
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted
 from lightning_rlprof.tables.arrays import Int64s
@@ -26,14 +31,6 @@ _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
     Column("count", "count"),
     Column("slowest rank", "count"),
 )
-_EVERY_RANK = 0  # the rank in keys of rows that sum all ranks
-
-
-class _Key(NamedTuple):
-    """A row of the table: a rank, or all of them, and an index into ``Spans.names``."""
-
-    rank: int
-    name: int
 
 
 def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:
@@ -55,86 +52,117 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     if not len(cut.steps):
         return Table(name, columns, abstained="no complete step was recorded")
     choice = counted(spans, cut.steps)
-    inclusive = _inclusive(spans, cut, choice, per_rank)
-    times = _times(spans, cut, choice)
-    totals = dict.fromkeys(inclusive, 0) | _totals(times, per_rank)
-    last: dict[int, int] = {} if per_rank else _slowest(times)
+    times = cut.by_rank(spans, choice.mask)
+    slowest = _slowest(times)
+    ns = times.ns if per_rank else times.ns.sum(axis=0, keepdims=True)
+    inclusive = _inclusive(spans, cut, choice, times.ranks if per_rank else None)
     rows: list[tuple[Cell, ...]] = []
-    for key, share in _shares(totals):
-        stage = "untraced" if key.name == UNTRACED else spans.names[key.name]
-        row = (stage, share, totals[key], *inclusive.get(key, (None,) * 5))
-        rows.append((key.rank, *row) if per_rank else (*row, last.get(key.name)))
+    for at, own in enumerate(ns.tolist()):
+        codes = [code for code in range(len(spans.names)) if own[code] or (at, code) in inclusive]
+        codes.sort(key=lambda code: -own[code])
+        whole = sum(own)
+        for code in [*codes, UNTRACED]:
+            stage = "untraced" if code == UNTRACED else spans.names[code]
+            share = own[code] / whole if whole else None
+            row = (stage, share, own[code], *inclusive.get((at, code), (None,) * 5))
+            rows.append((int(times.ranks[at]), *row) if per_rank else (*row, slowest.get(code)))
     return Table(name, columns, rows, choice.note)
 
 
-def _shares(totals: dict[_Key, int]) -> Iterator[tuple[_Key, float | None]]:
-    """Yield the rows by rank and time, untraced last, each with its share of the rank's steps."""
-    whole: dict[int, int] = {}
-    for key, total in totals.items():
-        whole[key.rank] = whole.get(key.rank, 0) + total
-    for key in sorted(totals, key=lambda key: (key.rank, key.name == UNTRACED, -totals[key])):
-        yield key, totals[key] / whole[key.rank] if whole[key.rank] else None
-
-
-class _Times(NamedTuple):
-    """Exclusive time in the counted steps.
-
-    Attributes:
-        ranks: Ranks with counted steps, ascending.
-        steps: How many of them each rank has.
-        ns: Time per rank and name, untraced first.
-    """
-
-    ranks: Int64s
-    steps: Int64s
-    ns: Int64s
-
-
-def _times(spans: Spans, cut: Partition, choice: Counted) -> _Times:
-    rank = spans.rank[cut.steps]
-    ranks, steps = np.unique(rank[choice.mask], return_counts=True)
-    place = np.where(choice.mask, np.searchsorted(ranks, rank), -1)
-    return _Times(ranks, steps, cut.cells(spans).sums(place, len(ranks), len(spans.names)))
-
-
-def _totals(times: _Times, per_rank: bool) -> dict[_Key, int]:
-    """Return the time of each row; every rank has an untraced one."""
-    ranks, ns = times.ranks.tolist(), times.ns
-    if not per_rank:
-        ranks, ns = [_EVERY_RANK], ns.sum(axis=0, keepdims=True)
-    some = ns > 0
-    some[:, UNTRACED + 1] = True
-    places = zip(*(each.tolist() for each in np.nonzero(some)), ns[some].tolist(), strict=True)
-    return {_Key(ranks[place], name - 1): total for place, name, total in places}
-
-
 def _inclusive(
-    spans: Spans, cut: Partition, choice: Counted, per_rank: bool
-) -> dict[_Key, tuple[int, ...]]:
-    """Return (mean, p50, p95, max, count) of whole spans that start in a counted step."""
-    width = len(spans.names)
-    group = spans.rank[cut.steps] * width if per_rank else np.full_like(cut.steps, _EVERY_RANK)
+    spans: Spans, cut: Partition, choice: Counted, ranks: Int64s | None
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Return (mean, p50, p95, max, count) of whole spans that start in a counted step.
+
+    Keys are the position of the rank, 0 if ``ranks`` is None, and the code of the name.
+    """
     rows, step = cut.stages(spans)
-    rows, step = rows[choice.mask[step]], step[choice.mask[step]]
-    found = summarize(group[step] + spans.name[rows], spans.duration_ns[rows])
+    rows = rows[choice.mask[step]]
+    at = np.zeros_like(rows) if ranks is None else np.searchsorted(ranks, spans.rank[rows])
+    found = summarize(at * len(spans.names) + spans.name[rows], spans.duration_ns[rows])
     stats = zip(found.mean, found.p50, found.p95, found.max, found.count, strict=True)
-    keys = (_Key(*divmod(key, width)) for key in found.group.tolist())
-    return {key: tuple(map(int, values)) for key, values in zip(keys, stats, strict=True)}
+    return {
+        divmod(key, len(spans.names)): tuple(map(int, values))
+        for key, values in zip(found.group.tolist(), stats, strict=True)
+    }
 
 
-def _slowest(times: _Times) -> dict[int, int]:
+def _slowest(times: RankTimes) -> dict[int, int]:
     """Return per stage the rank with the most exclusive time per step; the lowest if several.
 
     None with one rank, or with fewer than three steps: the slowest rank is then chance.
     """
     if len(times.ranks) < 2 or times.steps.min() < FEWEST:
         return {}
-    count = dict(zip(times.ranks.tolist(), times.steps.tolist(), strict=True))
-    best: dict[int, tuple[float, int]] = {}
-    for (rank, name), total in _totals(times, per_rank=True).items():
-        if name != UNTRACED:
-            best[name] = max(best.get(name, (0.0, -rank)), (total / count[rank], -rank))
-    return {name: -rank for name, (_, rank) in best.items()}
+    rank = times.ranks[np.argmax(times.ns / times.steps[:, None], axis=0)]
+    return {code: int(rank[code]) for code in np.flatnonzero(times.ns[:, :-1].any(axis=0)).tolist()}
+
+
+_GAP_COLUMNS = (
+    Column("after", "text"),
+    Column("before", "text"),
+    Column("share", "share"),
+    Column("total", "duration", "ns"),
+    Column("mean", "duration", "ns"),
+    Column("max", "duration", "ns"),
+    Column("count", "count"),
+    Column("worst rank", "count"),
+    Column("worst step", "count"),
+)
+
+
+def gaps(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
+    """List the gaps between stages, largest total first; they add up to "untraced" exactly."""
+    cut = partition(spans, ranks)
+    if not len(cut.steps):
+        return Table("gaps", _GAP_COLUMNS, abstained="no complete step was recorded")
+    choice, found = counted(spans, cut.steps), find_gaps(cut, spans)
+    found = Gaps(*(column[choice.mask[found.step]] for column in found))
+    names = (*spans.names, "step boundary")
+    keys = found.after * len(names) + found.before
+    sums = summarize(keys, found.ns)
+    order = np.lexsort((found.ns, keys))
+    last = order[np.cumsum(sums.count) - 1]  # the longest of each pair, the last one if several
+    worst = cut.steps[found.step[last]]
+    cells = cut.cells(spans)
+    whole = int(cells.ns[choice.mask[cells.step]].sum())
+    numbers = (sums.total, sums.mean, sums.max, sums.count, spans.rank[worst], spans.step[worst])
+    rows: list[tuple[Cell, ...]] = []
+    for key, *row in zip(sums.group.tolist(), *(each.tolist() for each in numbers), strict=True):
+        after, before = names[key // len(names)], names[key % len(names)]
+        rows.append((after, before, row[0] / whole, *row))
+    rows.sort(key=lambda row: row[2] or 0.0, reverse=True)
+    return Table("gaps", _GAP_COLUMNS, rows, choice.note)
+
+
+class Gaps(NamedTuple):
+    """Untraced time ranges, each as long as possible within one step, by thread and time.
+
+    Attributes:
+        step: Index into ``Partition.steps``.
+        ns: Its length; never zero.
+        after: Index into ``Spans.names`` of the stage before it; ``len(names)`` at a step's start.
+        before: Index of the stage behind it; ``len(names)`` at a step's end.
+    """
+
+    step: Int64s
+    ns: Int64s
+    after: Int64s
+    before: Int64s
+
+
+def find_gaps(cut: Partition, spans: Spans) -> Gaps:
+    """Return the untraced time of all steps: neighboring segments without a stage are one gap."""
+    own, edge = cut.divided, len(spans.names)
+    bare = np.flatnonzero(own.stage == UNTRACED)
+    breaks = np.flatnonzero((np.diff(bare) > 1) | (np.diff(own.step[bare]) != 0))
+    first = np.concatenate([bare[:1], bare[breaks + 1]])
+    last = np.concatenate([bare[breaks], bare[-1:]])
+    names = np.append(np.append(spans.name, UNTRACED)[own.stage], UNTRACED)
+    step = np.append(own.step, -1)  # index -1 and index len read this -1: no step
+    after = np.where(step[first - 1] == step[first], names[first - 1], edge)
+    before = np.where(step[last + 1] == step[last], names[last + 1], edge)
+    return Gaps(own.step[first], own.end_ns[last] - own.start_ns[first], after, before)
 
 
 _DOMINANT = 0.4

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.analysis.stages.partition import partition
 from lightning_rlprof.analysis.step_selection import counted
+from lightning_rlprof.records.records import Header
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans
@@ -94,20 +95,15 @@ def stage_rows(spans: Spans) -> StageRows:
     """Return the stage spans of the training threads in complete steps."""
     cut = partition(spans)
     choice, part = counted(spans, cut.steps), cut.divided
-    label = part.stage
-    inside = (label >= 0) & choice.mask[part.step]
+    inside = (part.stage >= 0) & choice.mask[part.step]
     own = np.zeros(len(spans), dtype=np.int64)
-    np.add.at(own, label[inside], (part.end_ns - part.start_ns)[inside])
-    whole = cut.steps[choice.mask]
-    steps, at = np.unique(spans.step[whole], return_inverse=True)
-    rows = np.flatnonzero(own)
+    np.add.at(own, part.stage[inside], (part.end_ns - part.start_ns)[inside])
+    whole, rows = cut.steps[choice.mask], np.flatnonzero(own)
     # A stage may cross the edge of a step: if its own step is lost, only a slice of it is there.
-    place = np.searchsorted(steps, spans.step[rows])
-    known = np.append(steps, -1)[place] == spans.step[rows]
-    width = len(steps) + 1
-    known &= np.isin(spans.rank[rows] * width + place, spans.rank[whole] * width + at)
-    rows = rows[known]
-    return StageRows(rows, own[rows], steps, choice.note)
+    width = int(spans.step.max(initial=0)) + 1
+    rank_and_step = spans.rank * width + spans.step
+    rows = rows[np.isin(rank_and_step[rows], rank_and_step[whole])]
+    return StageRows(rows, own[rows], np.unique(spans.step[whole]), choice.note)
 
 
 def build_rank_matrix(spans: Spans, found: StageRows, ranks: Sequence[int]) -> RankMatrix:
@@ -120,7 +116,10 @@ def build_rank_matrix(spans: Spans, found: StageRows, ranks: Sequence[int]) -> R
     nth, count = number_occurrences((rank * len(found.steps) + step) * len(spans.names) + name)
     most = np.zeros((len(found.steps), len(spans.names)), dtype=np.int64)
     np.maximum.at(most, (step, name), count)
-    keep = (count == most[step, name]) & (nth < MOST) & _shared(rank, name, len(numbers))
+    ran = np.zeros((len(numbers), len(spans.names)), dtype=bool)
+    ran[rank, name] = True
+    shared = ran.sum(axis=0) >= min(len(numbers), 2)
+    keep = (count == most[step, name]) & (nth < MOST) & shared[name]
     uncompared = (rank[~keep], step[~keep], name[~keep], own[~keep])
     rows, own, rank, step = (each[keep] for each in (rows, own, rank, step))
     slots, slot = np.unique((name * MOST + nth)[keep], return_inverse=True)
@@ -132,14 +131,6 @@ def build_rank_matrix(spans: Spans, found: StageRows, ranks: Sequence[int]) -> R
     )
     stage = slots[order] // MOST
     return RankMatrix(numbers, found.steps, stage, start, end, own_ns, rows, at, uncompared)
-
-
-def _shared(rank: Int64s, name: Int64s, ranks: int) -> npt.NDArray[np.bool_]:
-    """Mark the rows of stages that several ranks run, or that the only rank runs."""
-    ran = np.zeros((ranks, int(name.max(initial=-1)) + 1), dtype=bool)
-    ran[rank, name] = True
-    found: npt.NDArray[np.bool_] = (ran.sum(axis=0) >= min(ranks, 2))[name]
-    return found
 
 
 def _placed(shape: tuple[int, ...], at: tuple[Int64s, ...], values: npt.NDArray[Any]) -> Float64s:
@@ -194,19 +185,22 @@ def replicas(spans: Spans, ranks: Sequence[int]) -> Replicas:
     replicas, pipeline. Without the key, or if ranks disagree, each rank is a replica of its own.
     """
     numbers = np.array(sorted(ranks), dtype=np.int64)
-    known = {(*_sizes(spans, rank), spans.headers[rank].world_size) for rank in numbers.tolist()}
+    headers = [spans.headers[rank] for rank in numbers.tolist()]
+    known = {(*_sizes(header), header.world_size) for header in headers}
     tp, cp, ep, pp, world = known.pop() if len(known) == 1 else (1, 1, 1, 1, 1)
-    alone = np.zeros_like(numbers)
-    if world % (tp * cp * ep * pp) or tp * cp * ep * pp == 1:
+    copies, rest = divmod(world, tp * cp * ep * pp)
+    if rest or copies == world:
+        alone = np.zeros_like(numbers)
         return Replicas(numbers, numbers, alone, alone)
-    share, copies = tp * cp, world // (tp * cp * ep * pp)
+    share = tp * cp
     work = numbers // (share * ep * copies) * ep + numbers // share % ep
     replica = numbers // (share * ep) % copies
     return Replicas(numbers, replica, work * share + numbers % share, work)
 
 
-def _sizes(spans: Spans, rank: int) -> tuple[int, ...]:
-    said = spans.headers[rank].config.get("parallel")
-    sizes = [said.get(key, 1) for key in _ORDER] if isinstance(said, dict) else []
-    known = len(sizes) == len(_ORDER) and all(type(size) is int and size > 0 for size in sizes)
+def _sizes(header: Header) -> tuple[int, ...]:
+    """Return the sizes of tensor, context, expert and pipeline parallelism."""
+    said = header.config.get("parallel")
+    sizes = [said.get(key, 1) for key in _ORDER] if isinstance(said, dict) else [0]
+    known = all(type(size) is int and size > 0 for size in sizes)
     return tuple(sizes) if known else (1,) * len(_ORDER)

@@ -33,6 +33,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     LONGER_IN,
     NO_STRAGGLER,
     SLOW_IN,
+    Verdict,
     judge,
     known_together,
     steps_needed,
@@ -229,12 +230,13 @@ def _row(
     role = spans.headers[ranks[0]].role
     group = role if one is not None else f"{role} ranks {', '.join(map(str, ranks))}".strip()
     share = arrivals.share(one) if one is not None else None
-    if attribution.line is None or attribution.verdict is None:
+    if attribution.compared is None:
         steps = f"{rows.steps[0]}-{rows.steps[-1]}"
         cost = ("unknown", attribution.cost_ns, steps, None, None, attribution.chance)
         return (one, attribution.word, None, *cost, share, group)
-    evidence = attribution.verdict.evidence
-    names = [spans.names[code] for code in attribution.verdict.stages if code != WHOLE]
+    line, verdict = attribution.compared
+    evidence = verdict.evidence
+    names = [spans.names[code] for code in verdict.stages if code != WHOLE]
     word = attribution.word
     if word in (LONGER_IN, SLOW_IN):
         word = f"{word} {', '.join(names)}"
@@ -243,7 +245,7 @@ def _row(
         word,
         evidence.effect,
         ", ".join(names) or "all",
-        _peer_time_lost(attribution.line, attribution, len(arrivals.who.ranks)),
+        _peer_time_lost(line, verdict, attribution.word, len(arrivals.who.ranks)),
         f"{rows.steps[evidence.first]}-{rows.steps[evidence.last]}",
         evidence.low,
         evidence.high,
@@ -253,21 +255,17 @@ def _row(
     )
 
 
-def _peer_time_lost(line: ComparedRanks, attribution: Attribution, ranks: int) -> int | None:
+def _peer_time_lost(line: ComparedRanks, verdict: Verdict, word: str, ranks: int) -> int | None:
     """Return the time that all other ranks of the role waited, scaled to all parallel positions.
 
     Without its slowdown, the rank would be faster by its median excess, and as noisy as it is.
     """
-    if (
-        attribution.verdict is None
-        or not line.slowdown.has_sync
-        or attribution.word == INCONCLUSIVE
-    ):
+    if not line.slowdown.has_sync or word == INCONCLUSIVE:
         return None
-    own, evidence = line.slowdown, attribution.verdict.evidence
-    rank, first, last = attribution.verdict.rank, evidence.first, evidence.last
+    own, evidence = line.slowdown, verdict.evidence
+    rank, first, last = verdict.rank, evidence.first, evidence.last
     slower = nan_median(own.effect[rank, first : last + 1, 0])
-    effect = np.maximum(own.unequal if attribution.word == IMBALANCE else slower, 0.0)
+    effect = np.maximum(own.unequal if word == IMBALANCE else slower, 0.0)
     excess = own.compared_ns * effect / (1.0 + effect)
     lost = peer_time_lost(own.own_ns, excess, rank, first, last)
     here = len(line.matrix.ranks)
@@ -368,7 +366,7 @@ def _remarks(
         yield f"Step times are autocorrelated; every {size} steps are treated as one sample."
     if not all(line.slowdown.counted for line in lines):
         yield _UNCOUNTED
-    if arrivals.late is None and arrivals.inside is None:
+    if not len(arrivals.late.ranks) and not len(arrivals.inside.ranks):
         yield _NO_ARRIVALS
     if arrivals.several and not arrivals.who.place.any():
         yield _NO_PARALLEL

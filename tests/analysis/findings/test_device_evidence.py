@@ -153,7 +153,7 @@ def no_calls() -> Sequence[Cells]:
 def test_what_waits_for_the_host_is_what_idle_says(job: Job) -> None:
     spans = spans_of(job)
     lanes = [lane for lane in device_timeline(spans).lanes if len(lane.profiled[0])]
-    assert sum(_host_wait(lane).late.sum() for lane in lanes) == host_bound(spans)
+    assert sum(_host_wait(lane).parts[0].sum() for lane in lanes) == host_bound(spans)
 
 
 def kernels(share: float, count: int = 1_000, *, drifts: bool = False) -> list[Cells]:

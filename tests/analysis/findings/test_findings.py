@@ -209,9 +209,9 @@ def test_a_report_computes_the_accounts_once(monkeypatch: pytest.MonkeyPatch) ->
     module = importlib.import_module("lightning_rlprof.analysis.ledger.ledger")
     whole = module.compute_accounts
 
-    def compute_accounts(spans: Spans, *, per_step: bool = False) -> Accounts:
+    def compute_accounts(spans: Spans) -> Accounts:
         asked.append(spans)
-        return whole(spans, per_step=per_step)  # type: ignore[no-any-return]
+        return whole(spans)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(module, "compute_accounts", compute_accounts)
     findings(spans)

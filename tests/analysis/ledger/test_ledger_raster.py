@@ -1,13 +1,11 @@
 """The ledger against a rasteriser, on runs that are small and as odd as can be."""
 
-import importlib
 import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,14 +66,12 @@ def table_of(name: str, kernels: list[Kernel]) -> Table:
 
 
 def ledger_of(spans: Spans) -> Counter[tuple[int, int | None, Category]]:
-    return cells_of(category_breakdown(compute_accounts(spans, per_step=True, per_rank=True)), 2)
+    return cells_of(category_breakdown(compute_accounts(spans, per_rank=True), per_step=True), 2)
 
 
-def together(spans: Spans, ranks: int) -> Counter[tuple[int | None, Category]]:
-    """Return the same of all ranks as one, entered so many at a time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importlib.import_module(compute_accounts.__module__), "_RANKS_AT_ONCE", ranks)
-        return cells_of(category_breakdown(compute_accounts(spans, per_step=True)), 1)
+def together(spans: Spans) -> Counter[tuple[int | None, Category]]:
+    """Return the same of all ranks as one."""
+    return cells_of(category_breakdown(compute_accounts(spans), per_step=True), 1)
 
 
 def cells_of(table: Table, keys: int) -> Counter[Any]:
@@ -180,8 +176,7 @@ def test_every_nanosecond_has_the_label_and_step_that_a_rasteriser_gives_it(job:
     summed = Counter[Any]()
     for (_, step, category), ns in expected.items():
         summed[step, category] += ns
-    for ranks in (1, 2, 64):
-        assert together(spans, ranks) == summed
+    assert together(spans) == summed
 
 
 @settings(max_examples=examples(150), deadline=None)

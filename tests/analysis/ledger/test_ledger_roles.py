@@ -44,7 +44,7 @@ def play(folder: Path, how: str) -> tuple[Spans, Measured, list[int]]:
 
 
 def by_rank(spans: Spans) -> list[dict[str, Any]]:
-    table = category_breakdown(compute_accounts(spans, per_rank=True))
+    table = category_breakdown(compute_accounts(spans, per_rank=True), per_step=False)
     names = [column.name for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
-from lightning_rlprof.analysis.findings.category_evidence import category_shares
 from lightning_rlprof.analysis.findings.finding import KERNELS_LOST, Finding, NotChecked, RunData
+from lightning_rlprof.analysis.findings.run_evidence import category_shares
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import CALLS, KERNELS, Cells, table, thinned
 from tests.builders.runs import Row, loaded

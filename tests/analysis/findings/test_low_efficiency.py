@@ -3,13 +3,14 @@
 A low MFU of training is a finding only where FLOPs and hardware are told.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from lightning_rlprof.analysis.findings.efficiency_evidence import low_mfu, small_collectives
+from lightning_rlprof.analysis.findings.device_evidence import small_collectives
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, RunData
+from lightning_rlprof.analysis.findings.run_evidence import low_mfu
 from lightning_rlprof.run import Run
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import KERNELS, Cells, table, thinned
@@ -138,14 +139,14 @@ def traced(rows: list[Cells], *, hidden: bool = False) -> Spans:
     return replace(spans, tables=tables)
 
 
-def collective_results(spans: Spans, seen_ns: int) -> Iterator[Finding | NotChecked]:
+def collective_results(spans: Spans, seen_ns: int) -> list[Finding | NotChecked]:
     run = RunData(spans)
     run.__dict__["observed_ns"] = seen_ns
     return small_collectives(run)
 
 
 def results(rows: list[Cells], seen_ns: int = 30_000_000) -> list[Finding | NotChecked]:
-    return list(collective_results(traced(rows), seen_ns))
+    return collective_results(traced(rows), seen_ns)
 
 
 def test_it_fires_with_what_they_cost_and_the_link_returns_the_calls() -> None:
@@ -171,8 +172,8 @@ def staged(rows: list[Cells]) -> list[Cells]:
 def test_it_is_silent_where_they_are_few_or_hidden_or_none_are_recorded() -> None:
     assert results(staged(calls(took=1_000))) == []
     assert results(staged(calls()), seen_ns=10**10) == []
-    assert list(collective_results(traced(staged(calls()), hidden=True), 30_000_000)) == []
-    assert list(collective_results(loaded([Row("step", "step", 1, 0, 9)]), 10**9)) == []
+    assert (collective_results(traced(staged(calls()), hidden=True), 30_000_000)) == []
+    assert (collective_results(loaded([Row("step", "step", 1, 0, 9)]), 10**9)) == []
 
 
 def test_it_is_silent_where_they_use_as_much_of_the_link_as_larger_ones() -> None:
