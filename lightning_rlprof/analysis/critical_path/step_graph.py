@@ -391,7 +391,7 @@ def step_graph(spans: Spans) -> StepGraph | str:
         return why
     segments = cut_segments(spans, cut, threads, sync_points, handoffs, intervals)
     order = segments.schedule(intervals)
-    bad = np.unique(order.run[order.piece][order.stuck[order.group]] % max(order.interval_count, 1))
+    bad = np.flatnonzero(order.stuck)
     if len(bad):
         intervals = intervals.only(np.delete(np.arange(len(intervals.steps)), bad))
         segments = cut_segments(spans, cut, threads, sync_points, handoffs, intervals)

@@ -173,12 +173,9 @@ def remove_slowness(graph: StepGraph, work: Workload) -> Edit:
 
 def _transfers_without(graph: StepGraph, slower: Float64s) -> Int64s:
     """Return the transfers as if the last arrival were not slower."""
-    schedule = graph.schedule
-    group, chain = (
-        schedule.sync_point[schedule.at],
-        schedule.run[schedule.at] // max(schedule.interval_count, 1),
-    )
-    shortest = graph.ns[schedule.at] == graph.transfer_ns[group]
+    schedule, visits = graph.schedule, np.flatnonzero(graph.schedule.sync_point != WORK)
+    group, chain = schedule.sync_point[visits], schedule.run[visits] // schedule.interval_count
+    shortest = graph.ns[visits] == graph.transfer_ns[group]
     by = np.ones(len(graph.transfer_ns))
     by[group[shortest]] = slower[chain[shortest]]
     return np.where(graph.whole_stage, np.rint(graph.transfer_ns / by), graph.transfer_ns).astype(
