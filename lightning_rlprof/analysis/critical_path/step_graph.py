@@ -96,7 +96,8 @@ class _Segments(NamedTuple):
 
 def _cut_segments(timeline: Timeline) -> tuple[_Segments, Int64s]:
     """Cut all runs at the edges of stages, sync points and handoffs; return the ends, too."""
-    spans, _, _, sync_points, intervals, handoffs, _ = timeline
+    spans, sync_points = timeline.spans, timeline.sync_points
+    intervals, handoffs = timeline.intervals, timeline.handoffs
     *stages, row = timeline.stage_stretches()
     visits = np.stack(
         [
@@ -111,7 +112,7 @@ def _cut_segments(timeline: Timeline) -> tuple[_Segments, Int64s]:
     chain = np.repeat(np.arange(len(timeline.threads)), len(intervals.steps))
     runs = [chain, intervals.begin_ns.ravel(), intervals.end_ns.ravel()]
     instants = [handoffs.producer, handoffs.produced_ns, handoffs.produced_ns]
-    times, (stage, visit, run, _) = _cells([stages, visited, runs, instants])
+    times, (stage, visit, run) = _cells([stages, visited, runs, instants])
     inside = np.flatnonzero(run >= 0)
     stage, visit, run = stage[inside], visit[inside], run[inside]
     heads = np.flatnonzero((visit < 0) | differs(visit, run))
@@ -130,17 +131,18 @@ def _cells(kinds: list[list[Int64s]]) -> tuple[Int64s, list[Int64s]]:
 
     Args:
         kinds: Chain, start and end of the intervals of each kind, which are ordered by these and
-            don't overlap.
+            don't overlap; the last ones are instants, in any order.
 
     Returns:
-        The times, and for each kind the interval of each cell between two times, or -1.
+        The times, and for all kinds but the last the interval of each cell between two times, or
+        -1.
     """
     low = int(np.concatenate([start for _, start, _ in kinds]).min())
     width = int(np.concatenate([end for _, _, end in kinds]).max()) - low + 1
     keys = [chain * width + np.stack(times) - low for chain, *times in kinds]
     times = edges(*(each for pair in keys for each in pair))
     found = []
-    for start, end in keys:
+    for start, end in keys[:-1]:
         place = np.searchsorted(start, times, "right") - 1
         found.append(np.where(times < np.append(end, times[0])[place], place, -1))
     return times % width + low, found
@@ -155,7 +157,8 @@ def _add_handoffs(
     ends no wait: then the wait counts as work. But waiting at the end of an interval for a handoff
     that follows later takes no time of the interval: such a wait is a sync point of its own.
     """
-    spans, _, _, sync_points, intervals, handoffs, _ = timeline
+    spans, sync_points = timeline.spans, timeline.sync_points
+    intervals, handoffs = timeline.intervals, timeline.handoffs
     count, waits = len(sync_points.size), np.arange(len(handoffs.chain))
     chain, interval = np.divmod(segments.run, len(intervals.steps))
     start_ns = end_ns - segments.ns
@@ -284,13 +287,13 @@ def step_graph(spans: Spans) -> StepGraph | str:
 
 def _graph(timeline: Timeline, dropped: int) -> StepGraph:
     """Build the graph of all intervals; so many others were dropped."""
-    spans, _, threads, sync_points, intervals, _, _ = timeline
+    spans, sync_points, intervals = timeline.spans, timeline.sync_points, timeline.intervals
     segments, wait_ns = _add_handoffs(*_cut_segments(timeline), timeline)
     visits = segments.sync_point != WORK
     used = np.unique(segments.sync_point[visits])
     sync_point = np.where(visits, np.searchsorted(used, segments.sync_point), WORK)
     size = intervals.begin_ns.size, len(intervals.steps)
-    ranks = [spans.threads[thread].rank for thread in threads.tolist()]
+    ranks = [spans.threads[thread].rank for thread in timeline.threads.tolist()]
     is_handoff = used >= len(sync_points.size)
     return StepGraph(
         spans=spans,
