@@ -109,6 +109,14 @@ def find_sync_points(spans: Spans, threads: Int64s) -> SyncPoints:
         source = f"{source} and {told}" if len(visits.chain) else told
         waiting = waiting._replace(set=waiting.set + first)
         visits = _Visits(*(np.concatenate(pair) for pair in zip(visits, waiting, strict=True)))
+    return _to_sync_points(visits, first, (*names,), source)
+
+
+def _to_sync_points(visits: _Visits, first: int, names: tuple[str, ...], source: str) -> SyncPoints:
+    """Match the visits and sort them by chain; sets from ``first`` on are whole stages.
+
+    Leaves out sync points with a visit that starts inside another visit of its chain.
+    """
     at, group = _match(visits, None)
     outer = ~np.isin(group, group[_inside_another(visits.only(at))])
     at, group = at[outer], np.unique(group[outer], return_inverse=True)[1]
@@ -121,7 +129,7 @@ def find_sync_points(spans: Spans, threads: Int64s) -> SyncPoints:
     np.minimum.at(shortest, group, visits.end_ns - visits.start_ns)
     columns = (visits.chain, visits.start_ns, visits.end_ns, group, visits.name)
     source = source if len(size) else ""
-    return SyncPoints(*columns, step, size, shortest, whole_stage, (*names,), source)
+    return SyncPoints(*columns, step, size, shortest, whole_stage, names, source)
 
 
 def _visits_of(spans: Spans, threads: Int64s, rows: Int64s) -> _Visits:
