@@ -5,7 +5,6 @@ a table with verdicts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +81,13 @@ def equal_work(
     if fit is None:
         return Equal(None, None, 1)
     lasts = max(lasting(fit.rest[None, side]) for side in (run < 0, run > 0))
-    found = _bounds(fit, run, chance) if lasts == 1 else _drifting(fit, lasts, columns, chance)
+    if lasts > 1:
+        found = _drifting(fit, lasts, columns, chance)
+    else:  # very long runs are thinned
+        halves = np.split(np.arange(len(run)), [len(a)])
+        at = np.concatenate([half[:: -(-len(half) // _MOST)] for half in halves])
+        lever = fit.lever[at]
+        found = shift_bounds(fit.rest[at], lever - lever.mean(), chance)
     if found is None:
         return Equal(fit.work, None, lasts)
     low, high = (float(np.exp(fit.shift + each)) for each in found)
@@ -110,14 +115,6 @@ def _lever(run: Float64s, usual: Float64s, columns: Sequence[Float64s]) -> Float
     table /= np.abs(table).max(axis=0)
     found: Float64s = run - table @ np.linalg.lstsq(table, run, rcond=1e-9)[0]
     return found
-
-
-def _bounds(fit: _Fit, run: Float64s, chance: float) -> tuple[float, float] | None:
-    """Bound the shift by ranks; very long runs are thinned."""
-    some = [np.flatnonzero(side) for side in (run < 0, run > 0)]
-    at = np.concatenate([each[:: -(-len(each) // _MOST)] for each in some])
-    lever = fit.lever[at]
-    return shift_bounds(fit.rest[at], lever - lever.mean(), chance)
 
 
 def _drifting(
@@ -217,53 +214,41 @@ def _remarks(
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Stage:
-    """One stage in the steps in which it ran, and what is known of its work in both runs."""
-
-    a: Float64s
-    b: Float64s
-    often: float  # how much more often it ran in B's steps than in A's
-    work: dict[str, Pair]
-
-
 def _row(name: str, a: Side, b: Side, chance: float) -> tuple[tuple[Cell, ...], int]:
     """Return a stage's row, and for how many steps its pace lasts."""
-    left, right = a.stages.get(name), b.stages.get(name)
-    before = round(int(left.sum()) / a.steps) if left is not None else 0
-    after = round(int(right.sum()) / b.steps) if right is not None else 0
-    if left is None or right is None or not (left.any() and right.any()):
-        alone = "only in A" if right is None else "only in B"
-        verdict = alone if left is None or right is None else INCONCLUSIVE
+    total = [int(np.sum(side.stages.get(name, 0))) for side in (a, b)]
+    before, after = round(total[0] / a.steps), round(total[1] / b.steps)
+    if not all(total):
+        verdict = INCONCLUSIVE
+        if name not in a.stages or name not in b.stages:
+            verdict = "only in A" if name in a.stages else "only in B"
         return (name, before, after, None, verdict, *[None] * 4, after - before, None), 1
-    ratio = (int(right.sum()) / b.steps) / (int(left.sum()) / a.steps)
-    stage = _stage(name, a, b)
-    equal = equal_work(stage.a, stage.b, list(stage.work.values()), chance)
-    work = None if equal.work is None else equal.work * stage.often
-    at_equal = None if work is None else ratio / work
-    told = work if stage.work or stage.often != 1 else None
-    low, high = equal.bounds or (None, None)
-    by = ", ".join(stage.work) or _UNCOUNTED
-    verdict = _verdict(equal, at_equal)
-    cells = (name, before, after, at_equal, verdict, ratio, told, low, high, after - before, by)
+    ratio = (total[1] / b.steps) / (total[0] / a.steps)
+    counters, times, often = _amounts(name, a, b)
+    equal = equal_work(*times, list(counters.values()), chance)
+    work = None if equal.work is None else equal.work * often
+    adjusted = None if work is None else ratio / work
+    told = work if counters or often != 1 else None
+    by = ", ".join(counters) or _UNCOUNTED
+    verdict, bounds = _verdict(equal, adjusted), equal.bounds or (None, None)
+    cells = (name, before, after, adjusted, verdict, ratio, told, *bounds, after - before, by)
     return cells, equal.lasting
 
 
-def _stage(name: str, a: Side, b: Side) -> _Stage:
+def _amounts(name: str, a: Side, b: Side) -> tuple[dict[str, Pair], Pair, float]:
+    """Return work and times of a stage in the steps in which it ran, and how much oftener in B."""
     work = _per_replica(shared_work(a, b, name))
+    ran = [side.stages[name] > 0 for side in (a, b)]
     keep = []
-    for at, side in enumerate((a, b)):
+    for at in (0, 1):
         known = [np.isfinite(pair[at]) for pair in work.values()]
-        keep.append(np.all([side.stages[name] > 0, *known], axis=0))
+        keep.append(np.all([ran[at], *known], axis=0))
     if not all(each.any() for each in keep):  # counted in other steps than it ran in
-        work, keep = {}, [side.stages[name] > 0 for side in (a, b)]
-    ran = [np.mean(side.stages[name] > 0) for side in (a, b)]
-    return _Stage(
-        a.stages[name][keep[0]].astype(np.float64),
-        b.stages[name][keep[1]].astype(np.float64),
-        float(ran[1] / ran[0]),
-        {name: (pair[0][keep[0]], pair[1][keep[1]]) for name, pair in work.items()},
-    )
+        work, keep = {}, ran
+    amounts = {counter: (x[keep[0]], y[keep[1]]) for counter, (x, y) in work.items()}
+    times = [side.stages[name][kept] for side, kept in zip((a, b), keep, strict=True)]
+    often = float(np.mean(ran[1]) / np.mean(ran[0]))
+    return amounts, (times[0].astype(np.float64), times[1].astype(np.float64)), often
 
 
 def _per_replica(work: dict[str, Pair]) -> dict[str, Pair]:

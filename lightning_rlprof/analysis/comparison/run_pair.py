@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import Partition, partition
-from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted, recent
+from lightning_rlprof.analysis.stages.partition import partition
+from lightning_rlprof.analysis.step_selection import FEWEST, counted, recent
 from lightning_rlprof.analysis.time_categories import align_stage_names
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -74,19 +74,10 @@ def sides(a: Spans, b: Spans) -> tuple[Side, Side]:
     """Return both runs, their stages under common names; of very large ones the last steps."""
     runs = [recent(spans) for spans in (a, b)]
     names = [_stage_names(spans) for spans, _ in runs]
-    called = (
-        _apart(align_stage_names(names[0], names[1])),
-        _apart(align_stage_names(names[1], names[0])),
-    )
+    called = _common_names(*names), _common_names(*names[::-1])
     # One after the other: what the first one was cut into goes with it.
     first = _side(*runs.pop(0), called[0])
     return first, _side(*runs.pop(), called[1])
-
-
-def _apart(called: Mapping[str, str]) -> dict[str, str]:
-    """Rename a stage whose name is that of another row, such as untraced."""
-    rows = (STEP, _UNTRACED)
-    return {own: f"{name} (stage)" if name in rows else name for own, name in called.items()}
 
 
 def _stage_names(spans: Spans) -> list[str]:
@@ -94,45 +85,67 @@ def _stage_names(spans: Spans) -> list[str]:
     return [spans.names[code] for code in codes.tolist()]
 
 
-@dataclass(frozen=True, eq=False)
-class _Frame:
-    """Where things go: step rows to columns (-1: left out), names to rows; ranks per column."""
-
-    at: Int64s
-    ranks: Int64s
-    row: Int64s
-    names: tuple[str, ...]
+def _common_names(own: list[str], others: list[str]) -> dict[str, str]:
+    """Return the common name of each stage; not that of another row, such as untraced."""
+    common = align_stage_names(own, others).items()
+    return {name: f"{to} (stage)" if to in (STEP, _UNTRACED) else to for name, to in common}
 
 
 def _side(spans: Spans, note: str, called: Mapping[str, str]) -> Side:
     cut = partition(spans)
     choice = counted(spans, cut.steps)
-    frame = _frame(spans, cut, choice, called)
+    mine = spans.step[cut.steps[choice.mask]]
+    _, place, ranks = np.unique(mine, return_inverse=True, return_counts=True)
+    column = np.full(len(cut.steps), -1, dtype=np.int64)  # of each step row; -1: left out
+    column[choice.mask] = place
+    names = tuple(dict.fromkeys([*called.values(), _UNTRACED]))
+    code = {name: row for row, name in enumerate(names)}
+    # Untraced time is the last row, and the name of code -1.
+    row_of = np.array([*(code[called.get(name, _UNTRACED)] for name in spans.names), -1])
+
     cells = cut.cells(spans)
-    step = frame.at[cells.step]
-    inside = step >= 0
-    sums = np.zeros((len(frame.names), len(frame.ranks)), dtype=np.int64)
-    np.add.at(sums, (frame.row[cells.name[inside]], step[inside]), cells.ns[inside])
-    sums //= np.maximum(frame.ranks, 1)
+    at = column[cells.step]
+    inside = at >= 0
+    sums = np.zeros((len(names), len(ranks)), dtype=np.int64)
+    np.add.at(sums, (row_of[cells.name[inside]], at[inside]), cells.ns[inside])
+    sums //= ranks
     walls = sums.sum(axis=0)
     warm = _warm(walls)
     some = np.flatnonzero(sums[:, warm:].any(axis=1)).tolist()
-    stages = {frame.names[at]: sums[at, warm:] for at in some} | {STEP: walls[warm:]}
-    work = _work(spans, cut, frame, warm)
+    stages = {names[row]: sums[row, warm:] for row in some} | {STEP: walls[warm:]}
     note = " ".join(filter(None, [note, choice.note]))
+
+    rows, step = cut.stages(spans)
+    column_of = np.full(len(spans), -1)  # of each span that is a stage
+    column_of[rows] = column[step]
+    work = _work(spans, column_of, row_of, ranks, (*names, STEP), warm)
     return Side(stages, work, len(walls) - warm, warm, note)
 
 
-def _frame(spans: Spans, cut: Partition, choice: Counted, called: Mapping[str, str]) -> _Frame:
-    mine = cut.steps[choice.mask]
-    numbers, place = np.unique(spans.step[mine], return_inverse=True)
-    at = np.full(len(cut.steps), -1, dtype=np.int64)
-    at[choice.mask] = place
-    names = tuple(dict.fromkeys([*called.values(), _UNTRACED]))
-    rows = {name: row for row, name in enumerate(names)}
-    row = [rows[called.get(name, _UNTRACED)] for name in spans.names]
-    by_code = np.array([*row, rows[_UNTRACED]], dtype=np.int64)  # `UNTRACED`, -1, reads the last
-    return _Frame(at, np.bincount(place, minlength=len(numbers)), by_code, names)
+def _work(
+    spans: Spans,
+    column_of: Int64s,
+    row_of: Int64s,
+    ranks: Int64s,
+    names: tuple[str, ...],
+    warm: int,
+) -> dict[str, dict[str, Float64s]]:
+    found: dict[str, dict[str, Float64s]] = {name: {} for name in names}
+    for counter in WORK:
+        own, values = spans.amounts(counter)
+        own, values = own[column_of[own] >= 0], values[column_of[own] >= 0]
+        cell = row_of[spans.name[own]], column_of[own]
+        amount, count = np.zeros((2, len(names), len(ranks)))
+        np.add.at(amount, cell, values)
+        np.add.at(count, cell, 1)
+        amount[-1], count[-1], per = amount.sum(axis=0), count.sum(axis=0), ranks
+        if counter == REPLICAS:  # a property, not an amount; of a stage, not of the step
+            count[-1], per = 0, count.astype(np.int64)
+        mean = np.where(count > 0, amount / np.maximum(per, 1), np.nan)[:, warm:]
+        for name, series in zip(names, mean, strict=True):
+            if not np.isnan(series).all():
+                found[name][counter] = series
+    return found
 
 
 def _warm(walls: Int64s) -> int:
@@ -142,34 +155,3 @@ def _warm(walls: Int64s) -> int:
     most = min(-(-len(walls) // _MOST_WARM), max(len(walls) - FEWEST, 0))
     slow = walls[:most] > _SLOW_START * np.quantile(walls, _USUAL)
     return int(np.argmin(np.append(slow, False)))
-
-
-def _work(spans: Spans, cut: Partition, frame: _Frame, warm: int) -> dict[str, dict[str, Float64s]]:
-    rows, step = cut.stages(spans)
-    order = np.argsort(rows, kind="stable")
-    rows, step = rows[order], frame.at[step[order]]
-    found: dict[str, dict[str, Float64s]] = {name: {} for name in (*frame.names, STEP)}
-    for counter in WORK:
-        own, values = spans.amounts(counter)
-        if not len(own) or not len(rows):
-            continue
-        place = np.minimum(np.searchsorted(rows, own), len(rows) - 1)
-        told = (rows[place] == own) & (step[place] >= 0)
-        at = frame.row[spans.name[own[told]]], step[place[told]]
-        sums, count = np.zeros((2, len(frame.names), len(frame.ranks)))
-        np.add.at(sums, at, values[told])
-        np.add.at(count, at, 1)
-        if counter == REPLICAS:  # a property, not an amount; of a stage, not of the step
-            each = [*_over(sums, count, count), np.full(len(frame.ranks), np.nan)]
-        else:
-            whole = _over(sums.sum(axis=0), frame.ranks, count.sum(axis=0))
-            each = [*_over(sums, frame.ranks, count), whole]
-        for name, series in zip((*frame.names, STEP), each, strict=True):
-            if not np.isnan(series[warm:]).all():
-                found[name][counter] = series[warm:]
-    return found
-
-
-def _over(sums: Float64s, per: Float64s | Int64s, count: Float64s) -> Float64s:
-    found: Float64s = np.where(count > 0, sums / np.maximum(per, 1), np.nan)
-    return found
