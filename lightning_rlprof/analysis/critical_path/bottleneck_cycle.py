@@ -11,19 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.critical_path.handoffs import Handoffs, find_handoffs, has_handoffs
 from lightning_rlprof.analysis.critical_path.step_graph import (
     UNTRACED_STAGE,
+    Timeline,
+    find_timeline,
     seconds,
-    stage_stretches,
 )
-from lightning_rlprof.analysis.critical_path.step_intervals import (
-    StepIntervals,
-    find_step_intervals,
-)
-from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, find_sync_points
-from lightning_rlprof.analysis.stages.partition import Partition, partition
-from lightning_rlprof.analysis.step_selection import FEWEST, counted, last_steps
+from lightning_rlprof.analysis.critical_path.sync_points import has_handoffs
+from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s
 from lightning_rlprof.tables.occurrences import number_occurrences
@@ -46,9 +41,9 @@ class SteadyGraph(NamedTuple):
     of: Int64s
 
 
-def steady_graph(sync_points: SyncPoints, handoffs: Handoffs) -> SteadyGraph:
+def steady_graph(timeline: Timeline) -> SteadyGraph:
     """Lay all steps over one another: keep the edges that most steps have, with their mean time."""
-    passed = _passed(sync_points, handoffs)
+    passed = _passed(timeline)
     key, inverse = np.unique(passed[:3], axis=1, return_inverse=True)
     of = inverse.ravel()
     times = np.bincount(of, minlength=key.shape[1])
@@ -63,27 +58,29 @@ def steady_graph(sync_points: SyncPoints, handoffs: Handoffs) -> SteadyGraph:
     return SteadyGraph(edges, passed, number[of])
 
 
-def _passed(sync_points: SyncPoints, handoffs: Handoffs) -> Int64s:
+def _passed(timeline: Timeline) -> Int64s:
     """Return all that was passed: steps, source, target, chain, name, ns, start and end.
 
     Arriving at a place and continuing from it are two nodes: 2 x place, and that + 1. All visitors
     of a sync point share one node to continue from: that of its first thread. The time of a handoff
     is known only if it was produced after its consumer started to wait.
     """
-    meets, waits = len(sync_points.size), len(handoffs.chain)
+    spans, sync_points, handoffs = timeline.spans, timeline.sync_points, timeline.handoffs
+    meets, waits, needs = len(sync_points.size), len(handoffs.chain), handoffs.consumer_row
     fine = np.flatnonzero(handoffs.produced_ns <= handoffs.end_ns[handoffs.wait])
     ready = handoffs.start_ns.copy()
     np.maximum.at(ready, handoffs.wait[fine], handoffs.produced_ns[fine])
     late, transfer = ready > handoffs.start_ns, handoffs.end_ns - ready
+    no_ns = np.zeros_like(handoffs.wait)
     columns = (
         (sync_points.chain, handoffs.chain, handoffs.producer),
         (sync_points.start_ns, handoffs.start_ns, handoffs.produced_ns),
         (sync_points.end_ns, handoffs.end_ns, handoffs.produced_ns),
         (np.ones_like(sync_points.chain), np.ones(waits, int), np.where(handoffs.is_mark, 2, 0)),
         (sync_points.group, meets + np.arange(waits), np.full(len(handoffs.wait), -1)),
-        (sync_points.name, handoffs.name, handoffs.name[handoffs.wait]),
-        (sync_points.step[sync_points.group], handoffs.step, handoffs.produced_step),
-        (sync_points.transfer_ns[sync_points.group], np.where(late, 0, transfer), 0 * handoffs.row),
+        (sync_points.name, spans.name[needs], spans.name[needs[handoffs.wait]]),
+        (sync_points.step[sync_points.group], spans.step[needs], spans.step[handoffs.producer_row]),
+        (sync_points.transfer_ns[sync_points.group], np.where(late, 0, transfer), no_ns),
     )
     visits = np.array([np.concatenate(each) for each in columns], dtype=np.int64)
     order = np.lexsort(visits[3::-1])
@@ -201,20 +198,16 @@ def bottleneck_cycle(spans: Spans) -> Table:
 
 def _parts(spans: Spans) -> tuple[list[tuple[Cell, ...]], str] | str:
     """Return the rows and the note, or why the run has no bottleneck cycle."""
-    spans, _ = last_steps(spans)
-    cut = partition(spans)
-    choice, threads = counted(spans, cut.steps), np.unique(spans.thread[cut.steps])
+    threads = np.unique(spans.thread[spans.rows(kind="step")])
     if len(threads) < 2 or not has_handoffs(spans):
         return "No samples or weight versions are counted. Call count(sample=...) or version=..."
-    sync_points = find_sync_points(spans, threads, with_handoffs=True)
-    intervals = find_step_intervals(
-        spans, cut, threads, choice.mask, sync_points, with_handoffs=True
-    )
-    if intervals.synchronized or not _overlap(spans, cut, intervals):
+    timeline = find_timeline(spans)
+    spans, intervals = timeline.spans, timeline.intervals
+    if intervals.synchronized or not _overlap(timeline):
         return "Steps don't overlap."
     if len(intervals.steps) < FEWEST:
         return f"{len(intervals.steps)} steps have usable boundaries; {FEWEST} are needed."
-    graph = steady_graph(sync_points, find_handoffs(spans, threads, sync_points, intervals))
+    graph = steady_graph(timeline)
     steps, source, target, chains, names, ns = graph.edges[:6]
     try:
         cycle = heaviest_cycle(source, target, ns, steps)
@@ -226,10 +219,11 @@ def _parts(spans: Spans) -> tuple[list[tuple[Cell, ...]], str] | str:
     for edge in cycle.edges.tolist():
         chain = int(chains[edge])
         if chain < 0:
-            sums[sync_points.names[names[edge]], _PARTS[chain], None, None] += int(ns[edge])
+            stage = timeline.sync_points.names[names[edge]]
+            sums[stage, _PARTS[chain], None, None] += int(ns[edge])
             continue
-        rank = spans.threads[threads[chain]].rank
-        for name, own in _divided(spans, cut, threads, chain, graph, edge).items():
+        rank = spans.threads[timeline.threads[chain]].rank
+        for name, own in _divided(timeline, chain, graph, edge).items():
             sums[name, "work", spans.headers[rank].role, rank] += own
     rows = [(*part, own / cycle.weight, own) for part, own in sums.most_common() if own]
     on = "1 step" if cycle.steps == 1 else f"{cycle.steps} steps"
@@ -238,8 +232,9 @@ def _parts(spans: Spans) -> tuple[list[tuple[Cell, ...]], str] | str:
     return rows, f"{text}: {each} per step. Measured mean step: {measured}."
 
 
-def _overlap(spans: Spans, cut: Partition, intervals: StepIntervals) -> bool:
+def _overlap(timeline: Timeline) -> bool:
     """Return whether most steps start, on some rank, before the previous one has ended on all."""
+    spans, cut, intervals = timeline.spans, timeline.cut, timeline.intervals
     rows, step = cut.stages(spans)
     works = ~np.isin(categories_of(spans.names), _IDLE)[spans.name[rows]]
     numbers = np.append(intervals.steps, intervals.steps[-1:] + 1)
@@ -251,16 +246,14 @@ def _overlap(spans: Spans, cut: Partition, intervals: StepIntervals) -> bool:
     return 2 * int((first[1:] < end).sum()) > len(end)
 
 
-def _divided(
-    spans: Spans, cut: Partition, threads: Int64s, chain: int, graph: SteadyGraph, edge: int
-) -> dict[str, int]:
+def _divided(timeline: Timeline, chain: int, graph: SteadyGraph, edge: int) -> dict[str, int]:
     """Divide the mean time of an edge by the stages that its thread is in."""
-    (whose, start, end), row = stage_stretches(spans, cut, threads)
-    mine = whose == chain
-    row, start, end = row[mine], start[mine], end[mine]
+    names = timeline.spans.names
+    stretches = np.stack(timeline.stage_stretches())
+    _, start, end, row = stretches[:, stretches[0] == chain]
     begin, until = np.sort(graph.passed[6:, graph.of == edge])
     place = np.minimum(np.searchsorted(until, start, "right"), len(until) - 1)
     inside = np.maximum(np.minimum(end, until[place]) - np.maximum(start, begin[place]), 0)
-    sums = np.bincount(spans.name[row], inside, len(spans.names))
-    mean = {spans.names[at]: round(sums[at] / len(begin)) for at in np.flatnonzero(sums).tolist()}
+    sums = np.bincount(timeline.spans.name[row], inside, len(names))
+    mean = {names[at]: round(sums[at] / len(begin)) for at in np.flatnonzero(sums).tolist()}
     return mean | {UNTRACED_STAGE: max(int(graph.edges[5, edge]) - sum(mean.values()), 0)}

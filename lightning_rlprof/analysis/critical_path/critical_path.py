@@ -1,6 +1,6 @@
 """Critical path of a step, and the slack of everything else."""
 
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -9,12 +9,12 @@ from lightning_rlprof.analysis.clock_uncertainty import (
     is_within_uncertainty,
     uncertainty_ns,
 )
-from lightning_rlprof.analysis.critical_path.replay import WORK, LongestPath, longest_path, replay
+from lightning_rlprof.analysis.critical_path.replay import LongestPath, longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, seconds, step_graph
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, Table
+from lightning_rlprof.tables.table import Column, Table
 
 _COLUMNS: tuple[Column, ...] = (
     Column("stage", "text"),
@@ -30,21 +30,7 @@ _COLUMNS: tuple[Column, ...] = (
 )
 _SAMPLE = Column("sample", "count")
 _LATE = "late start"
-
-
-class _Sums(NamedTuple):
-    """Columns of the table.
-
-    ``first`` is one segment of the row, ``most`` the chain with most of its time on the path.
-    """
-
-    first: Int64s
-    total: Int64s
-    middle: Int64s
-    slack: Int64s
-    steps: Int64s
-    number: Int64s
-    most: Int64s
+_PARTS = ("work", "transfer", "handoff")
 
 
 def critical_path(spans: Spans, *, per_rank: bool = False, per_sample: bool = False) -> Table:
@@ -69,59 +55,55 @@ def critical_path(spans: Spans, *, per_rank: bool = False, per_sample: bool = Fa
         return Table("critical_path", _COLUMNS, abstained=text)
     measured = (graph.schedule, graph.ns, graph.transfer_ns, graph.offset_ns)
     interval_ns, found = replay(*measured).interval_ns, longest_path(*measured)
-    sample = _samples(graph, found) if per_sample else None
-    sums = _sums(graph, found, sample, per_rank=per_rank)
+    columns = (*_COLUMNS, _SAMPLE) if per_sample else _COLUMNS
+    whole_ns = int(interval_ns.sum())
+    rows = _rows(graph, found, max(whole_ns, 1), per_rank=per_rank, per_sample=per_sample)
+    late = whole_ns - sum(row[7] for row in rows)
+    if late:
+        below = is_within_uncertainty(late // len(graph.steps), uncertainty_ns(graph.spans))
+        part = WITHIN_UNCERTAINTY if below else "work"
+        rows.append((_LATE, part, None, None, late / whole_ns, None, 0, late, None, None, None))
     error = float(np.median(np.abs(interval_ns / np.maximum(graph.wall_ns, 1) - 1)))
     took = seconds(float(np.median(graph.wall_ns)))
     text = f"Median step: {took} ({len(graph.steps)} steps). Replay error: {error:.2%}."
-    columns, rows = (*_COLUMNS, _SAMPLE), _rows(graph, sums, sample, int(interval_ns.sum()))
-    return Table("critical_path", columns[: 10 + per_sample], rows, f"{text} {graph.note}")
+    rows = [row[: len(columns)] for row in rows]
+    return Table("critical_path", columns, rows, f"{text} {graph.note}")
 
 
 def _rows(
-    graph: StepGraph, sums: _Sums, sample: Int64s | None, interval_ns: int
-) -> list[tuple[Cell, ...]]:
-    """Return the rows; ``interval_ns`` is the time of all steps."""
-    whole, late = max(interval_ns, 1), interval_ns - int(sums.total.sum())
-    table = []
-    for at in np.argsort(-sums.total, kind="stable").tolist():
-        known = () if sample is None else (_known(sample[sums.first[at]]),)
-        table.append((*_row(graph, sums, at, whole), *known))
-    if late:
-        known = () if sample is None else (None,)
-        below = is_within_uncertainty(late // max(len(graph.steps), 1), uncertainty_ns(graph.spans))
-        part = WITHIN_UNCERTAINTY if below else "work"
-        late_row = (_LATE, part, None, None, late / whole, None, 0, late, None, None)
-        table.append((*late_row, *known))
-    return table
-
-
-def _known(sample: float) -> int | None:
-    return int(sample) if sample >= 0 else None
-
-
-def _row(graph: StepGraph, sums: _Sums, at: int, whole: int) -> tuple[Cell, ...]:
-    first, total = int(sums.first[at]), int(sums.total[at])
+    graph: StepGraph, found: LongestPath, whole_ns: int, *, per_rank: bool, per_sample: bool
+) -> list[tuple[Any, ...]]:
+    """Return a row per stage, part and role or rank, and sample; the sample is the last cell."""
     schedule = graph.schedule
-    return (
-        graph.names[graph.name[first]],
-        _part(graph, first),
-        graph.roles[schedule.run[first] // schedule.interval_count],
-        int(graph.ranks[sums.most[at]]) if sums.most[at] >= 0 else None,
-        total / whole,
-        int(sums.middle[at]),
-        int(sums.slack[at]),
-        total,
-        int(sums.steps[at]),
-        int(sums.number[at]),
-    )
+    chain, interval = np.divmod(schedule.run, schedule.interval_count)
+    part = np.append(1 + graph.is_handoff, 0)[schedule.sync_point]  # `WORK` reads the last one
+    sample = _samples(graph, found) if per_sample else np.full(len(chain), -1)
+    first_of_role = np.array([graph.roles.index(role) for role in graph.roles])
+    who = chain if per_rank else first_of_role[chain]
+    key = np.unique(sample, return_inverse=True)[1] * len(graph.names) + graph.name
+    key = (key * 2 + (part > 0)) * len(graph.ranks) + who
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
 
+    on, size = np.flatnonzero(found.on), len(first)
+    step_ns = np.zeros((size, schedule.interval_count), dtype=np.int64)
+    chain_ns = np.zeros((size, len(graph.ranks)), dtype=np.int64)
+    np.add.at(step_ns, (of[on], interval[on]), found.weight[on])
+    np.add.at(chain_ns, (of[on], chain[on]), found.weight[on])
+    slack = np.full(size, np.iinfo(np.int64).max)
+    np.minimum.at(slack, of, found.slack)
+    total, median = step_ns.sum(axis=1), np.rint(np.median(step_ns, axis=1)).astype(np.int64)
+    steps, count = (step_ns > 0).sum(axis=1), np.bincount(of)
+    ranks = graph.ranks[chain[first] if per_rank else chain_ns.argmax(axis=1)]
 
-def _part(graph: StepGraph, segment: int) -> str:
-    sync_point = graph.schedule.sync_point[segment]
-    return (
-        "work" if sync_point == WORK else "handoff" if graph.is_handoff[sync_point] else "transfer"
-    )
+    rows = []
+    for at in np.argsort(-total, kind="stable").tolist():
+        one, own = first[at], int(total[at])
+        rank = int(ranks[at]) if own or per_rank else None
+        whose = (graph.names[graph.name[one]], _PARTS[part[one]], graph.roles[chain[one]], rank)
+        times = (own / whole_ns, int(median[at]), int(slack[at]), own)
+        known = int(sample[one]) if sample[one] >= 0 else None
+        rows.append((*whose, *times, int(steps[at]), int(count[at]), known))
+    return rows
 
 
 def _samples(graph: StepGraph, found: LongestPath) -> Int64s:
@@ -136,44 +118,3 @@ def _samples(graph: StepGraph, found: LongestPath) -> Int64s:
     sample = of_row[graph.row]  # UNTRACED reads the last one
     on = np.unique(sample[found.on & (found.weight > 0)])
     return np.where(np.isin(sample, on), sample, -1)
-
-
-def _sums(graph: StepGraph, found: LongestPath, sample: Int64s | None, *, per_rank: bool) -> _Sums:
-    schedule = graph.schedule
-    interval, chain = (
-        schedule.run % schedule.interval_count,
-        schedule.run // schedule.interval_count,
-    )
-    first, of = _groups(graph, chain, sample, per_rank=per_rank)
-    size, on = len(first), np.flatnonzero(found.on)
-    cells = np.zeros((size, schedule.interval_count), dtype=np.int64)
-    np.add.at(cells, (of[on], interval[on]), found.weight[on])
-    slack = np.full(size, np.iinfo(np.int64).max)
-    np.minimum.at(slack, of, found.slack)
-    total, most = cells.sum(axis=1), chain[first]
-    if not per_rank:
-        theirs = np.zeros((size, len(graph.ranks)), dtype=np.int64)
-        np.add.at(theirs, (of[on], chain[on]), found.weight[on])
-        most = np.where(total > 0, theirs.argmax(axis=1), -1)
-    middle = np.rint(np.median(cells, axis=1)).astype(np.int64)
-    count = np.bincount(of, minlength=size)
-    return _Sums(first, total, middle, slack, (cells > 0).sum(axis=1), count, most)
-
-
-def _groups(
-    graph: StepGraph, chain: Int64s, sample: Int64s | None, *, per_rank: bool
-) -> tuple[Int64s, Int64s]:
-    """Group segments by stage, part, role and request; return one of each, and the groups."""
-    roles = {role: at for at, role in enumerate(dict.fromkeys(graph.roles))}
-    who = np.arange(len(graph.ranks)) if per_rank else np.array([*map(roles.get, graph.roles)])
-    keys = (graph.name * 2 + (graph.schedule.sync_point != WORK)) * len(who) + who[chain]
-    size = 2 * len(graph.names) * len(who)
-    if sample is not None:
-        there, code = np.unique(sample, return_inverse=True)
-        keys, size = keys + size * code, size * len(there)
-    first = np.full(size, -1)
-    first[keys[::-1]] = np.arange(len(keys))[::-1]
-    used = np.flatnonzero(first >= 0)
-    place = np.zeros_like(first)
-    place[used] = np.arange(len(used))
-    return first[used], place[keys]

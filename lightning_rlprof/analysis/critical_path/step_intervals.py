@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints
+from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, has_handoffs
 from lightning_rlprof.analysis.stages.partition import Partition
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
@@ -56,18 +56,13 @@ class StepIntervals(NamedTuple):
 
 
 def find_step_intervals(
-    spans: Spans,
-    cut: Partition,
-    threads: Int64s,
-    complete: Mask,
-    sync_points: SyncPoints,
-    *,
-    with_handoffs: bool,
+    spans: Spans, cut: Partition, threads: Int64s, complete: Mask, sync_points: SyncPoints
 ) -> StepIntervals:
     """Cut the complete steps at the last sync point of all chains, or by the clocks without one.
 
     Excludes steps that a chain lacks, and those that are empty or start before an earlier one
-    ended, on any chain.
+    ended, on any chain. If chains exchange samples or weights, but have no global sync points, all
+    have the intervals of the chain that ends its steps last.
 
     Args:
         spans: The run.
@@ -75,27 +70,26 @@ def find_step_intervals(
         threads: Training threads, one per chain.
         complete: Which step rows are complete.
         sync_points: Those of the threads.
-        with_handoffs: Whether chains exchange samples or weights. Without global sync points, all
-            chains then have the intervals of the chain that ends its steps last.
     """
     numbers = np.unique(spans.step[cut.steps])
     fine = np.setdiff1d(numbers, spans.step[cut.steps[~complete]])
     chains = len(threads)
-    full = sync_points.size == chains
-    mine = full[sync_points.group] & (sync_points.chain == 0)
-    steps, group = sync_points.step[sync_points.group[mine]], sync_points.group[mine]  # by time
-    steps, first = np.unique(steps[::-1], return_index=True)
-    last = group[::-1][first]
-    if chains == 1 or len(steps) < _MOSTLY * len(numbers) or len(steps) < 2:
-        by = _by_last if with_handoffs and chains > 1 else _by_clock
-        return _in_order(by(spans, cut, threads, fine))
-    edge = np.zeros((chains, len(sync_points.size)), dtype=np.int64)
-    edge[sync_points.chain, sync_points.group] = sync_points.end_ns
-    edge = edge[:, last]
-    keep = _follow(numbers, steps, fine)
-    return _in_order(
-        StepIntervals(edge[:, keep], edge[:, keep + 1], steps[keep + 1], True, _JOINED)
-    )
+    own = sync_points.group[sync_points.chain == 0]
+    full = own[sync_points.size[own] == chains][::-1]  # the last one first
+    steps, first = np.unique(sync_points.step[full], return_index=True)
+    if chains > 1 and len(steps) >= max(_MOSTLY * len(numbers), 2):
+        edge = np.zeros((chains, len(sync_points.size)), dtype=np.int64)
+        edge[sync_points.chain, sync_points.group] = sync_points.end_ns
+        edge, keep = edge[:, full[first]], _follow(numbers, steps, fine)
+        found = StepIntervals(edge[:, keep], edge[:, keep + 1], steps[keep + 1], True, _JOINED)
+    elif chains > 1 and has_handoffs(spans):
+        found = _by_last(spans, cut, threads, fine)
+    else:
+        found = _by_clock(spans, cut, threads, fine)
+    latest = np.maximum.accumulate(found.end_ns, axis=1)[:, :-1]
+    before = np.insert(latest, 0, np.iinfo(np.int64).min, axis=1)[:, : len(found.steps)]
+    sound = ((found.end_ns > found.begin_ns) & (found.begin_ns >= before)).all(axis=0)
+    return found.only(np.flatnonzero(sound))
 
 
 def _follow(numbers: Int64s, steps: Int64s, fine: Int64s) -> Int64s:
@@ -131,10 +125,3 @@ def _by_last(spans: Spans, cut: Partition, threads: Int64s, fine: Int64s) -> Ste
     keep = keep[(edge[keep] >= first.max()) & (edge[keep + 1] <= last.min())]
     begin, end = (np.tile(each, (len(threads), 1)) for each in (edge[keep], edge[keep + 1]))
     return StepIntervals(begin, end, own.steps[keep + 1], False, _LAST)
-
-
-def _in_order(found: StepIntervals) -> StepIntervals:
-    latest = np.maximum.accumulate(found.end_ns, axis=1)[:, :-1]
-    before = np.insert(latest, 0, np.iinfo(np.int64).min, axis=1)[:, : len(found.steps)]
-    fine = ((found.end_ns > found.begin_ns) & (found.begin_ns >= before)).all(axis=0)
-    return found.only(np.flatnonzero(fine))

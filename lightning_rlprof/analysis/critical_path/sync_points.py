@@ -18,6 +18,7 @@ from lightning_rlprof.analysis.stragglers.wait_detection import detect_waits
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes
+from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
 
@@ -75,66 +76,60 @@ class _Visits(NamedTuple):
         return _Visits(*(each[kept] for each in self))
 
 
-def find_sync_points(spans: Spans, threads: Int64s, *, with_handoffs: bool = False) -> SyncPoints:
+def has_handoffs(spans: Spans) -> bool:
+    """Return whether any span of the run counts a sample or a version of the weights."""
+    return "sample" in spans.counters or "version" in spans.counters
+
+
+def find_sync_points(spans: Spans, threads: Int64s) -> SyncPoints:
     """Find the sync points of training threads.
 
     They come from a table of collectives if there is one, else from spans with names of collectives
     and barriers. A stage that is found to include waiting, without a sync point inside, is one as a
-    whole. Calls are matched by their order, see `match_occurrences`.
+    whole; but not a data wait, if samples or versions are counted: ranks may wait for the same
+    producer. Calls are matched by their order, see `match_occurrences`.
 
     Args:
         spans: The run.
         threads: Training threads, one per chain.
-        with_handoffs: Whether samples or versions are counted: then a data wait is not a sync
-            point of the ranks that wait for the same producer.
     """
     names = [*spans.names]
     visits, source = _visits_in_table(spans, threads, names), "collectives table"
     if visits is None or not len(visits.chain):
-        visits, source = _visits_by_name(spans, threads), "spans of collectives and barriers"
+        joint = (Category.COMMUNICATION, Category.COLLECTIVE_WAIT)
+        rows = np.isin(categories_of(spans.names), joint)[spans.name] & np.isin(spans.kind, _SPANS)
+        visits = _visits_of(spans, threads, np.flatnonzero(rows))
+        source = "spans of collectives and barriers"
     visits = visits.only(_match(visits, uncertainty_ns(spans))[0])
-    waiting, first = (
-        _waiting_stages(spans, threads, visits, with_handoffs),
-        int(visits.set.max(initial=0)) + 1,
-    )
+    first = int(visits.set.max(initial=0)) + 1
+    waiting = _waiting_stages(spans, threads, visits)
     if len(waiting.chain):
-        told = f"stages that include waiting ({_listing(spans, waiting)})"
+        stages = ", ".join(spans.names[code] for code in np.unique(waiting.name).tolist())
+        told = f"stages that include waiting ({stages})"
         source = f"{source} and {told}" if len(visits.chain) else told
         waiting = waiting._replace(set=waiting.set + first)
         visits = _Visits(*(np.concatenate(pair) for pair in zip(visits, waiting, strict=True)))
-    visits = _outermost(visits)
-    return _to_sync_points(visits, *_match(visits, None), first, (*names,), source)
+    return _to_sync_points(visits, first, (*names,), source)
 
 
-def _to_sync_points(
-    visits: _Visits, at: Int64s, group: Int64s, first: int, names: tuple[str, ...], source: str
-) -> SyncPoints:
-    """Sort matched visits by chain; sets from ``first`` on are whole stages."""
+def _to_sync_points(visits: _Visits, first: int, names: tuple[str, ...], source: str) -> SyncPoints:
+    """Match the visits and sort them by chain; sets from ``first`` on are whole stages.
+
+    Leaves out sync points with a visit that starts inside another visit of its chain.
+    """
+    at, group = _match(visits, None)
+    outer = ~np.isin(group, group[_inside_another(visits.only(at))])
+    at, group = at[outer], np.unique(group[outer], return_inverse=True)[1]
     order = np.lexsort((visits.start_ns[at], visits.chain[at]))
     visits, group = visits.only(at[order]), group[order]
     size = np.bincount(group)
-    step = np.zeros(len(size), dtype=np.int64)
-    step[group] = visits.step
-    whole_stage = np.zeros(len(size), dtype=bool)
-    whole_stage[group] = visits.set >= first
+    step, whole_stage = np.zeros(len(size), dtype=np.int64), np.zeros(len(size), dtype=bool)
+    step[group], whole_stage[group] = visits.step, visits.set >= first
     shortest = np.full(len(size), np.iinfo(np.int64).max)
     np.minimum.at(shortest, group, visits.end_ns - visits.start_ns)
     columns = (visits.chain, visits.start_ns, visits.end_ns, group, visits.name)
-    return SyncPoints(
-        *columns, step, size, shortest, whole_stage, names, source if len(size) else ""
-    )
-
-
-def _listing(spans: Spans, visits: _Visits) -> str:
-    return ", ".join(spans.names[code] for code in np.unique(visits.name).tolist())
-
-
-def _visits_by_name(spans: Spans, threads: Int64s) -> _Visits:
-    """Return the spans with names of collectives or barriers."""
-    joint = np.isin(categories_of(spans.names), (Category.COMMUNICATION, Category.COLLECTIVE_WAIT))
-    return _visits_of(
-        spans, threads, np.flatnonzero(joint[spans.name] & np.isin(spans.kind, _SPANS))
-    )
+    source = source if len(size) else ""
+    return SyncPoints(*columns, step, size, shortest, whole_stage, names, source)
 
 
 def _visits_of(spans: Spans, threads: Int64s, rows: Int64s) -> _Visits:
@@ -166,27 +161,20 @@ def _visits_in_table(spans: Spans, threads: Int64s, names: list[str]) -> _Visits
     return visits.only(np.argsort(start, kind="stable"))
 
 
-def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits, with_handoffs: bool) -> _Visits:
+def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits) -> _Visits:
     """Return the spans of stages that include waiting, unless a sync point inside explains it."""
     some, _ = recent(spans, _LEARNED)
     found = stage_rows(some)
-    parts, feeds = (
-        [],
-        np.flatnonzero(with_handoffs & (categories_of(spans.names) == Category.DATA_WAIT)),
-    )
-    for number, ranks in enumerate(_roles(spans)):
-        codes = (
-            list(_stages_with_waiting(some, build_rank_matrix(some, found, ranks)))
-            if len(found.rows)
-            else []
-        )
+    feeds = categories_of(spans.names) == Category.DATA_WAIT
+    parts = [_Visits(*np.zeros((6, 0), dtype=np.int64))]
+    for number, ranks in enumerate(_roles(spans) if len(found.rows) else ()):
+        codes = _stages_with_waiting(some, build_rank_matrix(some, found, ranks))
         mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
         own = _visits_of(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
         own = own._replace(set=own.set + number * len(spans.names))
-        explained = np.append(feeds, own.name[_contains(own, known)])
-        parts.append(own.only(~np.isin(own.name, explained)))
-    empty = _Visits(*np.zeros((6, 0), dtype=np.int64))
-    return _Visits(*(np.concatenate(each) for each in zip(empty, *parts, strict=True)))
+        explained = np.isin(own.name, own.name[_contains(own, known)])
+        parts.append(own.only(~explained & ~(has_handoffs(spans) & feeds[own.name])))
+    return _Visits(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 def _roles(spans: Spans) -> Iterator[Sequence[int]]:
@@ -197,32 +185,26 @@ def _roles(spans: Spans) -> Iterator[Sequence[int]]:
     yield from (ranks for ranks in roles.values() if len(ranks) > 1)
 
 
-def _stages_with_waiting(spans: Spans, lineup: RankMatrix) -> Iterator[int]:
-    """Yield the codes of stages in which `waits` detects waiting."""
-    if len(lineup.stage) == 0 or len(lineup.steps) < 2:
-        return
-    tokens = lineup.counter(spans, "tokens")
-    if tokens is not None and np.isnan(tokens[~np.isnan(lineup.own_ns)]).any():
+def _stages_with_waiting(spans: Spans, matrix: RankMatrix) -> Int64s:
+    """Return the codes of stages in which `detect_waits` finds waiting."""
+    if len(matrix.stage) == 0 or len(matrix.steps) < 2:
+        return np.zeros(0, dtype=np.int64)
+    tokens = matrix.counter(spans, "tokens")
+    if tokens is not None and np.isnan(tokens[~np.isnan(matrix.own_ns)]).any():
         tokens = None
-    work = [] if tokens is None else [tokens]
-    explained = np.full(lineup.own_ns.shape, np.nan)
-    for slot in range(len(lineup.stage)):
-        columns = [each[:, :, slot] for each in work]
-        explained[:, :, slot] = expected(lineup.own_ns[:, :, slot], columns)
-    one_clock = uncertainty_ns(spans, lineup.ranks.tolist()) == 0
-    whole_stage = detect_waits(lineup, explained, tokens, one_clock=one_clock)
-    yield from np.unique(lineup.stage[whole_stage.bound]).tolist()
+    explained = np.full(matrix.own_ns.shape, np.nan)
+    for slot in range(len(matrix.stage)):
+        work = [] if tokens is None else [tokens[:, :, slot]]
+        explained[:, :, slot] = expected(matrix.own_ns[:, :, slot], work)
+    one_clock = uncertainty_ns(spans, matrix.ranks.tolist()) == 0
+    return matrix.stage[detect_waits(matrix, explained, tokens, one_clock=one_clock).bound]
 
 
 def _contains(outer: _Visits, inner: _Visits) -> Mask:
     """Mark the visits inside which one of the others starts."""
-    order = np.lexsort((inner.start_ns, inner.chain))
-    chain, start = inner.chain[order], inner.start_ns[order]
-    found = np.zeros(len(outer.chain), dtype=bool)
-    for each in np.unique(outer.chain).tolist():
-        mine, theirs = outer.chain == each, start[chain == each]
-        first = np.searchsorted(theirs, outer.start_ns[mine])
-        found[mine] = first < np.searchsorted(theirs, outer.end_ns[mine])
+    inner = inner.only(np.lexsort((inner.start_ns, inner.chain)))
+    last = last_begun(inner.chain, inner.start_ns, outer.chain, outer.end_ns - 1)
+    found: Mask = np.append(inner.start_ns, np.iinfo(np.int64).min)[last] >= outer.start_ns
     return found
 
 
@@ -243,16 +225,11 @@ def _match(visits: _Visits, unsure_ns: int | None) -> tuple[Int64s, Int64s]:
     return order[whole], np.repeat(np.arange(fits.sum()), size[fits])
 
 
-def _outermost(visits: _Visits) -> _Visits:
-    """Leave out sync points with a visit that starts inside another visit of its chain."""
-    at, group = _match(visits, None)
-    chain, start, end = visits.chain[at], visits.start_ns[at], visits.end_ns[at]
-    low = int(start.min(initial=0))
-    width = int(end.max(initial=0)) - low + 1
-    start, end = (chain * width + (each - low) for each in (start, end))
-    order = np.lexsort((-end, start))
-    latest = np.maximum.accumulate(end[order])
-    inside = np.append(False, start[order[1:]] < latest[:-1])[: len(order)]
-    bad = np.zeros(int(group.max(initial=-1)) + 1, dtype=bool)
-    bad[group[order[inside]]] = True
-    return visits.only(at[~bad[group]])
+def _inside_another(visits: _Visits) -> Int64s:
+    """Return the visits that start inside another visit of their chain, by index."""
+    order = np.lexsort((-visits.end_ns, visits.start_ns, visits.chain))
+    visits = visits.only(order)
+    width = int(visits.end_ns.max(initial=0)) - int(visits.start_ns.min(initial=0)) + 1
+    shift = visits.chain * width
+    latest = np.maximum.accumulate(visits.end_ns + shift)
+    return order[1:][(visits.start_ns + shift)[1:] < latest[:-1]]

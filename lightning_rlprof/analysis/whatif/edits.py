@@ -3,6 +3,7 @@
 `workload` first sums the work of each stage and rank, and fits it to the counted tokens.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -42,21 +43,20 @@ class Workload(NamedTuple):
     counted: bool
 
 
-def workload(spans: Spans, graph: StepGraph) -> Workload:
+def workload(graph: StepGraph) -> Workload:
     """Sum work by stage, chain and step, and fit it to tokens and their squares."""
-    schedule = graph.schedule
+    spans, schedule = graph.spans, graph.schedule
     own = np.flatnonzero((schedule.sync_point == WORK) & (graph.row >= 0))
     rows = graph.row[own]
     steps, step = np.unique(spans.step[rows], return_inverse=True)  # one may be far from all others
     shape = (len(graph.names), len(graph.ranks), max(len(steps), 1))
-    places = (graph.name[own], schedule.run[own] // max(schedule.interval_count, 1), step)
+    places = (graph.name[own], schedule.run[own] // schedule.interval_count, step)
     at = np.ravel_multi_index(places, shape)
-    size = int(np.prod(shape))
-    total = np.bincount(at, weights=graph.ns[own], minlength=size).reshape(shape)
+    total = np.bincount(at, graph.ns[own], math.prod(shape)).reshape(shape)
     actual_ns: Float64s = np.where(total > 0, total, np.nan)
-    heads = np.full(len(spans), -1)
-    heads[rows] = at  # segments of one stage span lie in one cell
-    counted = [_counter(spans, name, heads, actual_ns) for name in ("tokens", "tokens_sq")]
+    cell = np.full(len(spans), -1)
+    cell[rows] = at  # segments of one stage span lie in one cell
+    counted = [_counter(spans, name, cell, actual_ns) for name in ("tokens", "tokens_sq")]
     work = [each for each in counted if each is not None] if counted[0] is not None else []
     stages = tuple(_stages(graph, actual_ns, work))
     return Workload(own, at, shape, stages, bool(work))
@@ -77,28 +77,22 @@ def _counter(spans: Spans, name: str, cell: Int64s, actual_ns: Float64s) -> Floa
     """Sum a counter by cell; stages without it get what was counted in the whole step."""
     rows, values = spans.amounts(name)
     there = cell[rows] >= 0
-    at, size = cell[rows[there]], actual_ns.size
-    counted = np.zeros(size, dtype=bool)
-    counted[at] = True
-    if not counted.any():
+    if not there.any():
         return None
-    sums = np.bincount(at, weights=values[there], minlength=size)
-    own = np.where(counted, sums, np.nan).reshape(actual_ns.shape)
-    known, spent = (
-        counted.reshape(actual_ns.shape).sum(axis=(1, 2)),
-        (~np.isnan(actual_ns)).sum(axis=(1, 2)),
-    )
+    sums = np.full(actual_ns.size, np.nan)
+    sums[cell[rows[there]]] = 0.0
+    np.add.at(sums, cell[rows[there]], values[there])
+    own: Float64s = sums.reshape(actual_ns.shape)
+    known, spent = (np.sum(~np.isnan(each), axis=(1, 2)) for each in (own, actual_ns))
     counts = (known * 2 >= spent) & (known > 0)
+    if not counts.any():
+        return np.full_like(own, np.nan)
     ran = ~np.isnan(actual_ns) | ~np.isnan(own)  # other roles have other stages
     step = np.where(ran, own, 0.0)[counts].sum(axis=0)  # NaN where one of them was lost
-    step = step if counts.any() else np.full(actual_ns.shape[1:], np.nan)
-    found: Float64s = np.where(counts[:, None, None], own, step)
-    return found
+    return np.where(counts[:, None, None], own, step)
 
 
-_HIDDEN = (
-    0.05  # of the time in sync points that are whole stages: beyond that, work can't be balanced
-)
+_HIDDEN = 0.05  # of the time in sync points that are whole stages: more can't be balanced
 
 
 class Edit(NamedTuple):
@@ -131,9 +125,8 @@ def overlap_stage(graph: StepGraph, stage: int) -> Edit:
     joint = schedule.sync_point[mine]
     work = np.where(joint == WORK, graph.ns[mine], np.append(graph.transfer_ns, 0)[joint])
     each = np.bincount(schedule.run[mine], work, schedule.runs).reshape(-1, schedule.interval_count)
-    return scale_stage(graph, stage, 0.0)._replace(
-        least_ns=np.rint(each.max(axis=0)).astype(np.int64)
-    )
+    least = np.rint(each.max(axis=0)).astype(np.int64)
+    return scale_stage(graph, stage, 0.0)._replace(least_ns=least)
 
 
 def _segments_in(graph: StepGraph, stage: int) -> Mask:
@@ -173,17 +166,13 @@ def remove_slowness(graph: StepGraph, work: Workload) -> Edit:
 
 def _transfers_without(graph: StepGraph, slower: Float64s) -> Int64s:
     """Return the transfers as if the last arrival were not slower."""
-    schedule = graph.schedule
-    group, chain = (
-        schedule.sync_point[schedule.at],
-        schedule.run[schedule.at] // max(schedule.interval_count, 1),
-    )
-    shortest = graph.ns[schedule.at] == graph.transfer_ns[group]
+    schedule, visits = graph.schedule, np.flatnonzero(graph.schedule.sync_point != WORK)
+    group, chain = schedule.sync_point[visits], schedule.run[visits] // schedule.interval_count
+    shortest = graph.ns[visits] == graph.transfer_ns[group]
     by = np.ones(len(graph.transfer_ns))
     by[group[shortest]] = slower[chain[shortest]]
-    return np.where(graph.whole_stage, np.rint(graph.transfer_ns / by), graph.transfer_ns).astype(
-        np.int64
-    )
+    shorter = np.rint(graph.transfer_ns / by).astype(np.int64)
+    return np.where(graph.whole_stage, shorter, graph.transfer_ns)
 
 
 def balance_load(graph: StepGraph, work: Workload) -> Edit | None:

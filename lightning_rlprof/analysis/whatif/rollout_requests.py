@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_rlprof.analysis.stages.partition import containing_step
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
@@ -50,44 +51,25 @@ def find_requests(spans: Spans, rows: Int64s) -> RolloutRequests | None:
     inner = spans.parent[own] != NO_PARENT
     around = spans.rank[own[inner]] * width + spans.parent[own[inner]]
     own = own[~np.isin(spans.rank[own] * width + spans.id[own], around)]
-    place = np.searchsorted(_keys(spans, rows), _keys(spans, own), "right") - 1
-    stage = rows[np.maximum(place, 0)] if len(rows) else np.zeros_like(own)
-    inside = (place >= 0) & (spans.rank[stage] == spans.rank[own])
-    inside &= spans.start_ns[own] < spans.end_ns[stage]
-    own, stage = own[inside], stage[inside]
+    place = containing_step(spans, rows, own, spans.rank)
+    own, stage = own[place >= 0], rows[place[place >= 0]]
     used, count = np.unique(stage, return_counts=True)
     keep = np.isin(stage, used[count >= _FEWEST])
     own, stage = own[keep], stage[keep]
     if not len(own):
         return None
     row, first = np.unique(stage, return_index=True)
-    first = np.append(first, len(own))
-    return RolloutRequests(row, first, spans.start_ns[own], spans.end_ns[own], _tokens(spans, own))
-
-
-def _keys(spans: Spans, rows: Int64s) -> Int64s:
-    """Return one number per span by which spans are sorted by rank and start."""
-    low = int(spans.start_ns.min(initial=0))
-    width = int(spans.end_ns.max(initial=0)) - low + 1
-    keys: Int64s = spans.rank[rows] * width + (spans.start_ns[rows] - low)
-    return keys
-
-
-def _tokens(spans: Spans, rows: Int64s) -> Int64s:
-    found = np.full(len(rows), -1, dtype=np.int64)
+    tokens = np.full(len(spans), -1)
     at, values = spans.amounts("tokens", np.int64)
-    place = np.searchsorted(at, rows)
-    known = np.append(at, -1)[place] == rows
-    found[known] = values[place[known]]
-    return found
+    tokens[at] = values
+    times = (spans.start_ns[own], spans.end_ns[own])
+    return RolloutRequests(row, np.append(first, len(own)), *times, tokens[own])
 
 
 def slots(start_ns: Int64s, end_ns: Int64s) -> int:
     """Return the largest number of requests that ran at the same time."""
-    times = np.append(start_ns, end_ns)
-    steps = np.append(np.ones(len(start_ns), int), -np.ones(len(end_ns), int))
-    order = np.lexsort((steps, times))  # a request that ends frees its slot first
-    return max(int(np.cumsum(steps[order]).max(initial=0)), 1)
+    ended = np.searchsorted(np.sort(end_ns), np.sort(start_ns), "right")
+    return int((np.arange(1, len(ended) + 1) - ended).max(initial=1))
 
 
 def makespan(ns: Int64s, slots: int) -> int:
@@ -115,18 +97,8 @@ def stopped_at(found: RolloutRequests, share: float) -> Int64s:
     return np.array(saved, dtype=np.int64)
 
 
-def tokens_capped(found: RolloutRequests, most: int) -> Int64s | None:
-    """Return what each rollout saves with more replicas, each like one that exists.
-
-    The requests of all rollouts of a step are shared among all slots.
-
-    Args:
-        found: The requests.
-        step: RL step of each rollout.
-        replicas: Number of replicas to add.
-    """
-    if (found.tokens < 0).any():
-        return None
+def tokens_capped(found: RolloutRequests, most: int) -> Int64s:
+    """Return what each rollout saves if no response has more tokens; all must be counted."""
     took = found.end_ns - found.start_ns
     short = np.rint(took * np.minimum(1.0, most / np.maximum(found.tokens, 1))).astype(np.int64)
     saved = []

@@ -27,7 +27,7 @@ from lightning_rlprof.analysis.whatif.rollout_requests import (
     tokens_capped,
 )
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -102,34 +102,23 @@ def whatif(
     graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
-    asked = (speedup or {}, remove, overlap)
-    wanted = asked if any(asked) or rollout else _default_changes(graph)
-    return _table(
-        graph, chain(_stage_edits(graph, *wanted), _rollout_edits(graph, rollout or Rollout()))
-    )
-
-
-def _table(graph: StepGraph, edits: Iterable[tuple[str, Edit]]) -> Table:
+    if len(graph.steps) < FEWEST:
+        text = f"{len(graph.steps)} steps have usable boundaries; {FEWEST} are needed."
+        return Table("whatif", _COLUMNS, abstained=text)
     before = _replayed_ns(graph, Edit(graph.ns, graph.transfer_ns))
-    off = _replay_error(graph, before)
-    if isinstance(off, str):
-        return Table("whatif", _COLUMNS, abstained=off)
+    off = float(np.median(np.abs(before / np.maximum(graph.wall_ns, 1) - 1)))
+    if off > _ALLOWED:
+        text = f"The replay error of the unchanged step is {off:.2%}"
+        text += f"; at most {_ALLOWED:.0%} is allowed. {graph.note}"
+        return Table("whatif", _COLUMNS, abstained=text)
+    asked = (speedup or {}, remove, overlap)
+    changes = asked if any(asked) or rollout else _default_changes(graph)
+    edits = chain(_stage_edits(graph, *changes), _rollout_edits(graph, rollout or Rollout()))
     rows = [_row(graph, text, before - _replayed_ns(graph, edit)) for text, edit in edits]
     text = f"Based on {len(graph.steps)} steps. Replay error of the unchanged step: {off:.2%}."
     why = "" if any(row[0] == _BALANCED for row in rows) else f" {_NOT_BALANCED}"
     rows.sort(key=lambda row: -int(row[3] or 0))
     return Table("whatif", _COLUMNS, rows, f"{text}{why} {graph.note}")
-
-
-def _replay_error(graph: StepGraph, played: Int64s) -> float | str:
-    """Return the replay error of the median step, or why there is none to rely on."""
-    if len(graph.steps) < FEWEST:
-        return f"{len(graph.steps)} steps have usable boundaries; {FEWEST} are needed."
-    error = float(np.median(np.abs(played / np.maximum(graph.wall_ns, 1) - 1)))
-    if error <= _ALLOWED:
-        return error
-    text = f"The replay error of the unchanged step is {error:.2%}"
-    return f"{text}; at most {_ALLOWED:.0%} is allowed. {graph.note}"
 
 
 def _replayed_ns(graph: StepGraph, edit: Edit) -> Int64s:
@@ -149,7 +138,7 @@ def _default_changes(graph: StepGraph) -> tuple[dict[str, float], list[str], lis
 def _stage_edits(
     graph: StepGraph, speedup: Mapping[str, float], remove: Iterable[str], overlap: Iterable[str]
 ) -> Iterator[tuple[str, Edit]]:
-    work = workload(graph.spans, graph)
+    work = workload(graph)
     yield "no straggler", remove_slowness(graph, work)
     even = balance_load(graph, work)
     if even is not None:
@@ -168,25 +157,22 @@ def _rollout_edits(graph: StepGraph, asked: Rollout) -> Iterator[tuple[str, Edit
     if asked == Rollout():
         return
     _check(asked)
-    found = find_requests(
-        graph.spans, np.unique(graph.row[(graph.row >= 0) & ~graph.schedule.produces])
-    )
+    stages = np.unique(graph.row[(graph.row >= 0) & ~graph.schedule.produces])
+    found = find_requests(graph.spans, stages)
     if found is None:
         raise TraceError(
             "changes to rollouts need a span per request (at least 4 per rollout). "
             'Mark each request with annotate("generate").'
         )
     if asked.stop_at is not None:
-        yield (
-            f"rollout stopped at {asked.stop_at:.0%}",
-            shorten_stages(graph, found.row, stopped_at(found, asked.stop_at)),
-        )
+        saved = stopped_at(found, asked.stop_at)
+        yield f"rollout stopped at {asked.stop_at:.0%}", shorten_stages(graph, found.row, saved)
     if asked.max_tokens is not None:
-        saved = tokens_capped(found, asked.max_tokens)
-        if saved is None:
+        if (found.tokens < 0).any():
             raise TraceError(
                 "max_tokens needs the tokens of every request. Call count(tokens=...) in each."
             )
+        saved = tokens_capped(found, asked.max_tokens)
         yield f"max {asked.max_tokens} tokens", shorten_stages(graph, found.row, saved)
     if asked.add_replicas is not None:
         saved = replicas_added(found, graph.spans.step[found.row], asked.add_replicas)
@@ -220,20 +206,15 @@ def _stages(graph: StepGraph) -> dict[str, int]:
 
 
 def _row(graph: StepGraph, text: str, saved_ns: Int64s) -> tuple[Cell, ...]:
-    """Return what a change saves, with its interval."""
+    """Return what a change saves, with the 95% CI by bootstrap."""
     after = (graph.wall_ns - saved_ns).astype(float)
     now, then = float(np.median(graph.wall_ns)), float(np.median(after))
-    low, high = _bounds(after)
+    draws = np.random.default_rng(0).integers(0, len(after), (_DRAWS, len(after)))
+    medians = np.median(after[draws], axis=1)
+    low, high = (round(float(each)) for each in np.percentile(medians, [2.5, 97.5]))
     hours = int(saved_ns.sum()) * len(graph.ranks) / _HOUR_NS
-    saving, whole = round(now) - round(then), max(now, 1.0)
-    return (text, round(now), round(then), saving, saving / whole, hours, round(low), round(high))
-
-
-def _bounds(values: Float64s) -> tuple[float, float]:
-    """Return the 95% CI of the median by bootstrap with a thousand draws."""
-    draws = np.random.default_rng(0).integers(0, len(values), (_DRAWS, len(values)))
-    low, high = np.percentile(np.median(values[draws], axis=1), [2.5, 97.5])
-    return float(low), float(high)
+    saving = round(now) - round(then)
+    return (text, round(now), round(then), saving, saving / max(now, 1.0), hours, low, high)
 
 
 def predictions(table: Table) -> list[dict[str, Any]]:
@@ -249,20 +230,17 @@ def score(kept: Iterable[Mapping[str, Any]], later: Spans) -> Table:
     """
     last = {str(each["change"]): each for each in kept}
     graph = step_graph(later)
-    if isinstance(graph, str) or len(graph.steps) < FEWEST or not last:
-        few = "No predictions were saved." if not last else "The new run has too few steps."
-        return Table("score", _SCORES, abstained=graph if isinstance(graph, str) else few)
+    if isinstance(graph, str):
+        return Table("score", _SCORES, abstained=graph)
+    if not last:
+        return Table("score", _SCORES, abstained="No predictions were saved.")
+    if len(graph.steps) < FEWEST:
+        return Table("score", _SCORES, abstained="The new run has too few steps.")
     took = round(float(np.median(graph.wall_ns)))
-    rows: list[tuple[Cell, ...]] = [
-        (
-            change,
-            *(int(each[name]) for name in ("predicted", "CI low", "CI high")),
-            took,
-            each["predicted"] / took - 1,
-        )
-        for change, each in last.items()
-    ]
+    rows: list[tuple[Cell, ...]] = []
+    for change, each in last.items():
+        bounds = (int(each[name]) for name in ("predicted", "CI low", "CI high"))
+        rows.append((change, *bounds, took, each["predicted"] / took - 1))
     rows.sort(key=lambda row: abs(float(row[5] or 0.0)))
-    return Table(
-        "score", _SCORES, rows, f"Median of {len(graph.steps)} steps of the new run. {graph.note}"
-    )
+    note = f"Median of {len(graph.steps)} steps of the new run. {graph.note}"
+    return Table("score", _SCORES, rows, note)

@@ -9,12 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
-from lightning_rlprof.analysis.critical_path.handoffs import find_handoffs
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
-from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
-from lightning_rlprof.analysis.critical_path.step_intervals import find_step_intervals
-from lightning_rlprof.analysis.critical_path.sync_points import find_sync_points
-from lightning_rlprof.analysis.stages.partition import partition
+from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, find_timeline, step_graph
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.fed import MS, Fed, feed, with_roles
@@ -147,12 +143,7 @@ def test_of_some_samples_the_last_ends_the_wait_and_versions_may_be_passed_over(
             ]),
         ]
     )  # fmt: skip
-    threads = np.unique(spans.thread)
-    sync_points, cut = find_sync_points(spans, threads, with_handoffs=True), partition(spans)
-    intervals = find_step_intervals(
-        spans, cut, threads, np.ones(len(cut.steps), dtype=bool), sync_points, with_handoffs=True
-    )
-    handoffs = find_handoffs(spans, threads, sync_points, intervals)
+    handoffs = find_timeline(spans).handoffs
 
     assert list(zip(handoffs.chain, handoffs.start_ns, handoffs.end_ns, strict=True)) == [
         (0, 30, 70),

@@ -43,7 +43,7 @@ def test_a_stage_is_scaled_with_its_transfers_and_nothing_else() -> None:
 def test_only_the_slow_rank_becomes_faster_by_what_it_is_slower() -> None:
     spans = play(Script(listed=True, slow={3: 0.25}, uneven=0.2, noise=0.005, hiccups=0.0), 1).spans
     own = graph(spans)
-    edit = remove_slowness(own, workload(spans, own))
+    edit = remove_slowness(own, workload(own))
 
     intervals = own.schedule
     inside = (intervals.sync_point == WORK) & (own.row >= 0)
@@ -57,7 +57,7 @@ def test_only_the_slow_rank_becomes_faster_by_what_it_is_slower() -> None:
 def test_balanced_work_keeps_the_sum_and_evens_the_ranks() -> None:
     spans = play(Script(listed=True, uneven=0.4, noise=0.001, hiccups=0.0), 1).spans
     own = graph(spans)
-    edit = balance_load(own, workload(spans, own))
+    edit = balance_load(own, workload(own))
 
     assert edit is not None
     intervals, code = own.schedule, own.names.index("actor_generate")
@@ -71,7 +71,7 @@ def test_balanced_work_keeps_the_sum_and_evens_the_ranks() -> None:
 def test_without_tokens_there_is_no_work_to_balance() -> None:
     spans = play(Script(listed=True, counters=False), 1).spans
     own = graph(spans)
-    assert balance_load(own, workload(spans, own)) is None
+    assert balance_load(own, workload(own)) is None
 
 
 def test_a_hidden_stage_costs_nothing_until_it_takes_longer_than_all_the_rest() -> None:
@@ -100,7 +100,7 @@ def test_times_are_the_scripts_and_what_work_explains_is_close_to_them() -> None
     run = play(Script(listed=True, uneven=0.3, noise=0.002, hiccups=0.0), 1)
     graph = step_graph(run.spans)
     assert not isinstance(graph, str)
-    found = workload(run.spans, graph)
+    found = workload(graph)
 
     assert found.counted
     assert {graph.names[each.name] for each in found.stages} == {*STAGES}
@@ -115,7 +115,7 @@ def test_a_role_with_one_chain_has_nobody_to_be_compared_with() -> None:
     spans = play(Script(ranks=1, meets=()), 1).spans
     graph = step_graph(spans)
     assert not isinstance(graph, str)
-    assert workload(spans, graph).stages == ()
+    assert workload(graph).stages == ()
 
 
 def test_tokens_that_another_role_counts_are_not_missing_in_ones_own() -> None:
@@ -133,7 +133,7 @@ def test_tokens_that_another_role_counts_are_not_missing_in_ones_own() -> None:
     spans = with_roles([*[("rollout", rank("actor_generate"))] * 2, *[trainer] * 2])
     graph = step_graph(spans)
     assert not isinstance(graph, str)
-    told = {graph.names[each.name]: each for each in workload(spans, graph).stages}
+    told = {graph.names[each.name]: each for each in workload(graph).stages}
     own = told["actor_compute_log_prob"]
     assert (np.isfinite(own.expected_ns) == np.isfinite(own.actual_ns)).all()
 
@@ -145,6 +145,6 @@ def test_a_gap_between_steps_takes_no_room() -> None:
     graphs = step_graph(run), step_graph(apart)
     assert not isinstance(graphs[0], str)
     assert not isinstance(graphs[1], str)
-    near, away = workload(run, graphs[0]), workload(apart, graphs[1])
+    near, away = workload(graphs[0]), workload(graphs[1])
     assert near.shape[2] - away.shape[2] in (0, 1)  # the step before the gap may end nowhere
     assert len(away.at) > 0
