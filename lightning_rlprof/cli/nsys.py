@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    next_command,
-    note,
-    say,
-    warn,
-    writing,
-    wrote,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 
 if TYPE_CHECKING:
@@ -217,16 +210,16 @@ def _by_device() -> "CaptureRange":
 def _announce(added: Mapping[str, str], argv: list[str], remarks: list[str]) -> None:
     """Print the command, ready for a shell, and warnings before it runs."""
     words = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
-    say(" ".join([*words, shlex.join(argv)]))
+    console.say(" ".join([*words, shlex.join(argv)]))
     for remark in remarks:
-        note(remark)
-    warn(_SECRETS)
+        console.note(remark)
+    console.warn(_SECRETS)
 
 
 def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "CaptureRange") -> int:
     """Run nsys, print new reports or why there are none, and return the training's status."""
     folder, pattern = _place(name)
-    with writing(folder):
+    with console.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     before = _reports(folder, pattern)
     code = _run(argv, added)
@@ -237,16 +230,16 @@ def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "Capt
     ]
     for path in sorted(new):
         if path in complete:
-            wrote(path)
+            console.wrote(path)
         elif path.suffix == ".qdstrm":
-            warn(f"nsys could not convert {path}; its messages are above")
+            console.warn(f"nsys could not convert {path}; its messages are above")
         else:
-            warn(f"{path} is empty: nsys was stopped while it wrote")
+            console.warn(f"{path} is empty: nsys was stopped while it wrote")
     if not new:
         failed = f", and nsys or the training ended with status {code}" if code else ""
-        warn(f"no report was written{failed}. {_NO_REPORT}{_NO_REPORT_WITH[opens]}")
+        console.warn(f"no report was written{failed}. {_NO_REPORT}{_NO_REPORT_WITH[opens]}")
     if complete:
-        next_command("rlprof", "summary", complete[0])
+        console.next_command("rlprof", "summary", complete[0])
     return code
 
 

@@ -3,34 +3,12 @@
 import webbrowser
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    bar,
-    count,
-    destination,
-    is_json,
-    is_table,
-    next_command,
-    print_tables,
-    put_json,
-    say,
-    status,
-    warn,
-    writing,
-    wrote,
-)
-from lightning_rlprof.cli.open_run import (
-    FEW,
-    Force,
-    Output,
-    Run,
-    about,
-    open_run,
-    print_warnings,
-)
+from lightning_rlprof.cli import console
+from lightning_rlprof.cli.open_run import FEW, Force, Output, Run, about, open_run, print_warnings
 from lightning_rlprof.errors import RlprofError
 
 if TYPE_CHECKING:
@@ -56,20 +34,20 @@ def summary(
 
     spans = open_run(run)
     ranks = [stages(spans, per_rank=True)] if by else []
-    if is_json():
+    if console.is_json():
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         facts = about(spans) | {"headline": headline(spans)}
-        put_json(facts | {"tables": [table.to_dict() for table in tables]})
+        console.put_json(facts | {"tables": [table.to_dict() for table in tables]})
         return
-    if is_table():
+    if console.is_table():
         describe(spans)
     else:
-        print_tables([stages(spans)])
+        console.print_tables([stages(spans)])
     for table in ranks + _details(spans):
-        print_tables([table], limit=None if "rank" in table.name else FEW)
-    status("")
+        console.print_tables([table], limit=None if "rank" in table.name else FEW)
+    console.status("")
     print_warnings(spans)
-    next_command("rlprof", "findings", run)
+    console.next_command("rlprof", "findings", run)
 
 
 def report(
@@ -80,44 +58,36 @@ def report(
 ) -> None:
     """Write one HTML file with the run's tables, timeline and configuration."""
     spans = open_run(run)
-    path = destination(output, spans.path, "report.html", force=force)
+    path = console.destination(output, spans.path, "report.html", force=force)
     from lightning_rlprof.analysis.catalog import CATALOG
     from lightning_rlprof.analysis.stages.stage_times import headline
     from lightning_rlprof.report.html.page import write_report
 
     analyses = [each.run for each in CATALOG if each.report]
     tables = {}
-    with bar("Analyzing") as step:
+    with console.bar("Analyzing") as step:
         for done, analysis in enumerate(analyses, start=1):
             table = analysis(spans)
             tables[table.name] = table
             step(done, len(analyses))
-    with writing(path):
+    with console.writing(path):
         write_report(spans, tables, headline(spans), path)
     print_warnings(spans)
-    wrote(path)
+    console.wrote(path)
     if open_it:
         webbrowser.open(path.resolve().as_uri())
-    next_command("rlprof", "findings", run)
-
-
-class _Target(str, Enum):
-    """What ``export --format`` takes."""
-
-    PERFETTO = "perfetto"
-    PARQUET = "parquet"
-    CSV = "csv"
+    console.next_command("rlprof", "findings", run)
 
 
 def export(
     run: Run,
     target: Annotated[
-        _Target, typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv")
-    ] = _Target.PERFETTO,
+        Literal["perfetto", "parquet", "csv"],
+        typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv"),
+    ] = "perfetto",
     output: Output = None,
     kernels: Annotated[
-        bool,
-        typer.Option("--kernels", help="Include device kernels from captures, by stream"),
+        bool, typer.Option("--kernels", help="Include device kernels from captures, by stream")
     ] = False,
     force: Force = False,
     allow_unsynced: Annotated[
@@ -129,13 +99,13 @@ def export(
 
     Example: rlprof export RUN --kernels
     """
-    if target is not _Target.PERFETTO:
+    if target != "perfetto":
         if kernels or allow_unsynced:
             raise RlprofError("--kernels and --allow-unsynced apply to --format perfetto only")
-        _export_tables(run, target.value, output, force=force)
+        _export_tables(run, target, output, force=force)
         return
     spans = open_run(run)
-    path = destination(output, spans.path, "trace.json.gz", force=force)
+    path = console.destination(output, spans.path, "trace.json.gz", force=force)
     from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
     from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
     from lightning_rlprof.report.chrome_trace.writer import write_trace
@@ -147,16 +117,16 @@ def export(
             hint="Export one rank's file, or pass --allow-unsynced.",
             code="unsynchronized_clocks",
         )
-    with bar("Writing") as step, writing(path):
+    with console.bar("Writing") as step, console.writing(path):
         devices = DeviceTracks(spans) if kernels else None
         write_trace(spans, path, devices=devices, watermark=unsynced, progress=step)
     print_warnings(spans)
     for remark in devices.remarks if devices else ():
-        warn(remark)
+        console.warn(remark)
     if unsynced:
-        warn(f"{unsynced}: don't compare times of different ranks in this trace.")
-    wrote(path)
-    status("Open it in https://ui.perfetto.dev (it stays in your browser).")
+        console.warn(f"{unsynced}: don't compare times of different ranks in this trace.")
+    console.wrote(path)
+    console.status("Open it in https://ui.perfetto.dev (it stays in your browser).")
 
 
 def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) -> None:
@@ -173,12 +143,12 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
         if taken and not force:
             hint = "Replace it with --force, or choose another directory with -o."
             raise RlprofError(f"{taken[0]} exists already", hint=hint)
-        with bar("Writing") as step, writing(folder):
+        with console.bar("Writing") as step, console.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for done, (name, path) in enumerate(files.items(), start=1):
                 store.write(f'from "{name}"', path)
                 step(done, len(files))
-    wrote(folder)
+    console.wrote(folder)
 
 
 def describe(spans: "Spans") -> None:
@@ -187,11 +157,11 @@ def describe(spans: "Spans") -> None:
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
-    ranks = count(len(spans.ranks), "rank")
-    say(f"{spans.path}: {ranks} on {devices}, {count(steps, 'step')}", "bold")
-    print_tables([stages(spans)])
-    say("")
-    say(headline(spans), "bold")
+    ranks = console.count(len(spans.ranks), "rank")
+    console.say(f"{spans.path}: {ranks} on {devices}, {console.count(steps, 'step')}", "bold")
+    console.print_tables([stages(spans)])
+    console.say("")
+    console.say(headline(spans), "bold")
 
 
 def _details(spans: "Spans") -> "list[Table]":

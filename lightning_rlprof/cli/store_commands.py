@@ -7,27 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    bar,
-    count,
-    destination,
-    did_you_mean,
-    is_csv,
-    is_json,
-    next_command,
-    print_tables,
-    put_json,
-    status,
-    warn,
-    writing,
-    wrote,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.cli.open_run import FEW, Force, Limit, Run, check_exists
 from lightning_rlprof.errors import RlprofError, TraceError
 from lightning_rlprof.system.location import local_path, place
@@ -61,9 +46,9 @@ def sql(
 
     Example: rlprof sql RUN "select name, sum(duration_ns) from spans group by name"
     """
-    if output is not None and is_json():
+    if output is not None and console.is_json():
         raise RlprofError("--json prints the rows and -o writes them: choose one")
-    path = None if output is None else destination(output, run, "", force=force)
+    path = None if output is None else console.destination(output, run, "", force=force)
     with open_tables(run) as store:
         if query is None:
             _list_tables(store, run)
@@ -72,10 +57,10 @@ def sql(
             if path is None:
                 _print_rows(store, run, query, limit)
             else:
-                with writing(path):
+                with console.writing(path):
                     rows = store.write(query, path)
-                status(count(rows, "row"))
-                wrote(path)
+                console.status(console.count(rows, "row"))
+                console.wrote(path)
         except TraceError as error:
             raise RlprofError(str(error), hint=_near(store, str(error)), code="sql") from error
 
@@ -87,7 +72,7 @@ def open_tables(run: Path) -> "Iterator[Store]":
 
     check_exists(run)
     with local(run) as copy:
-        with bar("Reading") as step:
+        with console.bar("Reading") as step:
             store = open_store(copy, progress=step)
         yield store
 
@@ -95,12 +80,12 @@ def open_tables(run: Path) -> "Iterator[Store]":
 def _near(store: "Store", error: str) -> str:
     """Return which table a query may mean; for columns DuckDB's message has candidates."""
     unknown = re.search(r"Table with name (\w+) does not exist", error)
-    return did_you_mean(unknown[1], store.tables) if unknown else ""
+    return console.did_you_mean(unknown[1], store.tables) if unknown else ""
 
 
 def _list_tables(store: "Store", run: Path) -> None:
-    if is_json():
-        put_json({"run": str(run), "tables": list(store.tables)})
+    if console.is_json():
+        console.put_json({"run": str(run), "tables": list(store.tables)})
         return
     from lightning_rlprof.tables.table import Column, Table
 
@@ -110,32 +95,25 @@ def _list_tables(store: "Store", run: Path) -> None:
         (total,) = store.sql(f'select count(*) from "{name}"').rows
         rows.append((name, total[0], names))
     columns = (Column("table", "text"), Column("rows", "count"), Column("columns", "text"))
-    print_tables([Table("tables", columns, rows)])
-    next_command("rlprof", "sql", run, f"describe {store.tables[0]}")
+    console.print_tables([Table("tables", columns, rows)])
+    console.next_command("rlprof", "sql", run, f"describe {store.tables[0]}")
 
 
 def _print_rows(store: "Store", run: Path, query: str, limit: int | None) -> None:
-    table = store.sql(query, limit if is_json() or is_csv() else limit or _LIMIT)
+    table = store.sql(query, limit if console.is_json() or console.is_csv() else limit or _LIMIT)
     warnings = store.sql("select rank, text from warnings").rows
-    if is_json():
+    if console.is_json():
         found = [{"rank": rank, "text": text} for rank, text in warnings]
         facts = {"run": str(run), "query": query, "warnings": found}
-        put_json(facts | {"tables": [table.to_dict()]})
+        console.put_json(facts | {"tables": [table.to_dict()]})
         return
-    print_tables([replace(table, name="")], every_column=True)
-    status("")
+    console.print_tables([replace(table, name="")], every_column=True)
+    console.status("")
     for rank, text in warnings[:FEW]:
-        warn(str(text) if rank is None else f"rank {rank}: {text}")
+        console.warn(str(text) if rank is None else f"rank {rank}: {text}")
     if (more := len(warnings) - FEW) > 0:
         everything = shlex.join(["rlprof", "sql", str(run), "from warnings"])
-        warn(f"{count(more, 'more warning')}. See: {everything}")
-
-
-class _Engine(str, Enum):
-    """What ``--engine`` takes."""
-
-    LOCAL = "local"
-    RAY = "ray"
+        console.warn(f"{console.count(more, 'more warning')}. See: {everything}")
 
 
 Runs = Annotated[
@@ -149,11 +127,12 @@ Jobs = Annotated[
     typer.Option("-j", "--jobs", min=1, metavar="N", help="Parallel jobs (default: cores)"),
 ]
 Engine = Annotated[
-    _Engine, typer.Option(metavar="NAME", help="local: processes of this machine; ray: a cluster")
+    Literal["local", "ray"],
+    typer.Option(metavar="NAME", help="local: processes of this machine; ray: a cluster"),
 ]
 
 
-def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = _Engine.LOCAL) -> None:
+def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = "local") -> None:
     """Cache runs and traces as Parquet.
 
     Skips what is up to date. Failures are reported per path, and the exit code is 1.
@@ -162,11 +141,14 @@ def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = _Engine.LOCAL) -> Non
     """
     from lightning_rlprof.store.ingest.ingest import ingest as cache_all
 
-    with bar("Ingesting") as step, redirect_stdout(sys.stderr):  # Ray prints its errors there
-        table = cache_all(runs, jobs=jobs, engine=engine.value, progress=step)
+    with (
+        console.bar("Ingesting") as step,
+        redirect_stdout(sys.stderr),
+    ):  # Ray prints its errors there
+        table = cache_all(runs, jobs=jobs, engine=engine, progress=step)
     failed = table.column("state").count("failed")
-    if is_json():
-        put_json({"failed": failed, "tables": [table.to_dict()]})
+    if console.is_json():
+        console.put_json({"failed": failed, "tables": [table.to_dict()]})
     else:
         _print_outcomes(table)
     if failed:
@@ -182,19 +164,19 @@ def _print_outcomes(table: "Table") -> None:
     kept = [table.columns.index(column) for column in columns]
     good = [tuple(row[at] for at in kept) for row in table.rows if row[2] != "failed"]
     if good:
-        print_tables([replace(table, columns=tuple(columns), rows=good)], limit=_LIMIT)
-        status("")
+        console.print_tables([replace(table, columns=tuple(columns), rows=good)], limit=_LIMIT)
+        console.status("")
     paths_by_reason: dict[str, list[str]] = {}
     for path, _, _, why, *_ in sorted(table.rows, key=lambda row: row[2] != "failed"):
         if why:
             paths_by_reason.setdefault(str(why), []).append(str(path))
     for why, paths in [*paths_by_reason.items()][:_LIMIT]:
         others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-        warn(why if paths[0] in why else f"{paths[0]}{others}: {why}")
+        console.warn(why if paths[0] in why else f"{paths[0]}{others}: {why}")
     states = table.column("state")
-    status(", ".join(f"{states.count(state):,} {state}" for state in _STATES), "bold")
+    console.status(", ".join(f"{states.count(state):,} {state}" for state in _STATES), "bold")
     if good:
-        next_command("rlprof", "show", str(good[0][0]))
+        console.next_command("rlprof", "show", str(good[0][0]))
 
 
 UploadRun = Annotated[
@@ -240,10 +222,12 @@ def upload(
     done = upload_run(folder, url, rank, crashed=include_unfinished)
     target = f"{str(place(url)).rstrip('/')}/{folder.resolve().name}"
     already = f" ({done.there:,} already there)" if done.there else ""
-    status(f"Uploaded {count(done.files, 'file')} to {target}, {size_text(done.size)}{already}")
+    console.status(
+        f"Uploaded {console.count(done.files, 'file')} to {target}, {size_text(done.size)}{already}"
+    )
     if done.left:
-        warn(
+        console.warn(
             f"not uploaded, as they may still grow: {', '.join(done.left)}. "
             "After a crash, add --include-unfinished."
         )
-    next_command("rlprof", "summary", target)
+    console.next_command("rlprof", "summary", target)

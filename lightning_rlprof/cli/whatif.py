@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,9 +89,8 @@ def check(
     from lightning_rlprof.analysis.whatif.whatif import score
 
     spans = open_run(run)
-    saved = _saved(_predictions_file(spans))
-    title = f"predictions compared with {new_run}"
-    answer(spans, [score(saved, open_run(new_run))], title)
+    table = score(_saved(_predictions_file(spans)), open_run(new_run))
+    answer(spans, [table], f"predictions compared with {new_run}")
 
 
 def _factor(text: str) -> tuple[str, float]:
@@ -115,13 +115,10 @@ def _save(spans: "Spans", table: "Table") -> Path:
     from lightning_rlprof.analysis.whatif.whatif import predictions
 
     file = _predictions_file(spans)
-    lines = [
-        json.dumps({"unix": int(time.time()), "run": str(spans.path), **each})
-        for each in predictions(table)
-    ]
+    about = {"unix": int(time.time()), "run": str(spans.path)}
     try:
         with file.open("a", encoding="utf-8") as stream:
-            stream.write("".join(f"{line}\n" for line in lines))
+            stream.writelines(json.dumps(about | each) + "\n" for each in predictions(table))
     except OSError as error:
         raise RlprofError(f"cannot save predictions to {file} ({error.strerror})") from error
     return file
@@ -129,19 +126,13 @@ def _save(spans: "Spans", table: "Table") -> Path:
 
 def _saved(file: Path) -> list[dict[str, Any]]:
     """Return the saved predictions; a line that a crash truncated is skipped."""
-    saved = []
     hint = "Save predictions first: rlprof whatif RUN --save"
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        raise RlprofError(f"no predictions: {file} does not exist", hint=hint) from None
-    for line in lines:
-        try:
-            each = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(each, dict) and {"change", "predicted", "CI low", "CI high"} <= each.keys():
-            saved.append(each)
+    if not file.is_file():
+        raise RlprofError(f"no predictions: {file} does not exist", hint=hint)
+    saved = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            saved.append(json.loads(line))
     if not saved:
         raise RlprofError(f"no predictions in {file}", hint=hint)
     return saved
