@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -96,12 +96,6 @@ def is_table() -> bool:
     return _output.format == "table"
 
 
-def show(*parts: RenderableType) -> None:
-    """Print rich renderables; colors only on a terminal, never with ``NO_COLOR``."""
-    for part in parts:
-        _console().print(part)
-
-
 def say(text: str, style: str = "", *, err: bool = False) -> None:
     """Print one line, never cut; control characters are escaped."""
     from lightning_rlprof.report.terminal import plain
@@ -158,7 +152,7 @@ def print_tables(
 
     for at, table in enumerate(tables):
         if _output.format == "table":
-            show("", render(table, rows=limit, every=every_column))
+            _console().print("", render(table, rows=limit, every=every_column), sep="\n")
             continue
         if at:
             sys.stdout.write("\n")
@@ -218,15 +212,9 @@ def _is_read(path: Path, source: Path) -> bool:
     """Return whether a file is the input, or by place and name a part of it."""
     from lightning_rlprof.loaders.kineto.reader import is_export
 
-    target = path.resolve()
-    if target in map(Path.resolve, rank_files(target.parent)):
-        return True
-    if isinstance(source, RemotePath) or not source.exists():
-        return False
-    if not source.is_dir():
-        return target.samefile(source)
-    inside = target.is_relative_to(source.resolve())
-    return inside and target.name.endswith(_RECORDED) and not is_export(target)
+    target, read = path.resolve(), source.resolve()
+    part = target.is_relative_to(read) and target.name.endswith(_RECORDED)
+    return target == read or (part and not is_export(target))
 
 
 @contextmanager

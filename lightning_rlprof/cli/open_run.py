@@ -13,7 +13,7 @@ from lightning_rlprof.system.location import RemotePath, local_path, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
-    from lightning_rlprof.tables.table import Table
+    from lightning_rlprof.tables.table import Cell, Table
 
 
 FEW = 8
@@ -126,18 +126,22 @@ def limited(tables: "Sequence[Table]", limit: int | None) -> "list[Table]":
 
 def print_warnings(spans: "Spans") -> None:
     """Print the warnings of a run, and what its ranks noted."""
-    for warning in spans.warnings[:FEW]:
-        rank = "" if warning.rank is None else f"rank {warning.rank}: "
-        console.warn(f"{rank}{warning.text}")
     everything = f"rlprof summary {shlex.quote(str(spans.path))} --json"
-    if (more := len(spans.warnings) - FEW) > 0:
-        console.warn(f"{console.count(more, 'more warning')}. See: {everything}")
+    warn_of_ranks([(warning.rank, warning.text) for warning in spans.warnings], everything)
     notes = sorted(spans.notes, key=lambda each: each.level == "info")  # what went wrong first
     texts = list(dict.fromkeys(each.text for each in notes))
     for text in texts[:FEW]:
         console.note(text)
     if (more := len(texts) - FEW) > 0:
         console.note(f"{console.count(more, 'more note')}. See: {everything}")
+
+
+def warn_of_ranks(warnings: "Sequence[tuple[Cell, Cell]]", everything: str) -> None:
+    """Print warnings, each with its rank if it has one, and the command that shows them all."""
+    for rank, text in warnings[:FEW]:
+        console.warn(str(text) if rank is None else f"rank {rank}: {text}")
+    if (more := len(warnings) - FEW) > 0:
+        console.warn(f"{console.count(more, 'more warning')}. See: {everything}")
 
 
 def count_warnings(spans: "Spans") -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.open_run import FEW, Force, Limit, Run, check_exists
+from lightning_rlprof.cli.open_run import Force, Limit, Run, check_exists, warn_of_ranks
 from lightning_rlprof.errors import RlprofError, TraceError
 from lightning_rlprof.system.location import local_path, place
 from lightning_rlprof.system.remote_files import local
@@ -101,7 +101,7 @@ def _list_tables(store: "Store", run: Path) -> None:
 
 def _print_rows(store: "Store", run: Path, query: str, limit: int | None) -> None:
     table = store.sql(query, limit if console.is_json() or console.is_csv() else limit or _LIMIT)
-    warnings = store.sql("select rank, text from warnings").rows
+    warnings = [(rank, text) for rank, text in store.sql("select rank, text from warnings").rows]
     if console.is_json():
         found = [{"rank": rank, "text": text} for rank, text in warnings]
         facts = {"run": str(run), "query": query, "warnings": found}
@@ -109,11 +109,7 @@ def _print_rows(store: "Store", run: Path, query: str, limit: int | None) -> Non
         return
     console.print_tables([replace(table, name="")], every_column=True)
     console.status("")
-    for rank, text in warnings[:FEW]:
-        console.warn(str(text) if rank is None else f"rank {rank}: {text}")
-    if (more := len(warnings) - FEW) > 0:
-        everything = shlex.join(["rlprof", "sql", str(run), "from warnings"])
-        console.warn(f"{console.count(more, 'more warning')}. See: {everything}")
+    warn_of_ranks(warnings, shlex.join(["rlprof", "sql", str(run), "from warnings"]))
 
 
 Runs = Annotated[
@@ -141,10 +137,8 @@ def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = "local") -> None:
     """
     from lightning_rlprof.store.ingest.ingest import ingest as cache_all
 
-    with (
-        console.bar("Ingesting") as step,
-        redirect_stdout(sys.stderr),
-    ):  # Ray prints its errors there
+    # Ray prints its errors on standard output.
+    with console.bar("Ingesting") as step, redirect_stdout(sys.stderr):
         table = cache_all(runs, jobs=jobs, engine=engine, progress=step)
     failed = table.column("state").count("failed")
     if console.is_json():
@@ -156,15 +150,15 @@ def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = "local") -> None:
 
 
 _STATES = ("cached", "up to date", "failed")
+_WHY = 3  # the column of reasons
 
 
 def _print_outcomes(table: "Table") -> None:
     """Print what was cached, then failures and warnings, then how many there are of each state."""
-    columns = [column for column in table.columns if column.name != "why"]
-    kept = [table.columns.index(column) for column in columns]
-    good = [tuple(row[at] for at in kept) for row in table.rows if row[2] != "failed"]
+    columns = (*table.columns[:_WHY], *table.columns[_WHY + 1 :])
+    good = [(*row[:_WHY], *row[_WHY + 1 :]) for row in table.rows if row[2] != "failed"]
     if good:
-        console.print_tables([replace(table, columns=tuple(columns), rows=good)], limit=_LIMIT)
+        console.print_tables([replace(table, columns=columns, rows=good)], limit=_LIMIT)
         console.status("")
     paths_by_reason: dict[str, list[str]] = {}
     for path, _, _, why, *_ in sorted(table.rows, key=lambda row: row[2] != "failed"):

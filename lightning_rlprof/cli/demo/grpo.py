@@ -116,13 +116,10 @@ def exact_match(policy: Policy, task: Task) -> float:
     return task.exact(task.held_out, texts)
 
 
-def warm_start(
-    policy: Policy, task: Task, steps: int, seed: int, learning_rate: float = 2e-3
-) -> list[float]:
-    """Teach the policy by right answers for that many steps of 64; returns the loss of each."""
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate)
+def warm_start(policy: Policy, task: Task, steps: int, seed: int) -> None:
+    """Teach the policy by right answers for that many steps of 64."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-3)
     draw = random.Random(f"warm start {seed}")
-    losses = []
     for _ in range(steps):
         entries = draw.choices(task.train, k=64)
         prompts, answers = task.encode_prompts(entries), task.encode_answers(entries)
@@ -131,8 +128,6 @@ def warm_start(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 class Grpo(pl.LightningModule):
