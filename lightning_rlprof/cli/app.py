@@ -22,7 +22,6 @@ from lightning_rlprof.cli import (
     nsys,
     run_commands,
     store_commands,
-    whatif,
 )
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
 from lightning_rlprof.cli.demo.command import demo
@@ -172,8 +171,8 @@ _add("Diagnose", "findings", analysis_commands.findings, formats=True)
 _add("Diagnose", "ledger", analysis_commands.ledger, formats=True)
 _add("Diagnose", "stragglers", analysis_commands.stragglers, formats=True)
 _add("Diagnose", "critical-path", analysis_commands.critical_path, formats=True)
-_add("Diagnose", "whatif", whatif.whatif, formats=True)
-_add("Diagnose", "whatif check", whatif.check, formats=True)
+_add("Diagnose", "whatif", analysis_commands.whatif, formats=True)
+_add("Diagnose", "whatif check", analysis_commands.whatif_check, formats=True)
 _add("Diagnose", "compare", compare.compare, formats=True)
 _add("Export", "export", run_commands.export, json=False)
 _add("Export", "upload", store_commands.upload, json=False)
