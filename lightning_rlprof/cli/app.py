@@ -21,7 +21,6 @@ from lightning_rlprof.cli import (
     config,
     nsys,
     run_commands,
-    store_commands,
 )
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
 from lightning_rlprof.cli.demo.command import demo
@@ -166,7 +165,7 @@ app.command("help", rich_help_panel="Start")(help_topic)
 _add("Inspect", "summary", run_commands.summary, formats=True)
 _add("Inspect", "show", analysis_commands.show, formats=True)
 _add("Inspect", "report", run_commands.report, json=False)
-_add("Inspect", "sql", store_commands.sql, formats=True)
+_add("Inspect", "sql", run_commands.sql, formats=True)
 _add("Diagnose", "findings", analysis_commands.findings, formats=True)
 _add("Diagnose", "ledger", analysis_commands.ledger, formats=True)
 _add("Diagnose", "stragglers", analysis_commands.stragglers, formats=True)
@@ -175,8 +174,8 @@ _add("Diagnose", "whatif", analysis_commands.whatif, formats=True)
 _add("Diagnose", "whatif check", analysis_commands.whatif_check, formats=True)
 _add("Diagnose", "compare", compare.compare, formats=True)
 _add("Export", "export", run_commands.export, json=False)
-_add("Export", "upload", store_commands.upload, json=False)
-_add("Export", "ingest", store_commands.ingest)
+_add("Export", "upload", run_commands.upload, json=False)
+_add("Export", "ingest", run_commands.ingest)
 
 
 def _group(name: str, text: str) -> typer.Typer:

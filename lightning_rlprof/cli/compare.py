@@ -74,6 +74,7 @@ def compare(
         raise RlprofError("--stage applies to --level operators and --level kernels only")
     from lightning_rlprof.analysis.comparison.comparability import comparability, score_of
     from lightning_rlprof.analysis.comparison.compare import compare as compare_table
+    from lightning_rlprof.report.terminal import escape_markdown
 
     slowdown = None if fail_if_slower is None else _share(fail_if_slower)
     before, after = open_run(a), open_run(b)
@@ -87,7 +88,12 @@ def compare(
         console.print_tables([table], limit=limit)
     else:
         if check:
-            _print_check(check)
+            text = f"{check.result}: {check.text}"
+            if console.is_table():
+                console.say(text, "bold")
+            else:
+                console.say(escape_markdown(text))
+                console.say("")
         _print_runs(before, after, table, alike, limit)
     raise typer.Exit(_EXIT_CODES[check.result] if check else 0)
 
@@ -170,17 +176,6 @@ def _change(name: str, ratio: float, low: float, high: float | None) -> str:
     """Return a change with its interval: ``actor_update +12.0% (99% CI 8.0% to 15.1%)``."""
     most = (high or 1) - 1
     return f"{name} {ratio - 1:+.1%} (99% CI {low - 1:.1%} to {most:.1%})"
-
-
-def _print_check(check: _Check) -> None:
-    from lightning_rlprof.report.terminal import escape_markdown
-
-    text = f"{check.result}: {check.text}"
-    if console.is_table():
-        console.say(text, "bold")
-    else:
-        console.say(escape_markdown(text))
-        console.say("")
 
 
 def _print_runs(
