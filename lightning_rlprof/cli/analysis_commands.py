@@ -1,26 +1,25 @@
-"""The verbs that print analyses of one run: show, findings, ledger, stragglers, critical-path."""
+"""The verbs that print analyses of a run.
 
+They are show, findings, ledger, stragglers, critical-path, whatif and whatif check.
+"""
+
+import json
 import math
-import re
 import shlex
+import time
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    did_you_mean,
-    is_json,
-    is_table,
-    next_command,
-    put_json,
-    say,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.cli.open_run import Limit, Run, about, answer, open_run
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import place
+from lightning_rlprof.system.location import RemotePath, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.analysis.catalog import Analysis
@@ -67,28 +66,24 @@ def show(
         _list_analyses(open_run(run), run)
         return
     if name not in ANALYSES:
-        near = did_you_mean(name, ANALYSES)
-        everything = f"List all: rlprof show {shlex.quote(str(run))}"
-        raise RlprofError(
-            f"unknown analysis '{name}'",
-            hint=f"{near} {everything}".strip(),
-            code="unknown_analysis",
-        )
-    given = {"parameters": params, "peak_tflops": peak_tflops}
-    given = {option: value for option, value in given.items() if value is not None}
+        near = console.did_you_mean(name, ANALYSES)
+        hint = f"{near} List all: rlprof show {shlex.quote(str(run))}".strip()
+        raise RlprofError(f"unknown analysis '{name}'", hint=hint, code="unknown_analysis")
     checked = (("--params", params, "7.6e9"), ("--peak-tflops", peak_tflops, "989"))
     for option, value, example in checked:
         if value is not None and not 0 < value < 1e18:
             text = f"{option} {value} is not between 0 and 1e18"
             raise RlprofError(text, hint=f"For example {option} {example}")
+    given = {"parameters": params, "peak_tflops": peak_tflops}
+    given = {option: value for option, value in given.items() if value is not None}
     if given and name != "throughput":
         raise RlprofError(f"--params and --peak-tflops apply to 'throughput', not to '{name}'")
     spans = open_run(run)
     table = _of_rank(ANALYSES[name], spans, rank, given)
     files = _memory_files(spans) if name in ("memory", "memory_timeline") else []
-    rows = limit or (None if is_json() else _LIMIT)
+    rows = limit or (None if console.is_json() else _LIMIT)
     answer(spans, [table], "", facts={"files": files} if files else None, limit=rows)
-    if not is_json():
+    if not console.is_json():
         _print_memory_files(files)
 
 
@@ -97,21 +92,21 @@ def _list_analyses(spans: "Spans", run: Run) -> None:
     from lightning_rlprof.analysis.catalog import CATALOG
 
     found = [(each, _has_data(each, spans)) for each in CATALOG]
-    if is_json():
+    if console.is_json():
         facts = [
             {"name": each.name, "group": each.group, "answers": each.answers, "data": data}
             for each, data in found
         ]
-        put_json(about(spans) | {"analyses": facts})
+        console.put_json(about(spans) | {"analyses": facts})
         return
     width = max(len(each.name) for each in CATALOG)
     for group in dict.fromkeys(each.group for each in CATALOG):
-        say(group, "bold")
+        console.say(group, "bold")
         for each, data in found:
             if each.group == group:
                 text = f"  {each.name:{width}}  {each.answers}"
-                say(text if data else f"{text} (no data)", "" if data else "dim")
-    next_command("rlprof", "show", run, "stages")
+                console.say(text if data else f"{text} (no data)", "" if data else "dim")
+    console.next_command("rlprof", "show", run, "stages")
 
 
 def _has_data(analysis: "Analysis", spans: "Spans") -> bool:
@@ -146,41 +141,40 @@ def _of_rank(
     return replace(table, rows=[row for row in table.rows if row[at] == rank])
 
 
-# What the recorders write; importing them would load torch.
+# Names that the recorders give their files (importing them would load torch), and how to read them.
 _MEMORY_FILES = {
     "snapshot": (
-        re.compile(r"memory-snapshot_rank\d+_pid\d+\.pickle"),
+        "memory-snapshot_rank*.pickle",
         "Drop a snapshot on https://docs.pytorch.org/memory_viz (it stays in your browser).",
     ),
     "timeline": (
-        re.compile(r"memory-timeline\.jsonl"),
+        "memory-timeline.jsonl",
         "A timeline has one JSON array per sample; its first line names the columns.",
     ),
 }
 
 
 def _memory_files(spans: "Spans") -> list[dict[str, Any]]:
-    """Return the memory files of each rank and capture, by the names that recorders give them."""
+    """Return the memory files of each rank and capture."""
     from lightning_rlprof.records.run_directory import rank_directory
 
     run = spans.path if spans.path.is_dir() else spans.path.parent
-    found = []
-    for rank in spans.ranks:
-        for path in sorted(rank_directory(run, rank).glob("*/memory-*")):
-            for what, (pattern, _) in _MEMORY_FILES.items():
-                if pattern.fullmatch(path.name):
-                    where = {"what": what, "rank": rank, "capture": path.parent.name}
-                    found.append({**where, "path": str(path)})
-    return found
+    return [
+        {"what": what, "rank": rank, "capture": path.parent.name, "path": str(path)}
+        for rank in spans.ranks
+        for path in sorted(rank_directory(run, rank).glob("*/memory-*"))
+        for what, (pattern, _) in _MEMORY_FILES.items()
+        if path.match(pattern)
+    ]
 
 
 def _print_memory_files(files: list[dict[str, Any]]) -> None:
     for what, (_, how) in _MEMORY_FILES.items():
         of_kind = [file for file in files if file["what"] == what]
         for file in of_kind:
-            say(f"{what}, rank {file['rank']}, {file['capture']}: {file['path']}")
+            console.say(f"{what}, rank {file['rank']}, {file['capture']}: {file['path']}")
         if of_kind:
-            say(how, "dim")
+            console.say(how, "dim")
 
 
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
@@ -193,17 +187,17 @@ def findings(run: Run) -> None:
 
     spans = open_run(run)
     checks, found = data_quality(spans), find(spans)
-    if not is_table():
+    if not console.is_table():
         answer(spans, [checks, found], "")
         return
-    say(f"{spans.path}: data quality", "bold")
+    console.say(f"{spans.path}: data quality", "bold")
     width = max((len(str(state)) for _, state, _ in checks.rows), default=0)
     for check, state, text in checks.rows:
-        say(f"{state:{width}}  {check}: {text}", _STYLES.get(str(state), ""))
-    say("")
-    say("Findings", "bold")
+        console.say(f"{state:{width}}  {check}: {text}", _STYLES.get(str(state), ""))
+    console.say("")
+    console.say("Findings", "bold")
     commands = _print_cards(found, run)
-    next_command(*(commands or ("rlprof", "report", str(run))))
+    console.next_command(*(commands or ("rlprof", "report", str(run))))
 
 
 def _print_cards(found: "Table", run: Run) -> list[str]:
@@ -211,21 +205,21 @@ def _print_cards(found: "Table", run: Run) -> list[str]:
     from lightning_rlprof.report.finding_cards import cards
 
     if found.abstained is not None:
-        say(f"No data. {found.abstained}")
+        console.say(f"No data. {found.abstained}")
     elif not found.rows:
-        say("No problems found.")
+        console.say("No problems found.")
     printed = cards(found, shlex.quote(str(run)))
     for at, card in enumerate(printed, start=1):
-        say(f"{at}. {card.title}", "bold")
-        say(f"   {card.cost}; {card.evidence}")
-        say(f"   try: {card.suggestion}")
-        say(f"   ruled out if: {card.ruled_out_if}")
+        console.say(f"{at}. {card.title}", "bold")
+        console.say(f"   {card.cost}; {card.evidence}")
+        console.say(f"   try: {card.suggestion}")
+        console.say(f"   ruled out if: {card.ruled_out_if}")
         if card.where:
-            say(f"   see {card.where} in the report and in the exported trace")
+            console.say(f"   see {card.where} in the report and in the exported trace")
         for command in card.commands:
-            say(f"   {command}", "dim")
+            console.say(f"   {command}", "dim")
     if found.note:
-        say(found.note, "dim")
+        console.say(found.note, "dim")
     return shlex.split(printed[0].commands[0]) if printed else []
 
 
@@ -257,7 +251,7 @@ def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency =
     from lightning_rlprof.analysis.ledger.ledger import category_breakdown, category_totals
 
     spans = open_run(run)
-    parts = set(by or ())
+    parts = by or ()
     accounts = compute_accounts(spans, per_rank=_Part.RANK in parts)
     tables = [category_totals(accounts, price=price, currency=currency)]
     tables += [category_breakdown(accounts, per_step=_Part.STEP in parts)] if by else []
@@ -280,43 +274,154 @@ class _Row(str, Enum):
     SAMPLE = "sample"
 
 
-class _Level(str, Enum):
-    """What ``critical-path --level`` takes."""
-
-    RANK = "rank"
-    DEVICE = "device"
-
-
 Rows = Annotated[
     list[_Row] | None,
     typer.Option(metavar="PART", help="Add one row per rank or sample: rank, sample (repeatable)"),
 ]
 Level = Annotated[
-    _Level,
+    Literal["rank", "device"],
     typer.Option(metavar="LEVEL", help="rank: stages and ranks; device: kernels, copies, launches"),
 ]
 
 
-def critical_path(run: Run, by: Rows = None, level: Level = _Level.RANK) -> None:
+def critical_path(run: Run, by: Rows = None, level: Level = "rank") -> None:
     """Show a step's critical path and the slack of everything else.
 
     For overlapping (async) steps, also show the bottleneck cycle.
     """
-    rows = set(by or ())
-    if level is _Level.DEVICE:
-        if rows:
-            raise RlprofError("--by applies to --level rank only")
-        from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
+    from lightning_rlprof.analysis.critical_path.bottleneck_cycle import bottleneck_cycle
+    from lightning_rlprof.analysis.critical_path.critical_path import critical_path as find
+    from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
 
-        spans = open_run(run)
+    if level == "device" and by:
+        raise RlprofError("--by applies to --level rank only")
+    spans = open_run(run)
+    if level == "device":
         tables = [device_critical_path(spans)]
     else:
-        from lightning_rlprof.analysis.critical_path import bottleneck_cycle, critical_path
-
-        spans = open_run(run)
-        path = critical_path.critical_path(
-            spans, per_rank=_Row.RANK in rows, per_sample=_Row.SAMPLE in rows
-        )
-        cycle = bottleneck_cycle.bottleneck_cycle(spans)
+        rows = by or ()
+        path = find(spans, per_rank=_Row.RANK in rows, per_sample=_Row.SAMPLE in rows)
+        cycle = bottleneck_cycle(spans)
         tables = [path] if cycle.abstained is not None else [path, cycle]
     answer(spans, tables, "critical path of a step", then=("whatif", run))
+
+
+_PREDICTIONS = "predictions.jsonl"
+
+Speedup = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STAGE=N", help="Make a stage N times as fast (repeatable)"),
+]
+Remove = Annotated[
+    list[str] | None, typer.Option(metavar="STAGE", help="Remove a stage (repeatable)")
+]
+Overlap = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STAGE", help="Assume a stage fully overlaps with the rest (repeatable)"),
+]
+StopRolloutAt = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="End each rollout at this share of its requests (0 to 1)"),
+]
+MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="Cap each response at N tokens")]
+AddReplicas = Annotated[int | None, typer.Option(metavar="N", help="Add N rollout replicas")]
+Save = Annotated[bool, typer.Option("--save", help="Save the predictions for rlprof whatif check")]
+
+
+def whatif(
+    run: Run,
+    speedup: Speedup = None,
+    remove: Remove = None,
+    overlap: Overlap = None,
+    stop_rollout_at: StopRolloutAt = None,
+    max_tokens: MaxTokens = None,
+    add_replicas: AddReplicas = None,
+    save: Save = False,
+) -> None:
+    """Estimate step time after a change: no straggler, a stage sped up, removed or overlapped.
+
+    Compare saved predictions with a later run: rlprof whatif check RUN NEW_RUN
+
+    Example: rlprof whatif RUN --speedup compute_reward=2 --overlap weight_sync
+    """
+    from lightning_rlprof.analysis.whatif.whatif import Rollout
+    from lightning_rlprof.analysis.whatif.whatif import whatif as predict
+
+    factors = dict(map(_factor, speedup or ()))
+    spans = open_run(run)
+    changes = (stop_rollout_at, max_tokens, add_replicas)
+    table = predict(
+        spans,
+        speedup=factors,
+        remove=remove or [],
+        overlap=overlap or [],
+        rollout=None if changes == (None, None, None) else Rollout(*changes),
+    )
+    file = _save(spans, table) if save and table.abstained is None else None
+    facts = {"predictions_file": None if file is None else str(file)}
+    answer(spans, [table], "step time after a change", facts=facts)
+    if file is not None:
+        then = f"rlprof whatif check {run} NEW_RUN"
+        console.status(f"Saved predictions to {file}. After the change: {then}")
+
+
+def whatif_check(
+    run: Run,
+    new_run: Annotated[
+        Path, typer.Argument(parser=place, metavar="NEW_RUN", help="The run after the change")
+    ],
+) -> None:
+    """Compare the saved predictions of a run with a later run.
+
+    Save them first: rlprof whatif RUN --save
+    """
+    from lightning_rlprof.analysis.whatif.whatif import score
+
+    spans = open_run(run)
+    table = score(_saved(_predictions_file(spans)), open_run(new_run))
+    answer(spans, [table], f"predictions compared with {new_run}")
+
+
+def _factor(text: str) -> tuple[str, float]:
+    stage, _, factor = text.rpartition("=")
+    try:
+        return stage, float(factor)
+    except ValueError:
+        example = "For example --speedup actor_generate=2"
+        raise RlprofError(f"--speedup {text} is not STAGE=N", hint=example) from None
+
+
+def _predictions_file(spans: "Spans") -> Path:
+    """Return where predictions are saved: in the run directory, else next to the file."""
+    path = spans.path
+    if isinstance(path, RemotePath):
+        return Path(f"{path.stem}-{_PREDICTIONS}")
+    return path / _PREDICTIONS if path.is_dir() else path.with_name(f"{path.stem}-{_PREDICTIONS}")
+
+
+def _save(spans: "Spans", table: "Table") -> Path:
+    """Append the predictions to the run's file."""
+    from lightning_rlprof.analysis.whatif.whatif import predictions
+
+    file = _predictions_file(spans)
+    facts = {"unix": int(time.time()), "run": str(spans.path)}
+    try:
+        with file.open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(facts | each) + "\n" for each in predictions(table))
+    except OSError as error:
+        raise RlprofError(f"cannot save predictions to {file} ({error.strerror})") from error
+    return file
+
+
+def _saved(file: Path) -> list[dict[str, Any]]:
+    """Return the saved predictions; a line that a crash truncated is skipped."""
+    hint = "Save predictions first: rlprof whatif RUN --save"
+    if not file.is_file():
+        raise RlprofError(f"no predictions: {file} does not exist", hint=hint)
+    saved = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            saved.append(json.loads(line))
+    if not saved:
+        raise RlprofError(f"no predictions in {file}", hint=hint)
+    return saved

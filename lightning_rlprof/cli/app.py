@@ -1,10 +1,14 @@
 """The command line ``rlprof``: its verbs in help panels, its exit codes, and how errors print."""
 
 import errno
+import inspect
 import io
 import json
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -17,25 +21,15 @@ from lightning_rlprof.cli import (
     config,
     nsys,
     run_commands,
-    store_commands,
-    whatif,
 )
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
 from lightning_rlprof.cli.demo.command import demo
 from lightning_rlprof.cli.doctor.command import doctor
-from lightning_rlprof.cli.open_run import with_output_options
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import redact
 
 # Refusals of the machine: an error of one line wherever they happen, without a traceback.
-_REFUSED = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENAMETOOLONG,
-    errno.ENOSPC,
-    errno.EDQUOT,
-)
+_REFUSED = ("EACCES", "EPERM", "EROFS", "ENAMETOOLONG", "ENOSPC", "EDQUOT")
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # its module differs between versions of Typer
 
 
@@ -62,68 +56,61 @@ class _Verbs(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words before the verb."""
-        try:
+        with _short_usage_errors():
             return super().parse_args(ctx, args)
-        except _USAGE_ERROR as error:
-            raise _usage(error) from error
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
-        try:
+        with _short_usage_errors():
             return super().invoke(ctx)
-        except _USAGE_ERROR as error:
-            raise _usage(error) from error
 
 
-def _usage(error: Any) -> Exception:
-    """Return one line and a hint instead of a usage text and a box."""
-    if type(error).__name__ == "NoArgsIsHelpError":  # rlprof without words prints its help
-        whole: Exception = error
-        return whole
-    path = error.ctx.command_path if error.ctx else "rlprof"
-    text = str(error.format_message()).rstrip(".")
-    return RlprofError(f"{text[:1].lower()}{text[1:]}", hint=f"See {path} --help", code="usage")
+@contextmanager
+def _short_usage_errors() -> Iterator[None]:
+    """Raise one line and a hint instead of a usage text and a box."""
+    try:
+        yield
+    except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # rlprof without words prints its help
+            raise
+        path = error.ctx.command_path if error.ctx else "rlprof"
+        text = str(error.format_message()).rstrip(".")
+        hint = f"See {path} --help"
+        raise RlprofError(f"{text[:1].lower()}{text[1:]}", hint=hint, code="usage") from error
 
-
-_HELP = "Profile RL post-training: see where GPU time goes and what to fix first."
 
 app = typer.Typer(
     cls=_Verbs,
-    help=_HELP,
+    help="Profile RL post-training: see where GPU time goes and what to fix first.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 """The command line."""
 
-START, INSPECT, DIAGNOSE, EXPORT, RECORD = "Start", "Inspect", "Diagnose", "Export", "Record"
-
 _TOPICS = {
-    "inputs": (
-        "RUN is one of:\n"
-        "  a run directory            profiler_data/my-run (contains rank-*.jsonl)\n"
-        "  a directory of runs        profiler_data (the newest run is used)\n"
-        "  a rank file                profiler_data/my-run/rank-00000.jsonl\n"
-        "  a torch.profiler trace     trace.json, trace.json.gz, or a directory of traces\n"
-        "  an Nsight Systems report   report.nsys-rep, or its export report.sqlite\n"
-        "  a torch_npu capture        a *_ascend_pt directory (rlprof ascend parse first)\n"
-        "  a URL of one of these      s3://bucket/runs/my-run, for any fsspec store"
-    ),
-    "exit-codes": (
-        "0  done; a table without data is also 0\n"
-        "1  check failed: compare --fail-if-slower, config check, doctor, ingest, ascend parse\n"
-        "2  usage error, unreadable input or missing dependency\n"
-        "3  inconclusive: compare --fail-if-slower only\n"
-        "rlprof nsys run returns the exit code of the training."
-    ),
-    "environment": (
-        "RLPROF=1            record every Lightning training of a process, without code changes\n"
-        "RLPROF_CONFIG       config file that RLPROF=1 uses\n"
-        "RLPROF__KEY         override one key, for example RLPROF__STEPS='[3, 5]'\n"
-        "RLPROF_RUN          run of an on_finish command (rlprof sets it)\n"
-        "RLPROF_RANK         rank of an on_finish command (rlprof sets it)\n"
-        "NO_COLOR            print without colors\n"
-        "COLUMNS             width of tables"
-    ),
+    "inputs": """\
+RUN is one of:
+  a run directory            profiler_data/my-run (contains rank-*.jsonl)
+  a directory of runs        profiler_data (the newest run is used)
+  a rank file                profiler_data/my-run/rank-00000.jsonl
+  a torch.profiler trace     trace.json, trace.json.gz, or a directory of traces
+  an Nsight Systems report   report.nsys-rep, or its export report.sqlite
+  a torch_npu capture        a *_ascend_pt directory (rlprof ascend parse first)
+  a URL of one of these      s3://bucket/runs/my-run, for any fsspec store""",
+    "exit-codes": """\
+0  done; a table without data is also 0
+1  check failed: compare --fail-if-slower, config check, doctor, ingest, ascend parse
+2  usage error, unreadable input or missing dependency
+3  inconclusive: compare --fail-if-slower only
+rlprof nsys run returns the exit code of the training.""",
+    "environment": """\
+RLPROF=1            record every Lightning training of a process, without code changes
+RLPROF_CONFIG       config file that RLPROF=1 uses
+RLPROF__KEY         override one key, for example RLPROF__STEPS='[3, 5]'
+RLPROF_RUN          run of an on_finish command (rlprof sets it)
+RLPROF_RANK         rank of an on_finish command (rlprof sets it)
+NO_COLOR            print without colors
+COLUMNS             width of tables""",
 }
 
 
@@ -144,60 +131,78 @@ def help_topic(
         raise RlprofError(f"unknown topic '{topic}'", hint=hint, code="usage")
 
 
+def _with_output_options(
+    verb: Callable[..., None], *, formats: bool = False, json: bool = True
+) -> Callable[..., None]:
+    """Give a verb the options of `use_output`, which is called with them before it runs."""
+    absent = {"output_format": not formats, "as_json": not json}
+    options = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(use_output).parameters.values()
+        if not absent.get(each.name)
+    ]
+
+    @wraps(verb)
+    def run(**given: Any) -> None:
+        use_output(**{each.name: given.pop(each.name) for each in options})
+        verb(**given)
+
+    own = inspect.signature(verb)
+    run.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[*own.parameters.values(), *options]
+    )
+    return run
+
+
 def _add(panel: str, name: str, verb: Any, *, formats: bool = False, json: bool = True) -> None:
-    command = with_output_options(verb, formats=formats, json=json)
-    hidden = " " in name
-    app.command(name, rich_help_panel=panel, hidden=hidden)(command)
+    command = _with_output_options(verb, formats=formats, json=json)
+    app.command(name, rich_help_panel=panel, hidden=" " in name)(command)
 
 
-_add(START, "demo", demo, json=False)
-_add(START, "doctor", doctor)
-app.command("help", rich_help_panel=START)(help_topic)
-_add(INSPECT, "summary", run_commands.summary, formats=True)
-_add(INSPECT, "show", analysis_commands.show, formats=True)
-_add(INSPECT, "report", run_commands.report, json=False)
-_add(INSPECT, "sql", store_commands.sql, formats=True)
-_add(DIAGNOSE, "findings", analysis_commands.findings, formats=True)
-_add(DIAGNOSE, "ledger", analysis_commands.ledger, formats=True)
-_add(DIAGNOSE, "stragglers", analysis_commands.stragglers, formats=True)
-_add(DIAGNOSE, "critical-path", analysis_commands.critical_path, formats=True)
-_add(DIAGNOSE, "whatif", whatif.whatif, formats=True)
-_add(DIAGNOSE, "whatif check", whatif.check, formats=True)
-_add(DIAGNOSE, "compare", compare.compare, formats=True)
-_add(EXPORT, "export", run_commands.export, json=False)
-_add(EXPORT, "upload", store_commands.upload, json=False)
-_add(EXPORT, "ingest", store_commands.ingest)
+_add("Start", "demo", demo, json=False)
+_add("Start", "doctor", doctor)
+app.command("help", rich_help_panel="Start")(help_topic)
+_add("Inspect", "summary", run_commands.summary, formats=True)
+_add("Inspect", "show", analysis_commands.show, formats=True)
+_add("Inspect", "report", run_commands.report, json=False)
+_add("Inspect", "sql", run_commands.sql, formats=True)
+_add("Diagnose", "findings", analysis_commands.findings, formats=True)
+_add("Diagnose", "ledger", analysis_commands.ledger, formats=True)
+_add("Diagnose", "stragglers", analysis_commands.stragglers, formats=True)
+_add("Diagnose", "critical-path", analysis_commands.critical_path, formats=True)
+_add("Diagnose", "whatif", analysis_commands.whatif, formats=True)
+_add("Diagnose", "whatif check", analysis_commands.whatif_check, formats=True)
+_add("Diagnose", "compare", compare.compare, formats=True)
+_add("Export", "export", run_commands.export, json=False)
+_add("Export", "upload", run_commands.upload, json=False)
+_add("Export", "ingest", run_commands.ingest)
 
 
 def _group(name: str, text: str) -> typer.Typer:
     group = typer.Typer(cls=_Verbs, help=text, no_args_is_help=True)
-    app.add_typer(group, name=name, rich_help_panel=RECORD)
+    app.add_typer(group, name=name, rich_help_panel="Record")
     return group
 
 
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", context_settings={"allow_interspersed_args": False})(nsys.run)
 _config = _group("config", "Check a configuration, or print its schema.")
-_config.command("check")(with_output_options(config.check))
+_config.command("check")(_with_output_options(config.check))
 _config.command("schema")(config.schema)
 _ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
-_ascend.command("parse")(with_output_options(ascend.parse))
+_ascend.command("parse")(_with_output_options(ascend.parse))
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        try:
-            typer.echo(f"rlprof {version('lightning-rlprof')}")
-        except PackageNotFoundError:  # run from a source tree that was never installed
-            typer.echo("rlprof, not installed")
+        typer.echo(f"rlprof {version('lightning-rlprof')}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     _: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version"),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")
     ] = False,
 ) -> None:
     pass
@@ -216,7 +221,7 @@ def main() -> None:
     except RlprofError as error:
         _fail(error)
     except OSError as error:
-        if error.errno not in _REFUSED:
+        if errno.errorcode.get(error.errno or 0) not in _REFUSED:
             raise
         _fail(RlprofError(f"{error.filename or 'standard output'}: {error.strerror}"))
 

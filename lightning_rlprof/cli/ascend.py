@@ -8,22 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    CheckFailedError,
-    bar,
-    is_json,
-    next_command,
-    print_tables,
-    put_json,
-    status,
-    warn,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
     from lightning_rlprof.loaders.ascend.offline_analysis import Outcome
-    from lightning_rlprof.tables.table import Table
-
 
 _WIDEST = 40
 _STATES = ("cached", "up to date", "failed")
@@ -74,38 +63,23 @@ def parse(
 
     directories = offline.ascend_directories(paths)
     exports: list[offline.Export] = [each.value for each in export or []]
-    options = offline.Options(jobs or max(1, _cores() // 2), timeout, exports, reparse)
-    with bar("Parsing") as step:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    options = offline.Options(jobs or max(1, (cores or 1) // 2), timeout, exports, reparse)
+    with console.bar("Parsing") as step:
         outcomes = offline.parse_captures(directories, options, step)
-    if is_json():
-        put_json({"outcomes": [asdict(each) | {"path": str(each.path)} for each in outcomes]})
+    if console.is_json():
+        console.put_json(
+            {"outcomes": [asdict(each) | {"path": str(each.path)} for each in outcomes]}
+        )
     else:
         _print_outcomes(outcomes)
     if failed := [each for each in outcomes if each.state == "failed"]:
         text = f"cannot parse {len(failed)} of {len(outcomes)} directories"
-        raise CheckFailedError(f"{text}; {failed[0].path}: {failed[0].message}")
-    next_command("rlprof", "summary", paths[0])
-
-
-def _cores() -> int:
-    """Count the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        raise console.CheckFailedError(f"{text}; {failed[0].path}: {failed[0].message}")
+    console.next_command("rlprof", "summary", paths[0])
 
 
 def _print_outcomes(outcomes: list["Outcome"]) -> None:
-    names = _names([each.path for each in outcomes])
-    print_tables([_table(outcomes, names)])
-    status("")
-    for name, each in zip(names, outcomes, strict=True):
-        if each.message:
-            warn(f"{name}: {each.message}")
-    counts = {state: sum(each.state == state for each in outcomes) for state in _STATES}
-    status(", ".join(f"{count} {state}" for state, count in counts.items() if count), "bold")
-
-
-def _table(outcomes: list["Outcome"], names: list[str]) -> "Table":
     from lightning_rlprof.tables.table import Column, Table
 
     columns = (
@@ -115,21 +89,26 @@ def _table(outcomes: list["Outcome"], names: list[str]) -> "Table":
         Column("wrote", "text"),
         Column("took", "duration", "ns"),
     )
-    rows = [
-        (_end(name), each.rank, each.state, _formats(each), int(each.seconds * 1e9) or None)
-        for name, each in zip(names, outcomes, strict=True)
-    ]
-    return Table("captures", columns, rows)
+    names = _names([each.path for each in outcomes])
+    rows = []
+    for name, each in zip(names, outcomes, strict=True):
+        end = name if len(name) <= _WIDEST else f"...{name[3 - _WIDEST :]}"
+        row = (end, each.rank, each.state, _formats(each), int(each.seconds * 1e9) or None)
+        rows.append(row)
+    console.print_tables([Table("captures", columns, rows)])
+    console.status("")
+    for name, each in zip(names, outcomes, strict=True):
+        if each.message:
+            console.warn(f"{name}: {each.message}")
+    states = [str(each.state) for each in outcomes]
+    counts = [f"{states.count(state)} {state}" for state in _STATES if state in states]
+    console.status(", ".join(counts), "bold")
 
 
 def _formats(outcome: "Outcome") -> str | None:
-    suffixes = {"text": "trace_view.json", "db": ".db"}
-    kinds = [
-        kind
-        for kind, suffix in suffixes.items()
-        if any(name.endswith(suffix) and name != "analysis.db" for name in outcome.files)
-    ]
-    return " and ".join(kinds) or None
+    text = any(name.endswith("trace_view.json") for name in outcome.files)
+    db = any(name.endswith(".db") and name != "analysis.db" for name in outcome.files)
+    return " and ".join(["text"] * text + ["db"] * db) or None
 
 
 def _names(paths: list[Path]) -> list[str]:
@@ -141,7 +120,3 @@ def _names(paths: list[Path]) -> list[str]:
         os.path.relpath(window if window in alone else path.absolute(), common)
         for window, path in zip(windows, paths, strict=True)
     ]
-
-
-def _end(name: str) -> str:
-    return name if len(name) <= _WIDEST else f"...{name[3 - _WIDEST :]}"

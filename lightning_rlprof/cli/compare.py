@@ -2,23 +2,12 @@
 
 import statistics
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    is_csv,
-    is_json,
-    is_table,
-    next_command,
-    print_tables,
-    put_json,
-    say,
-    status,
-    warn,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.cli.open_run import Limit, about, limited, open_run, print_warnings
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import place
@@ -26,14 +15,6 @@ from lightning_rlprof.system.location import place
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Cell, Table
-
-
-class _Level(str, Enum):
-    """What ``--level`` takes."""
-
-    STAGES = "stages"
-    OPERATORS = "operators"
-    KERNELS = "kernels"
 
 
 A = Annotated[Path, typer.Argument(parser=place, metavar="A", help="Baseline run, or its URL")]
@@ -47,7 +28,7 @@ FailIfSlower = Annotated[
     ),
 ]
 Level = Annotated[
-    _Level,
+    Literal["stages", "operators", "kernels"],
     typer.Option(metavar="LEVEL", help="stages; or what profilers recorded: operators, kernels"),
 ]
 Stage = Annotated[
@@ -58,6 +39,7 @@ Stage = Annotated[
 _LIMIT = 20
 _EXIT_CODES = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
 _NOT_JUDGED = "untraced"
+_TABLES = {"operators": "calls", "kernels": "kernels"}
 # A change of code touches some stages, a slower machine touches all of them alike.
 _ALIKE = 0.15
 _ENOUGH_STAGES = 3
@@ -75,7 +57,7 @@ def compare(
     a: A,
     b: B,
     fail_if_slower: FailIfSlower = None,
-    level: Level = _Level.STAGES,
+    level: Level = "stages",
     stage: Stage = None,
     limit: Limit = None,
 ) -> None:
@@ -83,53 +65,65 @@ def compare(
 
     Example: rlprof compare A B --fail-if-slower 3%
     """
-    if level is not _Level.STAGES:
+    if level != "stages":
         if fail_if_slower is not None:
             raise RlprofError("--fail-if-slower applies to --level stages only")
-        _compare_traces(a, b, level, stage, limit)
+        _compare_traces(open_run(a), open_run(b), level, stage, limit)
         return
     if stage is not None:
         raise RlprofError("--stage applies to --level operators and --level kernels only")
-    slowdown = None if fail_if_slower is None else _share(fail_if_slower)
-    _compare_runs(open_run(a), open_run(b), slowdown, limit)
-
-
-def _compare_runs(
-    before: "Spans", after: "Spans", slowdown: float | None, limit: int | None
-) -> None:
-    from lightning_rlprof.analysis.comparison.comparability import comparability
+    from lightning_rlprof.analysis.comparison.comparability import comparability, score_of
     from lightning_rlprof.analysis.comparison.compare import compare as compare_table
+    from lightning_rlprof.report.terminal import escape_markdown
 
+    slowdown = None if fail_if_slower is None else _share(fail_if_slower)
+    before, after = open_run(a), open_run(b)
     table, alike = compare_table(before, after), comparability(before, after)
     check = None if slowdown is None else _check(table, alike, slowdown)
-    if is_json():
-        put_json(_json(before, after, limited([table], limit)[0], alike, check))
+    if console.is_json():
+        facts = {"a": about(before), "b": about(after), "comparability_score": score_of(alike)}
+        facts["tables"] = [limited([table], limit)[0].to_dict(), alike.to_dict()]
+        console.put_json(facts | ({"fail_if_slower": check._asdict()} if check else {}))
+    elif console.is_csv():
+        console.print_tables([table], limit=limit)
     else:
-        _print_runs(before, after, table, alike, check, limit)
+        if check:
+            text = f"{check.result}: {check.text}"
+            if console.is_table():
+                console.say(text, "bold")
+            else:
+                console.say(escape_markdown(text))
+                console.say("")
+        _print_runs(before, after, table, alike, limit)
     raise typer.Exit(_EXIT_CODES[check.result] if check else 0)
 
 
-def _compare_traces(a: Path, b: Path, level: _Level, stage: str | None, limit: int | None) -> None:
+def _compare_traces(
+    before: "Spans",
+    after: "Spans",
+    by: Literal["operators", "kernels"],
+    stage: str | None,
+    limit: int | None,
+) -> None:
     """Print what changed by operator or kernel."""
     from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 
-    before, after = open_run(a), open_run(b)
-    top = limit or (None if is_json() else _LIMIT)
-    by: Any = level.value
+    top = limit or (None if console.is_json() else _LIMIT)
     table = trace_diff(before, after, by=by, stage=stage, top=top)
-    if is_json():
-        put_json({"a": about(before), "b": about(after), "tables": [table.to_dict()]})
+    if console.is_json():
+        facts = {"a": about(before), "b": about(after)}
+        console.put_json(facts | {"tables": [table.to_dict()]})
         return
     _print_paths(before, after)
-    print_tables([table])
-    status("")
-    for spans in (before, after):
-        print_warnings(spans)
+    console.print_tables([table])
+    console.status("")
+    print_warnings(before)
+    print_warnings(after)
 
 
 def _print_paths(before: "Spans", after: "Spans") -> None:
-    status(f"A: {before.path}")
-    status(f"B: {after.path}")
+    console.status(f"A: {before.path}")
+    console.status(f"B: {after.path}")
 
 
 def _share(text: str) -> float:
@@ -152,92 +146,63 @@ def _check(table: "Table", alike: "Table", slowdown: float) -> _Check:
 
     if table.abstained is not None:
         return _Check("INCONCLUSIVE", table.abstained, [])
-    columns = (table.column(name) for name in ("stage", "CI low", "CI high"))
-    bounds = {str(name): (low, high) for name, low, high in zip(*columns, strict=True)}
-    adjusted = dict(zip(table.column("stage"), table.column("adjusted"), strict=True))
+    rows = {row[0]: row for row in _bounds(table)}
+    limit = f"{100 * slowdown:g}%"
     slower = [
         name
-        for name, (low, _) in bounds.items()
-        if name != _NOT_JUDGED and low is not None and float(low) > 1 + slowdown
+        for name, _, low, _ in rows.values()
+        if name != _NOT_JUDGED and low is not None and low > 1 + slowdown
     ]
     if slower:
-        texts = [f"{name} {_change(adjusted[name], *bounds[name])}" for name in slower]
-        return _Check("FAIL", f"{', '.join(texts)}; the limit is {_percent(slowdown)}", slower)
-    score, high = score_of(alike), bounds["step"][1]
+        texts = ", ".join(_change(*rows[name]) for name in slower)
+        return _Check("FAIL", f"{texts}; the limit is {limit}", slower)
+    score, high = score_of(alike), rows["step"][3]
     if score < HARDLY:
         return _Check("INCONCLUSIVE", f"comparability score {score:.2f} is below {HARDLY}", [])
-    if high is None or float(high) > 1 + slowdown:
-        most = "has no upper bound" if high is None else f"may be {float(high) - 1:.1%}"
+    if high is None or high > 1 + slowdown:
+        most = "has no upper bound" if high is None else f"may be {high - 1:.1%}"
         return _Check("INCONCLUSIVE", f"the slowdown of the step {most}", [])
-    text = (
-        f"step is at most {_percent(slowdown)} slower at equal work; "
-        "no stage is significantly slower than that"
-    )
-    return _Check("PASS", text, [])
+    text = f"step is at most {limit} slower at equal work"
+    return _Check("PASS", f"{text}; no stage is significantly slower than that", [])
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:g}%"
+def _bounds(table: "Table") -> "list[tuple[Any, ...]]":
+    """Return name, adjusted ratio, and the ends of its interval of each stage and the step."""
+    columns = map(table.column, ("stage", "adjusted", "CI low", "CI high"))
+    return list(zip(*columns, strict=True))
 
 
-def _change(ratio: "Cell", low: "Cell", high: "Cell") -> str:
-    """Return a change with its interval: ``+12.0% (99% CI 8.0% to 15.1%)``."""
-    value, least, most = (float(each or 1) - 1 for each in (ratio, low, high))
-    return f"{value:+.1%} (99% CI {least:.1%} to {most:.1%})"
-
-
-def _json(
-    before: "Spans", after: "Spans", table: "Table", alike: "Table", check: _Check | None
-) -> dict[str, Any]:
-    from lightning_rlprof.analysis.comparison.comparability import score_of
-
-    found = {"a": about(before), "b": about(after), "comparability_score": score_of(alike)}
-    found["tables"] = [table.to_dict(), alike.to_dict()]
-    return found | ({} if check is None else {"fail_if_slower": check._asdict()})
+def _change(name: str, ratio: float, low: float, high: float | None) -> str:
+    """Return a change with its interval: ``actor_update +12.0% (99% CI 8.0% to 15.1%)``."""
+    most = (high or 1) - 1
+    return f"{name} {ratio - 1:+.1%} (99% CI {low - 1:.1%} to {most:.1%})"
 
 
 def _print_runs(
-    before: "Spans",
-    after: "Spans",
-    table: "Table",
-    alike: "Table",
-    check: _Check | None,
-    limit: int | None,
+    before: "Spans", after: "Spans", table: "Table", alike: "Table", limit: int | None
 ) -> None:
     from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
-    from lightning_rlprof.report.terminal import escape_markdown
 
-    if check is not None and not is_csv():
-        text = f"{check.result}: {check.text}"
-        say(text if is_table() else escape_markdown(text), "bold")
-        if not is_table():
-            say("")
-    if is_csv():
-        print_tables([table], limit=limit)
-        return
-    score = score_of(alike)
     _print_paths(before, after)
-    if is_table() and before.path.resolve() == after.path.resolve():
-        say("A and B are the same run, so nothing changed.")
+    if console.is_table() and before.path.resolve() == after.path.resolve():
+        console.say("A and B are the same run, so nothing changed.")
         return
-    print_tables([_for_people(table)], limit=limit)
+    console.print_tables([_for_people(table)], limit=limit)
+    score = score_of(alike)
     if score < 1:
-        print_tables([alike])
-    status("")
+        console.print_tables([alike])
+    console.status("")
     if score < HARDLY:
-        warn(f"comparability score {score:.2f}: below {HARDLY}, don't rely on this comparison")
+        text = f"comparability score {score:.2f}: below {HARDLY}"
+        console.warn(f"{text}, don't rely on this comparison")
     if _all_alike(table):
-        warn("all stages changed by a similar factor: likely the machine, not the code")
-    for spans in (before, after):
-        print_warnings(spans)
-    if level := _closer(before, after):
-        next_command("rlprof", "compare", before.path, after.path, "--level", level)
-
-
-def _closer(before: "Spans", after: "Spans") -> str | None:
-    """Return the level below stages that both runs have data for."""
+        console.warn("all stages changed by a similar factor: likely the machine, not the code")
+    print_warnings(before)
+    print_warnings(after)
+    # the level below stages that both runs have data for
     both = before.tables.keys() & after.tables.keys()
-    return "operators" if "calls" in both else "kernels" if "kernels" in both else None
+    if level := next((name for name in _TABLES if _TABLES[name] in both), None):
+        console.next_command("rlprof", "compare", before.path, after.path, "--level", level)
 
 
 def _for_people(table: "Table") -> "Table":
@@ -246,15 +211,15 @@ def _for_people(table: "Table") -> "Table":
 
     if table.abstained is not None:
         return table
-    names = [column.name for column in table.columns]
-    first = [names.index(name) for name in ("stage", "A", "B", "work B/A", "adjusted")]
-    low, high, verdict = (names.index(name) for name in ("CI low", "CI high", "verdict"))
-    columns = [*(table.columns[at] for at in first), Column("99% CI", "text")]
+    names = ("stage", "A", "B", "work B/A", "adjusted", "CI low", "CI high", "verdict")
+    by_name = {column.name: column for column in table.columns}
+    stage, a, b, work, adjusted, _, _, verdict = (by_name[name] for name in names)
+    columns = (stage, a, b, work, adjusted, Column("99% CI", "text"), verdict)
     rows = [
-        (*(row[at] for at in first), _interval(row[low], row[high]), row[verdict])
-        for row in table.rows
+        (*first, _interval(low, high), verdict)
+        for *first, low, high, verdict in zip(*map(table.column, names), strict=True)
     ]
-    return replace(table, columns=(*columns, table.columns[verdict]), rows=rows)
+    return replace(table, columns=columns, rows=rows)
 
 
 def _interval(low: "Cell", high: "Cell") -> str | None:
@@ -263,15 +228,11 @@ def _interval(low: "Cell", high: "Cell") -> str | None:
 
 def _all_alike(table: "Table") -> bool:
     """Return whether every stage is significantly slower, or faster, by nearly the same factor."""
-    if table.abstained is not None:
+    stages = [row for row in _bounds(table) if row[0] not in ("step", _NOT_JUDGED) and row[1]]
+    if len(stages) < _ENOUGH_STAGES:
         return False
-    rows = zip(*map(table.column, ("stage", "adjusted", "CI low", "CI high")), strict=True)
-    stages = [row for row in rows if row[0] not in ("step", _NOT_JUDGED) and row[1] is not None]
-    ratios = [float(row[1]) for row in stages]
-    if len(ratios) < _ENOUGH_STAGES:
-        return False
-    all_slower = all(row[2] is not None and float(row[2]) > 1 for row in stages)
-    all_faster = all(row[3] is not None and float(row[3]) < 1 for row in stages)
-    middle = statistics.median(ratios)
-    near = all(abs(ratio / middle - 1) <= _ALIKE for ratio in ratios)
+    all_slower = all(low is not None and low > 1 for _, _, low, _ in stages)
+    all_faster = all(high is not None and high < 1 for _, _, _, high in stages)
+    middle = statistics.median(ratio for _, ratio, _, _ in stages)
+    near = all(abs(ratio / middle - 1) <= _ALIKE for _, ratio, _, _ in stages)
     return near and abs(middle - 1) > _ALIKE and (all_slower or all_faster)

@@ -1,21 +1,13 @@
 """The verbs ``config check``, what a file will record, and ``config schema``, for editors."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    CheckFailedError,
-    destination,
-    is_json,
-    put_json,
-    say,
-    status,
-    writing,
-    wrote,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.cli.open_run import Force, Output
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.system.location import local_path
@@ -44,18 +36,18 @@ def check(file: File) -> None:
         config = ProfilerConfig.build(file)
         roles = {name: ProfilerConfig.build(file, role=name) for name in config.roles}
     except ConfigError as error:
-        raise CheckFailedError(str(error), hint=error.hint, code="config") from error
+        raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
     answers = {"spans": "all stages of every step" if config.spans else "off"}
     answers |= _capture(config)
     for name, role in roles.items():
         answers[f"role {name}"] = f"ranks {_ranks(role)}" if role.captures else role.why_off
-    if is_json():
-        put_json(answers)
+    if console.is_json():
+        console.put_json(answers)
         return
     width = max(map(len, answers))
     for name, answer in answers.items():
-        say(f"{name:{width}}  {answer}")
-    status(f'Use it: ProfilerCallback("{file}")')
+        console.say(f"{name:{width}}  {answer}")
+    console.status(f'Use it: ProfilerCallback("{file}")')
 
 
 def schema(output: Output = None, force: Force = False) -> None:
@@ -66,12 +58,12 @@ def schema(output: Output = None, force: Force = False) -> None:
     about = "MindSpeed-RL's name for the same keys."
     data["properties"]["profiler_config"] = {"$ref": "#", "description": about}
     if output is None:
-        put_json(data)
+        console.put_json(data)
         return
-    path = destination(output, Path(), output.name, force=force)
-    with writing(path):
+    path = console.destination(output, Path(), output.name, force=force)
+    with console.writing(path):
         path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    wrote(path)
+    console.wrote(path)
 
 
 def _capture(config: "ProfilerConfig") -> dict[str, str]:
@@ -82,9 +74,8 @@ def _capture(config: "ProfilerConfig") -> dict[str, str]:
     answers["saved in"] = config.integrated.profile_save_path
     if not config.captures:
         return answers
-    stage = config.integrated.stage
     answers["steps"] = _steps(config)
-    answers["stages"] = stage if isinstance(stage, str) else ", ".join(stage)
+    answers["stages"] = _listed(config.integrated.stage)
     if config.role is not None or not config.roles:
         answers["ranks"] = _ranks(config)
     for device in _DEVICES:
@@ -98,9 +89,13 @@ def _steps(config: "ProfilerConfig") -> str:
     if config.steps is None:
         first, end = config.integrated.profile_step_start, config.integrated.profile_step_end
         return str(first) if end == first + 1 else f"{first} to {end - 1}"
-    return config.steps if isinstance(config.steps, str) else ", ".join(map(str, config.steps))
+    return _listed(config.steps)
 
 
 def _ranks(config: "ProfilerConfig") -> str:
     wanted = config.wanted_ranks
-    return wanted if isinstance(wanted, str) else ", ".join(map(str, sorted(wanted))) or "none"
+    return _listed(wanted if isinstance(wanted, str) else sorted(wanted)) or "none"
+
+
+def _listed(words: str | Sequence[object]) -> str:
+    return words if isinstance(words, str) else ", ".join(map(str, words))

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Console, RenderableType
+import typer
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -32,18 +32,15 @@ Step = Callable[[int, int], None]
 _RECORDED = (".jsonl", ".json", ".json.gz", ".json.zst", ".db", ".sqlite", ".nsys-rep", ".pickle")
 
 
-class Format(str, Enum):
-    """How a command prints its tables."""
+Format = Literal["table", "json", "csv", "markdown"]
+"""How a command prints its tables."""
 
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    MARKDOWN = "markdown"
+_PANEL = "Output"
 
 
 @dataclass
 class _Output:
-    format: Format = Format.TABLE
+    format: Format = "table"
     quiet: bool = False
     hints: bool = True
 
@@ -56,34 +53,47 @@ class CheckFailedError(RlprofError):
 
 
 def use_output(
-    format: Format = Format.TABLE,
-    *,
-    quiet: bool = False,
-    hints: bool = True,
+    output_format: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="table, json, csv or markdown",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "table",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON", rich_help_panel=_PANEL)
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "-q", "--quiet", help="No warnings, progress or hints", rich_help_panel=_PANEL
+        ),
+    ] = False,
+    no_hints: Annotated[
+        bool,
+        typer.Option("--no-hints", help="Don't suggest the next command", rich_help_panel=_PANEL),
+    ] = False,
 ) -> None:
-    """Set how this process prints, until the next call."""
-    _output.format, _output.quiet, _output.hints = format, quiet, hints
+    """Set how this process prints, until the next call; the parameters are options of verbs."""
+    _output.format = "json" if as_json else output_format
+    _output.quiet, _output.hints = quiet, not no_hints
 
 
 def is_json() -> bool:
     """Return whether standard output is one JSON document."""
-    return _output.format is Format.JSON
+    return _output.format == "json"
 
 
 def is_csv() -> bool:
     """Return whether standard output is CSV, which has room for nothing but tables."""
-    return _output.format is Format.CSV
+    return _output.format == "csv"
 
 
 def is_table() -> bool:
     """Return whether standard output is for people."""
-    return _output.format is Format.TABLE
-
-
-def show(*parts: RenderableType) -> None:
-    """Print rich renderables; colors only on a terminal, never with ``NO_COLOR``."""
-    for part in parts:
-        _console().print(part)
+    return _output.format == "table"
 
 
 def say(text: str, style: str = "", *, err: bool = False) -> None:
@@ -95,7 +105,7 @@ def say(text: str, style: str = "", *, err: bool = False) -> None:
 
 def status(text: str, style: str = "") -> None:
     """Print a line about progress or a written file; not with ``--quiet`` or ``--json``."""
-    if not _output.quiet and _output.format is Format.TABLE:
+    if not _output.quiet and _output.format == "table":
         say(text, style)
 
 
@@ -111,12 +121,12 @@ def note(text: str) -> None:
 
 def _message(text: str, style: str) -> None:
     if not _output.quiet and not is_json():
-        say(text, style, err=_output.format is not Format.TABLE)
+        say(text, style, err=_output.format != "table")
 
 
 def next_command(*words: str | Path) -> None:
     """Suggest a command, ready for a shell, on standard error and only on a terminal."""
-    wanted = _output.format is Format.TABLE and _output.hints and not _output.quiet
+    wanted = _output.format == "table" and _output.hints and not _output.quiet
     if wanted and on_terminal():
         say(f"next: {shlex.join(map(str, words))}", "dim", err=True)
 
@@ -141,14 +151,14 @@ def print_tables(
     from lightning_rlprof.report.terminal import markdown, render
 
     for at, table in enumerate(tables):
-        if _output.format is Format.TABLE:
-            show("", render(table, rows=limit, every=every_column))
+        if _output.format == "table":
+            _console().print("", render(table, rows=limit, every=every_column), sep="\n")
             continue
         if at:
             sys.stdout.write("\n")
         if table.abstained is not None:
             warn(f"{table.name}: no data. {table.abstained}")
-        if _output.format is Format.CSV:
+        if _output.format == "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(column.name for column in table.columns)
             writer.writerows(table.rows[:limit])
@@ -202,15 +212,9 @@ def _is_read(path: Path, source: Path) -> bool:
     """Return whether a file is the input, or by place and name a part of it."""
     from lightning_rlprof.loaders.kineto.reader import is_export
 
-    target = path.resolve()
-    if target in map(Path.resolve, rank_files(target.parent)):
-        return True
-    if isinstance(source, RemotePath) or not source.exists():
-        return False
-    if not source.is_dir():
-        return target.samefile(source)
-    inside = target.is_relative_to(source.resolve())
-    return inside and target.name.endswith(_RECORDED) and not is_export(target)
+    target, read = path.resolve(), source.resolve()
+    part = target.is_relative_to(read) and target.name.endswith(_RECORDED)
+    return target == read or (part and not is_export(target))
 
 
 @contextmanager

@@ -10,20 +10,12 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    next_command,
-    note,
-    say,
-    warn,
-    writing,
-    wrote,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 
 if TYPE_CHECKING:
@@ -49,8 +41,10 @@ _NO_REPORT_WITH = {
     "none": "",
 }
 _RLPROF_OPTIONS = {
-    **{"capture-range": "--capture-range", "nvtx-capture": "--capture-range nvtx"},
-    **{"force-overwrite": "--force", "output": "-o"},
+    "capture-range": "--capture-range",
+    "nvtx-capture": "--capture-range nvtx",
+    "force-overwrite": "--force",
+    "output": "-o",
 }
 # Variables that choose captured steps.
 _STEPS = ("RLPROF__STEPS", "RLPROF__INTEGRATED__PROFILE_STEP")
@@ -63,15 +57,6 @@ _PASSED_ON = {
 }
 
 
-class _Range(str, Enum):
-    """What ``--capture-range`` takes."""
-
-    CUDA = "cudaProfilerApi"
-    NVTX = "nvtx"
-    NONE = "none"
-
-
-Files = dict[Path, tuple[int, int]]
 Command = Annotated[
     list[str], typer.Argument(metavar="COMMAND", help="Training to run: python train.py …")
 ]
@@ -90,7 +75,7 @@ Option = Annotated[
     typer.Option(metavar="KEY=VALUE", help="Option of nsys profile (repeatable)"),
 ]
 Range = Annotated[
-    _Range | None,
+    Literal["cudaProfilerApi", "nvtx", "none"] | None,
     typer.Option(
         metavar="RANGE",
         help="What opens a capture: cudaProfilerApi (default with a GPU), nvtx (without), none",
@@ -113,36 +98,31 @@ def run(
 
     Example: rlprof nsys run --config rlprof.yaml -- python train.py
     """
+    from lightning_rlprof.integrations.lightning.autoload import is_on
     from lightning_rlprof.recording.nsys.command_line import installed_version, plan, variables
 
     program = shutil.which("nsys")
     if program is None and not dry_run:
         raise RecorderError("nsys is not on PATH", hint=_INSTALL, code="no_nsys")
-    file = _file(config)
-    given, settings = _settings(file, option or [])
-    opens: CaptureRange = capture_range.value if capture_range else _by_device()
-    name = _name(output, settings, force=force)
-    _check(command)
-    version = installed_version(program) if program else None
-    argv, remarks = plan(settings, command, name, opens=opens, version=version, force=force)
-    _announce(added := variables(given, file), argv, remarks)
-    if not dry_run:
-        raise typer.Exit(_recorded(argv, added, name, opens))
-
-
-def _check(command: list[str]) -> None:
     if command[0].startswith("-"):
         hint = "Options of nsys: --option key=value"
         raise RlprofError(f"'{command[0]}' is an option, not a program", hint=hint)
-
-
-def _file(given: Path | None) -> str | None:
-    """Return the configuration file: the given one, else the one that RLPROF=1 reads."""
-    from lightning_rlprof.integrations.lightning.autoload import is_on
-
-    if given is None and is_on():
-        return os.environ.get("RLPROF_CONFIG")
-    return None if given is None else str(given)
+    file = str(config) if config else None
+    if file is None and is_on():
+        file = os.environ.get("RLPROF_CONFIG")
+    given, settings = _settings(file, option or [])
+    opens = capture_range or _by_device()
+    name = _name(output, settings, force=force)
+    version = installed_version(program) if program else None
+    argv, remarks = plan(settings, command, name, opens=opens, version=version, force=force)
+    added = variables(given, file)
+    words = [f"{variable}={shlex.quote(value)}" for variable, value in added.items()]
+    console.say(" ".join([*words, shlex.join(argv)]))
+    for remark in remarks:
+        console.note(remark)
+    console.warn(_SECRETS)
+    if not dry_run:
+        raise typer.Exit(_recorded(argv, added, name, opens))
 
 
 def _settings(file: str | None, options: list[str]) -> tuple["ProfilerConfig", "ProfilerConfig"]:
@@ -178,16 +158,11 @@ def _name(given: str | None, config: "ProfilerConfig", *, force: bool) -> str:
         now = f"nsys-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         return str(folder / now).replace("%", "%%")
     name = given.removesuffix(".nsys-rep")
-    try:
-        if name.endswith("/") or Path(name).is_dir():
-            hint = "-o takes the name of a report in it."
-            raise RlprofError(f"{given} is a directory", hint=hint)
-    except OSError as error:
-        raise RlprofError(f"cannot write {given} ({error.strerror})") from error
-    folder, pattern = _place(name)
+    if name.endswith("/") or Path(name).is_dir():
+        raise RlprofError(f"{given} is a directory", hint="-o takes the name of a report in it.")
+    folder, there = _reports(name)
     if not folder.is_dir():
         raise RlprofError(f"{given}: directory {folder} does not exist")
-    there = _reports(folder, pattern)
     if there and not force and not re.search("%[pn]", name):
         hint = "Replace it with --force, or choose another name with -o."
         raise RlprofError(f"{min(there)} exists already", hint=hint)
@@ -200,53 +175,31 @@ def _by_device() -> "CaptureRange":
         return "nvtx"
     if any(_DEVICES.glob("nvidia[0-9]*")):
         return "cudaProfilerApi"
-    try:  # in WSL devices have other names
-        done = subprocess.run(
-            ["nvidia-smi", "-L"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=60,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "nvtx"
-    return "cudaProfilerApi" if done.returncode == 0 and "GPU " in done.stdout else "nvtx"
-
-
-def _announce(added: Mapping[str, str], argv: list[str], remarks: list[str]) -> None:
-    """Print the command, ready for a shell, and warnings before it runs."""
-    words = [f"{name}={shlex.quote(value)}" for name, value in added.items()]
-    say(" ".join([*words, shlex.join(argv)]))
-    for remark in remarks:
-        note(remark)
-    warn(_SECRETS)
+    wsl = (_DEVICES / "dxg").exists() and shutil.which("nvidia-smi")  # other names for devices
+    return "cudaProfilerApi" if wsl else "nvtx"
 
 
 def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "CaptureRange") -> int:
     """Run nsys, print new reports or why there are none, and return the training's status."""
-    folder, pattern = _place(name)
-    with writing(folder):
+    folder, before = _reports(name)
+    with console.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    before = _reports(folder, pattern)
     code = _run(argv, added)
-    after = _reports(folder, pattern)
-    new = {path: facts for path, facts in after.items() if before.get(path) != facts}
-    complete = [
-        path for path, (size, _) in sorted(new.items()) if size and path.suffix != ".qdstrm"
-    ]
-    for path in sorted(new):
-        if path in complete:
-            wrote(path)
-        elif path.suffix == ".qdstrm":
-            warn(f"nsys could not convert {path}; its messages are above")
+    new = {path: facts for path, facts in _reports(name)[1].items() if before.get(path) != facts}
+    complete = []
+    for path, (size, _) in sorted(new.items()):
+        if path.suffix == ".qdstrm":
+            console.warn(f"nsys could not convert {path}; its messages are above")
+        elif size:
+            console.wrote(path)
+            complete.append(path)
         else:
-            warn(f"{path} is empty: nsys was stopped while it wrote")
+            console.warn(f"{path} is empty: nsys was stopped while it wrote")
     if not new:
         failed = f", and nsys or the training ended with status {code}" if code else ""
-        warn(f"no report was written{failed}. {_NO_REPORT}{_NO_REPORT_WITH[opens]}")
+        console.warn(f"no report was written{failed}. {_NO_REPORT}{_NO_REPORT_WITH[opens]}")
     if complete:
-        next_command("rlprof", "summary", complete[0])
+        console.next_command("rlprof", "summary", complete[0])
     return code
 
 
@@ -272,18 +225,13 @@ def _run(argv: list[str], added: Mapping[str, str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _place(name: str) -> tuple[Path, re.Pattern[str]]:
-    """Return the directory of the reports, and a pattern for their names."""
+def _reports(name: str) -> tuple[Path, dict[Path, tuple[int, int]]]:
+    """Return the directory of a name's reports, and size and time of those that are there."""
     from lightning_rlprof.recording.nsys.command_line import report_pattern
 
-    return report_pattern(name, os.environ, socket.gethostname())
-
-
-def _reports(folder: Path, pattern: re.Pattern[str]) -> Files:
-    """Return size and time of every report; none if the training removed the directory."""
+    folder, pattern = report_pattern(name, os.environ, socket.gethostname())
     found = {}
-    for name in os.listdir(folder) if folder.is_dir() else ():
-        if pattern.fullmatch(name) and (folder / name).is_file():
-            stat = (folder / name).stat()
-            found[folder / name] = (stat.st_size, stat.st_mtime_ns)
-    return found
+    for path in folder.glob("*"):
+        if pattern.fullmatch(path.name) and path.is_file():
+            found[path] = (path.stat().st_size, path.stat().st_mtime_ns)
+    return folder, found

@@ -1,33 +1,19 @@
 """Arguments, options and steps that commands share: open a run, print its tables and warnings."""
 
-import inspect
 import shlex
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    Format,
-    bar,
-    count,
-    is_json,
-    next_command,
-    note,
-    print_tables,
-    put_json,
-    status,
-    use_output,
-    warn,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import RemotePath, local_path, place
 
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
-    from lightning_rlprof.tables.table import Table
+    from lightning_rlprof.tables.table import Cell, Table
 
 
 FEW = 8
@@ -61,66 +47,6 @@ Limit = Annotated[
 ]
 """How many rows are printed."""
 
-_PANEL = "Output"
-_FORMATS = {
-    "output_format": Annotated[
-        Format,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="table, json, csv or markdown",
-            rich_help_panel=_PANEL,
-        ),
-    ],
-    "as_json": Annotated[bool, typer.Option("--json", help="Print JSON", rich_help_panel=_PANEL)],
-}
-_OUTPUT = {
-    "as_json": _FORMATS["as_json"],
-    "quiet": Annotated[
-        bool,
-        typer.Option(
-            "-q", "--quiet", help="No warnings, progress or hints", rich_help_panel=_PANEL
-        ),
-    ],
-    "no_hints": Annotated[
-        bool,
-        typer.Option("--no-hints", help="Don't suggest the next command", rich_help_panel=_PANEL),
-    ],
-}
-_DEFAULTS = {"output_format": Format.TABLE, "as_json": False, "quiet": False, "no_hints": False}
-
-
-def with_output_options(
-    command: Callable[..., None], *, formats: bool = False, json: bool = True
-) -> Callable[..., None]:
-    """Add ``--quiet``, ``--no-hints`` and ``--json``, and with `formats` ``--format``.
-
-    The command does not receive them: `console` does, before the command runs.
-    """
-    options = (_FORMATS if formats else {}) | _OUTPUT
-    if not json:
-        del options["as_json"]
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        chosen = _DEFAULTS | {name: given.pop(name) for name in options}
-        form = Format.JSON if chosen["as_json"] else Format(chosen["output_format"])
-        use_output(form, quiet=bool(chosen["quiet"]), hints=not chosen["no_hints"])
-        command(**given)
-
-    own = inspect.signature(command)
-    added = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS[name], annotation=hint
-        )
-        for name, hint in options.items()
-    ]
-    run.__signature__ = own.replace(  # type: ignore[attr-defined]
-        parameters=[*own.parameters.values(), *added]
-    )
-    run.__annotations__ = {**command.__annotations__, **options}
-    return run
-
 
 def open_run(path: Path) -> "Spans":
     """Read a run, with a progress bar on a terminal."""
@@ -129,7 +55,7 @@ def open_run(path: Path) -> "Spans":
 
     check_exists(path)
     keep_freed()
-    with bar("Reading") as step:
+    with console.bar("Reading") as step:
         return load(path, progress=step, cache=True)
 
 
@@ -176,16 +102,16 @@ def answer(
         limit: Rows of each table; None for all.
         then: The command that takes the next step, without ``rlprof``.
     """
-    if is_json():
+    if console.is_json():
         cut = [table.to_dict() for table in limited(tables, limit)]
-        put_json(about(spans) | (facts or {}) | {"tables": cut})
+        console.put_json(about(spans) | (facts or {}) | {"tables": cut})
         return
-    status(f"{spans.path}: {title}" if title else str(spans.path), "bold")
-    print_tables(tables, limit=limit)
-    status("")
+    console.status(f"{spans.path}: {title}" if title else str(spans.path), "bold")
+    console.print_tables(tables, limit=limit)
+    console.status("")
     count_warnings(spans)
     if then:
-        next_command("rlprof", *then)
+        console.next_command("rlprof", *then)
 
 
 def limited(tables: "Sequence[Table]", limit: int | None) -> "list[Table]":
@@ -200,22 +126,26 @@ def limited(tables: "Sequence[Table]", limit: int | None) -> "list[Table]":
 
 def print_warnings(spans: "Spans") -> None:
     """Print the warnings of a run, and what its ranks noted."""
-    for warning in spans.warnings[:FEW]:
-        rank = "" if warning.rank is None else f"rank {warning.rank}: "
-        warn(f"{rank}{warning.text}")
     everything = f"rlprof summary {shlex.quote(str(spans.path))} --json"
-    if (more := len(spans.warnings) - FEW) > 0:
-        warn(f"{count(more, 'more warning')}. See: {everything}")
+    warn_of_ranks([(warning.rank, warning.text) for warning in spans.warnings], everything)
     notes = sorted(spans.notes, key=lambda each: each.level == "info")  # what went wrong first
     texts = list(dict.fromkeys(each.text for each in notes))
     for text in texts[:FEW]:
-        note(text)
+        console.note(text)
     if (more := len(texts) - FEW) > 0:
-        note(f"{count(more, 'more note')}. See: {everything}")
+        console.note(f"{console.count(more, 'more note')}. See: {everything}")
+
+
+def warn_of_ranks(warnings: "Sequence[tuple[Cell, Cell]]", everything: str) -> None:
+    """Print warnings, each with its rank if it has one, and the command that shows them all."""
+    for rank, text in warnings[:FEW]:
+        console.warn(str(text) if rank is None else f"rank {rank}: {text}")
+    if (more := len(warnings) - FEW) > 0:
+        console.warn(f"{console.count(more, 'more warning')}. See: {everything}")
 
 
 def count_warnings(spans: "Spans") -> None:
     """Print how many warnings a run has, and the command that lists them."""
     if spans.warnings:
-        issues = count(len(spans.warnings), "data-quality issue")
-        warn(f"{issues}. See: rlprof summary {shlex.quote(str(spans.path))}")
+        issues = console.count(len(spans.warnings), "data-quality issue")
+        console.warn(f"{issues}. See: rlprof summary {shlex.quote(str(spans.path))}")

@@ -1,41 +1,42 @@
-"""The verbs that show or export a whole run: summary, report, export."""
+"""The verbs around whole runs: summary, report, export, sql, ingest, upload."""
 
+import os
+import re
+import shlex
+import sys
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    bar,
-    count,
-    destination,
-    is_json,
-    is_table,
-    next_command,
-    print_tables,
-    put_json,
-    say,
-    status,
-    warn,
-    writing,
-    wrote,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.cli.open_run import (
     FEW,
     Force,
+    Limit,
     Output,
     Run,
     about,
+    check_exists,
     open_run,
     print_warnings,
+    warn_of_ranks,
 )
-from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.errors import RlprofError, TraceError
+from lightning_rlprof.system.location import local_path, place
+from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
+    from lightning_rlprof.store.run_store import Store
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Table
+
+_LIMIT = 50
 
 
 class _Part(str, Enum):
@@ -56,20 +57,20 @@ def summary(
 
     spans = open_run(run)
     ranks = [stages(spans, per_rank=True)] if by else []
-    if is_json():
+    if console.is_json():
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         facts = about(spans) | {"headline": headline(spans)}
-        put_json(facts | {"tables": [table.to_dict() for table in tables]})
+        console.put_json(facts | {"tables": [table.to_dict() for table in tables]})
         return
-    if is_table():
+    if console.is_table():
         describe(spans)
     else:
-        print_tables([stages(spans)])
+        console.print_tables([stages(spans)])
     for table in ranks + _details(spans):
-        print_tables([table], limit=None if "rank" in table.name else FEW)
-    status("")
+        console.print_tables([table], limit=None if "rank" in table.name else FEW)
+    console.status("")
     print_warnings(spans)
-    next_command("rlprof", "findings", run)
+    console.next_command("rlprof", "findings", run)
 
 
 def report(
@@ -80,44 +81,36 @@ def report(
 ) -> None:
     """Write one HTML file with the run's tables, timeline and configuration."""
     spans = open_run(run)
-    path = destination(output, spans.path, "report.html", force=force)
+    path = console.destination(output, spans.path, "report.html", force=force)
     from lightning_rlprof.analysis.catalog import CATALOG
     from lightning_rlprof.analysis.stages.stage_times import headline
     from lightning_rlprof.report.html.page import write_report
 
     analyses = [each.run for each in CATALOG if each.report]
     tables = {}
-    with bar("Analyzing") as step:
+    with console.bar("Analyzing") as step:
         for done, analysis in enumerate(analyses, start=1):
             table = analysis(spans)
             tables[table.name] = table
             step(done, len(analyses))
-    with writing(path):
+    with console.writing(path):
         write_report(spans, tables, headline(spans), path)
     print_warnings(spans)
-    wrote(path)
+    console.wrote(path)
     if open_it:
         webbrowser.open(path.resolve().as_uri())
-    next_command("rlprof", "findings", run)
-
-
-class _Target(str, Enum):
-    """What ``export --format`` takes."""
-
-    PERFETTO = "perfetto"
-    PARQUET = "parquet"
-    CSV = "csv"
+    console.next_command("rlprof", "findings", run)
 
 
 def export(
     run: Run,
     target: Annotated[
-        _Target, typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv")
-    ] = _Target.PERFETTO,
+        Literal["perfetto", "parquet", "csv"],
+        typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv"),
+    ] = "perfetto",
     output: Output = None,
     kernels: Annotated[
-        bool,
-        typer.Option("--kernels", help="Include device kernels from captures, by stream"),
+        bool, typer.Option("--kernels", help="Include device kernels from captures, by stream")
     ] = False,
     force: Force = False,
     allow_unsynced: Annotated[
@@ -129,13 +122,13 @@ def export(
 
     Example: rlprof export RUN --kernels
     """
-    if target is not _Target.PERFETTO:
+    if target != "perfetto":
         if kernels or allow_unsynced:
             raise RlprofError("--kernels and --allow-unsynced apply to --format perfetto only")
-        _export_tables(run, target.value, output, force=force)
+        _export_tables(run, target, output, force=force)
         return
     spans = open_run(run)
-    path = destination(output, spans.path, "trace.json.gz", force=force)
+    path = console.destination(output, spans.path, "trace.json.gz", force=force)
     from lightning_rlprof.analysis.clock_uncertainty import unsynchronized_clocks
     from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
     from lightning_rlprof.report.chrome_trace.writer import write_trace
@@ -147,22 +140,20 @@ def export(
             hint="Export one rank's file, or pass --allow-unsynced.",
             code="unsynchronized_clocks",
         )
-    with bar("Writing") as step, writing(path):
+    with console.bar("Writing") as step, console.writing(path):
         devices = DeviceTracks(spans) if kernels else None
         write_trace(spans, path, devices=devices, watermark=unsynced, progress=step)
     print_warnings(spans)
     for remark in devices.remarks if devices else ():
-        warn(remark)
+        console.warn(remark)
     if unsynced:
-        warn(f"{unsynced}: don't compare times of different ranks in this trace.")
-    wrote(path)
-    status("Open it in https://ui.perfetto.dev (it stays in your browser).")
+        console.warn(f"{unsynced}: don't compare times of different ranks in this trace.")
+    console.wrote(path)
+    console.status("Open it in https://ui.perfetto.dev (it stays in your browser).")
 
 
 def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) -> None:
     """Write every table of a run into one directory, a file each."""
-    from lightning_rlprof.cli.store_commands import open_tables
-
     source = run if run.name else run.absolute()
     folder = output or Path(f"{source.stem if run.is_file() else source.name}-tables")
     if folder.exists() and not folder.is_dir():
@@ -173,12 +164,12 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
         if taken and not force:
             hint = "Replace it with --force, or choose another directory with -o."
             raise RlprofError(f"{taken[0]} exists already", hint=hint)
-        with bar("Writing") as step, writing(folder):
+        with console.bar("Writing") as step, console.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for done, (name, path) in enumerate(files.items(), start=1):
                 store.write(f'from "{name}"', path)
                 step(done, len(files))
-    wrote(folder)
+    console.wrote(folder)
 
 
 def describe(spans: "Spans") -> None:
@@ -187,11 +178,11 @@ def describe(spans: "Spans") -> None:
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
-    ranks = count(len(spans.ranks), "rank")
-    say(f"{spans.path}: {ranks} on {devices}, {count(steps, 'step')}", "bold")
-    print_tables([stages(spans)])
-    say("")
-    say(headline(spans), "bold")
+    ranks = console.count(len(spans.ranks), "rank")
+    console.say(f"{spans.path}: {ranks} on {devices}, {console.count(steps, 'step')}", "bold")
+    console.print_tables([stages(spans)])
+    console.say("")
+    console.say(headline(spans), "bold")
 
 
 def _details(spans: "Spans") -> "list[Table]":
@@ -209,3 +200,202 @@ def _details(spans: "Spans") -> "list[Table]":
     analyses += [slowest_ranks] if len(spans.ranks) > 1 else []
     tables = [analysis(spans) for analysis in analyses]
     return [table for table in tables if len(table.rows) or table.abstained is not None]
+
+
+Query = Annotated[
+    str | None, typer.Argument(metavar="[QUERY]", help="One SELECT; omit it to list the tables")
+]
+Rows = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        parser=local_path,
+        metavar="PATH",
+        help="Write all rows to a .csv or .parquet file",
+    ),
+]
+
+
+def sql(
+    run: Run, query: Query = None, limit: Limit = None, output: Rows = None, force: Force = False
+) -> None:
+    """Query a run's tables with SQL (read-only). The first query caches the run.
+
+    Example: rlprof sql RUN "select name, sum(duration_ns) from spans group by name"
+    """
+    if output is not None and console.is_json():
+        raise RlprofError("--json prints the rows and -o writes them: choose one")
+    path = None if output is None else console.destination(output, run, "", force=force)
+    with open_tables(run) as store:
+        if query is None:
+            _list_tables(store, run)
+            return
+        try:
+            if path is None:
+                _print_rows(store, run, query, limit)
+            else:
+                with console.writing(path):
+                    rows = store.write(query, path)
+                console.status(console.count(rows, "row"))
+                console.wrote(path)
+        except TraceError as error:  # for columns DuckDB's message has candidates
+            unknown = re.search(r"Table with name (\w+) does not exist", str(error))
+            hint = console.did_you_mean(unknown[1], store.tables) if unknown else ""
+            raise RlprofError(str(error), hint=hint, code="sql") from error
+
+
+@contextmanager
+def open_tables(run: Path) -> "Iterator[Store]":
+    """Open a run for SQL, copied here first if it is remote."""
+    from lightning_rlprof.store.open_run import open_store
+
+    check_exists(run)
+    with local(run) as copy:
+        with console.bar("Reading") as step:
+            store = open_store(copy, progress=step)
+        yield store
+
+
+def _list_tables(store: "Store", run: Path) -> None:
+    if console.is_json():
+        console.put_json({"run": str(run), "tables": list(store.tables)})
+        return
+    from lightning_rlprof.tables.table import Column, Table
+
+    rows = []
+    for name in store.tables:
+        names = ", ".join(str(row[0]) for row in store.sql(f'describe "{name}"').rows)
+        (total,) = store.sql(f'select count(*) from "{name}"').rows
+        rows.append((name, total[0], names))
+    columns = (Column("table", "text"), Column("rows", "count"), Column("columns", "text"))
+    console.print_tables([Table("tables", columns, rows)])
+    console.next_command("rlprof", "sql", run, f"describe {store.tables[0]}")
+
+
+def _print_rows(store: "Store", run: Path, query: str, limit: int | None) -> None:
+    table = store.sql(query, limit if console.is_json() or console.is_csv() else limit or _LIMIT)
+    warnings = [(rank, text) for rank, text in store.sql("select rank, text from warnings").rows]
+    if console.is_json():
+        found = [{"rank": rank, "text": text} for rank, text in warnings]
+        facts = {"run": str(run), "query": query, "warnings": found}
+        console.put_json(facts | {"tables": [table.to_dict()]})
+        return
+    console.print_tables([replace(table, name="")], every_column=True)
+    console.status("")
+    warn_of_ranks(warnings, shlex.join(["rlprof", "sql", str(run), "from warnings"]))
+
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        parser=local_path, metavar="PATHS", help="Runs, traces, and directories of them"
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("-j", "--jobs", min=1, metavar="N", help="Parallel jobs (default: cores)"),
+]
+Engine = Annotated[
+    Literal["local", "ray"],
+    typer.Option(metavar="NAME", help="local: processes of this machine; ray: a cluster"),
+]
+
+
+def ingest(runs: Runs, jobs: Jobs = None, engine: Engine = "local") -> None:
+    """Cache runs and traces as Parquet.
+
+    Skips what is up to date. Failures are reported per path, and the exit code is 1.
+
+    Example: rlprof ingest traces/ -j 8
+    """
+    from lightning_rlprof.store.ingest.ingest import ingest as cache_all
+
+    # Ray prints its errors on standard output.
+    with console.bar("Ingesting") as step, redirect_stdout(sys.stderr):
+        table = cache_all(runs, jobs=jobs, engine=engine, progress=step)
+    failed = table.column("state").count("failed")
+    if console.is_json():
+        console.put_json({"failed": failed, "tables": [table.to_dict()]})
+    else:
+        _print_outcomes(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+_STATES = ("cached", "up to date", "failed")
+_WHY = 3  # the column of reasons
+
+
+def _print_outcomes(table: "Table") -> None:
+    """Print what was cached, then failures and warnings, then how many there are of each state."""
+    columns = (*table.columns[:_WHY], *table.columns[_WHY + 1 :])
+    good = [(*row[:_WHY], *row[_WHY + 1 :]) for row in table.rows if row[2] != "failed"]
+    if good:
+        console.print_tables([replace(table, columns=columns, rows=good)], limit=_LIMIT)
+        console.status("")
+    paths_by_reason: dict[str, list[str]] = {}
+    for path, _, _, why, *_ in sorted(table.rows, key=lambda row: row[2] != "failed"):
+        if why:
+            paths_by_reason.setdefault(str(why), []).append(str(path))
+    for why, paths in [*paths_by_reason.items()][:_LIMIT]:
+        others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+        console.warn(why if paths[0] in why else f"{paths[0]}{others}: {why}")
+    states = table.column("state")
+    console.status(", ".join(f"{states.count(state):,} {state}" for state in _STATES), "bold")
+    if good:
+        console.next_command("rlprof", "show", str(good[0][0]))
+
+
+UploadRun = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Run directory; on_finish commands leave it out"),
+]
+UploadUrl = Annotated[
+    str | None,
+    typer.Argument(metavar="URL", help="Parent of the uploaded run, such as s3://bucket/runs"),
+]
+UploadRank = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", envvar="RLPROF_RANK", show_envvar=False, help="Upload only this rank"
+    ),
+]
+IncludeUnfinished = Annotated[
+    bool,
+    typer.Option("--include-unfinished", help="Also upload ranks that didn't shut down cleanly"),
+]
+
+
+def upload(
+    run: UploadRun,
+    url: UploadUrl = None,
+    rank: UploadRank = None,
+    include_unfinished: IncludeUnfinished = False,
+) -> None:
+    """Upload a finished run to S3, GCS, HDFS or any fsspec store. Resumes if interrupted.
+
+    Example: rlprof upload profiler_data/my-run s3://bucket/runs
+
+    An on_finish command sets RLPROF_RUN and RLPROF_RANK: rlprof upload URL
+    """
+    from lightning_rlprof.records.upload import upload as upload_run
+    from lightning_rlprof.system.remote_files import size_text
+
+    if url is None:
+        run, url = os.environ.get("RLPROF_RUN", ""), run
+        if not run:
+            raise RlprofError("missing argument URL", hint="Usage: rlprof upload RUN URL")
+    folder = local_path(run)
+    done = upload_run(folder, url, rank, crashed=include_unfinished)
+    target = f"{str(place(url)).rstrip('/')}/{folder.resolve().name}"
+    already = f" ({done.there:,} already there)" if done.there else ""
+    console.status(
+        f"Uploaded {console.count(done.files, 'file')} to {target}, {size_text(done.size)}{already}"
+    )
+    if done.left:
+        console.warn(
+            f"not uploaded, as they may still grow: {', '.join(done.left)}. "
+            "After a crash, add --include-unfinished."
+        )
+    console.next_command("rlprof", "summary", target)

@@ -15,7 +15,7 @@ TRAIN = ("--", sys.executable, "-c", "raise SystemExit(0)")
 
 
 def machine_without_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNsys:
-    """Put a fake nsys and a nvidia-smi that fails on PATH, and go to a directory of its own."""
+    """Put a fake nsys and nvidia-smi on PATH, and go to a directory of its own."""
     fake = FakeNsys(tmp_path / "fake", monkeypatch)
     (fake.bin / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     (fake.bin / "nvidia-smi").chmod(0o755)

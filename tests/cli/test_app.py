@@ -233,16 +233,3 @@ def test_the_version_is_that_of_the_package(
         app.main()
     assert ended.value.code == 0
     assert capsys.readouterr().out == "rlprof 1.2.3\n"
-
-
-def test_without_an_installation_the_version_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def absent(name: str) -> str:
-        raise app.PackageNotFoundError(name)
-
-    monkeypatch.setattr(app, "version", absent)
-    monkeypatch.setattr(sys, "argv", ["rlprof", "--version"])
-    with pytest.raises(SystemExit):
-        app.main()
-    assert capsys.readouterr().out == "rlprof, not installed\n"

@@ -1,7 +1,7 @@
 """The verb ``demo``: record a small GRPO training on this machine, and show where its time went."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -9,10 +9,6 @@ from lightning_rlprof.cli.console import next_command, progress_bar, say, status
 from lightning_rlprof.cli.run_commands import describe
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
-
-if TYPE_CHECKING:
-    from lightning_rlprof.cli.demo.run import DemoResult
-
 
 _SAVE_PATH = Path("profiler_data")
 _SLOW = "Inject a slow rank"
@@ -65,9 +61,27 @@ def demo(
             f"{steps} steps are too few to find a slow rank reliably. "
             f"Use --steps {_STEPS_TO_FIND_SLOW} or more."
         )
-    result = _train({"kv_cache": kv_cache, "save_path": output, **chosen})
-    _print_result(result, output)
-    run = result.run or output
+    from lightning_rlprof.loaders.load import load
+
+    status("Training a small policy with GRPO. This takes a minute or two ...")
+    with progress_bar("warm start") as update:
+        from lightning_rlprof.cli.demo.grpo import DemoOptions
+        from lightning_rlprof.cli.demo.run import run_demo
+
+        result = run_demo(
+            DemoOptions(kv_cache=kv_cache, save_path=output, **chosen),
+            progress=lambda step, steps, reward: update(step, steps, f"reward {reward:.2f}"),
+        )
+    run = result.run
+    if run is None:
+        raise RlprofError(f"the training left no run in {output}; see the messages above")
+    rewards = f"Mean reward {result.rewards[0]:.2f} → {result.rewards[-1]:.2f}."
+    trained = f"Trained {result.parameters:,} parameters for {len(result.rewards)} steps"
+    say(f"{trained} in {result.seconds:.0f} s. {rewards}")
+    exact = f"{result.exact_before:.2f} → {result.exact_after:.2f}"
+    say(f"Held-out exact match, before and after GRPO: {exact}", "bold")
+    describe(load(run))
+    wrote(run)
     if slow_rank is not None:
         next_command("rlprof", "stragglers", run)
         return
@@ -78,29 +92,3 @@ def demo(
         status("A KV cache removes the bottleneck. Add --kv-cache, then compare the two runs.")
         next_command("rlprof", "demo", "--kv-cache", *options)
         next_command("rlprof", "compare", run, output)
-
-
-def _train(options: dict[str, Any]) -> "DemoResult":
-    status("Training a small policy with GRPO. This takes a minute or two ...")
-    with progress_bar("warm start") as update:
-        from lightning_rlprof.cli.demo.run import DemoOptions, run_demo
-
-        return run_demo(
-            DemoOptions(**options),
-            progress=lambda step, steps, reward: update(step, steps, f"reward {reward:.2f}"),
-        )
-
-
-def _print_result(result: "DemoResult", output: Path) -> None:
-    if result.run is None:
-        raise RlprofError(f"the training left no run in {output}; see the messages above")
-    from lightning_rlprof.loaders.load import load
-
-    spans = load(result.run)
-    rewards = f"Mean reward {result.rewards[0]:.2f} → {result.rewards[-1]:.2f}."
-    trained = f"Trained {result.parameters:,} parameters for {result.steps} steps"
-    say(f"{trained} in {result.seconds:.0f} s. {rewards}")
-    exact = f"{result.exact_before:.2f} → {result.exact_after:.2f}"
-    say(f"Held-out exact match, before and after GRPO: {exact}", "bold")
-    describe(spans)
-    wrote(result.run)

@@ -6,49 +6,73 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lightning_rlprof.cli.demo.policy import Policy, answer_mask, generate, token_log_probs
 from lightning_rlprof.cli.demo.task import Task
+from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording.annotations import count, stage
+
+PROMPTS, SAMPLES, MINIBATCHES = 8, 8, 2
+"""Prompts per step and rank, answers sampled per prompt, optimizer steps per RL step."""
+
+CLIP, KL = 0.2, 0.001
+"""How far the probability ratio may move, and the weight of the divergence from the reference."""
+
+LEARNING_RATE, GRADIENT_CLIP = 3e-4, 1.0
+"""Of AdamW, and the largest norm of the gradient; a task is learned on one CPU thread."""
+
+_MOST_RANKS = 64
 
 
 @dataclass(frozen=True)
-class GrpoSettings:
-    """What a GRPO run is made of; the defaults learn the demo's tasks on one CPU thread.
+class DemoOptions:
+    """What a demo trains.
 
     Attributes:
+        task: One of `demo.task.TASKS`.
         steps: RL steps.
-        seed: Chooses prompts and samples.
-        kv_cache: Whether generation keeps keys and values instead of reading everything again.
-        prompts: Different prompts per step and rank.
-        samples: Answers sampled per prompt, the group that they are judged in.
-        minibatches: Optimizer steps per RL step, each on its share of the answers.
-        clip: How far the probability ratio may move before its gradient stops.
-        kl: Weight of the divergence from the reference model.
-        learning_rate: Of AdamW.
-        gradient_clip: Largest norm of the gradient.
+        kv_cache: Generate with a cache of keys and values; without it, generation dominates a step.
+        ranks: Processes; more than one train together by DDP over gloo.
+        save_path: Where the run directory goes.
+        seed: Chooses weights, prompts and samples; on one rank it decides the whole result.
+        warmup_steps: Steps of the supervised warm start; None takes the task's own number.
         slow_rank: A rank that is made slow, to see it found; None for none.
-        slow_by: How much longer it takes for each stage in which ranks do not wait for one another.
+        slow_by: How much longer it takes for its own stages, those without waiting for others.
+
+    Raises:
+        ConfigError: A number is too small or too large, or `slow_rank` is not one of the ranks.
     """
 
-    steps: int
-    seed: int = 0
+    task: str = "spell_backward"
+    steps: int = 300
     kv_cache: bool = False
-    prompts: int = 8
-    samples: int = 8
-    minibatches: int = 2
-    clip: float = 0.2
-    kl: float = 0.001
-    learning_rate: float = 3e-4
-    gradient_clip: float = 1.0
+    ranks: int = 1
+    save_path: Path = Path("profiler_data")
+    seed: int = 0
+    warmup_steps: int | None = None
     slow_rank: int | None = None
     slow_by: float = 0.15
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        for name, value in (("steps", self.steps), ("ranks", self.ranks)):
+            if value < 1:
+                raise ConfigError(f"{name}={value} is too small; give a number from 1 up")
+        if self.ranks > _MOST_RANKS:
+            text = f"ranks={self.ranks} is too large: each is a process here"
+            raise ConfigError(f"{text}; give a number up to {_MOST_RANKS}")
+        if self.slow_rank is not None and not 0 <= self.slow_rank < self.ranks:
+            have = f"0 to {self.ranks - 1}"
+            raise ConfigError(f"slow_rank={self.slow_rank} is not trained here; ranks are {have}")
+        if not 0 < self.slow_by <= 10:
+            raise ConfigError(f"slow_by={self.slow_by} is not allowed; 0.15 is 15 %, 10 the most")
 
 
 def group_advantages(rewards: Tensor) -> Tensor:
@@ -92,13 +116,10 @@ def exact_match(policy: Policy, task: Task) -> float:
     return task.exact(task.held_out, texts)
 
 
-def warm_start(
-    policy: Policy, task: Task, steps: int, seed: int, learning_rate: float = 2e-3
-) -> list[float]:
-    """Teach the policy by right answers for that many steps of 64; returns the loss of each."""
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate)
+def warm_start(policy: Policy, task: Task, steps: int, seed: int) -> None:
+    """Teach the policy by right answers for that many steps of 64."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-3)
     draw = random.Random(f"warm start {seed}")
-    losses = []
     for _ in range(steps):
         entries = draw.choices(task.train, k=64)
         prompts, answers = task.encode_prompts(entries), task.encode_answers(entries)
@@ -107,88 +128,50 @@ def warm_start(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@dataclass(frozen=True)
-class _Experience:
-    """What one step learns from; each row is one sampled answer."""
-
-    prompts: Tensor
-    answers: Tensor
-    old: Tensor
-    reference: Tensor
-    advantages: Tensor
-
-    def rows(self, rows: Tensor) -> "_Experience":
-        return _Experience(
-            self.prompts[rows],
-            self.answers[rows],
-            self.old[rows],
-            self.reference[rows],
-            self.advantages[rows],
-        )
-
-
-class _PromptBatches(Dataset[list[int]]):
-    """One batch of prompt numbers per step; each rank draws its own."""
-
-    def __init__(self, settings: GrpoSettings, pool: int, rank: int) -> None:
-        self.settings, self.pool, self.rank = settings, pool, rank
-
-    def __len__(self) -> int:
-        return self.settings.steps
-
-    def __getitem__(self, step: int) -> list[int]:
-        draw = random.Random(f"{self.settings.seed}/{self.rank}/{step}")
-        return draw.sample(range(self.pool), self.settings.prompts)
 
 
 class Grpo(pl.LightningModule):
     """Improves a policy by GRPO, every stage of its step marked with `stage`.
 
-    ``rewards`` holds the mean reward of each step, over all ranks. It is a buffer, so it comes back
-    with the weights from ranks that ran in other processes.
+    ``rewards`` holds the mean reward of each step over all ranks, NaN until then. It lies in shared
+    memory, so the steps of ranks in other processes appear here, too.
     """
 
-    rewards: Tensor
-
-    def __init__(self, policy: Policy, task: Task, settings: GrpoSettings) -> None:
+    def __init__(self, policy: Policy, task: Task, options: DemoOptions) -> None:
         """The policy is trained in place; the reference and rollout models are copies of it."""
         super().__init__()
         self.automatic_optimization = False
-        self.task, self.settings = task, settings
+        self.task, self.options = task, options
         self.policy = policy
         self.reference = deepcopy(policy).requires_grad_(False)
         self.rollout = deepcopy(policy).requires_grad_(False)
-        self.register_buffer("rewards", torch.zeros(settings.steps))
+        self.rewards = torch.full((options.steps,), torch.nan).share_memory_()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW on the policy alone."""
-        return torch.optim.AdamW(
-            self.policy.parameters(), lr=self.settings.learning_rate, weight_decay=0.0
-        )
+        return torch.optim.AdamW(self.policy.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
 
     def train_dataloader(self) -> DataLoader[list[int]]:
-        """One item per step: the numbers of its prompts in ``task.train``."""
-        batches = _PromptBatches(self.settings, len(self.task.train), self.global_rank)
-        return DataLoader(batches, batch_size=None)
+        """For each step the numbers of its prompts in ``task.train``; each rank draws its own."""
+        seed, pool = f"{self.options.seed}/{self.global_rank}", range(len(self.task.train))
+        steps = range(self.options.steps)
+        batches = [random.Random(f"{seed}/{step}").sample(pool, PROMPTS) for step in steps]
+        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
 
     def on_train_start(self) -> None:
         """Give each rank its own stream of samples."""
-        seed = self.settings.seed * self.trainer.world_size + self.global_rank
+        seed = self.options.seed * self.trainer.world_size + self.global_rank
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     def training_step(self, batch: Sequence[int], batch_idx: int) -> None:
         """One RL step: answer the prompts, mark the answers, learn from the marks."""
-        samples = range(self.settings.samples)
-        entries = [self.task.train[number] for number in batch for _ in samples]
+        entries = [self.task.train[number] for number in batch for _ in range(SAMPLES)]
         prompts = self.task.encode_prompts(entries).to(self.device)
         with self._own("weight_sync"):
             self.rollout.load_state_dict(self.policy.state_dict())
         with self._own("actor_generate"):
-            answers = self._generate(prompts)
+            width, kv_cache = self.task.answer_width, self.options.kv_cache
+            answers = generate(self.rollout, prompts, width, self.generator, kv_cache)
             count(tokens=int(answer_mask(answers).sum()))
         with self._own("compute_reward"):
             rewards = torch.tensor(self.task.rewards(entries, self.task.decode(answers)))
@@ -197,10 +180,10 @@ class Grpo(pl.LightningModule):
         with self._own("reference_compute_log_prob"), torch.no_grad():
             reference = token_log_probs(self.reference, prompts, answers)
         with self._own("compute_advantage"):
-            groups = rewards.to(self.device).view(-1, len(samples))
+            groups = rewards.to(self.device).view(-1, SAMPLES)
             advantages = group_advantages(groups).view(-1, 1)
         with stage("actor_update"):
-            self._update(_Experience(prompts, answers, old, reference, advantages))
+            self._update(prompts, answers, old, reference, advantages)
         self.rewards[batch_idx] = self.trainer.strategy.reduce(rewards.mean(), reduce_op="mean")
 
     @contextmanager
@@ -209,28 +192,23 @@ class Grpo(pl.LightningModule):
         with stage(name):
             start = time.perf_counter()
             yield
-            if self.global_rank == self.settings.slow_rank:
-                time.sleep(self.settings.slow_by * (time.perf_counter() - start))
+            if self.global_rank == self.options.slow_rank:
+                time.sleep(self.options.slow_by * (time.perf_counter() - start))
 
-    def _generate(self, prompts: Tensor) -> Tensor:
-        return generate(
-            self.rollout, prompts, self.task.answer_width, self.generator, self.settings.kv_cache
-        )
-
-    def _update(self, experience: _Experience) -> None:
+    def _update(self, *experience: Tensor) -> None:
+        """Learn from the sampled answers, of which each tensor has a row."""
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        order = torch.randperm(
-            len(experience.answers), generator=self.generator, device=self.device
-        )
-        for rows in order.chunk(self.settings.minibatches):
-            self.manual_backward(self._loss(experience.rows(rows)))
-            self.clip_gradients(optimizer.optimizer, self.settings.gradient_clip, "norm")
+        order = torch.randperm(len(experience[0]), generator=self.generator, device=self.device)
+        for rows in order.chunk(MINIBATCHES):
+            self.manual_backward(self._loss(*(each[rows] for each in experience)))
+            self.clip_gradients(optimizer.optimizer, GRADIENT_CLIP, "norm")
             optimizer.step()
             optimizer.zero_grad()
 
-    def _loss(self, batch: _Experience) -> Tensor:
-        new = token_log_probs(self.policy, batch.prompts, batch.answers)
-        loss = clipped_loss(new, batch.old, batch.advantages, self.settings.clip)
-        loss = loss + self.settings.kl * kl_estimate(new, batch.reference)
-        return masked_mean(loss, answer_mask(batch.answers))
+    def _loss(
+        self, prompts: Tensor, answers: Tensor, old: Tensor, reference: Tensor, advantages: Tensor
+    ) -> Tensor:
+        new = token_log_probs(self.policy, prompts, answers)
+        loss = clipped_loss(new, old, advantages, CLIP) + KL * kl_estimate(new, reference)
+        return masked_mean(loss, answer_mask(answers))

@@ -8,22 +8,8 @@ from torch.nn import functional
 
 from lightning_rlprof.cli.demo.task import END, PAD
 
-
-class Cache:
-    """Keys and values of the positions read so far, so that a new token costs one position."""
-
-    def __init__(self) -> None:
-        """An empty cache, for one call of `generate`."""
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.length = 0
-
-    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of a layer, the new ones last; shapes ``(batch, heads, time, _)``."""
-        if layer in self._layers:
-            old_keys, old_values = self._layers[layer]
-            keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
-        self._layers[layer] = (keys, values)
-        return keys, values
+Cache = dict[int, tuple[Tensor, Tensor]]
+"""Keys and values of the positions read so far, by layer: ``(batch, heads, time, _)``."""
 
 
 class _Block(nn.Module):
@@ -46,7 +32,10 @@ class _Block(nn.Module):
         split = self.queries_keys_values(hidden).view(batch, time, 3, self.heads, -1)
         queries, keys, values = split.permute(2, 0, 3, 1, 4)
         if cache is not None:
-            keys, values = cache.extend(self.layer, keys, values)
+            if self.layer in cache:
+                old_keys, old_values = cache[self.layer]
+                keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
+            cache[self.layer] = (keys, values)
         mask = None
         if keys.shape[2] != time:  # a query sees the positions before it and itself
             mask = torch.ones(time, keys.shape[2], dtype=torch.bool, device=hidden.device)
@@ -61,12 +50,7 @@ class _Block(nn.Module):
 class Policy(nn.Module):
     """A causal transformer over characters: pre-norm, learned positions.
 
-    Args:
-        vocabulary: Number of tokens.
-        context: Longest sequence that it reads.
-        width: Size of the hidden state.
-        layers: Number of blocks.
-        heads: Attention heads of a block.
+    ``context`` is the longest sequence that it reads, ``width`` the size of its hidden state.
     """
 
     def __init__(
@@ -87,13 +71,11 @@ class Policy(nn.Module):
 
         With a cache, ``tokens`` holds only the positions that the cache has not read.
         """
-        start = 0 if cache is None else cache.length
+        start = cache[0][0].shape[2] if cache else 0
         places = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         hidden = self.tokens(tokens) + self.positions(places)
         for block in self.blocks:
             hidden = block(hidden, cache)
-        if cache is not None:
-            cache.length += tokens.shape[1]
         logits: Tensor = self.out(self.norm(hidden))
         return logits
 
@@ -112,7 +94,7 @@ def generate(
     from ``generator``, or takes the likeliest token when it is None. The random numbers drawn do
     not depend on ``kv_cache``.
     """
-    cache = Cache() if kv_cache else None
+    cache: Cache | None = {} if kv_cache else None
     answers = torch.full((len(prompts), length), PAD, device=prompts.device)
     seen, fresh = prompts, prompts
     done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)

@@ -1,21 +1,14 @@
-"""Tasks for the demo's policy: reasoning-gym writes the questions and marks the answers.
+"""Tasks for the demo's policy: reasoning-gym writes the questions and marks the answers."""
 
-A task says how a reasoning-gym entry becomes a short prompt of characters, and how the characters
-that the policy writes become the text that reasoning-gym's verifier reads. Needs `reasoning-gym`,
-imported only when a task is made.
-"""
-
-import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_rlprof.cli.console import did_you_mean
 from lightning_rlprof.errors import ConfigError, RecorderError
 
 PAD = 0
@@ -31,116 +24,77 @@ _ENTRIES = 6000
 Entry = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Recipe:
-    """How one reasoning-gym dataset is shown to a policy that reads and writes characters."""
-
-    options: Mapping[str, Any]
-    prompt: Callable[[Entry], str]
-    answer: Callable[[Entry], str]
-    verifier_text: Callable[[str], str]
-    wrong: float  # the most that a wrong answer may earn
-    warmup_steps: int  # leaves the policy right about once in five
-
-
-def _digits(numbers: Sequence[str]) -> str:
-    return "".join(str(int(float(number))) for number in numbers)
-
-
-def _sorting_prompt(entry: Entry) -> str:
-    direction = "<" if entry["metadata"]["direction"] == "ascending" else ">"
-    return _digits(entry["metadata"]["original_numbers"]) + direction
-
-
-_RECIPES: Mapping[str, _Recipe] = MappingProxyType(
-    {
-        "number_sorting": _Recipe(
-            options={
-                "min_numbers": 3,
-                "max_numbers": 4,
-                "max_decimals": 0,
-                "min_value": 0.0,
-                "max_value": 9.0,
-            },
-            prompt=_sorting_prompt,
-            answer=lambda entry: _digits(entry["metadata"]["sorted_numbers"]),
-            verifier_text=lambda text: json.dumps(list(text)),
-            wrong=0.0,
-            warmup_steps=15,
-        ),
-        "spell_backward": _Recipe(
-            options={},
-            prompt=lambda entry: str(entry["metadata"]["word"]).lower(),
-            answer=lambda entry: str(entry["answer"]).lower(),
-            verifier_text=lambda text: text,
-            wrong=0.8,
-            warmup_steps=20,
-        ),
-    }
-)
-
-TASKS: tuple[str, ...] = tuple(sorted(_RECIPES))
-"""The tasks that the demo offers, by reasoning-gym's names."""
-
-
-@dataclass(frozen=True)
 class Task:
     """Prompts to train on, prompts never trained on, and reasoning-gym's verifier of the answers.
 
-    Prompts are encoded to one width: padding on the left, `END` on the right. ``train`` and
-    ``held_out`` are reasoning-gym entries; no prompt of one is in the other.
+    ``train`` and ``held_out`` are reasoning-gym entries; no prompt of one is in the other. A token
+    stands for a character of ``characters``. ``prompt_width`` and ``answer_width`` are the most
+    tokens of a prompt and of an answer, `END` included.
 
-    Attributes:
-        name: Name of the task, one of `TASKS`.
-        characters: Every character of the task, in the order of their tokens.
-        prompt_width: Tokens of an encoded prompt.
-        answer_width: Tokens of the longest answer, its `END` included.
-        warmup_steps: Steps of supervised warm start that give GRPO something to improve.
+    Raises:
+        RecorderError: reasoning-gym is not installed.
     """
 
     name: str
-    characters: str
-    prompt_width: int
-    answer_width: int
+    options: Mapping[str, Any] = {}
+    wrong: float
+    """The most that a wrong answer may earn."""
     warmup_steps: int
-    train: tuple[Entry, ...] = field(repr=False)
-    held_out: tuple[Entry, ...] = field(repr=False)
-    dataset: Any = field(repr=False)
+    """Steps of supervised warm start that leave the policy right about once in five."""
 
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens, special ones included."""
-        return _SPECIAL + len(self.characters)
+    def __init__(self, seed: int = 0) -> None:
+        try:
+            import reasoning_gym
+        except ImportError as error:
+            raise RecorderError(
+                "the demo needs reasoning-gym, which is not installed; "
+                'run: pip install "lightning-rlprof[demo]"'
+            ) from error
+        self.dataset: Any = reasoning_gym.create_dataset(
+            self.name, seed=seed, size=_ENTRIES, **self.options
+        )
+        entries = list({self.prompt(entry): entry for entry in self.dataset}.values())
+        self.train, self.held_out = entries[_HELD_OUT:], entries[:_HELD_OUT]
+        prompts, answers = [*map(self.prompt, entries)], [*map(self.answer, entries)]
+        self.prompt_width = 1 + max(map(len, prompts))
+        self.answer_width = 1 + max(map(len, answers))
+        self.characters = "".join(sorted(set("".join(prompts + answers))))
+        self.vocabulary = _SPECIAL + len(self.characters)
 
     def prompt(self, entry: Entry) -> str:
         """The characters that the policy reads for this entry."""
-        return _RECIPES[self.name].prompt(entry)
+        raise NotImplementedError
 
     def answer(self, entry: Entry) -> str:
         """The characters that a perfect policy writes for this entry."""
-        return _RECIPES[self.name].answer(entry)
+        raise NotImplementedError
+
+    def verifier_text(self, text: str) -> str:
+        """What reasoning-gym's verifier reads when the policy has written ``text``."""
+        return text
 
     def encode_prompts(self, entries: Sequence[Entry]) -> Tensor:
-        """Tokens of the prompts: ``(entries, prompt_width)``."""
-        rows = [[*self._tokens(self.prompt(entry)), END] for entry in entries]
+        """Tokens of the prompts, padded on the left: ``(entries, prompt_width)``."""
+        rows = [self._tokens(self.prompt(entry)) for entry in entries]
         return torch.tensor([[PAD] * (self.prompt_width - len(row)) + row for row in rows])
 
     def encode_answers(self, entries: Sequence[Entry]) -> Tensor:
         """Tokens of the right answers, `END` then `PAD` after them: ``(entries, answer_width)``."""
-        rows = [[*self._tokens(self.answer(entry)), END] for entry in entries]
+        rows = [self._tokens(self.answer(entry)) for entry in entries]
         return torch.tensor([row + [PAD] * (self.answer_width - len(row)) for row in rows])
+
+    def _tokens(self, text: str) -> list[int]:
+        return [*(_SPECIAL + self.characters.index(letter) for letter in text), END]
 
     def decode(self, tokens: Tensor) -> list[str]:
         """Text of each row of answers, up to its first special token."""
-        return ["".join(self._characters(row)) for row in tokens.tolist()]
+        rows = [takewhile(lambda token: token >= _SPECIAL, row) for row in tokens.tolist()]
+        return ["".join(self.characters[token - _SPECIAL] for token in row) for row in rows]
 
     def score(self, entries: Sequence[Entry], texts: Sequence[str]) -> list[float]:
         """Reasoning-gym's own score of each text, from 0 to 1."""
-        spell = _RECIPES[self.name].verifier_text
-        return [
-            float(self.dataset.score_answer(spell(text), entry))
-            for entry, text in zip(entries, texts, strict=True)
-        ]
+        pairs = zip(map(self.verifier_text, texts), entries, strict=True)
+        return [float(self.dataset.score_answer(text, entry)) for text, entry in pairs]
 
     def rewards(self, entries: Sequence[Entry], texts: Sequence[str]) -> list[float]:
         """What GRPO learns from: the verifier's score, with the gaps that a policy finds closed.
@@ -150,9 +104,8 @@ class Task:
         `number_sorting` accepts sorted numbers that are off by one. Within 100 steps a policy that
         is paid for that stops being right. So a wrong answer earns at most 0.8 and 0 there.
         """
-        most = _RECIPES[self.name].wrong
         return [
-            score if text == self.answer(entry) else min(score, most)
+            score if text == self.answer(entry) else min(score, self.wrong)
             for score, entry, text in zip(self.score(entries, texts), entries, texts, strict=True)
         ]
 
@@ -161,12 +114,41 @@ class Task:
         hits = [self.answer(entry) == text for entry, text in zip(entries, texts, strict=True)]
         return sum(hits) / len(hits)
 
-    def _tokens(self, text: str) -> list[int]:
-        return [_SPECIAL + self.characters.index(character) for character in text]
 
-    def _characters(self, row: Sequence[int]) -> list[str]:
-        ends = [place for place, token in enumerate(row) if token < _SPECIAL]
-        return [self.characters[token - _SPECIAL] for token in row[: ends[0] if ends else None]]
+class _SpellBackward(Task):
+    name, wrong, warmup_steps = "spell_backward", 0.8, 20
+
+    def prompt(self, entry: Entry) -> str:
+        return str(entry["metadata"]["word"]).lower()
+
+    def answer(self, entry: Entry) -> str:
+        return str(entry["answer"]).lower()
+
+
+class _NumberSorting(Task):
+    name, wrong, warmup_steps = "number_sorting", 0.0, 15
+    options: Mapping[str, Any] = {
+        **{"min_numbers": 3, "max_numbers": 4, "max_decimals": 0},
+        **{"min_value": 0.0, "max_value": 9.0},
+    }
+
+    def prompt(self, entry: Entry) -> str:
+        direction = "<" if entry["metadata"]["direction"] == "ascending" else ">"
+        return _digits(entry["metadata"]["original_numbers"]) + direction
+
+    def answer(self, entry: Entry) -> str:
+        return _digits(entry["metadata"]["sorted_numbers"])
+
+    def verifier_text(self, text: str) -> str:
+        return json.dumps(list(text))
+
+
+def _digits(numbers: Sequence[str]) -> str:
+    return "".join(str(int(float(number))) for number in numbers)
+
+
+TASKS = {task.name: task for task in (_NumberSorting, _SpellBackward)}
+"""The tasks that the demo offers, by reasoning-gym's names."""
 
 
 def make_task(name: str, seed: int = 0) -> Task:
@@ -176,31 +158,8 @@ def make_task(name: str, seed: int = 0) -> Task:
         ConfigError: The name is not one of `TASKS`.
         RecorderError: reasoning-gym is not installed.
     """
-    if name not in _RECIPES:
-        near = get_close_matches(name, TASKS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+    if name not in TASKS:
+        near = did_you_mean(name, TASKS)
+        hint = f"; {near}" if near else ""
         raise ConfigError(f"task={name!r} is unknown; allowed: {', '.join(TASKS)}{hint}")
-    recipe = _RECIPES[name]
-    dataset = _reasoning_gym().create_dataset(name, seed=seed, size=_ENTRIES, **recipe.options)
-    unique = list({recipe.prompt(entry): entry for entry in dataset}.values())
-    texts = [recipe.prompt(entry) + recipe.answer(entry) for entry in unique]
-    return Task(
-        name=name,
-        characters="".join(sorted(set("".join(texts)))),
-        prompt_width=1 + max(len(recipe.prompt(entry)) for entry in unique),
-        answer_width=1 + max(len(recipe.answer(entry)) for entry in unique),
-        warmup_steps=recipe.warmup_steps,
-        train=tuple(unique[_HELD_OUT:]),
-        held_out=tuple(unique[:_HELD_OUT]),
-        dataset=dataset,
-    )
-
-
-def _reasoning_gym() -> Any:
-    try:
-        return importlib.import_module("reasoning_gym")
-    except ImportError as error:
-        raise RecorderError(
-            "the demo needs reasoning-gym, which is not installed; "
-            'run: pip install "lightning-rlprof[demo]"'
-        ) from error
+    return TASKS[name](seed)

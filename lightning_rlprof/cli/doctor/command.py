@@ -1,27 +1,16 @@
 """The verb ``doctor``: check what this machine can record, and prove it by a tiny recording."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lightning_rlprof.cli.console import (
-    CheckFailedError,
-    bar,
-    is_json,
-    next_command,
-    put_json,
-    say,
-    status,
-)
+from lightning_rlprof.cli import console
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lightning_rlprof.cli.doctor.check import Check
+    from lightning_rlprof.cli.doctor.machine import Check
 
 
 _STYLES = {"ok": "green", "missing": "dim", "warn": "yellow", "broken": "red"}
@@ -54,54 +43,52 @@ def doctor(
 
 
 def _diagnose(config: Path | None) -> None:
-    from lightning_rlprof.cli.doctor.diagnosis import diagnose, recordable
-    from lightning_rlprof.cli.doctor.requirements import check_needs
+    from lightning_rlprof.cli.doctor.machine import check_needs, diagnose, recordable
     from lightning_rlprof.config.profiler_config import ProfilerConfig
 
     settings = ProfilerConfig.build(config)
-    with bar("Checking"):
+    with console.bar("Checking"):
         found = diagnose(Path(settings.integrated.profile_save_path))
         needs = check_needs(settings, found) if config else []
-    if is_json():
-        data: dict[str, Any] = {"device": found.device, "records": recordable(found)}
-        put_json(data | {"checks": _data(found.checks), "needs": _data(needs)})
+    checks, records = [*found.checks.values()], recordable(found)
+    if console.is_json():
+        data: dict[str, Any] = {"device": found.device, "records": records}
+        console.put_json(data | {"checks": _data(checks), "needs": _data(needs)})
     else:
-        _print_checks(found.checks)
+        _print_checks(checks)
         if config:
-            say(f"{config} needs:", "bold")
+            console.say(f"{config} needs:", "bold")
             _print_checks(needs)
-        say(f"This machine can record: {', '.join(recordable(found))}", "bold")
-    lacking = [need.name for need in needs if need.state in ("missing", "broken")]
-    if lacking:
+        console.say(f"This machine can record: {', '.join(records)}", "bold")
+    if lacking := [need.name for need in needs if need.state in ("missing", "broken")]:
         keys = ", ".join(dict.fromkeys(lacking))
-        raise CheckFailedError(f"this machine lacks what {config} needs: {keys}")
-    next_command("rlprof", "doctor", "--selftest")
+        raise console.CheckFailedError(f"this machine lacks what {config} needs: {keys}")
+    console.next_command("rlprof", "doctor", "--selftest")
 
 
 def _selftest() -> None:
     from lightning_rlprof.cli.doctor.selftest import run_selftest
 
-    with bar("Recording"):
+    with console.bar("Recording"):
         checks = run_selftest()
-    if is_json():
-        put_json({"selftest": _data(checks)})
+    if console.is_json():
+        console.put_json({"selftest": _data(checks)})
     else:
         _print_checks(checks)
-    failed = [check.name for check in checks if check.state != "ok"]
-    if failed:
-        raise CheckFailedError(f"self-test failed: {', '.join(failed)}")
-    status("Self-test passed. Temporary files were removed.", "bold")
+    if failed := [check.name for check in checks if check.state != "ok"]:
+        raise console.CheckFailedError(f"self-test failed: {', '.join(failed)}")
+    console.status("Self-test passed. Temporary files were removed.", "bold")
 
 
-def _data(checks: "Sequence[Check]") -> list[dict[str, str]]:
-    return [asdict(check) for check in checks]
+def _data(checks: "list[Check]") -> list[dict[str, str]]:
+    return [check._asdict() for check in checks]
 
 
-def _print_checks(checks: "Sequence[Check]") -> None:
+def _print_checks(checks: "list[Check]") -> None:
     """Print a line per check, and below it how to fix it."""
     width = max((len(check.name) for check in checks), default=0)
     for check in checks:
         text = f"{check.state:{_WIDTH}}  {check.name:{width}}  {check.message}"
-        say(text, _STYLES[check.state])
+        console.say(text, _STYLES[check.state])
         if check.fix:
-            say(f"{'':{_WIDTH + width + 4}}{check.fix}", "dim")
+            console.say(f"{'':{_WIDTH + width + 4}}{check.fix}", "dim")

@@ -1,8 +1,6 @@
-"""What every machine needs: torch that can be imported, Lightning, disk space, a quick clock.
+"""What this machine can record: checks of torch, Lightning, NVIDIA's tools, Ascend's, disk, clock.
 
-What NVIDIA's tools need: a driver and devices, nvtx, Nsight Systems, rights to counters.
-
-What Ascend needs: torch_npu that finds devices, CANN below it, and its exporter msprof.
+`check_needs` compares them with what a configuration asks for.
 """
 
 import os
@@ -10,12 +8,12 @@ import re
 import shutil
 import timeit
 from collections.abc import Mapping
-from importlib import util
+from importlib import metadata, util
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from lightning_rlprof.cli.doctor.check import Check, content, installed, numbers
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.nsys.command_line import installed_version
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
@@ -23,11 +21,182 @@ _PROC = Path("/proc/driver/nvidia")
 _STATUS = Path("/proc/self/status")
 # Either lets a process read the counters of a GPU (CAP_PERFMON from driver 565 on).
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
+# Lets torch be imported where torch_npu is installed and broken.
+_NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+_SET_ENV = (
+    Path("/usr/local/Ascend/cann/set_env.sh"),
+    Path("/usr/local/Ascend/ascend-toolkit/set_env.sh"),
+)
+_CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+# Read without a call of the kernel; every span reads the clock twice.
+_FAST_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
+_LITTLE_BYTES = 10 << 30
+_GET_TORCH = "see https://pytorch.org/get-started"
+_ANSWERS_S = 180.0
+_ASK_TORCH = """
+import torch
+from lightning_rlprof.recording.accelerator import device_count, device_kind, device_name
+answer.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
+answer.update(kind=device_kind(), name=device_name(), count=device_count())
+"""
+_ASK_TORCH_NPU = """
+import torch, torch_npu
+answer.update(version=torch_npu.__version__, count=torch.npu.device_count())
+"""
+# The recorders themselves say what they cannot do here, as they would in a training.
+_ASK_RECORDERS = """
+import json
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.recorders.registry import build_recorder, recorder_names, unmet
+from lightning_rlprof.recording.start import make_header
+config, device = ProfilerConfig.model_validate(json.loads(sys.argv[1])), sys.argv[2]
+header, refused = make_header(config, "doctor", 0, 1, device), {}
+for name in recorder_names(config, device):
+    try:
+        build_recorder(name, config, header)
+        refused[name] = ""
+    except Exception as error:
+        refused[name] = str(error) or type(error).__name__
+answer.update(refused=refused, unmet=unmet(config, device) or "")
+"""
+_KEYS = {
+    "device_time": "device_time",
+    "memory": "integrated.profile_with_memory",
+    "mstx": "integrated.mstx",
+    "npu_profiler": "integrated.profile",
+    "nvtx": "integrated.mstx",
+    "torch_profiler": "integrated.profile_level",
+}
+
+State = Literal["ok", "missing", "warn", "broken"]
+"""Result of a check; ``warn`` if it may work, or could not be checked."""
+
+
+class Check(NamedTuple):
+    """One check.
+
+    Attributes:
+        name: What was checked.
+        state: ``ok``, ``missing``, ``warn`` or ``broken`` (installed, but does not work).
+        message: What was found.
+        fix: How to install or repair it; empty if there is nothing to do.
+    """
+
+    name: str
+    state: State
+    message: str
+    fix: str = ""
+
+
+class Diagnosis(NamedTuple):
+    """All checks of a machine, by name, in reading order.
+
+    ``device`` is the accelerator that torch finds, ``cpu`` without one, None without torch.
+    """
+
+    device: str | None
+    checks: dict[str, Check]
+
+
+def diagnose(save_path: Path) -> Diagnosis:
+    """Check everything that a recording may use; as slow as importing torch and torch_npu.
+
+    Args:
+        save_path: Output directory of runs; it need not exist.
+    """
+    torch, answer = check_torch()
+    nvtx = check_nvtx()
+    checks = [torch, check_lightning(), check_gpu(answer), nvtx, check_nsys(nvtx), check_cupti()]
+    checks += [check_torch_npu(), check_cann(), check_msprof()]
+    checks += [check_disk(save_path), check_clock()]
+    return Diagnosis(answer.get("kind"), {check.name: check for check in checks})
+
+
+def recordable(found: Diagnosis) -> list[str]:
+    """Return what a run on this machine can record, by recorder name; spans always."""
+    names = ["spans"]
+    if found.device is None:
+        return names
+    names += ["memory"] if found.device == "npu" else ["memory", "torch_profiler"]
+    names += ["device_time"] if found.device in ("cuda", "npu", "xpu") else []
+    if found.checks["nvtx"].state == found.checks["nsys"].state == "ok":
+        names += ["nvtx", "nsight"]
+    return names + (["mstx", "npu_profiler"] if found.device == "npu" else [])
+
+
+def installed(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed; imports nothing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers at the front of a version, to compare.
+
+    Example::
+
+        >>> numbers("2.13.0+cpu") > numbers("2.6")
+        True
+    """
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def _find(pattern: str, path: Path) -> str | None:
+    """Return what the group of a pattern matches in a small file, None if it cannot be read."""
+    try:
+        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def check_torch() -> tuple[Check, Mapping[str, Any]]:
+    """Ask torch for itself and its devices; once more without torch_npu, where that breaks it."""
+    if util.find_spec("torch") is None:
+        return Check("torch", "missing", "not installed", f"pip install torch; {_GET_TORCH}"), {}
+    try:
+        answer = ask(_ASK_TORCH, timeout_s=_ANSWERS_S)
+    except InterpreterError as error:
+        says = f"import failed: {error}"
+        try:
+            version = ask(_ASK_TORCH, timeout_s=_ANSWERS_S, environment=_NO_AUTOLOAD)["version"]
+        except InterpreterError:
+            return Check("torch", "broken", says, f"reinstall it: {_GET_TORCH}"), {}
+        cure = (
+            "torch_npu is installed and CANN is not found: source set_env.sh of CANN, or pip "
+            "uninstall torch_npu, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        )
+        return Check("torch", "broken", f"{version}, but {says}", cure), {}
+    built = f"for CUDA {answer['cuda']}" if answer["cuda"] else "without CUDA"
+    built = f"for ROCm {answer['hip']}" if answer["hip"] else built
+    return Check("torch", "ok", f"{answer['version']}, built {built}"), answer
+
+
+def check_lightning() -> Check:
+    """Look at the version of Lightning without importing it; two of them were malware."""
+    for name in ("pytorch-lightning", "lightning"):
+        version = installed(name)
+        if version is None:
+            continue
+        if version in ("2.6.2", "2.6.3"):  # GHSA-w37p-236h-pfx3
+            says = f"{name} {version} is malware that steals credentials"
+            cure = f"pip install --upgrade {name}, and renew every secret that this machine holds"
+            return Check("Lightning", "broken", says, cure)
+        if numbers(version) < (2, 4):
+            cure = "pip install 'pytorch-lightning>=2.4'"
+            return Check("Lightning", "broken", f"{name} {version} is too old", cure)
+        return Check("Lightning", "ok", f"{name} {version}")
+    says = "not installed: only start_session records"
+    return Check("Lightning", "missing", says, "pip install pytorch-lightning")
 
 
 def check_gpu(answer: Mapping[str, Any]) -> Check:
     """Compare what torch finds, as `check_torch` returns it, with the driver of the kernel."""
-    driver = _driver()
+    driver = _find(r"Module\D*?(?:x86_64|aarch64)?\s+([\d.]+)", _PROC / "version")
+    if driver is None and (_PROC / "version").is_file():
+        driver = "of unknown version"
     if answer.get("kind") == "cuda":
         runs = f"driver {driver}" if driver else "unknown driver"
         return Check("GPU", "ok", f"{answer['count']} x {answer['name']}, {runs}")
@@ -39,14 +208,6 @@ def check_gpu(answer: Mapping[str, Any]) -> Check:
         return Check("GPU", "broken", says, "install a CUDA build: https://pytorch.org/get-started")
     cure = "See nvidia-smi. CUDA_VISIBLE_DEVICES may hide it"
     return Check("GPU", "broken", f"driver {driver}, but torch finds no device", cure)
-
-
-def _driver() -> str | None:
-    text = content(_PROC / "version")
-    if text is None:
-        return None
-    found = re.search(r"Module\D*?(?:x86_64|aarch64)?\s+([\d.]+)", text)
-    return found[1] if found else "of unknown version"
 
 
 def check_nvtx() -> Check:
@@ -79,40 +240,22 @@ def check_nsys(nvtx: Check) -> Check:
 
 def check_cupti() -> Check:
     """Say who may read performance counters, which nsys's GPU metrics and some drivers need."""
-    found = re.search(r"RmProfilingAdminOnly: (\d)", content(_PROC / "params") or "")
-    if found is None:
-        if not _PROC.is_dir():
-            return Check("CUPTI", "missing", "no NVIDIA driver, no performance counters")
+    if not _PROC.is_dir():
+        return Check("CUPTI", "missing", "no NVIDIA driver, no performance counters")
+    closed = _find(r"RmProfilingAdminOnly: (\d)", _PROC / "params")
+    if closed is None:
         return Check("CUPTI", "warn", "cannot read who may use performance counters")
-    if found[1] == "0":
+    if closed == "0":
         return Check("CUPTI", "ok", "every user may read performance counters")
-    held = re.search(r"CapEff:\s*([0-9a-f]+)", content(_STATUS) or "")
-    rights = int(held[1], 16) if held else 0
+    says = "only administrators may read performance counters"
+    rights = int(_find(r"CapEff:\s*([0-9a-f]+)", _STATUS) or "0", 16)
     if rights >> _CAP_SYS_ADMIN & 1 or rights >> _CAP_PERFMON & 1:
-        return Check(
-            "CUPTI", "ok", "only administrators may read performance counters, and you are one"
-        )
+        return Check("CUPTI", "ok", f"{says}, and you are one")
     cure = (
         "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d, then reboot; in "
         "a container --cap-add=SYS_ADMIN (https://developer.nvidia.com/ERR_NVGPUCTRPERM)"
     )
-    says = "only administrators may read performance counters, which GPU metrics of nsys need"
-    return Check("CUPTI", "broken", says, cure)
-
-
-NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-"""Lets torch be imported where torch_npu is installed and broken."""
-
-_SET_ENV = (
-    Path("/usr/local/Ascend/cann/set_env.sh"),
-    Path("/usr/local/Ascend/ascend-toolkit/set_env.sh"),
-)
-_HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
-_ANSWERS_S = 180.0
-_ASCEND_QUESTION = """
-import torch, torch_npu
-answer.update(version=torch_npu.__version__, count=torch.npu.device_count())
-"""
+    return Check("CUPTI", "broken", f"{says}, which GPU metrics of nsys need", cure)
 
 
 def check_torch_npu() -> Check:
@@ -121,7 +264,7 @@ def check_torch_npu() -> Check:
         cure = 'on a machine with Ascend NPUs: pip install "lightning-rlprof[npu]"'
         return Check("torch_npu", "missing", "not installed", cure)
     try:
-        answer = ask(_ASCEND_QUESTION, timeout_s=_ANSWERS_S, environment=NO_AUTOLOAD)
+        answer = ask(_ASK_TORCH_NPU, timeout_s=_ANSWERS_S, environment=_NO_AUTOLOAD)
     except InterpreterError as error:
         cure = "source set_env.sh of CANN; torch_npu and torch need the same version"
         return Check("torch_npu", "broken", f"import failed: {error}", cure)
@@ -133,21 +276,20 @@ def check_torch_npu() -> Check:
 
 def check_cann() -> Check:
     """Look for CANN where its set_env.sh says, and for its version there."""
-    name = next((name for name in _HOMES if os.environ.get(name)), "")
+    names = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+    name = next((name for name in names if os.environ.get(name)), "")
     home = os.environ.get(name)
     if not home:
-        there = next((str(path) for path in _SET_ENV if path.is_file()), None)
-        cure = (
-            f"source {there}" if there else "install CANN: https://www.hiascend.com/software/cann"
-        )
-        return Check("CANN", "missing", "ASCEND_HOME_PATH is not set", cure)
+        cures = [f"source {path}" for path in _SET_ENV if path.is_file()]
+        cures += ["install CANN: https://www.hiascend.com/software/cann"]
+        return Check("CANN", "missing", "ASCEND_HOME_PATH is not set", cures[0])
     if not Path(home).is_dir():
         says = f"{name}={home} is not a directory"
         return Check("CANN", "broken", says, "source set_env.sh of the installed CANN")
     for pattern in ("*/ascend_toolkit_install.info", "version.info", "*/version.info"):
         for path in sorted(Path(home).glob(pattern)):
-            if found := re.search(r"(?im)^version\s*=\s*\[?([\w.]+)", content(path) or ""):
-                return Check("CANN", "ok", f"{found[1]} at {home}")
+            if version := _find(r"(?im)^version\s*=\s*\[?([\w.]+)", path):
+                return Check("CANN", "ok", f"{version} at {home}")
     return Check("CANN", "warn", f"cannot read the version of CANN in {home}")
 
 
@@ -160,66 +302,9 @@ def check_msprof() -> Check:
     return Check("msprof", "ok", program)
 
 
-_CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-_QUESTION = """
-import torch
-from lightning_rlprof.recording.accelerator import device_count, device_kind, device_name
-answer.update(version=torch.__version__, cuda=torch.version.cuda, hip=torch.version.hip)
-answer.update(kind=device_kind(), name=device_name(), count=device_count())
-"""
-# Read without a call of the kernel; every span reads the clock twice.
-_FAST_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
-_LITTLE_BYTES = 10 << 30
-_GET_TORCH = "see https://pytorch.org/get-started"
-
-
-def check_torch() -> tuple[Check, Mapping[str, Any]]:
-    """Ask torch for itself and its devices; once more without torch_npu, where that breaks it."""
-    if util.find_spec("torch") is None:
-        return Check("torch", "missing", "not installed", f"pip install torch; {_GET_TORCH}"), {}
-    try:
-        answer = ask(_QUESTION, timeout_s=_ANSWERS_S)
-    except InterpreterError as error:
-        says = f"import failed: {error}"
-        try:
-            version = ask(_QUESTION, timeout_s=_ANSWERS_S, environment=NO_AUTOLOAD)["version"]
-        except InterpreterError:
-            return Check("torch", "broken", says, f"reinstall it: {_GET_TORCH}"), {}
-        cure = (
-            "torch_npu is installed and CANN is not found: source set_env.sh of CANN, or pip "
-            "uninstall torch_npu, or export TORCH_DEVICE_BACKEND_AUTOLOAD=0"
-        )
-        return Check("torch", "broken", f"{version}, but {says}", cure), {}
-    built = f"for CUDA {answer['cuda']}" if answer["cuda"] else "without CUDA"
-    built = f"for ROCm {answer['hip']}" if answer["hip"] else built
-    return Check("torch", "ok", f"{answer['version']}, built {built}"), answer
-
-
-def check_lightning() -> Check:
-    """Look at the version of Lightning without importing it; two of them were malware."""
-    for name in ("pytorch-lightning", "lightning"):
-        version = installed(name)
-        if version is None:
-            continue
-        if version in ("2.6.2", "2.6.3"):  # GHSA-w37p-236h-pfx3
-            says = f"{name} {version} is malware that steals credentials"
-            cure = f"pip install --upgrade {name}, and renew every secret that this machine holds"
-            return Check("Lightning", "broken", says, cure)
-        if numbers(version) < (2, 4):
-            cure = "pip install 'pytorch-lightning>=2.4'"
-            return Check("Lightning", "broken", f"{name} {version} is too old", cure)
-        return Check("Lightning", "ok", f"{name} {version}")
-    says = "not installed: only start_session records"
-    return Check("Lightning", "missing", says, "pip install pytorch-lightning")
-
-
 def check_disk(save_path: Path) -> Check:
     """Look at the space where runs go, in the nearest directory that exists by now."""
-    try:
-        folder = save_path.absolute()
-    except FileNotFoundError:
-        says = "the working directory is deleted"
-        return Check("disk", "broken", says, "change to a directory that exists")
+    folder = save_path.absolute()
     while not folder.exists():
         folder = folder.parent
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
@@ -235,10 +320,47 @@ def check_disk(save_path: Path) -> Check:
 
 def check_clock() -> Check:
     """Look at what the kernel tells time by, and measure how long reading the clock takes."""
-    source = (content(_CLOCK) or "").strip()
+    source = _find(r"(\S+)", _CLOCK)
     costs = min(timeit.repeat(perf_counter_ns, number=1_000, repeat=20)) * 1e6
     says = f"{source or 'unknown source'}, {costs:.0f} ns per call"
-    if source in _FAST_CLOCKS or not source:
+    if source in (None, *_FAST_CLOCKS):
         return Check("clock", "ok" if source else "warn", says)
     cure = "a span reads it twice; boot with clocksource=tsc if the processor has a stable TSC"
     return Check("clock", "broken", f"{says}, by a system call", cure)
+
+
+def check_needs(config: ProfilerConfig, found: Diagnosis) -> list[Check]:
+    """Return a finding per thing that a configuration needs; its name is the key that needs it.
+
+    Builds the recorders in another interpreter, on the device that is here.
+
+    Args:
+        config: What a training here would be given.
+        found: What `diagnose` found, with the save path of the same configuration.
+    """
+    needs = [found.checks["disk"]._replace(name="integrated.profile_save_path")]
+    if found.device is None:
+        return [found.checks["torch"]._replace(name="every training"), *needs]
+    try:
+        answer = ask(_ASK_RECORDERS, config.model_dump_json(), found.device, timeout_s=_ANSWERS_S)
+    except InterpreterError as error:
+        return [Check("recorders", "broken", f"could not be tested: {error}"), *needs]
+    for name, refusal in answer["refused"].items():
+        needs.append(_recorder(name, refusal, config, found.checks["nsys"]))
+    if answer["unmet"]:
+        key = "integrated.mstx" if config.integrated.mstx else "integrated.profile"
+        needs.append(Check(key, "missing", answer["unmet"], "run it on such a device"))
+    if config.integrated.profile_analysis and "npu_profiler" in answer["refused"]:
+        needs.append(found.checks["msprof"]._replace(name="integrated.profile_analysis"))
+    return needs
+
+
+def _recorder(name: str, refusal: str, config: ProfilerConfig, nsys: Check) -> Check:
+    key = "tools" if config.tools and name in (*config.tools, "nvtx") else _KEYS[name]
+    if name == "memory" and config.memory.level and not config.tools:
+        key = "memory.level"
+    if refusal:
+        return Check(key, "missing", f"{name}: {refusal}")
+    if name == "nsight" and nsys.state != "ok":
+        return nsys._replace(name=key, message=f"nsight: nsys {nsys.message}")
+    return Check(key, "ok", f"{name} can record")

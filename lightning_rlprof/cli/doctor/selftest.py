@@ -1,5 +1,6 @@
 """Record a tiny run with what this machine has, and check what is in it; no number is shown."""
 
+import gzip
 import os
 import shutil
 import tempfile
@@ -8,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
-from lightning_rlprof.cli.doctor.check import Check
+from lightning_rlprof.cli.doctor.machine import Check
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.ascend.offline_analysis import (
@@ -21,7 +21,6 @@ from lightning_rlprof.loaders.ascend.offline_analysis import (
 )
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.records.records import Span
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 from lightning_rlprof.tables.spans import Spans
 
@@ -42,7 +41,7 @@ def run_selftest() -> list[Check]:
     folder = Path(tempfile.mkdtemp(prefix="rlprof-selftest-"))
     try:
         answer = ask(_TRAIN, str(folder), timeout_s=_TRAIN_S)
-        return [_operators(answer), *_checks(folder / _NAME, answer["device"], answer["errors"])]
+        return [*_checks(folder / _NAME, **answer)]
     except InterpreterError as error:
         return [Check("training", "broken", f"failed: {error}")]
     finally:
@@ -95,75 +94,65 @@ def _work(device: str) -> None:
     float(weights.grad.sum())  # type: ignore[union-attr]  # waits for the device
 
 
-def _operators(answer: dict[str, Any]) -> Check:
-    if answer["refused"]:
-        says = f"{answer['device']} cannot run them: {answer['refused']}"
-        return Check("operators", "broken", says, "try one by hand: torch.ones(2, device=...) + 1")
-    return Check("operators", "ok", f"forward and backward ran on {answer['device']}")
-
-
-def _checks(run: Path, device: str, errors: str) -> Iterator[Check]:
+def _checks(run: Path, device: str, refused: str, errors: str) -> Iterator[Check]:
+    if refused:
+        cure = "try one by hand: torch.ones(2, device=...) + 1"
+        yield Check("operators", "broken", f"{device} cannot run them: {refused}", cure)
+    else:
+        yield Check("operators", "ok", f"forward and backward ran on {device}")
     try:
         spans = load(run)
     except RlprofError as error:
         yield Check("run", "broken", str(error))
         return
-    yield _spans(spans)
-    yield _remarks(spans, errors)
+    fine = "2 steps with 2 stages each, all inside their step"
+    yield _judge("spans", _wrong_spans(spans), fine)
+    # What the recorders warned of, such as MSTX ranges that no tool collects.
+    texts = [note.text for note in spans.notes if note.level in ("warning", "error")]
+    texts += [f"printed: {errors}"] if errors else []
+    yield _judge("recorders", "; ".join(texts), "no warnings")
     if device in _TIMED:
-        there = "device_ns" in spans.counters
-        says = "recorded for stages" if there else "not recorded"
-        yield Check("device time", "ok" if there else "broken", says)
-    yield from _npu(run) if device == "npu" else [_trace(spans, device)]
+        wrong = "" if "device_ns" in spans.counters else "not recorded"
+        yield _judge("device time", wrong, "recorded for stages")
+    if device == "npu":
+        yield from _npu(run)
+    else:
+        fine = "contains kernels of every stage" if device == "cuda" else "contains the operators"
+        yield _judge("trace", _wrong_trace(spans, device), fine)
 
 
-def _spans(spans: Spans) -> Check:
+def _judge(name: str, wrong: str, fine: str) -> Check:
+    """Return a check that is broken if something is wrong."""
+    return Check(name, "broken" if wrong else "ok", wrong or fine)
+
+
+def _wrong_spans(spans: Spans) -> str:
     """Compare with what was trained: the same spans, none besides, stages inside of their step."""
     wanted = Counter((step, name) for step in _STEPS for name in ("step", *_STAGES))
     mine = [span for span in spans if span.kind in ("step", "stage")]
     if Counter((span.step, span.name) for span in mine) != wanted:
-        return Check("spans", "broken", "differ from the recorded ones")
+        return "differ from the recorded ones"
     steps = {span.step: span for span in mine if span.kind == "step"}
-    if not all(_inside(span, steps[span.step]) for span in mine):
-        return Check("spans", "broken", "a stage extends beyond its step")
-    if spans.warnings:
-        return Check("spans", "broken", "; ".join(problem.text for problem in spans.warnings))
-    return Check("spans", "ok", "2 steps with 2 stages each, all inside their step")
+    for span in mine:
+        if not steps[span.step].start_ns <= span.start_ns <= span.end_ns <= steps[span.step].end_ns:
+            return "a stage extends beyond its step"
+    return "; ".join(problem.text for problem in spans.warnings)
 
 
-def _inside(span: Span, step: Span) -> bool:
-    return step.start_ns <= span.start_ns <= span.end_ns <= step.end_ns
-
-
-def _remarks(spans: Spans, errors: str) -> Check:
-    """Pass on what the recorders warned of, such as MSTX ranges that no tool collects."""
-    texts = [note.text for note in spans.notes if note.level in ("warning", "error")]
-    texts += [f"printed: {errors}"] if errors else []
-    if texts:
-        return Check("recorders", "broken", "; ".join(texts))
-    return Check("recorders", "ok", "no warnings")
-
-
-def _trace(spans: Spans, device: str) -> Check:
+def _wrong_trace(spans: Spans, device: str) -> str:
     """Look for the operators in the trace, and on a GPU for kernels in the right stages."""
-    name = "trace"
     traces = sorted(spans.path.glob("rank-00000/*/*.trace.json.gz"))
     if not traces:
-        return Check(name, "broken", "torch.profiler wrote no trace")
+        return "torch.profiler wrote no trace"
     if device != "cuda":
-        import gzip
-
         there = b"aten::mm" in gzip.decompress(traces[0].read_bytes())
-        says = "contains the operators" if there else "the operators are missing"
-        return Check(name, "ok" if there else "broken", says)
+        return "" if there else "the operators are missing"
     try:
         table = spans.table("kernels")
-        stages = set(table.column("stage")) if table.rows else set()
     except RlprofError as error:
-        return Check(name, "broken", str(error))
-    if not set(_STAGES) <= stages:
-        return Check(name, "broken", "some stages have no kernels")
-    return Check(name, "ok", "contains kernels of every stage")
+        return str(error)
+    stages = set(table.column("stage")) if table.rows else set()
+    return "" if set(_STAGES) <= stages else "some stages have no kernels"
 
 
 def _npu(run: Path) -> Iterator[Check]:
@@ -173,20 +162,18 @@ def _npu(run: Path) -> Iterator[Check]:
     except (RlprofError, ValueError):
         yield Check("capture", "broken", "torch_npu.profiler did not write exactly one directory")
         return
-    there = bool(device_data(directory))
-    says = "CANN recorded the device (PROF_)" if there else "no data of the device (no PROF_)"
-    yield Check("capture", "ok" if there else "broken", says)
+    wrong = "" if device_data(directory) else "no data of the device (no PROF_)"
+    yield _judge("capture", wrong, "CANN recorded the device (PROF_)")
     try:
         (outcome,) = parse_captures([directory], Options(timeout_s=_ANALYSIS_S))
     except RlprofError as error:
         yield Check("analysis", "broken", str(error))
         return
     done = outcome.state != "failed"
-    yield Check(
-        "analysis", "ok" if done else "broken", outcome.message or "all expected files are there"
-    )
+    says = outcome.message or "all expected files are there"
+    yield Check("analysis", "ok" if done else "broken", says)
     trace = directory / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
     text = trace.read_bytes() if trace.is_file() else b""
     missing = [name for name in _STAGES if f'"{name}"'.encode() not in text]
-    says = f"{', '.join(missing)} not in the trace" if missing else "every stage is in the trace"
-    yield Check("MSTX", "broken" if missing else "ok", says)
+    wrong = f"{', '.join(missing)} not in the trace" if missing else ""
+    yield _judge("MSTX", wrong, "every stage is in the trace")

@@ -27,15 +27,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             exact_before=0.21,
             exact_after=0.86,
             rewards=(0.25, 0.75),
-            steps=2,
             seconds=58.4,
             parameters=239_872,
             run=run if run.is_dir() else None,
         )
 
-    demo = ModuleType("lightning_rlprof.cli.demo.run")
-    demo.run_demo, demo.DemoOptions = run_demo, dict  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "lightning_rlprof.cli.demo.run", demo)
+    for name, faked in {"run": {"run_demo": run_demo}, "grpo": {"DemoOptions": dict}}.items():
+        module = ModuleType(f"lightning_rlprof.cli.demo.{name}")
+        vars(module).update(faked)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return seen
 
 

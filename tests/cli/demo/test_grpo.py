@@ -2,14 +2,16 @@
 
 import math
 import random
+from copy import copy
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
+from lightning_rlprof.cli.demo import grpo
 from lightning_rlprof.cli.demo.grpo import (
+    DemoOptions,
     Grpo,
-    GrpoSettings,
     clipped_loss,
     exact_match,
     group_advantages,
@@ -17,9 +19,9 @@ from lightning_rlprof.cli.demo.grpo import (
     masked_mean,
     warm_start,
 )
-from lightning_rlprof.cli.demo.lightning_setup import quiet
-from lightning_rlprof.cli.demo.policy import Policy
-from lightning_rlprof.cli.demo.task import Task
+from lightning_rlprof.cli.demo.policy import Policy, token_log_probs
+from lightning_rlprof.cli.demo.run import be_quiet
+from lightning_rlprof.cli.demo.task import PAD, Task
 
 
 def small(task: Task, seed: int = 0) -> Policy:
@@ -29,17 +31,17 @@ def small(task: Task, seed: int = 0) -> Policy:
 
 
 def fit(module: Grpo, *callbacks: pl.Callback) -> None:
-    with quiet():
-        pl.Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=1,
-            callbacks=[*callbacks],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(module)
+    be_quiet()
+    pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=1,
+        callbacks=[*callbacks],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module)
 
 
 def test_advantages_sum_to_zero_in_each_group_and_have_its_spread() -> None:
@@ -97,11 +99,16 @@ def test_a_masked_mean_gives_no_gradient_to_what_is_masked() -> None:
     assert masked_mean(torch.ones(2), torch.zeros(2, dtype=torch.bool)).item() == 0.0
 
 
-def test_the_warm_start_lowers_the_loss(spelling: Task) -> None:
-    losses = warm_start(small(spelling), spelling, steps=15, seed=0)
-    assert len(losses) == 15
+def test_the_warm_start_lowers_the_loss_of_prompts_that_it_has_not_seen(spelling: Task) -> None:
+    policy, losses = small(spelling), []
+    prompts = spelling.encode_prompts(spelling.held_out)
+    answers = spelling.encode_answers(spelling.held_out)
+    for steps in (0, 15):
+        warm_start(policy, spelling, steps, seed=0)
+        loss = masked_mean(-token_log_probs(policy, prompts, answers), answers != PAD)
+        losses.append(loss.item())
     assert losses[0] == pytest.approx(math.log(spelling.vocabulary), abs=1.0)
-    assert losses[-1] < losses[0] - 0.3
+    assert losses[1] < losses[0] - 0.3
 
 
 class Echo:
@@ -114,9 +121,13 @@ class Echo:
         return 0.8 * answer.startswith(self.first)
 
 
-def test_grpo_raises_a_reward_that_the_policy_had_never_been_taught(spelling: Task) -> None:
-    easy = Task(**{**vars(spelling), "dataset": Echo(spelling)})
-    module = Grpo(small(easy), easy, GrpoSettings(steps=25, learning_rate=3e-3, kv_cache=True))
+def test_grpo_raises_a_reward_that_the_policy_had_never_been_taught(
+    spelling: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo, "LEARNING_RATE", 3e-3)
+    easy = copy(spelling)
+    easy.dataset = Echo(spelling)
+    module = Grpo(small(easy), easy, DemoOptions(steps=25, kv_cache=True))
     fit(module)
     rewards = module.rewards / 0.8
     assert rewards[:3].mean() < 0.2
@@ -147,10 +158,13 @@ def distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-def test_three_steps_train_the_policy_and_only_it(spelling: Task) -> None:
+def test_three_steps_train_the_policy_and_only_it(
+    spelling: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo, "GRADIENT_CLIP", 0.01)
     policy = small(spelling)
     warm_start(policy, spelling, steps=5, seed=0)
-    module, watch = Grpo(policy, spelling, GrpoSettings(steps=3, gradient_clip=0.01)), Watch()
+    module, watch = Grpo(policy, spelling, DemoOptions(steps=3)), Watch()
     reference = {name: value.clone() for name, value in module.reference.state_dict().items()}
     fit(module, watch)
     assert all(torch.equal(v, reference[name]) for name, v in module.reference.state_dict().items())
@@ -176,9 +190,9 @@ def test_the_stages_of_a_step_are_marked_in_order(
 
         def __exit__(self, *error: object) -> None: ...
 
-    monkeypatch.setattr("lightning_rlprof.cli.demo.grpo.stage", Note)
-    monkeypatch.setattr("lightning_rlprof.cli.demo.grpo.count", lambda **of: counted.append(of))
-    fit(Grpo(small(spelling), spelling, GrpoSettings(steps=1)))
+    monkeypatch.setattr(grpo, "stage", Note)
+    monkeypatch.setattr(grpo, "count", lambda **of: counted.append(of))
+    fit(Grpo(small(spelling), spelling, DemoOptions(steps=1)))
     assert seen == [
         "weight_sync",
         "actor_generate",
@@ -195,9 +209,7 @@ def test_exact_match_is_measured_on_what_was_held_out(
     spelling: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = spelling.encode_answers(spelling.held_out)
-    monkeypatch.setattr("lightning_rlprof.cli.demo.grpo.generate", lambda *_, **__: right)
+    monkeypatch.setattr(grpo, "generate", lambda *_, **__: right)
     assert exact_match(small(spelling), spelling) == 1.0
-    monkeypatch.setattr(
-        "lightning_rlprof.cli.demo.grpo.generate", lambda *_, **__: right.roll(1, 0)
-    )
+    monkeypatch.setattr(grpo, "generate", lambda *_, **__: right.roll(1, 0))
     assert exact_match(small(spelling), spelling) == 0.0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_rlprof.cli.demo.policy import Cache, Policy, answer_mask, generate, token_log_probs
+from lightning_rlprof.cli.demo.policy import Policy, answer_mask, generate, token_log_probs
 from lightning_rlprof.cli.demo.task import END, PAD, Task
 
 
@@ -32,10 +32,10 @@ def test_a_position_sees_nothing_after_it(policy: Policy) -> None:
 
 @pytest.mark.parametrize("cuts", [[6], [1, 5], [2, 3, 1], [1] * 6], ids=str)
 def test_a_cache_changes_no_logit(policy: Policy, cuts: list[int]) -> None:
-    tokens, cache = prompts_of(4), Cache()
+    tokens, cache = prompts_of(4), {}
     parts = [policy(part, cache) for part in tokens.split(cuts, 1)]
     torch.testing.assert_close(torch.cat(parts, 1), policy(tokens), rtol=1e-5, atol=1e-5)
-    assert cache.length == 6
+    assert [keys.shape[2] for keys, _ in cache.values()] == [6, 6]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])

@@ -1,12 +1,15 @@
 """`run_demo`: a real training, short; the same by seed, on one rank and on two."""
 
+import logging
+import warnings
 from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_rlprof.cli.demo.run import DemoOptions, DemoResult, run_demo
+from lightning_rlprof.cli.demo.grpo import DemoOptions
+from lightning_rlprof.cli.demo.run import DemoResult, be_quiet, run_demo
 from lightning_rlprof.errors import ConfigError
 
 SHORT = {"steps": 3, "warmup_steps": 3}
@@ -24,7 +27,7 @@ def test_a_short_run_reports_each_step_and_says_nothing(
     result = run_demo(options, progress=lambda *step: seen.append(step))
     assert capfd.readouterr() == ("", "")
     assert seen == [(step, 3, pytest.approx(result.rewards[step - 1])) for step in (1, 2, 3)]
-    assert result.steps == len(result.rewards) == 3
+    assert len(result.rewards) == 3
     assert result.parameters > 200_000
     assert result.seconds > 0
     assert 0 <= result.exact_before <= 1
@@ -35,31 +38,32 @@ def test_a_short_run_reports_each_step_and_says_nothing(
 
 
 @pytest.mark.deep
-def test_the_seed_decides_and_the_cache_changes_nothing_but_time() -> None:
-    first = run_demo(DemoOptions(**SHORT, seed=4))
-    assert first.run is None
-    assert without_time(run_demo(DemoOptions(**SHORT, seed=4, kv_cache=True))) == {
+def test_the_seed_decides_and_the_cache_changes_nothing_but_time(tmp_path: Path) -> None:
+    first = run_demo(DemoOptions(**SHORT, save_path=tmp_path, seed=4))
+    cached = run_demo(DemoOptions(**SHORT, save_path=tmp_path, seed=4, kv_cache=True))
+    assert without_time(cached) == {
         **without_time(first),
         "rewards": pytest.approx(first.rewards),
     }
-    assert run_demo(DemoOptions(**SHORT, seed=5)).rewards != first.rewards
+    assert run_demo(DemoOptions(**SHORT, save_path=tmp_path, seed=5)).rewards != first.rewards
 
 
-def test_the_random_state_outside_is_left_alone() -> None:
+def test_the_random_state_outside_is_left_alone(tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
-    run_demo(DemoOptions(steps=1, warmup_steps=0))
+    run_demo(DemoOptions(steps=1, warmup_steps=0, save_path=tmp_path))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.deep
-def test_the_warm_start_has_the_length_that_was_asked_for() -> None:
-    none = run_demo(DemoOptions(steps=1, warmup_steps=0, task="number_sorting"))
-    default = run_demo(DemoOptions(steps=1, task="number_sorting"))
+def test_the_warm_start_has_the_length_that_was_asked_for(tmp_path: Path) -> None:
+    options = {"steps": 1, "task": "number_sorting", "save_path": tmp_path}
+    none = run_demo(DemoOptions(**options, warmup_steps=0))
+    default = run_demo(DemoOptions(**options))
     assert none.exact_before < 0.02
     assert default.exact_before > 0.1
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"ranks": 0}, {"seed": -1}, {"warmup_steps": -1}])
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"ranks": 0}])
 def test_a_number_that_is_too_small_is_refused(wrong: dict[str, int]) -> None:
     name, value = next(iter(wrong.items()))
     with pytest.raises(ConfigError, match=f"{name}={value} is too small; give a number from"):
@@ -101,7 +105,7 @@ def test_two_ranks_learn_from_different_prompts_and_bring_back_their_mean(
         "rank-00000.jsonl",
         "rank-00001.jsonl",
     ]
-    alone = run_demo(DemoOptions(**SHORT))
+    alone = run_demo(DemoOptions(**SHORT, save_path=tmp_path / "alone"))
     assert min(result.rewards) > 0
     assert result.exact_before == alone.exact_before
     assert result.rewards[0] != alone.rewards[0]
@@ -112,3 +116,15 @@ def test_two_ranks_learn_from_different_prompts_and_bring_back_their_mean(
     assert len(batches) == len(other_batches) == 24
     assert batches != other_batches
     assert threads == 1
+
+
+def test_a_demo_makes_lightning_quiet_and_torch_use_one_thread() -> None:
+    torch.set_num_threads(2)
+    be_quiet()
+    assert torch.get_num_threads() == 1
+    log = logging.getLogger("pytorch_lightning.somewhere")
+    assert not log.isEnabledFor(logging.WARNING)
+    assert log.isEnabledFor(logging.ERROR)
+    warnings.warn("The dataloader does not have many workers", UserWarning, stacklevel=1)
+    with pytest.warns(UserWarning, match="mine"):
+        warnings.warn("mine", UserWarning, stacklevel=1)

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli.doctor import diagnosis as room
-from lightning_rlprof.cli.doctor import requirements, selftest
-from lightning_rlprof.cli.doctor.check import Check
-from lightning_rlprof.cli.doctor.diagnosis import Diagnosis
+from lightning_rlprof.cli.doctor import machine, selftest
+from lightning_rlprof.cli.doctor.machine import Check, Diagnosis
 
 Run = Callable[..., tuple[int, str, str]]
 CHECKS = (
@@ -26,9 +24,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def diagnose(save_path: Path) -> Diagnosis:
         seen.append(save_path)
-        return Diagnosis("cpu", CHECKS)
+        return Diagnosis("cpu", {check.name: check for check in CHECKS})
 
-    monkeypatch.setattr(room, "diagnose", diagnose)
+    monkeypatch.setattr(machine, "diagnose", diagnose)
     return seen
 
 
@@ -65,7 +63,7 @@ def test_a_configuration_that_lacks_something_is_exit_status_1_with_its_keys(
     rlprof: Run, asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = [Check("integrated.mstx", "missing", "no markers"), Check("device_time", "ok", "x")]
-    monkeypatch.setattr(requirements, "check_needs", lambda config, found: lacking)
+    monkeypatch.setattr(machine, "check_needs", lambda config, found: lacking)
     file = tmp_path / "rlprof.yaml"
     file.write_text("integrated: {mstx: true, profile_save_path: elsewhere}\n")
     status, out, err = rlprof("doctor", "--config", file)
@@ -81,7 +79,7 @@ def test_a_configuration_that_has_all_it_needs_is_exit_status_0(
     rlprof: Run, asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unsure = [Check("tools", "warn", "never tried"), Check("device_time", "ok", "x")]
-    monkeypatch.setattr(requirements, "check_needs", lambda config, found: unsure)
+    monkeypatch.setattr(machine, "check_needs", lambda config, found: unsure)
     (tmp_path / "rlprof.yaml").write_text("integrated: {stage: actor_update}\n")
     assert rlprof("doctor", "--config", tmp_path / "rlprof.yaml")[::2] == (0, "")
 

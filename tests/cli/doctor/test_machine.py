@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.cli.doctor import machine
-from lightning_rlprof.cli.doctor.check import Check
+from lightning_rlprof.cli.doctor.machine import Check
 from tests.doubles.nsys.on_path import FakeNsys
 
 
@@ -120,16 +120,6 @@ def test_a_disk_that_is_full_or_closed_is_broken(
     (tmp_path / "file").touch()
     check = machine.check_disk(tmp_path / "file" / "below")
     assert (check.state, check.message) == ("broken", f"{tmp_path}/file cannot be written")
-
-
-def test_a_working_directory_that_is_deleted_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (gone := tmp_path / "gone").mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    check = machine.check_disk(Path("runs"))
-    assert (check.state, check.message) == ("broken", "the working directory is deleted")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.cli.doctor import machine
-from lightning_rlprof.cli.doctor.check import Check
+from lightning_rlprof.cli.doctor.machine import Check
 from tests.builders.ascend_captures import put_msprof
 
 HOME = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")

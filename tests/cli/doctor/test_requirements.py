@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from lightning_rlprof.cli.doctor import requirements as module
-from lightning_rlprof.cli.doctor.check import Check
-from lightning_rlprof.cli.doctor.diagnosis import Diagnosis, diagnose, recordable
-from lightning_rlprof.cli.doctor.requirements import check_needs
+from lightning_rlprof.cli.doctor import machine as module
+from lightning_rlprof.cli.doctor.machine import Check, Diagnosis, check_needs, diagnose, recordable
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.system.subprocess_python import InterpreterError
 
@@ -16,8 +14,8 @@ from lightning_rlprof.system.subprocess_python import InterpreterError
 def machine(device: str | None = "cpu", **states: Any) -> Diagnosis:
     """A machine on which everything is well but what is named."""
     names = ("torch", "nvtx", "nsys", "torch_npu", "CANN", "msprof", "disk")
-    checks = [Check(name, states.get(name, "ok"), "found", "mend it") for name in names]
-    return Diagnosis(device, tuple(checks))
+    checks = {name: Check(name, states.get(name, "ok"), "found", "mend it") for name in names}
+    return Diagnosis(device, checks)
 
 
 def needs(found: Diagnosis, **options: Any) -> dict[str, Check]:
@@ -142,8 +140,8 @@ def test_what_a_run_can_hold_follows_from_device_and_findings(
 
 def test_the_disk_of_a_diagnosis_is_that_of_the_save_path(tmp_path: Path) -> None:
     found = diagnose(tmp_path)
-    names = " ".join(check.name for check in found.checks)
+    names = " ".join(found.checks)
     assert names == "torch Lightning GPU nvtx nsys CUPTI torch_npu CANN msprof disk clock"
-    assert found["disk"].message.endswith(f"free for {tmp_path}")
-    assert all(check.message for check in found.checks)
+    assert found.checks["disk"].message.endswith(f"free for {tmp_path}")
+    assert all(check.message for check in found.checks.values())
     assert found.device in {"cpu", "cuda"}

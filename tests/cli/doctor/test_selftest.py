@@ -60,7 +60,7 @@ def test_here_it_finds_all_as_it_should_be_and_keeps_nothing(
 
 def test_no_finding_holds_a_duration(recorded: tuple[Path, dict[str, Any]]) -> None:
     spans = load(recorded[0] / "selftest")
-    said = " ".join(check.message for check in selftest._checks(spans.path, "cpu", ""))
+    said = " ".join(check.message for check in selftest._checks(spans.path, "cpu", "", ""))
     assert not {str(number) for number in spans.duration_ns.tolist()} & set(said.split())
     assert [unit for unit in (" ms", " us", " µs", " ns", " s ") if unit in said] == []
 
