@@ -1,9 +1,8 @@
 """The verb ``compare``: what changed between two runs at equal work, for people and for CI."""
 
-import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,14 +16,33 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.table import Cell, Table
 
 
-A = Annotated[Path, typer.Argument(parser=place, metavar="A", help="Baseline run, or its URL")]
-B = Annotated[Path, typer.Argument(parser=place, metavar="B", help="Changed run, or its URL")]
+A = Annotated[
+    Path | None, typer.Argument(parser=place, metavar="A", help="Baseline run, or its URL")
+]
+B = Annotated[
+    Path | None, typer.Argument(parser=place, metavar="B", help="Changed run, or its URL")
+]
+Baseline = Annotated[
+    list[Path] | None,
+    typer.Option(parser=place, metavar="RUN", help="Several baseline runs: one option for each"),
+]
+Candidate = Annotated[
+    list[Path] | None,
+    typer.Option(parser=place, metavar="RUN", help="Several changed runs: one option for each"),
+]
 FailIfSlower = Annotated[
     str | None,
     typer.Option(
         metavar="PERCENT",
         help="Exit 1 if a stage or the step is significantly slower than PERCENT, "
         "3 if inconclusive",
+    ),
+]
+RunNoise = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PERCENT",
+        help="With --fail-if-slower and one run each: how much runs of the same code differ",
     ),
 ]
 Level = Annotated[
@@ -36,52 +54,88 @@ Stage = Annotated[
     typer.Option(metavar="STAGE", help="With operators or kernels: only launches of this stage"),
 ]
 
-_LIMIT = 20
+_LIMIT, _SHOWN = 20, 3
 _EXIT_CODES = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
-_NOT_JUDGED = "untraced"
 _TABLES = {"operators": "calls", "kernels": "kernels"}
-# A change of code touches some stages, a slower machine touches all of them alike.
-_ALIKE = 0.15
-_ENOUGH_STAGES = 3
-
-
-class _Check(NamedTuple):
-    """Result of ``--fail-if-slower``: PASS, FAIL or INCONCLUSIVE, why, and the slower stages."""
-
-    result: str
-    text: str
-    slower: list[str]
 
 
 def compare(
-    a: A,
-    b: B,
+    a: A = None,
+    b: B = None,
+    baseline: Baseline = None,
+    candidate: Candidate = None,
     fail_if_slower: FailIfSlower = None,
+    run_noise: RunNoise = None,
     level: Level = "stages",
     stage: Stage = None,
     limit: Limit = None,
 ) -> None:
-    """Compare two runs, adjusting for different amounts of work.
+    """Compare two runs, or several of each, adjusting for different amounts of work.
 
     Example: rlprof compare A B --fail-if-slower 3%
     """
+    before, after = _paths(a, b, baseline or [], candidate or [])
     if level != "stages":
         if fail_if_slower is not None:
             raise RlprofError("--fail-if-slower applies to --level stages only")
-        _compare_traces(open_run(a), open_run(b), level, stage, limit)
+        if len(before) + len(after) > 2:
+            raise RlprofError(f"--level {level} compares one run with one run")
+        _compare_traces(open_run(before[0]), open_run(after[0]), level, stage, limit)
         return
     if stage is not None:
         raise RlprofError("--stage applies to --level operators and --level kernels only")
+    slowdown = _share(fail_if_slower, "--fail-if-slower")
+    noise = _share(run_noise, "--run-noise")
+    if noise is not None and (slowdown is None or len(before) + len(after) > 2):
+        raise RlprofError("--run-noise applies to --fail-if-slower with one run each only")
+    _compare_runs(
+        [open_run(each) for each in before],
+        [open_run(each) for each in after],
+        slowdown,
+        noise or 0.0,
+        limit,
+    )
+
+
+def _paths(
+    a: Path | None, b: Path | None, baseline: list[Path], candidate: list[Path]
+) -> tuple[list[Path], list[Path]]:
+    """Return the runs of each side, given as A and B or by the options."""
+    if baseline or candidate:
+        if a is not None or not (baseline and candidate):
+            raise RlprofError(
+                "give A and B, or --baseline and --candidate",
+                hint="rlprof compare --baseline R1 --baseline R4 --candidate R2 --candidate R3",
+            )
+        return baseline, candidate
+    if a is None or b is None:
+        raise RlprofError("Missing argument 'A' or 'B'", hint="rlprof compare A B")
+    return [a], [b]
+
+
+def _compare_runs(
+    before: "list[Spans]",
+    after: "list[Spans]",
+    slowdown: float | None,
+    noise: float,
+    limit: int | None,
+) -> None:
     from lightning_rlprof.analysis.comparison.comparability import comparability, score_of
     from lightning_rlprof.analysis.comparison.compare import compare as compare_table
+    from lightning_rlprof.analysis.comparison.compare import judge
+    from lightning_rlprof.analysis.comparison.gate import gate
     from lightning_rlprof.report.terminal import escape_markdown
 
-    slowdown = None if fail_if_slower is None else _share(fail_if_slower)
-    before, after = open_run(a), open_run(b)
-    table, alike = compare_table(before, after), comparability(before, after)
-    check = None if slowdown is None else _check(table, alike, slowdown)
+    judged = judge(before, after)
+    table, alike = compare_table(before, after, judged), comparability(before[0], after[0])
+    score = score_of(alike)
+    check = None if slowdown is None else gate(judged, slowdown, noise=noise, score=score)
     if console.is_json():
-        facts = {"a": about(before), "b": about(after), "comparability_score": score_of(alike)}
+        facts: dict[str, Any] = {
+            side: [about(run) for run in runs] if len(runs) > 1 else about(runs[0])
+            for side, runs in (("a", before), ("b", after))
+        }
+        facts["comparability_score"] = score
         facts["tables"] = [limited([table], limit)[0].to_dict(), alike.to_dict()]
         console.put_json(facts | ({"fail_if_slower": check._asdict()} if check else {}))
     elif console.is_csv():
@@ -95,6 +149,8 @@ def compare(
                 console.say(escape_markdown(text))
                 console.say("")
         _print_runs(before, after, table, alike, limit)
+        if judged.machine:
+            console.warn("all stages changed alike: the machine rather than the code")
     raise typer.Exit(_EXIT_CODES[check.result] if check else 0)
 
 
@@ -114,20 +170,18 @@ def _compare_traces(
         facts = {"a": about(before), "b": about(after)}
         console.put_json(facts | {"tables": [table.to_dict()]})
         return
-    _print_paths(before, after)
+    console.status(f"A: {before.path}")
+    console.status(f"B: {after.path}")
     console.print_tables([table])
     console.status("")
     print_warnings(before)
     print_warnings(after)
 
 
-def _print_paths(before: "Spans", after: "Spans") -> None:
-    console.status(f"A: {before.path}")
-    console.status(f"B: {after.path}")
-
-
-def _share(text: str) -> float:
+def _share(text: str | None, option: str) -> float | None:
     """Read ``3%`` or ``0.03``."""
+    if text is None:
+        return None
     number, percent, rest = text.strip().partition("%")
     try:
         value = float(number) / 100 if percent else float(number)
@@ -135,59 +189,29 @@ def _share(text: str) -> float:
         value = -1.0
     if rest or not 0 <= value < 1:
         raise RlprofError(
-            f"--fail-if-slower {text} is not between 0% and 100%", hint="For example 3% or 0.03"
+            f"{option} {text} is not between 0% and 100%", hint="For example 3% or 0.03"
         )
     return value
 
 
-def _check(table: "Table", alike: "Table", slowdown: float) -> _Check:
-    """Judge: a significant slowdown fails, else missing evidence is inconclusive."""
-    from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
-
-    if table.abstained is not None:
-        return _Check("INCONCLUSIVE", table.abstained, [])
-    rows = {row[0]: row for row in _bounds(table)}
-    limit = f"{100 * slowdown:g}%"
-    slower = [
-        name
-        for name, _, low, _ in rows.values()
-        if name != _NOT_JUDGED and low is not None and low > 1 + slowdown
-    ]
-    if slower:
-        texts = ", ".join(_change(*rows[name]) for name in slower)
-        return _Check("FAIL", f"{texts}; the limit is {limit}", slower)
-    score, high = score_of(alike), rows["step"][3]
-    if score < HARDLY:
-        return _Check("INCONCLUSIVE", f"comparability score {score:.2f} is below {HARDLY}", [])
-    if high is None or high > 1 + slowdown:
-        most = "has no upper bound" if high is None else f"may be {high - 1:.1%}"
-        return _Check("INCONCLUSIVE", f"the slowdown of the step {most}", [])
-    text = f"step is at most {limit} slower at equal work"
-    return _Check("PASS", f"{text}; no stage is significantly slower than that", [])
-
-
-def _bounds(table: "Table") -> "list[tuple[Any, ...]]":
-    """Return name, adjusted ratio, and the ends of its interval of each stage and the step."""
-    columns = map(table.column, ("stage", "adjusted", "CI low", "CI high"))
-    return list(zip(*columns, strict=True))
-
-
-def _change(name: str, ratio: float, low: float, high: float | None) -> str:
-    """Return a change with its interval: ``actor_update +12.0% (99% CI 8.0% to 15.1%)``."""
-    most = (high or 1) - 1
-    return f"{name} {ratio - 1:+.1%} (99% CI {low - 1:.1%} to {most:.1%})"
-
-
 def _print_runs(
-    before: "Spans", after: "Spans", table: "Table", alike: "Table", limit: int | None
+    before: "list[Spans]",
+    after: "list[Spans]",
+    table: "Table",
+    alike: "Table",
+    limit: int | None,
 ) -> None:
     from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
 
-    _print_paths(before, after)
-    if console.is_table() and before.path.resolve() == after.path.resolve():
+    for letter, runs in (("A", before), ("B", after)):
+        for spans in runs:
+            console.status(f"{letter}: {spans.path}")
+    one = len(before) == len(after) == 1
+    if one and console.is_table() and before[0].path.resolve() == after[0].path.resolve():
         console.say("A and B are the same run, so nothing changed.")
         return
     console.print_tables([_for_people(table)], limit=limit)
+    _print_undecided(table)
     score = score_of(alike)
     if score < 1:
         console.print_tables([alike])
@@ -195,14 +219,27 @@ def _print_runs(
     if score < HARDLY:
         text = f"comparability score {score:.2f}: below {HARDLY}"
         console.warn(f"{text}, don't rely on this comparison")
-    if _all_alike(table):
-        console.warn("all stages changed by a similar factor: likely the machine, not the code")
-    print_warnings(before)
-    print_warnings(after)
+    for spans in (*before, *after):
+        print_warnings(spans)
     # the level below stages that both runs have data for
-    both = before.tables.keys() & after.tables.keys()
-    if level := next((name for name in _TABLES if _TABLES[name] in both), None):
-        console.next_command("rlprof", "compare", before.path, after.path, "--level", level)
+    both = before[0].tables.keys() & after[0].tables.keys()
+    if one and (level := next((name for name in _TABLES if _TABLES[name] in both), None)):
+        console.next_command("rlprof", "compare", before[0].path, after[0].path, "--level", level)
+
+
+def _print_undecided(table: "Table") -> None:
+    """Say of the step and the largest inconclusive stages what would decide them."""
+    if table.abstained is not None:
+        return
+    columns = map(table.column, ("stage", "verdict", "detectable", "steps needed"))
+    rows = [
+        row
+        for row in zip(*columns, strict=True)
+        if row[1] == "inconclusive" and row[2] and row[0] != "untraced"
+    ]
+    for name, _, detectable, needed in [*rows[-1:], *rows[:-1]][:_SHOWN]:
+        more = f"; about {needed} steps a run would decide" if needed else ""
+        console.say(f"{name}: a change of {float(detectable or 0):.1%} would have shown{more}")
 
 
 def _for_people(table: "Table") -> "Table":
@@ -224,15 +261,3 @@ def _for_people(table: "Table") -> "Table":
 
 def _interval(low: "Cell", high: "Cell") -> str | None:
     return None if low is None or high is None else f"{float(low):.2f}–{float(high):.2f}"
-
-
-def _all_alike(table: "Table") -> bool:
-    """Return whether every stage is significantly slower, or faster, by nearly the same factor."""
-    stages = [row for row in _bounds(table) if row[0] not in ("step", _NOT_JUDGED) and row[1]]
-    if len(stages) < _ENOUGH_STAGES:
-        return False
-    all_slower = all(low is not None and low > 1 for _, _, low, _ in stages)
-    all_faster = all(high is not None and high < 1 for _, _, _, high in stages)
-    middle = statistics.median(ratio for _, ratio, _, _ in stages)
-    near = all(abs(ratio / middle - 1) <= _ALIKE for _, ratio, _, _ in stages)
-    return near and abs(middle - 1) > _ALIKE and (all_slower or all_faster)

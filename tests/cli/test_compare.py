@@ -156,8 +156,9 @@ def test_markdown_without_data_says_why(rlprof: Run, tmp_path: Path) -> None:
 
 def test_csv_is_the_whole_table(rlprof: Run, pair: tuple[Path, Path]) -> None:
     lines = rlprof("compare", *pair, "--format", "csv")[1].splitlines()
-    assert (
-        lines[0] == "stage,A,B,adjusted,verdict,raw B/A,work B/A,CI low,CI high,delta,adjusted by"
+    assert lines[0] == (
+        "stage,A,B,adjusted,verdict,raw B/A,work B/A,CI low,CI high,relative low,relative high,"
+        "changed,detectable,steps needed,delta,adjusted by"
     )
     assert lines[1].startswith("actor_update,")
 
@@ -167,7 +168,7 @@ def test_a_similar_change_of_all_stages_is_said(rlprof: Run, tmp_path: Path) -> 
     names = {row.name for row in grpo_rows(1, 1) if row.kind == "stage"}
     slow = dict.fromkeys(names, 1.4)
     write_rank(tmp_path / "b", header(), grpo_rows(STEPS, 2, slow=slow))
-    said = "all stages changed by a similar factor"
+    said = "all stages changed alike: the machine rather than the code"
     assert said in rlprof("compare", tmp_path / "a", tmp_path / "b")[1]
     write_rank(tmp_path / "c", header(), grpo_rows(STEPS, 2, slow={"actor_update": 1.4}))
     assert said not in rlprof("compare", tmp_path / "a", tmp_path / "c")[1]
@@ -187,6 +188,64 @@ def test_an_untraced_change_alone_fails_nothing(rlprof: Run, tmp_path: Path) -> 
     status, out, _ = rlprof("compare", tmp_path / "a", tmp_path / "b", "--fail-if-slower", "3%")
     assert status == 0
     assert re.search(r"untraced .* 2\.00x \S+ slower", " ".join(out.split()))
+
+
+def test_several_runs_a_side_are_judged_by_the_spread_between_them(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    runs = {name: tmp_path / name for name in ("a1", "a2", "b1", "b2")}
+    for seed, (name, path) in enumerate(runs.items()):
+        slow = {"actor_update": 1.5, "actor_generate": 1.5} if name[0] == "b" else {}
+        write_rank(path, header(), grpo_rows(STEPS, seed, slow=slow))
+    sides = [each for name in ("a1", "a2") for each in ("--baseline", runs[name])]
+    sides += [each for name in ("b1", "b2") for each in ("--candidate", runs[name])]
+    status, out, _ = rlprof("compare", *sides, "--fail-if-slower", "3%")
+    assert status == 1
+    assert out.startswith("FAIL: ")
+    assert f"A: {runs['a1']}\nA: {runs['a2']}\nB: {runs['b1']}\nB: {runs['b2']}\n" in out
+    data = json.loads(rlprof("compare", *sides, "--json")[1])
+    assert [run["run"] for run in data["a"]] == [str(runs["a1"]), str(runs["a2"])]
+    assert rlprof("compare", *sides[:4], "--candidate", runs["a1"])[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--baseline", "R"), "give A and B, or --baseline and --candidate"),
+        (("R", "R", "--baseline", "R"), "give A and B, or --baseline and --candidate"),
+        (("R",), "Missing argument 'A' or 'B'"),
+        (("R", "R", "--run-noise", "1%"), "--run-noise applies to --fail-if-slower"),
+        (
+            ("R", "R", "--fail-if-slower", "3%", "--run-noise", "x"),
+            "--run-noise x is not between 0% and 100%",
+        ),
+    ],
+)
+def test_wrong_sides_are_refused(
+    rlprof: Run, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    run = tmp_path / "a"
+    grpo_run(run, 8)
+    status, _, err = rlprof("compare", *(run if each == "R" else each for each in options))
+    assert status == 2
+    assert said in err
+
+
+def test_what_an_inconclusive_comparison_would_have_shown_is_said(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        write_rank(tmp_path / name, header(), grpo_rows(9, seed))
+    out = rlprof("compare", tmp_path / "a", tmp_path / "b")[1]
+    assert re.search(r"step: a change of \d+\.\d% would have shown", out)
+
+
+def test_noise_between_runs_makes_the_gate_more_careful(rlprof: Run, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        write_rank(tmp_path / name, header(), grpo_rows(STEPS, seed))
+    command = ("compare", tmp_path / "a", tmp_path / "b", "--fail-if-slower", "3%")
+    assert rlprof(*command)[0] == 0
+    assert rlprof(*command, "--run-noise", "5%")[0] == 3
 
 
 @pytest.fixture

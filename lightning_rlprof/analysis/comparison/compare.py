@@ -360,7 +360,9 @@ def _relative(
     return _change(rests, columns, kept, runs, first)
 
 
-def compare(a: Spans | Sequence[Spans], b: Spans | Sequence[Spans]) -> Table:
+def compare(
+    a: Spans | Sequence[Spans], b: Spans | Sequence[Spans], judged: Judgement | None = None
+) -> Table:
     """Compare the mean exclusive time per step of every stage, and of the whole step.
 
     ``raw B/A`` = ``work B/A`` x ``adjusted``. ``verdict`` is ``faster`` or ``slower`` if the
@@ -372,10 +374,12 @@ def compare(a: Spans | Sequence[Spans], b: Spans | Sequence[Spans]) -> Table:
     show with 80% chance; ``steps needed`` how many steps a run would decide an inconclusive row.
 
     Args:
-        a: The baseline run, or several; b: the candidate run, or several.
+        a: The baseline run, or several.
+        b: The candidate run, or several.
+        judged: What `judge` found of them, if it was asked already.
     """
     runs = [[side] if isinstance(side, Spans) else list(side) for side in (a, b)]
-    table = table_of(judge(*runs))
+    table = table_of(judged or judge(*runs))
     if table.abstained is None and all(len(side) == 1 for side in runs):
         score = score_of(comparability(runs[0][0], runs[1][0]))
         if score < HARDLY:

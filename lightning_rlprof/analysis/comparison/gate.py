@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from lightning_rlprof.analysis.comparison.comparability import HARDLY
 from lightning_rlprof.analysis.comparison.compare import (
     INCONCLUSIVE,
     Judged,
@@ -28,7 +29,7 @@ class Gate(NamedTuple):
 _FAIL_CHANCE, _PASS_CHANCE = 0.0025, 0.05  # one-sided: for the step and all stages each; to pass
 
 
-def gate(judged: Judgement, limit: float, noise: float = 0.0) -> Gate:
+def gate(judged: Judgement, limit: float, noise: float = 0.0, score: float = 1.0) -> Gate:
     """Decide whether the step is at most a share slower at equal work.
 
     It fails if the step is slower than the limit with 99.75%, or a stage with as much over all
@@ -38,6 +39,7 @@ def gate(judged: Judgement, limit: float, noise: float = 0.0) -> Gate:
         judged: What is known.
         limit: Share, such as 0.03.
         noise: Spread between runs of one code, such as 0.01, for one run a side.
+        score: Of `comparability`; runs that hardly compare never pass.
     """
     if judged.abstained is not None:
         return Gate(INCONCLUSIVE.upper(), judged.abstained, [])
@@ -55,7 +57,9 @@ def gate(judged: Judgement, limit: float, noise: float = 0.0) -> Gate:
     ]
     if slower:
         texts = [f"{name} {_percent_change(judged.by_name[name])}" for name in slower]
-        return Gate(FAIL, f"{', '.join(texts)}; the limit is {limit:.3g}", slower)
+        return Gate(FAIL, f"{', '.join(texts)}; the limit is {100 * limit:g}%", slower)
+    if score < HARDLY:
+        return Gate(INCONCLUSIVE.upper(), f"comparability score {score:.2f} is below {HARDLY}", [])
     return _passes(judged, changes.get(STEP), margin, limit)
 
 
@@ -64,15 +68,18 @@ def _passes(judged: Judgement, step: Change | None, margin: float, limit: float)
     if step is None:
         return Gate(undecided, "the step has too little data", [])
     if step.stays_below(margin, _PASS_CHANCE):
-        text = f"step is at most {limit:.3g} slower at equal work; no stage is significantly slower"
-        return Gate(PASS, text, [])
+        text = f"step is at most {100 * limit:g}% slower at equal work"
+        return Gate(PASS, f"{text}; no stage is significantly slower than that", [])
     least = math.expm1(margin + smallest_change(step, _FAIL_CHANCE))
     text = f"these runs would show a slowdown of {least:.1%} or more"
     if len(judged.baseline) == len(judged.candidate) == 1:
         steps = min(judged.baseline[0].steps, judged.candidate[0].steps)
         needed = steps_needed(step, steps, (margin, _PASS_CHANCE), (margin, _FAIL_CHANCE))
-        more = "more steps do not help" if needed is None else f"about {needed} steps would decide"
-        text += f"; {more}"
+        text += (
+            "; more steps do not help"
+            if needed is None
+            else f"; about {needed} steps a run would decide"
+        )
     else:
         text += "; record more runs"
     return Gate(undecided, text, [])

@@ -414,7 +414,7 @@ def test_the_gate_says_what_would_decide() -> None:
     assert found.result == "INCONCLUSIVE"
     assert re.fullmatch(
         r"these runs would show a slowdown of \d+\.\d% or more; "
-        r"(about \d+ steps would decide|more steps do not help)",
+        r"(about \d+ steps a run would decide|more steps do not help)",
         found.text,
     )
 
