@@ -113,16 +113,12 @@ def cut_before(spans: Spans, kept: int, among: Mask | None = None) -> tuple[Span
     there = spans.step >= first
     keep = np.flatnonzero(there if among is None else there & among)
     columns = {name: getattr(spans, name)[keep] for name in _COLUMNS}
-    counters = {name: _kept(counter, keep) for name, counter in spans.counters.items()}
+    counters = {}
+    for name, (rows, values) in spans.counters.items():
+        kept_rows = np.isin(rows, keep)
+        counters[name] = Counter(np.searchsorted(keep, rows[kept_rows]), values[kept_rows])
     left = int(np.count_nonzero(steps >= first))
     return replace(spans, **columns, counters=counters), left, len(steps)
-
-
-def _kept(counter: Counter, keep: Int64s) -> Counter:
-    rows, values = counter
-    place = np.searchsorted(keep, rows)
-    there = np.append(keep, -1)[place] == rows
-    return Counter(place[there], values[there])
 
 
 def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:

@@ -96,7 +96,8 @@ def device_idle(run: RunData) -> Results:
     short_ns, gaps = sum(each.short_ns for each in waits), sum(each.gaps for each in waits)
     longest_ns, rank, start, end = max(each.longest for each in waits)
     if 2 * short_ns > cost:
-        rule, query = SHORT_GAPS, _short_gaps_query(run.spans)
+        work = _work_query(run.spans)
+        rule, query = SHORT_GAPS, " ".join(_GAPS.format(work=work, short=SHORT_NS).split())
         detail = f"{gaps:,} gaps up to {SHORT_NS // 1000} µs before late launches"
     else:
         rule, query = LONG_GAPS, _gap_query(run.spans, rank, start, end)
@@ -149,10 +150,6 @@ def _short_gaps(work: LaneWork) -> Int64s:
     keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER) & (graph < 0)
     found: Int64s = gap[keep]
     return found
-
-
-def _short_gaps_query(spans: Spans) -> str:
-    return " ".join(_GAPS.format(work=_work_query(spans), short=SHORT_NS).split())
 
 
 def _gap_query(spans: Spans, rank: int, from_ns: int, to_ns: int) -> str:

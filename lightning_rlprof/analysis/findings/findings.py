@@ -73,14 +73,13 @@ def findings(spans: Spans) -> Table:
     for each in results:
         if isinstance(each, NotChecked):
             not_checked.setdefault(each.why, []).append(each.rule)
-    note = " ".join(_not_checked(why, rules) for why, rules in not_checked.items())
-    return Table("findings", _COLUMNS, rows, note)
-
-
-def _not_checked(why: str, rules: list[str]) -> str:
-    if len(rules) == 1:
-        return f"Not checked: {rules[0]} ({why})."
-    return f"Not checked ({why}): {'; '.join(rules)}."
+    notes = [
+        f"Not checked ({why}): {'; '.join(rules)}."
+        if len(rules) > 1
+        else f"Not checked: {rules[0]} ({why})."
+        for why, rules in not_checked.items()
+    ]
+    return Table("findings", _COLUMNS, rows, " ".join(notes))
 
 
 def _row(found: Finding, total_ns: int) -> tuple[Cell, ...]:

@@ -12,12 +12,10 @@ import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_note, uncertainty_ns
 from lightning_rlprof.analysis.collectives import transfer_times
-from lightning_rlprof.analysis.ledger.device_occupancy import (
+from lightning_rlprof.analysis.ledger.activity import (
     DeviceOccupancy,
     DeviceTime,
     device_occupancy,
-)
-from lightning_rlprof.analysis.ledger.host_activity import (
     host_activity,
     host_categories,
     rollout_tail,

@@ -81,14 +81,10 @@ def category_totals(
         elif total:
             part = "kernels" if from_kernels == total else "both"
             source = part if from_kernels else "spans"
-        rows.append(
-            (
-                *(category.text, total / accounts.total_ns, hours),
-                *(() if price is None else (hours * price,)),
-                *(total, source, in_steps[category]),
-                from_kernels / total if from_kernels else None,
-            )
-        )
+        cost = () if price is None else (hours * price,)
+        measured = from_kernels / total if from_kernels else None
+        times = (total, source, in_steps[category], measured)
+        rows.append((category.text, total / accounts.total_ns, hours, *cost, *times))
     return Table("ledger", columns, rows, _note(accounts))
 
 

@@ -15,7 +15,6 @@ from lightning_rlprof.analysis.stages.partition import (
 )
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, STATES, Counted, counted, states
-from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table
@@ -101,7 +100,6 @@ def slowest_ranks(spans: Spans) -> Table:
     return Table("slowest_ranks", _SLOWEST_COLUMNS, rows, f"{choice.note} {_SLOWEST_NOTE}".strip())
 
 
-_STEP = KINDS.index("step")
 _STATUS_COLUMNS = (
     Column("rank", "count"),
     Column("host", "text"),
@@ -120,19 +118,18 @@ def rank_status(spans: Spans) -> Table:
     ``in steps`` and ``outside steps`` add up to the time from its first to its last event exactly.
     """
     cut = partition(spans)
-    cells = cut.cells(spans)
-    inside = np.zeros(max(spans.ranks, default=0) + 1, dtype=np.int64)
-    np.add.at(inside, spans.rank[cut.steps][cells.step], cells.ns)
+    ranks, steps, ns = cut.by_rank(spans, np.ones(len(cut.steps), dtype=bool))
+    own = zip(steps.tolist(), ns.sum(axis=1).tolist(), strict=True)
+    by_rank = dict(zip(ranks.tolist(), own, strict=True))
     rows: list[tuple[Cell, ...]] = []
     for rank, header in spans.headers.items():
         mine = spans.rows(rank=rank)
         first = int(spans.start_ns[mine].min()) if len(mine) else 0
         last = int(spans.end_ns[mine].max()) if len(mine) else 0
-        steps = int(np.count_nonzero(spans.kind[mine] == _STEP))
+        count, took = by_rank.get(rank, (0, 0))
         status = spans.statuses.get(rank) or "truncated"
-        took = int(inside[rank])
-        times = (took, last - first - took)
-        rows.append((rank, header.host, header.hardware, len(mine), steps, *times, status))
+        known = (rank, header.host, header.hardware, len(mine))
+        rows.append((*known, count, took, last - first - took, status))
     return Table("rank_status", _STATUS_COLUMNS, rows)
 
 

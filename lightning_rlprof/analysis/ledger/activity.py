@@ -1,0 +1,358 @@
+"""What host and device of each rank did: intervals with categories, and how spans nest."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
+from lightning_rlprof.analysis.collectives import calls_of, match_collectives, transfer_times
+from lightning_rlprof.analysis.device.work import GRAPHS_NOTE, DeviceWork, device_work
+from lightning_rlprof.analysis.step_selection import captures
+from lightning_rlprof.analysis.time_categories import (
+    ENCLOSING,
+    NO_CATEGORY,
+    Category,
+    categories_of,
+)
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_starts
+from lightning_rlprof.tables.intervals import open_count, unions
+from lightning_rlprof.tables.spans import NO_PARENT, Spans
+from lightning_rlprof.tables.table import Table
+
+_STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
+_FEWEST_REQUESTS = 4  # with fewer at once, "less than half" is one or zero
+
+
+@dataclass(frozen=True, eq=False)
+class Activity:
+    """The spans of one rank with a category, and pairs of them, ``inner`` opened in ``outer``.
+
+    Attributes:
+        start_ns: Start of each.
+        end_ns: End of each.
+        category: `Category` of each.
+        outer: Index of a span in which another one was opened.
+        inner: Index of that other one; it may end later than the outer one.
+    """
+
+    start_ns: Int64s
+    end_ns: Int64s
+    category: Int64s
+    outer: Int64s
+    inner: Int64s
+
+
+def host_activity(spans: Spans, rows: slice, categories: Int64s, collectives: Int64s) -> Activity:
+    """Categorize the stages and regions of one rank.
+
+    A name without a category takes that of the nearest span around it that has one. Otherwise a
+    stage is a custom stage, and a region is left out. Categories of `ENCLOSING` include all that
+    was opened inside.
+
+    Args:
+        spans: The run.
+        rows: The rank's rows.
+        categories: Category per name.
+        collectives: Collectives whose transfer start is known: before it, the rank waited. Shape
+            (2, n): rows counted from the rank's first, and times.
+    """
+    start, end = spans.start_ns[rows], spans.end_ns[rows]
+    parent = _parents(spans.id[rows], spans.parent[rows], start, end)
+    category = _categories(spans.kind[rows], categories[spans.name[rows]], parent)
+    outer = _nearest(parent, category != NO_CATEGORY)
+    keep = np.flatnonzero(category != NO_CATEGORY)
+    place = np.full(len(category) + 1, UNKNOWN)  # the last item is read for "no outer span"
+    place[keep] = np.arange(len(keep))
+    transfer = start.copy()
+    transfer[collectives[0]] = collectives[1]
+    start, end, transfer = start[keep], end[keep], transfer[keep]
+    category, outer = category[keep], place[outer[keep]]
+    # The wait of each collective is one more span, with the same spans inside.
+    waited = np.flatnonzero((transfer > start) & (category == Category.COMMUNICATION))
+    wait = np.full(len(category) + 1, UNKNOWN)
+    wait[waited] = np.arange(len(category), len(category) + len(waited))
+    outers, inners = _pairs(end, outer)
+    inside = wait[outers] >= 0
+    return Activity(
+        np.append(start, start[waited]),
+        np.append(end, transfer[waited]),
+        np.append(category, np.full(len(waited), int(Category.COLLECTIVE_WAIT))),
+        np.concatenate([outers, wait[outers[inside]], waited]),
+        np.concatenate([inners, inners[inside], wait[waited]]),
+    )
+
+
+def host_categories(own: Activity, times: Int64s) -> Int64s:
+    """Return the category of each cell between neighboring times, untraced without a span.
+
+    Of the open spans, those count in which no other one is open. If there are several, of threads
+    or tasks, the category with the smallest number wins.
+
+    Args:
+        own: What the rank did.
+        times: Distinct and ascending; they include the ends of all spans.
+    """
+    first, last = np.searchsorted(times, own.start_ns), np.searchsorted(times, own.end_ns)
+    begin = np.maximum(first[own.outer], first[own.inner])
+    end = np.minimum(last[own.outer], last[own.inner])
+    outer, begin, end = unions(own.outer, begin, end)
+    hidden, cells = own.category[outer], len(times) - 1
+    found = np.full(cells, int(Category.UNTRACED))
+    for each in np.unique(own.category)[::-1].tolist():
+        mine, less = np.flatnonzero(own.category == each), np.flatnonzero(hidden == each)
+        count = open_count(first[mine], last[mine], cells)
+        if len(less):
+            count -= open_count(begin[less], end[less], cells)
+        np.putmask(found, count > 0, each)
+    return found
+
+
+def rollout_tail(own: Activity, times: Int64s) -> Mask | None:
+    """Mark the cells in which fewer than half of a rollout's requests still run, until its end.
+
+    Requests are the innermost rollout spans. A rollout is a time range in which at least one is
+    open, and its slots are the most that were open at once. None if there never were four.
+    """
+    with_requests = own.outer[own.category[own.inner] == Category.ROLLOUT]
+    requests = own.category == Category.ROLLOUT
+    requests[with_requests] = False
+    first = np.searchsorted(times, own.start_ns[requests])
+    last = np.searchsorted(times, own.end_ns[requests])
+    count = open_count(first, last, len(times) - 1)
+    heads = np.flatnonzero((count > 0) & (np.append(0, count[:-1]) == 0))
+    if not len(heads):
+        return None
+    slots = np.append(np.maximum.reduceat(count, heads), 0)
+    if slots.max() < _FEWEST_REQUESTS:
+        return None
+    rollout_of = np.cumsum(np.isin(np.arange(len(count)), heads)) - 1
+    most = slots[rollout_of]
+    full = np.flatnonzero(2 * count >= np.maximum(most, 1))
+    last_full = np.full(len(slots), -1)
+    last_full[rollout_of[full]] = full  # the last one stays
+    tail: Mask = (count > 0) & (most >= _FEWEST_REQUESTS)
+    tail &= np.arange(len(count)) > last_full[rollout_of]
+    return tail
+
+
+def _parents(ids: Int64s, parent: Int64s, start: Int64s, end: Int64s) -> Int64s:
+    """Return the index of each span's parent, `UNKNOWN` without one.
+
+    A parent that began later is ignored, as is one that began at the same time and ended sooner:
+    so a damaged file cannot contain a cycle.
+    """
+    order = np.argsort(ids, kind="stable")
+    row = order[np.minimum(np.searchsorted(ids[order], parent), len(ids) - 1)]
+    equal = start[row] == start
+    longer = (end[row] > end) | ((end[row] == end) & (row < np.arange(len(ids))))
+    before = (start[row] < start) | (equal & longer)
+    return np.where((parent != NO_PARENT) & (ids[row] == parent) & before, row, UNKNOWN)
+
+
+def _nearest(parent: Int64s, wanted: Mask) -> Int64s:
+    """Return the nearest wanted span around each span, `UNKNOWN` if there is none."""
+    found = parent.copy()
+    at = np.flatnonzero(found >= 0)
+    while len(at := at[~wanted[found[at]]]):
+        found[at] = found[found[at]]  # each pass doubles the distance
+        at = at[found[at] >= 0]
+    return found
+
+
+def _categories(kind: Int64s, named: Int64s, parent: Int64s) -> Int64s:
+    """Return the category of each span by its name, else by the spans around it."""
+    relevant = (kind == _STAGE) | (kind == _REGION)
+    named = np.where(relevant, named, NO_CATEGORY)
+    around = np.append(named, NO_CATEGORY)[_nearest(parent, named != NO_CATEGORY)]
+    category = np.where(named == NO_CATEGORY, around, named)
+    category[(category == NO_CATEGORY) & (kind == _STAGE)] = Category.CUSTOM
+    category[~relevant] = NO_CATEGORY
+    top = _nearest(parent, np.isin(named, ENCLOSING))
+    at = np.flatnonzero(top >= 0)
+    while len(at := at[top[top[at]] >= 0]):  # the outermost one counts
+        top[at] = top[top[at]]
+    return np.where((top >= 0) & relevant, named[top], category)
+
+
+def _pairs(end: Int64s, outer: Int64s) -> tuple[Int64s, Int64s]:
+    """Return (outer, inner) for each span and the one around it, and those that it outlives.
+
+    A task may end after the span that it was opened in. Until then it also hides the next span
+    around.
+    """
+    inner = np.flatnonzero(outer >= 0)
+    above = outer[inner]
+    pairs = [(above, inner)]
+    while len(inner):
+        out = end[inner] > end[above]
+        inner, above = inner[out], outer[above[out]]
+        inner, above = inner[above >= 0], above[above >= 0]
+        pairs.append((above, inner))
+    return np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
+
+
+_CATEGORIES = (Category.COMPUTE, Category.COMMUNICATION, Category.MEMCPY)  # by kind of work
+# Work launched in a stage of these categories belongs to it; other work to what its name means.
+# Stages that wait are not among them: work that runs meanwhile was launched earlier.
+_LAUNCHING = (
+    Category.ROLLOUT,
+    Category.ROLLOUT_TAIL,
+    Category.WEIGHT_SYNC,
+    Category.REWARD,
+    Category.OFFLOAD,
+    Category.EVALUATION,
+)
+_IDENTITY = ("rank", "device", "stream", "start")  # of a kernel and of the collective that it is
+_ROUNDING_NS = (0, -1, 1)  # difference between the two tables of an Ascend output
+_POINT_TO_POINT = ("send", "recv", "p2p")  # not collectives of a group: they cannot be matched
+
+
+class DeviceTime(NamedTuple):
+    """What one rank's device ran: disjoint intervals per category, and when it was observed.
+
+    From ``known_start_ns`` to ``known_end_ns`` a device that runs nothing is idle. Outside these
+    times nothing is known.
+    """
+
+    start_ns: Int64s
+    end_ns: Int64s
+    category: Int64s
+    known_start_ns: Int64s
+    known_end_ns: Int64s
+
+
+@dataclass(eq=False)
+class DeviceOccupancy:
+    """Device time of a run.
+
+    Attributes:
+        by_rank: Device time by rank; ranks without recorded device work are missing.
+        categories: Categories with data, even if they took no time.
+        unmatched: Kernels of collectives without a counterpart on other ranks.
+        notes: What a reader needs to know.
+    """
+
+    by_rank: dict[int, DeviceTime] = field(default_factory=dict)
+    categories: set[Category] = field(default_factory=set)
+    unmatched: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+class _Work(NamedTuple):
+    """Kernels or copies as columns of equal length."""
+
+    rank: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    category: Int64s
+
+
+def device_occupancy(spans: Spans) -> DeviceOccupancy:
+    """Read the tables ``kernels`` and ``memcpy``, if any, and categorize their rows.
+
+    A kernel launched in a rollout, weight sync, reward, offload or evaluation belongs to that.
+    Other kernels are compute, communication or memcpy by their names. Collectives that match
+    across ranks are divided into wait and transfer, see `transfers`.
+
+    Takes as long as reading the tables, which can be gigabytes.
+    """
+    found = DeviceOccupancy()
+    device = device_work(spans, None, found.notes)
+    if device.hidden_in_graphs:
+        found.notes.append(GRAPHS_NOTE)
+    if not device.tables:
+        return found
+    if device.kernel_count:
+        found.categories |= {Category.COMPUTE, Category.COMMUNICATION}
+    if device.copies is not None:
+        found.categories.add(Category.MEMCPY)
+    work = _work(spans, device, found)
+    found.categories |= {Category(each) for each in np.unique(work.category).tolist()}
+    # Without any kernel, the profiler may not record kernels.
+    idle_unknown = device.hidden_in_graphs or not device.kernel_count
+    order = np.argsort(work.rank, kind="stable")
+    for rows in np.split(order, group_starts(work.rank[order])[1:]):
+        rank, own = int(work.rank[rows[0]]), _Work(*(column[rows] for column in work))
+        found.by_rank[rank] = _device_time(spans, rank, own, idle_unknown)
+    if any(len(each.known_start_ns) for each in found.by_rank.values()):
+        found.categories.add(Category.HOST_IDLE)
+    return found
+
+
+def _work(spans: Spans, device: DeviceWork, found: DeviceOccupancy) -> _Work:
+    """Return kernels and copies by category, matched collectives as wait and transfer."""
+    codes, stages = device.stages()
+    stage, begin = categories_of(stages)[codes], device.numbers("start")
+    category = np.where(np.isin(stage, _LAUNCHING), stage, np.array(_CATEGORIES)[device.kind])
+    work = _Work(device.rank, begin, begin + device.duration, category)
+    at = np.flatnonzero(category == Category.COMMUNICATION)
+    if not len(at):
+        return work
+    took = _transfers_from_table(spans, device, at)
+    if took is None:
+        took = _transfers_from_names(spans, device, work, at)
+    found.unmatched = int(np.count_nonzero(took == UNKNOWN))
+    if found.unmatched:
+        text = "kernels of collectives have no counterpart on other ranks"
+        found.notes.append(f"{found.unmatched} {text}: their transfer includes the wait for peers.")
+    at, took = at[took != UNKNOWN], took[took != UNKNOWN]
+    arrived, start = work.start_ns[at], work.start_ns.copy()
+    start[at] = np.maximum(work.end_ns[at] - took, arrived)
+    wait = np.full(len(at), int(Category.COLLECTIVE_WAIT))
+    waits = _Work(work.rank[at], arrived, start[at], wait)
+    return _Work(*map(np.append, work._replace(start_ns=start), waits))
+
+
+def _transfers_from_table(spans: Spans, device: DeviceWork, at: Int64s) -> Int64s | None:
+    """Return the transfer of some kernels by the table ``collectives``; None if it is missing."""
+    table = spans.try_table("collectives", [])
+    if table is None or not len(table.rows):
+        return None
+    found, _ = match_collectives(calls_of(table))
+    row = _rows_of_kernels(table, device, at)
+    took: Int64s = np.append(found.transfer_ns, UNKNOWN)[np.append(found.collective, UNKNOWN)[row]]
+    return took
+
+
+def _rows_of_kernels(table: Table, device: DeviceWork, at: Int64s) -> Int64s:
+    """Return the row of the collective that each of some kernels is, -1 without one."""
+    found = np.full(len(at), -1)
+    listed = np.stack([table.numbers(key, -1) for key in _IDENTITY])
+    own = np.stack([device.numbers(key, -1)[at] for key in _IDENTITY])
+    for later in _ROUNDING_NS:
+        left = np.flatnonzero(found < 0)
+        wanted = own[:, left] + np.array([[0], [0], [0], [later]])
+        place = np.unique(np.hstack([listed, wanted]), axis=1, return_inverse=True)[1].ravel()
+        row = np.full(len(place), -1)
+        row[place[: listed.shape[1]]] = np.arange(listed.shape[1])
+        found[left] = row[place[listed.shape[1] :]]
+    return found
+
+
+def _transfers_from_names(spans: Spans, device: DeviceWork, work: _Work, at: Int64s) -> Int64s:
+    """Return the transfer of some kernels, matched by their names alone."""
+    codes, names = device.named
+    is_p2p = [any(word in name.lower() for word in _POINT_TO_POINT) for name in names]
+    took, collective = np.full(len(at), UNKNOWN), ~np.array([*is_p2p, True])[codes[at]]
+    at = at[collective]
+    step = device.numbers("step", 0)[at]
+    times = (work.start_ns[at], work.end_ns[at])
+    took[collective] = transfer_times(work.rank[at], step, codes[at], *times, uncertainty_ns(spans))
+    return took
+
+
+def _device_time(spans: Spans, rank: int, work: _Work, idle_unknown: bool) -> DeviceTime:
+    """Unite a rank's intervals of each category: kernels of several streams count once.
+
+    Kernels were recorded during captures with kernels, or without captures from the first kernel
+    to the last. Between two captures nothing was recorded.
+    """
+    zero = int(work.start_ns.min())
+    category, start, end = unions(work.category, work.start_ns - zero, work.end_ns - zero)
+    known = (np.empty(0, np.int64), np.empty(0, np.int64))
+    if not idle_unknown:
+        windows = captures(spans, rank, work.start_ns)
+        known = windows or (work.start_ns.min()[None], work.end_ns.max()[None])
+    return DeviceTime(start + zero, end + zero, category, *known)
