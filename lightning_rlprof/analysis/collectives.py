@@ -6,7 +6,6 @@ rank with the shortest duration arrived last. Only durations are compared, never
 clocks. Times only separate calls that can't be one collective.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +14,7 @@ import numpy as np
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_sizes, group_starts
+from lightning_rlprof.tables.kernels import distinct
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -26,22 +26,12 @@ _BY_NAME = (
     "the same time are matched with each other."
 )
 
-# Names in the libraries; a name that contains another one comes first.
+# A name that contains another one comes first.
 _OPERATIONS = (
-    ("all_reduce", "all_?reduce|cross_device_reduce"),
-    ("all_gather", "all_?gather"),
-    ("reduce_scatter", "reduce_?scatter"),
-    ("all_to_all", "all_?to_?all"),
-    ("send_recv", "send_?recv"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-    ("send", "send"),
-    ("recv", "recv|receive"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("reduce", "reduce"),
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast"),
+    *("barrier", "send", "recv", "gather", "scatter", "reduce"),
 )
-_KNOWN = tuple((name, re.compile(pattern)) for name, pattern in _OPERATIONS)
+_ALIASES = {"crossdevicereduce": "allreduce", "receive": "recv"}
 
 PAIRWISE = frozenset({"send_recv", "send", "recv"})
 """Operations between two ranks."""
@@ -105,26 +95,30 @@ def operation_of(name: str) -> str:
         >>> operation_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), operation_of("hcom_receive__1")
         ('all_reduce', 'recv')
     """
-    low = name.lower()
-    return next((known for known, pattern in _KNOWN if pattern.search(low)), "other")
+    plain = name.lower().replace("_", "")
+    for alias, usual in _ALIASES.items():
+        plain = plain.replace(alias, usual)
+    return next((each for each in _OPERATIONS if each.replace("_", "") in plain), "other")
 
 
-def read_collectives(spans: Spans, remarks: list[str]) -> Calls | None:
-    """Read the table ``collectives``, else kernels by their names.
-
-    Returns None if neither has a collective. A table that can't be read becomes a remark.
-    """
+def _read(spans: Spans, remarks: list[str]) -> Calls | None:
+    """Read the table ``collectives``, else kernels by their names; None if neither has any."""
     table = spans.try_table("collectives", remarks)
     if table is not None and len(table.rows):
         return calls_of(table)
     table = spans.try_table("kernels", remarks)
-    return None if table is None else _of_kernels(table)
+    if table is None:
+        return None
+    codes, names = table.texts("kernel")
+    keep = (np.append(kernel_categories(names), UNKNOWN) == Category.COMMUNICATION)[codes]
+    operation = distinct(codes[keep], [operation_of(name) for name in names])
+    return replace(_calls(table, operation, keep), remark=_BY_NAME) if keep.any() else None
 
 
 def calls_of(table: Table) -> Calls:
     """Return the rows of a table ``collectives`` as calls, in their order."""
     return replace(
-        _frame(table, table.texts("operation")),
+        _calls(table, table.texts("operation")),
         number=table.numbers("number", UNKNOWN),
         bytes=table.numbers("bytes", UNKNOWN),
         members=table.numbers("group size", UNKNOWN),
@@ -132,19 +126,8 @@ def calls_of(table: Table) -> Calls:
     )
 
 
-def _of_kernels(table: Table) -> Calls | None:
-    codes, names = table.texts("kernel")
-    keep = (np.append(kernel_categories(names), UNKNOWN) == Category.COMMUNICATION)[codes]
-    if not keep.any():
-        return None
-    places: dict[str, int] = {}
-    own = [places.setdefault(operation_of(name), len(places)) for name in names]
-    operation = (np.array([*own, UNKNOWN], np.int64)[codes], list(places))
-    return replace(_frame(table, operation, keep), remark=_BY_NAME)
-
-
-def _frame(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> Calls:
-    """Read what both tables have, of some rows."""
+def _calls(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> Calls:
+    """Return what both tables have, of some rows."""
     start, took = table.numbers("start")[keep], table.numbers("duration")[keep]
     stage, names = table.texts("stage")
     unknown = np.full(len(start), UNKNOWN)
@@ -156,7 +139,7 @@ def _frame(table: Table, operation: Coded, keep: slice | Mask = slice(None)) -> 
         unknown,
         unknown,
         unknown,
-        (operation[0][keep], operation[1]),
+        operation,
         (unknown, []),
         (stage[keep], names),
     )
@@ -206,7 +189,7 @@ def match_calls(
     collective, last = np.full(len(rank), UNKNOWN), np.full(len(size), UNKNOWN)
     collective[order] = np.repeat(np.arange(len(size)), size)
     took = (end_ns - start_ns)[order]
-    least = np.minimum.reduceat(took, np.cumsum(size) - size) if len(size) else size
+    least = np.minimum.reduceat(took, np.cumsum(size) - size)
     shortest = order[took == np.repeat(least, size)]
     last[collective[shortest]] = shortest
     last[np.bincount(collective[shortest], minlength=len(size)) > 1] = UNKNOWN
@@ -219,8 +202,6 @@ def _apart(rank: Int64s, came: Int64s, went: Int64s, heads: Int64s, size: Int64s
     All ranks leave a collective at about the same time. So the median difference between the ends
     of two ranks, from three collectives on, is the offset of their clocks.
     """
-    if not len(heads):
-        return np.empty(0, dtype=bool)
     late = went - np.repeat(went[heads], size)
     pair = np.stack([np.repeat(rank[heads], size), rank])
     order = np.lexsort((late, *pair))
@@ -278,6 +259,10 @@ _FORMULA = (
     "transfer: shortest duration among the matched ranks. wait: the rest. Clock offsets don't "
     "affect either. last rank: the rank that arrived last most often (not proof that it is slow)."
 )
+_NO_COLLECTIVES = "This run has no collectives. Capture a step with a profiler."
+_ALONE = "calls have no counterpart on other ranks: their transfer and wait are unknown."
+_FEW = "matched collectives lack ranks of their group: transfer may include waiting for them."
+_APART = "matched collectives have equal numbers, but one rank ended before another began."
 _ONE_WAY = {"all_gather", "reduce_scatter", "all_to_all"}
 _PLAIN = {"broadcast", "reduce", *PAIRWISE}
 
@@ -296,11 +281,9 @@ def communication(spans: Spans) -> Table:
     Abstains if no profiler recorded a collective.
     """
     remarks: list[str] = []
-    calls = read_collectives(spans, remarks)
+    calls = _read(spans, remarks)
     if calls is None:
-        reason = " ".join(
-            ["This run has no collectives. Capture a step with a profiler.", *remarks]
-        )
+        reason = " ".join([_NO_COLLECTIVES, *remarks])
         return Table("communication", _COLUMNS, abstained=reason)
     found, calls = match_collectives(calls)
     remarks += [calls.remark, *_doubts(calls, found), _FORMULA]
@@ -329,25 +312,15 @@ def bus_factor(operation: str, ranks: int) -> float | None:
 
 def _doubts(calls: Calls, found: MatchedCollectives) -> list[str]:
     """Return warnings about calls without counterparts and doubtful matches."""
-    doubts = []
-    alone = int(np.count_nonzero(found.collective == UNKNOWN))
-    if alone:
-        text = "calls have no counterpart on other ranks: their transfer and wait are unknown."
-        doubts.append(f"{alone} of {len(calls.rank)} {text}")
-    at = np.flatnonzero(found.collective != UNKNOWN)
+    matched = np.flatnonzero(found.collective != UNKNOWN)
     members = np.zeros(len(found.ranks), np.int64)
-    np.maximum.at(members, found.collective[at], calls.members[at])
-    few = int(np.count_nonzero(found.ranks < members))
-    if few:
-        text = (
-            "matched collectives lack ranks of their group: transfer may include waiting for them."
-        )
-        doubts.append(f"{few} of {len(members)} {text}")
-    apart = int(np.count_nonzero(found.apart))
-    if apart:
-        text = "matched collectives have equal numbers, but one rank ended before another began."
-        doubts.append(f"{apart} of {len(members)} {text}")
-    return doubts
+    np.maximum.at(members, found.collective[matched], calls.members[matched])
+    counts = (
+        (len(calls.rank) - len(matched), len(calls.rank), _ALONE),
+        (np.count_nonzero(found.ranks < members), len(members), _FEW),
+        (np.count_nonzero(found.apart), len(members), _APART),
+    )
+    return [f"{count} of {whole} {text}" for count, whole, text in counts if count]
 
 
 def _rows(calls: Calls, found: MatchedCollectives) -> list[tuple[Cell, ...]]:

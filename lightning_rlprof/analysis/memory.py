@@ -1,8 +1,6 @@
 """Memory of each stage at its highest, and over time: peaks, fragmentation, growth per step."""
 
-from collections import defaultdict
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,7 +8,7 @@ from lightning_rlprof.analysis.stages.partition import open_spans
 from lightning_rlprof.analysis.step_selection import CLOSED
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
-from lightning_rlprof.tables.spans import Counter, Spans
+from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
@@ -58,9 +56,10 @@ _SERIES_COLUMNS = (
 )
 _SPAN_COUNTERS = {
     "torch": ("device_allocated_bytes", _PEAK, "device_reserved_bytes"),
-    "host": (_HOST,),
-    "child processes": (_CHILDREN,),
+    "host": (_HOST, "", ""),
+    "child processes": (_CHILDREN, "", ""),
 }
+"""By component: counters of allocated, peak and reserved bytes; "" for none."""
 _TIMELINE_NOTE = (
     "peak, reserved: maximum. fragmentation: reserved beyond allocated at the peak. growth per "
     "step: slope of each step's lowest allocated bytes, with its 99% CI."
@@ -90,53 +89,52 @@ def memory(spans: Spans) -> Table:
 
     Abstains if no span has memory.
     """
-    counters = {name: spans.amounts(name, np.int64) for name in _COUNTERS if name in spans.counters}
-    every = [counter.rows for counter in counters.values()] or [np.empty(0, np.int64)]
-    _, groups, _ = _by_stage(spans, np.unique(np.concatenate(every)))
-    found, sizes = np.unique(groups, return_counts=True)
-    if not len(found):
+    recorded = [spans.amounts(name, np.int64).rows for name in _COUNTERS]
+    rows = _stages_and_steps(spans, np.unique(np.concatenate(recorded)))
+    if not len(rows):
         return Table("memory", _COLUMNS, abstained=_NO_MEMORY)
-    maxima = {name: _maxima(spans, counter) for name, counter in counters.items()}
-    width = len(spans.names) + 1
-    largest: dict[int, int] = defaultdict(int)
-    for group, (size, _) in maxima.get(_PEAK if _PEAK in maxima else _HOST, {}).items():
-        largest[group % width] = max(size, largest[group % width])
-    count = dict(zip(found.tolist(), sizes.tolist(), strict=True))
-    rows: list[tuple[Cell, ...]] = []
-    for group in sorted(count, key=lambda group: (-largest[group % width], group % width)):
-        rank, code = divmod(group, width)
-        stage = spans.names[code] if code < len(spans.names) else _WHOLE_STEP
-        values = [maxima.get(name, {}).get(group, (None, None)) for name in _COUNTERS]
-        step = values[-1][1] if values[0][1] is None else values[0][1]
-        rows.append((stage, rank, step, *(size for size, _ in values), count[group]))
-    note = f"{_NOTE} {_NON_PYTORCH}" if "device_other_bytes" in counters else _NOTE
-    return Table("memory", _COLUMNS, rows, note)
+    names = [*spans.names, _WHOLE_STEP]
+    name = np.where(spans.kind[rows] == _STEP, len(spans.names), spans.name[rows])
+    keys, group, count = np.unique(
+        spans.rank[rows] * len(names) + name, return_inverse=True, return_counts=True
+    )
+    highest, step = np.empty((2, len(_COUNTERS), len(keys)), np.int64)
+    for at, counter in enumerate(_COUNTERS):
+        values = _amounts(spans, counter)[rows]
+        order = np.lexsort((-values, group))
+        first = order[group_starts(group[order])]
+        highest[at] = values[first]
+        step[at] = np.where(highest[at] == _UNKNOWN, _UNKNOWN, spans.step[rows[first]])
+    decisive = 0 if (highest[0] != _UNKNOWN).any() else -1  # the peak, else the host
+    largest = np.zeros(len(names), np.int64)
+    np.maximum.at(largest, keys % len(names), highest[decisive])
+    cells: list[tuple[Cell, ...]] = []
+    for at in np.lexsort((keys % len(names), -largest[keys % len(names)])).tolist():
+        rank, code = divmod(int(keys[at]), len(names))
+        of_peak = int(step[0 if highest[0, at] != _UNKNOWN else -1, at])
+        sizes = map(_known, highest[:, at].tolist())
+        cells.append((names[code], rank, _known(of_peak), *sizes, int(count[at])))
+    note = f"{_NOTE} {_NON_PYTORCH}" if "device_other_bytes" in spans.counters else _NOTE
+    return Table("memory", _COLUMNS, cells, note)
 
 
-def _maxima(spans: Spans, counter: Counter) -> dict[int, tuple[int, int]]:
-    """Return by group, see `_by_stage`, the most bytes and the step of the first span with them."""
-    rows, groups, keep = _by_stage(spans, counter.rows)
-    values = counter.values[keep]
-    order = np.lexsort((rows, -values, groups))
-    first = order[group_starts(groups[order])]
-    found = zip(groups[first], values[first], spans.step[rows[first]], strict=True)
-    return {int(group): (int(value), int(step)) for group, value, step in found}
+def _stages_and_steps(spans: Spans, rows: Int64s) -> Int64s:
+    return rows[np.isin(spans.kind[rows], [_STAGE, _STEP])]
 
 
-def _by_stage(spans: Spans, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the rows of stages and steps, rank and stage of each as one number, and positions.
-
-    The number is rank x (number of names + 1) + code of the name; whole steps have the last code.
-    """
-    kinds = spans.kind[rows]
-    keep = np.flatnonzero((kinds == _STAGE) | (kinds == _STEP))
-    rows = rows[keep]
-    code = np.where(kinds[keep] == _STEP, len(spans.names), spans.name[rows])
-    return rows, spans.rank[rows] * (len(spans.names) + 1) + code, keep
+def _amounts(spans: Spans, counter: str) -> Int64s:
+    """Return the bytes that each span counted, else `_UNKNOWN`."""
+    rows, values = spans.amounts(counter, np.int64)
+    found = np.full(len(spans), _UNKNOWN)
+    found[rows] = values
+    return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Samples:
+def _known(size: int) -> int | None:
+    return None if size == _UNKNOWN else size
+
+
+class _Samples(NamedTuple):
     """Memory of one group by time; `_UNKNOWN` for bytes that were not recorded.
 
     ``recorded`` is False for values that are only carried to the edge of a stage or step.
@@ -152,7 +150,8 @@ class _Samples:
 
     def rows(self, at: Int64s) -> "_Samples":
         """Return some samples."""
-        return _Samples(*(getattr(self, each.name)[at] for each in fields(self)))
+        columns: tuple[Any, ...] = self
+        return _Samples(*(column[at] for column in columns))
 
     @property
     def main(self) -> Int64s:
@@ -196,10 +195,7 @@ def memory_series(spans: Spans, rank: int, points: int = 1_000) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for group in [each for each in found if each[0] == rank]:
         samples = found[group].rows(_thinned(found[group], points))
-        sizes = (
-            [None if each == _UNKNOWN else each for each in values.tolist()]
-            for values in (samples.allocated, samples.reserved)
-        )
+        sizes = (map(_known, each.tolist()) for each in (samples.allocated, samples.reserved))
         rows += [(*group[1:], *each) for each in zip(samples.time.tolist(), *sizes, strict=True)]
     reason = None if rows else " ".join([_NO_MEMORY, *notes])
     return Table("memory series", _SERIES_COLUMNS, rows, " ".join(notes), reason)
@@ -261,8 +257,7 @@ def _carried(
     spans: Spans, rank: int, time: Int64s, allocated: Int64s, reserved: Int64s
 ) -> _Samples:
     """Add the values at the edges of stages and steps, within the same capture."""
-    rows = spans.rows(rank=rank)
-    rows = rows[np.isin(spans.kind[rows], [_STAGE, _STEP])]
+    rows = _stages_and_steps(spans, spans.rows(rank=rank))
     edges = np.unique(np.concatenate([spans.start_ns[rows], spans.end_ns[rows]]))
     edges = edges[(edges > time[0]) & (edges < time[-1])]
     before = np.searchsorted(time, edges, side="right") - 1
@@ -288,16 +283,13 @@ def _from_spans(spans: Spans) -> dict[Group, _Samples]:
     """Read the counters of captured spans: a sample at the end of each span."""
     found: dict[Group, _Samples] = {}
     for component, names in _SPAN_COUNTERS.items():
-        counters = [spans.amounts(name, np.int64) for name in names]
-        rows = np.unique(np.concatenate([counter.rows for counter in counters]))
-        rows = rows[np.isin(spans.kind[rows], [_STAGE, _STEP])]
+        recorded = [spans.amounts(name, np.int64).rows for name in names]
+        rows = _stages_and_steps(spans, np.unique(np.concatenate(recorded)))
+        values = np.array([_amounts(spans, name)[rows] for name in names])
         for rank in np.unique(spans.rank[rows]).tolist():
-            own = rows[spans.rank[rows] == rank]
-            own = own[np.argsort(spans.end_ns[own], kind="stable")]
-            values = np.full((3, len(spans)), _UNKNOWN)
-            for column, counter in zip(values, counters, strict=False):
-                column[counter.rows] = counter.values
-            allocated, peak, reserved = values[:, own]
+            at = np.flatnonzero(spans.rank[rows] == rank)
+            at = at[np.argsort(spans.end_ns[rows[at]], kind="stable")]
+            own, (allocated, peak, reserved) = rows[at], values[:, at]
             found[rank, component, None] = _Samples(
                 spans.end_ns[own],
                 allocated,
@@ -323,18 +315,16 @@ def _timeline_rows(spans: Spans, group: Group, samples: _Samples) -> list[tuple[
 def _cells(samples: _Samples) -> tuple[Any, ...]:
     """Return the cells of a row after its stage."""
     highest = int(np.argmax(samples.peak))
-    peak, reserved = int(samples.peak[highest]), int(samples.reserved.max())
-    allocated_then = int(samples.allocated[highest])
-    reserved_then = int(samples.reserved[highest])
+    time, allocated, peak, reserved = (int(column[highest]) for column in samples[:4])
     known = samples.allocated[samples.allocated != _UNKNOWN].tolist()
     steps, lowest = _lowest_by_step(samples)
     slope, low, high = growth(steps, lowest)
-    same_time = reserved_then >= allocated_then == peak != _UNKNOWN
+    same_time = reserved >= allocated == peak != _UNKNOWN
     return (
-        None if peak == _UNKNOWN else peak,
-        None if peak == _UNKNOWN else int(samples.time[highest]),
-        None if reserved == _UNKNOWN else reserved,
-        reserved_then - allocated_then if same_time else None,
+        _known(peak),
+        None if peak == _UNKNOWN else time,
+        _known(int(samples.reserved.max())),
+        reserved - allocated if same_time else None,
         known[0] if known else None,
         known[-1] if known else None,
         slope,
