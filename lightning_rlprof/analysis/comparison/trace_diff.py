@@ -1,9 +1,10 @@
 """Difference of two traces by operator or kernel: due to count, and due to duration."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -45,14 +46,14 @@ _NOTE = (
 
 _FEW = 8  # stages that an error names
 
-_Row = tuple[Cell, ...]
+_Row = tuple[Any, ...]
 
 
 class _Side(NamedTuple):
     """One trace: time and number of calls by name, and over how many steps or ranks."""
 
-    time: dict[Cell, int]
-    calls: dict[Cell, int]
+    time: Counter[Cell]
+    calls: Counter[Cell]
     over: int
 
 
@@ -105,20 +106,22 @@ def trace_diff(
     if isinstance(pieces, str):
         why = " ".join(dict.fromkeys([pieces, *remarks]))
         return Table("trace_diff", columns, abstained=why)
-    rows, told = _compared(pieces, stage)
-    note = " ".join(dict.fromkeys([*told, _NOTE, *remarks]))
-    return Table("trace_diff", columns, _shown(rows, top), note)
-
-
-def _compared(pieces: Sequence[_Pieces], stage: str | None) -> tuple[list[_Row], list[str]]:
-    """Return a row per name, and what the times are."""
     _check_stage(stage, pieces)
     stepped = all((each.timed.step > 0).any() for each in pieces)
     sides = [_side(each, stage, stepped=stepped) for each in pieces]
     names = dict.fromkeys(name for side in sides for name in (*side.time, *side.calls))
-    rows = sorted((_row(name, *sides) for name in names), key=_place)
-    told = [_basis(sides, stage, stepped=stepped), _left(pieces, stepped=stepped)]
-    return rows, [*filter(None, told)]
+    rows = [_row(name, *sides) for name in names]
+    # The largest changes first, then what takes longest.
+    rows.sort(key=lambda row: (-abs(row[3]), -row[2], str(row[0])))
+    shown = rows[:top]
+    if len(rows) > len(shown):
+        shown.append(_sum(OTHERS, rows[len(shown) :]))
+    what = "step and rank" if stepped else "rank (one of the traces has no steps)"
+    where = "" if stage is None else f" in {stage}"
+    times = f"Time{where} per {what}: {sides[0].over:,} of A and {sides[1].over:,} of B."
+    outside = _outside(pieces) if stepped else ""
+    note = " ".join(dict.fromkeys(filter(None, [times, outside, _NOTE, *remarks])))
+    return Table("trace_diff", columns, [*shown, _sum(TOTAL, rows)], note)
 
 
 def _by_kernel(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
@@ -179,83 +182,58 @@ def _side(pieces: _Pieces, stage: str | None, *, stepped: bool) -> _Side:
     timed, counted = pieces
     step = timed.step if stepped else np.zeros_like(timed.step)
     steps, code = np.unique(step, return_inverse=True)
-    pairs = timed.rank * len(steps) + code
-    over = len(np.unique(pairs[step > 0] if stepped else pairs))
+    pairs = (timed.rank * len(steps) + code)[(step > 0) | (not stepped)]
     time, pieces_of = _sums(timed, stage, stepped=stepped)
     calls = _sums(counted, stage, stepped=stepped)[1]
     if UNATTRIBUTED in pieces_of:  # by no call: its pieces are counted
         calls[UNATTRIBUTED] = pieces_of[UNATTRIBUTED]
-    return _Side(time, calls, over)
+    return _Side(time, calls, len(np.unique(pairs)))
 
 
-def _sums(
-    work: _Work, stage: str | None, *, stepped: bool
-) -> tuple[dict[Cell, int], dict[Cell, int]]:
+def _sums(work: _Work, stage: str | None, *, stepped: bool) -> tuple[Counter[Cell], Counter[Cell]]:
     """Return the time of the work of each name, and how many pieces there are."""
-    keep = work.step > 0 if stepped else np.ones(len(work.step), dtype=bool)
+    keep = (work.step > 0) | (not stepped)
     if stage is not None:
         alike = [standard_stage(name) == standard_stage(stage) for name in work.stages]
         keep &= np.array([*alike, False])[work.stage]
-    names: Sequence[str | None] = [*(name or None for name in work.names), None]
+    names = [*(name or None for name in work.names), None]  # -1, unknown, reads the last one
     sums = np.zeros((2, len(names)), np.int64)
-    code = work.name[keep] % len(names)  # -1, a name that is not known, is the last
-    np.add.at(sums[0], code, work.duration[keep])
-    np.add.at(sums[1], code, 1)
-    found: list[dict[Cell, int]] = [{}, {}]
+    np.add.at(sums[0], work.name[keep], work.duration[keep])
+    np.add.at(sums[1], work.name[keep], 1)
+    time, calls = Counter[Cell](), Counter[Cell]()
     for at in np.flatnonzero(sums[1]).tolist():
-        for own, total in zip(found, sums[:, at].tolist(), strict=True):
-            own[names[at]] = own.get(names[at], 0) + total
-    return found[0], found[1]
+        time[names[at]] += int(sums[0, at])
+        calls[names[at]] += int(sums[1, at])
+    return time, calls
 
 
 def _row(name: Cell, a: _Side, b: _Side) -> _Row:
-    calls, others = (Fraction(side.calls.get(name, 0), side.over) for side in (a, b))
-    before, after = (Fraction(side.time.get(name, 0), side.over) for side in (a, b))
+    calls, others = (Fraction(side.calls[name], side.over) for side in (a, b))
+    before, after = (Fraction(side.time[name], side.over) for side in (a, b))
     delta = round(after) - round(before)
     more = delta if bool(calls) != bool(others) else 0
     if calls and others:
         more = round(before * (others - calls) / calls)
     times = (round(before), round(after), delta, more, delta - more)
-    return (name, *times, _ratio(round(before), round(after)), float(calls), float(others))
+    return (name, *times, _ratio(*times[:2]), float(calls), float(others))
 
 
 def _ratio(before: int, after: int) -> float | None:
     return after / before if before else None
 
 
-def _place(row: _Row) -> tuple[int, int, str]:
-    """Sort the largest changes first, then what takes longest."""
-    return -abs(int(row[3] or 0)), -int(row[2] or 0), str(row[0])
-
-
-def _shown(rows: Sequence[_Row], top: int | None) -> list[_Row]:
-    """Return the first rows, one for all others, and their sum."""
-    shown = list(rows[:top])
-    if len(rows) > len(shown):
-        shown.append(_sum(OTHERS, rows[len(shown) :]))
-    return [*shown, _sum(TOTAL, rows)]
-
-
 def _sum(name: str, rows: Sequence[_Row]) -> _Row:
-    times = [sum(int(row[at] or 0) for row in rows) for at in range(1, 6)]
-    calls = [math.fsum(float(row[at] or 0) for row in rows) for at in (7, 8)]
-    return (name, *times, _ratio(times[0], times[1]), *calls)
+    times = [sum(row[at] for row in rows) for at in range(1, 6)]
+    calls = [math.fsum(row[at] for row in rows) for at in (7, 8)]
+    return (name, *times, _ratio(*times[:2]), *calls)
 
 
-def _basis(sides: Sequence[_Side], stage: str | None, *, stepped: bool) -> str:
-    what = "step and rank" if stepped else "rank (one of the traces has no steps)"
-    where = "" if stage is None else f" in {stage}"
-    a, b = (side.over for side in sides)
-    return f"Time{where} per {what}: {a:,} of A and {b:,} of B."
-
-
-def _left(pieces: Iterable[_Pieces], *, stepped: bool) -> str:
+def _outside(pieces: Iterable[_Pieces]) -> str:
     """Say how much of the time is outside of steps: mostly work of the step before the first."""
-    works = [each.timed for each in pieces]
-    outside = [int(work.duration[work.step <= 0].sum()) for work in works]
-    if not stepped or not any(outside):
+    shares = []
+    for work, _ in pieces:
+        outside, whole = (int(ns.sum()) for ns in (work.duration[work.step <= 0], work.duration))
+        shares.append(outside / max(whole, 1))
+    if not any(shares):
         return ""
-    shares = [
-        part / max(int(work.duration.sum()), 1) for part, work in zip(outside, works, strict=True)
-    ]
     return f"Excluded, outside of steps: {shares[0]:.0%} of A's time, {shares[1]:.0%} of B's."
