@@ -5,7 +5,7 @@ Also names the operators of torch that multiply matrices.
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,23 +88,18 @@ class Nesting:
         return found
 
 
-class _Around(NamedTuple):
-    """Calls of one lane that may still be around others, outer ones first."""
-
-    number: Int64s
-    end: Int64s
-
-
-_NOBODY = _Around(np.empty(0, np.int64), np.empty(0, np.int64))
+# Numbers and ends of the calls of one lane that may still be around others, outer ones first.
+_Around = tuple[Int64s, Int64s]
+_NOBODY: _Around = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def _within(
     around: _Around, first: int, start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
 ) -> tuple[Int64s, _Around]:
     """Return the parents of some calls of a lane, and what is still around those that follow."""
-    known, own = len(around.number), np.flatnonzero(~alone)
-    number = np.append(around.number, own + (first + 1))
-    over = np.append(around.end, end[own])
+    known, own = len(around[0]), np.flatnonzero(~alone)
+    number = np.append(around[0], own + (first + 1))
+    over = np.append(around[1], end[own])
     above = np.arange(-1, len(number) - 1)
     _climb(above[known:], start[own], end[own], over, above)
     leaf = np.flatnonzero(alone)
@@ -116,7 +111,7 @@ def _within(
     while last >= 0:
         chain.append(last)
         last = int(above[last])
-    return found, _Around(number[chain[::-1]], over[chain[::-1]])
+    return found, (number[chain[::-1]], over[chain[::-1]])
 
 
 def _climb(at: Int64s, start: Int64s, end: Int64s, over: Int64s, above: Int64s) -> None:

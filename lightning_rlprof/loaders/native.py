@@ -303,7 +303,12 @@ def _assemble(
     headers = {number: rank.header for number, rank in ranks.items()}
     problems += disagreeing(headers.values())
     clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
-    zero = _first_event(ranks, clocks)
+    starts = [
+        int(clocks[number].unix(rank.columns["start_ns"][:1])[0])
+        for number, rank in ranks.items()
+        if len(rank.columns["start_ns"])
+    ]
+    zero = min(starts, default=min(header.unix_ns for header in headers.values()))
     lives = {n: _first_and_last(rank) for n, rank in ranks.items()}
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
@@ -344,16 +349,6 @@ def _clock_facts(
         return {}
     compared = {number: own.off for number, own in clocks.items() if own.clock is not None}
     return {"wall_off": compared, "tables": {"clocks": lambda: table}}
-
-
-def _first_event(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis]) -> int:
-    """Return when the first span of all began, else the first rank, in wall-clock time."""
-    starts = [
-        int(clocks[number].unix(rank.columns["start_ns"][:1])[0])
-        for number, rank in ranks.items()
-        if len(rank.columns["start_ns"])
-    ]
-    return min(starts, default=min(rank.header.unix_ns for rank in ranks.values()))
 
 
 def _notes(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:

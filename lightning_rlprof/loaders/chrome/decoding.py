@@ -48,17 +48,11 @@ _FEW, _SAMPLES = 8, 32
 _time = operator.attrgetter("ts")
 
 
-class _Quick(msgspec.Struct, gc=False):
+class _Quick(Event, gc=False):
     """An event whose times are numbers that doubles hold."""
 
-    ph: str = ""
-    cat: str | None = None
-    name: str | None = None
-    pid: Id = None
-    tid: Id = None
-    ts: float = _ABSENT
-    dur: float = _ABSENT
-    args: msgspec.Raw = msgspec.Raw(b"{}")
+    ts: float = _ABSENT  # type: ignore[assignment]
+    dur: float = _ABSENT  # type: ignore[assignment]
 
 
 class EventDecoder:

@@ -220,8 +220,6 @@ class ChromeColumns:
         key = {"thread_name": "name", "process_labels": "labels"}.get(event.name or "")
         if key is None or max(len(self.thread_names), len(self.labels)) >= MOST_LANES:
             return
-        if len(f"{event.pid}{event.tid}") > _LONGEST:
-            return
         try:
             name = msgspec.json.decode(event.args, type=dict[str, Any])[key]
         except (KeyError, *NOT_JSON):

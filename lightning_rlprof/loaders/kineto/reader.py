@@ -27,6 +27,7 @@ from lightning_rlprof.loaders.kineto.tables import (
     collective_table,
     copy_table,
     counter_table,
+    kernel_rows,
     kernels_of,
     kernels_table,
     memory_table,
@@ -102,7 +103,12 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
     """
     trace = read_trace(path, every=every)
     header = _header(trace)
-    rank, problems = header.rank, (*trace.problems, *_doubts(trace))
+    rank, problems = header.rank, list(trace.problems)
+    if not trace.unix_ns:
+        problems.append("recording time unknown: no base time in the trace")
+    elif "baseTimeNanoseconds" not in trace.top:
+        text = "no base time in the trace; its times count from 1970, as before torch 2.3"
+        problems.append(text)
     return Spans(
         path,
         **_columns(trace, rank),
@@ -127,7 +133,8 @@ def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
         TraceError: It cannot be read or is not a Chrome trace.
     """
     trace = read_trace(path)
-    kernels, remarks = kernels_of(trace, _header(trace).rank)
+    rows, remarks = kernel_rows(trace)
+    kernels = kernels_of(trace, _header(trace).rank, rows, 0, len(rows))
     if not np.isin(trace.ranges.kind, (STAGE, STEP)).any():
         kernels = dataclasses.replace(kernels, step=np.zeros_like(kernels.step))
     return kernels, trace.unix_ns, [*trace.problems, *remarks]
@@ -210,14 +217,6 @@ def _place(job: Distributed, name: str) -> tuple[int, int]:
     rank = next((each for each in ranks if 0 <= each < MOST_RANKS), 0)
     worlds = [job.world_size, int(file[2] or 0) if file else 0]
     return rank, next((each for each in worlds if rank < each <= MOST_RANKS), rank + 1)
-
-
-def _doubts(trace: KinetoTrace) -> list[str]:
-    if "baseTimeNanoseconds" in trace.top and trace.unix_ns:
-        return []
-    if trace.unix_ns:
-        return ["no base time in the trace; its times count from 1970, as before torch 2.3"]
-    return ["recording time unknown: no base time in the trace"]
 
 
 def _threads(trace: KinetoTrace, lanes: list[int], rank: int) -> list[Thread]:
