@@ -46,10 +46,6 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
     calls are, are numbered on where a rank has several pieces. What cannot be read, abstained or is
     not there is said in the note with its ranks; where all of it is, the joined table abstains.
 
-    Args:
-        name: Of the table.
-        pieces: Where it comes from.
-
     Example::
 
         >>> one = Table("t", (Column("time", "time", "ns"),), [(5,)])

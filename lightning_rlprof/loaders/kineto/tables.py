@@ -6,7 +6,6 @@ these. Other tables: memory and counters over time, shapes of matmuls and attent
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -244,30 +243,26 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
         rows.add(part)
     names = list(trace.columns.names)
     texts = [name.removeprefix(MODULE) for name in names]
-    read = partial(_call_cells, rows, rank, trace.idents, names, texts)
+
+    def read(low: int, high: int) -> ColumnRows:
+        part = rows.rows(low, high)
+        cells: list[Any] = [
+            np.broadcast_to(np.int64(rank), high - low),
+            trace.idents[part["lane"]],
+            (part["name"], texts),
+            (part["kind"], CALL_KINDS),
+            part["start_ns"],
+            part["length_ns"],
+            np.arange(low + 1, high + 1),
+            known(part["parent"], nothing=0),
+            (part["stage"], names),
+            known(part["step"], nothing=0),
+            known(part["forward"], nothing=0),
+        ]
+        return ColumnRows(cells)
+
     note = "; ".join(trace.losses(*_SOURCES))
     return Table("calls", CALL_COLUMNS, PartRows(len(rows), read), note)
-
-
-def _call_cells(
-    rows: Grown, rank: int, idents: Int64s, names: list[str], texts: list[str], low: int, high: int
-) -> ColumnRows:
-    """Return some rows of the table."""
-    part = rows.rows(low, high)
-    cells: list[Any] = [
-        np.broadcast_to(np.int64(rank), high - low),
-        idents[part["lane"]],
-        (part["name"], texts),
-        (part["kind"], CALL_KINDS),
-        part["start_ns"],
-        part["length_ns"],
-        np.arange(low + 1, high + 1),
-        known(part["parent"], nothing=0),
-        (part["stage"], names),
-        known(part["step"], nothing=0),
-        known(part["forward"], nothing=0),
-    ]
-    return ColumnRows(cells)
 
 
 def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:
