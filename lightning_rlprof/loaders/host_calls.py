@@ -5,7 +5,6 @@ Also names the operators of torch that multiply matrices.
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -139,21 +138,15 @@ def forwards(numbered: Grown) -> Iterator[Columns]:
     keys = ("process", "sequence", "start_ns", "backward", "row")
     for block in in_order(numbered.parts(), *keys):
         row, backward = block["row"], block["backward"] > 0
+        lane, places = block["lane"], np.arange(len(row))
+        last = np.maximum.accumulate(np.where(backward, -1, places))
         starts = group_starts(block["process"], block["sequence"])
-        forward = _before(starts, backward, block["lane"])
-        told = backward & (forward >= 0)
-        yield {"row": row[told], "forward": row[forward[told]] + 1}
-
-
-def _before(starts: Int64s, backward: npt.NDArray[np.bool_], lane: npt.NDArray[Any]) -> Int64s:
-    """Return the place of the last forward operator before each row of its group, -1 without."""
-    places = np.arange(len(backward))
-    last = np.maximum.accumulate(np.where(backward, -1, places))
-    low = np.minimum.reduceat(np.where(backward, _NO_LANE, lane), starts)
-    high = np.maximum.reduceat(np.where(backward, -1, lane), starts)
-    sizes = group_sizes(starts, len(backward))
-    sure = np.repeat(low == high, sizes)
-    return np.where(sure & (last >= np.repeat(starts, sizes)), last, -1)
+        low = np.minimum.reduceat(np.where(backward, _NO_LANE, lane), starts)
+        high = np.maximum.reduceat(np.where(backward, -1, lane), starts)
+        sizes = group_sizes(starts, len(row))
+        one_thread = np.repeat(low == high, sizes)
+        told = backward & one_thread & (last >= np.repeat(starts, sizes))
+        yield {"row": row[told], "forward": row[last[told]] + 1}
 
 
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")

@@ -309,7 +309,11 @@ def _assemble(
         if len(rank.columns["start_ns"])
     ]
     zero = min(starts, default=min(header.unix_ns for header in headers.values()))
-    lives = {n: _first_and_last(rank) for n, rank in ranks.items()}
+    lives = {
+        number: [int(rank.columns["start_ns"][0]), int(rank.columns["end_ns"].max())]
+        for number, rank in ranks.items()
+        if len(rank.columns["id"])
+    }
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
@@ -332,12 +336,6 @@ def _assemble(
         unix_ns=zero,
         **_clock_facts(headers, clocks, lives),
     )
-
-
-def _first_and_last(rank: _Rank) -> list[int]:
-    """Return when a rank began and ended on its own clock, nothing where it has no spans."""
-    start, end = rank.columns["start_ns"], rank.columns["end_ns"]
-    return [int(start[0]), int(end.max())] if len(start) else []
 
 
 def _clock_facts(

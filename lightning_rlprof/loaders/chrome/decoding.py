@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.tables.arrays import Int64s
@@ -137,7 +136,10 @@ def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
         cut = next(at for at, time in enumerate(times) if not isinstance(time, float))
         return np.concatenate([nanoseconds(times[:cut]), nanoseconds(times[cut:])])
     sound = (floats > _ABSENT) & (floats < _DOUBLES)
-    return np.where(sound, _of_doubles(np.where(sound, floats, 0)), NO_TIME)
+    floats = np.where(sound, floats, 0)
+    whole = np.floor(floats)
+    rest = np.rint((floats - whole) * 1000).astype(np.int64)
+    return np.where(sound, whole.astype(np.int64) * 1000 + rest, NO_TIME)
 
 
 def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
@@ -151,11 +153,6 @@ def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
     if (split := _split(texts)) is not None:
         return split
     return np.fromiter((_exactly(bytes(text)) for text in texts), np.int64, len(texts))
-
-
-def _of_doubles(floats: npt.NDArray[np.float64]) -> Int64s:
-    whole = np.floor(floats)
-    return whole.astype(np.int64) * 1000 + np.rint((floats - whole) * 1000).astype(np.int64)
 
 
 def _split(texts: Sequence[msgspec.Raw]) -> Int64s | None:

@@ -160,7 +160,9 @@ class ChromeStream(Generic[T]):
         while self.open() and not self._ended:
             more, low = self._fill(), self._low
             batch = self._at_once()
-            if batch is None and self._replace_non_finite():
+            if batch is None:
+                window = self._buffer[self._low : self._high]
+                self._buffer[self._low : self._high] = replace_non_finite(bytes(window))
                 batch = self._at_once()
             if batch is None:
                 batch = self._one_by_one()
@@ -222,19 +224,13 @@ class ChromeStream(Generic[T]):
                 return [self._buffer.index(b",", place) for place in places[: -_GUESSES - 1 : -1]]
         return []
 
-    def _replace_non_finite(self) -> bool:
-        window = bytes(self._buffer[self._low : self._high])
-        sound = replace_non_finite(window)
-        self._buffer[self._low : self._high] = sound
-        return sound != window
-
     def _one_by_one(self) -> list[T]:
         """Decode each event on its own, up to one that is broken; six times as slow."""
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # one character per byte
         events: list[T] = []
         at = _past_gap(text, 0)
-        while at < len(text) and not self._ended:
+        while at < len(text):
             if text[at] == "]":
                 self._ended, at = True, at + 1
                 break

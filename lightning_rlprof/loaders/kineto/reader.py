@@ -183,6 +183,9 @@ def _header(trace: KinetoTrace) -> Header:
     rank, world = _place(job, trace.path.name)
     role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
+    counts = trace.columns.counts
+    # A trace ends with the names of its devices.
+    no_device = trace.complete and not (counts[KERNEL] or counts[COPY])
     lanes = list(trace.columns.lanes)
     pids = (lanes[lane][0] for lane in trace.ranges.thread[:1].tolist())
     return Header(
@@ -193,7 +196,7 @@ def _header(trace: KinetoTrace) -> Header:
         role=role[1] if role else "",
         host=told(top, "host_name", str, ""),
         pid=next((pid for pid in pids if isinstance(pid, int)), 0),
-        device=next(filter(None, devices), _no_device(trace)),
+        device=next(filter(None, devices), "cpu" if no_device else "unknown"),
         unix_ns=trace.unix_ns,
         clock_ns=0,
         versions={
@@ -202,12 +205,6 @@ def _header(trace: KinetoTrace) -> Header:
             if key.endswith("_version")
         },
     )
-
-
-def _no_device(trace: KinetoTrace) -> str:
-    """Return a name for a device without one; a trace ends with the names of its devices."""
-    ran = trace.columns.counts[KERNEL] or trace.columns.counts[COPY]
-    return "unknown" if ran or not trace.complete else "cpu"
 
 
 def _place(job: Distributed, name: str) -> tuple[int, int]:
