@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from lightning_rlprof.loaders.chrome.spill import Columns, Grown, in_order
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
+from lightning_rlprof.tables.interval_nesting import SLACK_NS
 from lightning_rlprof.tables.table import Column
 
 CALL_COLUMNS = (
@@ -34,10 +35,6 @@ CALL_KINDS = ("python", "operator", "runtime", "module")
 MODULE = "nn.Module: "
 """What torch writes before the name of a module."""
 
-SLACK_NS = 1_000
-"""A call may end that much later than the call around it: older traces count microseconds, and
-the ends of Python's functions are rounded."""
-
 NUMBERED: dict[str, type[np.generic]] = {
     **dict.fromkeys(("sequence", "start_ns", "row"), np.int64),
     **dict.fromkeys(("lane", "process"), np.int32),
@@ -58,10 +55,9 @@ class Nesting:
     def parents(
         self, lane: Int64s, start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
     ) -> Int64s:
-        """Return the number, from 1, of the innermost call around each of those that follow.
+        """Return the number, from 1, of the innermost call around each call, 0 without one.
 
-        0 without one. A call may end `SLACK_NS` later than the one around it, and begins before
-        that has ended.
+        A call may end `SLACK_NS` later than the one around it, and begins before that has ended.
 
         Args:
             lane: Of each call; those of one lane follow one another by start, outer calls first.

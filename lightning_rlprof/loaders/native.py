@@ -16,8 +16,6 @@ from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_tra
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
-_NO_COUNTERS: dict[str, Number | None] = {}
-
 
 def _counters(
     lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]]
@@ -25,7 +23,7 @@ def _counters(
     """Collect one rank's counters by name; those written after their span, by its id, win."""
     found: dict[str, tuple[list[int], list[Number]]] = {}
     for row, line in enumerate(lines):
-        counters = line.counters or _NO_COUNTERS
+        counters = line.counters or {}
         if line.id in late:
             counters = {**counters, **late[line.id]}
         for name, value in counters.items():
@@ -314,6 +312,8 @@ def _assemble(
         for number, rank in ranks.items()
         if len(rank.columns["id"])
     }
+    table = clock_table(headers, clocks, lives)
+    tables = {"clocks": lambda known=table: known} if table is not None else {}
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
@@ -334,19 +334,9 @@ def _assemble(
         notes=tuple(_notes(ranks, clocks, zero)),
         warnings=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
         unix_ns=zero,
-        **_clock_facts(headers, clocks, lives),
+        wall_off={number: own.off for number, own in clocks.items() if own.clock is not None},
+        tables=tables,
     )
-
-
-def _clock_facts(
-    headers: Mapping[int, Header], clocks: Mapping[int, OnAxis], lives: Mapping[int, list[int]]
-) -> dict[str, Any]:
-    """Return what is to be told of clocks where there are several."""
-    table = clock_table(headers, clocks, lives)
-    if table is None:
-        return {}
-    compared = {number: own.off for number, own in clocks.items() if own.clock is not None}
-    return {"wall_off": compared, "tables": {"clocks": lambda: table}}
 
 
 def _notes(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:

@@ -18,7 +18,6 @@ from lightning_rlprof.loaders.chrome.byte_source import Source
 
 _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
 _EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # stands before an event, with the blanks around it
-_SHORT = 1 << 12  # most events are shorter
 _GAP = re.compile(r"[\s,]*")
 # What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
 # the value of a key, so that names are left alone.
@@ -53,23 +52,14 @@ def _past_gap(text: str, at: int) -> int:
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Return where the JSON value that begins here ends, `_BROKEN` or `_INCOMPLETE` if it doesn't.
-
-    Parses more and more of the text, because json counts the lines before every error.
-    """
-    size = _SHORT
-    while True:
-        part = text[at : at + size]
-        try:
-            return at + _PARSE(part)[1]
-        except RecursionError:
-            return _BROKEN
-        except json.JSONDecodeError as error:
-            if error.pos < len(part) - _LITERAL and not error.msg.startswith("Unterminated"):
-                return _BROKEN
-            if at + size >= len(text):
-                return _INCOMPLETE
-        size *= 16
+    """Return where the JSON value that begins here ends, else `_BROKEN` or `_INCOMPLETE`."""
+    try:
+        return _PARSE(text, at)[1]
+    except RecursionError:
+        return _BROKEN
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text) - _LITERAL or error.msg.startswith("Unterminated")
+        return _INCOMPLETE if cut else _BROKEN
 
 
 T = TypeVar("T")

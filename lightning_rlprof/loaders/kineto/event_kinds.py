@@ -298,18 +298,13 @@ SLICES: dict[str | None, int] = {category: code_of_event(category, "X") for cate
 
 
 def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
-    """Return the kind that the name of an event tells, -1 for most."""
-    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(PRODUCTS, SHAPES)}
-    kinds = (COLLECTIVE if is_communication(name) else told.get(name, -1) for name in names)
-    return np.fromiter(kinds, np.int8)
-
-
-def is_communication(kernel: str) -> bool:
-    """Tell whether a kernel of that name is a collective's.
+    """Return the kind that the name of an event tells, -1 for most.
 
     Example::
 
-        >>> is_communication("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), is_communication("gemm")
-        (True, False)
+        >>> signs_of(["ncclDevKernel_AllReduce_Sum_f32_RING_LL", "gemm"]).tolist()
+        [9, -1]
     """
-    return _COMMUNICATES.search(kernel) is not None
+    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(PRODUCTS, SHAPES)}
+    kinds = (COLLECTIVE if _COMMUNICATES.search(name) else told.get(name, -1) for name in names)
+    return np.fromiter(kinds, np.int8)

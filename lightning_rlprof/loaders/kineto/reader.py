@@ -40,9 +40,7 @@ from lightning_rlprof.tables.kernels import Kernels
 from lightning_rlprof.tables.spans import NO_PARENT, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Table
 
-MOST_RANKS = 2**20
-"""More than any job has: a number from here on is damage."""
-
+MOST_RANKS = 2**20  # more than any job has: a number from here on is damage
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
 
