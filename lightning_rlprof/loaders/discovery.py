@@ -82,9 +82,7 @@ def read_ranks(
     return aligned(join(parts, lost))
 
 
-# What one trace may lie there as, the form that is read where there are several first.
-_FORMS = (KINETO_SUFFIXES, NSYS_SUFFIXES)
-_SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", ".sqlite", ".nsys-rep")
+_SURE = (".trace.json", ".trace.json.gz", ".trace.json.zst", *NSYS_SUFFIXES)
 
 
 class _Item(NamedTuple):
@@ -179,7 +177,7 @@ def _is_file(entry: "os.DirEntry[str]") -> bool:
 def _traces(files: Iterable[Path]) -> list[Path]:
     """Return the traces among the files of one folder, each in one form, and broken ones."""
     there, found = [*files], list[Path]()
-    for endings in _FORMS:
+    for endings in (KINETO_SUFFIXES, NSYS_SUFFIXES):
         forms: dict[str, tuple[int, Path]] = {}
         for path in there:
             for order, ending in enumerate(endings):

@@ -5,13 +5,13 @@ Also names the operators of torch that multiply matrices.
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.loaders.chrome.spill import Columns, Grown, in_order
 from lightning_rlprof.tables.arrays import Int64s, group_sizes, group_starts
+from lightning_rlprof.tables.interval_nesting import SLACK_NS
 from lightning_rlprof.tables.table import Column
 
 CALL_COLUMNS = (
@@ -35,10 +35,6 @@ CALL_KINDS = ("python", "operator", "runtime", "module")
 MODULE = "nn.Module: "
 """What torch writes before the name of a module."""
 
-SLACK_NS = 1_000
-"""A call may end that much later than the call around it: older traces count microseconds, and
-the ends of Python's functions are rounded."""
-
 NUMBERED: dict[str, type[np.generic]] = {
     **dict.fromkeys(("sequence", "start_ns", "row"), np.int64),
     **dict.fromkeys(("lane", "process"), np.int32),
@@ -59,10 +55,9 @@ class Nesting:
     def parents(
         self, lane: Int64s, start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
     ) -> Int64s:
-        """Return the number, from 1, of the innermost call around each of those that follow.
+        """Return the number, from 1, of the innermost call around each call, 0 without one.
 
-        0 without one. A call may end `SLACK_NS` later than the one around it, and begins before
-        that has ended.
+        A call may end `SLACK_NS` later than the one around it, and begins before that has ended.
 
         Args:
             lane: Of each call; those of one lane follow one another by start, outer calls first.
@@ -88,23 +83,18 @@ class Nesting:
         return found
 
 
-class _Around(NamedTuple):
-    """Calls of one lane that may still be around others, outer ones first."""
-
-    number: Int64s
-    end: Int64s
-
-
-_NOBODY = _Around(np.empty(0, np.int64), np.empty(0, np.int64))
+# Numbers and ends of the calls of one lane that may still be around others, outer ones first.
+_Around = tuple[Int64s, Int64s]
+_NOBODY: _Around = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 def _within(
     around: _Around, first: int, start: Int64s, end: Int64s, alone: npt.NDArray[np.bool_]
 ) -> tuple[Int64s, _Around]:
     """Return the parents of some calls of a lane, and what is still around those that follow."""
-    known, own = len(around.number), np.flatnonzero(~alone)
-    number = np.append(around.number, own + (first + 1))
-    over = np.append(around.end, end[own])
+    known, own = len(around[0]), np.flatnonzero(~alone)
+    number = np.append(around[0], own + (first + 1))
+    over = np.append(around[1], end[own])
     above = np.arange(-1, len(number) - 1)
     _climb(above[known:], start[own], end[own], over, above)
     leaf = np.flatnonzero(alone)
@@ -116,7 +106,7 @@ def _within(
     while last >= 0:
         chain.append(last)
         last = int(above[last])
-    return found, _Around(number[chain[::-1]], over[chain[::-1]])
+    return found, (number[chain[::-1]], over[chain[::-1]])
 
 
 def _climb(at: Int64s, start: Int64s, end: Int64s, over: Int64s, above: Int64s) -> None:
@@ -144,21 +134,15 @@ def forwards(numbered: Grown) -> Iterator[Columns]:
     keys = ("process", "sequence", "start_ns", "backward", "row")
     for block in in_order(numbered.parts(), *keys):
         row, backward = block["row"], block["backward"] > 0
+        lane, places = block["lane"], np.arange(len(row))
+        last = np.maximum.accumulate(np.where(backward, -1, places))
         starts = group_starts(block["process"], block["sequence"])
-        forward = _before(starts, backward, block["lane"])
-        told = backward & (forward >= 0)
-        yield {"row": row[told], "forward": row[forward[told]] + 1}
-
-
-def _before(starts: Int64s, backward: npt.NDArray[np.bool_], lane: npt.NDArray[Any]) -> Int64s:
-    """Return the place of the last forward operator before each row of its group, -1 without."""
-    places = np.arange(len(backward))
-    last = np.maximum.accumulate(np.where(backward, -1, places))
-    low = np.minimum.reduceat(np.where(backward, _NO_LANE, lane), starts)
-    high = np.maximum.reduceat(np.where(backward, -1, lane), starts)
-    sizes = group_sizes(starts, len(backward))
-    sure = np.repeat(low == high, sizes)
-    return np.where(sure & (last >= np.repeat(starts, sizes)), last, -1)
+        low = np.minimum.reduceat(np.where(backward, _NO_LANE, lane), starts)
+        high = np.maximum.reduceat(np.where(backward, -1, lane), starts)
+        sizes = group_sizes(starts, len(row))
+        one_thread = np.repeat(low == high, sizes)
+        told = backward & one_thread & (last >= np.repeat(starts, sizes))
+        yield {"row": row[told], "forward": row[last[told]] + 1}
 
 
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention")

@@ -46,10 +46,6 @@ def join_tables(name: str, pieces: Sequence[Piece]) -> Table:
     calls are, are numbered on where a rank has several pieces. What cannot be read, abstained or is
     not there is said in the note with its ranks; where all of it is, the joined table abstains.
 
-    Args:
-        name: Of the table.
-        pieces: Where it comes from.
-
     Example::
 
         >>> one = Table("t", (Column("time", "time", "ns"),), [(5,)])
@@ -301,15 +297,11 @@ def _notes(part: Spans, later_ns: int) -> list[RankNote]:
 
 def _warnings_of(part: Spans) -> list[RunWarning]:
     """Return what a part says of itself, as said by its rank, or by its name if it has several."""
-    rank = _only_rank(part)
-    return [
-        problem
-        if problem.rank is not None
-        else RunWarning(
-            rank, problem.text if rank is not None else f"{part.path.name}: {problem.text}"
-        )
-        for problem in part.warnings
-    ]
+    found = []
+    for rank, text in part.warnings:
+        named = text if rank is not None or len(part.ranks) == 1 else f"{part.path.name}: {text}"
+        found.append(RunWarning(_only_rank(part) if rank is None else rank, named))
+    return found
 
 
 def _only_rank(part: Spans) -> int | None:

@@ -16,8 +16,6 @@ from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_tra
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
-_NO_COUNTERS: dict[str, Number | None] = {}
-
 
 def _counters(
     lines: list[SpanLine], late: Mapping[int, Mapping[str, Number | None]]
@@ -25,7 +23,7 @@ def _counters(
     """Collect one rank's counters by name; those written after their span, by its id, win."""
     found: dict[str, tuple[list[int], list[Number]]] = {}
     for row, line in enumerate(lines):
-        counters = line.counters or _NO_COUNTERS
+        counters = line.counters or {}
         if line.id in late:
             counters = {**counters, **late[line.id]}
         for name, value in counters.items():
@@ -303,8 +301,19 @@ def _assemble(
     headers = {number: rank.header for number, rank in ranks.items()}
     problems += disagreeing(headers.values())
     clocks, doubts = on_axis(headers, {number: rank.meetings for number, rank in ranks.items()})
-    zero = _first_event(ranks, clocks)
-    lives = {n: _first_and_last(rank) for n, rank in ranks.items()}
+    starts = [
+        int(clocks[number].unix(rank.columns["start_ns"][:1])[0])
+        for number, rank in ranks.items()
+        if len(rank.columns["start_ns"])
+    ]
+    zero = min(starts, default=min(header.unix_ns for header in headers.values()))
+    lives = {
+        number: [int(rank.columns["start_ns"][0]), int(rank.columns["end_ns"].max())]
+        for number, rank in ranks.items()
+        if len(rank.columns["id"])
+    }
+    table = clock_table(headers, clocks, lives)
+    tables = {"clocks": lambda known=table: known} if table is not None else {}
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
@@ -325,35 +334,9 @@ def _assemble(
         notes=tuple(_notes(ranks, clocks, zero)),
         warnings=(*problems, *doubts, *(own for rank in every for own in rank.problems)),
         unix_ns=zero,
-        **_clock_facts(headers, clocks, lives),
+        wall_off={number: own.off for number, own in clocks.items() if own.clock is not None},
+        tables=tables,
     )
-
-
-def _first_and_last(rank: _Rank) -> list[int]:
-    """Return when a rank began and ended on its own clock, nothing where it has no spans."""
-    start, end = rank.columns["start_ns"], rank.columns["end_ns"]
-    return [int(start[0]), int(end.max())] if len(start) else []
-
-
-def _clock_facts(
-    headers: Mapping[int, Header], clocks: Mapping[int, OnAxis], lives: Mapping[int, list[int]]
-) -> dict[str, Any]:
-    """Return what is to be told of clocks where there are several."""
-    table = clock_table(headers, clocks, lives)
-    if table is None:
-        return {}
-    compared = {number: own.off for number, own in clocks.items() if own.clock is not None}
-    return {"wall_off": compared, "tables": {"clocks": lambda: table}}
-
-
-def _first_event(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis]) -> int:
-    """Return when the first span of all began, else the first rank, in wall-clock time."""
-    starts = [
-        int(clocks[number].unix(rank.columns["start_ns"][:1])[0])
-        for number, rank in ranks.items()
-        if len(rank.columns["start_ns"])
-    ]
-    return min(starts, default=min(rank.header.unix_ns for rank in ranks.values()))
 
 
 def _notes(ranks: dict[int, _Rank], clocks: Mapping[int, OnAxis], zero: int) -> list[RankNote]:

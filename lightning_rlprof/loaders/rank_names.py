@@ -49,11 +49,11 @@ def disagreeing(headers: Iterable[Header]) -> list[RunWarning]:
     for each in headers:
         worlds.setdefault(each.role, {}).setdefault(each.world_size, []).append(each.rank)
     text = "ranks of role {} have different world sizes (several jobs?): {}"
-    return [
-        RunWarning(None, text.format(role, ", ".join(f"{as_ranges(of)} of {n}" for n, of in told)))
-        for role, told in ((role, sorted(own.items())) for role, own in worlds.items())
-        if len(told) > 1
-    ]
+    found = []
+    for role, own in worlds.items():
+        told = ", ".join(f"{as_ranges(ranks)} of {world}" for world, ranks in sorted(own.items()))
+        found += [RunWarning(None, text.format(role, told))] if len(own) > 1 else []
+    return found
 
 
 def as_ranges(ranks: Iterable[int]) -> str:

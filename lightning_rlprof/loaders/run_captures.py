@@ -103,16 +103,13 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         shift = partial(on_run, spans, spans.unix_ns)
         tables = {name: partial(shift_times, read, shift) for name, read in tables.items()}
     read_once = cache(lambda path: _read_capture(path, files[path]))
-    for name in sorted({name for path in files for name in _tables_of(path)}):
+    tables_of = (_KINETO_TABLES if _is_chrome(path) else _NSYS_TABLES for path in files)
+    for name in sorted(set().union(*tables_of)):
         own = [Piece((), 0, tables[name])] if name in tables else []
         tables[name] = partial(_join_captures, name, files, own, read_once, spans)
     every = {**files, **captures}
     tables = {**spans.tables, **tables, "kernels": lambda: _kernels(spans, every)}
     return replace(spans, tables=tables)
-
-
-def _tables_of(path: Path) -> tuple[str, ...]:
-    return _KINETO_TABLES if _is_chrome(path) else _NSYS_TABLES
 
 
 def _join_captures(

@@ -199,8 +199,5 @@ def coded(ids: Int64s, texts: Mapping[int, str]) -> Coded:
 def _journal(path: Path) -> str:
     """Say that rows still stand in a journal beside the file, "" where none do."""
     journal = Path(f"{path}-wal")
-    try:
-        there = journal.stat().st_size > 0
-    except OSError:
-        return ""
+    there = journal.is_file() and journal.stat().st_size > 0
     return f"is incomplete: the rows in {journal.name} next to it are not read" if there else ""

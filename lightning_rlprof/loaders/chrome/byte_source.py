@@ -1,8 +1,10 @@
 """The bytes of a trace file, decompressed while they are read."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Protocol
+
+from isal import isal_zlib
 
 from lightning_rlprof.errors import TraceError
 
@@ -13,6 +15,7 @@ BOMB_BYTES = 1 << 28
 """Up to here a compressed file may expand by any ratio: two seconds of work."""
 
 _CHUNK, _STEP = 1 << 14, 1 << 16  # bytes that are read, and decompressed, at once
+_GZIP_MEMBER = 31  # for zlib: with the header of gzip, and its checksum at the end
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -27,7 +30,7 @@ class _DamagedError(Exception):
     """The compressed data ends early or is broken; the text says how."""
 
 
-class Source:
+class Source(AbstractContextManager["Source"]):
     """Read a plain, gzip or zstd file as one stream; which of them, its first bytes tell.
 
     ``problem`` says why the stream ended before the file's end, None if it did not.
@@ -58,16 +61,7 @@ class Source:
             gzip = magic.startswith(_GZIP)
             self._stream = _Gzip(self._file) if gzip else _Zstd(self._file, path)
 
-    def __enter__(self) -> "Source":
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._file.close()
 
@@ -104,12 +98,9 @@ class _Gzip:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        from isal import isal_zlib
-
-        self._file, self._isal = file, isal_zlib
-        self._error: Any = isal_zlib.error
+        self._file = file
         self._rest = b""
-        self._member: Any = self._new_member()
+        self._member: Any = isal_zlib.decompressobj(_GZIP_MEMBER)
 
     def readinto(self, view: memoryview, /) -> int:
         while not self._member.eof or self._next_member():
@@ -117,7 +108,7 @@ class _Gzip:
             self._rest = b""
             try:
                 out = self._member.decompress(data, min(len(view), _STEP))
-            except self._error as error:
+            except isal_zlib.error as error:  # type: ignore[misc]  # its stub says Exception()
                 raise _DamagedError(f"its compressed data is damaged ({error})") from error
             if out:
                 view[: len(out)] = out
@@ -133,12 +124,9 @@ class _Gzip:
             rest = more.lstrip(b"\0")
         if rest and not rest.startswith(_GZIP[:1]):
             raise _DamagedError("its compressed data is followed by other data")
-        self._rest = rest
-        self._member = self._new_member() if rest else self._member
+        if rest:
+            self._rest, self._member = rest, isal_zlib.decompressobj(_GZIP_MEMBER)
         return bool(rest)
-
-    def _new_member(self) -> Any:
-        return self._isal.decompressobj(31)  # 31: a gzip header, and its checksum at the end
 
 
 class _Zstd:

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.tables.arrays import Int64s
@@ -48,17 +47,11 @@ _FEW, _SAMPLES = 8, 32
 _time = operator.attrgetter("ts")
 
 
-class _Quick(msgspec.Struct, gc=False):
+class _Quick(Event, gc=False):
     """An event whose times are numbers that doubles hold."""
 
-    ph: str = ""
-    cat: str | None = None
-    name: str | None = None
-    pid: Id = None
-    tid: Id = None
-    ts: float = _ABSENT
-    dur: float = _ABSENT
-    args: msgspec.Raw = msgspec.Raw(b"{}")
+    ts: float = _ABSENT  # type: ignore[assignment]
+    dur: float = _ABSENT  # type: ignore[assignment]
 
 
 class EventDecoder:
@@ -143,7 +136,10 @@ def nanoseconds(times: Sequence[msgspec.Raw] | Sequence[float]) -> Int64s:
         cut = next(at for at, time in enumerate(times) if not isinstance(time, float))
         return np.concatenate([nanoseconds(times[:cut]), nanoseconds(times[cut:])])
     sound = (floats > _ABSENT) & (floats < _DOUBLES)
-    return np.where(sound, _of_doubles(np.where(sound, floats, 0)), NO_TIME)
+    floats = np.where(sound, floats, 0)
+    whole = np.floor(floats)
+    rest = np.rint((floats - whole) * 1000).astype(np.int64)
+    return np.where(sound, whole.astype(np.int64) * 1000 + rest, NO_TIME)
 
 
 def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
@@ -157,11 +153,6 @@ def _of_texts(texts: Sequence[msgspec.Raw]) -> Int64s:
     if (split := _split(texts)) is not None:
         return split
     return np.fromiter((_exactly(bytes(text)) for text in texts), np.int64, len(texts))
-
-
-def _of_doubles(floats: npt.NDArray[np.float64]) -> Int64s:
-    whole = np.floor(floats)
-    return whole.astype(np.int64) * 1000 + np.rint((floats - whole) * 1000).astype(np.int64)
 
 
 def _split(texts: Sequence[msgspec.Raw]) -> Int64s | None:

@@ -18,7 +18,6 @@ from lightning_rlprof.loaders.chrome.byte_source import Source
 
 _KEY = r'"(?:args|bp|cat|cname|dur|id|name|ph|pid|s|sf|tdur|tid|ts|tts)"\s*:'
 _EVENT = r"\s*(?=\{\s*" + _KEY + ")"  # stands before an event, with the blanks around it
-_SHORT = 1 << 12  # most events are shorter
 _GAP = re.compile(r"[\s,]*")
 # What C++ and Python print for a number that JSON cannot write: NaN, -nan, Infinity, inf. Only as
 # the value of a key, so that names are left alone.
@@ -53,23 +52,14 @@ def _past_gap(text: str, at: int) -> int:
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Return where the JSON value that begins here ends, `_BROKEN` or `_INCOMPLETE` if it doesn't.
-
-    Parses more and more of the text, because json counts the lines before every error.
-    """
-    size = _SHORT
-    while True:
-        part = text[at : at + size]
-        try:
-            return at + _PARSE(part)[1]
-        except RecursionError:
-            return _BROKEN
-        except json.JSONDecodeError as error:
-            if error.pos < len(part) - _LITERAL and not error.msg.startswith("Unterminated"):
-                return _BROKEN
-            if at + size >= len(text):
-                return _INCOMPLETE
-        size *= 16
+    """Return where the JSON value that begins here ends, else `_BROKEN` or `_INCOMPLETE`."""
+    try:
+        return _PARSE(text, at)[1]
+    except RecursionError:
+        return _BROKEN
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text) - _LITERAL or error.msg.startswith("Unterminated")
+        return _INCOMPLETE if cut else _BROKEN
 
 
 T = TypeVar("T")
@@ -160,7 +150,9 @@ class ChromeStream(Generic[T]):
         while self.open() and not self._ended:
             more, low = self._fill(), self._low
             batch = self._at_once()
-            if batch is None and self._replace_non_finite():
+            if batch is None:
+                window = self._buffer[self._low : self._high]
+                self._buffer[self._low : self._high] = replace_non_finite(bytes(window))
                 batch = self._at_once()
             if batch is None:
                 batch = self._one_by_one()
@@ -222,19 +214,13 @@ class ChromeStream(Generic[T]):
                 return [self._buffer.index(b",", place) for place in places[: -_GUESSES - 1 : -1]]
         return []
 
-    def _replace_non_finite(self) -> bool:
-        window = bytes(self._buffer[self._low : self._high])
-        sound = replace_non_finite(window)
-        self._buffer[self._low : self._high] = sound
-        return sound != window
-
     def _one_by_one(self) -> list[T]:
         """Decode each event on its own, up to one that is broken; six times as slow."""
         window = bytes(self._buffer[self._low : self._high])
         text = window.decode("latin-1")  # one character per byte
         events: list[T] = []
         at = _past_gap(text, 0)
-        while at < len(text) and not self._ended:
+        while at < len(text):
             if text[at] == "]":
                 self._ended, at = True, at + 1
                 break

@@ -95,10 +95,6 @@ class Grown:
                 self._aside[name].append((len(joined), at))
                 self._parts[name] = []
 
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one column in memory of its own."""
-        return self.part(name, 0, len(self))
-
     def part(self, name: str, low: int, high: int) -> npt.NDArray[Any]:
         """Return some rows of one column, in memory of their own."""
         column = np.empty(high - low, self.types[name])

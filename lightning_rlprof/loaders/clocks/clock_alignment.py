@@ -20,7 +20,7 @@ _ONE_CLOCK_NS = 1_000_000_000
 Meetings = Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]]
 """A rank's exchanges: with which rank, and the readings of its ping-pongs."""
 
-_COLUMNS = (
+CLOCK_COLUMNS = (
     Column("rank", "count"),
     Column("host", "text"),
     Column("clock", "count"),
@@ -33,6 +33,7 @@ _COLUMNS = (
     Column("drift uncertainty", "number", "ppm"),
     Column("jumps", "count"),
 )
+"""Of the table ``clocks``."""
 
 
 class ClockRow(NamedTuple):
@@ -143,12 +144,7 @@ def clock_table(
     for rank, own in ranks.items():
         row = ClockRow(rank, headers[rank].host, lowest.setdefault(own, rank))
         rows.append(_row(row, headers[rank], ranks, (lives or {}).get(rank, [])))
-    return table_of(rows) if len(lowest) > 1 else None
-
-
-def table_of(rows: Sequence[ClockRow]) -> Table:
-    """Return the table ``clocks``."""
-    return Table("clocks", _COLUMNS, rows)
+    return Table("clocks", CLOCK_COLUMNS, rows) if len(lowest) > 1 else None
 
 
 def wall_clocks(headers: Mapping[int, Header]) -> list[ClockRow]:

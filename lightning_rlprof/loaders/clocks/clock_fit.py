@@ -142,9 +142,7 @@ def from_exchange(readings: Sequence[Sequence[int]]) -> Knot:
     times = np.asarray(readings, np.int64).reshape(-1, 4)
     sent, arrived, answered, received = times.T
     fastest = int(np.argmin(received - sent - (answered - arrived)))
-    low, high = int((answered - received).max()), int((arrived - sent).min())
-    if low > high:  # the clock was set meanwhile
-        low, high = int((answered - received).min()), int((arrived - sent).max())
+    low, high = _bounds(answered - received, arrived - sent)
     middle = (int(sent[fastest]) + int(received[fastest])) // 2
     return Knot(middle, low, high, (low + high) // 2)
 
@@ -172,11 +170,15 @@ def from_collectives(
     away = np.maximum(abs(ended - middle), abs(begun - middle))
     drifted = np.ceil(DRIFT * away).astype(np.int64)
     lows, highs = begun_there - ended - drifted, ended_there - begun + drifted
-    low, high = int(lows.max()), int(highs.min())
-    if low > high:  # the clock was set meanwhile
-        low, high = int(lows.min()), int(highs.max())
+    low, high = _bounds(lows, highs)
     likely = int(np.sort(ended_there - ended)[len(ended) // 2])
     return Knot(middle, low, high, min(max(likely, low), high))
+
+
+def _bounds(lows: Int64s, highs: Int64s) -> tuple[int, int]:
+    """Return the tightest bounds, or the widest where the clock was set meanwhile."""
+    low, high = int(lows.max()), int(highs.min())
+    return (low, high) if low <= high else (int(lows.min()), int(highs.max()))
 
 
 def solve(knots: Sequence[Knot]) -> Clock | None:

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.loaders.clocks.clock_alignment import ClockRow, table_of, wall_clocks
+from lightning_rlprof.loaders.clocks.clock_alignment import CLOCK_COLUMNS, ClockRow, wall_clocks
 from lightning_rlprof.loaders.clocks.clock_fit import Clock, from_collectives, solve
 from lightning_rlprof.loaders.clocks.shifted_tables import moved, shift_cells
 from lightning_rlprof.loaders.rank_names import as_ranges
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_sizes, group_starts
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import RunWarning, Spans
+from lightning_rlprof.tables.table import Table
 
 # Those in which everybody needs something from everybody. Of a broadcast the root is done before
 # others have begun, of a reduce the others; an uneven all_to_all may send nothing to some.
@@ -189,7 +190,7 @@ def aligned(spans: Spans) -> Spans:
     spans = moved(spans, {rank: each for rank, each in clocks.items() if each.offset_ns.any()})
     rows = _told(spans, rows, found)
     warnings = (*spans.warnings, *_doubts(spans, rows))
-    table = table_of(rows)
+    table = Table("clocks", CLOCK_COLUMNS, rows)
     return replace(spans, warnings=warnings, tables={**spans.tables, "clocks": lambda: table})
 
 
@@ -215,21 +216,17 @@ def _told(spans: Spans, rows: Sequence[ClockRow], found: Mapping[int, _Solved]) 
 
 
 def _compared_row(spans: Spans, row: ClockRow, reference: int, solved: _Solved) -> ClockRow:
+    unix = spans.headers[row.rank].unix_ns
     return row._replace(
         reference=reference,
         method="collectives",
         exchanges=solved.meetings,
-        off_ns=_off(spans, row.rank),
+        off_ns=unix - spans.unix_ns - spans.later(row.rank, unix) if unix else None,
         uncertainty_ns=solved.unsure_ns,
         drift=solved.clock.drift * 1e6,
         drift_uncertainty=solved.clock.drift_uncertainty * 1e6,
         jumps=len(solved.clock.jumps),
     )
-
-
-def _off(spans: Spans, rank: int) -> int | None:
-    unix = spans.headers[rank].unix_ns
-    return unix - spans.unix_ns - spans.later(rank, unix) if unix else None
 
 
 def _doubts(spans: Spans, rows: Sequence[ClockRow]) -> list[RunWarning]:

@@ -140,10 +140,12 @@ class ChromeColumns:
             if each == MEMORY:
                 rows = rows[sign[rows] == MEMORY]
             raw = [args[row] for row in rows.tolist()]
-            for derived, of in DERIVED.items():
-                if of == each:
-                    part = self._derived(derived, sign[rows], raw)
-                    self._take(derived, rows[part], columns, [*compress(raw, part.tolist())])
+            for derived in (kind for kind, of in DERIVED.items() if of == each):
+                part = sign[rows] == derived
+                if derived == COLLECTIVE:
+                    part[holding(raw, b",".join(raw), _TOLD)] = True
+                    self.counts[COLLECTIVE] += int(np.count_nonzero(part))
+                self._take(derived, rows[part], columns, [*compress(raw, part.tolist())])
             self._take(each, rows, columns, raw)
 
     def _signs_of(self, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
@@ -152,16 +154,6 @@ class ChromeColumns:
             new = signs_of(islice(self.names, len(self._signs), None))
             self._signs = np.append(self._signs, new)
         return self._signs[codes]
-
-    def _derived(
-        self, kind: int, sign: npt.NDArray[np.int8], raw: list[msgspec.Raw]
-    ) -> npt.NDArray[np.bool_]:
-        """Return which events are of a kind by their names or arguments, too."""
-        part: npt.NDArray[np.bool_] = sign == kind
-        if kind == COLLECTIVE:
-            part[holding(raw, b",".join(raw), _TOLD)] = True
-            self.counts[COLLECTIVE] += int(np.count_nonzero(part))
-        return part
 
     def _take(self, kind: int, rows: Int64s, columns: _Columns, raw: list[msgspec.Raw]) -> None:
         """Take some of a batch's events, with their arguments, as those of one kind."""
@@ -219,8 +211,6 @@ class ChromeColumns:
         """Keep what a thread or process is called."""
         key = {"thread_name": "name", "process_labels": "labels"}.get(event.name or "")
         if key is None or max(len(self.thread_names), len(self.labels)) >= MOST_LANES:
-            return
-        if len(f"{event.pid}{event.tid}") > _LONGEST:
             return
         try:
             name = msgspec.json.decode(event.args, type=dict[str, Any])[key]

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.loaders.chrome.decoding import MISSING, Codes, Id, integers
 from lightning_rlprof.loaders.host_calls import PRODUCTS
-from lightning_rlprof.tables.arrays import Int64s
 
 _Columns = dict[str, npt.NDArray[Any]]
 
@@ -76,13 +75,11 @@ class Arguments(NamedTuple):
         decode: Reads a JSON array of them.
         columns: Makes columns; texts become codes.
         sign: Stands in all arguments that matter; the others, which are most, are not read.
-        often: Where the sign is in one of a batch, it is in most: all are read then.
     """
 
     decode: Callable[[bytes], list[Any]]
     columns: Callable[[list[Any], Codes], _Columns]
     sign: bytes = b""
-    often: bool = False
 
 
 def read_arguments(
@@ -93,7 +90,7 @@ def read_arguments(
     Those that cannot be read have no row.
     """
     joined, places = b",".join(raw), None
-    if arguments.sign and not (arguments.often and arguments.sign in joined):
+    if arguments.sign:
         places = holding(raw, joined, arguments.sign)
         joined = b",".join([raw[at] for at in places])
     try:
@@ -104,7 +101,9 @@ def read_arguments(
         return columns, sound
     columns = arguments.columns(args, texts)
     if places is not None:
-        columns = {name: _spread(own, places, len(raw)) for name, own in columns.items()}
+        read, columns = columns, {name: np.full(len(raw), MISSING) for name in columns}
+        for name, column in columns.items():
+            column[places] = read[name]
     return columns, None
 
 
@@ -133,12 +132,6 @@ def _is_readable(each: msgspec.Raw, arguments: Arguments) -> bool:
     except NOT_JSON:
         return False
     return True
-
-
-def _spread(own: Int64s, places: list[int], length: int) -> Int64s:
-    column = np.full(length, MISSING)
-    column[places] = own
-    return column
 
 
 def _numbers(args: list[Any], *names: str) -> _Columns:
@@ -256,7 +249,7 @@ ARGUMENTS: dict[int, Arguments] = {
     ),
     COLLECTIVE: _SENDS,
     PARAMETERS: _SENDS,
-    SHAPES: _arguments(_Shaped, _shaped, b'"Input Dims"')._replace(often=True),
+    SHAPES: _arguments(_Shaped, _shaped, b'"Input Dims"'),
 }
 """What is read of the arguments of a kind, where that is anything."""
 
@@ -305,18 +298,13 @@ SLICES: dict[str | None, int] = {category: code_of_event(category, "X") for cate
 
 
 def signs_of(names: Iterable[str]) -> npt.NDArray[np.int8]:
-    """Return the kind that the name of an event tells, -1 for most."""
-    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(PRODUCTS, SHAPES)}
-    kinds = (COLLECTIVE if is_communication(name) else told.get(name, -1) for name in names)
-    return np.fromiter(kinds, np.int8)
-
-
-def is_communication(kernel: str) -> bool:
-    """Tell whether a kernel of that name is a collective's.
+    """Return the kind that the name of an event tells, -1 for most.
 
     Example::
 
-        >>> is_communication("ncclDevKernel_AllReduce_Sum_f32_RING_LL"), is_communication("gemm")
-        (True, False)
+        >>> signs_of(["ncclDevKernel_AllReduce_Sum_f32_RING_LL", "gemm"]).tolist()
+        [9, -1]
     """
-    return _COMMUNICATES.search(kernel) is not None
+    told = {_PARAMETERS: PARAMETERS, _CHANGE: MEMORY, **dict.fromkeys(PRODUCTS, SHAPES)}
+    kinds = (COLLECTIVE if _COMMUNICATES.search(name) else told.get(name, -1) for name in names)
+    return np.fromiter(kinds, np.int8)

@@ -35,12 +35,11 @@ def place(trace: KinetoTrace, work: Grown, what: str) -> tuple[Grown, list[str]]
         what: What remarks call them.
 
     Returns:
-        The work by start with more columns, and how many rows have values that are missing
-        (`UNKNOWN`) or uncertain. The columns are stage and range (codes of the names of the stage
-        and of the innermost range, -1 without), step (0 without; of a file without steps, the one
-        in its name), launch_ns (when the call began, counted from `KinetoTrace.zero_ns`), call_ns
-        (how long it took), thread (identity of the calling thread), and graph (number of the CUDA
-        graph replay that it ran in, from 1 by time).
+        The work by start, and how many rows have missing (`UNKNOWN`) or uncertain values. It has
+        more columns. stage and range are codes of names, of the innermost range in the latter, -1
+        without. step is 0 without; of a file without steps, the one in its name. launch_ns counts
+        from `KinetoTrace.zero_ns`, call_ns is the length of the call, thread the caller's identity.
+        graph is the number of the CUDA graph replay, from 1 by time.
     """
     ordered = Grown(work.types)
     asked = Grown(dict.fromkeys(("launch", "start_ns", "row"), np.int64))
@@ -84,7 +83,7 @@ def _calls_of(trace: KinetoTrace, asked: Grown) -> Iterator[Columns]:
     )
     calls = _calls(trace)
     if len(asked) <= ROWS:
-        known = np.unique(asked.column("launch"))
+        known = np.unique(asked.rows()["launch"])
         calls = (_only(part, np.isin(part["launch"], known)) for part in calls)
     for block in in_order(chain(calls, work), "launch", "start_ns", "row", whole=1):
         called, at = block["row"] < 0, np.arange(len(block["row"]))

@@ -27,6 +27,7 @@ from lightning_rlprof.loaders.kineto.tables import (
     collective_table,
     copy_table,
     counter_table,
+    kernel_rows,
     kernels_of,
     kernels_table,
     memory_table,
@@ -39,9 +40,7 @@ from lightning_rlprof.tables.kernels import Kernels
 from lightning_rlprof.tables.spans import NO_PARENT, RunWarning, Spans, Thread
 from lightning_rlprof.tables.table import Table
 
-MOST_RANKS = 2**20
-"""More than any job has: a number from here on is damage."""
-
+MOST_RANKS = 2**20  # more than any job has: a number from here on is damage
 _RANK = re.compile(r"rank[-_]?(\d{1,7})(?:-of-(\d{1,7}))?")
 _ROLE = re.compile(r"_([^_]+)_rank\d+-of-\d")
 
@@ -102,7 +101,12 @@ def read_kineto(path: Path, *, every: bool = False) -> Spans:
     """
     trace = read_trace(path, every=every)
     header = _header(trace)
-    rank, problems = header.rank, (*trace.problems, *_doubts(trace))
+    rank, problems = header.rank, list(trace.problems)
+    if not trace.unix_ns:
+        problems.append("recording time unknown: no base time in the trace")
+    elif "baseTimeNanoseconds" not in trace.top:
+        text = "no base time in the trace; its times count from 1970, as before torch 2.3"
+        problems.append(text)
     return Spans(
         path,
         **_columns(trace, rank),
@@ -127,7 +131,8 @@ def read_kernels(path: Path) -> tuple[Kernels, int, list[str]]:
         TraceError: It cannot be read or is not a Chrome trace.
     """
     trace = read_trace(path)
-    kernels, remarks = kernels_of(trace, _header(trace).rank)
+    rows, remarks = kernel_rows(trace)
+    kernels = kernels_of(trace, _header(trace).rank, rows, 0, len(rows))
     if not np.isin(trace.ranges.kind, (STAGE, STEP)).any():
         kernels = dataclasses.replace(kernels, step=np.zeros_like(kernels.step))
     return kernels, trace.unix_ns, [*trace.problems, *remarks]
@@ -176,6 +181,9 @@ def _header(trace: KinetoTrace) -> Header:
     rank, world = _place(job, trace.path.name)
     role = _ROLE.search(trace.path.name)
     devices = [device.name for device in told(top, "deviceProperties", list[_Device], [])]
+    counts = trace.columns.counts
+    # A trace ends with the names of its devices.
+    no_device = trace.complete and not (counts[KERNEL] or counts[COPY])
     lanes = list(trace.columns.lanes)
     pids = (lanes[lane][0] for lane in trace.ranges.thread[:1].tolist())
     return Header(
@@ -186,7 +194,7 @@ def _header(trace: KinetoTrace) -> Header:
         role=role[1] if role else "",
         host=told(top, "host_name", str, ""),
         pid=next((pid for pid in pids if isinstance(pid, int)), 0),
-        device=next(filter(None, devices), _no_device(trace)),
+        device=next(filter(None, devices), "cpu" if no_device else "unknown"),
         unix_ns=trace.unix_ns,
         clock_ns=0,
         versions={
@@ -197,12 +205,6 @@ def _header(trace: KinetoTrace) -> Header:
     )
 
 
-def _no_device(trace: KinetoTrace) -> str:
-    """Return a name for a device without one; a trace ends with the names of its devices."""
-    ran = trace.columns.counts[KERNEL] or trace.columns.counts[COPY]
-    return "unknown" if ran or not trace.complete else "cpu"
-
-
 def _place(job: Distributed, name: str) -> tuple[int, int]:
     """Return rank and world size, the first of those told that can be true."""
     file = _RANK.search(name)
@@ -210,14 +212,6 @@ def _place(job: Distributed, name: str) -> tuple[int, int]:
     rank = next((each for each in ranks if 0 <= each < MOST_RANKS), 0)
     worlds = [job.world_size, int(file[2] or 0) if file else 0]
     return rank, next((each for each in worlds if rank < each <= MOST_RANKS), rank + 1)
-
-
-def _doubts(trace: KinetoTrace) -> list[str]:
-    if "baseTimeNanoseconds" in trace.top and trace.unix_ns:
-        return []
-    if trace.unix_ns:
-        return ["no base time in the trace; its times count from 1970, as before torch 2.3"]
-    return ["recording time unknown: no base time in the trace"]
 
 
 def _threads(trace: KinetoTrace, lanes: list[int], rank: int) -> list[Thread]:

@@ -6,7 +6,6 @@ these. Other tables: memory and counters over time, shapes of matmuls and attent
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,26 +52,18 @@ _UNREAD = "no readable kernels: some events are damaged or lost"
 _KERNEL_NUMBERS = ("device", "stream", "step", "launch_ns", "call_ns", "thread", "graph")
 
 
-def kernels_of(trace: KinetoTrace, rank: int) -> tuple[Kernels, list[str]]:
-    """Return the kernels by start, on the axis that begins at ``trace.zero_ns``, and remarks.
-
-    Stage, step and range are as `placed` finds them.
-    """
-    rows, remarks = _kernels_with_launches(trace)
-    return _kernels(trace, rank, rows, 0, len(rows)), remarks
-
-
 def kernels_table(trace: KinetoTrace, rank: int) -> Table:
     """Return the kernels as a table whose rows are read in parts."""
-    rows, remarks = _kernels_with_launches(trace)
+    rows, remarks = kernel_rows(trace)
 
     def read(low: int, high: int) -> ColumnRows:
-        return ColumnRows(kernel_columns(_kernels(trace, rank, rows, low, high)))
+        return ColumnRows(kernel_columns(kernels_of(trace, rank, rows, low, high)))
 
     return Table("kernels", COLUMNS, PartRows(len(rows), read), "; ".join(remarks))
 
 
-def _kernels_with_launches(trace: KinetoTrace) -> tuple[Grown, list[str]]:
+def kernel_rows(trace: KinetoTrace) -> tuple[Grown, list[str]]:
+    """Return the kernels by start, with what `place` finds, and remarks."""
     rows, remarks = place(trace, trace.grown(KERNEL), "kernels")
     if not len(rows):
         lost = trace.columns.counts[KERNEL] or trace.problems
@@ -80,7 +71,8 @@ def _kernels_with_launches(trace: KinetoTrace) -> tuple[Grown, list[str]]:
     return rows, remarks
 
 
-def _kernels(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
+def kernels_of(trace: KinetoTrace, rank: int, rows: Grown, low: int, high: int) -> Kernels:
+    """Return some of those rows, on the axis that begins at ``trace.zero_ns``."""
     names = list(trace.columns.names)
     own: dict[str, Any] = {name: rows.part(name, low, high) for name in _KERNEL_NUMBERS}
     for name in ("device", "stream"):
@@ -251,30 +243,26 @@ def call_table(trace: KinetoTrace, rank: int) -> Table:
         rows.add(part)
     names = list(trace.columns.names)
     texts = [name.removeprefix(MODULE) for name in names]
-    read = partial(_call_cells, rows, rank, trace.idents, names, texts)
+
+    def read(low: int, high: int) -> ColumnRows:
+        part = rows.rows(low, high)
+        cells: list[Any] = [
+            np.broadcast_to(np.int64(rank), high - low),
+            trace.idents[part["lane"]],
+            (part["name"], texts),
+            (part["kind"], CALL_KINDS),
+            part["start_ns"],
+            part["length_ns"],
+            np.arange(low + 1, high + 1),
+            known(part["parent"], nothing=0),
+            (part["stage"], names),
+            known(part["step"], nothing=0),
+            known(part["forward"], nothing=0),
+        ]
+        return ColumnRows(cells)
+
     note = "; ".join(trace.losses(*_SOURCES))
     return Table("calls", CALL_COLUMNS, PartRows(len(rows), read), note)
-
-
-def _call_cells(
-    rows: Grown, rank: int, idents: Int64s, names: list[str], texts: list[str], low: int, high: int
-) -> ColumnRows:
-    """Return some rows of the table."""
-    part = rows.rows(low, high)
-    cells: list[Any] = [
-        np.broadcast_to(np.int64(rank), high - low),
-        idents[part["lane"]],
-        (part["name"], texts),
-        (part["kind"], CALL_KINDS),
-        part["start_ns"],
-        part["length_ns"],
-        np.arange(low + 1, high + 1),
-        known(part["parent"], nothing=0),
-        (part["stage"], names),
-        known(part["step"], nothing=0),
-        known(part["forward"], nothing=0),
-    ]
-    return ColumnRows(cells)
 
 
 def _collect_calls(trace: KinetoTrace) -> tuple[Grown, Grown]:

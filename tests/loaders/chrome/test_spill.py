@@ -35,7 +35,7 @@ def test_columns_come_back_in_the_order_in_which_they_grew(aside: set[int]) -> N
     columns, expected = grown(7, aside)
 
     for name, kind in TYPES.items():
-        found = columns.column(name)
+        found = columns.rows()[name]
         assert (found.tolist(), found.dtype) == (expected[name], kind)
     assert len(columns) == 28
 
@@ -67,7 +67,7 @@ def test_a_full_disk_leaves_the_rest_in_memory(room: int, monkeypatch: pytest.Mo
 
     columns, expected = grown(7, {1, 3, 5})
 
-    assert {name: columns.column(name).tolist() for name in TYPES} == expected
+    assert {name: columns.rows()[name].tolist() for name in TYPES} == expected
     file.close()
 
 
@@ -81,7 +81,7 @@ def test_no_directory_for_temporary_files_is_no_reason_to_fail(
 
     columns, expected = grown(7, {1, 3, 5})
 
-    assert columns.column("time").tolist() == expected["time"]
+    assert columns.rows()["time"].tolist() == expected["time"]
 
 
 @pytest.mark.parametrize("aside", [set(), {0}, {2, 3}])
@@ -106,7 +106,7 @@ def test_columns_without_a_place_of_their_own_are_put_aside_when_they_are_large(
         columns.add({name: np.arange(4, dtype=kind) for name, kind in TYPES.items()})
 
     assert sum(map(len, columns._parts["time"])) == 8  # 12 rows of 12 bytes are beyond it
-    assert columns.column("time").tolist() == [*range(4)] * 5
+    assert columns.rows()["time"].tolist() == [*range(4)] * 5
 
 
 ROW = st.tuples(st.integers(0, 3), st.integers(-2, 2), st.integers(0, 2))
