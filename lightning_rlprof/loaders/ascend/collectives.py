@@ -24,7 +24,7 @@ from lightning_rlprof.loaders.ascend.trace_view import RowKind
 from lightning_rlprof.loaders.ascend.units import scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, matches
 from lightning_rlprof.tables.table import Column
 
 _OPERATORS, _MARKS = "COMMUNICATION_OP", "MSTX_EVENTS"
@@ -122,8 +122,8 @@ def _from_marks(marks: Marks) -> _Collectives | None:
     """Read the marks of HCCL, the only record of collectives below level0."""
     on_device = marks.device_start_ns != UNKNOWN
     start = np.where(on_device, marks.device_start_ns, marks.start_ns)
-    domains = [code for code, text in enumerate(marks.texts) if text == COLLECTIVE_DOMAIN]
-    keep = np.flatnonzero(np.isin(marks.domain, domains))
+    in_domain = matches((marks.domain, marks.texts), lambda text: text == COLLECTIVE_DOMAIN)
+    keep = np.flatnonzero(in_domain)
     keep = keep[np.argsort(start[keep], kind="stable")]
     if not len(keep):
         return None

@@ -15,7 +15,6 @@ from lightning_rlprof.loaders.ascend.tasks import (
     by_start,
     database_queue,
     database_tasks,
-    find_near,
     hardware_lanes,
     trace_queue,
     trace_tasks,
@@ -24,7 +23,7 @@ from lightning_rlprof.loaders.ascend.tasks import (
 from lightning_rlprof.loaders.ascend.trace_view import COPIES, RowKind, TraceView
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, find, matches
 from lightning_rlprof.tables.table import Column
 
 _TABLE, _INFO, _OPERATIONS = "TASK", "MEMCPY_INFO", "ENUM_MEMCPY_OPERATION"
@@ -72,15 +71,14 @@ def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
 
 def _from_database(database: SqliteTables) -> _Copies:
     rows = database.numbers(_TABLE, *DATABASE_TASK, "globalTaskId", "taskType")
-    code, types = database.decode(rows["taskType"], STRINGS)
-    keep = np.isin(code, [at for at, text in enumerate(types) if text in COPIES])
+    keep = matches(database.decode(rows["taskType"], STRINGS), COPIES.__contains__)
     for table in _OTHERS:
         others = database.numbers(table, "globalTaskId")["globalTaskId"]
         keep &= (rows["globalTaskId"] == UNKNOWN) | ~np.isin(rows["globalTaskId"], others)
     rows = {name: column[keep] for name, column in rows.items()}
     rows = by_start(rows, rows["startNs"], rows["endNs"])
     info = database.numbers(_INFO, "globalTaskId", "size", "memcpyOperation")
-    described = find_near(info["globalTaskId"], rows["globalTaskId"], slack=0)
+    described = find(info["globalTaskId"], rows["globalTaskId"])
     size, operation = (
         np.append(info[name], UNKNOWN)[described] for name in ("size", "memcpyOperation")
     )

@@ -22,7 +22,7 @@ from lightning_rlprof.loaders.host_calls import (
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, matches
 from lightning_rlprof.tables.table import Column
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
@@ -115,13 +115,12 @@ def _from_trace(view: TraceView) -> _Calls:
 def _in_order(calls: _Calls) -> _Calls:
     """Return calls by thread and start, outer ones first, without impossible times and steps."""
     code, texts = calls.name
-    steps = [at for at, text in enumerate(texts) if text.startswith(STEP)]
-    keep = plausible(calls.start, calls.end)
-    keep &= ~((calls.kind == _OPERATOR) & np.isin(code, steps))
+    steps = matches(calls.name, lambda text: text.startswith(STEP))
+    keep = plausible(calls.start, calls.end) & ~((calls.kind == _OPERATOR) & steps)
     rows = np.flatnonzero(keep)
     keys = (calls.kind, -calls.end, calls.start, calls.thread)
     rows = rows[np.lexsort([key[rows] for key in keys])]
-    modules = np.array([*(text.startswith(MODULE) for text in texts), False])[code[rows]]
+    modules = matches((code[rows], texts), lambda text: text.startswith(MODULE))
     columns: dict[str, Any] = {
         name: getattr(calls, name)[rows] for name in _Calls._fields if name != "name"
     }
@@ -164,9 +163,8 @@ def _forward(calls: _Calls, lane: Int64s) -> Int64s:
 def _waits(opened: OpenCapture) -> tuple[Frame, list[str]]:
     calls, problems = _calls(opened, _CANN)
     code, texts = calls.name
-    waits = [at for at, text in enumerate(texts) if _WAITS.search(text)]
-    sound = (calls.start > 0) & (calls.end >= calls.start)
-    keep = sound & np.isin(code, waits) & (calls.kind == _RUNTIME)
+    keep = (calls.start > 0) & (calls.end >= calls.start) & (calls.kind == _RUNTIME)
+    keep &= matches(calls.name, _WAITS.search)
     start = calls.start[keep]
     kinds = distinct(code[keep], texts)
     return {"kind": kinds, "start": start, "duration": calls.end[keep] - start}, problems

@@ -16,7 +16,7 @@ from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.host_calls import NPU_PRODUCTS, PRODUCTS
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import Coded
+from lightning_rlprof.tables.kernels import Coded, matches
 from lightning_rlprof.tables.table import Column
 
 _CALLS = "PYTORCH_API"
@@ -102,7 +102,7 @@ def _calls_another(
 ) -> Any:
     """Return which rows call another product, as ``matmul`` does on the CPU."""
     code, names = operator
-    outer = np.array([*(name not in PRODUCTS for name in names), False])[code[rows]]
+    outer = matches((code[rows], names), lambda name: name not in PRODUCTS)
     inside = np.zeros(len(rows), bool)
     inside[:-1] = thread[rows[1:]] == thread[rows[:-1]]
     inside[:-1] &= (start[rows[1:]] < end[rows[:-1]]) & (end[rows[1:]] <= end[rows[:-1]])

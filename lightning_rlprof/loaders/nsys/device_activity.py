@@ -21,6 +21,7 @@ from lightning_rlprof.tables.kernels import (
     Coded,
     Kernels,
     distinct,
+    find,
     kernel_table,
     known,
 )
@@ -207,10 +208,8 @@ class Device:
         own = np.where(possible(start) & (number != UNKNOWN), process_of(thread), NOWHERE)
         pairs = _pairs(np.append(own, process), np.append(number, correlation))
         of_call, of_row = np.split(pairs, [len(start)])
-        order = np.lexsort((start, of_call))
-        ordered = np.append(of_call[order], NOWHERE)
-        at = np.searchsorted(ordered[:-1], of_row)
-        found = np.where(ordered[at] == of_row, np.append(order, -1)[at], -1)
+        order = np.argsort(start, kind="stable")
+        found = np.append(order, -1)[find(of_call[order], of_row)]
         ended = possible(calls["end"]) & (calls["end"] >= start)
         call_ns = np.where(ended, calls["end"] - start, UNKNOWN)
         launches = Launches(
