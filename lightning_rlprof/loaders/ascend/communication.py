@@ -14,7 +14,7 @@ from lightning_rlprof.errors import NOT_JSON, TraceError
 from lightning_rlprof.loaders.ascend.capture import KERNEL_SHEET, OpenCapture
 from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
-from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader
+from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader, coded_texts
 from lightning_rlprof.loaders.ascend.units import scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.kernels import UNKNOWN
@@ -70,9 +70,9 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     exact = _exact_start(opened)
     starts = [exact(row.name, start) for row, start in zip(rows, rounded, strict=True)]
     frame: dict[str, Cells] = {
-        "operator": _texts([row.name for row in rows]),
-        "kind": _texts([row.kind for row in rows]),
-        "group": _texts([row.group for row in rows]),
+        "operator": coded_texts([row.name for row in rows]),
+        "kind": coded_texts([row.kind for row in rows]),
+        "group": coded_texts([row.group for row in rows]),
         "step": opened.rl_steps(numbers),
         "start": np.array(starts, np.int64),
         "size": size,
@@ -81,11 +81,6 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     for name in _MEASURED:
         frame[name] = scaled([row.measured.get(name) for row in rows], 10**6)
     return frame, []
-
-
-def _texts(values: list[str]) -> tuple[Any, list[str]]:
-    texts, codes = np.unique(np.array(values, dtype=object), return_inverse=True)
-    return codes, texts.tolist()
 
 
 def _exact_start(opened: OpenCapture) -> Callable[[str, int], int]:

@@ -8,7 +8,7 @@ import numpy as np
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
 from lightning_rlprof.loaders.ascend.kernels import task_frame
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, coded_texts, texts_of
 from lightning_rlprof.loaders.ascend.tasks import (
     DATABASE_TASK,
     Tasks,
@@ -103,15 +103,8 @@ def _from_trace(view: TraceView) -> _Copies:
 
 def _kinds(copies: _Copies) -> Coded:
     """Return the direction of each copy by CANN's name, else by the engine."""
-    kinds = [*dict.fromkeys((*_DIRECTIONS.values(), *_ENGINES.values()))]
-    by_name, by_engine = (
-        np.array([*(kinds.index(words[text]) if text in words else -1 for text in texts), -1])[code]
-        for (code, texts), words in (
-            (copies.direction, _DIRECTIONS),
-            (copies.tasks.name, _ENGINES),
-        )
-    )
-    return distinct(np.where(by_name < 0, by_engine, by_name), kinds)
+    both = zip(texts_of(copies.direction), texts_of(copies.tasks.name), strict=True)
+    return coded_texts([_DIRECTIONS.get(name) or _ENGINES.get(engine, "") for name, engine in both])
 
 
 MEMCPY = TableReader(

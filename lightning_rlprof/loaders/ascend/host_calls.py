@@ -1,8 +1,11 @@
-"""Calls of the host in an Ascend capture: operators, modules, Python, CANN, and waits."""
+"""Calls of the host in an Ascend capture: operators, modules, Python, CANN, waits, and matmuls."""
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
@@ -15,7 +18,9 @@ from lightning_rlprof.loaders.host_calls import (
     CALL_COLUMNS,
     CALL_KINDS,
     MODULE,
+    NPU_PRODUCTS,
     NUMBERED,
+    PRODUCTS,
     Nesting,
     forwards,
 )
@@ -194,3 +199,112 @@ SYNC = TableReader(
     _waits,
 )
 """Calls of CANN in which the host waits for the device."""
+
+_SHAPES = ("inputShapes", "inputDtypes")
+_MAX_LENGTH = 1_000  # characters of the shapes of one call
+
+
+def _products(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read calls that multiply matrices by thread and start; torch_npu records no values."""
+    if opened.database is not None:
+        found, remarks = _database_products(opened.database), []
+    else:
+        view = opened.read_trace(RowKind.SHAPES)
+        found, remarks = _trace_products(view), view.problems
+    found |= {"dims": _as_json(found["dims"], _sizes), "types": _as_json(found["types"], str)}
+    thread, start, end = (found[name] for name in ("thread", "start", "end"))
+    rows = np.flatnonzero(plausible(start, end) & (found["dims"][0] >= 0))
+    rows = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
+    rows = rows[~_calls_another(found["operator"], thread, start, end, rows)]
+    frame = {name: _at(cells, rows) for name, cells in found.items()}
+    return {**frame, "duration": (end - start)[rows]}, remarks
+
+
+def _database_products(database: SqliteTables) -> dict[str, Any]:
+    names = ", ".join(f"'{name}'" for name in sorted(NPU_PRODUCTS))
+    where = f"name IN (SELECT id FROM {STRINGS} WHERE value IN ({names}))"
+    rows = database.numbers(_TORCH, *_CALL, *_SHAPES, where=where)
+    dims, types = sorted((database.decode(rows[name], STRINGS) for name in _SHAPES), key=_types_in)
+    return {
+        "thread": rows["globalTid"] & THREAD_BITS,
+        "operator": database.decode(rows["name"], STRINGS),
+        "start": rows["startNs"],
+        "end": rows["endNs"],
+        "dims": dims,
+        "types": types,
+    }
+
+
+def _types_in(column: Coded) -> int:
+    """Count the texts that name types; older versions of torch_npu swap the two columns."""
+    codes, texts = column
+    used = np.unique(codes[codes >= 0]).tolist()
+    return sum(re.search("[a-z]", texts[code]) is not None for code in used)
+
+
+def _trace_products(view: TraceView) -> dict[str, Any]:
+    rows = view.tables[RowKind.SHAPES]
+    return {
+        "thread": view.threads()[rows["lane"]],
+        "operator": (rows["name"], view.names),
+        "start": rows["start_ns"],
+        "end": rows["end_ns"],
+        "dims": (rows["dims"], view.names),
+        "types": (rows["types"], view.names),
+    }
+
+
+def _sizes(written: str) -> list[int]:
+    return [int(size) for size in written.split(",")] if written else []
+
+
+def _as_json(column: Coded, read: Callable[[str], Any]) -> Coded:
+    """Return lists such as "32,9216;4096,9216;" of torch_npu as JSON; -1 for empty ones."""
+    codes, texts = column
+    lists: list[str] = [*texts]
+    for code in np.unique(codes[codes >= 0]).tolist():
+        lists[code] = _list_as_json(texts[code], read)
+    filled = matches(column, lambda text: text.strip("; \r\n"))
+    return np.where(filled, codes, -1), lists
+
+
+def _list_as_json(written: str, read: Callable[[str], Any]) -> str:
+    """Return a list as JSON; an unknown notation stays as it is, so that it is noticed."""
+    parts = [part.strip() for part in written.split(";")]
+    if len(written) <= _MAX_LENGTH:
+        with suppress(ValueError):
+            return msgspec.json.encode([read(part) for part in parts]).decode()
+    return "; ".join(parts)[:_MAX_LENGTH]
+
+
+def _calls_another(
+    operator: Coded, thread: Int64s, start: Int64s, end: Int64s, rows: Int64s
+) -> Any:
+    """Return which rows call another product, as ``matmul`` does on the CPU."""
+    code, names = operator
+    outer = matches((code[rows], names), lambda name: name not in PRODUCTS)
+    inside = np.zeros(len(rows), bool)
+    inside[:-1] = thread[rows[1:]] == thread[rows[:-1]]
+    inside[:-1] &= (start[rows[1:]] < end[rows[:-1]]) & (end[rows[1:]] <= end[rows[:-1]])
+    inside[:-1] &= ~outer[1:]
+    return outer & inside
+
+
+def _at(cells: Int64s | Coded, rows: Int64s) -> Any:
+    return (cells[0][rows], cells[1]) if isinstance(cells, tuple) else cells[rows]
+
+
+SHAPES = TableReader(
+    (
+        Column("thread", "count"),
+        Column("operator", "text"),
+        Column("start", "time", "ns"),
+        Column("duration", "duration", "ns"),
+        Column("dims", "text"),
+        Column("types", "text"),
+        Column("values", "text"),
+    ),
+    lambda opened: opened.has(_TORCH, *_CALL, *_SHAPES) or opened.trace is not None,
+    _products,
+)
+"""Matrix products with the shapes of their inputs, if shapes were recorded."""

@@ -39,15 +39,7 @@ def _sheet_table(
     table: Callable[[OpenCapture], bool],
     from_database: Callable[[OpenCapture], Frame],
 ) -> TableReader:
-    """Return the reader of a table.
-
-    Args:
-        file: The file of the text format.
-        cells: Its columns.
-        needed: Headings that every version writes.
-        table: Returns whether the database of a capture has the table.
-        from_database: Reads it from there.
-    """
+    """Return the reader of a file, or of a table in the database; all versions write `needed`."""
 
     def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
         if (path := opened.file(file)) is None:

@@ -16,7 +16,6 @@ from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet,
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.trace_view import (
     COMMUNICATION,
-    QUEUE,
     FlowKind,
     RowKind,
     TraceView,
@@ -349,28 +348,30 @@ def database_queue(database: SqliteTables) -> tuple[QueueEnd, QueueEnd]:
     """Return the calls that put tasks into the queue, and those that take them out."""
     present = {"type", "name", *_API_COLUMNS} <= database.columns.get(_API, frozenset())
     pairs = database.numbers(_CONNECTIONS, "id", "connectionId")
-    ends = []
-    for word in QUEUE:
+
+    def end(word: str) -> QueueEnd:
         named = f"name IN (SELECT id FROM {STRINGS} WHERE value LIKE '{word}%')"
         where = f"type = 50002 AND {named}" if present and STRINGS in database.columns else "0"
         rows = database.numbers(_API, *_API_COLUMNS, where=where)
         at = find(pairs["id"], rows["connectionId"])
         number = np.append(pairs["connectionId"], UNKNOWN)[at]
         thread = rows["globalTid"] & THREAD_BITS
-        ends.append(QueueEnd(thread, rows["startNs"], rows["endNs"], number).sound())
-    return ends[0], ends[1]
+        return QueueEnd(thread, rows["startNs"], rows["endNs"], number).sound()
+
+    return end("enqueue"), end("dequeue")
 
 
 def trace_queue(view: TraceView) -> tuple[QueueEnd, QueueEnd]:
     """Return the calls that put tasks into the queue, and those that take them out."""
     rows, threads = view.tables[RowKind.QUEUE], view.threads()
-    ends = []
-    for word in QUEUE:
-        code = view.names.index(word) if word in view.names else UNKNOWN
-        end = {name: column[rows["category"] == code] for name, column in rows.items()}
-        times = (end["start_ns"], end["end_ns"])
-        ends.append(QueueEnd(threads[end["lane"]], *times, end["number"]).sound())
-    return ends[0], ends[1]
+
+    def end(word: str) -> QueueEnd:
+        chosen = matches((rows["category"], view.names), lambda text: text == word)
+        thread = threads[rows["lane"][chosen]]
+        columns = (rows[name][chosen] for name in ("start_ns", "end_ns", "number"))
+        return QueueEnd(thread, *columns).sound()
+
+    return end("enqueue"), end("dequeue")
 
 
 def with_enqueuing_calls(tasks: Tasks, queue: tuple[QueueEnd, QueueEnd]) -> Tasks:

@@ -201,13 +201,10 @@ class _TraceColumns:
         return RowKind.STEPS if step else -1
 
     def _add_metadata(self, event: TraceEvent) -> None:
-        args = event.args or _NO_ARGS
-        of_thread = event.name == "thread_name"
-        key = (str(event.name), event.pid, event.tid if of_thread else None)
-        if of_thread or event.name == "process_name":
-            self.metadata[key] = str(args.name)
-        elif event.name == "process_labels":
-            self.metadata[key] = str(args.labels)
+        args, name = event.args or _NO_ARGS, str(event.name)
+        if name in ("process_name", "process_labels", "thread_name"):
+            key = (name, event.pid, event.tid if name == "thread_name" else None)
+            self.metadata[key] = str(args.labels if name == "process_labels" else args.name)
 
     def _append(self, kind: int, events: list[TraceEvent]) -> None:
         start = units([bytes(event.ts) for event in events])

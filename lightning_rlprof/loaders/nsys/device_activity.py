@@ -224,7 +224,6 @@ class Device:
         return np.where(when == UNKNOWN, UNKNOWN, when - self._zero)
 
     def _innermost(self, rows: _Rows) -> Int64s:
-        """Return the name of the innermost range around each launch, of whatever domain."""
         ranges, when = self._ranges, rows.launches.time_ns
         columns = (ranges.thread, ranges.start_ns, ranges.end_ns)
         found = innermost(*columns, rows.launches.thread, when)
@@ -247,7 +246,6 @@ class Device:
 
 
 def _replayed(columns: Mapping[str, Int64s]) -> Any:
-    """Return which kernels ran in a graph."""
     return (columns["graphNodeId"] > 0) | (columns["graphId"] > 0)
 
 

@@ -87,6 +87,7 @@ def read_ranges(export: Export) -> Ranges:
     spans, problems = events.sound()
     said = events.own & (events.type == _MARK) & events.named(_RANK, _CLOCK)
     keep = spans & ~said & ~(events.own & events.named(_CAPTURE))
+    has_step = events.own & (events.payload >= 0) & (events.payload < LARGEST)
     used, name = np.unique(events.name[keep], return_inverse=True)
     read = Ranges(
         events.thread[keep],
@@ -95,7 +96,7 @@ def read_ranges(export: Export) -> Ranges:
         name,
         [events.names[code] for code in used.tolist()],
         events.kinds()[keep],
-        events.steps()[keep],
+        np.where(has_step, events.payload, 0)[keep],
         events.own[keep],
         events.ranks(problems),
         events.unix_ns(),
@@ -167,11 +168,6 @@ class _Events:
             kind[same] = KINDS.index(self.names[self.name[row]])
         kind[self.type == _MARK] = _KIND["mark"]
         return kind
-
-    def steps(self) -> Int64s:
-        """Return the steps that ranges of our own say, 0 where there is none."""
-        said = self.own & (self.payload >= 0) & (self.payload < LARGEST)
-        return np.where(said, self.payload, 0)
 
     def ranks(self, problems: list[str]) -> dict[int, int]:
         """Return each process's rank as its first mark says it; another one is a problem."""
