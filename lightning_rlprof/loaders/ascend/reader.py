@@ -17,9 +17,8 @@ from lightning_rlprof.loaders.ascend.capture import (
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
 from lightning_rlprof.loaders.ascend.communication import COMMUNICATION
-from lightning_rlprof.loaders.ascend.copies import MEMCPY
 from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
-from lightning_rlprof.loaders.ascend.kernels import KERNELS, place_tasks
+from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY, place_tasks
 from lightning_rlprof.loaders.ascend.sheet_tables import (
     MEMORY,
     MODULE_MEMORY,
