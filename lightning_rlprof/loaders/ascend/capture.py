@@ -232,14 +232,12 @@ def _read_timeline(opened: OpenCapture) -> Timeline:
 
 
 def _first_start(opened: OpenCapture) -> int:
-    """Return when the first task began, `UNKNOWN` without any."""
     starts = np.empty(0, np.int64)
     with suppress(TraceError):  # reading the table reports it
         if opened.database is not None:
-            tables = [each for each in ("TASK", "COMMUNICATION_OP") if opened.has(each, "startNs")]
+            tables = ("TASK", "COMMUNICATION_OP")
             columns = [opened.database.numbers(table, "startNs")["startNs"] for table in tables]
-            starts = np.concatenate([starts, *columns])
+            starts = np.concatenate(columns)
         elif (file := opened.file(KERNEL_SHEET)) is not None:
-            sheet = read_sheet(file, {"starttime(us)": microseconds})
-            starts = sheet.number("starttime(us)")
+            starts = read_sheet(file, {"starttime(us)": microseconds}).number("starttime(us)")
     return int(min(starts[plausible(starts, starts)], default=UNKNOWN))

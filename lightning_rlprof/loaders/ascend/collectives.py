@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
 from lightning_rlprof.loaders.ascend.communication import collective_groups
-from lightning_rlprof.loaders.ascend.kernels import task_frame
+from lightning_rlprof.loaders.ascend.kernels import columns_named, task_frame
 from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
 from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, coded_texts, texts_of
 from lightning_rlprof.loaders.ascend.tasks import (
@@ -217,19 +217,14 @@ def payload(operation: Sequence[str], dtype: Sequence[str], count: Int64s, size:
 
 COLLECTIVES = TableReader(
     (
-        Column("device", "count"),
-        Column("stream", "count"),
+        *columns_named("device", "stream"),
         Column("operation", "text"),
         Column("group", "text"),
         Column("group size", "count"),
         Column("number", "count"),
         Column("bytes", "count", "bytes"),
         Column("dtype", "text"),
-        Column("start", "time", "ns"),
-        Column("duration", "duration", "ns"),
-        Column("stage", "text"),
-        Column("step", "count"),
-        Column("launch", "time", "ns"),
+        *columns_named("start", "duration", "stage", "step", "launch"),
     ),
     lambda opened: opened.has(_OPERATORS) or opened.has(_MARKS) or opened.trace is not None,
     _read,

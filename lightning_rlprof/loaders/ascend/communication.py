@@ -57,10 +57,8 @@ class _Collective:
     def moved(self) -> tuple[Any, Any]:
         """Return size and time of all links, each byte once; None for each if it is 0."""
         pairs = [pair for link, pair in self.links.items() if link not in _INSIDE_SDMA]
-        size, time = (
-            sum(each for each in column if isinstance(each, int | float))
-            for column in (zip(*pairs, strict=True) if pairs else ((), ()))
-        )
+        size = sum(size for size, _ in pairs if isinstance(size, int | float))
+        time = sum(time for _, time in pairs if isinstance(time, int | float))
         return size or None, time or None
 
 

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
-from lightning_rlprof.loaders.ascend.mstx import STEP, STRINGS, THREAD_BITS
+from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
-from lightning_rlprof.loaders.ascend.trace_view import RowKind, TraceView
+from lightning_rlprof.loaders.ascend.trace_view import STEP, RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.chrome.spill import Grown
 from lightning_rlprof.loaders.host_calls import (
@@ -216,8 +216,9 @@ def _products(opened: OpenCapture) -> tuple[Frame, list[str]]:
     rows = np.flatnonzero(plausible(start, end) & (found["dims"][0] >= 0))
     rows = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
     rows = rows[~_calls_another(found["operator"], thread, start, end, rows)]
-    frame = {name: _at(cells, rows) for name, cells in found.items()}
-    return {**frame, "duration": (end - start)[rows]}, remarks
+    texts = {name: (found[name][0][rows], found[name][1]) for name in ("operator", "dims", "types")}
+    times = {"start": start[rows], "duration": (end - start)[rows]}
+    return {**texts, **times, "thread": thread[rows]}, remarks
 
 
 def _database_products(database: SqliteTables) -> dict[str, Any]:
@@ -288,10 +289,6 @@ def _calls_another(
     inside[:-1] &= (start[rows[1:]] < end[rows[:-1]]) & (end[rows[1:]] <= end[rows[:-1]])
     inside[:-1] &= ~outer[1:]
     return outer & inside
-
-
-def _at(cells: Int64s | Coded, rows: Int64s) -> Any:
-    return (cells[0][rows], cells[1]) if isinstance(cells, tuple) else cells[rows]
 
 
 SHAPES = TableReader(

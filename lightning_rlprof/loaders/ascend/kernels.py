@@ -70,7 +70,10 @@ def place_tasks(opened: OpenCapture, tasks: Tasks) -> tuple[Kernels, list[str]]:
     """
     ranges = opened.timeline.ranges
     place, remarks = _place(tasks, ranges)
-    step = np.where(place.step > 0, place.step, _counted_steps(opened, tasks))
+    counted = np.maximum(opened.rl_steps(tasks.step), 0)
+    if opened.fill is not None and not (opened.capture.window[0] or ranges.has_stages):
+        counted = np.zeros_like(counted)
+    step = np.where(place.step > 0, place.step, counted)
     launch = tasks.torch.replaced(tasks.torch.time_ns == UNKNOWN, tasks.cann)
     order = np.argsort(tasks.start_ns, kind="stable")
     kernels = Kernels(
@@ -91,14 +94,6 @@ def place_tasks(opened: OpenCapture, tasks: Tasks) -> tuple[Kernels, list[str]]:
     return kernels, [*tasks.remarks, *remarks, *empty]
 
 
-def _counted_steps(opened: OpenCapture, tasks: Tasks) -> Int64s:
-    """Return the step of each task by torch_npu's count, 0 without."""
-    first, stage = opened.capture.window
-    known = opened.fill is None or first or opened.timeline.ranges.has_stages
-    counted = (tasks.step >= 0) & (tasks.step < 2**60) & bool(known and not stage)
-    return np.where(counted, tasks.step, first if stage else 0)
-
-
 def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
     """Return tasks as columns of the table of kernels, and remarks on them."""
     kernels, remarks = place_tasks(opened, tasks)
@@ -117,6 +112,12 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
         "launch duration": kernels.call_ns,
         "thread": kernels.thread,
     }, remarks
+
+
+def columns_named(*names: str) -> list[Column]:
+    """Return columns of the table of kernels."""
+    known = {column.name: column for column in COLUMNS}
+    return [known[name] for name in names]
 
 
 KERNELS = TableReader(
@@ -261,17 +262,11 @@ def _trace_copies(view: TraceView) -> tuple[Tasks, Coded, Int64s]:
 
 MEMCPY = TableReader(
     (
-        Column("device", "count"),
-        Column("stream", "count"),
+        *columns_named("device", "stream"),
         Column("kind", "text"),
         Column("bytes", "count", "bytes"),
-        Column("start", "time", "ns"),
-        Column("duration", "duration", "ns"),
-        Column("stage", "text"),
-        Column("step", "count"),
-        Column("launch", "time", "ns"),
-        Column("launch duration", "duration", "ns"),
-        Column("thread", "count"),
+        *columns_named("start", "duration", "stage", "step"),
+        *columns_named("launch", "launch duration", "thread"),
     ),
     lambda opened: opened.has(_TABLE, "taskType") or opened.trace is not None,
     _copies,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.loaders.ascend.trace_view import FlowKind, RowKind, TraceView
+from lightning_rlprof.loaders.ascend.trace_view import STEP, FlowKind, RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
@@ -22,9 +22,6 @@ COLLECTIVE_DOMAIN = "communication"
 
 MARKS_WANTED = (RowKind.MARKS, RowKind.DEVICE_RANGES, RowKind.STEPS, RowKind.FLOWS)
 """Rows of a trace that `trace_marks` needs."""
-
-STEP = "ProfilerStep#"
-"""Prefix of the names of the steps that torch_npu.profiler marks."""
 
 STRINGS = "STRING_IDS"
 """The table of a database with its texts."""
@@ -159,7 +156,6 @@ def _steps(database: SqliteTables) -> dict[str, Int64s]:
     if not {"name", "type"} <= database.columns.get(_CALLS, frozenset()):
         return {name: np.empty(0, np.int64) for name in _COLUMNS}
     named = f"SELECT id FROM {STRINGS} WHERE value LIKE '{STEP}%'"
-    named = named if STRINGS in database.columns else ""
     columns = ("startNs", "endNs", "name", "globalTid")
     rows = database.numbers(_CALLS, *columns, where=f"type = 50001 AND name IN ({named})")
     rows["message"] = rows.pop("name")

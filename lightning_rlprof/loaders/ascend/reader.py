@@ -229,7 +229,6 @@ def _repeated_steps(captures: Sequence[OpenCapture]) -> list[RunWarning]:
 
 
 def _first_ns(captures: Sequence[OpenCapture]) -> int:
-    """Return when the first event of all captures began, 0 if unknown."""
     starts = [each.timeline.first_ns for each in captures]
     return min((start for start in starts if start != UNKNOWN), default=0)
 

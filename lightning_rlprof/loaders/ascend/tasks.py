@@ -228,7 +228,6 @@ def _find_near(keys: Int64s, values: Int64s) -> Int64s:
 
 
 def _database_tasks(database: SqliteTables) -> Tasks:
-    """Return the computing tasks of a database, and its collectives."""
     tasks = database.numbers("TASK", *_TASK)
     compute = database.numbers("COMPUTE_TASK_INFO", "globalTaskId", "name")
     at = find(compute["globalTaskId"], tasks["globalTaskId"])
@@ -281,7 +280,6 @@ def database_tasks(database: SqliteTables, rows: Mapping[str, Int64s]) -> Tasks:
 def _database_calls(
     database: SqliteTables, connection: Int64s, start: Int64s
 ) -> tuple[Calls, Calls]:
-    """Return the operators of torch and the calls of CANN that launched tasks."""
     calls = database.numbers("CANN_API", *_API_COLUMNS)
     cann = _sound_calls(calls).at(find(calls["connectionId"], connection))
     return _torch_operators(database, connection, start), cann

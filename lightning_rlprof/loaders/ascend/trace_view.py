@@ -28,8 +28,8 @@ COMMUNICATION = ("HCCL", "Communication")
 COPIES = ("MEMCPY_ASYNC", "PCIE_DMA_SQE", "SDMA_SQE")
 """Names or types of tasks that copy."""
 
-QUEUE = ("enqueue", "dequeue")
-"""Categories of the two ends of torch_npu's queue."""
+STEP = "ProfilerStep#"
+"""Prefix of the names of the steps that torch_npu.profiler marks."""
 
 
 class RowKind:
@@ -112,7 +112,6 @@ _FLOWS = {
     ("MsTx", "f"): FlowKind.DEVICE_RANGE,
 }
 _MARK_FLOWS = (FlowKind.MARK, FlowKind.DEVICE_RANGE)
-_STEP = "ProfilerStep#"
 _TASK = ("task", "stream", "connection")
 # Columns from the arguments of events.
 _ARGS: Mapping[int, tuple[str, ...]] = {
@@ -127,7 +126,8 @@ _ARGS: Mapping[int, tuple[str, ...]] = {
 _NUMBERS = {"stream", "connection", "count", "bytes", "sequence", "forward", "number"}
 # Columns with values of up to 64 bits; codes use half of the memory.
 _WIDE = {"start_ns", "end_ns", "id", *_NUMBERS}
-_CALL_CATEGORIES = ("cpu_op", "python_function", *QUEUE)  # calls of CANN have a level instead
+_QUEUE = ("enqueue", "dequeue")
+_CALL_CATEGORIES = ("cpu_op", "python_function", *_QUEUE)  # calls of CANN have a level instead
 _NO_ARGS = TraceArgs()
 
 
@@ -195,9 +195,9 @@ class _TraceColumns:
             if args.connection is None or process not in COMMUNICATION:
                 return -1
             return RowKind.COLLECTIVES if RowKind.COLLECTIVES in self._wanted else RowKind.DEVICE
-        if event.cat in QUEUE:
+        if event.cat in _QUEUE:
             return RowKind.QUEUE
-        step = event.cat == "cpu_op" and str(event.name).startswith(_STEP)
+        step = event.cat == "cpu_op" and str(event.name).startswith(STEP)
         return RowKind.STEPS if step else -1
 
     def _add_metadata(self, event: TraceEvent) -> None:

@@ -145,16 +145,14 @@ class _Events:
         placed = possible(self.start) & (self.process > 0)
         ended = self.end != UNKNOWN
         forward = (self.end >= self.start) & (self.end < LARGEST)
-        reasons = [
-            (self.type == UNKNOWN, "NVTX events are left out: they have no type"),
-            (span & ~placed, "NVTX ranges are left out: they have no time or no thread"),
-            (span & placed & ~ended, "NVTX ranges are left out: they never ended"),
-            (
-                span & placed & ended & ~forward,
-                "NVTX ranges are left out: they end before they start",
-            ),
-        ]
-        lost = [f"{np.count_nonzero(rows)} {text}" for rows, text in reasons if rows.any()]
+        reasons = {
+            "events are left out: they have no type": self.type == UNKNOWN,
+            "ranges are left out: they have no time or no thread": span & ~placed,
+            "ranges are left out: they never ended": span & placed & ~ended,
+            "ranges are left out: they end before they start": span & placed & ended & ~forward,
+        }
+        counts = {text: np.count_nonzero(rows) for text, rows in reasons.items()}
+        lost = [f"{count} NVTX {text}" for text, count in counts.items() if count]
         return span & placed & ended & forward, lost
 
     def kinds(self) -> Int64s:
@@ -194,6 +192,6 @@ class _Events:
 
     def _said(self, name: str, below: int) -> list[int]:
         """Return the rows of one of our marks whose payload can be true."""
-        found = self.own & (self.type == _MARK) & self.named(name) & (self.thread > 0)
+        found = self.own & (self.type == _MARK) & self.named(name) & (self.process > 0)
         found &= (self.payload >= 0) & (self.payload < below) & possible(self.start)
         return np.flatnonzero(found).tolist()
