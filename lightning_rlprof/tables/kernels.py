@@ -1,12 +1,12 @@
 """The table of device kernels, the same whatever recorded them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
 UNKNOWN = -(2**63) + 1
@@ -94,6 +94,33 @@ def distinct(codes: Int64s, texts: Sequence[str]) -> Coded:
     place: dict[str, int] = {}
     own = [place.setdefault(text, len(place)) for text in texts]
     return np.array([*own, -1], dtype=np.int64)[codes], list(place)
+
+
+def matches(column: Coded, test: Callable[[str], object]) -> Mask:
+    """Return which rows of a column have a text that passes a test.
+
+    Example::
+
+        >>> matches((np.array([1, 0, -1]), ["gemm", "copy"]), lambda text: text == "gemm").tolist()
+        [False, True, False]
+    """
+    codes, texts = column
+    return np.array([*(bool(test(text)) for text in texts), False])[codes]
+
+
+def find(keys: Int64s, numbers: Int64s) -> Int64s:
+    """Return the first row of the keys that equals each number, -1 without and for `UNKNOWN`.
+
+    Example::
+
+        >>> find(np.array([7, 5, 7]), np.array([5, 7, 6, UNKNOWN])).tolist()
+        [1, 0, -1, -1]
+    """
+    order = np.argsort(keys, kind="stable")
+    ordered = np.append(keys[order], UNKNOWN)
+    at = np.searchsorted(ordered[:-1], numbers)
+    found = (ordered[at] == numbers) & (numbers != UNKNOWN)
+    return np.where(found, np.append(order, -1)[at], -1)
 
 
 def join(parts: Sequence[Kernels]) -> Kernels:

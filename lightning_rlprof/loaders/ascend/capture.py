@@ -142,8 +142,7 @@ def open_captures(path: Path) -> tuple[list[OpenCapture], list[str]]:
     guessed: dict[tuple[str, int], int] = {}
     for at, each in enumerate(opened):
         if each.rank < 0:
-            process = (each.capture.host, each.capture.pid)
-            rank = guessed.setdefault(process, free + len(guessed))
+            rank = guessed.setdefault(each.capture.process, free + len(guessed))
             opened[at] = replace(each, rank=rank)
     if len(guessed) > 1 or (guessed and known):
         remarks.append(
@@ -158,7 +157,7 @@ def _open(capture: Capture) -> OpenCapture:
     analysis, more = _open_database(path if path and os.path.isfile(path) else None)
     capture = replace(capture, problems=(*capture.problems, *more, *problems))
     rank = -1 if capture.rank is None else capture.rank
-    opened = OpenCapture(capture, rank, analysis=analysis, host=capture.host)
+    opened = OpenCapture(capture, rank, analysis=analysis, host=capture.process[0])
     if database is None:
         return opened
     try:
@@ -216,7 +215,10 @@ def _read_timeline(opened: OpenCapture) -> Timeline:
         view = opened.read_trace(*MARKS_WANTED)
         marks, problems = trace_marks(view), [*problems, *view.problems]
     elif not any(opened.file(name) for name in _SHEETS):
-        raise TraceError("; ".join(problems) or _why_empty(capture))
+        parse = f"not parsed yet. Run: rlprof ascend parse {capture.path}"
+        empty = "contains neither a trace nor a database that can be read"
+        why = parse if capture.output is None else empty
+        raise TraceError("; ".join(problems) or f"{capture.path}: {why}")
     ranges = classify_ranges(marks, capture.window)
     problems += ranges.problems
     if capture.is_cpu_only:
@@ -230,20 +232,12 @@ def _read_timeline(opened: OpenCapture) -> Timeline:
 
 
 def _first_start(opened: OpenCapture) -> int:
-    """Return when the first task began, `UNKNOWN` without any."""
     starts = np.empty(0, np.int64)
     with suppress(TraceError):  # reading the table reports it
         if opened.database is not None:
-            tables = [each for each in ("TASK", "COMMUNICATION_OP") if opened.has(each, "startNs")]
+            tables = ("TASK", "COMMUNICATION_OP")
             columns = [opened.database.numbers(table, "startNs")["startNs"] for table in tables]
-            starts = np.concatenate([starts, *columns])
+            starts = np.concatenate(columns)
         elif (file := opened.file(KERNEL_SHEET)) is not None:
-            sheet = read_sheet(file, {"starttime(us)": microseconds})
-            starts = sheet.number("starttime(us)")
+            starts = read_sheet(file, {"starttime(us)": microseconds}).number("starttime(us)")
     return int(min(starts[plausible(starts, starts)], default=UNKNOWN))
-
-
-def _why_empty(capture: Capture) -> str:
-    if capture.output is None:
-        return f"{capture.path}: not parsed yet. Run: rlprof ascend parse {capture.path}"
-    return f"{capture.path}: contains neither a trace nor a database that can be read"

@@ -82,16 +82,10 @@ class Capture:
         return found
 
     @property
-    def host(self) -> str:
-        """Host in the name of the directory, "" if the program chose another name."""
+    def process(self) -> tuple[str, int]:
+        """Host and process id in the name of the directory; "" and 0 if it has another name."""
         found = _NAME.fullmatch(self.path.name)
-        return found[1] if found else ""
-
-    @property
-    def pid(self) -> int:
-        """Process id in the name of the directory, 0 if the program chose another name."""
-        found = _NAME.fullmatch(self.path.name)
-        return int(found[2]) if found else 0
+        return (found[1], int(found[2])) if found else ("", 0)
 
     @property
     def began_ns(self) -> int:
@@ -216,8 +210,8 @@ def _in_folder(path: Path) -> list[Capture]:
     belong to the rank in ``profiler_info*.json``, else to the first database.
     """
     inner = path / OUTPUT
-    output = inner if os.path.isdir(inner) else path if _is_output(path) else None
-    if output is None:
+    output = inner if os.path.isdir(inner) else path
+    if output.name != OUTPUT and not _has_output_files(path):
         return [_described(Capture(path, None, None, None), path)]
     trace = output / _TRACE
     folder = output.absolute().parent if path.name == OUTPUT else path
@@ -238,10 +232,6 @@ def _number(database: Path | None) -> int | None:
     """Return the rank in the name of a database."""
     named = _DATABASE_FILE.fullmatch(database.name) if database else None
     return _rank(named[1]) if named else None
-
-
-def _is_output(path: Path) -> bool:
-    return path.name == OUTPUT or _has_output_files(path)
 
 
 def _described(capture: Capture, folder: Path) -> Capture:

@@ -8,9 +8,9 @@ import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
 from lightning_rlprof.loaders.ascend.communication import collective_groups
-from lightning_rlprof.loaders.ascend.kernels import task_frame
+from lightning_rlprof.loaders.ascend.kernels import columns_named, task_frame
 from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
-from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, coded_texts, texts_of
 from lightning_rlprof.loaders.ascend.tasks import (
     Calls,
     Tasks,
@@ -24,7 +24,7 @@ from lightning_rlprof.loaders.ascend.trace_view import RowKind
 from lightning_rlprof.loaders.ascend.units import scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
+from lightning_rlprof.tables.kernels import UNKNOWN, matches
 from lightning_rlprof.tables.table import Column
 
 _OPERATORS, _MARKS = "COMMUNICATION_OP", "MSTX_EVENTS"
@@ -71,19 +71,19 @@ def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
     if found is None:
         return {"device": np.empty(0, np.int64)}, ["this capture has no collectives"]
     frame, remarks = task_frame(opened, found.tasks)
-    names = [parse_operator_name(name) for name in _texts_of(found.tasks.name)]
+    names = [parse_operator_name(name) for name in texts_of(found.tasks.name)]
     group = [known or end for known, (_, end, _) in zip(found.group, names, strict=True)]
     sizes = {group_hash(name): len(ranks) for name, ranks in opened.capture.groups.items()}
     size = np.array([sizes.get(each, UNKNOWN) for each in group], np.int64)
     operation = [name for name, _, _ in names]
     return {
         **frame,
-        "operation": _coded(operation),
-        "group": _coded(group),
+        "operation": coded_texts(operation),
+        "group": coded_texts(group),
         "group size": size,
         "number": np.array([number for _, _, number in names], np.int64),
         "bytes": payload(operation, found.dtype, found.count, size),
-        "dtype": _coded(found.dtype),
+        "dtype": coded_texts(found.dtype),
     }, remarks
 
 
@@ -93,7 +93,7 @@ def _from_database(database: SqliteTables) -> _Collectives:
     types = database.strings(rows["dataType"], "ENUM_HCCL_DATA_TYPE", "name")
     return _Collectives(
         database_tasks(database, rows),
-        [group_hash(each) for each in _texts_of(database.decode(rows["groupName"], STRINGS))],
+        [group_hash(each) for each in texts_of(database.decode(rows["groupName"], STRINGS))],
         [types.get(each, "") for each in rows["dataType"].tolist()],
         rows["count"],
     )
@@ -112,7 +112,7 @@ def _from_trace(opened: OpenCapture) -> _Collectives | None:
     groups = collective_groups(opened)
     return _Collectives(
         tasks,
-        [groups.get(each, "") for each in _texts_of(tasks.name)],
+        [groups.get(each, "") for each in texts_of(tasks.name)],
         [view.names[code] if code >= 0 else "" for code in rows["data_type"].tolist()],
         rows["count"],
     )
@@ -122,8 +122,8 @@ def _from_marks(marks: Marks) -> _Collectives | None:
     """Read the marks of HCCL, the only record of collectives below level0."""
     on_device = marks.device_start_ns != UNKNOWN
     start = np.where(on_device, marks.device_start_ns, marks.start_ns)
-    domains = [code for code, text in enumerate(marks.texts) if text == COLLECTIVE_DOMAIN]
-    keep = np.flatnonzero(np.isin(marks.domain, domains))
+    in_domain = matches((marks.domain, marks.texts), lambda text: text == COLLECTIVE_DOMAIN)
+    keep = np.flatnonzero(in_domain)
     keep = keep[np.argsort(start[keep], kind="stable")]
     if not len(keep):
         return None
@@ -137,7 +137,7 @@ def _from_marks(marks: Marks) -> _Collectives | None:
         np.where(on_device, marks.device_end_ns, marks.end_ns)[keep],
         unknown,
         unknown,
-        _coded(names),
+        coded_texts(names),
         unknown,
         Calls(marks.start_ns[keep], marks.thread[keep], unknown),
         Calls.unknown(len(keep)),
@@ -146,17 +146,6 @@ def _from_marks(marks: Marks) -> _Collectives | None:
     types = [str(each.get("dataType", "")).upper() for each in messages]
     count = scaled([str(each.get("count")) for each in messages], 1)
     return _Collectives(tasks, list(map(group_hash, groups)), types, count)
-
-
-def _texts_of(column: Coded) -> list[str]:
-    codes, texts = column
-    return [texts[code] if code >= 0 else "" for code in codes.tolist()]
-
-
-def _coded(texts: list[str]) -> Coded:
-    """Return texts as a column in which "" is unknown."""
-    codes, names = distinct(np.arange(len(texts)), texts)
-    return np.where(np.array(texts, object) == "", -1, codes), names
 
 
 def group_hash(name: str) -> str:
@@ -228,19 +217,14 @@ def payload(operation: Sequence[str], dtype: Sequence[str], count: Int64s, size:
 
 COLLECTIVES = TableReader(
     (
-        Column("device", "count"),
-        Column("stream", "count"),
+        *columns_named("device", "stream"),
         Column("operation", "text"),
         Column("group", "text"),
         Column("group size", "count"),
         Column("number", "count"),
         Column("bytes", "count", "bytes"),
         Column("dtype", "text"),
-        Column("start", "time", "ns"),
-        Column("duration", "duration", "ns"),
-        Column("stage", "text"),
-        Column("step", "count"),
-        Column("launch", "time", "ns"),
+        *columns_named("start", "duration", "stage", "step", "launch"),
     ),
     lambda opened: opened.has(_OPERATORS) or opened.has(_MARKS) or opened.trace is not None,
     _read,

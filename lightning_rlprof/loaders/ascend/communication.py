@@ -1,7 +1,7 @@
 """The analysis of communication by torch_npu and CANN: each collective, and its group."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +11,22 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.capture import KERNEL_SHEET, OpenCapture
-from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet
-from lightning_rlprof.loaders.ascend.mstx import STRINGS
-from lightning_rlprof.loaders.ascend.table_reader import Cells, Frame, TableReader
+from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.table_reader import (
+    Cells,
+    Frame,
+    TableReader,
+    coded_texts,
+    texts_of,
+)
+from lightning_rlprof.loaders.ascend.tasks import read_tasks
 from lightning_rlprof.loaders.ascend.units import scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
-from lightning_rlprof.tables.kernels import UNKNOWN
+from lightning_rlprof.tables.kernels import UNKNOWN, matches
 from lightning_rlprof.tables.table import Column
 
 _COMMUNICATION_FILE = "communication.json"
-_TIMES, _BANDWIDTHS, _OPERATORS = "CommAnalyzerTime", "CommAnalyzerBandwidth", "COMMUNICATION_OP"
+_TIMES, _BANDWIDTHS = "CommAnalyzerTime", "CommAnalyzerBandwidth"
 _STEP = re.compile(r"step(\d{1,15})")
 # The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
 _NEAR_NS = 1_000_000
@@ -52,10 +57,8 @@ class _Collective:
     def moved(self) -> tuple[Any, Any]:
         """Return size and time of all links, each byte once; None for each if it is 0."""
         pairs = [pair for link, pair in self.links.items() if link not in _INSIDE_SDMA]
-        size, time = (
-            sum(each for each in column if isinstance(each, int | float))
-            for column in (zip(*pairs, strict=True) if pairs else ((), ()))
-        )
+        size = sum(size for size, _ in pairs if isinstance(size, int | float))
+        time = sum(time for _, time in pairs if isinstance(time, int | float))
         return size or None, time or None
 
 
@@ -67,12 +70,12 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     steps = [_STEP.fullmatch(row.step) for row in rows]
     numbers = np.array([int(step[1]) if step else UNKNOWN for step in steps], np.int64)
     rounded = scaled([row.start for row in rows], 1000).tolist()
-    exact = _exact_start(opened)
-    starts = [exact(row.name, start) for row, start in zip(rows, rounded, strict=True)]
+    exact = _exact_starts(opened)
+    starts = [_nearest(exact.get(row.name, ()), at) for row, at in zip(rows, rounded, strict=True)]
     frame: dict[str, Cells] = {
-        "operator": _texts([row.name for row in rows]),
-        "kind": _texts([row.kind for row in rows]),
-        "group": _texts([row.group for row in rows]),
+        "operator": coded_texts([row.name for row in rows]),
+        "kind": coded_texts([row.kind for row in rows]),
+        "group": coded_texts([row.group for row in rows]),
         "step": opened.rl_steps(numbers),
         "start": np.array(starts, np.int64),
         "size": size,
@@ -83,32 +86,21 @@ def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
     return frame, []
 
 
-def _texts(values: list[str]) -> tuple[Any, list[str]]:
-    texts, codes = np.unique(np.array(values, dtype=object), return_inverse=True)
-    return codes, texts.tolist()
+def _nearest(starts: Sequence[int], rounded: int) -> int:
+    near = min(starts, key=lambda start: abs(start - rounded), default=UNKNOWN)
+    return near if rounded != UNKNOWN and abs(near - rounded) < _NEAR_NS else rounded
 
 
-def _exact_start(opened: OpenCapture) -> Callable[[str, int], int]:
-    """Return a function from name and rounded start of a collective to its exact start."""
-    if opened.has(_OPERATORS, "opName", "startNs"):
-        database: Any = opened.database
-        rows = database.numbers(_OPERATORS, "opName", "startNs")
-        (codes, texts), starts = database.decode(rows["opName"], STRINGS), rows["startNs"]
-    elif (file := opened.file(KERNEL_SHEET)) is not None:
-        sheet = read_sheet(file, {"starttime(us)": microseconds, "name": None})
-        (codes, texts), starts = sheet.text("name"), sheet.number("starttime(us)")
-    else:
-        return lambda _, rounded: rounded
-    known: dict[str, list[int]] = {}
-    for code, start in zip(codes.tolist(), starts.tolist(), strict=True):
-        if code >= 0 and texts[code].startswith(("hcom", "Hccl", "hccl")):
-            known.setdefault(texts[code], []).append(start)
-
-    def exact(name: str, rounded: int) -> int:
-        near = min(known.get(name, ()), key=lambda start: abs(start - rounded), default=UNKNOWN)
-        return near if rounded != UNKNOWN and abs(near - rounded) < _NEAR_NS else rounded
-
-    return exact
+def _exact_starts(opened: OpenCapture) -> dict[str, list[int]]:
+    """Return when the collectives of each name began on the device."""
+    found: dict[str, list[int]] = {}
+    with suppress(TraceError):  # reading the kernels reports it
+        tasks = read_tasks(opened)
+        keep = matches(tasks.name, lambda text: text.startswith(("hcom", "Hccl", "hccl")))
+        names = texts_of((tasks.name[0][keep], tasks.name[1]))
+        for name, start in zip(names, tasks.start_ns[keep].tolist(), strict=True):
+            found.setdefault(name, []).append(start)
+    return found
 
 
 def _from_analysis(database: SqliteTables) -> Iterator[_Collective]:

@@ -3,6 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +18,9 @@ from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 _ROWS = 16_384  # at a time as Python objects
 _EMPTY = ("", "N/A")
 Convert = Callable[[list[str]], Int64s]
+whole: Convert = partial(scaled, factor=1)
+kibibytes: Convert = partial(scaled, factor=2**10)  # to bytes
+mebibytes: Convert = partial(scaled, factor=2**20)
 
 
 class Sheet:
@@ -64,21 +68,6 @@ class Sheet:
 def microseconds(cells: list[str]) -> Int64s:
     """Convert microseconds to nanoseconds."""
     return units([cell.encode() for cell in cells])
-
-
-def whole(cells: list[str]) -> Int64s:
-    """Convert texts to integers."""
-    return scaled(cells, 1)
-
-
-def kibibytes(cells: list[str]) -> Int64s:
-    """Convert units of 1,024 bytes to bytes."""
-    return scaled(cells, 2**10)
-
-
-def mebibytes(cells: list[str]) -> Int64s:
-    """Convert units of 1,048,576 bytes to bytes."""
-    return scaled(cells, 2**20)
 
 
 def device(cells: list[str]) -> Int64s:

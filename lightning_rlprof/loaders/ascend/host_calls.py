@@ -1,28 +1,33 @@
-"""Calls of the host in an Ascend capture: operators, modules, Python, CANN, and waits."""
+"""Calls of the host in an Ascend capture: operators, modules, Python, CANN, waits, and matmuls."""
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
-from lightning_rlprof.loaders.ascend.mstx import STEP, STRINGS, THREAD_BITS
+from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
-from lightning_rlprof.loaders.ascend.trace_view import RowKind, TraceView
+from lightning_rlprof.loaders.ascend.trace_view import STEP, RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import plausible
 from lightning_rlprof.loaders.chrome.spill import Grown
 from lightning_rlprof.loaders.host_calls import (
     CALL_COLUMNS,
     CALL_KINDS,
     MODULE,
+    NPU_PRODUCTS,
     NUMBERED,
+    PRODUCTS,
     Nesting,
     forwards,
 )
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import Launches, stages_at
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, Kernels, distinct, matches
 from lightning_rlprof.tables.table import Column
 
 _TORCH, _CANN = "PYTORCH_API", "CANN_API"
@@ -115,13 +120,12 @@ def _from_trace(view: TraceView) -> _Calls:
 def _in_order(calls: _Calls) -> _Calls:
     """Return calls by thread and start, outer ones first, without impossible times and steps."""
     code, texts = calls.name
-    steps = [at for at, text in enumerate(texts) if text.startswith(STEP)]
-    keep = plausible(calls.start, calls.end)
-    keep &= ~((calls.kind == _OPERATOR) & np.isin(code, steps))
+    steps = matches(calls.name, lambda text: text.startswith(STEP))
+    keep = plausible(calls.start, calls.end) & ~((calls.kind == _OPERATOR) & steps)
     rows = np.flatnonzero(keep)
     keys = (calls.kind, -calls.end, calls.start, calls.thread)
     rows = rows[np.lexsort([key[rows] for key in keys])]
-    modules = np.array([*(text.startswith(MODULE) for text in texts), False])[code[rows]]
+    modules = matches((code[rows], texts), lambda text: text.startswith(MODULE))
     columns: dict[str, Any] = {
         name: getattr(calls, name)[rows] for name in _Calls._fields if name != "name"
     }
@@ -164,9 +168,8 @@ def _forward(calls: _Calls, lane: Int64s) -> Int64s:
 def _waits(opened: OpenCapture) -> tuple[Frame, list[str]]:
     calls, problems = _calls(opened, _CANN)
     code, texts = calls.name
-    waits = [at for at, text in enumerate(texts) if _WAITS.search(text)]
-    sound = (calls.start > 0) & (calls.end >= calls.start)
-    keep = sound & np.isin(code, waits) & (calls.kind == _RUNTIME)
+    keep = (calls.start > 0) & (calls.end >= calls.start) & (calls.kind == _RUNTIME)
+    keep &= matches(calls.name, _WAITS.search)
     start = calls.start[keep]
     kinds = distinct(code[keep], texts)
     return {"kind": kinds, "start": start, "duration": calls.end[keep] - start}, problems
@@ -196,3 +199,109 @@ SYNC = TableReader(
     _waits,
 )
 """Calls of CANN in which the host waits for the device."""
+
+_SHAPES = ("inputShapes", "inputDtypes")
+_MAX_LENGTH = 1_000  # characters of the shapes of one call
+
+
+def _products(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read calls that multiply matrices by thread and start; torch_npu records no values."""
+    if opened.database is not None:
+        found, remarks = _database_products(opened.database), []
+    else:
+        view = opened.read_trace(RowKind.SHAPES)
+        found, remarks = _trace_products(view), view.problems
+    found |= {"dims": _as_json(found["dims"], _sizes), "types": _as_json(found["types"], str)}
+    thread, start, end = (found[name] for name in ("thread", "start", "end"))
+    rows = np.flatnonzero(plausible(start, end) & (found["dims"][0] >= 0))
+    rows = rows[np.lexsort((-end[rows], start[rows], thread[rows]))]
+    rows = rows[~_calls_another(found["operator"], thread, start, end, rows)]
+    texts = {name: (found[name][0][rows], found[name][1]) for name in ("operator", "dims", "types")}
+    times = {"start": start[rows], "duration": (end - start)[rows]}
+    return {**texts, **times, "thread": thread[rows]}, remarks
+
+
+def _database_products(database: SqliteTables) -> dict[str, Any]:
+    names = ", ".join(f"'{name}'" for name in sorted(NPU_PRODUCTS))
+    where = f"name IN (SELECT id FROM {STRINGS} WHERE value IN ({names}))"
+    rows = database.numbers(_TORCH, *_CALL, *_SHAPES, where=where)
+    dims, types = sorted((database.decode(rows[name], STRINGS) for name in _SHAPES), key=_types_in)
+    return {
+        "thread": rows["globalTid"] & THREAD_BITS,
+        "operator": database.decode(rows["name"], STRINGS),
+        "start": rows["startNs"],
+        "end": rows["endNs"],
+        "dims": dims,
+        "types": types,
+    }
+
+
+def _types_in(column: Coded) -> int:
+    """Count the texts that name types; older versions of torch_npu swap the two columns."""
+    codes, texts = column
+    used = np.unique(codes[codes >= 0]).tolist()
+    return sum(re.search("[a-z]", texts[code]) is not None for code in used)
+
+
+def _trace_products(view: TraceView) -> dict[str, Any]:
+    rows = view.tables[RowKind.SHAPES]
+    return {
+        "thread": view.threads()[rows["lane"]],
+        "operator": (rows["name"], view.names),
+        "start": rows["start_ns"],
+        "end": rows["end_ns"],
+        "dims": (rows["dims"], view.names),
+        "types": (rows["types"], view.names),
+    }
+
+
+def _sizes(written: str) -> list[int]:
+    return [int(size) for size in written.split(",")] if written else []
+
+
+def _as_json(column: Coded, read: Callable[[str], Any]) -> Coded:
+    """Return lists such as "32,9216;4096,9216;" of torch_npu as JSON; -1 for empty ones."""
+    codes, texts = column
+    lists: list[str] = [*texts]
+    for code in np.unique(codes[codes >= 0]).tolist():
+        lists[code] = _list_as_json(texts[code], read)
+    filled = matches(column, lambda text: text.strip("; \r\n"))
+    return np.where(filled, codes, -1), lists
+
+
+def _list_as_json(written: str, read: Callable[[str], Any]) -> str:
+    """Return a list as JSON; an unknown notation stays as it is, so that it is noticed."""
+    parts = [part.strip() for part in written.split(";")]
+    if len(written) <= _MAX_LENGTH:
+        with suppress(ValueError):
+            return msgspec.json.encode([read(part) for part in parts]).decode()
+    return "; ".join(parts)[:_MAX_LENGTH]
+
+
+def _calls_another(
+    operator: Coded, thread: Int64s, start: Int64s, end: Int64s, rows: Int64s
+) -> Any:
+    """Return which rows call another product, as ``matmul`` does on the CPU."""
+    code, names = operator
+    outer = matches((code[rows], names), lambda name: name not in PRODUCTS)
+    inside = np.zeros(len(rows), bool)
+    inside[:-1] = thread[rows[1:]] == thread[rows[:-1]]
+    inside[:-1] &= (start[rows[1:]] < end[rows[:-1]]) & (end[rows[1:]] <= end[rows[:-1]])
+    inside[:-1] &= ~outer[1:]
+    return outer & inside
+
+
+SHAPES = TableReader(
+    (
+        Column("thread", "count"),
+        Column("operator", "text"),
+        Column("start", "time", "ns"),
+        Column("duration", "duration", "ns"),
+        Column("dims", "text"),
+        Column("types", "text"),
+        Column("values", "text"),
+    ),
+    lambda opened: opened.has(_TORCH, *_CALL, *_SHAPES) or opened.trace is not None,
+    _products,
+)
+"""Matrix products with the shapes of their inputs, if shapes were recorded."""

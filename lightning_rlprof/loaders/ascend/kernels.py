@@ -1,17 +1,42 @@
-"""Kernels and collectives of one Ascend capture, with the stage, step and range of each."""
+"""Kernels, collectives and copies of one Ascend capture, with the stage and step of each."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
-from lightning_rlprof.loaders.ascend.mstx import Ranges
-from lightning_rlprof.loaders.ascend.table_reader import TableReader
-from lightning_rlprof.loaders.ascend.tasks import Calls, Tasks, has_kernels, read_tasks
+from lightning_rlprof.loaders.ascend.mstx import STRINGS, Ranges
+from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, coded_texts, texts_of
+from lightning_rlprof.loaders.ascend.tasks import (
+    DATABASE_TASK,
+    Calls,
+    Tasks,
+    by_start,
+    database_queue,
+    database_tasks,
+    hardware_lanes,
+    has_kernels,
+    read_tasks,
+    trace_queue,
+    trace_tasks,
+    with_enqueuing_calls,
+)
+from lightning_rlprof.loaders.ascend.trace_view import COPIES, RowKind, TraceView
+from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Launches, Stages, stages_at
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
-from lightning_rlprof.tables.kernels import COLUMNS, UNKNOWN, Kernels, distinct
+from lightning_rlprof.tables.kernels import (
+    COLUMNS,
+    UNKNOWN,
+    Coded,
+    Kernels,
+    distinct,
+    find,
+    matches,
+)
+from lightning_rlprof.tables.table import Column
 
 
 class _Places(NamedTuple):
@@ -45,7 +70,10 @@ def place_tasks(opened: OpenCapture, tasks: Tasks) -> tuple[Kernels, list[str]]:
     """
     ranges = opened.timeline.ranges
     place, remarks = _place(tasks, ranges)
-    step = np.where(place.step > 0, place.step, _counted_steps(opened, tasks))
+    counted = np.maximum(opened.rl_steps(tasks.step), 0)
+    if opened.fill is not None and not (opened.capture.window[0] or ranges.has_stages):
+        counted = np.zeros_like(counted)
+    step = np.where(place.step > 0, place.step, counted)
     launch = tasks.torch.replaced(tasks.torch.time_ns == UNKNOWN, tasks.cann)
     order = np.argsort(tasks.start_ns, kind="stable")
     kernels = Kernels(
@@ -66,14 +94,6 @@ def place_tasks(opened: OpenCapture, tasks: Tasks) -> tuple[Kernels, list[str]]:
     return kernels, [*tasks.remarks, *remarks, *empty]
 
 
-def _counted_steps(opened: OpenCapture, tasks: Tasks) -> Int64s:
-    """Return the step of each task by torch_npu's count, 0 without."""
-    first, stage = opened.capture.window
-    known = opened.fill is None or first or opened.timeline.ranges.has_stages
-    counted = (tasks.step >= 0) & (tasks.step < 2**60) & bool(known and not stage)
-    return np.where(counted, tasks.step, first if stage else 0)
-
-
 def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[str]]:
     """Return tasks as columns of the table of kernels, and remarks on them."""
     kernels, remarks = place_tasks(opened, tasks)
@@ -92,6 +112,12 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
         "launch duration": kernels.call_ns,
         "thread": kernels.thread,
     }, remarks
+
+
+def columns_named(*names: str) -> list[Column]:
+    """Return columns of the table of kernels."""
+    known = {column.name: column for column in COLUMNS}
+    return [known[name] for name in names]
 
 
 KERNELS = TableReader(
@@ -162,3 +188,87 @@ def _device_ranges(ranges: Ranges, rows: Mask) -> tuple[Ranges, Stages]:
     times = (ranges.device_start_ns[rows], ranges.device_end_ns[rows])
     placed = Ranges(lane, *times, columns[1], ranges.names, columns[0], columns[2], *times, [])
     return placed, Stages(lane, lane, *columns, *times)
+
+
+_TABLE, _INFO, _OPERATIONS = "TASK", "MEMCPY_INFO", "ENUM_MEMCPY_OPERATION"
+# Tasks of kernels and collectives; some of them have the type of a copy.
+_OTHERS = ("COMPUTE_TASK_INFO", "COMMUNICATION_TASK_INFO")
+# CANN's names of directions; managed memory and "other" have none.
+_DIRECTIONS = {
+    "host to host": "HtoH",
+    "host to device": "HtoD",
+    "host to device ex": "HtoD",
+    "device to host": "DtoH",
+    "device to host ex": "DtoH",
+    "device to device": "DtoD",
+    "addr device to device": "DtoD",
+}
+# The first copies between devices, the second from or to a host.
+_ENGINES = {"SDMA_SQE": "DtoD", "PCIE_DMA_SQE": "PCIe"}
+
+
+def _copies(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read copies by start.
+
+    ``kind`` is ``HtoD``, ``DtoH``, ``DtoD`` or ``HtoH``, and ``PCIe`` if only the engine is known.
+    CANN records direction and ``bytes`` only together with the calls of its runtime. Without them
+    a database has neither, and a trace the engine alone.
+    """
+    if opened.database is not None:
+        tasks, direction, size = _database_copies(opened.database)
+    else:
+        view = opened.read_trace(RowKind.COPIES, RowKind.FLOWS, RowKind.QUEUE)
+        tasks, direction, size = _trace_copies(view)
+    frame, remarks = task_frame(opened, tasks)
+    if not len(size):  # the remark is on kernels
+        remarks = tasks.remarks
+    both = zip(texts_of(direction), texts_of(tasks.name), strict=True)
+    kinds = [_DIRECTIONS.get(name) or _ENGINES.get(engine, "") for name, engine in both]
+    own = {"kind": coded_texts(kinds), "bytes": size}
+    return {**frame, **own}, [text.replace("kernels", "copies") for text in remarks]
+
+
+def _database_copies(database: SqliteTables) -> tuple[Tasks, Coded, Int64s]:
+    rows = database.numbers(_TABLE, *DATABASE_TASK, "globalTaskId", "taskType")
+    keep = matches(database.decode(rows["taskType"], STRINGS), COPIES.__contains__)
+    for table in _OTHERS:
+        others = database.numbers(table, "globalTaskId")["globalTaskId"]
+        keep &= (rows["globalTaskId"] == UNKNOWN) | ~np.isin(rows["globalTaskId"], others)
+    rows = {name: column[keep] for name, column in rows.items()}
+    rows = by_start(rows, rows["startNs"], rows["endNs"])
+    info = database.numbers(_INFO, "globalTaskId", "size", "memcpyOperation")
+    described = find(info["globalTaskId"], rows["globalTaskId"])
+    size, operation = (
+        np.append(info[name], UNKNOWN)[described] for name in ("size", "memcpyOperation")
+    )
+    direction = database.decode(operation, _OPERATIONS, "name")
+    tasks = database_tasks(database, {**rows, "name": rows["taskType"]})
+    tasks = with_enqueuing_calls(tasks, database_queue(database))
+    return tasks, direction, np.where(size >= 0, size, UNKNOWN)
+
+
+def _trace_copies(view: TraceView) -> tuple[Tasks, Coded, Int64s]:
+    rows = view.tables[RowKind.COPIES]
+    keep = np.isin(rows["lane"], hardware_lanes(view))
+    rows = {name: column[keep] for name, column in rows.items()}
+    rows = by_start(rows, rows["start_ns"], rows["end_ns"])
+    tasks = replace(trace_tasks(view, {**rows, "name": rows["task"]}), remarks=view.problems)
+    tasks = with_enqueuing_calls(tasks, trace_queue(view))
+    # A trace has the lengths of few calls, so of none.
+    torch = tasks.torch._replace(length_ns=np.full(len(rows["bytes"]), UNKNOWN))
+    tasks = replace(tasks, torch=torch)
+    return tasks, distinct(rows["direction"], view.names), rows["bytes"]
+
+
+MEMCPY = TableReader(
+    (
+        *columns_named("device", "stream"),
+        Column("kind", "text"),
+        Column("bytes", "count", "bytes"),
+        *columns_named("start", "duration", "stage", "step"),
+        *columns_named("launch", "launch duration", "thread"),
+    ),
+    lambda opened: opened.has(_TABLE, "taskType") or opened.trace is not None,
+    _copies,
+)
+"""Copies without those inside collectives, with their launches."""

@@ -9,22 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import NOT_JSON
-from lightning_rlprof.loaders.ascend.trace_view import FlowKind, RowKind, TraceView
+from lightning_rlprof.loaders.ascend.trace_view import STEP, FlowKind, RowKind, TraceView
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS, STAGES
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, distinct
+from lightning_rlprof.tables.kernels import UNKNOWN, distinct, find, matches
 
 COLLECTIVE_DOMAIN = "communication"
 """The domain in which HCCL marks each of its operators, with a message in JSON."""
 
 MARKS_WANTED = (RowKind.MARKS, RowKind.DEVICE_RANGES, RowKind.STEPS, RowKind.FLOWS)
 """Rows of a trace that `trace_marks` needs."""
-
-STEP = "ProfilerStep#"
-"""Prefix of the names of the steps that torch_npu.profiler marks."""
 
 STRINGS = "STRING_IDS"
 """The table of a database with its texts."""
@@ -159,7 +156,6 @@ def _steps(database: SqliteTables) -> dict[str, Int64s]:
     if not {"name", "type"} <= database.columns.get(_CALLS, frozenset()):
         return {name: np.empty(0, np.int64) for name in _COLUMNS}
     named = f"SELECT id FROM {STRINGS} WHERE value LIKE '{STEP}%'"
-    named = named if STRINGS in database.columns else ""
     columns = ("startNs", "endNs", "name", "globalTid")
     rows = database.numbers(_CALLS, *columns, where=f"type = 50001 AND name IN ({named})")
     rows["message"] = rows.pop("name")
@@ -177,8 +173,8 @@ def _database_device_times(database: SqliteTables, connection: Int64s) -> tuple[
     tasks = database.numbers(_TASKS, "connectionId", "startNs", "endNs", where=of_marks)
     sound = (tasks["connectionId"] != _NO_CONNECTION) & (tasks["connectionId"] != UNKNOWN)
     sound &= (tasks["startNs"] > 0) & (tasks["endNs"] >= tasks["startNs"])
-    places = {each: row for row, each in enumerate(tasks["connectionId"].tolist()) if sound[row]}
-    rows = np.array([places.get(each, -1) for each in connection.tolist()], np.int64)
+    tasks = {name: column[sound] for name, column in tasks.items()}
+    rows = find(tasks["connectionId"], connection)
     start, end = (np.append(tasks[name], UNKNOWN)[rows] for name in ("startNs", "endNs"))
     return start, end
 
@@ -242,11 +238,10 @@ def classify_ranges(marks: Marks, window: tuple[int, str]) -> Ranges:
         window: First step and stage of the window; 0 and "" if unknown.
     """
     of_rlprof, names = _names(marks)
-    service = {code for code, text in enumerate(names) if text.startswith(_SERVICE)}
+    service = of_rlprof & matches((marks.name, names), lambda text: text.startswith(_SERVICE))
     order = np.lexsort((-marks.end_ns, marks.start_ns))
-    order = order[~(of_rlprof[order] & np.isin(marks.name[order], list(service)))]
     kind = _kinds(marks, names, of_rlprof, window)
-    order = order[kind[order] != _DUPLICATE]
+    order = order[(kind[order] != _DUPLICATE) & ~service[order]]
     used, name = np.unique(marks.name[order], return_inverse=True)
     name, texts = distinct(name, [names[code] for code in used.tolist()])
     times = (marks.start_ns[order], marks.end_ns[order])
@@ -260,28 +255,25 @@ def classify_ranges(marks: Marks, window: tuple[int, str]) -> Ranges:
 
 def _names(marks: Marks) -> tuple[npt.NDArray[np.bool_], list[str]]:
     """Return which rows are in the domain of rlprof, and all texts as names."""
-    domains = [code for code, text in enumerate(marks.texts) if text == _DOMAIN]
+    in_domain = matches((marks.domain, marks.texts), lambda text: text == _DOMAIN)
     # For a torch_npu without domains, the recorder puts the domain before the name.
-    prefixed = [code for code, text in enumerate(marks.texts) if text.startswith(_PREFIX)]
-    collectives = [code for code, text in enumerate(marks.texts) if text == COLLECTIVE_DOMAIN]
-    messages = set(np.unique(marks.name[np.isin(marks.domain, collectives)]).tolist())
+    prefixed = matches((marks.name, marks.texts), lambda text: text.startswith(_PREFIX))
+    collectives = matches((marks.domain, marks.texts), lambda text: text == COLLECTIVE_DOMAIN)
     names = [text.removeprefix(_PREFIX) for text in marks.texts]
-    for code in messages:
+    for code in np.unique(marks.name[collectives]).tolist():
         names[code] = str(parse_message(marks.texts[code]).get("opName") or names[code])
-    return np.isin(marks.domain, domains) | np.isin(marks.name, prefixed), names
+    return in_domain | prefixed, names
 
 
 def _kinds(
     marks: Marks, names: list[str], of_rlprof: npt.NDArray[np.bool_], window: tuple[int, str]
 ) -> Int64s:
     """Return kinds; steps of rlprof make those of torch_npu a `_DUPLICATE`, MSTX those of torch."""
-    stages = [code for code, text in enumerate(names) if text in STAGES]
-    steps = [code for code, text in enumerate(names) if text == "step"]
-    counted = [code for code, text in enumerate(names) if _NUMBER.fullmatch(text)]
+    column = (marks.name, names)
     kind = np.full(len(marks.name), _REGION)
-    kind[of_rlprof & np.isin(marks.name, stages)] = _STAGE
-    kind[of_rlprof & np.isin(marks.name, steps)] = _STEP
-    is_counted = np.isin(marks.name, counted)
+    kind[of_rlprof & matches(column, lambda text: text in STAGES)] = _STAGE
+    kind[of_rlprof & matches(column, lambda text: text == "step")] = _STEP
+    is_counted = matches(column, _NUMBER.fullmatch)
     of_torch = is_counted & (marks.domain == -1)
     if _STEP in kind or (window[1] and of_rlprof.any()):
         kind[is_counted] = _DUPLICATE

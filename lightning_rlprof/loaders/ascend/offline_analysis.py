@@ -24,11 +24,10 @@ from lightning_rlprof.loaders.chrome.event_stream import ChromeStream
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.system.subprocess_python import Interpreter, InterpreterError, ask
 
-GET_TORCH_NPU = (
+_GET_TORCH_NPU = (
     'pip install "lightning-rlprof[npu]" on a machine with CANN and source its set_env.sh, '
     "or move the raw data to a machine that has both"
 )
-"""How to get what the parser needs."""
 
 Export = Literal["text", "db"]
 """Formats that the parser writes."""
@@ -184,10 +183,10 @@ def _parser_arguments(todo: Sequence[Path], exports: Sequence[Export]) -> dict[s
         known = ask(_PARAMETERS, timeout_s=_IMPORT_TIMEOUT_S)["parameters"]
     except InterpreterError as error:
         raise RecorderError(
-            f"parsing needs torch_npu, which cannot be imported ({error}): {GET_TORCH_NPU}"
+            f"parsing needs torch_npu, which cannot be imported ({error}): {_GET_TORCH_NPU}"
         ) from error
     if shutil.which("msprof") is None and any(device_data(directory) for directory in todo):
-        raise RecorderError(f"parsing needs msprof of CANN, which is not on PATH: {GET_TORCH_NPU}")
+        raise RecorderError(f"parsing needs msprof of CANN, which is not on PATH: {_GET_TORCH_NPU}")
     if exports and "export_type" not in known:
         raise RecorderError(
             "--export: the installed torch_npu only writes the recorded format; omit --export, or "
@@ -214,8 +213,6 @@ def _run(todo: Sequence[Path], keywords: dict[str, Any], options: Options) -> It
 
 
 class _Parser:
-    """The process that parses one directory."""
-
     def __init__(self, directory: Path, keywords: dict[str, Any], options: Options) -> None:
         self._directory, self._options = directory, options
         self._began = time.monotonic()
@@ -336,7 +333,6 @@ def _is_device_profiled(capture: Capture) -> bool:
 
 
 def _recorded_kinds(capture: Capture) -> set[str]:
-    """Return the kinds of rows in the raw data."""
     folder, kinds = capture.path, set()
     if _any_bytes(folder.glob("FRAMEWORK/torch.op_range")):
         kinds.add(_HOST)
@@ -361,7 +357,7 @@ def _missing_in_trace(path: Path | None, expected: set[str]) -> str:
             stream = ChromeStream(source, msgspec.json.Decoder(list[_Event]))
             found = _kinds(stream)
     except TraceError as error:
-        return _short_text(error, path)
+        return str(error).replace(str(path), path.name, 1)
     if stream.problems or stream.lost or not stream.complete:
         broken = f"{stream.lost} events are broken" if stream.lost else "it contains no events"
         why = "; ".join(stream.problems) or broken
@@ -402,12 +398,8 @@ def _missing_in_database(path: Path | None, expected: set[str]) -> str:
         tables = SqliteTables(path)
         filled = {kind for kind, table in _TABLES.items() if tables.has(table)}
     except TraceError as error:
-        return _short_text(error, path)
+        return str(error).replace(str(path), path.name, 1)
     return _without(path.name, expected - filled) if tables.columns else f"{path.name} is empty"
-
-
-def _short_text(error: TraceError, path: Path) -> str:
-    return str(error).replace(str(path), path.name, 1)
 
 
 def _without(name: str, kinds: set[str]) -> str:

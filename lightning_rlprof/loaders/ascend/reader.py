@@ -1,5 +1,6 @@
 """Captures of torch_npu.profiler as spans, with tables of what the host and the device did."""
 
+import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,10 +17,8 @@ from lightning_rlprof.loaders.ascend.capture import (
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
 from lightning_rlprof.loaders.ascend.communication import COMMUNICATION
-from lightning_rlprof.loaders.ascend.copies import MEMCPY
-from lightning_rlprof.loaders.ascend.host_calls import CALLS, SYNC
-from lightning_rlprof.loaders.ascend.kernels import KERNELS, place_tasks
-from lightning_rlprof.loaders.ascend.shapes import SHAPES
+from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
+from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY, place_tasks
 from lightning_rlprof.loaders.ascend.sheet_tables import (
     MEMORY,
     MODULE_MEMORY,
@@ -187,11 +186,11 @@ def _without_copies(
 
 def _overlapping_captures(captures: Sequence[OpenCapture]) -> list[RunWarning]:
     """Warn of ranks with captures of several processes, or captures that overlap in time."""
-    processes: dict[int, set[tuple[str, int, str]]] = {}
-    for each in captures:
-        capture = each.capture
-        process = (capture.host, capture.pid, str(capture.metadata.get("role")))
-        processes.setdefault(each.rank, set()).add(process)
+    processes = {
+        (each.rank, each.capture.process, str(each.capture.metadata.get("role")))
+        for each in captures
+    }
+    counts = collections.Counter(rank for rank, *_ in processes)
     overlapping = {
         after.rank: "captures of one process overlap in time, and are added up. Is one of "
         "them a part of the other?"
@@ -200,9 +199,9 @@ def _overlapping_captures(captures: Sequence[OpenCapture]) -> list[RunWarning]:
         and 0 < after.timeline.first_ns < before.timeline.ranges.end_ns.max(initial=0)
     }
     several = {
-        rank: f"captures of {len(found)} processes have this rank; rlprof shows them side by side"
-        for rank, found in processes.items()
-        if len(found) > 1
+        rank: f"captures of {count} processes have this rank; rlprof shows them side by side"
+        for rank, count in sorted(counts.items())
+        if count > 1
     }
     return [RunWarning(rank, text) for rank, text in {**overlapping, **several}.items()]
 
@@ -230,7 +229,6 @@ def _repeated_steps(captures: Sequence[OpenCapture]) -> list[RunWarning]:
 
 
 def _first_ns(captures: Sequence[OpenCapture]) -> int:
-    """Return when the first event of all captures began, 0 if unknown."""
     starts = [each.timeline.first_ns for each in captures]
     return min((start for start in starts if start != UNKNOWN), default=0)
 
@@ -312,7 +310,7 @@ def _header(opened: OpenCapture, world_size: int) -> Header:
         world_size=world_size,
         role=str(capture.metadata.get("role") or ""),
         host=opened.host,
-        pid=capture.pid,
+        pid=capture.process[1],
         device=opened.chip or ("cpu" if capture.is_cpu_only else "npu"),
         unix_ns=max(opened.timeline.first_ns, 0),
         clock_ns=0,

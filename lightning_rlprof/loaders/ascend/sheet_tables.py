@@ -18,7 +18,6 @@ from lightning_rlprof.loaders.ascend.csv_sheets import (
 from lightning_rlprof.loaders.ascend.mstx import STRINGS
 from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.units import LARGEST_TIME, scaled
-from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.kernels import UNKNOWN, end_to_end
 from lightning_rlprof.tables.table import Column
 
@@ -39,15 +38,7 @@ def _sheet_table(
     table: Callable[[OpenCapture], bool],
     from_database: Callable[[OpenCapture], Frame],
 ) -> TableReader:
-    """Return the reader of a table.
-
-    Args:
-        file: The file of the text format.
-        cells: Its columns.
-        needed: Headings that every version writes.
-        table: Returns whether the database of a capture has the table.
-        from_database: Reads it from there.
-    """
+    """Return the reader of a file, or of a table in the database; all versions write `needed`."""
 
     def read(opened: OpenCapture) -> tuple[Frame, list[str]]:
         if (path := opened.file(file)) is None:
@@ -71,7 +62,10 @@ def _sheet_table(
 
 
 def _from_table(
-    opened: OpenCapture, table: str, cells: tuple[_Cell, ...], texts: tuple[str, str]
+    opened: OpenCapture,
+    table: str,
+    cells: tuple[_Cell, ...],
+    texts: tuple[str, str] = (STRINGS, "value"),
 ) -> dict[str, Any]:
     """Read a table of the database; texts are numbers of rows in another one."""
     database: Any = opened.database
@@ -94,7 +88,6 @@ def _time(name: str) -> Column:
 
 _TOTALS = ("allocated", "reserved", "active")
 _DEVICE = Column("device", "count")
-_IN_STRINGS = (STRINGS, "value")
 _MEMORY_CELLS = (
     _Cell(_DEVICE, "devicetype", device, "deviceId"),
     _Cell(Column("component", "text"), "component", None, "component"),
@@ -108,7 +101,7 @@ _MEMORY_CELLS = (
 
 def _memory(opened: OpenCapture) -> Frame:
     database: Any = opened.database
-    frame = _from_table(opened, "MEMORY_RECORD", _MEMORY_CELLS, _IN_STRINGS)
+    frame = _from_table(opened, "MEMORY_RECORD", _MEMORY_CELLS)
     # The text format has the memory of the process in the same file, a database in this table.
     process = database.numbers("NPU_MEM", "deviceId", "type", "timestampNs", "ddr", "hbm")
     types = database.strings(process["type"], STRINGS)
@@ -158,7 +151,7 @@ OPERATOR_MEMORY = _sheet_table(
     _ALLOCATION_CELLS,
     ("name", "size(kb)", "allocationtime(us)", "releasetime(us)", "duration(us)"),
     lambda opened: opened.has("OP_MEMORY"),
-    lambda opened: _from_table(opened, "OP_MEMORY", _ALLOCATION_CELLS, _IN_STRINGS),
+    lambda opened: _from_table(opened, "OP_MEMORY", _ALLOCATION_CELLS),
 )
 """Allocations of each operator, with all memory allocated at that time."""
 
@@ -239,8 +232,7 @@ _TYPE_CELLS = (
 
 
 def _summed_types(opened: OpenCapture) -> Frame:
-    """Sum up the tasks of the database."""
-    database: SqliteTables = opened.database  # type: ignore[assignment]
+    database: Any = opened.database
     duration = "endNs - startNs"
     sound = f"startNs > 0 AND endNs >= startNs AND endNs < {LARGEST_TIME}"
     rows = database.rows(

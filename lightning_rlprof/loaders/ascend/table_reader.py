@@ -9,7 +9,7 @@ import numpy.typing as npt
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
 from lightning_rlprof.tables.arrays import Int64s
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, end_to_end, known
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, end_to_end, known
 from lightning_rlprof.tables.table import Column, ColumnRows, Table
 
 Cells = Int64s | npt.NDArray[np.float64] | Coded
@@ -55,9 +55,10 @@ def read_table(
             frames.append(_complete(frame, reader, opened, sum(len(f["rank"]) for f in frames)))
         except TraceError as error:
             own_remarks = [str(error)]
-        if len(captures) > 1:
-            own_remarks = [_with_name(opened, text) for text in own_remarks]
-        remarks += own_remarks
+        path = opened.capture.path
+        for text in own_remarks:
+            named = len(captures) == 1 or str(path) in text
+            remarks.append(text if named else f"{path.name}: {text}")
     if not frames:
         return Table(name, columns, abstained="; ".join(remarks))
     cells = [
@@ -67,9 +68,16 @@ def read_table(
     return Table(name, columns, ColumnRows(cells), note="; ".join(dict.fromkeys(remarks)))
 
 
-def _with_name(opened: OpenCapture, text: str) -> str:
-    path = opened.capture.path
-    return text if str(path) in text else f"{path.name}: {text}"
+def texts_of(column: Coded) -> list[str]:
+    """Return the text of each row, "" if it is unknown."""
+    codes, texts = column
+    return [texts[code] if code >= 0 else "" for code in codes.tolist()]
+
+
+def coded_texts(texts: Sequence[str]) -> Coded:
+    """Return texts as a column in which "" is unknown."""
+    codes, names = distinct(np.arange(len(texts)), texts)
+    return np.where(np.array(texts, object) == "", -1, codes), names
 
 
 def _complete(

@@ -16,7 +16,6 @@ from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet,
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.trace_view import (
     COMMUNICATION,
-    QUEUE,
     FlowKind,
     RowKind,
     TraceView,
@@ -26,7 +25,7 @@ from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.loaders.stage_attribution import NOWHERE
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
-from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct
+from lightning_rlprof.tables.kernels import UNKNOWN, Coded, distinct, find, matches
 
 _HARDWARE = "Ascend Hardware"
 # Types of tasks that run an operator's code; the others copy, wait or signal.
@@ -138,7 +137,7 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     if view is not None:
         torch, cann = trace_calls(view, start)
         traced = _trace_kernels(view)  # has the streams and devices that a sheet of level0 lacks
-        same = find_near(traced.start_ns, start)
+        same = _find_near(traced.start_ns, start)
         stream = np.where(stream == UNKNOWN, np.append(traced.stream, UNKNOWN)[same], stream)
         device = np.where(device == UNKNOWN, np.append(traced.device, UNKNOWN)[same], device)
     codes, texts = sheet.text("name")
@@ -152,8 +151,8 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
 
 def _trace_kernels(view: TraceView) -> Tasks:
     rows = view.tables[RowKind.DEVICE]
-    types = [code for code, text in enumerate(view.names) if text.startswith(_COMPUTE_TYPES)]
-    kernel = np.isin(rows["task"], types) & np.isin(rows["lane"], hardware_lanes(view))
+    computes = matches((rows["task"], view.names), lambda text: text.startswith(_COMPUTE_TYPES))
+    kernel = computes & np.isin(rows["lane"], hardware_lanes(view))
     keep = kernel | np.isin(rows["lane"], collective_lanes(view))
     return trace_tasks(view, {name: column[keep] for name, column in rows.items()})
 
@@ -213,34 +212,25 @@ def trace_calls(view: TraceView, start: Int64s) -> tuple[Calls, Calls]:
 
     (torch_start, torch), (launched, cann) = arrows(FlowKind.TORCH), arrows(FlowKind.LAUNCH)
     number, ends = arrows(FlowKind.TASK)
-    connection = np.append(number, UNKNOWN)[find_near(ends.time_ns, start)]
+    connection = np.append(number, UNKNOWN)[_find_near(ends.time_ns, start)]
     return (
-        torch.at(find_near(torch_start, start)),
-        cann.at(find_near(launched, connection, slack=0)),
+        torch.at(_find_near(torch_start, start)),
+        cann.at(find(launched, connection)),
     )
 
 
-def find_near(keys: Int64s, values: Int64s, slack: int = 1) -> Int64s:
-    """Return the index of the key that equals each value, give or take the slack; -1 without.
-
-    Two parts of the toolchain round a nanosecond differently, hence the slack.
-    """
-    order = np.argsort(keys, kind="stable")
-    ordered = np.append(keys[order], UNKNOWN)
-    found = np.full(len(values), -1)
-    for off in range(-slack, slack + 1):
-        near = values + off
-        at = np.minimum(np.searchsorted(ordered[:-1], near), len(keys))
-        exact = (ordered[at] == near) & ((found < 0) | (off == 0)) & (values != UNKNOWN)
-        found[exact] = np.append(order, -1)[at[exact]]
-    return found
+def _find_near(keys: Int64s, values: Int64s) -> Int64s:
+    """Return what `find` does; two parts of the toolchain round a nanosecond differently."""
+    rows = find(keys, values)
+    for off in (-1, 1):
+        rows = np.where(rows < 0, find(keys, values + off), rows)
+    return rows
 
 
 def _database_tasks(database: SqliteTables) -> Tasks:
-    """Return the computing tasks of a database, and its collectives."""
     tasks = database.numbers("TASK", *_TASK)
     compute = database.numbers("COMPUTE_TASK_INFO", "globalTaskId", "name")
-    at = find_near(compute["globalTaskId"], tasks["globalTaskId"], slack=0)
+    at = find(compute["globalTaskId"], tasks["globalTaskId"])
     kernels = {name: column[at >= 0] for name, column in tasks.items()}
     kernels["name"] = compute["name"][at[at >= 0]]
     collectives = database_collectives(database)
@@ -268,7 +258,7 @@ def database_collectives(database: SqliteTables) -> dict[str, Int64s]:
     unknown = rows["deviceId"] == UNKNOWN
     if unknown.any():  # older versions have no device for collectives, but for their tasks
         tasks = database.numbers("TASK", "connectionId", "deviceId")
-        first = find_near(tasks["connectionId"], rows["connectionId"][unknown], slack=0)
+        first = find(tasks["connectionId"], rows["connectionId"][unknown])
         rows["deviceId"][unknown] = np.append(tasks["deviceId"], UNKNOWN)[first]
     return rows
 
@@ -290,9 +280,8 @@ def database_tasks(database: SqliteTables, rows: Mapping[str, Int64s]) -> Tasks:
 def _database_calls(
     database: SqliteTables, connection: Int64s, start: Int64s
 ) -> tuple[Calls, Calls]:
-    """Return the operators of torch and the calls of CANN that launched tasks."""
     calls = database.numbers("CANN_API", *_API_COLUMNS)
-    cann = _sound_calls(calls).at(find_near(calls["connectionId"], connection, slack=0))
+    cann = _sound_calls(calls).at(find(calls["connectionId"], connection))
     return _torch_operators(database, connection, start), cann
 
 
@@ -306,7 +295,7 @@ def _torch_operators(database: SqliteTables, connection: Int64s, start: Int64s) 
         return Calls.unknown(len(connection))
     where = "type = 50001 AND connectionId IS NOT NULL"
     calls = database.numbers(_API, *_API_COLUMNS, where=where)
-    at = find_near(calls["connectionId"], pairs["id"], slack=0)
+    at = find(calls["connectionId"], pairs["id"])
     number, at = pairs["connectionId"][at >= 0], at[at >= 0]
     order = np.lexsort((calls["startNs"][at], number))
     calls = {name: column[at][order] for name, column in calls.items()}
@@ -357,28 +346,30 @@ def database_queue(database: SqliteTables) -> tuple[QueueEnd, QueueEnd]:
     """Return the calls that put tasks into the queue, and those that take them out."""
     present = {"type", "name", *_API_COLUMNS} <= database.columns.get(_API, frozenset())
     pairs = database.numbers(_CONNECTIONS, "id", "connectionId")
-    ends = []
-    for word in QUEUE:
+
+    def end(word: str) -> QueueEnd:
         named = f"name IN (SELECT id FROM {STRINGS} WHERE value LIKE '{word}%')"
         where = f"type = 50002 AND {named}" if present and STRINGS in database.columns else "0"
         rows = database.numbers(_API, *_API_COLUMNS, where=where)
-        at = find_near(pairs["id"], rows["connectionId"], slack=0)
+        at = find(pairs["id"], rows["connectionId"])
         number = np.append(pairs["connectionId"], UNKNOWN)[at]
         thread = rows["globalTid"] & THREAD_BITS
-        ends.append(QueueEnd(thread, rows["startNs"], rows["endNs"], number).sound())
-    return ends[0], ends[1]
+        return QueueEnd(thread, rows["startNs"], rows["endNs"], number).sound()
+
+    return end("enqueue"), end("dequeue")
 
 
 def trace_queue(view: TraceView) -> tuple[QueueEnd, QueueEnd]:
     """Return the calls that put tasks into the queue, and those that take them out."""
     rows, threads = view.tables[RowKind.QUEUE], view.threads()
-    ends = []
-    for word in QUEUE:
-        code = view.names.index(word) if word in view.names else UNKNOWN
-        end = {name: column[rows["category"] == code] for name, column in rows.items()}
-        times = (end["start_ns"], end["end_ns"])
-        ends.append(QueueEnd(threads[end["lane"]], *times, end["number"]).sound())
-    return ends[0], ends[1]
+
+    def end(word: str) -> QueueEnd:
+        chosen = matches((rows["category"], view.names), lambda text: text == word)
+        thread = threads[rows["lane"][chosen]]
+        columns = (rows[name][chosen] for name in ("start_ns", "end_ns", "number"))
+        return QueueEnd(thread, *columns).sound()
+
+    return end("enqueue"), end("dequeue")
 
 
 def with_enqueuing_calls(tasks: Tasks, queue: tuple[QueueEnd, QueueEnd]) -> Tasks:

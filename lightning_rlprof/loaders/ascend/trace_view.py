@@ -28,8 +28,8 @@ COMMUNICATION = ("HCCL", "Communication")
 COPIES = ("MEMCPY_ASYNC", "PCIE_DMA_SQE", "SDMA_SQE")
 """Names or types of tasks that copy."""
 
-QUEUE = ("enqueue", "dequeue")
-"""Categories of the two ends of torch_npu's queue."""
+STEP = "ProfilerStep#"
+"""Prefix of the names of the steps that torch_npu.profiler marks."""
 
 
 class RowKind:
@@ -112,7 +112,6 @@ _FLOWS = {
     ("MsTx", "f"): FlowKind.DEVICE_RANGE,
 }
 _MARK_FLOWS = (FlowKind.MARK, FlowKind.DEVICE_RANGE)
-_STEP = "ProfilerStep#"
 _TASK = ("task", "stream", "connection")
 # Columns from the arguments of events.
 _ARGS: Mapping[int, tuple[str, ...]] = {
@@ -127,7 +126,8 @@ _ARGS: Mapping[int, tuple[str, ...]] = {
 _NUMBERS = {"stream", "connection", "count", "bytes", "sequence", "forward", "number"}
 # Columns with values of up to 64 bits; codes use half of the memory.
 _WIDE = {"start_ns", "end_ns", "id", *_NUMBERS}
-_CALL_CATEGORIES = ("cpu_op", "python_function", *QUEUE)  # calls of CANN have a level instead
+_QUEUE = ("enqueue", "dequeue")
+_CALL_CATEGORIES = ("cpu_op", "python_function", *_QUEUE)  # calls of CANN have a level instead
 _NO_ARGS = TraceArgs()
 
 
@@ -195,19 +195,16 @@ class _TraceColumns:
             if args.connection is None or process not in COMMUNICATION:
                 return -1
             return RowKind.COLLECTIVES if RowKind.COLLECTIVES in self._wanted else RowKind.DEVICE
-        if event.cat in QUEUE:
+        if event.cat in _QUEUE:
             return RowKind.QUEUE
-        step = event.cat == "cpu_op" and str(event.name).startswith(_STEP)
+        step = event.cat == "cpu_op" and str(event.name).startswith(STEP)
         return RowKind.STEPS if step else -1
 
     def _add_metadata(self, event: TraceEvent) -> None:
-        args = event.args or _NO_ARGS
-        of_thread = event.name == "thread_name"
-        key = (str(event.name), event.pid, event.tid if of_thread else None)
-        if of_thread or event.name == "process_name":
-            self.metadata[key] = str(args.name)
-        elif event.name == "process_labels":
-            self.metadata[key] = str(args.labels)
+        args, name = event.args or _NO_ARGS, str(event.name)
+        if name in ("process_name", "process_labels", "thread_name"):
+            key = (name, event.pid, event.tid if name == "thread_name" else None)
+            self.metadata[key] = str(args.labels if name == "process_labels" else args.name)
 
     def _append(self, kind: int, events: list[TraceEvent]) -> None:
         start = units([bytes(event.ts) for event in events])

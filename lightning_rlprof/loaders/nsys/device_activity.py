@@ -21,6 +21,7 @@ from lightning_rlprof.tables.kernels import (
     Coded,
     Kernels,
     distinct,
+    find,
     kernel_table,
     known,
 )
@@ -69,25 +70,25 @@ class _Rows:
     remarks: list[str]
 
 
+@dataclass(frozen=True, eq=False)
 class Device:
     """Read what devices did; each call reads the file again and keeps nothing.
 
-    Args:
+    Attributes:
         export: The export.
         ranges: Its ranges.
         ranks: Rank of each process, by globalPid.
         zero_ns: Where the axis of what is returned begins, in the export's time.
     """
 
-    def __init__(
-        self, export: Export, ranges: Ranges, ranks: Mapping[int, int], zero_ns: int
-    ) -> None:
-        self._export, self._ranges, self._zero = export, ranges, zero_ns
-        self._ranks = ranks
+    export: Export
+    ranges: Ranges
+    ranks: Mapping[int, int]
+    zero_ns: int
 
     def tables(self) -> dict[str, Callable[[], Table]]:
         """Return what can be read, by name."""
-        has, found = self._export.has, dict[str, Callable[[], Table]]()
+        has, found = self.export.has, dict[str, Callable[[], Table]]()
         if has(KERNELS) or has(_GRAPH):
             found["kernels"] = lambda: kernel_table(*self.kernels())
         if has(_COPY) or has(_SET):
@@ -102,16 +103,18 @@ class Device:
         """Return the kernels by rank and start, and what must be known about them."""
         rows = self._rows((KERNELS,), "demangledName", "shortName", "graphNodeId", "graphId")
         columns, found = rows.columns, rows.found
+        long, short = columns["demangledName"], columns["shortName"]
+        names = self.export.strings(np.concatenate([long, short]), STRINGS)
         return Kernels(
             rows.rank,
             columns["deviceId"],
             columns["streamId"],
-            self._kernel_names(columns["demangledName"], columns["shortName"]),
-            columns["start"] - self._zero,
-            columns["end"] - self._zero,
-            distinct(found.stage, self._ranges.names),
+            coded(np.where(np.isin(long, list(names)), long, short), names),
+            columns["start"] - self.zero_ns,
+            columns["end"] - self.zero_ns,
+            distinct(found.stage, self.ranges.names),
             found.step,
-            distinct(self._innermost(rows), self._ranges.names),
+            distinct(self._innermost(rows), self.ranges.names),
             self._launch_ns(rows),
             rows.call_ns,
             # As in `Spans.threads`: the process stands above.
@@ -143,18 +146,18 @@ class Device:
         The rank is that of the processes whose kernels ran on the GPU. It is unknown if those are
         of several ranks or of none, or if the export doesn't map GPUs to devices.
         """
-        rows = self._export.numbers(_METRICS, "timestamp", "typeId", "metricId")
-        value = self._export.reals(_METRICS, "value")["value"]
+        rows = self.export.numbers(_METRICS, "timestamp", "typeId", "metricId")
+        value = self.export.reals(_METRICS, "value")["value"]
         sound = possible(rows["timestamp"]) & np.isfinite(value)
         rows = {name: column[sound] for name, column in rows.items()}
         kind = rows["typeId"]
         gpu = np.where(kind == UNKNOWN, UNKNOWN, kind & 0xFF)  # the lowest byte
-        own = np.array([*_ranks_of_gpus(self._export, self._ranks), UNKNOWN], np.int64)
+        own = np.array([*_ranks_of_gpus(self.export, self.ranks), UNKNOWN], np.int64)
         cells: dict[Column, Any] = {
             Column("rank", "count"): known(own[np.where(kind == UNKNOWN, -1, gpu)]),
             Column("device", "count"): known(gpu),
-            Column("time", "time", "ns"): rows["timestamp"] - self._zero,
-            Column("metric", "text"): _metric_names(self._export, kind, rows["metricId"]),
+            Column("time", "time", "ns"): rows["timestamp"] - self.zero_ns,
+            Column("metric", "text"): _metric_names(self.export, kind, rows["metricId"]),
             Column("value", "number"): value[sound],
         }
         lost = np.count_nonzero(~sound)
@@ -164,13 +167,13 @@ class Device:
     def _table(
         self, name: str, rows: _Rows, middle: Mapping[Column, Any], last: Mapping[Column, Any]
     ) -> Table:
-        columns, stage = rows.columns, distinct(rows.found.stage, self._ranges.names)
+        columns, stage = rows.columns, distinct(rows.found.stage, self.ranges.names)
         cells: dict[Column, Any] = {
             Column("rank", "count"): rows.rank,
             Column("device", "count"): known(columns["deviceId"]),
             Column("stream", "count"): known(columns["streamId"]),
             **middle,
-            Column("start", "time", "ns"): columns["start"] - self._zero,
+            Column("start", "time", "ns"): columns["start"] - self.zero_ns,
             Column("duration", "duration", "ns"): columns["end"] - columns["start"],
             Column("stage", "text"): stage,
             Column("step", "count"): known(rows.found.step, nothing=0),
@@ -180,20 +183,20 @@ class Device:
         return Table(name, tuple(cells), ColumnRows(list(cells.values())), note=note)
 
     def _rows(self, tables: Sequence[str], *more: str) -> _Rows:
-        read = [self._export.numbers(table, *_COLUMNS, *more) for table in tables]
+        read = [self.export.numbers(table, *_COLUMNS, *more) for table in tables]
         columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
         columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
         start, end, process = columns["start"], columns["end"], columns["globalPid"]
         sound = possible(start) & possible(end) & (start <= end)
-        sound &= np.isin(process, list(self._ranks))
+        sound &= np.isin(process, list(self.ranks))
         rank = np.zeros(len(process), dtype=np.int64)
-        for each, number in self._ranks.items():
+        for each, number in self.ranks.items():
             rank[process == each] = number
         order = np.lexsort((start, rank))
         order = order[sound[order]]
         columns = {name: column[order] for name, column in columns.items()}
         launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
-        found = stages_at(self._ranges.stages(), launches)
+        found = stages_at(self.ranges.stages(), launches)
         remarks = _remarks(len(sound) - len(order), launches, found)
         return _Rows(columns, rank[order], launches, call_ns, found, remarks)
 
@@ -202,15 +205,13 @@ class Device:
 
         Correlations are numbered by each process.
         """
-        calls = self._export.numbers(_CALL, "start", "end", "globalTid", "correlationId")
+        calls = self.export.numbers(_CALL, "start", "end", "globalTid", "correlationId")
         start, thread, number = calls["start"], calls["globalTid"], calls["correlationId"]
         own = np.where(possible(start) & (number != UNKNOWN), process_of(thread), NOWHERE)
         pairs = _pairs(np.append(own, process), np.append(number, correlation))
         of_call, of_row = np.split(pairs, [len(start)])
-        order = np.lexsort((start, of_call))
-        ordered = np.append(of_call[order], NOWHERE)
-        at = np.searchsorted(ordered[:-1], of_row)
-        found = np.where(ordered[at] == of_row, np.append(order, -1)[at], -1)
+        order = np.argsort(start, kind="stable")
+        found = np.append(order, -1)[find(of_call[order], of_row)]
         ended = possible(calls["end"]) & (calls["end"] >= start)
         call_ns = np.where(ended, calls["end"] - start, UNKNOWN)
         launches = Launches(
@@ -222,22 +223,17 @@ class Device:
 
     def _launch_ns(self, rows: _Rows) -> Int64s:
         when = rows.launches.time_ns
-        return np.where(when == UNKNOWN, UNKNOWN, when - self._zero)
+        return np.where(when == UNKNOWN, UNKNOWN, when - self.zero_ns)
 
     def _innermost(self, rows: _Rows) -> Int64s:
-        """Return the name of the innermost range around each launch, of whatever domain."""
-        ranges, when = self._ranges, rows.launches.time_ns
+        ranges, when = self.ranges, rows.launches.time_ns
         columns = (ranges.thread, ranges.start_ns, ranges.end_ns)
         found = innermost(*columns, rows.launches.thread, when)
         lent = innermost(*columns, rows.found.thread, when)
         return np.append(ranges.name, -1)[np.where(found < 0, lent, found)]
 
-    def _kernel_names(self, long: Int64s, short: Int64s) -> Coded:
-        texts = self._export.strings(np.concatenate([long, short]), STRINGS)
-        return coded(np.where(np.isin(long, list(texts)), long, short), texts)
-
     def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:
-        whole = len(self._export.numbers(_GRAPH, "start")["start"])
+        whole = len(self.export.numbers(_GRAPH, "start")["start"])
         return _counted(
             (
                 _replayed(columns).sum(),
@@ -248,7 +244,6 @@ class Device:
 
 
 def _replayed(columns: Mapping[str, Int64s]) -> Any:
-    """Return which kernels ran in a graph."""
     return (columns["graphNodeId"] > 0) | (columns["graphId"] > 0)
 
 
@@ -279,7 +274,6 @@ def _pairs(first: Int64s, second: Int64s) -> Int64s:
 
 
 def _remarks(lost: int, launches: Launches, found: Found) -> list[str]:
-    """Say how many rows are lost, and for how many little is known."""
     return _counted(
         (lost, "rows are left out: their times or their process are invalid"),
         (

@@ -87,6 +87,7 @@ def read_ranges(export: Export) -> Ranges:
     spans, problems = events.sound()
     said = events.own & (events.type == _MARK) & events.named(_RANK, _CLOCK)
     keep = spans & ~said & ~(events.own & events.named(_CAPTURE))
+    has_step = events.own & (events.payload >= 0) & (events.payload < LARGEST)
     used, name = np.unique(events.name[keep], return_inverse=True)
     read = Ranges(
         events.thread[keep],
@@ -95,7 +96,7 @@ def read_ranges(export: Export) -> Ranges:
         name,
         [events.names[code] for code in used.tolist()],
         events.kinds()[keep],
-        events.steps()[keep],
+        np.where(has_step, events.payload, 0)[keep],
         events.own[keep],
         events.ranks(problems),
         events.unix_ns(),
@@ -144,16 +145,14 @@ class _Events:
         placed = possible(self.start) & (self.process > 0)
         ended = self.end != UNKNOWN
         forward = (self.end >= self.start) & (self.end < LARGEST)
-        reasons = [
-            (self.type == UNKNOWN, "NVTX events are left out: they have no type"),
-            (span & ~placed, "NVTX ranges are left out: they have no time or no thread"),
-            (span & placed & ~ended, "NVTX ranges are left out: they never ended"),
-            (
-                span & placed & ended & ~forward,
-                "NVTX ranges are left out: they end before they start",
-            ),
-        ]
-        lost = [f"{np.count_nonzero(rows)} {text}" for rows, text in reasons if rows.any()]
+        reasons = {
+            "events are left out: they have no type": self.type == UNKNOWN,
+            "ranges are left out: they have no time or no thread": span & ~placed,
+            "ranges are left out: they never ended": span & placed & ~ended,
+            "ranges are left out: they end before they start": span & placed & ended & ~forward,
+        }
+        counts = {text: np.count_nonzero(rows) for text, rows in reasons.items()}
+        lost = [f"{count} NVTX {text}" for text, count in counts.items() if count]
         return span & placed & ended & forward, lost
 
     def kinds(self) -> Int64s:
@@ -167,11 +166,6 @@ class _Events:
             kind[same] = KINDS.index(self.names[self.name[row]])
         kind[self.type == _MARK] = _KIND["mark"]
         return kind
-
-    def steps(self) -> Int64s:
-        """Return the steps that ranges of our own say, 0 where there is none."""
-        said = self.own & (self.payload >= 0) & (self.payload < LARGEST)
-        return np.where(said, self.payload, 0)
 
     def ranks(self, problems: list[str]) -> dict[int, int]:
         """Return each process's rank as its first mark says it; another one is a problem."""
@@ -198,6 +192,6 @@ class _Events:
 
     def _said(self, name: str, below: int) -> list[int]:
         """Return the rows of one of our marks whose payload can be true."""
-        found = self.own & (self.type == _MARK) & self.named(name) & (self.thread > 0)
+        found = self.own & (self.type == _MARK) & self.named(name) & (self.process > 0)
         found &= (self.payload >= 0) & (self.payload < below) & possible(self.start)
         return np.flatnonzero(found).tolist()
