@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,24 +29,17 @@ Run = Annotated[
         "See rlprof help inputs.",
     ),
 ]
-"""What a command reads."""
-
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="Write to this file"),
 ]
-"""Where the file goes; None derives its name."""
-
 Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite the file if it exists")]
-"""Whether a file may be replaced."""
-
 Limit = Annotated[
     int | None,
     typer.Option(
         "-n", "--limit", min=1, metavar="N", help="Maximum rows to print (default 50; JSON all)"
     ),
 ]
-"""How many rows are printed."""
 
 
 def open_run(path: Path) -> "Spans":
@@ -61,14 +55,11 @@ def open_run(path: Path) -> "Spans":
 
 def check_exists(path: Path) -> None:
     """Raise an error that lists the newest runs of the directory, if a path does not exist."""
-    if isinstance(path, RemotePath) or path.exists() or path.is_symlink():
+    if isinstance(path, RemotePath) or path.exists():
         return
-    try:
-        files = list(path.parent.glob("*/rank-*.jsonl"))
-        runs = sorted({file.parent for file in files}, key=lambda run: -run.stat().st_mtime)
-    except OSError:
-        runs = []
-    names = ", ".join(str(run) for run in runs[:3])
+    runs = {file.parent for file in path.parent.glob("*/rank-*.jsonl")}
+    newest = sorted(runs, key=lambda run: -run.stat().st_mtime)
+    names = ", ".join(str(run) for run in newest[:3])
     hint = f"Newest runs there: {names}" if names else "See rlprof help inputs."
     raise RlprofError(f"no such run or trace: '{path}'", hint=hint, code="not_found")
 
@@ -92,15 +83,9 @@ def answer(
     limit: int | None = None,
     then: Sequence[str | Path] = (),
 ) -> None:
-    """Print the tables of a command and how many warnings the run has.
+    """Print the tables of a command below a title, and how many warnings the run has.
 
-    Args:
-        spans: The run.
-        tables: What to print, in this order.
-        title: The first line, after the path.
-        facts: Added to the JSON document, before the tables.
-        limit: Rows of each table; None for all.
-        then: The command that takes the next step, without ``rlprof``.
+    JSON contains ``facts`` before the tables. ``then`` is the next command, without ``rlprof``.
     """
     if console.is_json():
         cut = [table.to_dict() for table in limited(tables, limit)]
@@ -116,12 +101,7 @@ def answer(
 
 def limited(tables: "Sequence[Table]", limit: int | None) -> "list[Table]":
     """Return tables with at most `limit` rows each."""
-    from dataclasses import replace
-
-    return [
-        table if limit is None else replace(table, rows=list(table.rows[:limit]))
-        for table in tables
-    ]
+    return [replace(table, rows=table.rows[:limit]) if limit else table for table in tables]
 
 
 def print_warnings(spans: "Spans") -> None:

@@ -38,11 +38,7 @@ def doctor(
         raise RlprofError("--selftest does not use a configuration: leave out --config")
     if selftest:
         _selftest()
-    else:
-        _diagnose(config)
-
-
-def _diagnose(config: Path | None) -> None:
+        return
     from lightning_rlprof.cli.doctor.machine import check_needs, diagnose, recordable
     from lightning_rlprof.config.profiler_config import ProfilerConfig
 

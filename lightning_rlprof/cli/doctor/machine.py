@@ -101,8 +101,7 @@ class Diagnosis(NamedTuple):
 def diagnose(save_path: Path) -> Diagnosis:
     """Check everything that a recording may use; as slow as importing torch and torch_npu.
 
-    Args:
-        save_path: Output directory of runs; it need not exist.
+    ``save_path`` is the output directory of runs; it need not exist.
     """
     torch, answer = check_torch()
     nvtx = check_nvtx()
@@ -232,9 +231,8 @@ def check_nsys(nvtx: Check) -> Check:
         return Check("nsys", "ok", says)
     cure = "install nsys 2025.3 or newer, or pip install nvtx==0.2.11"
     if version <= (2023, 4):
-        return Check(
-            "nsys", "broken", f"{says} does not receive ranges of nvtx {nvtx.message}", cure
-        )
+        says += f" does not receive ranges of nvtx {nvtx.message}"
+        return Check("nsys", "broken", says, cure)
     return Check("nsys", "warn", f"{says}, untested with nvtx {nvtx.message}", cure)
 
 
@@ -332,11 +330,8 @@ def check_clock() -> Check:
 def check_needs(config: ProfilerConfig, found: Diagnosis) -> list[Check]:
     """Return a finding per thing that a configuration needs; its name is the key that needs it.
 
-    Builds the recorders in another interpreter, on the device that is here.
-
-    Args:
-        config: What a training here would be given.
-        found: What `diagnose` found, with the save path of the same configuration.
+    Builds the recorders in another interpreter, on the device that is here. ``found`` is what
+    `diagnose` found, with the save path of the same configuration.
     """
     needs = [found.checks["disk"]._replace(name="integrated.profile_save_path")]
     if found.device is None:

@@ -26,17 +26,14 @@ from lightning_rlprof.tables.spans import Spans
 
 _NAME = "selftest"
 _STEPS, _STAGES = (1, 2), ("actor_generate", "actor_update")
-_CAPTURED, _FEW = 2, 3
-_MARKED = ("cuda", "npu")
-_TIMED = ("cuda", "npu", "xpu")
 _TRAIN = "from lightning_rlprof.cli.doctor.selftest import train; answer.update(train(sys.argv[1]))"
 _TRAIN_S, _ANALYSIS_S = 600.0, 600.0
 
 
 def run_selftest() -> list[Check]:
-    """Train two steps in another process, load them, and return a finding per thing looked at.
+    """Train two steps in another process and check what is in them; nothing of it stays.
 
-    Needs a minute where the analysis of an Ascend capture is part of it. Nothing of it stays.
+    Needs a minute where the analysis of an Ascend capture is part of it.
     """
     folder = Path(tempfile.mkdtemp(prefix="rlprof-selftest-"))
     try:
@@ -49,13 +46,11 @@ def run_selftest() -> list[Check]:
 
 
 def train(save_path: str) -> dict[str, str]:
-    """Record two steps of two stages, the second one captured; the training without Lightning.
-
-    Where the device refuses operators, the CPU runs them, and the answer says so: everything else
-    can still be looked at. Meant for a process of its own.
+    """Record two steps of two stages, the second one captured, in a process of its own.
 
     Returns:
-        ``device``, its kind; ``refused``, why it runs no operators; ``errors``, what was printed.
+        ``device``, its kind; ``refused``, why it runs no operators, so that the CPU does instead;
+        ``errors``, what was printed.
     """
     from lightning_rlprof.recording.accelerator import device_kind
     from lightning_rlprof.recording.start import start_session
@@ -64,8 +59,8 @@ def train(save_path: str) -> dict[str, str]:
         del os.environ[name]  # the configuration of a training is not that of this one
     device = device_kind()
     refused = _refusal(device)
-    block = {"profile": True, "profile_save_path": save_path, "mstx": device in _MARKED}
-    config = ProfilerConfig.build({"integrated": block, "steps": [_CAPTURED]})
+    block = {"profile": True, "profile_save_path": save_path, "mstx": device in ("cuda", "npu")}
+    config = ProfilerConfig.build({"integrated": block, "steps": [_STEPS[-1]]})
     printed = StringIO()  # where torch_npu tells its errors
     with redirect_stdout(printed), start_session(config, name=_NAME, device=device) as session:
         for step in _STEPS:
@@ -75,7 +70,7 @@ def train(save_path: str) -> dict[str, str]:
                     _work("cpu" if refused else device)
             session.end_step()
     errors = [line for line in printed.getvalue().splitlines() if "[ERROR]" in line]
-    return {"device": device, "refused": refused, "errors": " / ".join(errors[:_FEW])}
+    return {"device": device, "refused": refused, "errors": " / ".join(errors[:3])}
 
 
 def _refusal(device: str) -> str:
@@ -111,7 +106,7 @@ def _checks(run: Path, device: str, refused: str, errors: str) -> Iterator[Check
     texts = [note.text for note in spans.notes if note.level in ("warning", "error")]
     texts += [f"printed: {errors}"] if errors else []
     yield _judge("recorders", "; ".join(texts), "no warnings")
-    if device in _TIMED:
+    if device in ("cuda", "npu", "xpu"):
         wrong = "" if "device_ns" in spans.counters else "not recorded"
         yield _judge("device time", wrong, "recorded for stages")
     if device == "npu":
