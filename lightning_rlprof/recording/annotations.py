@@ -128,6 +128,20 @@ class Marker:
         return within(self, function)
 
 
+class LoopMarker(Marker):
+    """A stage that stands for what the training loop runs: rlprof opens it, no code of the user.
+
+    Attributes:
+        yields: Whether a call that configuration marks is a stage inside of it, not a region.
+    """
+
+    __slots__ = ("yields",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "stage")
+        self.yields = True
+
+
 _stages: dict[str, Marker] = {}
 _sink: Sink | None = None
 
@@ -196,12 +210,13 @@ def annotate(target: Any, /) -> Any:
 
 
 def in_stage() -> bool:
-    """Return whether a stage is open in this thread or task."""
+    """Return whether a stage is open in this thread or task, other than one that yields."""
     around = opened.get()
     while around is not None:
-        if around[0][2] == "stage" and around[0][5] is None:
+        line, above, marker, _ = around
+        if line[2] == "stage" and line[5] is None and not getattr(marker, "yields", False):
             return True
-        around = around[1]
+        around = above
     return False
 
 

@@ -13,7 +13,7 @@ from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.host_memory import HostMemory
-from lightning_rlprof.recording.open_spans import Open, made
+from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.records.records import Header, Kind, Number
@@ -75,12 +75,16 @@ class Session:
         self.step = self._ended = 0
         self._buffer = buffer = Buffer(open_writer(run, header), clock)
         self.append, self.add = buffer.append, buffer.add
+        self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
+        self.join_late = buffer.join_late
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: StepTotals | None = None
         self.waiting = self._closed = False
         self._step_start: int | None = None
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
+        # Whether the window of a stage stays open when it ends, until `close_kept_window`.
+        self.keeps_window: Callable[[Line], bool] = _closes
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
         self._mode = ""
@@ -216,10 +220,20 @@ class Session:
     def exit(self, span: Open) -> None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
         line, _, _, token = span
-        known = self._capture.exit(token)
+        known = self._capture.exit(token, keep=self.keeps_window(line))
         if known.counters:
             line[9] = {**known.counters, **(line[9] or {})}
         self._buffer.later(line, known.late)
+
+    def close_kept_window(self) -> None:
+        """Close the capture that `keeps_window` left open."""
+        self.keeps_window = _closes
+        self._capture.close_kept()
+
+    @property
+    def captures_now(self) -> bool:
+        """Whether a capture is open."""
+        return self._capture.is_open
 
     def mark(self, name: str) -> None:
         """Tell the recorders of an instant."""
@@ -280,6 +294,10 @@ class Session:
         if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
             self._mode = mode
             annotations.listen(None if mode == "off" else self, mirrored=mirrored)
+
+
+def _closes(line: Line) -> bool:
+    return False
 
 
 def _refuse_a_second() -> None:

@@ -5,14 +5,15 @@ What one step spent on its stages, on one thread.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.open_spans import Line
-from lightning_rlprof.recording.recorders.base import Late, numbers_of
+from lightning_rlprof.recording.recorders.base import Counters, Late, numbers_of
 from lightning_rlprof.records.records import Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
@@ -116,6 +117,17 @@ class _Union:
         return self._done_ns + sum(length for length in inside if length > 0)
 
 
+def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] | None:
+    """Return the sums of late numbers, None until all of them are known."""
+    for ask in asks:
+        if ask not in known and (numbers := ask()) is not None:
+            known[ask] = numbers_of(numbers)
+    if len(known) < len(asks):
+        return None
+    names = {name for numbers in known.values() for name in numbers}
+    return {name: sum(numbers.get(name, 0) for numbers in known.values()) for name in names}
+
+
 log = logging.getLogger(__name__)
 
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
@@ -208,6 +220,38 @@ class Buffer:
     def add(self, line: tuple[Any, ...]) -> None:
         """Add a line of another kind."""
         self._others.append(line)
+
+    def last_stages(self, since_ns: int, names: Collection[str]) -> tuple[Line | None, Line | None]:
+        """Return the stage of this thread that ended last, and the last one with a given name.
+
+        Stages that ended before ``since_ns`` or in an earlier step do not count.
+        """
+        last, thread = None, threading.get_ident()
+        for lines in (self._spans, self._flushed):
+            for line in reversed(lines):
+                if line[5] < since_ns:
+                    return last, None
+                if line[2] == "stage" and line[6] == thread:
+                    last = last or line
+                    if line[1] in names:
+                        return last, line
+        return last, None
+
+    def take_back(self, line: Line) -> bool:
+        """Remove an ended span, to be continued; return whether it was not yet written."""
+        with self._lock:
+            for at in reversed(range(len(self._spans))):
+                if self._spans[at] is line:
+                    del self._spans[at]
+                    return True
+        return False
+
+    def join_late(self, line: Line) -> None:
+        """Let the late numbers of a span and of what it continues be one sum."""
+        own = [ask for span, ask in self._late if span[7] == line[7]]
+        if len(own) > 1:
+            self._late = [each for each in self._late if each[0][7] != line[7]]
+            self._late.append((line, partial(_summed, own, {})))
 
     def later(self, span: Line, asks: Iterable[Late]) -> None:
         """Write a span's further numbers once they are known: after its step, or at the end."""
