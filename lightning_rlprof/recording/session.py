@@ -76,7 +76,7 @@ class Session:
         self._buffer = buffer = Buffer(open_writer(run, header), clock)
         self.append, self.add = buffer.append, buffer.add
         self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
-        self.join_late = buffer.join_late
+        self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: StepTotals | None = None
         self.waiting = self._closed = False
@@ -219,10 +219,14 @@ class Session:
 
     def exit(self, span: Open) -> None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
-        line, _, _, token = span
+        line, _, marker, token = span
         known = self._capture.exit(token, keep=self.keeps_window(line))
         if known.counters:
-            line[9] = {**known.counters, **(line[9] or {})}
+            own = line[9] or {}
+            if isinstance(marker, annotations.LoopMarker):  # which may continue another span
+                new = known.counters
+                own = {**own, **{name: max(own[name], new[name]) for name in own.keys() & new}}
+            line[9] = {**known.counters, **own}
         self._buffer.later(line, known.late)
 
     def close_kept_window(self) -> None:
@@ -231,9 +235,9 @@ class Session:
         self._capture.close_kept()
 
     @property
-    def captures_now(self) -> bool:
-        """Whether a capture is open."""
-        return self._capture.is_open
+    def mirrors(self) -> bool:
+        """Whether recorders are told of spans now."""
+        return self._capture.mirrors
 
     def mark(self, name: str) -> None:
         """Tell the recorders of an instant."""

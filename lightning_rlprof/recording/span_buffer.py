@@ -237,6 +237,10 @@ class Buffer:
                         return last, line
         return last, None
 
+    def has_stages(self) -> bool:
+        """Return whether a stage has ended since the step began, in any thread."""
+        return any(line[2] == "stage" for lines in (self._flushed, self._spans) for line in lines)
+
     def take_back(self, line: Line) -> bool:
         """Remove an ended span, to be continued; return whether it was not yet written."""
         with self._lock:

@@ -35,6 +35,7 @@ def test_defaults() -> None:
         "role": None,
         "custom_stages": [],
         "wrap": [],
+        "optimizer_stages": [],
         "spans": True,
         "device_time": None,
         "clock_sync_interval_minutes": 10,

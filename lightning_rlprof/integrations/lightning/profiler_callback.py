@@ -24,6 +24,10 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
 from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
+from lightning_rlprof.integrations.lightning.update_stage import (
+    UpdateStages,
+    check_optimizer_stages,
+)
 from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.annotations import Marker
 from lightning_rlprof.recording.method_wrapping import Wraps
@@ -96,11 +100,13 @@ _MOST = 64  # optimizers that step one another
 class _Running(threading.local):
     """Steps that have begun in this thread, outermost first: whose each is, and since when.
 
+    The third item is what a capture knows each by, or None.
+
     One that raises is never heard of again: it stays until one below it ends, or too many came.
     """
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, int]] = []
+        self.steps: list[tuple[int, int, object]] = []
 
 
 class OptimizerSteps:
@@ -125,7 +131,10 @@ class OptimizerSteps:
     def closure_done(self) -> None:
         """Restart regions: what ran since the optimizer was called was not an update."""
         now, steps = self._session.clock(), self._running.steps
-        steps[:] = [(whose, now) for whose, _ in steps]
+        steps[:] = [(whose, now, token) for whose, _, token in steps]
+        if steps and self._session.mirrors:  # which torch's own row began before
+            whose, _, token = steps[-1]
+            steps[-1] = whose, now, token or self._session.enter(_UPDATE.name, _UPDATE.kind)
 
     def remove(self) -> None:
         """Stop listening."""
@@ -134,16 +143,19 @@ class OptimizerSteps:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         steps = self._running.steps
-        steps.append((id(optimizer), self._session.clock()))
+        steps.append((id(optimizer), self._session.clock(), None))
         if len(steps) > _MOST:
             del steps[0]
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         session, steps = self._session, self._running.steps
         while steps:
-            whose, start = steps.pop()
+            whose, start, token = steps.pop()
             if whose == id(optimizer):  # not its `record`: a frame less
-                session.append(made(_UPDATE, session.step, start, session.clock(), None))
+                line = made(_UPDATE, session.step, start, session.clock(), None)
+                if token is not None:
+                    session.exit((line, None, _UPDATE, token))
+                session.append(line)
                 return
 
 
@@ -230,6 +242,8 @@ class ProfilerCallback(Callback):
         except (ConfigError, RecorderError):
             self._finish("interrupted by the configuration")
             raise
+        except Exception as error:
+            self.give_up(error)
 
     def _is_the_one(self, callbacks: Sequence[Any]) -> bool:
         others = [one for one in callbacks if isinstance(one, ProfilerCallback) and one is not self]
@@ -261,19 +275,22 @@ class ProfilerCallback(Callback):
         batches = Batches(session, trainer, self._watched, self.give_up)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
+        # after them: where an optimizer's step ends an update, that ends last
+        self._undo.append(UpdateStages(session, trainer, pl_module, self.give_up))
         self._cover_loop(trainer, pl_module)
 
     def _cover_loop(self, trainer: Any, pl_module: Any) -> None:
         """Cover what Lightning tells no callback, and what costs less than a hook."""
-        strategy, loop = trainer.strategy, trainer.fit_loop
-        backward, run = Marker("backward", "region")(strategy.backward), loop.run
+        loop = trainer.fit_loop
+        run = loop.run
 
         def begin_and_run() -> Any:
             # A loader of unknown length makes its first batch, a rollout, before on_train_start.
+            check_optimizer_stages(self.config.optimizer_stages, trainer.optimizers)
             self.on_train_start(trainer, pl_module)
             return run()
 
-        self._undo += [Cover(strategy, "backward", backward), Cover(loop, "run", begin_and_run)]
+        self._undo.append(Cover(loop, "run", begin_and_run))
         if not pl_module.automatic_optimization:  # without a closure to cut off
             self._pass_over("on_before_optimizer_step")
 
@@ -352,8 +369,8 @@ class ProfilerCallback(Callback):
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Know that what follows is the update; not called under manual optimisation."""
-        for part in self._undo:
-            if isinstance(part, OptimizerSteps):
+        for part in reversed(self._undo):
+            if isinstance(part, UpdateStages | OptimizerSteps):
                 part.closure_done()
 
     # ---- what lies around steps; hooks that come without their partner leave nothing
