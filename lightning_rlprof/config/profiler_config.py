@@ -120,6 +120,13 @@ class Options(Section):
             "rules, or one mapping of methods to stages."
         ),
     )
+    auto_stages: bool = Field(
+        default=True,
+        description=(
+            "Without any mark or `wrap` rule, mark methods of the LightningModule and its direct "
+            "parts whose names mean a stage, such as `generate` or `compute_reward`."
+        ),
+    )
     optimizer_stages: OptimizerStages = Field(
         default_factory=list,
         description=(

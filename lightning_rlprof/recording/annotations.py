@@ -128,17 +128,40 @@ class Marker:
         return within(self, function)
 
 
-class LoopMarker(Marker):
-    """A stage that stands for what the training loop runs: rlprof opens it, no code of the user.
+class OwnMarker(Marker):
+    """A stage that rlprof marks by itself, no code and no configuration of the user's.
+
+    Attributes:
+        ended: How many spans of all such markers have ended.
+    """
+
+    ended = 0
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "stage")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the span, and count it."""
+        Marker.__exit__(self, kind, error, trace)
+        OwnMarker.ended += 1
+
+    __exit__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+class LoopMarker(OwnMarker):
+    """A stage that stands for what the training loop runs.
 
     Attributes:
         yields: Whether a call that configuration marks is a stage inside of it, not a region.
     """
 
-    __slots__ = ("yields",)
-
     def __init__(self, name: str) -> None:
-        super().__init__(name, "stage")
+        super().__init__(name)
         self.yields = True
 
 

@@ -235,6 +235,11 @@ class Session:
         self._capture.close_kept()
 
     @property
+    def stage_count(self) -> int:
+        """How many stages ended in the last step."""
+        return self._buffer.stage_count
+
+    @property
     def mirrors(self) -> bool:
         """Whether recorders are told of spans now."""
         return self._capture.mirrors

@@ -17,6 +17,7 @@ from lightning_rlprof.recording.recorders.base import Counters, Late, numbers_of
 from lightning_rlprof.records.records import Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
+_VALIDATIONS = ("validation", "sanity_check")
 _MOST = 1 << 16  # intervals of a stage that are kept apart
 _LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
 
@@ -238,8 +239,18 @@ class Buffer:
         return last, None
 
     def has_stages(self) -> bool:
-        """Return whether a stage has ended since the step began, in any thread."""
-        return any(line[2] == "stage" for lines in (self._flushed, self._spans) for line in lines)
+        """Return whether a stage has ended since the step began; those in validations are none."""
+        lines = [*self._flushed, *self._spans]
+        apart = [(line[4], line[5]) for line in lines if line[1] in _VALIDATIONS]
+        found = [line for line in lines if line[2] == "stage"]
+        return any(
+            not any(low <= line[4] and line[5] <= high for low, high in apart) for line in found
+        )
+
+    @property
+    def stage_count(self) -> int:
+        """How many stages ended in the last step."""
+        return sum(line[2] == "stage" for line in self._last[0])
 
     def take_back(self, line: Line) -> bool:
         """Remove an ended span, to be continued; return whether it was not yet written."""

@@ -35,6 +35,7 @@ def test_defaults() -> None:
         "role": None,
         "custom_stages": [],
         "wrap": [],
+        "auto_stages": True,
         "optimizer_stages": [],
         "spans": True,
         "device_time": None,

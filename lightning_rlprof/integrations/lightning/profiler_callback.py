@@ -29,7 +29,8 @@ from lightning_rlprof.integrations.lightning.update_stage import (
     check_optimizer_stages,
 )
 from lightning_rlprof.recording.accelerator import device_kind
-from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.recording.annotations import Marker, OwnMarker
+from lightning_rlprof.recording.marks_in_code import has_marks, rules_by_name
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.on_finish import OnFinish
 from lightning_rlprof.recording.open_spans import made
@@ -51,6 +52,7 @@ class Batches:
         trainer: Who runs them.
         watched: Ids of callbacks; as long as the Trainer has one, batches are of its training.
         give_up: Told what failed here; the training never hears of it.
+        after: Called after each step.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class Batches:
         trainer: Any,
         watched: Collection[int],
         give_up: Callable[[Exception], None],
+        after: Callable[[], None],
     ) -> None:
         self._session, self._trainer, self._watched = session, trainer, watched
-        self._give_up = give_up
+        self._give_up, self._after = give_up, after
         self._progress = trainer.fit_loop.epoch_loop.batch_progress
         self._inside = False
 
@@ -88,6 +91,7 @@ class Batches:
         if self._inside and kind is None:
             try:
                 self._session.end_step()
+                self._after()
             except Exception as ours:
                 self._give_up(ours)
         self._inside = False
@@ -207,6 +211,8 @@ class ProfilerCallback(Callback):
         self._session: Session | None = None
         self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
         self._undo: list[Any] = []
+        self._by_name: list[Wraps] = []
+        self._own_ended = 0
         self._starts: dict[str, int] = {}
         self._watched: Collection[int] = ()
 
@@ -219,6 +225,7 @@ class ProfilerCallback(Callback):
             "_session": None,
             "_trainer": None,
             "_undo": [],
+            "_by_name": [],
             "_starts": {},
             "_watched": (),
         }
@@ -272,7 +279,7 @@ class ProfilerCallback(Callback):
         with suppress(Exception):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
-        batches = Batches(session, trainer, self._watched, self.give_up)
+        batches = Batches(session, trainer, self._watched, self.give_up, self._after_step)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
         # after them: where an optimizer's step ends an update, that ends last
@@ -308,13 +315,53 @@ class ProfilerCallback(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Mark the methods of what did not exist at `setup`; what is missing now raises."""
-        if self._trainer is not trainer or any(isinstance(part, Wraps) for part in self._undo):
+        if self._trainer is not trainer:
             return
+        if not any(isinstance(part, Wraps) for part in self._undo):
+            try:
+                self._undo += [Wraps(pl_module, self.config.wrap)]
+            except ConfigError:
+                self._finish("interrupted by the configuration")
+                raise
+        if self.config.auto_stages and not self.config.wrap:
+            self._mark_by_name(pl_module)
+
+    def _mark_by_name(self, pl_module: Any) -> None:
+        """Mark methods whose names mean a stage, in code that marks none."""
+        session, rules = self._session, []
+        assert session is not None
         try:
-            self._undo += [Wraps(pl_module, self.config.wrap)]
-        except ConfigError:
-            self._finish("interrupted by the configuration")
-            raise
+            found = [] if has_marks(pl_module) else rules_by_name(pl_module)
+        except Exception as error:  # code of any kind
+            log.debug("the module cannot be looked into", exc_info=error)
+            return
+        for rule in found:
+            with suppress(ConfigError):  # an object that takes no attributes
+                self._by_name.append(Wraps(pl_module, [rule], by_name=True))
+                rules.append(rule)
+        if rules:
+            self._undo += self._by_name
+            self._own_ended = OwnMarker.ended
+            shown = ", ".join(f"{rule.target} ({rule.stage})" for rule in rules)
+            session.note(
+                "info", f"methods marked by their names: {shown}. To turn off: auto_stages: false"
+            )
+        for part in self._undo:
+            if isinstance(part, UpdateStages):
+                part.rules = rules
+
+    def _after_step(self) -> None:
+        """Leave the marking to the code, as soon as it has marked a stage."""
+        if not self._by_name or self._session is None:
+            return
+        others = self._session.stage_count - (OwnMarker.ended - self._own_ended)
+        self._own_ended = OwnMarker.ended
+        if others > 0:
+            for part in self._by_name:
+                part.remove()
+            self._by_name = []
+            text = "methods are no longer marked by their names, as the code marks stages"
+            self._session.note("info", text)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run of a fit that went through."""
@@ -333,7 +380,7 @@ class ProfilerCallback(Callback):
 
     def _finish(self, status: str) -> None:
         session, self._session, self._trainer = self._session, None, None
-        undo, self._undo = self._undo, []
+        undo, self._undo, self._by_name = self._undo, [], []
         for hook in (*_UNUSED, "on_before_optimizer_step"):
             vars(self).pop(hook, None)
         try:

@@ -4,7 +4,6 @@ Under automatic optimization the backward pass, gradient clipping and the optimi
 ``training_step`` has returned, where no code of the user can mark them.
 """
 
-import types
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,10 +14,12 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_actions import Cover
 from lightning_rlprof.recording.annotations import LoopMarker, Marker, in_stage
 from lightning_rlprof.recording.capture import arms_stages
+from lightning_rlprof.recording.marks_in_code import names_in_code
 from lightning_rlprof.recording.open_spans import Line, opened
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.records.stage_aliases import STAGE_ALIASES
@@ -38,6 +39,9 @@ class UpdateStages:
     - Under manual optimization such a stage ends with each step of an optimizer.
     - In a run without any mark nothing is added: the phases of the loop are its stages.
 
+    Attributes:
+        rules: What rlprof has marked by the names of methods.
+
     Args:
         session: Where spans go.
         trainer: Who trains.
@@ -51,14 +55,12 @@ class UpdateStages:
         config = session.config
         self._session, self._trainer, self._module = session, trainer, module
         self._give_up, self._thread = give_up, get_ident()
+        self.rules: Sequence[WrapRule] = ()
         self._names = _UPDATES | {*config.optimizer_stages}
         self._automatic = module.automatic_optimization
         self._markers: dict[str, LoopMarker] = {}
         self._of_optimizer: dict[int, str] = {}
-        known = {name for rule in config.wrap for name in rule.names().values()}
-        with suppress(Exception):  # code of any kind
-            known |= _names_in_code(module)
-        self._marked = bool(self._names & known)  # as far as known
+        self._marked: bool | None = None  # whether the user marks the update, as far as known
         self._found = False  # whether it really was marked
         self._others = False  # whether any other stage was seen
         self._since: int | None = None  # when the training step began; None outside of it
@@ -140,6 +142,8 @@ class UpdateStages:
     def _begin(self) -> None:
         self._since, self._stepping = self._session.clock(), 0
         self._session.keeps_window = self._continues
+        if self._marked is None:
+            self._marked = self._is_marked()
         if self._marked or in_stage():
             return
         self._others = self._others or self._session.has_stages()
@@ -151,6 +155,14 @@ class UpdateStages:
             early = alone and self._arms() and self._asks(name) and self._one_stage()
         if early:
             self._enter(name)
+
+    def _is_marked(self) -> bool:
+        """Whether rules or the code name an update, before the first one."""
+        rules = [*self._session.config.wrap, *self.rules]
+        known = {name for rule in rules for name in rule.names().values()}
+        with suppress(Exception):  # code of any kind
+            known |= names_in_code(self._module)
+        return bool(self._names & known)
 
     def _reach(self, optimizer: Any = None, loss: Any = None) -> None:
         """Open the stage of the update that has been reached, from where it began."""
@@ -295,40 +307,3 @@ def _owner(loss: Any, optimizers: Sequence[Any]) -> Any:
             return found
         nodes += [each for each, _ in node.next_functions]
     return None
-
-
-def _names_in_code(module: Any) -> set[str]:
-    """Return the texts in the code of a module and its direct parts, with the names of its marks.
-
-    They tell before the first step whether its code marks a stage.
-    """
-    found: set[str] = set()
-    for kind in {type(each) for each in (module, *module.children())}:
-        methods: dict[str, Any] = {}
-        for base in reversed(kind.__mro__):
-            methods |= vars(base)
-        for method in methods.values():
-            _add_names(method, found)
-    return found
-
-
-def _add_names(function: Any, found: set[str]) -> None:
-    function = getattr(function, "__func__", function)
-    for cell in getattr(function, "__closure__", None) or ():
-        if isinstance(content := _content(cell), Marker):
-            found.add(content.name)
-    if (inner := getattr(function, "__wrapped__", None)) is not None:
-        _add_names(inner, found)
-    codes = [getattr(function, "__code__", None)]
-    while codes:
-        code = codes.pop()
-        if isinstance(code, types.CodeType):
-            found.update(each for each in code.co_consts if isinstance(each, str))
-            codes += code.co_consts
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet filled
-        return None

@@ -125,7 +125,7 @@ def test_a_rollout_in_the_closure_keeps_its_time(tmp_path: Path) -> None:
 
 
 def test_nothing_is_added_to_a_run_without_marks(tmp_path: Path) -> None:
-    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    callback = ProfilerCallback(profile_save_path=str(tmp_path), auto_stages=False)
     make_trainer(callback).fit(Unmarked(), loader())
     spans = load(callback.run)
     assert of(trace_of(callback), "actor_update") == []
