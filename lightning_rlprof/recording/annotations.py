@@ -129,7 +129,7 @@ class Marker:
 
 
 class OwnMarker(Marker):
-    """A stage that rlprof marks by itself, no code and no configuration of the user's.
+    """A stage that rlprof marks, neither the user's code nor configuration.
 
     Attributes:
         ended: How many spans of all such markers have ended.

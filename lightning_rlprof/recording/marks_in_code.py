@@ -75,9 +75,8 @@ def _owners(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     yield "", module
     seen = {id(module)}
     for name, part in {**vars(module), **dict(module.named_children())}.items():
-        plain = type(part).__module__.partition(".")[0] not in _FOREIGN and hasattr(
-            part, "__dict__"
-        )
+        kind = type(part).__module__.partition(".")[0]
+        plain = kind not in _FOREIGN and hasattr(part, "__dict__")
         if isinstance(part, torch.jit.ScriptModule | type | types.ModuleType):
             continue
         if name.startswith("_") or id(part) in seen:

@@ -1,4 +1,4 @@
-"""Methods whose names mean a stage are marked, where neither the code nor the configuration marks."""
+"""Methods whose names mean a stage are marked, unless code or configuration marks any."""
 
 import copy
 import pickle
