@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -182,6 +183,16 @@ class Session:
             self._tune()
 
     @property
+    def step_start_ns(self) -> int | None:
+        """When the step began; None outside of steps."""
+        return self._step_start
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step has ended."""
+        return self._ended > 0
+
+    @property
     def step_totals(self) -> StepTotals:
         """What the last step that ended spent on its stages, on the training thread."""
         if self._totals is None:
@@ -287,6 +298,19 @@ class Session:
             self._buffer.close()
             self._memory.close()
             self.afterwards()
+
+    def discard(self) -> None:
+        """End without a run: remove what this rank has written."""
+        self.abandon_step(interrupted=False)
+        self._capture.finish()
+        self._closed = True
+        annotations.listen(None)
+        if _Process.session is self:
+            _Process.session = None
+        self._buffer.discard()
+        self._memory.close()
+        with suppress(OSError):  # files of other ranks, or of captures
+            self.run.rmdir()
 
     def leave(self) -> None:
         """Do nothing from now on, in a forked child: the run and its end are the parent's."""

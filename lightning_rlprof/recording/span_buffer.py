@@ -285,6 +285,11 @@ class Buffer:
         finally:
             self._writer.close()
 
+    def discard(self) -> None:
+        """Close the file and remove it."""
+        self._writer.close()
+        self._writer.path.unlink(missing_ok=True)
+
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""
         self._lock, self._writes = threading.RLock(), False  # which another thread may have held

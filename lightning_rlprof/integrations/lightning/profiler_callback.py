@@ -9,8 +9,8 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from functools import lru_cache
+from contextlib import nullcontext, suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
+from lightning_rlprof.integrations.lightning.evaluation import VERBS, EvaluationBatches
 from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
 from lightning_rlprof.integrations.lightning.update_stage import (
     UpdateStages,
@@ -176,7 +177,8 @@ class ProfilerCallback(Callback):
     """Record where each RL step of a Lightning training goes; put it first in ``callbacks=[…]``.
 
     Works in Trainers of both names. Spans are always recorded, and captures (torch.profiler, NVTX,
-    memory) where the configuration asks for them. Each ``fit`` writes one run directory.
+    memory) where the configuration asks for them. Each ``fit`` writes one run directory, and so do
+    ``validate``, ``test`` and ``predict`` of a Trainer that has not trained.
 
     Args:
         config: A `ProfilerConfig`, a mapping or DictConfig, or the path of a YAML file.
@@ -210,6 +212,7 @@ class ProfilerCallback(Callback):
         self.run: Path | None = None
         self._session: Session | None = None
         self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
+        self._verb = "fit"
         self._undo: list[Any] = []
         self._by_name: list[Wraps] = []
         self._own_ended = 0
@@ -235,7 +238,8 @@ class ProfilerCallback(Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Start the run: everything that can be known to be wrong raises here."""
-        if stage != "fit":
+        verb = getattr(stage, "value", stage)
+        if verb != "fit" and (verb not in VERBS or _has_trained(trainer)):
             return
         if not self._is_the_one(trainer.callbacks):
             return
@@ -245,7 +249,7 @@ class ProfilerCallback(Callback):
             _warn_once(running.run)
             return
         try:
-            self._start(trainer, pl_module)
+            self._start(trainer, pl_module, verb)
         except (ConfigError, RecorderError):
             self._finish("interrupted by the configuration")
             raise
@@ -258,7 +262,7 @@ class ProfilerCallback(Callback):
             raise ConfigError("the Trainer has two ProfilerCallbacks; remove one")
         return not (self.by_environment and others)  # what the code says wins over RLPROF=1
 
-    def _start(self, trainer: Any, pl_module: Any) -> None:
+    def _start(self, trainer: Any, pl_module: Any, verb: str) -> None:
         device = _device(trainer)
         if self.recorders is None:
             _refuse_a_second_profiler(trainer, self.config, device)
@@ -272,13 +276,20 @@ class ProfilerCallback(Callback):
             recorders=self.recorders,
             on_finish=self.on_finish,
         )
-        self.run, self._trainer = session.run, trainer
+        self.run, self._trainer, self._verb = session.run, trainer, verb
         self._starts = {}
-        self._watched = _watched(self, trainer.callbacks)
-        self._pass_over(*_UNUSED)
         with suppress(Exception):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
+        self._watched = _watched(self, trainer.callbacks)
+        if verb != "fit":
+            begin = partial(self.on_fit_start, trainer, pl_module)
+            self._undo += [
+                EvaluationBatches(session, trainer, verb, self._watched, begin, self.give_up),
+                Actions(trainer.profiler, session, stages, nullcontext()),
+            ]
+            return
+        self._pass_over(*_UNUSED)
         batches = Batches(session, trainer, self._watched, self.give_up, self._after_step)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
@@ -364,8 +375,8 @@ class ProfilerCallback(Callback):
             self._session.note("info", text)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End the run of a fit that went through."""
-        if stage == "fit" and self._trainer is trainer:
+        """End the run of a fit, or of another verb, that went through."""
+        if self._trainer is trainer:
             self._finish("finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -389,7 +400,13 @@ class ProfilerCallback(Callback):
                 if isinstance(part, Wraps) and session is not None:
                     for text in part.remarks():
                         session.note("warning", text)
-            if session is not None:
+            if session is None:
+                return
+            if status == "finished" and not session.has_steps:  # as of a tuner
+                log.info("no step was recorded: %s is removed", session.run)
+                session.discard()
+                self.run = None
+            else:
                 session.close(status)
         except Exception as error:
             log.error("the run could not be finished: %s", error, exc_info=error)
@@ -443,7 +460,8 @@ class ProfilerCallback(Callback):
         self._end("sanity_check" if trainer.sanity_checking else "validation", trainer)
 
     def _begin(self, name: str, trainer: Any) -> None:
-        if (session := self._recording(trainer)) is not None:
+        session = self._recording(trainer)
+        if session is not None and self._verb == "fit":
             self._starts[name] = session.clock()
 
     def _end(self, name: str, trainer: Any, kind: Kind = "region") -> None:
@@ -470,6 +488,11 @@ def _watched(callback: Any, callbacks: Sequence[Any]) -> Collection[int]:
 def _warn_once(run: Path) -> None:
     """Say that a fit is not recorded; there may be one inside of every step."""
     log.warning("%s is already being recorded in this process; this fit is not recorded", run)
+
+
+def _has_trained(trainer: Any) -> bool:
+    """Whether a Trainer has a run of its own: the newest one of a script is to be its training."""
+    return bool(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
 
 def _trains(trainer: Any) -> bool:

@@ -221,7 +221,7 @@ def test_a_forked_data_worker_leaves_the_ranges_to_its_parent(tool: Path, tmp_pa
     assert left_open(calls) == []
     assert [word for word in words if "actor_generate" in word] == []
     assert [word for word in words if "actor_update" in word] == [
-        f"push stage actor_update {step}" for step in (1, 2, 3, 4)
+        f"push stage actor_update {step}" for step in (1, 1, 2, 2, 3, 3, 4, 4)
     ]
     assert steps_of(only_run(tmp_path / "runs")[0]) == [1, 2, 3, 4]
 
