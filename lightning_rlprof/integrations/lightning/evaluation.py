@@ -1,4 +1,4 @@
-"""Record ``Trainer.validate``, ``test`` and ``predict`` where no training goes on around them."""
+"""Record ``Trainer.validate``, ``test`` and ``predict`` outside of any training."""
 
 from collections.abc import Callable, Collection
 from typing import Any
