@@ -304,6 +304,18 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     Marker.__exit__ = leave  # type: ignore[method-assign]
 
 
+def tell_first(told: Callable[[Marker], None]) -> None:
+    """Record nothing, but tell of the first span that begins, as in a forked child process."""
+
+    def enter(self: Marker) -> None:
+        listen(None)
+        told(self)
+
+    enter._torchdynamo_disable = True  # type: ignore[attr-defined]
+    listen(None)
+    Marker.__enter__ = enter  # type: ignore[method-assign]
+
+
 # Made per session, with what a span needs as default arguments, which cost least to read.
 # A thread that is inside one of them when its session ends finishes on that session.
 

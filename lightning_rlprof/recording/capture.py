@@ -141,6 +141,11 @@ class Capture:
         """Whether a window is open, or a recorder listens outside of them, too."""
         return self.is_open or bool(self._listening)
 
+    @property
+    def has_captured(self) -> bool:
+        """Whether a window has closed with what a recorder captured."""
+        return bool(self._captured)
+
     def _now_listening(self) -> tuple[Recorder, ...]:
         return tuple(one for one in self._recorders if self.is_open or one.always)
 

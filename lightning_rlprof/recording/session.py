@@ -13,6 +13,13 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.clock_sync import Exchange
+from lightning_rlprof.recording.end_remarks import (
+    ChildMarks,
+    chosen_stages,
+    how_to_mark,
+    never_marked,
+    never_reached,
+)
 from lightning_rlprof.recording.host_memory import HostMemory
 from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
@@ -93,6 +100,10 @@ class Session:
         self._mirrored_step: object = None
         self._tokens = TokenWindow(config)
         self._memory = HostMemory()
+        self._chosen = chosen_stages(config, header.rank)
+        buffer.keeps_stages = bool(self._chosen)
+        self.child_marks = ChildMarks()
+        self.remarks: list[str] = []  # to be said at the end
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
         _Process.session = self
         _watch_forks()
@@ -287,8 +298,8 @@ class Session:
             if self.exchange is not None and status == "finished":
                 self.exchange.meet(self._ended)
             self._capture.finish()
-            if reason := self._capture.why_nothing(self.config, self.header.rank, self._ended):
-                self.note("warning", reason)
+            for text in self._remarks():
+                self.note("warning", text)
             self.add(("end", self.clock(), status))
         finally:
             annotations.listen(None)
@@ -298,6 +309,19 @@ class Session:
             self._buffer.close()
             self._memory.close()
             self.afterwards()
+
+    def _remarks(self) -> list[str]:
+        """Return what was asked for and did not happen."""
+        config, rank = self.config, self.header.rank
+        seen = self._buffer.stages_seen
+        if reason := self._capture.why_nothing(config, rank, self._ended):
+            missing = [name for name in self._chosen if seen and name not in seen]
+            found = [". ".join([reason, *map(how_to_mark, missing[:1])])]
+        else:
+            found = never_marked(self._chosen, seen)
+            if self._capture.has_captured:
+                found += never_reached(config, self._ended)
+        return [*found, *self.remarks, *self.child_marks.remark()]
 
     def discard(self) -> None:
         """End without a run: remove what this rank has written."""
@@ -350,3 +374,4 @@ def _leave_to_parent() -> None:
     annotations.listen(None)
     if session is not None:
         session.leave()
+        annotations.tell_first(session.child_marks.tell)

@@ -160,6 +160,10 @@ class Buffer:
 
     Any thread may add spans with `append`, and flush.
 
+    Attributes:
+        keeps_stages: Whether to keep the names of all stages.
+        stages_seen: These names.
+
     Args:
         writer: The file; a disk that takes nothing costs lines, never a run.
         clock: Monotonic nanoseconds.
@@ -182,6 +186,7 @@ class Buffer:
         self._last: tuple[list[Line], Tally] = ([], self._tally)
         self._late: list[tuple[Line, Late]] = []
         self._numbers_lost = False
+        self.keeps_stages, self.stages_seen = False, set[str]()
 
     def end_step(self) -> None:
         """Write everything, and close the account of a step."""
@@ -206,6 +211,8 @@ class Buffer:
         spans = self._spans[:]
         del self._spans[: len(spans)]
         self._flushed += spans
+        if self.keeps_stages:
+            self.stages_seen.update(line[1] for line in spans if line[2] == "stage")
         # No Python loop: this runs once per step, when the caches have forgotten all of it.
         if self._others or self._lost or not self._knows(map(_thread_of, spans)):
             self._write_with_news(spans)
