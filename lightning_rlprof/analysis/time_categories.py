@@ -1,16 +1,15 @@
 """Time categories of the ledger, and the stage names that mean each of them.
 
-Frameworks call the same stage by different names: `category_of` returns the category of a name,
-`standard_stage` the stage in rlprof's own names.
+Frameworks call the same stage by different names: `category_of` returns the category of a name.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
-from typing import TypeVar
 
 import numpy as np
 
+from lightning_rlprof.records.stage_aliases import STAGE_ALIASES, plain_names, standard_stage
 from lightning_rlprof.tables.arrays import Int64s
 
 NO_CATEGORY = -1
@@ -74,21 +73,10 @@ NAMES: dict[Category, str] = {
     Category.HOST_IDLE: """
         balance_batch collate data_preprocess data_processing pack_sequences prepare_batch
         preprocess tokenize""",
-    Category.ROLLOUT: """
-        actor_generate
-        actor_rollout agenerate decode gen generate generate_async generate_samples
-        generate_sequences generation prefill rollout rollouts sglang_generate vllm_generate""",
+    Category.ROLLOUT: "actor_generate " + STAGE_ALIASES["actor_generate"],
     Category.ROLLOUT_TAIL: "generation_tail rollout_tail",
-    Category.WEIGHT_SYNC: """
-        weight_sync
-        broadcast_weights load_weights publish_weights refit refit_bubble refit_event_wait
-        refit_policy_generation reshard sync_weights update_rollout_weights update_weights
-        weight_update""",
-    Category.REWARD: """
-        compute_reward
-        compute_rewards compute_rm_score env env_step environment environment_step judge reward
-        reward_calculation reward_fn rewards rm rm_score sandbox score scoring tool tool_call
-        tool_calls toolcall verifier verify""",
+    Category.WEIGHT_SYNC: "weight_sync " + STAGE_ALIASES["weight_sync"],
+    Category.REWARD: "compute_reward " + STAGE_ALIASES["compute_reward"],
     Category.DATA_WAIT: """
         data_fetch
         buffer_starvation dataloader_next enumerate_dataloader fetch_batch get_batch next_batch
@@ -112,11 +100,9 @@ NAMES: dict[Category, str] = {
 }
 """Names of each category: rlprof's first, then those of verl, slime, NeMo-RL and others."""
 
-_Meaning = TypeVar("_Meaning", int, str)
 _CATEGORIES: dict[str, int] = {
     name: category for category, names in NAMES.items() for name in names.split()
 }
-_SIGNS = re.compile(r"[^a-z0-9]+")
 
 # NCCL, RCCL, HCCL and their like by their prefixes; fused ones by what they do.
 _COLLECTIVE = re.compile(
@@ -139,14 +125,11 @@ def category_of(name: str) -> int:
         >>> category_of("my_filter")
         -1
     """
-    return _look_up(_CATEGORIES, name, NO_CATEGORY)
-
-
-def _look_up(table: Mapping[str, _Meaning], name: str, default: _Meaning) -> _Meaning:
-    """Return what a name means, or else its method alone."""
-    whole = name.lower().partition("#")[0]
-    keys = (_SIGNS.sub("_", part).strip("_") for part in (whole, whole.rpartition(".")[2]))
-    return next((table[key] for key in keys if key in table), default)
+    for part in plain_names(name):
+        found = _CATEGORIES.get(part)
+        if found is not None:
+            return found
+    return NO_CATEGORY
 
 
 def categories_of(names: Sequence[str]) -> Int64s:
@@ -169,40 +152,6 @@ def kernel_categories(names: Sequence[str]) -> Int64s:
         elif _COLLECTIVE.search(name):
             found[at] = Category.COMMUNICATION
     return found
-
-
-_ALIASES = {
-    "actor_generate": NAMES[Category.ROLLOUT],
-    "compute_reward": NAMES[Category.REWARD],
-    "weight_sync": NAMES[Category.WEIGHT_SYNC],
-    "actor_compute_log_prob": """
-        actor_log_prob compute_actor_log_prob compute_log_prob compute_log_probs log_prob log_probs
-        old_log_prob old_log_probs""",
-    "actor_update": """
-        actor_train policy_training ppo_update train_actor update_actor update_policy""",
-    "reference_compute_log_prob": """
-        compute_ref_log_prob compute_ref_log_probs compute_reference_log_prob ref ref_log_prob
-        ref_log_probs reference_log_prob reference_log_probs""",
-    "critic_compute_values": "compute_values critic_values values",
-    "critic_update": "critic_train train_critic update_critic",
-    "compute_advantage": "adv advantage advantages compute_advantages",
-}
-_STAGE_OF = {alias: stage for stage, names in _ALIASES.items() for alias in names.split()}
-
-
-def standard_stage(name: str) -> str:
-    """Return the stage of `records.STAGES` that a name means, else the name unchanged.
-
-    Capitals and signs do not count; of ``Class.method`` the method alone will do.
-
-    Example::
-
-        >>> standard_stage("ActorRolloutRefWorker.update_actor"), standard_stage("old_log_prob")
-        ('actor_update', 'actor_compute_log_prob')
-        >>> standard_stage("generate_sequences"), standard_stage("my_filter")
-        ('actor_generate', 'my_filter')
-    """
-    return _look_up(_STAGE_OF, name, name)
 
 
 def align_stage_names(own: Collection[str], others: Collection[str]) -> dict[str, str]:

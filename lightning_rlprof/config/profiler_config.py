@@ -39,7 +39,7 @@ from lightning_rlprof.config.sources import (
     merge,
     read,
 )
-from lightning_rlprof.config.stage_names import CustomStages, check_stages
+from lightning_rlprof.config.stage_names import CustomStages, OptimizerStages, check_stages
 from lightning_rlprof.config.validation import RankList, Section, Steps, explain, near, refused
 from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.errors import ConfigError
@@ -120,6 +120,21 @@ class Options(Section):
             "rules, or one mapping of methods to stages."
         ),
     )
+    auto_stages: bool = Field(
+        default=True,
+        description=(
+            "Without any mark or `wrap` rule, mark methods of the LightningModule and its direct "
+            "parts whose names mean a stage, such as `generate` or `compute_reward`."
+        ),
+    )
+    optimizer_stages: OptimizerStages = Field(
+        default_factory=list,
+        description=(
+            "The update stage of each optimizer, in the order of `configure_optimizers`. Unset: "
+            "`critic_update` for an optimizer of parameters that are called critic or value, else "
+            "`actor_update`."
+        ),
+    )
     spans: bool = Field(
         default=True,
         description=(
@@ -197,6 +212,8 @@ class Options(Section):
         names = [stage] if isinstance(stage, str) else stage
         if stage != "all":
             check_stages(names, self.custom_stages, "integrated.stage", stage)
+        given = self.optimizer_stages
+        check_stages(given, self.custom_stages, "optimizer_stages", given)
         targets = [rule.target for rule in self.wrap]
         for number, rule in enumerate(self.wrap):
             for key, name in rule.names().items():

@@ -62,6 +62,14 @@ def _custom(value: Any) -> Any:
     return _once(names)
 
 
+def _in_order(value: Any) -> Any:
+    names = list(value) if isinstance(value, tuple) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        text = "is not a list of stages; write [actor_update, critic_update]"
+        raise refused(text, value)
+    return names
+
+
 def _once(names: list[str]) -> list[str]:
     for name in names:
         if names.count(name) > 1:
@@ -82,3 +90,6 @@ StageChoice = Annotated[str | list[str], BeforeValidator(_choice), Field(json_sc
 
 CustomStages = Annotated[list[str], BeforeValidator(_custom)]
 """Names of the user's own stages."""
+
+OptimizerStages = Annotated[list[str], BeforeValidator(_in_order)]
+"""One stage per optimizer."""

@@ -77,6 +77,7 @@ _PHASES = {
     "save_checkpoint",
 }
 _VALIDATIONS = ("validation", "sanity_check")
+_EVALUATIONS = ("test", "predict")  # of a Trainer that does only this: whole steps
 _HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # of other callbacks
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
 # Times below 2**60 (36 years of uptime) and anchors below 2**62 (the year 2116): on the common axis
@@ -143,7 +144,9 @@ def validation_as_stage(spans: Spans) -> Spans:
     """
     stage, region = KINDS.index("stage"), KINDS.index("region")
     whole = np.array([*(name in _VALIDATIONS for name in spans.names), False])[spans.name]
-    whole &= spans.kind == region
+    alone = np.array([*(name in _EVALUATIONS for name in spans.names), False])[spans.name]
+    alone &= np.isin(spans.start_ns, spans.start_ns[spans.kind == KINDS.index("step")])
+    whole = (whole | alone) & (spans.kind == region)
     if not whole.any():
         return spans
     kind, parent = np.where(whole, stage, spans.kind), spans.parent.copy()
@@ -169,7 +172,14 @@ def phases_as_stages(spans: Spans) -> Spans:
     phases = [name in _PHASES or bool(_HOOK.fullmatch(name)) for name in spans.names]
     rows = np.array([*phases, False])[spans.name] & (spans.kind == region)
     validation = np.array([*(name in _VALIDATIONS for name in spans.names), False])[spans.name]
-    if (~validation & (spans.kind == stage)).any() or not rows.any():
+    if (~validation & (spans.kind == stage)).any():
+        return spans
+    validations = np.flatnonzero(spans.kind == stage)
+    if len(validations):  # which include their transfers
+        width = int(max(spans.id.max(), spans.parent.max())) + 1
+        whose = spans.rank[validations] * width + spans.id[validations]
+        rows &= ~np.isin(spans.rank * width + spans.parent, whose)
+    if not rows.any():
         return spans
     notes = (RankNote(None, 0, "info", NO_STAGES), *spans.notes)
     return replace(spans, kind=np.where(rows, stage, spans.kind), notes=notes)

@@ -128,6 +128,43 @@ class Marker:
         return within(self, function)
 
 
+class OwnMarker(Marker):
+    """A stage that rlprof marks, neither the user's code nor configuration.
+
+    Attributes:
+        ended: How many spans of all such markers have ended.
+    """
+
+    ended = 0
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "stage")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the span, and count it."""
+        Marker.__exit__(self, kind, error, trace)
+        OwnMarker.ended += 1
+
+    __exit__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+class LoopMarker(OwnMarker):
+    """A stage that stands for what the training loop runs.
+
+    Attributes:
+        yields: Whether a call that configuration marks is a stage inside of it, not a region.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.yields = True
+
+
 _stages: dict[str, Marker] = {}
 _sink: Sink | None = None
 
@@ -196,12 +233,13 @@ def annotate(target: Any, /) -> Any:
 
 
 def in_stage() -> bool:
-    """Return whether a stage is open in this thread or task."""
+    """Return whether a stage is open in this thread or task, other than one that yields."""
     around = opened.get()
     while around is not None:
-        if around[0][2] == "stage" and around[0][5] is None:
+        line, above, marker, _ = around
+        if line[2] == "stage" and line[5] is None and not getattr(marker, "yields", False):
             return True
-        around = around[1]
+        around = above
     return False
 
 
@@ -264,6 +302,18 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
         enter._torchdynamo_disable = leave._torchdynamo_disable = True
     Marker.__enter__ = enter  # type: ignore[method-assign]
     Marker.__exit__ = leave  # type: ignore[method-assign]
+
+
+def tell_first(told: Callable[[Marker], None]) -> None:
+    """Record nothing, but tell of the first span that begins, as in a forked child process."""
+
+    def enter(self: Marker) -> None:
+        listen(None)
+        told(self)
+
+    enter._torchdynamo_disable = True  # type: ignore[attr-defined]
+    listen(None)
+    Marker.__enter__ = enter  # type: ignore[method-assign]
 
 
 # Made per session, with what a span needs as default arguments, which cost least to read.

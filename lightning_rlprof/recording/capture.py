@@ -131,6 +131,7 @@ class Capture:
         self._tokens: list[_Token] = []
         self._opened: dict[tuple[int, str | None], int] = {}
         self._window = ""
+        self._kept = False
         self._steps: set[int] = set()
         self._captured: set[str] = set()
         self.seen: set[str] = set()
@@ -139,6 +140,11 @@ class Capture:
     def mirrors(self) -> bool:
         """Whether a window is open, or a recorder listens outside of them, too."""
         return self.is_open or bool(self._listening)
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a window has closed with what a recorder captured."""
+        return bool(self._captured)
 
     def _now_listening(self) -> tuple[Recorder, ...]:
         return tuple(one for one in self._recorders if self.is_open or one.always)
@@ -182,15 +188,28 @@ class Capture:
             token.parts.append((recorder, part))
         return token
 
-    def exit(self, token: object) -> Ended:
-        """Mirror the end of a span; where its window has closed meanwhile, it ended there."""
+    def exit(self, token: object, *, keep: bool = False) -> Ended:
+        """Mirror the end of a span; where its window has closed meanwhile, it ended there.
+
+        Args:
+            token: What `enter` returned.
+            keep: Leave the window of the span open, until `close_kept`.
+        """
         if not isinstance(token, _Token) or token not in self._tokens:
             return Ended()
         self._tokens.remove(token)
         self._end(token)
         if token.closes and self.is_open:
-            self.close()
+            self._kept = keep
+            if not keep:
+                self.close()
         return token.ended
+
+    def close_kept(self) -> None:
+        """Close the window that was left open at the end of its span."""
+        if self._kept and self.is_open:
+            self.close()
+        self._kept = False
 
     def mark(self, name: str) -> None:
         """Mirror an instant."""

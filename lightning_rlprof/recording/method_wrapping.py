@@ -11,7 +11,7 @@ import torch
 
 from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
-from lightning_rlprof.recording.annotations import annotate, in_stage, stage
+from lightning_rlprof.recording.annotations import Marker, OwnMarker, annotate, in_stage, stage
 
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
 _ABSENT = object()
@@ -24,14 +24,15 @@ class _Calls:
 
     Attributes:
         rule: The rule.
+        by_name: Whether rlprof made the rule.
         called: Whether the method was called at all.
         as_stage: Whether a call was a stage.
         as_region: Whether a call was a region, because another stage was open around it.
         values: Texts of the argument, until a call matched.
     """
 
-    def __init__(self, rule: WrapRule) -> None:
-        self.rule = rule
+    def __init__(self, rule: WrapRule, *, by_name: bool = False) -> None:
+        self.rule, self.by_name = rule, by_name
         self.called = self.as_stage = self.as_region = False
         self.values: set[str] = set()
 
@@ -70,12 +71,15 @@ class Wraps:
     Args:
         root: The LightningModule that targets start from.
         rules: What to mark.
+        by_name: Whether rlprof made the rules, of what methods are called. Such marks leave out
+            code that is compiled, and count as none of the user's.
 
     Raises:
         ConfigError: A target does not exist or cannot be marked; nothing stays marked.
     """
 
-    def __init__(self, root: object, rules: Sequence[WrapRule]) -> None:
+    def __init__(self, root: object, rules: Sequence[WrapRule], *, by_name: bool = False) -> None:
+        self._by_name = by_name
         self._installed: list[tuple[object, str, object, object]] = []
         self._calls: list[_Calls] = []
         try:
@@ -97,12 +101,14 @@ class Wraps:
 
     def remarks(self) -> list[str]:
         """Say which rules gave no call a stage, and why."""
+        if self._by_name:
+            return []
         return [text for calls in self._calls if (text := calls.remark())]
 
     def _install(self, root: object, rule: WrapRule) -> None:
         owner, name = _find(root, rule.target)
         method = getattr(owner, name)
-        calls = _Calls(rule)
+        calls = _Calls(rule, by_name=self._by_name)
         self._calls.append(calls)
         mine = _method(method, calls)
         holders = [each for each in (owner, getattr(owner, "_orig_mod", None)) if each is not None]
@@ -188,10 +194,13 @@ def _marked(function: Callable[..., Any], calls: _Calls) -> Callable[..., Any]:
     """Mark each call as a stage, or as a region of the stage that is open around it."""
     rule = calls.rule
     # Marked once per stage here, so that a call only chooses; what has no stage runs as it is.
-    marked = {name: stage(name)(function) for name in rule.names().values()}
+    mark: Callable[[str], Marker] = OwnMarker if calls.by_name else stage
+    marked = {name: mark(name)(function) for name in rule.names().values()}
     region, value_of = annotate(rule.target)(function), _argument(function, rule)
 
     def chosen(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        if calls.by_name and torch.compiler.is_compiling():  # a mark there would break the graph
+            return function
         value = value_of(args, kwargs)
         name = rule.stage_for(grad=torch.is_grad_enabled(), value=value)
         inside = name is not None and not rule.nested and in_stage()

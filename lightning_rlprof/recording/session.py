@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -12,8 +13,15 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.clock_sync import Exchange
+from lightning_rlprof.recording.end_remarks import (
+    ChildMarks,
+    chosen_stages,
+    how_to_mark,
+    never_marked,
+    never_reached,
+)
 from lightning_rlprof.recording.host_memory import HostMemory
-from lightning_rlprof.recording.open_spans import Open, made
+from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
 from lightning_rlprof.records.records import Header, Kind, Number
@@ -75,12 +83,16 @@ class Session:
         self.step = self._ended = 0
         self._buffer = buffer = Buffer(open_writer(run, header), clock)
         self.append, self.add = buffer.append, buffer.add
+        self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
+        self.has_stages, self.join_late = buffer.has_stages, buffer.join_late
         self.flush_at_ns = clock() + _STAGE_NS
         self._totals: StepTotals | None = None
         self.waiting = self._closed = False
         self._step_start: int | None = None
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
+        # Whether the window of a stage stays open when it ends, until `close_kept_window`.
+        self.keeps_window: Callable[[Line], bool] = _closes
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
         self._mode = ""
@@ -88,6 +100,10 @@ class Session:
         self._mirrored_step: object = None
         self._tokens = TokenWindow(config)
         self._memory = HostMemory()
+        self._chosen = chosen_stages(config, header.rank)
+        buffer.keeps_stages = bool(self._chosen)
+        self.child_marks = ChildMarks()
+        self.remarks: list[str] = []  # to be said at the end
         self._capture = Capture(self, rank_directory(run, header.rank), recorders)
         _Process.session = self
         _watch_forks()
@@ -178,6 +194,16 @@ class Session:
             self._tune()
 
     @property
+    def step_start_ns(self) -> int | None:
+        """When the step began; None outside of steps."""
+        return self._step_start
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step has ended."""
+        return self._ended > 0
+
+    @property
     def step_totals(self) -> StepTotals:
         """What the last step that ended spent on its stages, on the training thread."""
         if self._totals is None:
@@ -215,11 +241,30 @@ class Session:
 
     def exit(self, span: Open) -> None:
         """Tell the recorders in reverse order; close the capture that this stage opened."""
-        line, _, _, token = span
-        known = self._capture.exit(token)
+        line, _, marker, token = span
+        known = self._capture.exit(token, keep=self.keeps_window(line))
         if known.counters:
-            line[9] = {**known.counters, **(line[9] or {})}
+            own = line[9] or {}
+            if isinstance(marker, annotations.LoopMarker):  # which may continue another span
+                new = known.counters
+                own = {**own, **{name: max(own[name], new[name]) for name in own.keys() & new}}
+            line[9] = {**known.counters, **own}
         self._buffer.later(line, known.late)
+
+    def close_kept_window(self) -> None:
+        """Close the capture that `keeps_window` left open."""
+        self.keeps_window = _closes
+        self._capture.close_kept()
+
+    @property
+    def stage_count(self) -> int:
+        """How many stages ended in the last step."""
+        return self._buffer.stage_count
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether recorders are told of spans now."""
+        return self._capture.mirrors
 
     def mark(self, name: str) -> None:
         """Tell the recorders of an instant."""
@@ -253,8 +298,8 @@ class Session:
             if self.exchange is not None and status == "finished":
                 self.exchange.meet(self._ended)
             self._capture.finish()
-            if reason := self._capture.why_nothing(self.config, self.header.rank, self._ended):
-                self.note("warning", reason)
+            for text in self._remarks():
+                self.note("warning", text)
             self.add(("end", self.clock(), status))
         finally:
             annotations.listen(None)
@@ -264,6 +309,32 @@ class Session:
             self._buffer.close()
             self._memory.close()
             self.afterwards()
+
+    def _remarks(self) -> list[str]:
+        """Return what was asked for and did not happen."""
+        config, rank = self.config, self.header.rank
+        seen = self._buffer.stages_seen
+        if reason := self._capture.why_nothing(config, rank, self._ended):
+            missing = [name for name in self._chosen if seen and name not in seen]
+            found = [". ".join([reason, *map(how_to_mark, missing[:1])])]
+        else:
+            found = never_marked(self._chosen, seen)
+            if self._capture.has_captured:
+                found += never_reached(config, self._ended)
+        return [*found, *self.remarks, *self.child_marks.remark()]
+
+    def discard(self) -> None:
+        """End without a run: remove what this rank has written."""
+        self.abandon_step(interrupted=False)
+        self._capture.finish()
+        self._closed = True
+        annotations.listen(None)
+        if _Process.session is self:
+            _Process.session = None
+        self._buffer.discard()
+        self._memory.close()
+        with suppress(OSError):  # files of other ranks, or of captures
+            self.run.rmdir()
 
     def leave(self) -> None:
         """Do nothing from now on, in a forked child: the run and its end are the parent's."""
@@ -280,6 +351,10 @@ class Session:
         if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
             self._mode = mode
             annotations.listen(None if mode == "off" else self, mirrored=mirrored)
+
+
+def _closes(line: Line) -> bool:
+    return False
 
 
 def _refuse_a_second() -> None:
@@ -299,3 +374,4 @@ def _leave_to_parent() -> None:
     annotations.listen(None)
     if session is not None:
         session.leave()
+        annotations.tell_first(session.child_marks.tell)

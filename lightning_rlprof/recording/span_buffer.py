@@ -5,17 +5,19 @@ What one step spent on its stages, on one thread.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.open_spans import Line
-from lightning_rlprof.recording.recorders.base import Late, numbers_of
+from lightning_rlprof.recording.recorders.base import Counters, Late, numbers_of
 from lightning_rlprof.records.records import Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
+_VALIDATIONS = ("validation", "sanity_check")
 _MOST = 1 << 16  # intervals of a stage that are kept apart
 _LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
 
@@ -116,6 +118,17 @@ class _Union:
         return self._done_ns + sum(length for length in inside if length > 0)
 
 
+def _summed(asks: list[Late], known: dict[Late, Counters]) -> dict[str, Number] | None:
+    """Return the sums of late numbers, None until all of them are known."""
+    for ask in asks:
+        if ask not in known and (numbers := ask()) is not None:
+            known[ask] = numbers_of(numbers)
+    if len(known) < len(asks):
+        return None
+    names = {name for numbers in known.values() for name in numbers}
+    return {name: sum(numbers.get(name, 0) for numbers in known.values()) for name in names}
+
+
 log = logging.getLogger(__name__)
 
 _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the end of every step
@@ -147,6 +160,10 @@ class Buffer:
 
     Any thread may add spans with `append`, and flush.
 
+    Attributes:
+        keeps_stages: Whether to keep the names of all stages.
+        stages_seen: These names.
+
     Args:
         writer: The file; a disk that takes nothing costs lines, never a run.
         clock: Monotonic nanoseconds.
@@ -169,6 +186,7 @@ class Buffer:
         self._last: tuple[list[Line], Tally] = ([], self._tally)
         self._late: list[tuple[Line, Late]] = []
         self._numbers_lost = False
+        self.keeps_stages, self.stages_seen = False, set[str]()
 
     def end_step(self) -> None:
         """Write everything, and close the account of a step."""
@@ -193,6 +211,8 @@ class Buffer:
         spans = self._spans[:]
         del self._spans[: len(spans)]
         self._flushed += spans
+        if self.keeps_stages:
+            self.stages_seen.update(line[1] for line in spans if line[2] == "stage")
         # No Python loop: this runs once per step, when the caches have forgotten all of it.
         if self._others or self._lost or not self._knows(map(_thread_of, spans)):
             self._write_with_news(spans)
@@ -208,6 +228,52 @@ class Buffer:
     def add(self, line: tuple[Any, ...]) -> None:
         """Add a line of another kind."""
         self._others.append(line)
+
+    def last_stages(self, since_ns: int, names: Collection[str]) -> tuple[Line | None, Line | None]:
+        """Return the stage of this thread that ended last, and the last one with a given name.
+
+        Stages that ended before ``since_ns`` or in an earlier step do not count.
+        """
+        last, thread = None, threading.get_ident()
+        for lines in (self._spans, self._flushed):
+            for line in reversed(lines):
+                if line[5] < since_ns:
+                    return last, None
+                if line[2] == "stage" and line[6] == thread:
+                    last = last or line
+                    if line[1] in names:
+                        return last, line
+        return last, None
+
+    def has_stages(self) -> bool:
+        """Return whether a stage has ended since the step began; those in validations are none."""
+        lines = [*self._flushed, *self._spans]
+        apart = [(line[4], line[5]) for line in lines if line[1] in _VALIDATIONS]
+        found = [line for line in lines if line[2] == "stage"]
+        return any(
+            not any(low <= line[4] and line[5] <= high for low, high in apart) for line in found
+        )
+
+    @property
+    def stage_count(self) -> int:
+        """How many stages ended in the last step."""
+        return sum(line[2] == "stage" for line in self._last[0])
+
+    def take_back(self, line: Line) -> bool:
+        """Remove an ended span, to be continued; return whether it was not yet written."""
+        with self._lock:
+            for at in reversed(range(len(self._spans))):
+                if self._spans[at] is line:
+                    del self._spans[at]
+                    return True
+        return False
+
+    def join_late(self, line: Line) -> None:
+        """Let the late numbers of a span and of what it continues be one sum."""
+        own = [ask for span, ask in self._late if span[7] == line[7]]
+        if len(own) > 1:
+            self._late = [each for each in self._late if each[0][7] != line[7]]
+            self._late.append((line, partial(_summed, own, {})))
 
     def later(self, span: Line, asks: Iterable[Late]) -> None:
         """Write a span's further numbers once they are known: after its step, or at the end."""
@@ -225,6 +291,11 @@ class Buffer:
                 log.warning("%s was deleted or moved during the training", self._writer.path)
         finally:
             self._writer.close()
+
+    def discard(self) -> None:
+        """Close the file and remove it."""
+        self._writer.close()
+        self._writer.path.unlink(missing_ok=True)
 
     def leave(self) -> None:
         """Lose everything from now on and say nothing, in a forked child: the file is another's."""

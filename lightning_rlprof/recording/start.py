@@ -17,6 +17,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording.accelerator import device_name
 from lightning_rlprof.recording.clock_sync import Exchange, default_store, leaders
+from lightning_rlprof.recording.end_remarks import without_effect
 from lightning_rlprof.recording.on_finish import OnFinish, run_finish
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import build_recorders, recorder_names, unmet
@@ -109,6 +110,8 @@ def _remark(session: Session, *, own: bool) -> None:
     config, header = session.config, session.header
     if not own and (text := unmet(config, header.device)):
         session.note("info", text)
+    if not own:
+        session.remarks += without_effect(config, header.device)
     if config.integrated.profile and not config.captures:
         session.note("info", f"this process captures nothing: {config.why_off}")
     log.info("recording %s on host %s, PID %d", session.run, header.host, header.pid)

@@ -11,9 +11,9 @@ from lightning_rlprof.analysis.time_categories import (
     align_stage_names,
     category_of,
     kernel_categories,
-    standard_stage,
 )
 from lightning_rlprof.records.records import STAGES
+from lightning_rlprof.records.stage_aliases import standard_stage
 from tests.places import ROOT
 
 

@@ -35,6 +35,8 @@ def test_defaults() -> None:
         "role": None,
         "custom_stages": [],
         "wrap": [],
+        "auto_stages": True,
+        "optimizer_stages": [],
         "spans": True,
         "device_time": None,
         "clock_sync_interval_minutes": 10,

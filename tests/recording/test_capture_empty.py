@@ -36,7 +36,8 @@ class Always(FakeRecorder):
             {"steps": [1], "stage": "critic_update"},
             [1],
             "nothing was captured: no stage to capture began in those steps; "
-            "stages there: actor_update",
+            "stages there: actor_update. "
+            'Mark it with stage("critic_update"), or add a rule: wrap: {METHOD: critic_update}',
         ),
         ({"steps": [9], "ranks": [1]}, [1], None),
         ({"profile": False, "steps": [9]}, [1], None),

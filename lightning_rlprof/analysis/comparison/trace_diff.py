@@ -15,8 +15,8 @@ from lightning_rlprof.analysis.operators.call_tree import (
     call_tree,
     launched_work,
 )
-from lightning_rlprof.analysis.time_categories import standard_stage
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import NONE
 from lightning_rlprof.tables.spans import Spans

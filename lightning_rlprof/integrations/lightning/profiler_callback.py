@@ -9,8 +9,8 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from functools import lru_cache
+from contextlib import nullcontext, suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,9 +23,15 @@ from torch.optim.optimizer import (
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
+from lightning_rlprof.integrations.lightning.evaluation import VERBS, EvaluationBatches
 from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
+from lightning_rlprof.integrations.lightning.update_stage import (
+    UpdateStages,
+    check_optimizer_stages,
+)
 from lightning_rlprof.recording.accelerator import device_kind
-from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.recording.annotations import Marker, OwnMarker
+from lightning_rlprof.recording.marks_in_code import has_marks, rules_by_name
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.on_finish import OnFinish
 from lightning_rlprof.recording.open_spans import made
@@ -47,6 +53,7 @@ class Batches:
         trainer: Who runs them.
         watched: Ids of callbacks; as long as the Trainer has one, batches are of its training.
         give_up: Told what failed here; the training never hears of it.
+        after: Called after each step.
     """
 
     def __init__(
@@ -55,9 +62,10 @@ class Batches:
         trainer: Any,
         watched: Collection[int],
         give_up: Callable[[Exception], None],
+        after: Callable[[], None],
     ) -> None:
         self._session, self._trainer, self._watched = session, trainer, watched
-        self._give_up = give_up
+        self._give_up, self._after = give_up, after
         self._progress = trainer.fit_loop.epoch_loop.batch_progress
         self._inside = False
 
@@ -84,6 +92,7 @@ class Batches:
         if self._inside and kind is None:
             try:
                 self._session.end_step()
+                self._after()
             except Exception as ours:
                 self._give_up(ours)
         self._inside = False
@@ -96,11 +105,13 @@ _MOST = 64  # optimizers that step one another
 class _Running(threading.local):
     """Steps that have begun in this thread, outermost first: whose each is, and since when.
 
+    The third item is what a capture knows each by, or None.
+
     One that raises is never heard of again: it stays until one below it ends, or too many came.
     """
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, int]] = []
+        self.steps: list[tuple[int, int, object]] = []
 
 
 class OptimizerSteps:
@@ -125,7 +136,10 @@ class OptimizerSteps:
     def closure_done(self) -> None:
         """Restart regions: what ran since the optimizer was called was not an update."""
         now, steps = self._session.clock(), self._running.steps
-        steps[:] = [(whose, now) for whose, _ in steps]
+        steps[:] = [(whose, now, token) for whose, _, token in steps]
+        if steps and self._session.mirrors:  # which torch's own row began before
+            whose, _, token = steps[-1]
+            steps[-1] = whose, now, token or self._session.enter(_UPDATE.name, _UPDATE.kind)
 
     def remove(self) -> None:
         """Stop listening."""
@@ -134,16 +148,19 @@ class OptimizerSteps:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         steps = self._running.steps
-        steps.append((id(optimizer), self._session.clock()))
+        steps.append((id(optimizer), self._session.clock(), None))
         if len(steps) > _MOST:
             del steps[0]
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         session, steps = self._session, self._running.steps
         while steps:
-            whose, start = steps.pop()
+            whose, start, token = steps.pop()
             if whose == id(optimizer):  # not its `record`: a frame less
-                session.append(made(_UPDATE, session.step, start, session.clock(), None))
+                line = made(_UPDATE, session.step, start, session.clock(), None)
+                if token is not None:
+                    session.exit((line, None, _UPDATE, token))
+                session.append(line)
                 return
 
 
@@ -160,7 +177,8 @@ class ProfilerCallback(Callback):
     """Record where each RL step of a Lightning training goes; put it first in ``callbacks=[…]``.
 
     Works in Trainers of both names. Spans are always recorded, and captures (torch.profiler, NVTX,
-    memory) where the configuration asks for them. Each ``fit`` writes one run directory.
+    memory) where the configuration asks for them. Each ``fit`` writes one run directory, and so do
+    ``validate``, ``test`` and ``predict`` of a Trainer that has not trained.
 
     Args:
         config: A `ProfilerConfig`, a mapping or DictConfig, or the path of a YAML file.
@@ -194,7 +212,10 @@ class ProfilerCallback(Callback):
         self.run: Path | None = None
         self._session: Session | None = None
         self._trainer: Any = None  # whose fit it records; one inside of that may have us, too
+        self._verb = "fit"
         self._undo: list[Any] = []
+        self._by_name: list[Wraps] = []
+        self._own_ended = 0
         self._starts: dict[str, int] = {}
         self._watched: Collection[int] = ()
 
@@ -207,6 +228,7 @@ class ProfilerCallback(Callback):
             "_session": None,
             "_trainer": None,
             "_undo": [],
+            "_by_name": [],
             "_starts": {},
             "_watched": (),
         }
@@ -216,7 +238,8 @@ class ProfilerCallback(Callback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Start the run: everything that can be known to be wrong raises here."""
-        if stage != "fit":
+        verb = getattr(stage, "value", stage)
+        if verb != "fit" and (verb not in VERBS or _has_trained(trainer)):
             return
         if not self._is_the_one(trainer.callbacks):
             return
@@ -226,10 +249,12 @@ class ProfilerCallback(Callback):
             _warn_once(running.run)
             return
         try:
-            self._start(trainer, pl_module)
+            self._start(trainer, pl_module, verb)
         except (ConfigError, RecorderError):
             self._finish("interrupted by the configuration")
             raise
+        except Exception as error:
+            self.give_up(error)
 
     def _is_the_one(self, callbacks: Sequence[Any]) -> bool:
         others = [one for one in callbacks if isinstance(one, ProfilerCallback) and one is not self]
@@ -237,7 +262,7 @@ class ProfilerCallback(Callback):
             raise ConfigError("the Trainer has two ProfilerCallbacks; remove one")
         return not (self.by_environment and others)  # what the code says wins over RLPROF=1
 
-    def _start(self, trainer: Any, pl_module: Any) -> None:
+    def _start(self, trainer: Any, pl_module: Any, verb: str) -> None:
         device = _device(trainer)
         if self.recorders is None:
             _refuse_a_second_profiler(trainer, self.config, device)
@@ -251,29 +276,39 @@ class ProfilerCallback(Callback):
             recorders=self.recorders,
             on_finish=self.on_finish,
         )
-        self.run, self._trainer = session.run, trainer
+        self.run, self._trainer, self._verb = session.run, trainer, verb
         self._starts = {}
-        self._watched = _watched(self, trainer.callbacks)
-        self._pass_over(*_UNUSED)
         with suppress(Exception):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
-        batches = Batches(session, trainer, self._watched, self.give_up)
+        self._watched = _watched(self, trainer.callbacks)
+        if verb != "fit":
+            begin = partial(self.on_fit_start, trainer, pl_module)
+            self._undo += [
+                EvaluationBatches(session, trainer, verb, self._watched, begin, self.give_up),
+                Actions(trainer.profiler, session, stages, nullcontext()),
+            ]
+            return
+        self._pass_over(*_UNUSED)
+        batches = Batches(session, trainer, self._watched, self.give_up, self._after_step)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
+        # after them: where an optimizer's step ends an update, that ends last
+        self._undo.append(UpdateStages(session, trainer, pl_module, self.give_up))
         self._cover_loop(trainer, pl_module)
 
     def _cover_loop(self, trainer: Any, pl_module: Any) -> None:
         """Cover what Lightning tells no callback, and what costs less than a hook."""
-        strategy, loop = trainer.strategy, trainer.fit_loop
-        backward, run = Marker("backward", "region")(strategy.backward), loop.run
+        loop = trainer.fit_loop
+        run = loop.run
 
         def begin_and_run() -> Any:
             # A loader of unknown length makes its first batch, a rollout, before on_train_start.
+            check_optimizer_stages(self.config.optimizer_stages, trainer.optimizers)
             self.on_train_start(trainer, pl_module)
             return run()
 
-        self._undo += [Cover(strategy, "backward", backward), Cover(loop, "run", begin_and_run)]
+        self._undo.append(Cover(loop, "run", begin_and_run))
         if not pl_module.automatic_optimization:  # without a closure to cut off
             self._pass_over("on_before_optimizer_step")
 
@@ -291,17 +326,57 @@ class ProfilerCallback(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Mark the methods of what did not exist at `setup`; what is missing now raises."""
-        if self._trainer is not trainer or any(isinstance(part, Wraps) for part in self._undo):
+        if self._trainer is not trainer:
             return
+        if not any(isinstance(part, Wraps) for part in self._undo):
+            try:
+                self._undo += [Wraps(pl_module, self.config.wrap)]
+            except ConfigError:
+                self._finish("interrupted by the configuration")
+                raise
+        if self.config.auto_stages and not self.config.wrap:
+            self._mark_by_name(pl_module)
+
+    def _mark_by_name(self, pl_module: Any) -> None:
+        """Mark methods whose names mean a stage, in code that marks none."""
+        session, rules = self._session, []
+        assert session is not None
         try:
-            self._undo += [Wraps(pl_module, self.config.wrap)]
-        except ConfigError:
-            self._finish("interrupted by the configuration")
-            raise
+            found = [] if has_marks(pl_module) else rules_by_name(pl_module)
+        except Exception as error:  # code of any kind
+            log.debug("the module cannot be looked into", exc_info=error)
+            return
+        for rule in found:
+            with suppress(ConfigError):  # an object that takes no attributes
+                self._by_name.append(Wraps(pl_module, [rule], by_name=True))
+                rules.append(rule)
+        if rules:
+            self._undo += self._by_name
+            self._own_ended = OwnMarker.ended
+            shown = ", ".join(f"{rule.target} ({rule.stage})" for rule in rules)
+            session.note(
+                "info", f"methods marked by their names: {shown}. To turn off: auto_stages: false"
+            )
+        for part in self._undo:
+            if isinstance(part, UpdateStages):
+                part.rules = rules
+
+    def _after_step(self) -> None:
+        """Leave the marking to the code, as soon as it has marked a stage."""
+        if not self._by_name or self._session is None:
+            return
+        others = self._session.stage_count - (OwnMarker.ended - self._own_ended)
+        self._own_ended = OwnMarker.ended
+        if others > 0:
+            for part in self._by_name:
+                part.remove()
+            self._by_name = []
+            text = "methods are no longer marked by their names, as the code marks stages"
+            self._session.note("info", text)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End the run of a fit that went through."""
-        if stage == "fit" and self._trainer is trainer:
+        """End the run of a fit, or of another verb, that went through."""
+        if self._trainer is trainer:
             self._finish("finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -316,7 +391,7 @@ class ProfilerCallback(Callback):
 
     def _finish(self, status: str) -> None:
         session, self._session, self._trainer = self._session, None, None
-        undo, self._undo = self._undo, []
+        undo, self._undo, self._by_name = self._undo, [], []
         for hook in (*_UNUSED, "on_before_optimizer_step"):
             vars(self).pop(hook, None)
         try:
@@ -325,7 +400,13 @@ class ProfilerCallback(Callback):
                 if isinstance(part, Wraps) and session is not None:
                     for text in part.remarks():
                         session.note("warning", text)
-            if session is not None:
+            if session is None:
+                return
+            if status == "finished" and not session.has_steps:  # as of a tuner
+                log.info("no step was recorded: %s is removed", session.run)
+                session.discard()
+                self.run = None
+            else:
                 session.close(status)
         except Exception as error:
             log.error("the run could not be finished: %s", error, exc_info=error)
@@ -352,8 +433,8 @@ class ProfilerCallback(Callback):
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Know that what follows is the update; not called under manual optimisation."""
-        for part in self._undo:
-            if isinstance(part, OptimizerSteps):
+        for part in reversed(self._undo):
+            if isinstance(part, UpdateStages | OptimizerSteps):
                 part.closure_done()
 
     # ---- what lies around steps; hooks that come without their partner leave nothing
@@ -379,7 +460,8 @@ class ProfilerCallback(Callback):
         self._end("sanity_check" if trainer.sanity_checking else "validation", trainer)
 
     def _begin(self, name: str, trainer: Any) -> None:
-        if (session := self._recording(trainer)) is not None:
+        session = self._recording(trainer)
+        if session is not None and self._verb == "fit":
             self._starts[name] = session.clock()
 
     def _end(self, name: str, trainer: Any, kind: Kind = "region") -> None:
@@ -406,6 +488,11 @@ def _watched(callback: Any, callbacks: Sequence[Any]) -> Collection[int]:
 def _warn_once(run: Path) -> None:
     """Say that a fit is not recorded; there may be one inside of every step."""
     log.warning("%s is already being recorded in this process; this fit is not recorded", run)
+
+
+def _has_trained(trainer: Any) -> bool:
+    """Whether a Trainer has a run of its own: the newest one of a script is to be its training."""
+    return bool(trainer.fit_loop.epoch_loop.batch_progress.total.completed)
 
 
 def _trains(trainer: Any) -> bool:

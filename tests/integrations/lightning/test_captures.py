@@ -7,19 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pytorch_lightning.profilers import PyTorchProfiler
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.models import Tiny, loader, make_trainer, of, recorded, steps_of, trace_of
 
 
-def captured(folder: Path, **options: Any) -> tuple[ProfilerCallback, list[str]]:
+def captured(
+    folder: Path, module: Any = None, **options: Any
+) -> tuple[ProfilerCallback, list[str]]:
     recorder = FakeRecorder()
     callback = ProfilerCallback(profile_save_path=str(folder), recorders=[recorder], **options)
-    make_trainer(callback).fit(Tiny(), loader())
+    make_trainer(callback).fit(module or Tiny(), loader())
     return callback, recorder.calls
 
 
@@ -67,7 +72,7 @@ def test_recorders_see_the_spans_of_the_captured_step_alone(tmp_path: Path) -> N
     inner = [call for call in calls if call == "enter actor_update"]
     assert calls[0] == "open step-000002"
     assert calls[-2:] == ["close", "finish"]
-    assert len(inner) == 1
+    assert len(inner) == 2  # the mark, and Lightning's part of the update
 
 
 def test_default_captures_the_first_step_when_switched_on(tmp_path: Path) -> None:
@@ -175,3 +180,50 @@ def test_the_trainers_own_torch_profiler_is_refused_beside_ours(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"PyTorchProfiler and our torch\.profiler cannot"):
         make_trainer(callback, profiler=Own()).fit(Tiny(), loader())
     assert current() is None
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Generates in the worker of a data loader."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with stage("actor_generate"):
+            return torch.ones(4)
+
+
+def test_marks_in_a_worker_of_the_data_loader_are_said_at_the_end(tmp_path: Path) -> None:
+    data = DataLoader(Rows(), num_workers=1, multiprocessing_context="fork")
+    callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    make_trainer(callback).fit(Tiny(), data)
+    assert warnings_of(callback) == [
+        "marks in child processes were not recorded, the first one was actor_generate in a "
+        "DataLoader worker. Mark in the training process, or use num_workers=0"
+    ]
+
+
+def test_options_without_effect_on_this_device_are_said_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = ProfilerCallback(
+        profile_save_path=str(tmp_path), steps=[1, 1000], profile_level="level1",
+        profile_export_type="db", profile_analysis=True,
+    )  # fmt: skip
+    make_trainer(callback).fit(Tiny(), loader())
+    said = warnings_of(callback)
+    assert said == [
+        "steps never reached: 1000; last complete step: 4",
+        "no effect on cpu: integrated.profile_export_type, integrated.profile_level, "
+        "integrated.profile_analysis; they are for Ascend",
+    ]
+    assert {*said} <= {record.message for record in caplog.records}
+
+
+def test_a_stage_that_lightnings_loop_stands_for_was_marked(tmp_path: Path) -> None:
+    class Plain(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            return self.layer(batch).mean()
+
+    callback, _ = captured(tmp_path, stage="actor_update", steps="all", module=Plain())
+    assert warnings_of(callback) == []

@@ -170,25 +170,6 @@ def test_an_epoch_ended_by_minus_one_leaves_no_open_step(tmp_path: Path) -> None
     assert spans[1].end_ns == spans[2].start_ns
 
 
-@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
-def test_other_verbs_record_nothing_before_or_after_a_fit(verb: str, tmp_path: Path) -> None:
-    callback = ProfilerCallback(profile_save_path=str(tmp_path))
-    trainer = make_trainer(callback)
-    for _ in range(2):
-        getattr(trainer, verb)(
-            Validated(), loader(), **({} if verb == "predict" else {"verbose": False})
-        )
-    assert callback.run is None
-    assert list(tmp_path.iterdir()) == []
-    trainer.fit(Tiny(), loader())
-    first = callback.run
-    getattr(trainer, verb)(
-        Validated(), loader(), **({} if verb == "predict" else {"verbose": False})
-    )
-    assert callback.run == first
-    assert steps_of(trace_of(callback)) == [1, 2, 3, 4]
-
-
 def test_an_instance_in_two_trainers_records_both(tmp_path: Path) -> None:
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
     for _ in range(2):

@@ -134,7 +134,10 @@ def step_words(step: int) -> list[str]:
           pop
           push stage actor_update N | pop
         pop
-        push region backward N | pop
+        push stage actor_update N
+          push region backward N | pop
+          push region optimizer_step N | pop
+        pop
     """
     lines = words.replace("|", "\n").splitlines()
     said = [line.strip().replace(" N", f" {step}") for line in lines if line.strip()]
@@ -174,13 +177,14 @@ def test_ranges_are_the_spans_of_the_run(trained: tuple[list[Call], Path]) -> No
     calls, folder = trained
     (trace,) = only_run(folder / "runs")
     assert trace.status == "finished"
-    # What is known only once it is over, and the captures themselves, have no range.
-    unheard = {"optimizer_step", "rlprof open capture", "rlprof close capture"}
+    unheard = {"rlprof open capture", "rlprof close capture"}
     spans = Counter(
         (span.kind, span.name, span.step)
         for span in trace.spans
         if span.name not in unheard and span.kind in ("stage", "region", "mark")
     )
+    # Ranges nest: that of the mark, and that of the update's rest.
+    spans |= {("stage", "actor_update", step): 2 for step in (1, 2, 3, 4)}
     ranges = Counter(
         (call.category, call.message, call.payload)
         for call in calls
@@ -217,7 +221,7 @@ def test_a_forked_data_worker_leaves_the_ranges_to_its_parent(tool: Path, tmp_pa
     assert left_open(calls) == []
     assert [word for word in words if "actor_generate" in word] == []
     assert [word for word in words if "actor_update" in word] == [
-        f"push stage actor_update {step}" for step in (1, 2, 3, 4)
+        f"push stage actor_update {step}" for step in (1, 1, 2, 2, 3, 3, 4, 4)
     ]
     assert steps_of(only_run(tmp_path / "runs")[0]) == [1, 2, 3, 4]
 

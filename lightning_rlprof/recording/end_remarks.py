@@ -1,0 +1,125 @@
+"""What a run says at its end: what was asked for and did not happen."""
+
+import mmap
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.validation import Section
+from lightning_rlprof.recording.annotations import Marker
+
+_ASCEND = {"profile_level", "profile_export_type", "profile_analysis"}
+_MOST = 256  # bytes of what a child process says
+
+
+def chosen_stages(config: ProfilerConfig, rank: int) -> list[str]:
+    """Return the stages that the configuration names to be captured on a rank; none if all are."""
+    chosen = config.integrated.stage
+    if not (config.captures and config.wants_rank(rank)) or chosen == "all":
+        return []
+    return [chosen] if isinstance(chosen, str) else list(chosen)
+
+
+def never_marked(chosen: Collection[str], seen: Collection[str]) -> list[str]:
+    """Say of each chosen stage that no code marked it, with what to do.
+
+    Example::
+
+        >>> never_marked(["critic_update"], ["actor_update"])[0][:62]
+        'stage critic_update was never marked; stages seen: actor_updat'
+    """
+    shown = ", ".join(sorted(seen)) or "none"
+    missing = [name for name in chosen if name not in seen]
+    return [
+        f"stage {name} was never marked; stages seen: {shown}. {how_to_mark(name)}"
+        for name in missing
+    ]
+
+
+def how_to_mark(name: str) -> str:
+    """Return the two ways to mark a stage.
+
+    Example::
+
+        >>> how_to_mark("critic_update")
+        'Mark it with stage("critic_update"), or add a rule: wrap: {METHOD: critic_update}'
+    """
+    return f'Mark it with stage("{name}"), or add a rule: wrap: {{METHOD: {name}}}'
+
+
+def never_reached(config: ProfilerConfig, ended: int) -> list[str]:
+    """Say which of the listed steps never came; ``ended`` is the last complete step."""
+    listed = config.steps
+    missing = [step for step in listed if step > ended] if isinstance(listed, list) else []
+    if not config.captures or not missing:
+        return []
+    shown = ", ".join(map(str, missing[:5])) + ", …" * (len(missing) > 5)
+    return [f"steps never reached: {shown}; last complete step: {ended}"]
+
+
+def without_effect(config: ProfilerConfig, device: str) -> list[str]:
+    """Say which options are for another device than this one.
+
+    Example::
+
+        >>> without_effect(ProfilerConfig.build(profile_analysis=True), "cuda")
+        ['no effect on cuda: integrated.profile_analysis; it is for Ascend']
+    """
+    if not config.captures:
+        return []
+    if device == "npu":
+        keys, whose = _changed(config.torch_profiler, "torch_profiler"), "torch.profiler"
+    else:
+        block, whose = config.integrated, "Ascend"
+        keys = [key for key in _changed(block, "integrated") if key.split(".")[1] in _ASCEND]
+        if block.profile_level == "level_none":  # markers alone, on every device
+            keys.remove("integrated.profile_level")
+        keys += _changed(config.npu, "npu")
+    are = "they are" if len(keys) > 1 else "it is"
+    return [f"no effect on {device}: {', '.join(keys)}; {are} for {whose}"] if keys else []
+
+
+def _changed(section: Section, name: str) -> list[str]:
+    """Return the keys whose value is not the default."""
+    fields = type(section).model_fields
+    return [
+        f"{name}.{key}"
+        for key, field in fields.items()
+        if getattr(section, key) != field.get_default(call_default_factory=True)
+    ]
+
+
+class ChildMarks:
+    """Hear of the first mark in a forked child process, which nothing records.
+
+    Parent and children share a page of memory, so a child says it without a file or a lock.
+    """
+
+    def __init__(self) -> None:
+        self._page: mmap.mmap | None = None
+        with suppress(OSError):
+            self._page = mmap.mmap(-1, _MOST)
+
+    def tell(self, marker: Marker) -> None:
+        """Keep what was marked, in the child."""
+        data = sys.modules.get("torch.utils.data")
+        worker = data is not None and data.get_worker_info() is not None
+        text = f"{marker.name} in a {'DataLoader worker' if worker else 'forked child process'}"
+        if self._page is not None and not self._page[0]:
+            encoded = text.encode()[:_MOST]
+            self._page[: len(encoded)] = encoded
+
+    def remark(self) -> list[str]:
+        """Say it, in the parent, and forget it."""
+        if self._page is None:
+            return []
+        text = self._page[:].rstrip(b"\0").decode("utf-8", "ignore")
+        self._page.close()
+        self._page = None
+        if not text:
+            return []
+        return [
+            f"marks in child processes were not recorded, the first one was {text}. "
+            "Mark in the training process, or use num_workers=0"
+        ]

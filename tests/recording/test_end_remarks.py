@@ -1,0 +1,128 @@
+"""What was asked for and did not happen is said at the end of a run, each in one line."""
+
+import multiprocessing
+import os
+
+import pytest
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import annotate, stage
+from lightning_rlprof.recording.end_remarks import never_reached, without_effect
+from lightning_rlprof.testing import FakeRecorder
+from tests.builders.recording import read, run_steps
+
+
+def warnings(session):
+    return [note.text for note in read(session).notes if note.level == "warning"]
+
+
+def test_a_stage_that_no_code_marked_is_said_with_those_that_were_seen(start, clock, caplog):
+    session = start([FakeRecorder()], stage=["actor_update", "critic_update"], steps=[1])
+    run_steps(session, clock, [1, 2])
+    session.close()
+    text = (
+        "stage critic_update was never marked; stages seen: actor_update. "
+        'Mark it with stage("critic_update"), or add a rule: wrap: {METHOD: critic_update}'
+    )
+    assert warnings(session) == [text]
+    assert text in caplog.text
+
+
+def test_a_stage_outside_of_the_captured_steps_was_marked(start, clock):
+    session = start([FakeRecorder()], stage=["actor_update", "critic_update"], steps=[1])
+    run_steps(session, clock, [1])
+    session.begin_step(2)
+    with stage("critic_update"):
+        pass
+    session.end_step()
+    session.close()
+    assert warnings(session) == []
+
+
+def test_steps_that_never_came_are_said_beside_those_that_did(start, clock):
+    session = start([FakeRecorder()], steps=[2, 1000])
+    run_steps(session, clock, [1, 2, 3])
+    session.close()
+    assert warnings(session) == ["steps never reached: 1000; last complete step: 3"]
+
+
+def test_many_steps_are_cut():
+    config = ProfilerConfig.build(steps=[1, *range(10, 20)])
+    assert never_reached(config, 4) == [
+        "steps never reached: 10, 11, 12, 13, 14, …; last complete step: 4"
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": "all"}, {"steps": [1]}, {"profile": True}])
+def test_nothing_is_said_of_steps_that_came(options):
+    assert never_reached(ProfilerConfig.build(**options), 4) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "keys"),
+    [
+        ({"profile_level": "level2"}, "cpu", "integrated.profile_level; it is"),
+        ({"profile_analysis": True}, "cuda", "integrated.profile_analysis; it is"),
+        (
+            {"profile_export_type": "db", "npu": {"l2_cache": True}},
+            "cuda",
+            "integrated.profile_export_type, npu.l2_cache; they are",
+        ),
+    ],
+)
+def test_options_of_ascend_have_no_effect_elsewhere(options, device, keys):
+    config = ProfilerConfig.build(**options)
+    assert without_effect(config, device) == [f"no effect on {device}: {keys} for Ascend"]
+    assert without_effect(config, "npu") == []
+
+
+def test_options_of_torchs_profiler_have_no_effect_on_ascend():
+    config = ProfilerConfig.build(torch_profiler={"with_stack": True})
+    (text,) = without_effect(config, "npu")
+    assert text == "no effect on npu: torch_profiler.with_stack; it is for torch.profiler"
+    assert without_effect(config, "cuda") == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"profile": False, "profile_level": "level2"},
+        {"profile": True, "profile_level": "level0"},
+        {"mstx": True, "profile_level": "level_none", "profile_with_cpu": False},
+    ],
+)
+def test_nothing_is_said_of_options_that_are_off_or_serve(options):
+    assert without_effect(ProfilerConfig.build(**options), "cuda") == []
+
+
+def in_child(function) -> None:
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_mark_in_a_forked_child_is_said(start, clock):
+    session = start()
+
+    def work() -> None:
+        for name in ("actor_generate", "compute_reward"):
+            with stage(name), annotate("inside"):
+                pass
+
+    in_child(work)
+    in_child(work)
+    run_steps(session, clock, [1])
+    session.close()
+    assert warnings(session) == [
+        "marks in child processes were not recorded, the first one was actor_generate in a "
+        "forked child process. Mark in the training process, or use num_workers=0"
+    ]
+
+
+def test_a_child_that_marks_nothing_is_not_worth_a_word(start, clock):
+    session = start()
+    in_child(os.getpid)
+    run_steps(session, clock, [1])
+    session.close()
+    assert warnings(session) == []
