@@ -1,7 +1,7 @@
 """Steps at which a run became slower or faster at equal work, its trend, and its outlier steps.
 
-Each step at which the time may have changed is tested by least squares averaged over all
-correlations of the pace (`statistics.pace`), against a run that has none, and against a trend.
+Each possible step is tested by least squares, averaged over all correlations of the pace, see
+`statistics.pace`. A change also has to fit better than a trend.
 """
 
 import math
@@ -76,10 +76,10 @@ class _Series:
 def changes(spans: Spans) -> Table:
     """List the steps at which the time of a step changed, its trend, and outlier steps.
 
-    A level change has at least 6 steps on either side, is at least 10%, has a p-value below 0.001
-    over all steps at which it may have been, and fits better than a trend. A trend is at least 25%
-    over the run. An outlier takes at least 1.5 times its neighbors and six spreads more. Warm-up
-    steps are excluded. Abstains below 24 included steps.
+    A level change is at least 10%, with 6 steps or more on either side. Its p-value is below 0.001
+    over all possible steps, and it fits better than a trend. A trend is at least 25% over the run.
+    An outlier takes at least 1.5 times its neighbors, and six spreads more. Warm-up steps are
+    excluded. Abstains below 24 included steps.
     """
     if not len(spans.rows(kind="step")):
         return Table("changes", _COLUMNS, abstained="no complete step was recorded")

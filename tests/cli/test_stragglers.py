@@ -43,7 +43,7 @@ def test_it_names_the_slow_rank(rlprof: Run, tmp_path: Path, hints: None) -> Non
     assert (status, err) == (0, f"next: rlprof whatif {tmp_path}\n")
     assert out.startswith(f"{tmp_path}: stragglers\n")
     (row,) = [line.split() for line in out.splitlines() if line.lstrip().startswith("2 ")]
-    assert row[1:3] == ["slow", "host"]
+    assert row[1:3] == ["slow", "rank"]
     assert "actor_generate" in row
 
 
@@ -56,7 +56,7 @@ def test_json_has_the_verdict_with_its_evidence(rlprof: Run, tmp_path: Path) -> 
     names = [column["name"] for column in table["columns"]]
     (row,) = (dict(zip(names, each, strict=True)) for each in table["rows"])
     assert (data["ranks"], data["warnings"]) == ([0, 1, 2, 3], [])
-    assert (row["rank"], row["verdict"], row["steps"]) == (2, "slow host", "1-20")
+    assert (row["rank"], row["verdict"], row["steps"]) == (2, "slow rank", "1-20")
     assert row["CI low"] < 0.15 < row["CI high"]
     assert row["peer time lost"] == pytest.approx(20 * 3 * 0.13 * 100 * MS, rel=0.2)
 

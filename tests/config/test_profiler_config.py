@@ -39,7 +39,7 @@ def test_defaults() -> None:
         "optimizer_stages": [],
         "spans": True,
         "device_time": None,
-        "clock_sync_interval_minutes": 10,
+        "clock_sync_interval_minutes": 2,
         "token_start": None,
         "token_end": None,
         "tools": None,

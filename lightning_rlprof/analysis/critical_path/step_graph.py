@@ -286,7 +286,7 @@ def step_graph(spans: Spans) -> StepGraph | str:
 
 
 def _graph(timeline: Timeline, dropped: int) -> StepGraph:
-    """Build the graph of all intervals; so many others were dropped."""
+    """Build the graph of all intervals, given how many others were dropped."""
     spans, sync_points, intervals = timeline.spans, timeline.sync_points, timeline.intervals
     segments, wait_ns = _add_handoffs(*_cut_segments(timeline), timeline)
     visits = segments.sync_point != WORK

@@ -314,8 +314,8 @@ _COMPARABLE = 0.005  # of the own time: a smaller stage says nothing of the mach
 def _slow_in(slowdown: RankSlowdown, rank: int, evidence: Evidence) -> tuple[str, tuple[int, ...]]:
     """Return in which stages a rank is slow, the most costly first; `WHOLE` for all.
 
-    One slow stage while all others keep pace is no slow machine: it is extra work, or a slow
-    dependency. Half of the stages or more are the machine.
+    If one stage is slow while all others keep pace, it is extra work or a slow dependency. If half
+    of the stages or more are slow, it is the machine.
 
     Returns:
         `LONGER_IN`, `SLOW_IN`, `SLOW` if there is one stage alone, or an empty text for the

@@ -81,6 +81,7 @@ _SURE = 2.0  # standard errors
 _FINER = 1.4  # times the spread at a place: what can be measured from it
 _EQUAL = 1 / 3  # of the spread of steps: ranks that are closer may wait for each other
 _SAME = 0.02  # of it: work is never that even, so they do
+_ENOUGH = 20  # spans of a slot that show it
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +127,8 @@ def detect_waits(
         if work is not None:
             found.append(slope(late, longer, work[:, some, slot]))
         bound[slot] = any(each + _SURE * error < _BOUND for each, error in found)
-        bound[slot] |= _held_together(matrix.own_ns[:, some, slot], _SAME)
+        own = matrix.own_ns[:, some, slot]
+        bound[slot] |= np.sum(~np.isnan(own)) >= _ENOUGH and _held_together(own, _SAME)
         # Measured from a place that isn't sharp itself, a slope of 0 means nothing.
         moves = np.abs(late - nan_median(late, axis=1)[:, None])
         sharp = one_clock or float(nan_median(moves.ravel())) >= _FINER * places.apart_ns
