@@ -24,7 +24,8 @@ def is_on() -> bool:
 def callbacks() -> list[Any]:
     """Return a `ProfilerCallback` when ``RLPROF=1`` is set, configured by ``RLPROF_CONFIG``.
 
-    Without the variable nothing is imported.
+    Without the variable nothing is imported. What fails with it, other than a wrong setting, is
+    logged: the training that Lightning asks for does not end with it.
 
     Raises:
         ConfigError: ``RLPROF``, the file or the ``RLPROF__…`` variables are wrong.
@@ -36,8 +37,19 @@ def callbacks() -> list[Any]:
     """
     if not is_on():
         return []
-    from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+    from lightning_rlprof.errors import RlprofError
 
-    callback = ProfilerCallback(os.environ.get("RLPROF_CONFIG") or None)
+    try:
+        from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+
+        callback = ProfilerCallback(os.environ.get("RLPROF_CONFIG") or None)
+    except RlprofError:
+        raise
+    except Exception as error:  # a broken installation
+        import logging
+
+        text = "RLPROF=1: nothing is recorded, training continues: %s"
+        logging.getLogger(__name__).error(text, error, exc_info=error)
+        return []
     callback.by_environment = True
     return [callback]

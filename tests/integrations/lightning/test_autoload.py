@@ -140,13 +140,55 @@ def test_any_other_value_is_an_error_with_what_is_allowed(
     )
 
 
-def test_off_imports_no_lightning() -> None:
-    code = (
-        "import sys; from lightning_rlprof.integrations.lightning.autoload import callbacks;"
-        "assert callbacks() == [];"
-        "assert not {'torch', 'pytorch_lightning', 'lightning', 'pydantic'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+OWN = "lightning_rlprof"
+
+
+def in_new_process(code: str, **variables: str) -> str:
+    """Run code in a process that has imported nothing, and return what it logged."""
+    environment = {key: text for key, text in os.environ.items() if not key.startswith("RLPROF")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False, text=True,
+        capture_output=True, env={**environment, "PYTHONPATH": str(ROOT), **variables},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("variables", [{}, {"RLPROF": "0"}])
+def test_off_imports_next_to_nothing(variables: dict[str, str]) -> None:
+    code = f"""
+import sys
+from importlib.metadata import EntryPoint
+before = set(sys.modules)
+value = "{OWN}.integrations.lightning.autoload:callbacks"
+assert EntryPoint("rlprof", value, "lightning.pytorch.callbacks_factory").load()() == []
+new = set(sys.modules) - before
+own = {{name for name in new if name.partition(".")[0] == "{OWN}"}}
+assert own == {{"{OWN}", "{OWN}.integrations", "{OWN}.integrations.lightning",
+               "{OWN}.integrations.lightning.autoload"}}, own
+assert {{name.partition(".")[0] for name in new - own}} <= sys.stdlib_module_names, new
+assert not {{"logging", "json", "asyncio", "multiprocessing"}} & new, new
+"""
+    in_new_process(code, **variables)
+
+
+BREAKS = f"""
+import sys
+sys.modules["{{}}"] = None  # importing it raises
+from {OWN}.integrations.lightning.autoload import callbacks
+assert callbacks() == []
+"""
+
+
+@pytest.mark.parametrize("module", ["torch", "pydantic", f"{OWN}.errors", f"{OWN}.recording"])
+def test_what_is_broken_ends_no_training_that_did_not_ask_for_it(module: str) -> None:
+    assert in_new_process(BREAKS.format(module)) == ""
+
+
+@pytest.mark.parametrize("module", ["pydantic", f"{OWN}.recording"])
+def test_what_is_broken_is_logged_where_it_was_asked_for(module: str) -> None:
+    said = in_new_process(BREAKS.format(module), RLPROF="1")
+    assert "RLPROF=1: nothing is recorded, training continues" in said
 
 
 def test_on_without_a_file_takes_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
