@@ -166,12 +166,6 @@ class OptimizerSteps:
 
 log = logging.getLogger(__name__)
 
-# A batch is an action of the profiler, too, and as such costs no dispatch: see `Batches`.
-_UNUSED = (
-    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
-    *("on_before_backward", "on_after_backward"),
-)
-
 
 class ProfilerCallback(Callback):
     """Record where each RL step of a Lightning training goes; put it first in ``callbacks=[…]``.
@@ -222,7 +216,7 @@ class ProfilerCallback(Callback):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the run behind in copies and other processes: it belongs to who records it."""
         # Lightning hangs two methods of the module on every callback, and with them the weights.
-        left = {"log", "log_dict", *_UNUSED, "on_before_optimizer_step"}
+        left = {"log", "log_dict"}
         kept = {key: value for key, value in vars(self).items() if key not in left}
         run: dict[str, Any] = {
             "_session": None,
@@ -243,6 +237,8 @@ class ProfilerCallback(Callback):
             return
         if not self._is_the_one(trainer.callbacks):
             return
+        if self._trainer is trainer and self._session and not self._session.step:
+            return  # a callback that holds this one forwards what Lightning calls, too
         if self._trainer is trainer or (self._trainer and not _trains(self._trainer)):
             self._finish("interrupted by an error that was not reported to callbacks")
         if running := current():
@@ -281,7 +277,7 @@ class ProfilerCallback(Callback):
         with suppress(Exception):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
-        self._watched = _watched(self, trainer.callbacks)
+        self._watched = _watched(trainer.callbacks)
         if verb != "fit":
             begin = partial(self.on_fit_start, trainer, pl_module)
             self._undo += [
@@ -289,7 +285,6 @@ class ProfilerCallback(Callback):
                 Actions(trainer.profiler, session, stages, nullcontext()),
             ]
             return
-        self._pass_over(*_UNUSED)
         batches = Batches(session, trainer, self._watched, self.give_up, self._after_step)
         actions = Actions(trainer.profiler, session, stages, batches)
         self._undo += [batches, actions, OptimizerSteps(session)]
@@ -309,20 +304,6 @@ class ProfilerCallback(Callback):
             return run()
 
         self._undo.append(Cover(loop, "run", begin_and_run))
-        if not pl_module.automatic_optimization:  # without a closure to cut off
-            self._pass_over("on_before_optimizer_step")
-
-    def _pass_over(self, *hooks: str) -> None:
-        """Let Lightning skip hooks, as it skips attributes that are not functions.
-
-        Those of a class derived from this one are called, and may call ``super()``'s. A callback
-        that holds this one may call its hooks, so all of them stay.
-        """
-        if self._watched != {id(self)}:
-            return
-        for hook in hooks:
-            if getattr(type(self), hook) is getattr(ProfilerCallback, hook):
-                setattr(self, hook, None)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Mark the methods of what did not exist at `setup`; what is missing now raises."""
@@ -392,8 +373,6 @@ class ProfilerCallback(Callback):
     def _finish(self, status: str) -> None:
         session, self._session, self._trainer = self._session, None, None
         undo, self._undo, self._by_name = self._undo, [], []
-        for hook in (*_UNUSED, "on_before_optimizer_step"):
-            vars(self).pop(hook, None)
         try:
             for part in undo:
                 part.remove()
@@ -432,7 +411,9 @@ class ProfilerCallback(Callback):
 
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Know that what follows is the update; not called under manual optimisation."""
+        """Know that Lightning's closure is done, and what follows is the update."""
+        if not pl_module.automatic_optimization:
+            return
         for part in reversed(self._undo):
             if isinstance(part, UpdateStages | OptimizerSteps):
                 part.closure_done()
@@ -474,13 +455,11 @@ class ProfilerCallback(Callback):
         return self._session if self._trainer is trainer else None
 
 
-def _watched(callback: Any, callbacks: Sequence[Any]) -> Collection[int]:
-    """Return the id of a callback, or those of all others if one of them holds it.
+def _watched(callbacks: Sequence[Any]) -> Collection[int]:
+    """Return the ids of a Trainer's callbacks: one of them is, or holds, the `ProfilerCallback`.
 
     Tuners train without the Trainer's callbacks, but keep its progress bar.
     """
-    if callback in callbacks:
-        return {id(callback)}
     return {id(each) for each in callbacks if not hasattr(each, "refresh_rate")}
 
 

@@ -70,16 +70,15 @@ class UpdateStages:
         strategy = trainer.strategy
         self._backward = Marker("backward", "region")(strategy.backward)
         self._covers = [Cover(strategy, "backward", self._run_backward)]
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._hooks: list[Any] = []
         if self._automatic:
             loop = trainer.fit_loop.epoch_loop.automatic_optimization
             self._covers.append(Cover(loop, "run", self._around(loop.run)))
         else:
             step = self._around(strategy.training_step)
             self._covers.append(Cover(strategy, "training_step", step))
+            self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
+            self._hooks.append(register_optimizer_step_post_hook(self._after_step))
 
     def remove(self) -> None:
         """Restore what was covered, and stop listening."""
@@ -87,7 +86,8 @@ class UpdateStages:
             cover.remove()
         for hook in self._hooks:
             hook.remove()
-        self._end()
+        with suppress(Exception):  # what has failed once may fail again
+            self._end()
 
     # ---- what the loop runs
 
@@ -101,13 +101,14 @@ class UpdateStages:
 
         return training_step
 
-    def _run_backward(self, loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        loss, optimizer = (*args, None, None)[:2]
         self._safely(self._reach, optimizer, loss)
         now_open = self._open
         if now_open:
             now_open[0].yields = False  # what is computed again belongs to the update
         try:
-            return self._backward(loss, optimizer, *args, **kwargs)
+            return self._backward(*args, **kwargs)
         finally:
             if now_open:
                 now_open[0].yields = True
@@ -126,16 +127,12 @@ class UpdateStages:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._since is not None and not self._stepping and get_ident() == self._thread:
             self._stepping = id(optimizer)
-            if not self._automatic:
-                self._safely(self._reach, optimizer)
+            self._safely(self._reach, optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._since is not None and self._stepping == id(optimizer):
             self._stepping = 0
-            if self._is_ours(optimizer):
-                self._stepped = self._session.clock()
-            if not self._automatic:
-                self._safely(self._leave)
+            self._safely(self._end_update, optimizer)
 
     # ---- the stage
 
@@ -215,6 +212,11 @@ class UpdateStages:
         if continued is not None and self._session.take_back(continued):
             line[4], line[7], line[9] = continued[4], continued[7], continued[9]
 
+    def _end_update(self, optimizer: Any) -> None:
+        if self._is_ours(optimizer):
+            self._stepped = self._session.clock()
+        self._leave()
+
     def _leave(self) -> None:
         if self._open is not None:
             (marker, line), self._open = self._open, None
@@ -249,10 +251,10 @@ class UpdateStages:
         stages = self._stages()
         if self._one_stage():
             return next(iter(stages.values()))
-        optimizer = _torchs(optimizer)
         if optimizer is None and loss is not None:
             optimizer = _owner(loss, self._trainer.optimizers)
-        return stages.get(id(optimizer), _ACTOR)
+        inner = getattr(optimizer, "optimizer", None)  # of a LightningOptimizer
+        return stages.get(id(optimizer)) or stages.get(id(inner), _ACTOR)
 
     def _one_stage(self) -> bool:
         return len({*self._stages().values()}) == 1
@@ -260,7 +262,7 @@ class UpdateStages:
     def _is_ours(self, optimizer: Any) -> bool:
         """Whether an optimizer trains the module, as far as Lightning knows; None may be any."""
         stages = self._stages()
-        return optimizer is None or not stages or id(_torchs(optimizer)) in stages
+        return self._automatic or optimizer is None or not stages or id(optimizer) in stages
 
 
 def check_optimizer_stages(given: Sequence[str], optimizers: Sequence[Any]) -> None:
@@ -280,13 +282,9 @@ def _always(line: Line) -> bool:
     return True
 
 
-def _torchs(optimizer: Any) -> Any:
-    return getattr(optimizer, "optimizer", optimizer)  # of a LightningOptimizer
-
-
 def _is_critics(parameter: str) -> bool:
     parts = parameter.lower().split(".")
-    return parts[0].startswith("value") or any("critic" in part for part in parts[:-1])
+    return parts[0].startswith("value") or any("critic" in part for part in parts)
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:

@@ -271,10 +271,102 @@ def test_a_callback_that_holds_it_and_forwards_every_hook_records_the_same(tmp_p
     assert trace.status == "finished"
 
 
-def test_its_hooks_can_be_called_before_and_after_a_fit(tmp_path: Path) -> None:
+class Forwards(pytorch_lightning.Callback):
+    """Calls every hook of those that `inner` returns, before its own Lightning hook ends."""
+
+    def inner(self) -> list[Any]:
+        raise NotImplementedError
+
+
+def forwarding(name: str) -> Any:
+    def hook(self: Forwards, *args: Any, **kwargs: Any) -> None:
+        for each in self.inner():
+            getattr(each, name)(*args, **kwargs)
+
+    return hook
+
+
+for forwarded in FORWARDED:
+    setattr(Forwards, forwarded, forwarding(forwarded))
+
+
+class InAttribute(Forwards):
+    def __init__(self, callback: Any) -> None:
+        self.callback = callback
+
+    def inner(self) -> list[Any]:
+        return [self.callback]
+
+
+class InList(InAttribute):
+    def inner(self) -> list[Any]:
+        return [pytorch_lightning.Callback(), self.callback]
+
+
+class MadeAtSetup(InAttribute):
+    """Has nothing before setup."""
+
+    made: Any = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.made = self.callback
+        self.made.setup(trainer, pl_module, stage)
+
+    def inner(self) -> list[Any]:
+        return [self.made] if self.made is not None else []
+
+
+class TakesOver(InAttribute):
+    """Takes the Trainer's own callbacks at setup, and is its only one from then on."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.others = [each for each in trainer.callbacks if each is not self]
+        trainer.callbacks = [self]
+        for each in self.others:
+            each.setup(trainer, pl_module, stage)
+
+    def inner(self) -> list[Any]:
+        return self.others
+
+
+class Repeats(TakesOver):
+    """Calls the Trainer's own callbacks at setup and in every hook, as Lightning does, too."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.others = [each for each in trainer.callbacks if each is not self]
+        for each in self.others:
+            each.setup(trainer, pl_module, stage)
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", [InAttribute, InList, MadeAtSetup, TakesOver, Repeats])
+def test_a_callback_that_holds_it_in_any_form_records_the_same(
+    kind: Any, first: bool, automatic: bool, tmp_path: Path
+) -> None:
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
+    callbacks = [kind(callback)]
+    if kind in (TakesOver, Repeats):
+        callbacks.insert(0 if first else 1, callback)
+    module = Validated() if automatic else TwoOptimizers()
+    data = [loader(), loader()] if automatic else [loader()]
+    make_trainer(*callbacks).fit(module, *data)
+    trace = trace_of(callback)
+    assert (steps_of(trace), trace.status) == ([1, 2, 3, 4], "finished")
+    assert len(of(trace, "optimizer_step")) == (4 if automatic else 16)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert current() is None
+
+
+def test_its_hooks_can_be_called_at_any_time(tmp_path: Path) -> None:
+    callback, module = ProfilerCallback(profile_save_path=str(tmp_path)), Tiny()
     trainer = make_trainer(callback)
-    for _ in range(2):
+
+    def all_can_be_called(_: object) -> None:
         for name in FORWARDED:
             assert callable(getattr(callback, name)), name
-        trainer.fit(Tiny(), loader())
+
+    module.on_batch = all_can_be_called
+    for _ in range(2):
+        all_can_be_called(None)
+        trainer.fit(module, loader())

@@ -25,7 +25,7 @@ def test_the_hooks_go_with_the_fit(tmp_path: Path) -> None:
     before, module, seen = listeners(), Tiny(), []
     module.on_batch = lambda batch_idx: seen.append(listeners())
     make_trainer(ProfilerCallback(profile_save_path=str(tmp_path))).fit(module, loader())
-    assert seen == [before + 4] * 4  # of optimizer_step, and of the update's stage
+    assert seen == [before + 2] * 4
     assert listeners() == before
 
 

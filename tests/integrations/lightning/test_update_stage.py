@@ -14,6 +14,8 @@ from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCa
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.native import NO_STAGES
 from lightning_rlprof.recording.annotations import count, stage
+from lightning_rlprof.recording.session import current
+from lightning_rlprof.recording.span_buffer import Buffer
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.models import Tiny, loader, make_trainer, of, recorded, trace_of
 
@@ -410,3 +412,27 @@ def test_device_times_of_a_continued_update_are_added_up(tmp_path: Path) -> None
     spans = load(callback.run)
     found = [spans.counters_of(row) for row in spans.rows(kind="stage")]
     assert found == [{"device_ns": 10}, {"device_ns": 20, "tokens": 8}] * 4
+
+
+def test_what_breaks_in_it_ends_the_recording_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*arguments: Any) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(Buffer, "last_stages", breaks)
+    module, plain = Marked(), Marked()
+    trace = recorded(tmp_path, module)
+    assert trace.status == "stopped by an error in rlprof: RuntimeError"
+    assert "recording stopped, training continues: ours" in caplog.text
+    make_trainer().fit(plain, loader())
+    assert torch.equal(module.layer.weight, plain.layer.weight)
+    assert current() is None
+
+
+def test_a_training_is_the_same_with_it(tmp_path: Path) -> None:
+    for kind in (Loop, Marked, Unmarked, Manual, ManualMarked):
+        watched, plain = kind(), kind()
+        recorded(tmp_path / kind.__name__, watched)
+        make_trainer().fit(plain, loader())
+        assert torch.equal(watched.layer.weight, plain.layer.weight)
