@@ -122,9 +122,9 @@ def _levels(group: Int64s, continues: Mask) -> tuple[tuple[_Level, ...], Int64s]
 class Times:
     """Times of a replay, counted from the start of the step interval.
 
-    ``ready`` is when each node is reached and ``leave`` when it is left, ``finish`` when each sync
-    point ends, ``end`` when each run does, and ``interval_ns`` when the last run of an interval
-    does. ``work_ns`` is the work after each node.
+    ``ready`` is when each node is reached and ``leave`` when it is left. ``finish`` is when each
+    sync point ends, ``end`` when each run does, and ``interval_ns`` when the last run of an
+    interval does. ``work_ns`` is the work after each node.
     """
 
     ready: Int64s
