@@ -9,7 +9,7 @@ from lightning_rlprof.analysis.clock_uncertainty import (
     is_within_uncertainty,
     uncertainty_ns,
 )
-from lightning_rlprof.analysis.critical_path.replay import LongestPath, longest_path, replay
+from lightning_rlprof.analysis.critical_path.replay import WORK, LongestPath, longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, seconds, step_graph
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.tables.arrays import Int64s
@@ -75,33 +75,38 @@ def _rows(
 ) -> list[tuple[Any, ...]]:
     """Return a row per stage, part and role or rank, and sample; the sample is the last cell."""
     schedule = graph.schedule
-    chain, interval = np.divmod(schedule.run, schedule.interval_count)
-    part = np.append(1 + graph.is_handoff, 0)[schedule.sync_point]  # `WORK` reads the last one
-    sample = _samples(graph, found) if per_sample else np.full(len(chain), -1)
     first_of_role = np.array([graph.roles.index(role) for role in graph.roles])
-    who = chain if per_rank else first_of_role[chain]
-    key = np.unique(sample, return_inverse=True)[1] * len(graph.names) + graph.name
-    key = (key * 2 + (part > 0)) * len(graph.ranks) + who
-    _, first, of = np.unique(key, return_index=True, return_inverse=True)
+    who = np.arange(len(graph.ranks)) if per_rank else first_of_role
+    key = (graph.name * 2 + (schedule.sync_point != WORK)) * len(graph.ranks)
+    key += who[schedule.run // schedule.interval_count]
+    sample = _samples(graph, found) if per_sample else np.zeros(0)
+    if per_sample:
+        key += np.unique(sample, return_inverse=True)[1] * (int(key.max()) + 1)
+    of = np.unique(key, return_inverse=True)[1]
+    first = np.empty(int(of.max()) + 1, dtype=np.int64)
+    first[of[::-1]] = np.arange(len(of))[::-1]
+    part = np.append(1 + graph.is_handoff, 0)[schedule.sync_point[first]]  # `WORK` reads the last
 
     on, size = np.flatnonzero(found.on), len(first)
+    chain, interval = np.divmod(schedule.run[on], schedule.interval_count)
     step_ns = np.zeros((size, schedule.interval_count), dtype=np.int64)
     chain_ns = np.zeros((size, len(graph.ranks)), dtype=np.int64)
-    np.add.at(step_ns, (of[on], interval[on]), found.weight[on])
-    np.add.at(chain_ns, (of[on], chain[on]), found.weight[on])
+    np.add.at(step_ns, (of[on], interval), found.weight[on])
+    np.add.at(chain_ns, (of[on], chain), found.weight[on])
     slack = np.full(size, np.iinfo(np.int64).max)
     np.minimum.at(slack, of, found.slack)
     total, median = step_ns.sum(axis=1), np.rint(np.median(step_ns, axis=1)).astype(np.int64)
     steps, count = (step_ns > 0).sum(axis=1), np.bincount(of)
-    ranks = graph.ranks[chain[first] if per_rank else chain_ns.argmax(axis=1)]
+    chain = schedule.run[first] // schedule.interval_count
+    ranks = graph.ranks[chain if per_rank else chain_ns.argmax(axis=1)]
 
     rows = []
     for at in np.argsort(-total, kind="stable").tolist():
         one, own = first[at], int(total[at])
         rank = int(ranks[at]) if own or per_rank else None
-        whose = (graph.names[graph.name[one]], _PARTS[part[one]], graph.roles[chain[one]], rank)
+        whose = (graph.names[graph.name[one]], _PARTS[part[at]], graph.roles[chain[at]], rank)
         times = (own / whole_ns, int(median[at]), int(slack[at]), own)
-        known = int(sample[one]) if sample[one] >= 0 else None
+        known = int(sample[one]) if per_sample and sample[one] >= 0 else None
         rows.append((*whose, *times, int(steps[at]), int(count[at]), known))
     return rows
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_note, unsynchronized_clocks
 from lightning_rlprof.analysis.critical_path.handoffs import Handoffs, find_handoffs
@@ -113,20 +114,20 @@ def _cut_segments(timeline: Timeline) -> tuple[_Segments, Int64s]:
     runs = [chain, intervals.begin_ns.ravel(), intervals.end_ns.ravel()]
     instants = [handoffs.producer, handoffs.produced_ns, handoffs.produced_ns]
     times, (stage, visit, run) = _cells([stages, visited, runs, instants])
-    inside = np.flatnonzero(run >= 0)
-    stage, visit, run = stage[inside], visit[inside], run[inside]
     heads = np.flatnonzero((visit < 0) | differs(visit, run))
-    tails = np.append(heads[1:], len(inside)) - 1
-    start, end = times[inside[heads]], times[inside[tails] + 1]
-    stage, visit, run = stage[heads], visit[heads], run[heads]
+    tails = np.append(heads[1:], len(times) - 1)
+    inside = run[heads] >= 0
+    heads, end = heads[inside], times[tails[inside]]
+    ns, stage, visit, run = end - times[heads], stage[heads], visit[heads], run[heads]
     rows = np.append(row, UNTRACED)[stage]
     named = np.append(spans.name, len(sync_points.names))[rows]  # -1 reads the last one
     named = np.where((rows < 0) & (visit >= 0), np.append(name, 0)[visit], named)
     none = np.zeros(len(run), dtype=bool)
-    return _Segments(run, np.append(group, WORK)[visit], named, rows, end - start, none), end
+    group = np.append(group, WORK)[visit]
+    return _Segments(run.astype(np.int64), group, named, rows, ns, none), end
 
 
-def _cells(kinds: list[list[Int64s]]) -> tuple[Int64s, list[Int64s]]:
+def _cells(kinds: list[list[Int64s]]) -> tuple[Int64s, list[npt.NDArray[np.int32]]]:
     """Cut chains at the edges of all kinds of intervals.
 
     Args:
@@ -144,8 +145,11 @@ def _cells(kinds: list[list[Int64s]]) -> tuple[Int64s, list[Int64s]]:
     found = []
     for start, end in keys[:-1]:
         place = np.searchsorted(start, times, "right") - 1
-        found.append(np.where(times < np.append(end, times[0])[place], place, -1))
-    return times % width + low, found
+        inside = times < np.append(end, times[0])[place]
+        found.append(np.where(inside, place, -1).astype(np.int32))  # the largest arrays of all
+    times %= width
+    times += low
+    return times, found
 
 
 def _add_handoffs(
@@ -159,6 +163,8 @@ def _add_handoffs(
     """
     spans, sync_points = timeline.spans, timeline.sync_points
     intervals, handoffs = timeline.intervals, timeline.handoffs
+    if not len(handoffs.chain):
+        return segments, np.zeros(0, dtype=np.int64)
     count, waits = len(sync_points.size), np.arange(len(handoffs.chain))
     chain, interval = np.divmod(segments.run, len(intervals.steps))
     start_ns = end_ns - segments.ns
