@@ -16,7 +16,7 @@ from lightning_rlprof.analysis.findings.finding import (
     quoted,
 )
 from lightning_rlprof.analysis.findings.rules import MEMORY_GROWTH, STRAGGLER
-from lightning_rlprof.analysis.memory import growth, memory_series, memory_timeline
+from lightning_rlprof.analysis.memory import growth, lowest_by_step, memory_timeline
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
     IMBALANCE,
@@ -94,7 +94,6 @@ FEWEST_STEPS = 16
 """Steps with memory data needed: each half of them must show growth."""
 
 _ALL_STAGES = "all"
-_ALL_SAMPLES = 2**40
 _MIB = 2**20
 # Counted by spans.
 _COUNTERS = {
@@ -138,7 +137,7 @@ def _is_large(row: dict[str, Any], bound: str) -> bool:
 
 
 def _memory_finding(spans: Spans, row: dict[str, Any], ranks: int) -> Finding | NotChecked:
-    steps, lowest = _lowest_by_step(spans, row)
+    steps, lowest = lowest_by_step(spans, row["rank"], row["component"], row["device"])
     half = len(steps) // 2
     slope, low, high = growth(steps[half:], lowest[half:])
     if slope is None or low is None or high is None or len(steps) < FEWEST_STEPS:
@@ -157,27 +156,6 @@ def _memory_finding(spans: Spans, row: dict[str, Any], ranks: int) -> Finding | 
         _memory_query(spans, row, first, last),
         place_at(spans, row["rank"], *_step_times(spans, row["rank"], last)),
     )
-
-
-def _lowest_by_step(spans: Spans, row: dict[str, Any]) -> tuple[Int64s, Int64s]:
-    """Return steps and the lowest memory in each, with the definitions of `memory_timeline`."""
-    table = memory_series(spans, row["rank"], _ALL_SAMPLES)
-    own = [each for each in table.rows if each[:2] == (row["component"], row["device"])]
-    allocated = any(each[3] is not None for each in own)
-    column = 3 if allocated else 4  # reserved
-    known = np.array(
-        [(each[2], each[column]) for each in own if each[column] is not None], np.int64
-    )
-    rows = spans.rows(kind="step", rank=row["rank"])
-    if not len(known) or not len(rows):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    # A sample at the end of one step and the start of the next belongs to the first.
-    at = np.searchsorted(spans.start_ns[rows], known[:, 0], "left") - 1
-    inside = (at >= 0) & (known[:, 0] <= spans.end_ns[rows[at]])
-    step, used = spans.step[rows[at[inside]]], known[inside, 1]
-    order = np.lexsort((used, step))
-    heads = np.flatnonzero(np.diff(step[order], prepend=-1))
-    return step[order][heads], used[order][heads]
 
 
 def _step_times(spans: Spans, rank: int, step: int) -> tuple[int, int]:
