@@ -96,14 +96,11 @@ def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
         return Table(name, columns, abstained=no_work(None, timeline.notes))
     sums = [_sums_by_stage(lane, len(timeline.stages)) for lane in timeline.lanes]
     whole: Int64s = np.sum(sums, axis=0)
-    rows: list[tuple[Cell, ...]] = []
-    if per_rank:
-        for lane, own in zip(timeline.lanes, sums, strict=True):
-            rows += [(lane.rank, lane.device, *row) for row in _stage_rows(own, timeline)]
-        rows.append((None, None, _TOTAL, *_breakdown_cells(whole.sum(axis=0), timeline)))
-    else:
-        rows += [*_stage_rows(whole, timeline)]
-        rows.append((_TOTAL, *_breakdown_cells(whole.sum(axis=0), timeline)))
+    places: list[tuple[Cell, ...]] = [(lane.rank, lane.device) for lane in timeline.lanes]
+    pairs = zip(places, sums, strict=True) if per_rank else [((), whole)]
+    rows = [(*place, *row) for place, own in pairs for row in _stage_rows(own, timeline)]
+    total = _breakdown_cells(whole.sum(axis=0), timeline)
+    rows.append((*(None, None) * per_rank, _TOTAL, *total))
     return Table(name, columns, rows, " ".join(timeline.notes))
 
 

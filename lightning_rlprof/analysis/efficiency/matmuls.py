@@ -296,44 +296,40 @@ def work_of(operator: str, dims: str, types: str | None, values: str | None) -> 
         Work(flops=128, moved=224, text='4x8 @ 8x2', type='float')
     """
     formula = FORMULAS.get(operator)
-    matrices = None if formula is None else _inputs(dims, formula.inputs)
-    if formula is None or matrices is None:
+    if formula is None:
         return None
-    found = formula.cost(matrices, _flag(values, formula.causal))
+    inputs = formula.inputs
+    matrices = _list(dims)[inputs]
+    if len(matrices) < inputs.stop - inputs.start or not all(map(_is_shape, matrices)):
+        return None
+    flag = "" if formula.causal is None else _at(_list(values), formula.causal)
+    found = formula.cost(matrices, {"True": True, "False": False}.get(flag))
     if found is None or max(found[0] or 0, found[1]) > _MOST:
         return None
-    kind = _at(_read(types, list[Any]), formula.inputs.start)
-    kind = kind if isinstance(kind, str) else ""
+    kind = _at(_list(types), inputs.start)
     size = _SIZES.get(kind)
-    text = (" @ " if formula.causal is None else ", ").join(
-        "x".join(map(str, each)) for each in matrices
-    )
+    shapes = ("x".join(map(str, each)) for each in matrices)
+    text = (" @ " if formula.causal is None else ", ").join(shapes)
     return Work(found[0], None if size is None else found[1] * size, text, kind)
 
 
-def _inputs(dims: str, place: slice) -> _Dims | None:
-    """Return the shapes of the matrices among a call's inputs, None if one is impossible."""
-    shapes = _read(dims, list[list[Any]])
-    matrices: Any = [] if shapes is None else shapes[place]
-    sizes = [size for each in matrices for size in each]
-    sound = all(type(size) is int and 0 < size < _LARGEST for size in sizes)
-    return matrices if sound and len(matrices) == place.stop - place.start else None
-
-
-def _flag(values: str | None, place: int | None) -> bool | None:
-    """Return a boolean among a call's arguments, None if it was not recorded."""
-    if place is None:
-        return None
-    value = _at(_read(values, list[Any]), place)
-    return {"True": True, "False": False}.get(value) if isinstance(value, str) else None
-
-
-def _at(values: Sequence[Any] | None, place: int) -> Any:
-    return values[place] if values is not None and place < len(values) else None
-
-
-def _read(text: str | None, kind: Any) -> Any:
+def _list(text: str | None) -> list[Any]:
+    """Return what a JSON list contains, nothing if the text is none."""
     try:
-        return None if text is None else msgspec.json.decode(text, type=kind)
+        found: list[Any] = msgspec.json.decode(text or "[]", type=list[Any])
     except NOT_JSON:
-        return None
+        return []
+    return found
+
+
+def _is_shape(sizes: Any) -> bool:
+    """Return whether this is a possible shape of a matrix."""
+    return isinstance(sizes, list) and all(
+        type(size) is int and 0 < size < _LARGEST for size in sizes
+    )
+
+
+def _at(values: list[Any], place: int) -> str:
+    """Return the text at a place, "" if there is none."""
+    found = values[place] if place < len(values) else ""
+    return found if isinstance(found, str) else ""
