@@ -286,7 +286,7 @@ def _cells(samples: _Samples) -> tuple[Any, ...]:
     time, allocated, peak, reserved = (int(column[highest]) for column in samples[:4])
     known = samples.allocated[samples.allocated != _UNKNOWN].tolist()
     steps, lowest = _lowest_by_step(samples)
-    slope, low, high = growth(steps, lowest)
+    slopes = growth(steps, lowest)
     same_time = reserved >= allocated == peak != _UNKNOWN
     return (
         _known(peak),
@@ -295,11 +295,9 @@ def _cells(samples: _Samples) -> tuple[Any, ...]:
         reserved - allocated if same_time else None,
         known[0] if known else None,
         known[-1] if known else None,
-        slope,
-        low,
-        high,
+        *slopes,
         len(steps),
-        None if low is None or len(steps) < _FEWEST else "yes" if low > 0 else "no",
+        None if slopes[1] is None or len(steps) < _FEWEST else "yes" if slopes[1] > 0 else "no",
         int(np.count_nonzero(samples.recorded)),
     )
 

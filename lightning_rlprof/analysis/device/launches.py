@@ -175,12 +175,7 @@ def _queues(
 ) -> dict[int, tuple[Cell, ...]]:
     """Return maximum and mean depth of each stream's queue, and shares of time empty and full.
 
-    Args:
-        spans: The run.
-        ranks: Rank of each stream, ascending.
-        stream: Stream of each launch.
-        launch: When each was launched.
-        start: When it started on the device.
+    Stream, launch and start are those of each launch; ``ranks`` of each stream, ascending.
     """
     streams, times = np.tile(stream, 2), np.append(launch, start)
     order = np.lexsort((times, streams))

@@ -13,6 +13,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
 from lightning_rlprof.analysis.efficiency.peak_flops import bandwidth_of, peak_of
+from lightning_rlprof.analysis.operators.call_tree import thread_lanes
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import NONE, innermost
@@ -127,11 +128,9 @@ def _kernel_time(
     kernels = slice(work.kernel_count)
     kernel_thread, launch = (work.numbers(name)[kernels] for name in ("thread", "launch"))
     threads = np.unique(thread)
-    lane = rank * len(threads) + np.searchsorted(threads, thread)
-    at = np.searchsorted(threads, kernel_thread)
-    known = np.append(threads, NOT_RECORDED)[at] == kernel_thread
-    known &= (kernel_thread != NOT_RECORDED) & (launch != NOT_RECORDED)
-    kernel_lane = np.where(known, work.rank[kernels] * len(threads) + at, NONE)
+    lane = thread_lanes(threads, rank, thread)
+    kernel_lane = thread_lanes(threads, work.rank[kernels], kernel_thread)
+    kernel_lane[launch == NOT_RECORDED] = NONE
     call = innermost(lane, start, end, kernel_lane, launch)
     found = np.zeros(len(start), np.int64)
     np.add.at(found, call[call >= 0], work.duration[kernels][call >= 0])

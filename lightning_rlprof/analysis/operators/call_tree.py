@@ -57,7 +57,7 @@ class CallTree:
         names: Distinct names; ``name`` contains indices into it.
         row: Row of the table.
         threads: Distinct identities of threads, ascending.
-        lane: One number per thread of a rank, see `lane_of`.
+        lane: One number per thread of a rank, see `thread_lanes`.
         id: Its number in its rank.
         forward: For a backward operator the number of its forward operator, else `NONE`.
         around: Index of the innermost call that it is nested in, `NONE` at the top.
@@ -75,19 +75,13 @@ class CallTree:
     forward: Int64s
     around: Int64s
 
-    def lane_of(self, rank: Int64s, thread: Int64s) -> Int64s:
-        """Return the lane of threads of ranks, `NONE` for threads without calls."""
-        at = np.searchsorted(self.threads, thread)
-        there = np.append(self.threads, NOT_RECORDED)[at] == thread
-        return np.where(there & (thread != NOT_RECORDED), rank * len(self.threads) + at, NONE)
-
     def at(self, lane: Int64s, time_ns: Int64s) -> Int64s:
         """Return the innermost call open on each lane at a moment, else `NONE`."""
         return open_at(self.lane, self.start_ns, self.end_ns, self._holder, lane, time_ns)
 
     def launching(self, work: LaunchedWork) -> Int64s:
         """Return the innermost call open on its thread when each kernel or copy was launched."""
-        lane = self.lane_of(work.rank, work.thread)
+        lane = thread_lanes(self.threads, work.rank, work.thread)
         return self.at(np.where(work.launch_ns == NOT_RECORDED, NONE, lane), work.launch_ns)
 
     def self_ns(self) -> Int64s:
@@ -159,6 +153,13 @@ class CallTree:
         It differs from ``around`` only if a call ends a little later than the one around it.
         """
         return holding(self.around, self.start_ns, self.end_ns)
+
+
+def thread_lanes(threads: Int64s, rank: Int64s, thread: Int64s) -> Int64s:
+    """Return one number per thread of a rank, `NONE` for a thread that is not among ``threads``."""
+    at = np.searchsorted(threads, thread)
+    there = np.append(threads, NOT_RECORDED)[at] == thread
+    return np.where(there & (thread != NOT_RECORDED), rank * len(threads) + at, NONE)
 
 
 def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> CallTree:

@@ -11,6 +11,7 @@ from lightning_rlprof.analysis.operators.call_tree import (
     LaunchedWork,
     call_tree,
     launched_work,
+    thread_lanes,
 )
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import NONE
@@ -169,7 +170,7 @@ def _backward_modules(tree: CallTree, operators: CallTree, work: LaunchedWork) -
     found = forward[operator]
     rows = found[found != NONE]
     thread = operators.threads[operators.lane[rows] % max(len(operators.threads), 1)]
-    lane = tree.lane_of(operators.rank[rows], thread)
+    lane = thread_lanes(tree.threads, operators.rank[rows], thread)
     found[found != NONE] = tree.at(lane, operators.start_ns[rows])
     return found
 

@@ -13,6 +13,7 @@ from lightning_rlprof.analysis.operators.call_tree import (
     CallTree,
     call_tree,
     launched_work,
+    thread_lanes,
 )
 from lightning_rlprof.tables.interval_nesting import enclosing
 from tests.builders.calls import Call, Copy, Kernel, run, traces
@@ -64,7 +65,8 @@ def test_a_call_that_ends_a_microsecond_late_is_nested_in_the_one_around_it() ->
 def test_a_thread_that_is_not_known_is_one_of_its_own() -> None:
     tree = tree_of([Call("a", 0, 10_000, thread=None), Call("b", 0, 10_000)])  # type: ignore[arg-type]
     assert tree.around.tolist() == [-1, -1]
-    found = tree.at(tree.lane_of(ints(0, 0), ints(7, NOT_RECORDED)), ints(5, 5)).tolist()
+    lanes = thread_lanes(tree.threads, ints(0, 0), ints(7, NOT_RECORDED))
+    found = tree.at(lanes, ints(5, 5)).tolist()
     assert [tree.names[tree.name[at]] for at in found if at != NONE] == ["b"]
     assert found[1] == NONE
 
