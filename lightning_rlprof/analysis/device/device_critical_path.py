@@ -78,20 +78,15 @@ class _HostCalls(NamedTuple):
 class _LaunchQueue(NamedTuple):
     """Kernels and copies of one rank as columns of one length, and the calls of its host.
 
+    ``name`` and ``stage`` are indices into ``names``, part and name of each, and into ``stages``.
+    Streams are numbered over all devices.
+
     Attributes:
-        start: On the run's time axis, in nanoseconds.
-        end: Later than the start.
-        stream: Number of its stream, unique over all devices.
         queued: When the call that launched it had returned, or its start if that was earlier. In
             a graph replay, except for its first work: when that call began. `NOT_RECORDED` if the
             launch was not recorded.
-        name: Index into ``names``.
-        stage: Index into ``stages``, -1 if unknown.
         launch: When that call began, or the start if it was not recorded.
-        names: Part (kernel, communication or copy) and name.
-        stages: Names of stages.
         waits: Starts and ends of calls in which the host waited, or may have waited, for a device.
-        calls: All calls of the host.
     """
 
     start: Int64s

@@ -74,9 +74,9 @@ def _rows(work: DeviceWork, row: Int64s, heads: list[tuple[Cell, Cell]]) -> list
     variance = np.bincount(row, (work.duration - mean[row]) ** 2) / found.count
     std = np.rint(np.sqrt(variance)).astype(int)
     columns = (found.total, found.count, found.mean, found.p50, found.p95, found.max, std)
+    cells = zip(*(column.tolist() for column in columns), strict=True)
     rows: list[tuple[Cell, ...]] = []
-    for at, head in enumerate(heads):
-        total, *others = (int(column[at]) for column in columns)
+    for at, (head, (total, *others)) in enumerate(zip(heads, cells, strict=True)):
         share = total / whole if whole else None
         part = int(in_stage[at]) / total if stage[at] is not None and total else None
         rows.append((*head, share, total, *others, stage[at], part, int(ranks[at])))
