@@ -89,17 +89,13 @@ def throughput(
         step = containing_step(spans, steps, stages, spans.rank)
         no_steps = ~np.isin(spans.rank[stages], spans.rank[steps])  # such as a rollout role
         stages = stages[no_steps | ((step >= 0) & choice.mask[step])]
-    counts: dict[str, Counter] = {}
-    for name in _COUNTERS:
-        rows, amounts = spans.amounts(name)
-        keep = np.isin(rows, stages)
-        counts[name] = Counter(rows[keep], amounts[keep])
-    counted_rows = np.concatenate([counter.rows for counter in counts.values()])
+    counters = {name: spans.amounts(name) for name in _COUNTERS}
     of_stages = []
-    for code in np.unique(spans.name[counted_rows]).tolist():
-        work = _work_of_stage(spans, code, stages, counts)
-        longest = max(_sum(work[name], work[name]).ns for name in _COUNTERS)
-        of_stages.append((longest, _stage_rows(spans.names[code], work, given)))
+    for code in np.unique(spans.name[stages]).tolist():
+        work = _work_of_stage(spans, stages[spans.name[stages] == code], counters)
+        if any(work.values()):
+            longest = max(_sum(work[name], work[name]).ns for name in _COUNTERS)
+            of_stages.append((longest, _stage_rows(spans.names[code], work, given)))
     if not of_stages:
         return Table("throughput", _COLUMNS, abstained=_NO_COUNTS)
     of_stages.sort(key=lambda each: -each[0])
@@ -120,16 +116,13 @@ def _check(spans: Spans, **given: float | PerStage | None) -> None:
                 raise RlprofError(f"{option} {number}: must be above 0 and below 1e18")
 
 
-def _work_of_stage(
-    spans: Spans, code: int, stages: Int64s, counts: Mapping[str, Counter]
-) -> dict[str, Work]:
+def _work_of_stage(spans: Spans, stage: Int64s, counters: Mapping[str, Counter]) -> dict[str, Work]:
     """Return each counter of a stage, and the ranks that ran it without counting tokens."""
     work = {}
-    for name, (rows, amounts) in counts.items():
-        own = spans.name[rows] == code
+    for name, (rows, amounts) in counters.items():
+        own = np.isin(rows, stage)
         work[name] = _by_rank(spans, rows[own], amounts[own])
-    others = stages[spans.name[stages] == code]
-    others = others[~np.isin(spans.rank[others], list(work["tokens"]))]
+    others = stage[~np.isin(spans.rank[stage], list(work["tokens"]))]
     work[_UNCOUNTED] = _by_rank(spans, others, np.zeros(len(others))) if work["tokens"] else {}
     return work
 
