@@ -48,6 +48,8 @@ _CACHED = "Rows above peak memory bandwidth hit the cache; their % of bandwidth 
 _Row = tuple[Cell, ...]
 _Kind = tuple[str, str, str | None, str | None]
 """Operator, dims, types and values of a call."""
+_Timed = tuple[_Kind, int, int, int]
+"""Kind of calls, their time, their number, and that of calls whose time is known."""
 _Dims = list[list[int]]
 _SIZES = {
     **dict.fromkeys(("float", "c10::complex<c10::Half>", "int", "unsigned int"), 4),
@@ -58,15 +60,6 @@ _SIZES = {
     **dict.fromkeys(("c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
 }
 _MOST, _LARGEST = 2**59, 2**40  # bytes stay below 64 bits
-
-
-class _Calls(NamedTuple):
-    """Calls: index into ``kinds``, duration of each, whether it is known, and distinct kinds."""
-
-    kind: Int64s
-    duration: Int64s
-    timed: Mask
-    kinds: Sequence[_Kind]
 
 
 def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -84,7 +77,7 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     notes: list[str] = []
     work = device_work(spans, ranks, notes)
     calls = _read_calls(spans, work, notes)
-    if calls is None:
+    if not calls:
         of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
         return Table("matmuls", _COLUMNS, abstained=" ".join([_NO_SHAPES.format(of), *notes]))
     whole = int(work.duration.sum()) if work.kernel_count else None  # copies are no matmul's time
@@ -96,11 +89,11 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     return Table("matmuls", _COLUMNS, [*rows, _sum(rows, whole)], note)
 
 
-def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> _Calls | None:
-    """Return the calls with known shapes, None without."""
+def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed]:
+    """Return the calls with known shapes by kind."""
     table = spans.try_table("shapes", notes)
     if table is None:
-        return None
+        return []
     rank, ranks = table.numbers("rank"), work.ranks
     rows = np.flatnonzero(np.ones_like(rank) if ranks is None else np.isin(rank, list(ranks)))
     columns = [table.texts(name) for name in ("operator", "dims", "types", "values")]
@@ -118,7 +111,10 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> _Calls | No
         duration, timed = _kernel_time(work, rank[rows], thread, start, start + duration)
     if untimed := len(rows) - np.count_nonzero(timed):
         notes.append(_UNTIMED.format(untimed))
-    return _Calls(kind, duration, timed, kinds) if len(rows) else None
+    time = np.zeros(len(kinds), np.int64)
+    np.add.at(time, kind, duration)
+    counts = (np.bincount(each, minlength=len(kinds)) for each in (kind, kind[timed]))
+    return [*zip(kinds, time.tolist(), *(each.tolist() for each in counts), strict=True)]
 
 
 def _kernel_time(
@@ -152,18 +148,14 @@ def _peaks(
 
 
 def _rows(
-    calls: _Calls,
+    calls: list[_Timed],
     whole: int | None,
     peak: float | None,
     bandwidth: float | None,
     notes: list[str],
 ) -> Iterator[_Row]:
     """Yield a row per kind of call; ``whole`` is the time of all kernels and copies."""
-    sums = np.zeros((3, len(calls.kinds)), np.int64)
-    columns = (calls.duration, np.ones_like(calls.duration), calls.timed)
-    for total, values in zip(sums, columns, strict=True):
-        np.add.at(total, calls.kind, values)
-    for kind, time, count, timed in zip(calls.kinds, *sums.tolist(), strict=True):
+    for kind, time, count, timed in calls:
         work = work_of(*kind) or Work(None, None, kind[1], "")
         tflops = _rate(work.flops, timed, time, 1_000)
         of_peak = _ratio(tflops, peak if work.type in HALF else None)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work
+from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork
 from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.interval_nesting import (
     NONE,
@@ -17,7 +17,6 @@ from lightning_rlprof.tables.interval_nesting import (
     holding,
     open_at,
 )
-from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
 UNATTRIBUTED = "unattributed"
@@ -38,15 +37,6 @@ class Paths(NamedTuple):
     of: Int64s
     parent: Int64s
     name: Int64s
-
-
-class LaunchedWork(NamedTuple):
-    """Kernels and copies, and what is known of their launches, else `NOT_RECORDED`."""
-
-    rank: Int64s
-    thread: Int64s
-    launch_ns: Int64s
-    duration_ns: Int64s
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +69,14 @@ class CallTree:
         """Return the innermost call open on each lane at a moment, else `NONE`."""
         return open_at(self.lane, self.start_ns, self.end_ns, self._holder, lane, time_ns)
 
-    def launching(self, work: LaunchedWork) -> Int64s:
-        """Return the innermost call open on its thread when each kernel or copy was launched."""
-        lane = thread_lanes(self.threads, work.rank, work.thread)
-        return self.at(np.where(work.launch_ns == NOT_RECORDED, NONE, lane), work.launch_ns)
+    def launching(self, work: DeviceWork, calls: Table) -> Int64s:
+        """Return the innermost call open on its thread when each kernel or copy was launched.
+
+        Copies without threads get those of the driver calls in the table ``calls``.
+        """
+        launch = work.numbers("launch")
+        lane = thread_lanes(self.threads, work.rank, work.launching_threads(calls))
+        return self.at(np.where(launch == NOT_RECORDED, NONE, lane), launch)
 
     def self_ns(self) -> Int64s:
         """Return how long each call was the innermost one.
@@ -193,17 +187,3 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
         table.numbers("forward", NONE)[rows],
         enclosing(lane, start, end),
     )
-
-
-def launched_work(
-    spans: Spans, calls: Table, ranks: Collection[int] | None, notes: list[str]
-) -> LaunchedWork | None:
-    """Return the kernels and copies of a run, None if it has none.
-
-    Copies without threads get those of the driver calls in the table ``calls``.
-    """
-    work = device_work(spans, ranks, notes)
-    if not work.tables:
-        return None
-    thread = work.launching_threads(calls)
-    return LaunchedWork(work.rank, thread, work.numbers("launch"), work.duration)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.device.work import NOT_RECORDED, launch_calls
+from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work, launch_calls
 from lightning_rlprof.analysis.operators.call_tree import (
     NONE,
     CallTree,
     call_tree,
-    launched_work,
     thread_lanes,
 )
 from lightning_rlprof.tables.interval_nesting import enclosing
@@ -82,10 +81,7 @@ def test_an_empty_tree_answers() -> None:
     assert tree.at(ints(0, -1), ints(5, 5)).tolist() == [NONE, NONE]
     assert tree.outermost().tolist() == []
     spans = run([], [Kernel("k", 1, 2, 0)])
-    found = launched_work(spans, spans.table("calls"), None, [])
-    assert found is not None
-    assert tree.launching(found).tolist() == [NONE]
-    assert launched_work(run([], []), spans.table("calls"), None, []) is None
+    assert tree.launching(device_work(spans), spans.table("calls")).tolist() == [NONE]
 
 
 def test_forward_operators_are_found_by_their_number_in_the_same_rank() -> None:
@@ -210,10 +206,9 @@ def test_a_copy_has_the_thread_of_the_call_that_launched_it() -> None:
     calls = [Call("cudaMemcpyAsync", 5, 9, kind="runtime", thread=33)]
     copies = [Copy("HtoD", 20, 27, launch=5, call=4), Copy("HtoD", 30, 31)]
     spans = run(calls, [Kernel("k", 0, 1)], copies)
-    found = launched_work(spans, spans.table("calls"), None, [])
-    assert found is not None
-    assert found.thread.tolist() == [7, 33, NOT_RECORDED]
-    assert found.duration_ns.tolist() == [1, 7, 1]
+    work = device_work(spans)
+    assert work.launching_threads(spans.table("calls")).tolist() == [7, 33, NOT_RECORDED]
+    assert work.duration.tolist() == [1, 7, 1]
 
 
 def test_of_drivers_calls_that_began_at_once_each_launch_has_its_own() -> None:
