@@ -14,7 +14,6 @@ from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 
 _PEAK, _HOST = "device_peak_bytes", "host_rss_bytes"
-_CHILDREN = "children_rss_bytes"
 _COUNTERS = (
     _PEAK,
     "device_allocated_bytes",
@@ -52,7 +51,7 @@ _TIMELINE_COLUMNS = (
 _SPAN_COUNTERS = {
     "torch": ("device_allocated_bytes", _PEAK, "device_reserved_bytes"),
     "host": (_HOST, "", ""),
-    "child processes": (_CHILDREN, "", ""),
+    "child processes": ("children_rss_bytes", "", ""),
 }
 """By component: counters of allocated, peak and reserved bytes; "" for none."""
 _TIMELINE_NOTE = (
@@ -303,10 +302,7 @@ def _cells(samples: _Samples) -> tuple[Any, ...]:
 
 
 def _lowest_by_step(samples: _Samples) -> tuple[Int64s, Int64s]:
-    """Return steps and the least allocated bytes in each, or reserved ones without those.
-
-    Steps without known bytes are left out.
-    """
+    """Return steps with known bytes, and the least allocated, else reserved, bytes in each."""
     is_known = samples.allocated != _UNKNOWN
     used = samples.allocated if is_known.any() else samples.reserved
     keep = np.flatnonzero((samples.step > 0) & (used != _UNKNOWN))

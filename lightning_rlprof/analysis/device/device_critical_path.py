@@ -135,13 +135,11 @@ def device_critical_path(
             without_calls += 1
             continue
         found = [*_step_intervals(spans, rank, queue)]
-        if found:
-            _add_paths(totals, spans, rank, queue, [interval for interval, _ in found])
+        _add_paths(totals, spans, rank, queue, [interval for interval, _ in found])
         steps_of_ranks.append({step for _, step in found})
     if not totals:
-        if without_calls or steps_of_ranks:
-            why = " ".join([_NO_CALLS if without_calls else _NO_STEP, *notes])
-        else:
+        why = " ".join([_NO_CALLS if without_calls else _NO_STEP, *notes])
+        if not without_calls and not steps_of_ranks:
             why = no_work(ranks, notes)
         return Table("device_critical_path", _COLUMNS, abstained=why)
     notes.insert(0, _summary([each for each in steps_of_ranks if each], totals))

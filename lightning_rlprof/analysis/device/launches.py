@@ -118,8 +118,7 @@ def _titles(spans: Spans, work: _Launched, notes: list[str]) -> tuple[list[str],
     """Return titles of calls, and for each row that of its launch: the call's name if known."""
     title = np.where(work.is_copy, 2, np.where(work.graph != NOT_RECORDED, 1, 0))
     names: Sequence[str] = ()
-    table = spans.try_table("calls", notes)
-    if table is not None:
+    if (table := spans.try_table("calls", notes)) is not None:
         code, names = table.texts("name")
         call = np.append(code, -1)[launch_calls(table, work.rank, work.launch, work.call)]
         title = np.where(call < 0, title, call + len(_TITLES))

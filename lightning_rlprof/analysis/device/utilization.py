@@ -64,6 +64,8 @@ _OVERLAP_NOTE = (
 
 _Intervals = tuple[Int64s, Int64s, Int64s]
 """Start, end and kind or key of intervals."""
+_Keys = Sequence[tuple[str | None, str | None]]
+"""Operation and group of each key."""
 
 
 def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
@@ -255,9 +257,7 @@ def overlap_of(spans: Spans, timeline: DeviceTimeline) -> Table:
     return Table("overlap", _OVERLAP_COLUMNS, rows, " ".join([*notes, *more]))
 
 
-def _collectives(
-    table: Table, lane: Lane
-) -> tuple[_Intervals, Sequence[tuple[str | None, str | None]]]:
+def _collectives(table: Table, lane: Lane) -> tuple[_Intervals, _Keys]:
     """Return the collectives of one device by key, and the operation and group of each key."""
     operation, operations = table.texts("operation")
     group, groups = table.texts("group")
@@ -269,11 +269,9 @@ def _collectives(
     return (start, start + duration, key), keys
 
 
-def _overlap_rows(
-    lane: Lane, communication: _Intervals, keys: Sequence[tuple[str | None, str | None]]
-) -> Iterator[tuple[Cell, ...]]:
+def _overlap_rows(lane: Lane, calls: _Intervals, keys: _Keys) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per key that occurs, most exposed first."""
-    start, end, key = communication
+    start, end, key = calls
     zero = int(min(lane.start_ns, start.min(initial=lane.start_ns)))
     owner, first, last = unions(key, start - zero, end - zero)
     is_compute = lane.work.kind == COMPUTE

@@ -50,6 +50,8 @@ _Kind = tuple[str, str, str | None, str | None]
 """Operator, dims, types and values of a call."""
 _Timed = tuple[_Kind, int, int, int]
 """Kind of calls, their time, their number, and that of calls whose time is known."""
+_Peaks = tuple[float | None, float | None]
+"""TFLOP/s and GB/s."""
 _Dims = list[list[int]]
 _SIZES = {
     **dict.fromkeys(("float", "c10::complex<c10::Half>", "int", "unsigned int"), 4),
@@ -81,10 +83,10 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
         of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
         return Table("matmuls", _COLUMNS, abstained=" ".join([_NO_SHAPES.format(of), *notes]))
     whole = int(work.duration.sum()) if work.kernel_count else None  # copies are no matmul's time
-    peak, bandwidth = _peaks(spans, ranks, notes) if whole else (None, None)
+    peaks = _peaks(spans, ranks, notes) if whole else (None, None)
     if not whole:
         notes.append(_HOST)
-    rows = sorted(_rows(calls, whole, peak, bandwidth, notes), key=lambda row: -int(row[4] or 0))
+    rows = sorted(_rows(calls, whole, peaks, notes), key=lambda row: -int(row[4] or 0))
     note = " ".join(dict.fromkeys(notes))
     return Table("matmuls", _COLUMNS, [*rows, _sum(rows, whole)], note)
 
@@ -133,9 +135,7 @@ def _kernel_time(
     return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
 
 
-def _peaks(
-    spans: Spans, ranks: Collection[int] | None, notes: list[str]
-) -> tuple[float | None, float | None]:
+def _peaks(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Peaks:
     """Return TFLOP/s and GB/s of the devices, each if it is known and the same on all ranks."""
     heads = spans.headers.items()
     devices = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
@@ -148,13 +148,10 @@ def _peaks(
 
 
 def _rows(
-    calls: list[_Timed],
-    whole: int | None,
-    peak: float | None,
-    bandwidth: float | None,
-    notes: list[str],
+    calls: list[_Timed], whole: int | None, peaks: _Peaks, notes: list[str]
 ) -> Iterator[_Row]:
     """Yield a row per kind of call; ``whole`` is the time of all kernels and copies."""
+    peak, bandwidth = peaks
     for kind, time, count, timed in calls:
         work = work_of(*kind) or Work(None, None, kind[1], "")
         tflops = _rate(work.flops, timed, time, 1_000)

@@ -99,7 +99,7 @@ def throughput(
     if not of_stages:
         return Table("throughput", _COLUMNS, abstained=_NO_COUNTS)
     of_stages.sort(key=lambda each: -each[0])
-    found = [row for _, of_stage in of_stages for row in of_stage]
+    found = [row for _, rows in of_stages for row in rows]
     notes = filter(None, [choice.note, *_mfu_notes(spans, found, given), _NOTE])
     kept = [(*row[:_MFU], None, *row[_MFU + 1 :]) if _above_peak(row) else row for row in found]
     return Table("throughput", _COLUMNS, kept, " ".join(notes))
@@ -202,8 +202,7 @@ def _flops(stage: str, work: Mapping[str, Work], given: _Given) -> tuple[str, Wo
     if size is None or kind is None:
         return "", {}
     label = "6N estimate" if kind == "training" else "2N estimate"
-    flops = _times(tokens, token_flops(size, kind)) | work[_UNCOUNTED] if tokens else {}
-    return label, flops
+    return label, _times(tokens, token_flops(size, kind)) | work[_UNCOUNTED]
 
 
 def _times(work: Work, factor: float) -> Work:

@@ -73,10 +73,9 @@ def _read(
     if tree.too_deep:
         return " ".join([tree.too_deep, *notes])
     work = device_work(spans, ranks, notes)
-    if work.tables:
-        return tree, table, work
-    notes.append(_NO_KERNELS)
-    return tree, table, None
+    if not work.tables:
+        notes.append(_NO_KERNELS)
+    return tree, table, work if work.tables else None
 
 
 def _operator_rows(tree: CallTree, calls: Table, work: DeviceWork | None) -> list[_Row]:
