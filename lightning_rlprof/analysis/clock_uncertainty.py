@@ -52,14 +52,7 @@ def is_within_uncertainty(effect_ns: int, unsure_ns: int | None) -> bool:
 
 
 def unsynchronized_clocks(spans: Spans) -> str:
-    """Return which hosts' clocks were not synchronized; "" if all were, or for one host.
-
-    Example::
-
-        >>> from lightning_rlprof.loaders.load import load
-        >>> unsynchronized_clocks(load("run"))  # doctest: +SKIP
-        'clocks of hosts a, b were not synchronized'
-    """
+    """Return which hosts' clocks were not synchronized; "" if all were, or for one host."""
     if uncertainty_ns(spans) is not None:
         return ""
     hosts = sorted({header.host for header in spans.headers.values()})

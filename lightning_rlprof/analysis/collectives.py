@@ -6,7 +6,7 @@ rank with the shortest duration arrived last. Only durations are compared, never
 clocks. Times only separate calls that can't be one collective.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,12 +14,10 @@ import numpy as np
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.time_categories import Category, kernel_categories
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask, group_sizes, group_starts
-from lightning_rlprof.tables.kernels import distinct
+from lightning_rlprof.tables.kernels import Coded, distinct
 from lightning_rlprof.tables.occurrences import match_occurrences
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
-
-Coded = tuple[Int64s, Sequence[str]]
 
 _BY_NAME = (
     "Taken from kernel names: process groups and bytes are unknown, and groups that communicate at "
@@ -287,8 +285,8 @@ def communication(spans: Spans) -> Table:
         return Table("communication", _COLUMNS, abstained=reason)
     found, calls = match_collectives(calls)
     remarks += [calls.remark, *_doubts(calls, found), _FORMULA]
-    rows = _rows(calls, found)
-    return Table("communication", _COLUMNS, rows, " ".join(filter(None, remarks)))
+    note = " ".join(filter(None, remarks))
+    return Table("communication", _COLUMNS, _rows(calls, found), note)
 
 
 def bus_factor(operation: str, ranks: int) -> float | None:

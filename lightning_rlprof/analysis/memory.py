@@ -14,7 +14,6 @@ from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 
 _PEAK, _HOST = "device_peak_bytes", "host_rss_bytes"
-_CHILDREN = "children_rss_bytes"
 _COUNTERS = (
     _PEAK,
     "device_allocated_bytes",
@@ -49,15 +48,10 @@ _TIMELINE_COLUMNS = (
     Column("growing", "text"),
     Column("samples", "count"),
 )
-_SERIES_COLUMNS = (
-    *_TIMELINE_COLUMNS[1:3],
-    Column("time", "duration", "ns"),
-    *columns_of("count", "allocated", "reserved", unit="bytes"),
-)
 _SPAN_COUNTERS = {
     "torch": ("device_allocated_bytes", _PEAK, "device_reserved_bytes"),
     "host": (_HOST, "", ""),
-    "child processes": (_CHILDREN, "", ""),
+    "child processes": ("children_rss_bytes", "", ""),
 }
 """By component: counters of allocated, peak and reserved bytes; "" for none."""
 _TIMELINE_NOTE = (
@@ -153,11 +147,6 @@ class _Samples(NamedTuple):
         columns: tuple[Any, ...] = self
         return _Samples(*(column[at] for column in columns))
 
-    @property
-    def main(self) -> Int64s:
-        """Allocated bytes, or reserved ones if no allocated bytes were recorded."""
-        return self.allocated if (self.allocated != _UNKNOWN).any() else self.reserved
-
 
 def memory_timeline(spans: Spans) -> Table:
     """Return peak, fragmentation and growth of memory per rank, device and stage.
@@ -177,28 +166,6 @@ def memory_timeline(spans: Spans) -> Table:
     reason = None if rows else " ".join([_NO_MEMORY, *notes])
     note = " ".join([*notes, _TIMELINE_NOTE])
     return Table("memory timeline", _TIMELINE_COLUMNS, rows, note, reason)
-
-
-def memory_series(spans: Spans, rank: int, points: int = 1_000) -> Table:
-    """Return the memory of one rank over time, thinned to about ``points`` per device.
-
-    The samples with the least and the most bytes of each interval stay, and so do the first and
-    the last of all: no peak is lost. The bytes are allocated ones, or reserved ones without those.
-
-    Raises:
-        ValueError: ``points`` is below 2.
-    """
-    if points < 2:
-        raise ValueError(f"points={points}: must be 2 or more")
-    notes: list[str] = []
-    found = _from_table(spans, notes) or _from_spans(spans)
-    rows: list[tuple[Cell, ...]] = []
-    for group in [each for each in found if each[0] == rank]:
-        samples = found[group].rows(_thinned(found[group], points))
-        sizes = (map(_known, each.tolist()) for each in (samples.allocated, samples.reserved))
-        rows += [(*group[1:], *each) for each in zip(samples.time.tolist(), *sizes, strict=True)]
-    reason = None if rows else " ".join([_NO_MEMORY, *notes])
-    return Table("memory series", _SERIES_COLUMNS, rows, " ".join(notes), reason)
 
 
 def lowest_by_step(
@@ -318,7 +285,7 @@ def _cells(samples: _Samples) -> tuple[Any, ...]:
     time, allocated, peak, reserved = (int(column[highest]) for column in samples[:4])
     known = samples.allocated[samples.allocated != _UNKNOWN].tolist()
     steps, lowest = _lowest_by_step(samples)
-    slope, low, high = growth(steps, lowest)
+    slopes = growth(steps, lowest)
     same_time = reserved >= allocated == peak != _UNKNOWN
     return (
         _known(peak),
@@ -327,30 +294,18 @@ def _cells(samples: _Samples) -> tuple[Any, ...]:
         reserved - allocated if same_time else None,
         known[0] if known else None,
         known[-1] if known else None,
-        slope,
-        low,
-        high,
+        *slopes,
         len(steps),
-        None if low is None or len(steps) < _FEWEST else "yes" if low > 0 else "no",
+        None if slopes[1] is None or len(steps) < _FEWEST else "yes" if slopes[1] > 0 else "no",
         int(np.count_nonzero(samples.recorded)),
     )
 
 
 def _lowest_by_step(samples: _Samples) -> tuple[Int64s, Int64s]:
-    """Return steps and the least bytes in each; steps without known bytes are left out."""
-    keep = np.flatnonzero((samples.step > 0) & (samples.main != _UNKNOWN))
-    order = keep[np.lexsort((samples.main[keep], samples.step[keep]))]
+    """Return steps with known bytes, and the least allocated, else reserved, bytes in each."""
+    is_known = samples.allocated != _UNKNOWN
+    used = samples.allocated if is_known.any() else samples.reserved
+    keep = np.flatnonzero((samples.step > 0) & (used != _UNKNOWN))
+    order = keep[np.lexsort((used[keep], samples.step[keep]))]
     first = order[group_starts(samples.step[order])]
-    return samples.step[first], samples.main[first]
-
-
-def _thinned(samples: _Samples, points: int) -> Int64s:
-    """Return which samples to keep: the least and the most of each interval, first and last."""
-    time = samples.time
-    if len(time) <= points:
-        return np.arange(len(time))
-    bucket = (time - time[0]) * (points // 2) // (int(time[-1] - time[0]) + 1)
-    order = np.lexsort((samples.main, bucket))
-    heads = group_starts(bucket[order])
-    tails = np.append(heads[1:], len(order)) - 1
-    return np.unique(np.concatenate([order[heads], order[tails], [0, len(time) - 1]]))
+    return samples.step[first], used[first]

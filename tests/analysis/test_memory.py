@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.memory import growth, memory, memory_series, memory_timeline
+from lightning_rlprof.analysis.memory import growth, memory, memory_timeline
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.records import Number
@@ -268,30 +268,6 @@ def test_it_abstains_without_memory() -> None:
     assert "This run has no memory data." in str(memory_timeline(with_memory(loaded([]))).abstained)
     damaged = replace(loaded([]), tables={"memory": broken})
     assert "memory.csv: is damaged" in str(memory_timeline(damaged).abstained)
-    assert "This run has no memory data." in str(memory_series(loaded([]), 0).abstained)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 50)), min_size=1, max_size=200),
-    st.integers(2, 40),
-)
-def test_a_series_is_thin_and_keeps_its_extremes(pairs: list[tuple[int, int]], points: int) -> None:
-    samples: list[Any] = [(0, 1, "CUDA", time, size, None) for time, size in pairs]
-    other: Sample = (1, 1, "CUDA", 3, 999, None)
-    table = memory_series(with_memory(loaded([]), *samples, other), 0, points)
-    held = [int(cell or 0) for cell in table.column("allocated")]
-    times = [int(cell or 0) for cell in table.column("time")]
-    sizes = [size for _, size in pairs]
-    assert len(held) <= max(points + 2, 2)
-    assert (min(held), max(held)) == (min(sizes), max(sizes))
-    assert times == sorted(times)
-    assert (times[0], times[-1]) == (min(pairs)[0], max(pairs)[0])
-
-
-def test_a_series_of_one_point_is_refused() -> None:
-    with pytest.raises(ValueError, match="points=1: must be 2 or more"):
-        memory_series(loaded([]), 0, 1)
 
 
 @settings(max_examples=examples(100), deadline=None)

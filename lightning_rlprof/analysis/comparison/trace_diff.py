@@ -13,7 +13,6 @@ from lightning_rlprof.analysis.operators.call_tree import (
     UNATTRIBUTED,
     CallTree,
     call_tree,
-    launched_work,
 )
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.stage_aliases import standard_stage
@@ -145,10 +144,10 @@ def _by_operator(a: Spans, b: Spans, remarks: list[str]) -> list[_Pieces] | str:
         step = calls.numbers("step")[tree.row]
         codes = tree.rank, tree.name, tree.self_ns(), stage[tree.row], step
         hosts.append(_Work(*codes, tree.names, stages))
-        found = launched_work(spans, calls, None, remarks)
-        if found is not None:
+        found = device_work(spans, None, remarks)
+        if found.tables:
             work = _device_work(spans, remarks)
-            devices.append(_of_callers(work, tree, tree.launching(found)))
+            devices.append(_of_callers(work, tree, tree.launching(found, calls)))
     if len(devices) == len(hosts):
         return [_Pieces(*pair) for pair in zip(devices, hosts, strict=True)]
     remarks.append("Times are of the host, because one of the runs has no kernels.")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.work import optional_numbers
 from lightning_rlprof.analysis.stages.partition import open_spans
 from lightning_rlprof.analysis.step_selection import CLOSED
 from lightning_rlprof.tables.arrays import Float64s, Int64s, group_sizes, group_starts
@@ -41,8 +42,8 @@ class _Samples(NamedTuple):
 
     def rows(self, at: Any) -> "_Samples":
         """Return some samples, by positions or a mask."""
-        rank, device, metric, time, value = self
-        return _Samples(rank[at], device[at], metric[at], time[at], value[at])
+        columns: tuple[Any, ...] = self
+        return _Samples(*(column[at] for column in columns))
 
 
 def device_counters(spans: Spans) -> Table:
@@ -57,15 +58,10 @@ def device_counters(spans: Spans) -> Table:
     notes: list[str] = []
     rows: list[tuple[Cell, ...]] = []
     for name in _TABLES:
-        table = spans.try_table(name, notes)
-        if table is None:
-            continue
-        samples, metrics = _samples(table, name, notes)
-        if len(samples.time):
-            rows += _rows(spans, samples, metrics)
+        if (table := spans.try_table(name, notes)) is not None:
+            rows += _rows(spans, *_samples(table, name, notes))
     if not rows:
-        reason = " ".join([_NO_COUNTERS, *notes])
-        return Table("device_counters", _COLUMNS, abstained=reason)
+        return Table("device_counters", _COLUMNS, abstained=" ".join([_NO_COUNTERS, *notes]))
     return Table("device_counters", _COLUMNS, rows, " ".join([*notes, _NOTE]))
 
 
@@ -75,12 +71,8 @@ def _samples(table: Table, name: str, notes: list[str]) -> tuple[_Samples, Seque
     keep = np.isfinite(value)
     if lost := int(np.count_nonzero(~keep)):
         notes.append(f"Left out of {name}: {lost} samples without a value.")
-    there = {column.name for column in table.columns}
     codes, metrics = table.texts("metric")
-    rank, device = (
-        table.numbers(each, _NONE) if each in there else np.full(len(value), _NONE)
-        for each in ("rank", "device")
-    )
+    rank, device = (optional_numbers(table, each, _NONE) for each in ("rank", "device"))
     return _Samples(rank, device, codes, table.numbers("time"), value).rows(keep), metrics
 
 
@@ -88,8 +80,8 @@ def _rows(spans: Spans, samples: _Samples, metrics: Sequence[str]) -> list[tuple
     """Summarize the counters of a table, ordered by metric, device and rank, the whole first."""
     ranks, rank = np.unique(samples.rank, return_inverse=True)
     devices, device = np.unique(samples.device, return_inverse=True)
-    by_name = np.argsort(np.argsort(np.array([*metrics, ""], dtype=object)))  # the last: no name
-    widths = (len(metrics) + 1, len(devices), len(ranks))
+    names, by_name = np.unique([*metrics, ""], return_inverse=True)  # the last: no name
+    widths = (len(names), len(devices), len(ranks))
     key = np.ravel_multi_index((by_name[samples.metric], device, rank), widths)
     order = np.lexsort((samples.time, key))
     samples, key = samples.rows(order), key[order]
@@ -99,16 +91,14 @@ def _rows(spans: Spans, samples: _Samples, metrics: Sequence[str]) -> list[tuple
     width = len(spans.names) + 1
     groups = np.concatenate([key * width, key[keep] * width + stage[keep] + 1])
     at = np.append(np.arange(len(key)), keep)
-    names = sorted([*metrics, ""])
     rows: list[tuple[Cell, ...]] = []
     for group, *cells in _summaries(groups, samples.value[at], weight[at]):
         whole, code = divmod(group, width)
-        metric, *place = (int(each) for each in np.unravel_index(whole, widths))
-        numbers = (ranks[place[1]].item(), devices[place[0]].item())
-        known = (None if each == _NONE else each for each in numbers)
-        rows.append(
-            (names[metric] or None, *known, spans.names[code - 1] if code else _ALL, *cells)
-        )
+        metric, at_device, at_rank = np.unravel_index(whole, widths)
+        numbers = (int(ranks[at_rank]), int(devices[at_device]))
+        place = (None if each == _NONE else each for each in numbers)
+        stage_name = spans.names[code - 1] if code else _ALL
+        rows.append((str(names[metric]) or None, *place, stage_name, *cells))
     return rows
 
 

@@ -1,11 +1,12 @@
 """The critical path of steps inside a rank: which host code, launches, kernels and copies."""
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.launch_queue import HostCalls, LaunchQueue, launch_queues
 from lightning_rlprof.analysis.device.wait_chain import (
     GAP,
     HOST,
@@ -14,12 +15,20 @@ from lightning_rlprof.analysis.device.wait_chain import (
     PathSegments,
     critical_paths,
 )
-from lightning_rlprof.analysis.device.work import OTHERS, no_work
+from lightning_rlprof.analysis.device.work import (
+    COPY,
+    NOT_RECORDED,
+    OTHERS,
+    device_work,
+    no_work,
+    optional_numbers,
+)
 from lightning_rlprof.analysis.stages.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.tables.arrays import Int64s, group_starts
+from lightning_rlprof.records.records import KINDS
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts
 from lightning_rlprof.tables.intervals import cells_of, covered_before, edges
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -31,6 +40,14 @@ _COLUMNS = (
     Column("on path", "share"),
     Column("count", "count"),
 )
+_WORK = ("kernel", "communication", "copy")  # by kind of work
+_WAITS = re.compile(
+    r"synchronize|(?:cuda|hip)(?:Memcpy(?:WithStream)?|Free(?:Host)?)$|aclrtMemcpy$", re.IGNORECASE
+)
+_DRIVER = "runtime"  # the kind of calls that may wait for a device
+_STREAM_WAIT = "stream waits for event"  # of Nsight Systems: the host does not wait in it
+_TRAINS = (KINDS.index("step"), KINDS.index("stage"))
+_READ = ("device", "stream", "start", "launch", "launch duration", "thread", "graph")
 _LONG = GAP - 1
 _PARTS = {HOST: "host", LAUNCH: "launch latency", GAP: "kernel gap", _LONG: "unattributed delay"}
 _NO_STEP = "No step that was profiled launched device work."
@@ -43,6 +60,46 @@ _Interval = tuple[int, int, int]
 """Start and end of a path, and the work that ends there, or `HOST`."""
 _Totals = defaultdict[tuple[str, str | None, str | None], Int64s]
 """By part, name and stage: time on the path, number of segments, and time of all its work."""
+
+
+class _HostCalls(NamedTuple):
+    """Calls of a host: ``name`` is an index into ``names``, ``waits`` those that wait for a device.
+
+    They wait by their names; whether the device was busy is not known.
+    """
+
+    start: Int64s
+    end: Int64s
+    name: Int64s
+    waits: Mask
+    names: Sequence[str]
+
+
+class _LaunchQueue(NamedTuple):
+    """Kernels and copies of one rank as columns of one length, and the calls of its host.
+
+    ``name`` and ``stage`` are indices into ``names``, part and name of each, and into ``stages``.
+    Streams are numbered over all devices.
+
+    Attributes:
+        queued: When the call that launched it had returned, or its start if that was earlier. In
+            a graph replay, except for its first work: when that call began. `NOT_RECORDED` if the
+            launch was not recorded.
+        launch: When that call began, or the start if it was not recorded.
+        waits: Starts and ends of calls in which the host waited, or may have waited, for a device.
+    """
+
+    start: Int64s
+    end: Int64s
+    stream: Int64s
+    queued: Int64s
+    name: Int64s
+    stage: Int64s
+    launch: Int64s
+    names: Sequence[tuple[str, str | None]]
+    stages: Sequence[str]
+    waits: tuple[Int64s, Int64s]
+    calls: _HostCalls
 
 
 def device_critical_path(
@@ -73,18 +130,16 @@ def device_critical_path(
     totals: _Totals = defaultdict(lambda: np.zeros(3, np.int64))
     steps_of_ranks: list[set[int]] = []
     without_calls = 0
-    for rank, queue in launch_queues(spans, ranks, notes):
+    for rank, queue in _launch_queues(spans, ranks, notes):
         if queue is None:
             without_calls += 1
             continue
         found = [*_step_intervals(spans, rank, queue)]
-        if found:
-            _add_paths(totals, spans, rank, queue, [interval for interval, _ in found])
+        _add_paths(totals, spans, rank, queue, [interval for interval, _ in found])
         steps_of_ranks.append({step for _, step in found})
     if not totals:
-        if without_calls or steps_of_ranks:
-            why = " ".join([_NO_CALLS if without_calls else _NO_STEP, *notes])
-        else:
+        why = " ".join([_NO_CALLS if without_calls else _NO_STEP, *notes])
+        if not without_calls and not steps_of_ranks:
             why = no_work(ranks, notes)
         return Table("device_critical_path", _COLUMNS, abstained=why)
     notes.insert(0, _summary([each for each in steps_of_ranks if each], totals))
@@ -108,7 +163,7 @@ def _summary(steps_of_ranks: Sequence[set[int]], totals: _Totals) -> str:
     return f"Critical path over {steps}{of}: {', '.join(shares)}."
 
 
-def _host_steps(spans: Spans, rank: int, queue: LaunchQueue) -> Iterator[tuple[int, int, int]]:
+def _host_steps(spans: Spans, rank: int, queue: _LaunchQueue) -> Iterator[tuple[int, int, int]]:
     """Yield start, end and row of the profiled parts of each step on the host.
 
     Without steps, row -1 is the whole recording.
@@ -130,7 +185,9 @@ def _host_steps(spans: Spans, rank: int, queue: LaunchQueue) -> Iterator[tuple[i
             yield max(low, int(start[at])), min(high, int(end[at])), int(rows[at])
 
 
-def _step_intervals(spans: Spans, rank: int, queue: LaunchQueue) -> Iterator[tuple[_Interval, int]]:
+def _step_intervals(
+    spans: Spans, rank: int, queue: _LaunchQueue
+) -> Iterator[tuple[_Interval, int]]:
     """Yield start and end of each step's path, what ends there, and the step.
 
     A step ends when its host and all that it launched have ended; the next begins no earlier.
@@ -149,7 +206,7 @@ def _step_intervals(spans: Spans, rank: int, queue: LaunchQueue) -> Iterator[tup
 
 
 def _add_paths(
-    totals: _Totals, spans: Spans, rank: int, queue: LaunchQueue, intervals: Sequence[_Interval]
+    totals: _Totals, spans: Spans, rank: int, queue: _LaunchQueue, intervals: Sequence[_Interval]
 ) -> None:
     """Add the critical paths of a rank to the totals."""
     columns = queue.start, queue.end, queue.stream, queue.queued
@@ -170,7 +227,7 @@ def _add_paths(
 
 
 def _add_work(
-    totals: _Totals, queue: LaunchQueue, path: PathSegments, intervals: Sequence[_Interval]
+    totals: _Totals, queue: _LaunchQueue, path: PathSegments, intervals: Sequence[_Interval]
 ) -> None:
     """Add kernels and copies, with the time of all work of their name and stage."""
     on_device = path.what >= 0
@@ -196,7 +253,7 @@ def _text(texts: Sequence[str], code: int) -> str | None:
 
 
 def _host_time(
-    spans: Spans, rank: int, calls: HostCalls, start: Int64s, end: Int64s
+    spans: Spans, rank: int, calls: _HostCalls, start: Int64s, end: Int64s
 ) -> Iterator[tuple[int, int, int, int]]:
     """Yield innermost call and stage in disjoint intervals, their time and number of segments.
 
@@ -244,3 +301,121 @@ def _rows(totals: _Totals, top: int | None) -> list[tuple[Cell, ...]]:
         total, count = (sum(each[at] for _, each in rest) for at in range(2))
         rows.append((None, OTHERS, None, total / whole, total, None, count))
     return rows
+
+
+def _launch_queues(
+    spans: Spans, ranks: Collection[int] | None, notes: list[str]
+) -> Iterator[tuple[int, _LaunchQueue | None]]:
+    """Yield each rank that has device work, and what it launched; None without calls of its host.
+
+    A reason is added to the notes for each table that could not be read.
+    """
+    work = device_work(spans, ranks, notes)
+    if not work.tables:
+        return
+    codes, texts = work.named
+    parts = (_WORK[kind] for kind in work.name_kinds.tolist())
+    names = [*zip(parts, (*texts, None), strict=True)]
+    stage, stages = work.stages()
+    columns = {name: work.numbers(name) for name in _READ}
+    columns |= {"duration": work.duration, "stage": stage}
+    columns["name"] = np.where(codes < 0, len(texts), codes)
+    hosts = []
+    if (calls := spans.try_table("calls", notes)) is not None:
+        hosts.append(_CallTable(calls, "name", lambda name: _WAITS.search(name) is not None))
+    if (waits := spans.try_table("sync", notes)) is not None:  # Nsight Systems and Ascend
+        hosts.append(_CallTable(waits, "kind", lambda kind: kind != _STREAM_WAIT))
+    some = np.flatnonzero(work.duration)
+    for rank, rows in _rows_by_rank(work.rank[some]).items():
+        own = {name: column[some[rows]] for name, column in columns.items()}
+        threads = _launching_threads(spans, rank, own["thread"])
+        found = next(filter(None, (host.on(rank, threads) for host in hosts)), None)
+        yield rank, None if found is None else _queue_of(own, found, names, stages)
+
+
+class _CallTable:
+    """The host calls of a table, by rank and thread; ``waits`` tells those that wait by name."""
+
+    def __init__(self, table: Table, named: str, waits: Callable[[str], bool]) -> None:
+        start, (name, names) = table.numbers("start"), table.texts(named)
+        waiting = np.array([*map(waits, names), False])[name]
+        if named != "kind":
+            kind, kinds = table.texts("kind")
+            waiting &= np.array([*(each == _DRIVER for each in kinds), False])[kind]
+        self._calls = _HostCalls(start, start + table.numbers("duration"), name, waiting, names)
+        self._thread = optional_numbers(table, "thread")
+        self._rows = _rows_by_rank(table.numbers("rank"))
+
+    def on(self, rank: int, threads: Sequence[int]) -> _HostCalls | None:
+        """Return the calls of a rank, those of some threads if their threads are known."""
+        if rank not in self._rows:
+            return None
+        rows = self._rows[rank]
+        on_threads = np.isin(self._thread[rows], threads)
+        if on_threads.any():
+            rows = rows[on_threads]
+        start, end, name, waits, names = self._calls
+        return _HostCalls(start[rows], end[rows], name[rows], waits[rows], names)
+
+
+def _queue_of(
+    own: dict[str, Int64s],
+    calls: _HostCalls,
+    names: Sequence[tuple[str, str | None]],
+    stages: Sequence[str],
+) -> _LaunchQueue:
+    start, launch = own["start"], own["launch"]
+    end, known = start + own["duration"], launch != NOT_RECORDED
+    returned = launch + np.maximum(own["launch duration"], 0)
+    # The host waits for a copy to itself that ends before the call that launched it. Other work
+    # can also end before its call does, but the host does not wait for it.
+    fetches = [part == _WORK[COPY] and str(name).endswith("toH") for part, name in names]
+    rows = known & np.array(fetches)[own["name"]] & (end <= returned)
+    waits = (
+        np.append(calls.start[calls.waits], launch[rows]),
+        np.append(calls.end[calls.waits], returned[rows]),
+    )
+    device, stream = (np.unique(own[name], return_inverse=True)[1] for name in ("device", "stream"))
+    queued = np.where(_after_first_in_replay(own), launch, np.minimum(returned, start))
+    return _LaunchQueue(
+        start,
+        end,
+        stream + device * (int(stream.max()) + 1),
+        np.where(known, queued, NOT_RECORDED),
+        own["name"],
+        own["stage"],
+        np.where(known, launch, start),
+        names,
+        stages,
+        waits,
+        calls,
+    )
+
+
+def _after_first_in_replay(own: dict[str, Int64s]) -> Mask:
+    """Return which rows belong to a graph replay and are not the first one there.
+
+    Copies have no graph number: a copy launched at once with a kernel of a graph belongs to it.
+    """
+    graph, launch, start = (own[name] for name in ("graph", "launch", "start"))
+    order = np.lexsort((start, launch))
+    is_first = differs(launch[order])
+    replays = np.maximum.reduceat((graph != NOT_RECORDED)[order], np.flatnonzero(is_first))
+    later = np.zeros(len(order), bool)
+    later[order] = ~is_first & replays[np.cumsum(is_first) - 1]
+    later &= launch != NOT_RECORDED
+    return later
+
+
+def _rows_by_rank(rank: Int64s) -> dict[int, Int64s]:
+    order = np.argsort(rank, kind="stable")
+    starts = group_starts(rank[order])
+    return dict(zip(rank[order[starts]].tolist(), np.split(order, starts[1:]), strict=False))
+
+
+def _launching_threads(spans: Spans, rank: int, launching: Int64s) -> list[int]:
+    """Return the threads that launch device work, have steps or have stages."""
+    rows = spans.rows(rank=rank)
+    trains = np.unique(spans.thread[rows[np.isin(spans.kind[rows], _TRAINS)]]).tolist()
+    known = np.unique(launching[launching != NOT_RECORDED]).tolist()
+    return [*known, *(spans.threads[at].ident for at in trains)]

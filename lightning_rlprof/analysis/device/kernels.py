@@ -67,30 +67,29 @@ def kernels(spans: Spans, *, top: int | None = None, ranks: Collection[int] | No
 def _rows(work: DeviceWork, row: Int64s, heads: list[tuple[Cell, Cell]]) -> list[tuple[Cell, ...]]:
     """Return a row per head; ``row`` is the one that each kernel or copy counts to."""
     found, whole = summarize(row, work.duration), int(work.duration.sum())
-    stage, in_stage = _main_stages(work, row, len(heads))
+    main = _main_stages(work, row)
     width = int(work.rank.max()) + 1
     ranks = np.bincount(np.unique(row * width + work.rank) // width)
     mean = np.bincount(row, work.duration) / found.count
     variance = np.bincount(row, (work.duration - mean[row]) ** 2) / found.count
     std = np.rint(np.sqrt(variance)).astype(int)
     columns = (found.total, found.count, found.mean, found.p50, found.p95, found.max, std)
+    cells = zip(*(column.tolist() for column in columns), strict=True)
     rows: list[tuple[Cell, ...]] = []
-    for at, head in enumerate(heads):
-        total, *others = (int(column[at]) for column in columns)
+    for at, (head, (total, *others)) in enumerate(zip(heads, cells, strict=True)):
         share = total / whole if whole else None
-        part = int(in_stage[at]) / total if stage[at] is not None and total else None
-        rows.append((*head, share, total, *others, stage[at], part, int(ranks[at])))
+        stage, in_stage = main.get(at, (None, 0))
+        part = in_stage / total if stage is not None and total else None
+        rows.append((*head, share, total, *others, stage, part, int(ranks[at])))
     return rows
 
 
-def _main_stages(work: DeviceWork, row: Int64s, count: int) -> tuple[list[str | None], Int64s]:
-    """Return for each row the stage with most of its time, None if unknown, and that time."""
+def _main_stages(work: DeviceWork, row: Int64s) -> dict[int, tuple[str, int]]:
+    """Return for each row the stage with most of its time, if known, and that time."""
     stage, names = work.stages()
     keep = stage >= 0
     width = max(len(names), 1)
     found = summarize(row[keep] * width + stage[keep], work.duration[keep])
     order = np.argsort(found.total, kind="stable")  # the longest one is written last
-    main, ns = np.full(count, -1), np.zeros(count, np.int64)
-    main[found.group[order] // width] = found.group[order] % width
-    ns[found.group[order] // width] = found.total[order]
-    return [names[code] if code >= 0 else None for code in main.tolist()], ns
+    pairs = zip(found.group[order].tolist(), found.total[order].tolist(), strict=True)
+    return {key // width: (names[key % width], ns) for key, ns in pairs}

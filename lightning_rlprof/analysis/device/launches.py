@@ -101,7 +101,9 @@ def _rows(spans: Spans, work: DeviceWork, notes: list[str]) -> list[tuple[Cell, 
         notes.append(f"{text}; they count to no delay and no queue.")
     sound = first[~wrong]
     launched, kernels = (Counter(each.tolist()) for each in (keys[first], keys))
-    times = (*_api_times(own, keys, first), *_delays(own, keys, sound))
+    api = first[own.call[first] != NOT_RECORDED]
+    found = summarize(keys[api], own.call[api])
+    times = _by_key(found.group, found.total, found.p50, found.p95) + _delays(own, keys, sound)
     queues = _queues(spans, streams[0], stream[sound], own.launch[sound], own.start[sound])
     rows: list[tuple[Cell, ...]] = []
     for key in sorted(kernels, key=lambda key: (key // len(titles), -launched[key], key)):
@@ -116,8 +118,7 @@ def _titles(spans: Spans, work: _Launched, notes: list[str]) -> tuple[list[str],
     """Return titles of calls, and for each row that of its launch: the call's name if known."""
     title = np.where(work.is_copy, 2, np.where(work.graph != NOT_RECORDED, 1, 0))
     names: Sequence[str] = ()
-    table = spans.try_table("calls", notes)
-    if table is not None:
+    if (table := spans.try_table("calls", notes)) is not None:
         code, names = table.texts("name")
         call = np.append(code, -1)[launch_calls(table, work.rank, work.launch, work.call)]
         title = np.where(call < 0, title, call + len(_TITLES))
@@ -142,13 +143,6 @@ def _first(work: _Launched, stream: Int64s) -> Int64s:
     return np.sort(np.append(alone, many[differs(stream[many], work.graph[many])]))
 
 
-def _api_times(work: _Launched, keys: Int64s, first: Int64s) -> list[dict[int, int]]:
-    """Return total, p50 and p95 of the calls' durations by key."""
-    rows = first[work.call[first] != NOT_RECORDED]
-    found = summarize(keys[rows], work.call[rows])
-    return [_by_key(found.group, each) for each in (found.total, found.p50, found.p95)]
-
-
 def _delays(work: _Launched, keys: Int64s, rows: Int64s) -> list[dict[int, int]]:
     """Return p50, p95 and maximum of delays, outliers, and kernels shorter than launch, by key."""
     keys, delay = keys[rows], work.start[rows] - work.launch[rows]
@@ -161,13 +155,12 @@ def _delays(work: _Launched, keys: Int64s, rows: Int64s) -> list[dict[int, int]]
     call = work.call[rows]
     is_kernel = (call != NOT_RECORDED) & (work.graph[rows] == NOT_RECORDED) & ~work.is_copy[rows]
     shorter = summarize(keys[is_kernel], (work.duration[rows] < call)[is_kernel].astype(np.int64))
-    columns = (found.p50, found.p95, found.max, outliers.astype(np.int64))
-    delays = [_by_key(found.group, column) for column in columns]
-    return [*delays, _by_key(shorter.group, shorter.total)]
+    delays = _by_key(found.group, found.p50, found.p95, found.max, outliers.astype(np.int64))
+    return delays + _by_key(shorter.group, shorter.total)
 
 
-def _by_key(keys: Int64s, values: Int64s) -> dict[int, int]:
-    return dict(zip(keys.tolist(), values.tolist(), strict=True))
+def _by_key(keys: Int64s, *columns: Int64s) -> list[dict[int, int]]:
+    return [dict(zip(keys.tolist(), column.tolist(), strict=True)) for column in columns]
 
 
 def _queues(
@@ -175,12 +168,7 @@ def _queues(
 ) -> dict[int, tuple[Cell, ...]]:
     """Return maximum and mean depth of each stream's queue, and shares of time empty and full.
 
-    Args:
-        spans: The run.
-        ranks: Rank of each stream, ascending.
-        stream: Stream of each launch.
-        launch: When each was launched.
-        start: When it started on the device.
+    Stream, launch and start are those of each launch; ``ranks`` of each stream, ascending.
     """
     streams, times = np.tile(stream, 2), np.append(launch, start)
     order = np.lexsort((times, streams))

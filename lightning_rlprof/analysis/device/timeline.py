@@ -145,8 +145,7 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
     if not copies:
         notes.append(_NO_COPIES)
     lanes = _lanes(spans, work, stage)
-    absent = len(set(spans.ranks) - {lane.rank for lane in lanes})
-    if absent:
+    if absent := len(set(spans.ranks) - {lane.rank for lane in lanes}):
         notes.append(f"{absent} ranks have no device work, so they have no row.")
     return DeviceTimeline(lanes, stages, copies, notes)
 
@@ -191,6 +190,7 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
     rank, device = work.rank[order], device[order]
     columns = (start, start + work.duration, work.kind, stage, launch, graph)
     every = LaneWork(*(column[order] for column in columns))
+    hidden = work.hidden_in_graphs
     lanes: list[Lane] = []
     for each, of_rank in _runs(rank):
         own = LaneWork(*(column[of_rank] for column in every))
@@ -198,9 +198,7 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
         rows = spans.rows(rank=each)
         first = int(np.concatenate([spans.start_ns[rows], own.start_ns, own.launch_ns]).min())
         last = int(np.append(spans.end_ns[rows], own.end_ns).max())
-        profiled = _EMPTY, _EMPTY
-        if not work.hidden_in_graphs:
-            profiled = _profiled(spans, each, own, first, last)
+        profiled = (_EMPTY, _EMPTY) if hidden else _profiled(spans, each, own, first, last)
         for number, of_device in _runs(device[of_rank]):
             on_device = LaneWork(*(column[of_device] for column in own))
             name = None if number == NOT_RECORDED else number

@@ -64,6 +64,8 @@ _OVERLAP_NOTE = (
 
 _Intervals = tuple[Int64s, Int64s, Int64s]
 """Start, end and kind or key of intervals."""
+_Keys = Sequence[tuple[str | None, str | None]]
+"""Operation and group of each key."""
 
 
 def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
@@ -96,14 +98,11 @@ def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
         return Table(name, columns, abstained=no_work(None, timeline.notes))
     sums = [_sums_by_stage(lane, len(timeline.stages)) for lane in timeline.lanes]
     whole: Int64s = np.sum(sums, axis=0)
-    rows: list[tuple[Cell, ...]] = []
-    if per_rank:
-        for lane, own in zip(timeline.lanes, sums, strict=True):
-            rows += [(lane.rank, lane.device, *row) for row in _stage_rows(own, timeline)]
-        rows.append((None, None, _TOTAL, *_breakdown_cells(whole.sum(axis=0), timeline)))
-    else:
-        rows += [*_stage_rows(whole, timeline)]
-        rows.append((_TOTAL, *_breakdown_cells(whole.sum(axis=0), timeline)))
+    places: list[tuple[Cell, ...]] = [(lane.rank, lane.device) for lane in timeline.lanes]
+    pairs = zip(places, sums, strict=True) if per_rank else [((), whole)]
+    rows = [(*place, *row) for place, own in pairs for row in _stage_rows(own, timeline)]
+    total = _breakdown_cells(whole.sum(axis=0), timeline)
+    rows.append((*(None, None) * per_rank, _TOTAL, *total))
     return Table(name, columns, rows, " ".join(timeline.notes))
 
 
@@ -258,9 +257,7 @@ def overlap_of(spans: Spans, timeline: DeviceTimeline) -> Table:
     return Table("overlap", _OVERLAP_COLUMNS, rows, " ".join([*notes, *more]))
 
 
-def _collectives(
-    table: Table, lane: Lane
-) -> tuple[_Intervals, Sequence[tuple[str | None, str | None]]]:
+def _collectives(table: Table, lane: Lane) -> tuple[_Intervals, _Keys]:
     """Return the collectives of one device by key, and the operation and group of each key."""
     operation, operations = table.texts("operation")
     group, groups = table.texts("group")
@@ -272,11 +269,9 @@ def _collectives(
     return (start, start + duration, key), keys
 
 
-def _overlap_rows(
-    lane: Lane, communication: _Intervals, keys: Sequence[tuple[str | None, str | None]]
-) -> Iterator[tuple[Cell, ...]]:
+def _overlap_rows(lane: Lane, calls: _Intervals, keys: _Keys) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per key that occurs, most exposed first."""
-    start, end, key = communication
+    start, end, key = calls
     zero = int(min(lane.start_ns, start.min(initial=lane.start_ns)))
     owner, first, last = unions(key, start - zero, end - zero)
     is_compute = lane.work.kind == COMPUTE

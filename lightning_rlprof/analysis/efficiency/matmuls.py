@@ -13,6 +13,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork, device_work
 from lightning_rlprof.analysis.efficiency.peak_flops import bandwidth_of, peak_of
+from lightning_rlprof.analysis.operators.call_tree import thread_lanes
 from lightning_rlprof.errors import NOT_JSON
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import NONE, innermost
@@ -47,6 +48,10 @@ _CACHED = "Rows above peak memory bandwidth hit the cache; their % of bandwidth 
 _Row = tuple[Cell, ...]
 _Kind = tuple[str, str, str | None, str | None]
 """Operator, dims, types and values of a call."""
+_Timed = tuple[_Kind, int, int, int]
+"""Kind of calls, their time, their number, and that of calls whose time is known."""
+_Peaks = tuple[float | None, float | None]
+"""TFLOP/s and GB/s."""
 _Dims = list[list[int]]
 _SIZES = {
     **dict.fromkeys(("float", "c10::complex<c10::Half>", "int", "unsigned int"), 4),
@@ -57,15 +62,6 @@ _SIZES = {
     **dict.fromkeys(("c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), 1),
 }
 _MOST, _LARGEST = 2**59, 2**40  # bytes stay below 64 bits
-
-
-class _Calls(NamedTuple):
-    """Calls: index into ``kinds``, duration of each, whether it is known, and distinct kinds."""
-
-    kind: Int64s
-    duration: Int64s
-    timed: Mask
-    kinds: Sequence[_Kind]
 
 
 def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -83,23 +79,23 @@ def matmuls(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     notes: list[str] = []
     work = device_work(spans, ranks, notes)
     calls = _read_calls(spans, work, notes)
-    if calls is None:
+    if not calls:
         of = "This run has" if ranks is None else f"Ranks {sorted(ranks)} have"
         return Table("matmuls", _COLUMNS, abstained=" ".join([_NO_SHAPES.format(of), *notes]))
     whole = int(work.duration.sum()) if work.kernel_count else None  # copies are no matmul's time
-    peak, bandwidth = _peaks(spans, ranks, notes) if whole else (None, None)
+    peaks = _peaks(spans, ranks, notes) if whole else (None, None)
     if not whole:
         notes.append(_HOST)
-    rows = sorted(_rows(calls, whole, peak, bandwidth, notes), key=lambda row: -int(row[4] or 0))
+    rows = sorted(_rows(calls, whole, peaks, notes), key=lambda row: -int(row[4] or 0))
     note = " ".join(dict.fromkeys(notes))
     return Table("matmuls", _COLUMNS, [*rows, _sum(rows, whole)], note)
 
 
-def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> _Calls | None:
-    """Return the calls with known shapes, None without."""
+def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed]:
+    """Return the calls with known shapes by kind."""
     table = spans.try_table("shapes", notes)
     if table is None:
-        return None
+        return []
     rank, ranks = table.numbers("rank"), work.ranks
     rows = np.flatnonzero(np.ones_like(rank) if ranks is None else np.isin(rank, list(ranks)))
     columns = [table.texts(name) for name in ("operator", "dims", "types", "values")]
@@ -117,7 +113,10 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> _Calls | No
         duration, timed = _kernel_time(work, rank[rows], thread, start, start + duration)
     if untimed := len(rows) - np.count_nonzero(timed):
         notes.append(_UNTIMED.format(untimed))
-    return _Calls(kind, duration, timed, kinds) if len(rows) else None
+    time = np.zeros(len(kinds), np.int64)
+    np.add.at(time, kind, duration)
+    counts = (np.bincount(each, minlength=len(kinds)) for each in (kind, kind[timed]))
+    return [*zip(kinds, time.tolist(), *(each.tolist() for each in counts), strict=True)]
 
 
 def _kernel_time(
@@ -127,20 +126,16 @@ def _kernel_time(
     kernels = slice(work.kernel_count)
     kernel_thread, launch = (work.numbers(name)[kernels] for name in ("thread", "launch"))
     threads = np.unique(thread)
-    lane = rank * len(threads) + np.searchsorted(threads, thread)
-    at = np.searchsorted(threads, kernel_thread)
-    known = np.append(threads, NOT_RECORDED)[at] == kernel_thread
-    known &= (kernel_thread != NOT_RECORDED) & (launch != NOT_RECORDED)
-    kernel_lane = np.where(known, work.rank[kernels] * len(threads) + at, NONE)
+    lane = thread_lanes(threads, rank, thread)
+    kernel_lane = thread_lanes(threads, work.rank[kernels], kernel_thread)
+    kernel_lane[launch == NOT_RECORDED] = NONE
     call = innermost(lane, start, end, kernel_lane, launch)
     found = np.zeros(len(start), np.int64)
     np.add.at(found, call[call >= 0], work.duration[kernels][call >= 0])
     return found, np.bincount(call[call >= 0], minlength=len(start)) > 0
 
 
-def _peaks(
-    spans: Spans, ranks: Collection[int] | None, notes: list[str]
-) -> tuple[float | None, float | None]:
+def _peaks(spans: Spans, ranks: Collection[int] | None, notes: list[str]) -> _Peaks:
     """Return TFLOP/s and GB/s of the devices, each if it is known and the same on all ranks."""
     heads = spans.headers.items()
     devices = {head.hardware for rank, head in heads if ranks is None or rank in ranks}
@@ -153,18 +148,11 @@ def _peaks(
 
 
 def _rows(
-    calls: _Calls,
-    whole: int | None,
-    peak: float | None,
-    bandwidth: float | None,
-    notes: list[str],
+    calls: list[_Timed], whole: int | None, peaks: _Peaks, notes: list[str]
 ) -> Iterator[_Row]:
     """Yield a row per kind of call; ``whole`` is the time of all kernels and copies."""
-    sums = np.zeros((3, len(calls.kinds)), np.int64)
-    columns = (calls.duration, np.ones_like(calls.duration), calls.timed)
-    for total, values in zip(sums, columns, strict=True):
-        np.add.at(total, calls.kind, values)
-    for kind, time, count, timed in zip(calls.kinds, *sums.tolist(), strict=True):
+    peak, bandwidth = peaks
+    for kind, time, count, timed in calls:
         work = work_of(*kind) or Work(None, None, kind[1], "")
         tflops = _rate(work.flops, timed, time, 1_000)
         of_peak = _ratio(tflops, peak if work.type in HALF else None)
@@ -296,44 +284,40 @@ def work_of(operator: str, dims: str, types: str | None, values: str | None) -> 
         Work(flops=128, moved=224, text='4x8 @ 8x2', type='float')
     """
     formula = FORMULAS.get(operator)
-    matrices = None if formula is None else _inputs(dims, formula.inputs)
-    if formula is None or matrices is None:
+    if formula is None:
         return None
-    found = formula.cost(matrices, _flag(values, formula.causal))
+    inputs = formula.inputs
+    matrices = _list(dims)[inputs]
+    if len(matrices) < inputs.stop - inputs.start or not all(map(_is_shape, matrices)):
+        return None
+    flag = "" if formula.causal is None else _at(_list(values), formula.causal)
+    found = formula.cost(matrices, {"True": True, "False": False}.get(flag))
     if found is None or max(found[0] or 0, found[1]) > _MOST:
         return None
-    kind = _at(_read(types, list[Any]), formula.inputs.start)
-    kind = kind if isinstance(kind, str) else ""
+    kind = _at(_list(types), inputs.start)
     size = _SIZES.get(kind)
-    text = (" @ " if formula.causal is None else ", ").join(
-        "x".join(map(str, each)) for each in matrices
-    )
+    shapes = ("x".join(map(str, each)) for each in matrices)
+    text = (" @ " if formula.causal is None else ", ").join(shapes)
     return Work(found[0], None if size is None else found[1] * size, text, kind)
 
 
-def _inputs(dims: str, place: slice) -> _Dims | None:
-    """Return the shapes of the matrices among a call's inputs, None if one is impossible."""
-    shapes = _read(dims, list[list[Any]])
-    matrices: Any = [] if shapes is None else shapes[place]
-    sizes = [size for each in matrices for size in each]
-    sound = all(type(size) is int and 0 < size < _LARGEST for size in sizes)
-    return matrices if sound and len(matrices) == place.stop - place.start else None
-
-
-def _flag(values: str | None, place: int | None) -> bool | None:
-    """Return a boolean among a call's arguments, None if it was not recorded."""
-    if place is None:
-        return None
-    value = _at(_read(values, list[Any]), place)
-    return {"True": True, "False": False}.get(value) if isinstance(value, str) else None
-
-
-def _at(values: Sequence[Any] | None, place: int) -> Any:
-    return values[place] if values is not None and place < len(values) else None
-
-
-def _read(text: str | None, kind: Any) -> Any:
+def _list(text: str | None) -> list[Any]:
+    """Return what a JSON list contains, nothing if the text is none."""
     try:
-        return None if text is None else msgspec.json.decode(text, type=kind)
+        found: list[Any] = msgspec.json.decode(text or "[]", type=list[Any])
     except NOT_JSON:
-        return None
+        return []
+    return found
+
+
+def _is_shape(sizes: Any) -> bool:
+    """Return whether this is a possible shape of a matrix."""
+    return isinstance(sizes, list) and all(
+        type(size) is int and 0 < size < _LARGEST for size in sizes
+    )
+
+
+def _at(values: list[Any], place: int) -> str:
+    """Return the text at a place, "" if there is none."""
+    found = values[place] if place < len(values) else ""
+    return found if isinstance(found, str) else ""

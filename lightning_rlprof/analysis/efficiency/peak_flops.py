@@ -47,9 +47,7 @@ DEVICES = (
     Peak("Tesla V100-PCIE-(16|32)GB", 112.0, 900, "NVIDIA V100 data sheet (FP16)"),
     Peak("Tesla V100S-PCIE-32GB", 130.0, 1134, "NVIDIA V100 data sheet, V100S (FP16)"),
     Peak("NVIDIA GeForce RTX 4090", 165.2, 1008, "NVIDIA Ada GPU architecture, appendix A"),
-    Peak(
-        "NVIDIA GeForce RTX 5090", 209.5, 1792, "NVIDIA RTX Blackwell GPU architecture, appendix A"
-    ),
+    Peak("NVIDIA GeForce RTX 5090", 209.5, 1792, "NVIDIA RTX Blackwell architecture, appendix A"),
     # torch sees each of the two dies of an MI250X as a device.
     Peak("AMD Instinct MI250X", 191.5, 1638, "AMD Instinct MI250X data sheet, half of 383"),
     Peak("AMD Instinct MI300X( OAM)?", 1307.4, 5300, "AMD Instinct MI300X data sheet"),

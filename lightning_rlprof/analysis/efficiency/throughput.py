@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.intervals import unions
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Counter, Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 ABOVE_PEAK = "MFU above 100%"
@@ -89,13 +89,19 @@ def throughput(
         step = containing_step(spans, steps, stages, spans.rank)
         no_steps = ~np.isin(spans.rank[stages], spans.rank[steps])  # such as a rollout role
         stages = stages[no_steps | ((step >= 0) & choice.mask[step])]
-    work = {name: _work_by_stage(spans, name, stages) for name in _COUNTERS}
-    if not any(work.values()):
+    counters = {name: spans.amounts(name) for name in _COUNTERS}
+    of_stages = []
+    for code in np.unique(spans.name[stages]).tolist():
+        work = _work_of_stage(spans, stages[spans.name[stages] == code], counters)
+        if any(work.values()):
+            longest = max(_sum(work[name], work[name]).ns for name in _COUNTERS)
+            of_stages.append((longest, _stage_rows(spans.names[code], work, given)))
+    if not of_stages:
         return Table("throughput", _COLUMNS, abstained=_NO_COUNTS)
-    work[_UNCOUNTED] = _uncounted(spans, stages, work["tokens"])
-    rows = _rows(spans, work, given)
-    notes = filter(None, [choice.note, *_mfu_notes(spans, rows, given), _NOTE])
-    kept = [(*row[:_MFU], None, *row[_MFU + 1 :]) if _above_peak(row) else row for row in rows]
+    of_stages.sort(key=lambda each: -each[0])
+    found = [row for _, rows in of_stages for row in rows]
+    notes = filter(None, [choice.note, *_mfu_notes(spans, found, given), _NOTE])
+    kept = [(*row[:_MFU], None, *row[_MFU + 1 :]) if _above_peak(row) else row for row in found]
     return Table("throughput", _COLUMNS, kept, " ".join(notes))
 
 
@@ -110,16 +116,15 @@ def _check(spans: Spans, **given: float | PerStage | None) -> None:
                 raise RlprofError(f"{option} {number}: must be above 0 and below 1e18")
 
 
-def _work_by_stage(spans: Spans, counter: str, stages: Int64s) -> dict[int, Work]:
-    """Return per stage and rank the sum of a counter, and how long its spans were open."""
-    rows, amounts = spans.amounts(counter)
-    keep = np.isin(rows, stages)
-    rows, amounts = rows[keep], amounts[keep]
-    names = spans.name[rows]
-    return {
-        code: _by_rank(spans, rows[names == code], amounts[names == code])
-        for code in np.unique(names).tolist()
-    }
+def _work_of_stage(spans: Spans, stage: Int64s, counters: Mapping[str, Counter]) -> dict[str, Work]:
+    """Return each counter of a stage, and the ranks that ran it without counting tokens."""
+    work = {}
+    for name, (rows, amounts) in counters.items():
+        own = np.isin(rows, stage)
+        work[name] = _by_rank(spans, rows[own], amounts[own])
+    others = stage[~np.isin(spans.rank[stage], list(work["tokens"]))]
+    work[_UNCOUNTED] = _by_rank(spans, others, np.zeros(len(others))) if work["tokens"] else {}
+    return work
 
 
 def _by_rank(spans: Spans, rows: Int64s, amounts: Float64s) -> Work:
@@ -130,16 +135,6 @@ def _by_rank(spans: Spans, rows: Int64s, amounts: Float64s) -> Work:
     ns = np.zeros(len(ranks), np.int64)
     np.add.at(ns, owner, last - first)
     return dict(zip(ranks.tolist(), zip(total, ns.tolist(), strict=True), strict=True))
-
-
-def _uncounted(spans: Spans, stages: Int64s, tokens: Mapping[int, Work]) -> dict[int, Work]:
-    """Return per stage the ranks that ran it without counting tokens, and for how long."""
-    found = {}
-    for code, work in tokens.items():
-        rows = stages[spans.name[stages] == code]
-        rows = rows[~np.isin(spans.rank[rows], list(work))]
-        found[code] = _by_rank(spans, rows, np.zeros(len(rows)))
-    return found
 
 
 class _Sum(NamedTuple):
@@ -163,19 +158,6 @@ class _Sum(NamedTuple):
 def _sum(work: Work, ranks: Iterable[int]) -> _Sum:
     own = [work[rank] for rank in ranks if rank in work]
     return _Sum(sum(amount for amount, _ in own), sum(ns for _, ns in own), len(own))
-
-
-def _rows(
-    spans: Spans, work: Mapping[str, Mapping[int, Work]], given: _Given
-) -> list[tuple[Cell, ...]]:
-    """Return the rows of all stages, the longest stage first."""
-    found = []
-    for code in sorted({code for name in _COUNTERS for code in work[name]}):
-        of_stage = {name: own.get(code, {}) for name, own in work.items()}
-        longest = max(_sum(of_stage[name], of_stage[name]).ns for name in _COUNTERS)
-        found.append((longest, _stage_rows(spans.names[code], of_stage, given)))
-    found.sort(key=lambda each: -each[0])
-    return [row for _, rows in found for row in rows]
 
 
 def _stage_rows(stage: str, work: Mapping[str, Work], given: _Given) -> list[tuple[Cell, ...]]:
@@ -220,8 +202,7 @@ def _flops(stage: str, work: Mapping[str, Work], given: _Given) -> tuple[str, Wo
     if size is None or kind is None:
         return "", {}
     label = "6N estimate" if kind == "training" else "2N estimate"
-    flops = _times(tokens, token_flops(size, kind)) | work[_UNCOUNTED] if tokens else {}
-    return label, flops
+    return label, _times(tokens, token_flops(size, kind)) | work[_UNCOUNTED]
 
 
 def _times(work: Work, factor: float) -> Work:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work
+from lightning_rlprof.analysis.device.work import NOT_RECORDED, DeviceWork
 from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.interval_nesting import (
     NONE,
@@ -17,7 +17,6 @@ from lightning_rlprof.tables.interval_nesting import (
     holding,
     open_at,
 )
-from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
 UNATTRIBUTED = "unattributed"
@@ -40,15 +39,6 @@ class Paths(NamedTuple):
     name: Int64s
 
 
-class LaunchedWork(NamedTuple):
-    """Kernels and copies, and what is known of their launches, else `NOT_RECORDED`."""
-
-    rank: Int64s
-    thread: Int64s
-    launch_ns: Int64s
-    duration_ns: Int64s
-
-
 @dataclass(frozen=True, eq=False)
 class CallTree:
     """Calls of one kind by rank, thread and start, outer ones first.
@@ -57,7 +47,7 @@ class CallTree:
         names: Distinct names; ``name`` contains indices into it.
         row: Row of the table.
         threads: Distinct identities of threads, ascending.
-        lane: One number per thread of a rank, see `lane_of`.
+        lane: One number per thread of a rank, see `thread_lanes`.
         id: Its number in its rank.
         forward: For a backward operator the number of its forward operator, else `NONE`.
         around: Index of the innermost call that it is nested in, `NONE` at the top.
@@ -75,20 +65,18 @@ class CallTree:
     forward: Int64s
     around: Int64s
 
-    def lane_of(self, rank: Int64s, thread: Int64s) -> Int64s:
-        """Return the lane of threads of ranks, `NONE` for threads without calls."""
-        at = np.searchsorted(self.threads, thread)
-        there = np.append(self.threads, NOT_RECORDED)[at] == thread
-        return np.where(there & (thread != NOT_RECORDED), rank * len(self.threads) + at, NONE)
-
     def at(self, lane: Int64s, time_ns: Int64s) -> Int64s:
         """Return the innermost call open on each lane at a moment, else `NONE`."""
         return open_at(self.lane, self.start_ns, self.end_ns, self._holder, lane, time_ns)
 
-    def launching(self, work: LaunchedWork) -> Int64s:
-        """Return the innermost call open on its thread when each kernel or copy was launched."""
-        lane = self.lane_of(work.rank, work.thread)
-        return self.at(np.where(work.launch_ns == NOT_RECORDED, NONE, lane), work.launch_ns)
+    def launching(self, work: DeviceWork, calls: Table) -> Int64s:
+        """Return the innermost call open on its thread when each kernel or copy was launched.
+
+        Copies without threads get those of the driver calls in the table ``calls``.
+        """
+        launch = work.numbers("launch")
+        lane = thread_lanes(self.threads, work.rank, work.launching_threads(calls))
+        return self.at(np.where(launch == NOT_RECORDED, NONE, lane), launch)
 
     def self_ns(self) -> Int64s:
         """Return how long each call was the innermost one.
@@ -161,6 +149,13 @@ class CallTree:
         return holding(self.around, self.start_ns, self.end_ns)
 
 
+def thread_lanes(threads: Int64s, rank: Int64s, thread: Int64s) -> Int64s:
+    """Return one number per thread of a rank, `NONE` for a thread that is not among ``threads``."""
+    at = np.searchsorted(threads, thread)
+    there = np.append(threads, NOT_RECORDED)[at] == thread
+    return np.where(there & (thread != NOT_RECORDED), rank * len(threads) + at, NONE)
+
+
 def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> CallTree:
     """Return the calls of one kind in a table ``calls``, of some ranks or of all (None).
 
@@ -192,17 +187,3 @@ def call_tree(table: Table, kind: str, ranks: Collection[int] | None = None) -> 
         table.numbers("forward", NONE)[rows],
         enclosing(lane, start, end),
     )
-
-
-def launched_work(
-    spans: Spans, calls: Table, ranks: Collection[int] | None, notes: list[str]
-) -> LaunchedWork | None:
-    """Return the kernels and copies of a run, None if it has none.
-
-    Copies without threads get those of the driver calls in the table ``calls``.
-    """
-    work = device_work(spans, ranks, notes)
-    if not work.tables:
-        return None
-    thread = work.launching_threads(calls)
-    return LaunchedWork(work.rank, thread, work.numbers("launch"), work.duration)

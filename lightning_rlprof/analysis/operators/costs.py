@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.work import DeviceWork, device_work
 from lightning_rlprof.analysis.operators.call_tree import (
     UNATTRIBUTED,
     CallTree,
-    LaunchedWork,
     call_tree,
-    launched_work,
+    thread_lanes,
 )
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.interval_nesting import NONE
@@ -57,13 +57,13 @@ def operators(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     found = _read(spans, "operator", ranks, notes)
     if isinstance(found, str):
         return Table("operators", _OPERATOR_COLUMNS, abstained=found)
-    tree, _, work = found
-    return Table("operators", _OPERATOR_COLUMNS, _operator_rows(tree, work), " ".join(notes))
+    rows = _operator_rows(*found)
+    return Table("operators", _OPERATOR_COLUMNS, rows, " ".join(notes))
 
 
 def _read(
     spans: Spans, kind: str, ranks: Collection[int] | None, notes: list[str]
-) -> tuple[CallTree, Table, LaunchedWork | None] | str:
+) -> tuple[CallTree, Table, DeviceWork | None] | str:
     """Return the calls of a kind, their table, and what was launched; or why there are no rows."""
     table = spans.try_table("calls", notes)
     tree = None if table is None else call_tree(table, kind, ranks)
@@ -72,13 +72,13 @@ def _read(
         return " ".join([_MISSING[kind].format(of), *notes])
     if tree.too_deep:
         return " ".join([tree.too_deep, *notes])
-    work = launched_work(spans, table, ranks, notes)
-    if work is None:
+    work = device_work(spans, ranks, notes)
+    if not work.tables:
         notes.append(_NO_KERNELS)
-    return tree, table, work
+    return tree, table, work if work.tables else None
 
 
-def _operator_rows(tree: CallTree, work: LaunchedWork | None) -> list[_Row]:
+def _operator_rows(tree: CallTree, calls: Table, work: DeviceWork | None) -> list[_Row]:
     """Return a row per operator by cost, and one of the work that no operator launched."""
     name, size, outer = tree.name, len(tree.names), tree.outermost()
     seen = np.unique(name)
@@ -87,16 +87,16 @@ def _operator_rows(tree: CallTree, work: LaunchedWork | None) -> list[_Row]:
     device: list[Int64s | None] = [None] * 3
     rest: list[_Row] = []
     if work is not None:
-        call = tree.launching(work)
-        own = _sums(call, work.duration_ns, len(name))
+        call = tree.launching(work, calls)
+        own = _sums(call, work.duration, len(name))
         total = _sums(name[outer], tree.with_inner(own)[outer], size)
         device = [total, _sums(name, own, size), np.bincount(name[call[call != NONE]], None, size)]
         order = order[np.argsort(-total[order], kind="stable")]
-        unlaunched = work.duration_ns[call == NONE]
+        unlaunched = work.duration[call == NONE]
         ns = int(unlaunched.sum())
         rest = [(UNATTRIBUTED, None, ns, ns, None, None, len(unlaunched), None)]
-    calls, host_self = np.bincount(name, None, size), _sums(name, tree.self_ns(), size)
-    columns = (calls, *device[:2], host_total, host_self, device[2])
+    count, host_self = np.bincount(name, None, size), _sums(name, tree.self_ns(), size)
+    columns = (count, *device[:2], host_total, host_self, device[2])
     cells = [[None] * len(order) if each is None else each[order].tolist() for each in columns]
     forward = _forward_names(tree)
     names = [tree.names[code] or None for code in order.tolist()]
@@ -141,35 +141,37 @@ def modules(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     found = _read(spans, "module", ranks, notes)
     if isinstance(found, str):
         return Table("modules", _MODULE_COLUMNS, abstained=found)
-    tree, table, work = found
+    tree, calls, work = found
     if work is None:
         rows = _module_rows(tree, None)
     else:
-        forward = tree.launching(work)
-        backward = _backward_modules(tree, call_tree(table, "operator", ranks), work)
+        forward = tree.launching(work, calls)
+        backward = _backward_modules(tree, call_tree(calls, "operator", ranks), work, calls)
         backward[forward != NONE] = NONE
         rows = _module_rows(
-            tree, [_sums(call, work.duration_ns, len(tree.name)) for call in (forward, backward)]
+            tree, [_sums(call, work.duration, len(tree.name)) for call in (forward, backward)]
         )
-        rest = int(work.duration_ns[(forward == NONE) & (backward == NONE)].sum())
+        rest = int(work.duration[(forward == NONE) & (backward == NONE)].sum())
         rows.append((UNATTRIBUTED, None, rest, rest, *(None,) * 5))
     return Table("modules", _MODULE_COLUMNS, rows, " ".join(notes))
 
 
-def _backward_modules(tree: CallTree, operators: CallTree, work: LaunchedWork) -> Int64s:
+def _backward_modules(
+    tree: CallTree, operators: CallTree, work: DeviceWork, calls: Table
+) -> Int64s:
     """Return the module to whose backward each kernel or copy belongs, else `NONE`.
 
     Of the operators around a launch, the innermost one with a forward operator decides.
     """
     forward = np.append(operators.forwards(), NONE)
     around = np.append(operators.around, NONE)
-    operator = operators.launching(work)
+    operator = operators.launching(work, calls)
     while len(rows := np.flatnonzero((operator != NONE) & (forward[operator] == NONE))):
         operator[rows] = around[operator[rows]]
     found = forward[operator]
     rows = found[found != NONE]
     thread = operators.threads[operators.lane[rows] % max(len(operators.threads), 1)]
-    lane = tree.lane_of(operators.rank[rows], thread)
+    lane = thread_lanes(tree.threads, operators.rank[rows], thread)
     found[found != NONE] = tree.at(lane, operators.start_ns[rows])
     return found
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lightning_rlprof.analysis.device.work import NOT_RECORDED, launch_calls
+from lightning_rlprof.analysis.device.work import NOT_RECORDED, device_work, launch_calls
 from lightning_rlprof.analysis.operators.call_tree import (
     NONE,
     CallTree,
     call_tree,
-    launched_work,
+    thread_lanes,
 )
 from lightning_rlprof.tables.interval_nesting import enclosing
 from tests.builders.calls import Call, Copy, Kernel, run, traces
@@ -64,7 +64,8 @@ def test_a_call_that_ends_a_microsecond_late_is_nested_in_the_one_around_it() ->
 def test_a_thread_that_is_not_known_is_one_of_its_own() -> None:
     tree = tree_of([Call("a", 0, 10_000, thread=None), Call("b", 0, 10_000)])  # type: ignore[arg-type]
     assert tree.around.tolist() == [-1, -1]
-    found = tree.at(tree.lane_of(ints(0, 0), ints(7, NOT_RECORDED)), ints(5, 5)).tolist()
+    lanes = thread_lanes(tree.threads, ints(0, 0), ints(7, NOT_RECORDED))
+    found = tree.at(lanes, ints(5, 5)).tolist()
     assert [tree.names[tree.name[at]] for at in found if at != NONE] == ["b"]
     assert found[1] == NONE
 
@@ -80,10 +81,7 @@ def test_an_empty_tree_answers() -> None:
     assert tree.at(ints(0, -1), ints(5, 5)).tolist() == [NONE, NONE]
     assert tree.outermost().tolist() == []
     spans = run([], [Kernel("k", 1, 2, 0)])
-    found = launched_work(spans, spans.table("calls"), None, [])
-    assert found is not None
-    assert tree.launching(found).tolist() == [NONE]
-    assert launched_work(run([], []), spans.table("calls"), None, []) is None
+    assert tree.launching(device_work(spans), spans.table("calls")).tolist() == [NONE]
 
 
 def test_forward_operators_are_found_by_their_number_in_the_same_rank() -> None:
@@ -208,10 +206,9 @@ def test_a_copy_has_the_thread_of_the_call_that_launched_it() -> None:
     calls = [Call("cudaMemcpyAsync", 5, 9, kind="runtime", thread=33)]
     copies = [Copy("HtoD", 20, 27, launch=5, call=4), Copy("HtoD", 30, 31)]
     spans = run(calls, [Kernel("k", 0, 1)], copies)
-    found = launched_work(spans, spans.table("calls"), None, [])
-    assert found is not None
-    assert found.thread.tolist() == [7, 33, NOT_RECORDED]
-    assert found.duration_ns.tolist() == [1, 7, 1]
+    work = device_work(spans)
+    assert work.launching_threads(spans.table("calls")).tolist() == [7, 33, NOT_RECORDED]
+    assert work.duration.tolist() == [1, 7, 1]
 
 
 def test_of_drivers_calls_that_began_at_once_each_launch_has_its_own() -> None:
