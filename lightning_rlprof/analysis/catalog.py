@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+from lightning_rlprof.analysis.changes import changes
 from lightning_rlprof.analysis.collectives import communication
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
 from lightning_rlprof.analysis.device.device_counters import device_counters
@@ -72,6 +73,7 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(gaps, "Steps", "Untraced time, by the stages before and after it", True, True),
     Analysis(slowest_ranks, "Ranks", "Slowest rank of each stage", True, True),
     Analysis(steps, "Steps", "Every step of every rank", True, True),
+    Analysis(changes, "Steps", "Steps at which time changed, trends, outliers", True, True),
     Analysis(memory, "Memory", "Peak memory of each stage and rank", True, True),
     Analysis(rank_status, "Ranks", "How each rank's recording ended", True, True),
     Analysis(breakdown, "Device", "Compute, communication, memcpy and idle time", report=True),

@@ -13,7 +13,7 @@ from lightning_rlprof.tables import dataframes
 from lightning_rlprof.tables.arrays import Int64s
 
 _SHOWN = 50
-_LOST = "left out"  # in every note of a loader that could not read some rows
+_LOST = ("left out", "skipped")  # one is in every note of a loader that could not read some rows
 _INT64_LIMIT = 2**63
 
 Kind = Literal["text", "count", "time", "duration", "share", "ratio", "number"]
@@ -233,7 +233,7 @@ class Table:
 
     def losses(self) -> list[str]:
         """Return what the note says of rows that the loader could not read."""
-        return [text for text in self.note.split("; ") if _LOST in text]
+        return [text for text in self.note.split("; ") if any(word in text for word in _LOST)]
 
     def _codes(self, name: str) -> Any:
         """Return an array, or codes and what they stand for, whatever form the rows have."""

@@ -36,6 +36,8 @@ class Rule(NamedTuple):
         ruled_out_if: Observation that disproves the finding.
         command: Command that shows the number; RUN stands for the run.
         reports_below: Whether low values are the problem, as with MFU.
+        idea: Whether it is time that might be saved rather than time that was lost. Problems come
+            first.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Rule(NamedTuple):
     ruled_out_if: str
     command: str
     reports_below: bool = False
+    idea: bool = False
 
 
 class Place(NamedTuple):

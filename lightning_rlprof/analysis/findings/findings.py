@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.findings.run_evidence import (
     low_mfu,
     memory_growth,
     slow_ranks,
+    step_changes,
 )
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -26,6 +27,7 @@ CHECKS: tuple[Callable[[RunData], Results], ...] = (
     dominant_kernel,
     small_collectives,
     memory_growth,
+    step_changes,
     low_mfu,
     category_shares,
 )
@@ -51,7 +53,9 @@ _COLUMNS = (
 
 
 def findings(spans: Spans) -> Table:
-    """List the problems worth acting on, by cost; those without a cost in time are at the end.
+    """List the problems worth acting on, by cost, then ideas of what might be saved.
+
+    Problems without a cost in time, such as growing memory, come after those with one.
 
     ``cost`` is GPU time of the whole job, ``share`` its part of the job. ``CI low`` and ``CI high``
     are its 95% confidence interval, from a bootstrap over steps or parts of the run. A rule reports
@@ -67,8 +71,9 @@ def findings(spans: Spans) -> Table:
     results = [each for check in CHECKS for each in check(run)]
     if not results and not len(spans.rows(kind="step")):
         return Table("findings", _COLUMNS, abstained="no complete step was recorded")
-    rows = [_row(each, run.accounts.total_ns) for each in results if isinstance(each, Finding)]
-    rows.sort(key=lambda row: -int(row[2] or 0))
+    found = [each for each in results if isinstance(each, Finding)]
+    found.sort(key=lambda each: (each.rule.idea, -(each.cost or 0)))
+    rows = [_row(each, run.accounts.total_ns) for each in found]
     not_checked: dict[str, list[str]] = {}
     for each in results:
         if isinstance(each, NotChecked):

@@ -32,6 +32,7 @@ DOMINANT_KERNEL = Rule(
     "multiples of 64. Else fuse it with its neighbors",
     "It already reaches the device's peak FLOP/s or memory bandwidth",
     "rlprof show RUN kernels",
+    idea=True,
 )
 SMALL_COLLECTIVES = Rule(
     "small collectives",
@@ -50,6 +51,7 @@ LOW_MFU = Rule(
     "The counted FLOPs miss a part of the work, or the work is not in BF16",
     "rlprof show RUN throughput",
     reports_below=True,
+    idea=True,
 )
 MEMORY_GROWTH = Rule(
     "memory growth",
@@ -59,6 +61,28 @@ MEMORY_GROWTH = Rule(
     "steps far apart (memory.level: snapshot)",
     "It stops in a run of twice as many steps, or batches get longer",
     "rlprof show RUN memory_timeline",
+)
+LEVEL_CHANGE = Rule(
+    "steps that became slower",
+    "Steps take {ratio:.2f}x as long since step {step} ({stage})",
+    0.01,  # of the job
+    "See what changed at that step: response lengths, other jobs on the machine, device clocks, a "
+    "dataset shard. Count tokens in the stages, so that longer responses are accounted for",
+    "It is in the work: tokens or samples per step grew, and were not counted",
+    "rlprof show RUN changes",
+)
+TREND = LEVEL_CHANGE._replace(
+    name="steps that get slower",
+    title="Steps get slower over the run: {ratio:.2f}x ({stage})",
+    suggestion="Look for what grows with every step: lists, caches, logs, memory, response lengths",
+)
+OUTLIER_STEP = Rule(
+    "outlier steps",
+    "Step {step} took {ratio:.1f}x as long as its neighbors ({stage})",
+    0.01,
+    "See what else ran in this step: a checkpoint, garbage collection, a retry, another job",
+    "A second run has no such step",
+    "rlprof show RUN changes",
 )
 STRAGGLER = Rule(
     "straggler",
@@ -166,8 +190,10 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
     ),
 }
 
+_IDEAS = (Category.ROLLOUT, Category.EVALUATION, Category.UNTRACED)
+
 CATEGORY_RULES: Mapping[Category, Rule] = {
-    category: Rule(category.text, *texts, "rlprof ledger RUN --by step")
+    category: Rule(category.text, *texts, "rlprof ledger RUN --by step", idea=category in _IDEAS)
     for category, texts in _SHARES.items()
 }
 """Rules on categories of the ledger, one per category except ``compute`` and ``custom stage``."""

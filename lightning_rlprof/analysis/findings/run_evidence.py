@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lightning_rlprof.analysis.changes import LEVEL, OUTLIER, TREND, changes
 from lightning_rlprof.analysis.device.launches import LOST
 from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of
 from lightning_rlprof.analysis.findings.finding import (
@@ -23,10 +24,13 @@ from lightning_rlprof.analysis.findings.finding import (
 )
 from lightning_rlprof.analysis.findings.rules import (
     CATEGORY_RULES,
+    LEVEL_CHANGE,
     LOW_MFU,
     MEMORY_GROWTH,
+    OUTLIER_STEP,
     STRAGGLER,
 )
+from lightning_rlprof.analysis.findings.rules import TREND as TREND_RULE
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts
 from lightning_rlprof.analysis.memory import growth, lowest_by_step, memory_timeline
 from lightning_rlprof.analysis.step_selection import states
@@ -50,6 +54,9 @@ UNVERIFIED = 0.2
 
 A fifth of the kernels may be lost, and what they hid is then up to a fifth of the time.
 """
+
+HIGHLY = 1e-5
+"""p-value below which a change of step time has high confidence."""
 
 _SHOWN = 3
 
@@ -246,6 +253,50 @@ def _stages_of(
         texts = ", ".join(quoted(spans.names[code]) for code in named)
         condition += f" and name in ({texts})"
     return rows, condition
+
+
+def step_changes(run: RunData) -> Results:
+    """Report steps at which the time grew, a trend, and outlier steps, if they cost enough."""
+    spans = run.spans
+    if not len(spans.rows(kind="step")):
+        return []
+    table = changes(spans)
+    if table.abstained is not None:
+        return [NotChecked(LEVEL_CHANGE.name, table.abstained.rstrip("."))]
+    rows = [row for row in rows_of(table) if row["cost"] > 0]
+    return [
+        _change_finding(spans, row)
+        for row in rows
+        if row["cost"] >= _CHANGE_RULES[row["change"]].threshold * run.accounts.total_ns
+    ]
+
+
+_CHANGE_RULES = {LEVEL: LEVEL_CHANGE, TREND: TREND_RULE, OUTLIER: OUTLIER_STEP}
+
+
+def _change_finding(spans: Spans, row: Row) -> Finding:
+    rule, step, ratio = _CHANGE_RULES[row["change"]], row["step"], row["ratio"]
+    # Of the time since the change, 1 - 1 / ratio is more than before.
+    low, high = (
+        None if bound is None else int(row["cost"] * (1 - 1 / bound) / (1 - 1 / ratio))
+        for bound in (row["CI low"], row["CI high"])
+    )
+    rows = spans.rows(kind="step")
+    rows = rows[spans.step[rows] >= step]
+    some = f"step = {step}" if row["change"] == OUTLIER else f"step >= {step}"
+    steps = "1 step" if row["steps"] == 1 else f"{row['steps']} steps"
+    chance = "" if row["p-value"] is None else f", p-value {row['p-value']:.2g}"
+    return Finding(
+        rule,
+        rule.title.format(ratio=ratio, step=step, stage=row["stage"] or "no stage"),
+        row["cost"],
+        low,
+        high,
+        HIGH if row["p-value"] is None or row["p-value"] < HIGHLY else MEDIUM,
+        f"{row['delta'] / 1e6:.3g} ms more in {steps}{chance}",
+        f"select * from spans where kind = 'step' and {some} order by rank, step",
+        place_of(spans, rows[spans.step[rows] == step]),
+    )
 
 
 FEWEST_MEMORY_STEPS = 16
