@@ -6,6 +6,7 @@ from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 
+from lightning_rlprof.analysis.changes import changes
 from lightning_rlprof.analysis.collectives import communication
 from lightning_rlprof.analysis.comparison.compare import compare
 from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
@@ -50,6 +51,7 @@ class Run(Spans):
 
     background_stages = background_stages
     breakdown = breakdown
+    changes = changes
     communication = communication
     compare = compare
     critical_path = critical_path

@@ -1,7 +1,7 @@
 """The change of a time between runs, apart from what their work explains.
 
 ``time = factor of the run * (a + b * work[0] + …) * noise``: `fit` finds the sum and the factors,
-`between_steps` and `between_runs` say how sure the difference of the factors is. Methods and operating curves are in
+`between_steps` and `between_runs` say how sure the difference of the factors is. See
 docs/internals/statistics.md.
 """
 

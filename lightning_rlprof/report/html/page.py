@@ -93,6 +93,10 @@ _SECTIONS = {
         "Collectives across ranks",
         "Transfer is the shortest duration of a collective over its ranks; wait is the rest.",
     ),
+    "changes": (
+        "Changes during the run",
+        "Steps at which the time changed at equal work, trends, and outlier steps.",
+    ),
     "slowest_ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
     "steps": (
         "Stages by rank",
@@ -199,6 +203,8 @@ def _grids(
     """Return the tables in the order of the page, without those that have nothing to say."""
     hidden = {"steps", "slowest_ranks", "stragglers"} if alone else set()
     hidden |= {name for name in _OPTIONAL if name in tables and tables[name].abstained}
+    if "changes" in tables and not tables["changes"].rows:
+        hidden.add("changes")
     reasons: set[str] = set()
     found: dict[str, GridView] = {}
     for name in dict.fromkeys([*_SECTIONS, *tables]):
