@@ -153,13 +153,27 @@ def validation_as_stage(spans: Spans) -> Spans:
     for rank in np.unique(spans.rank[whole]).tolist():
         outer = np.flatnonzero(whole & (spans.rank == rank))
         outer = outer[np.argsort(spans.start_ns[outer], kind="stable")]
-        inner = np.flatnonzero(~whole & (spans.rank == rank))
+        outside = whole | (spans.kind == KINDS.index("step")) | _contains(spans, outer)
+        inner = np.flatnonzero(~outside & (spans.rank == rank))
         at = np.searchsorted(spans.start_ns[outer], spans.start_ns[inner], "right") - 1
         inside = (at >= 0) & (spans.end_ns[inner] <= spans.end_ns[outer][at])
         inner, around = inner[inside], outer[at[inside]]
         kind[inner] = np.where(kind[inner] == stage, region, kind[inner])
         parent[inner] = np.where(parent[inner] == NO_PARENT, spans.id[around], parent[inner])
     return replace(spans, kind=kind, parent=parent)
+
+
+def _contains(spans: Spans, rows: Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which spans are ancestors of these rows, which are of one rank."""
+    own = np.flatnonzero(spans.rank == spans.rank[rows[0]])
+    own = own[np.argsort(spans.id[own], kind="stable")]
+    found = np.zeros(len(spans), bool)
+    while len(rows):
+        at = np.searchsorted(spans.id[own], spans.parent[rows]).clip(max=len(own) - 1)
+        rows = np.unique(own[at[spans.id[own[at]] == spans.parent[rows]]])
+        rows = rows[~found[rows]]
+        found[rows] = True
+    return found
 
 
 def phases_as_stages(spans: Spans) -> Spans:

@@ -34,8 +34,12 @@ STEP = """
             + rlprof actor_update
             - rlprof actor_update
         - rlprof training_step
-        + rlprof backward
-        - rlprof backward
+        + rlprof actor_update
+            + rlprof backward
+            - rlprof backward
+            + rlprof optimizer_step
+            - rlprof optimizer_step
+        - rlprof actor_update
     - rlprof step
 """
 GENERATE = """
@@ -52,6 +56,12 @@ UPDATE = """
     + rlprof actor_update
     - rlprof actor_update
     - rlprof training_step
+    + rlprof actor_update
+    + rlprof backward
+    - rlprof backward
+    + rlprof optimizer_step
+    - rlprof optimizer_step
+    - rlprof actor_update
 """
 NAME = re.compile(r"\w[\w.-]*_\d+_\d{17}_ascend_pt")
 
@@ -182,7 +192,8 @@ def test_each_rank_has_its_window_on_its_own_process(two_ranks: Any) -> None:
     for process in processes:
         calls = [call for call in two_ranks.calls if call["pid"] == process]
         assert left_open(calls) == []
-        assert shown(calls).count("+ rlprof actor_update") == 2
+        # In each step the loss of the user's mark, then backward and optimizer.
+        assert shown(calls).count("+ rlprof actor_update") == 4
 
 
 @pytest.mark.parametrize("rank", [0, 1])

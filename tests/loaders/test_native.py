@@ -12,7 +12,7 @@ from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.loaders.native import NO_STAGES
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.spans import RunWarning, Thread
+from lightning_rlprof.tables.spans import NO_PARENT, RunWarning, Thread
 from tests.builders.runs import MAIN, Row, grpo_rows, grpo_run, header, loaded, write_rank
 
 
@@ -257,6 +257,19 @@ def test_one_mark_replaces_the_phases_on_every_rank() -> None:
     spans = loaded(PHASES, [*PHASES, Row("actor_update", "stage", 1, 25, 30)])
     assert set(stages(spans).column("stage")) == {"actor_update", "untraced"}
     assert NO_STAGES not in [note.text for note in spans.notes]
+
+
+def test_what_contains_a_validation_is_not_contained_by_it() -> None:
+    spans = loaded(
+        [
+            Row("step", "step", 1, 0, 100),
+            Row("outer", "stage", 1, 10, 90),
+            Row("validation", "region", 1, 10, 90, parent=2),
+            Row("inner", "region", 1, 20, 30),
+        ]
+    )
+    parents = dict(zip((spans.names[name] for name in spans.name), spans.parent, strict=True))
+    assert parents == {"step": NO_PARENT, "outer": NO_PARENT, "validation": 2, "inner": 3}
 
 
 def test_a_rollout_in_a_validation_is_validation() -> None:
