@@ -133,7 +133,8 @@ def test_msprof_analyze_reads_our_stages_back(
         rows = {row["Name"]: row for row in csv.DictReader(file)}
     updates = [one for one in heard if one.name == "actor_update"]
     # In each step the loss of the user's mark, then backward and optimizer.
-    found = [(step, path) for step in (2, 3) for path in ("training_step::actor_update", "actor_update")]
+    paths = ("training_step::actor_update", "actor_update")
+    found = [(step, path) for step in (2, 3) for path in paths]
     for (step, path), ours in zip(found, updates, strict=True):
         row = rows[f"ProfilerStep#{step}::step::{path}"]
         assert (row["StepId"], float(row["Count"])) == (str(step), 1.0)
