@@ -1,4 +1,4 @@
-"""Included steps: complete ones without captures, and of large runs only the last ones."""
+"""Included steps: complete ones without warm-up and captures; of large runs only the last."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -33,8 +33,12 @@ _STEP = KINDS.index("step")
 FEWEST = 3
 """Number of steps below which no statement about a run is made."""
 
-STATES = ("complete", "capture", "interrupted")
+STATES = ("complete", "warm-up", "capture", "interrupted")
 """State of a step; if two apply, the later one wins."""
+
+_WARM_UP = 1.5  # times what nine of ten later steps take at most: a first step above it warms up
+_USUAL = 0.9
+_MOST_WARM_UP = 10  # one step in ten may be warm-up
 
 
 class Counted(NamedTuple):
@@ -49,23 +53,45 @@ def states(spans: Spans, steps: Int64s) -> Int64s:
     """Return per step row an index into `STATES`.
 
     If one rank didn't finish a step or ran a capture in it, the state holds for all ranks, because
-    the others waited for it.
+    the others waited for it. Warm-up is found by time: see `warm_up`.
     """
     numbers = spans.step[steps]
-    found = np.zeros(len(steps), dtype=np.int64)
-    for code, name in enumerate(STATES[1:], start=1):
-        flagged = spans.flagged(name)
-        flagged = flagged[spans.kind[flagged] == _STEP]
-        if len(flagged):
-            found[np.isin(numbers, spans.step[flagged])] = code
+    found = np.isin(numbers, warm_up(spans)).astype(np.int64)
+    for code, name in enumerate(STATES[2:], start=2):
+        found[np.isin(numbers, _flagged(spans, name))] = code
     return found
+
+
+def _flagged(spans: Spans, name: str) -> Int64s:
+    """Return the numbers of the steps that carry a flag on some rank."""
+    rows = spans.flagged(name)
+    numbers: Int64s = spans.step[rows[spans.kind[rows] == _STEP]]
+    return numbers
+
+
+def warm_up(spans: Spans) -> Int64s:
+    """Return the numbers of the first steps that take far longer than the others.
+
+    A step at the start warms up if it takes more than 1.5 times the 90th percentile of later ones,
+    by the mean of its ranks. At most one step in ten does, and three others are left.
+    """
+    rows = spans.rows(kind="step")
+    flagged = np.union1d(_flagged(spans, "capture"), _flagged(spans, "interrupted"))
+    rows = rows[~np.isin(spans.step[rows], flagged)]
+    numbers, place, ranks = np.unique(spans.step[rows], return_inverse=True, return_counts=True)
+    most = min(-(-len(numbers) // _MOST_WARM_UP), len(numbers) - FEWEST)
+    if most < 1:
+        return numbers[:0]
+    walls = np.bincount(place, spans.duration_ns[rows]) / ranks
+    slow = walls[:most] > _WARM_UP * np.quantile(walls[most:], _USUAL)
+    return numbers[: int(np.argmin(np.append(slow, False)))]
 
 
 def counted(spans: Spans, steps: Int64s) -> Counted:
     """Choose the complete steps, or all of them if none is complete; the note says so."""
     numbers, state = spans.step[steps], states(spans, steps)
     mask, parts = state == 0, []
-    for code, text in ((1, "captured"), (2, "interrupted")):
+    for code, text in enumerate(("warm-up", "captured", "interrupted"), start=1):
         count = len(np.unique(numbers[state == code]))
         if count:
             parts.append(f"{count} {text}")
@@ -138,10 +164,9 @@ def recent(spans: Spans, most: int = MOST_SPANS) -> tuple[Spans, str]:
 def capture_slowdown(spans: Spans) -> float | None:
     """Return how much longer captured steps take, in the median; None if unknown.
 
-    0.1 is 10% longer. Excludes the first step. Needs `FEWEST` steps of each kind.
+    0.1 is 10% longer. Needs `FEWEST` steps of each kind.
     """
     rows = spans.rows(kind="step")
-    rows = rows[spans.step[rows] > spans.step[rows].min(initial=2**63 - 1)]
     state, took = states(spans, rows), []
     for name in ("capture", "complete"):
         own = rows[state == STATES.index(name)]

@@ -44,7 +44,8 @@ class Category(IntEnum):
     PYTHON_GC = 13, "garbage collection"
     PROFILER = 14, "profiler overhead"
     CUSTOM = 15, "custom stage"
-    UNTRACED = 16, "untraced"
+    WARM_UP = 16, "warm-up"
+    UNTRACED = 17, "untraced"
 
 
 ENCLOSING = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.critical_path.step_graph import step_graph
+from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.step_selection import (
     STATES,
     capture_slowdown,
@@ -42,6 +43,47 @@ def test_a_capture_on_one_rank_takes_the_step_from_all() -> None:
 
     assert [STATES[code] for code in states(spans, rows)] == ["complete", "capture"] * 2
     assert counted(spans, rows).steps == 1
+
+
+def _lasting(*lengths: int) -> list[Row]:
+    ends = np.cumsum(lengths).tolist()
+    return [
+        Row("step", "step", number, end - length, end)
+        for number, (end, length) in enumerate(zip(ends, lengths, strict=True), start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "warm"),
+    [
+        ([50, *[10] * 9], 1),
+        ([50, 30, *[10] * 18], 2),
+        ([14, *[10] * 9], 0),
+        ([50, 30, *[10] * 8], 1),  # one step in ten at most
+        ([50, 10, 10, 10], 1),
+        ([50, 10, 10], 0),  # three steps are left
+        ([10, 50, *[10] * 18], 0),  # only from the start on
+        ([50, 10, 10, 10, 50, 10, 10, 10, 50, 10], 0),  # the usual long step
+    ],
+)
+def test_long_first_steps_are_warm_up(lengths: list[int], warm: int) -> None:
+    spans = loaded(_lasting(*lengths))
+    found = [STATES[code] for code in states(spans, spans.rows(kind="step"))]
+    assert found == ["warm-up"] * warm + ["complete"] * (len(lengths) - warm)
+    note = counted(spans, spans.rows(kind="step")).note
+    assert note == (f"Excluded steps: {warm} warm-up." if warm else "")
+    # The job has a row for it, and every nanosecond is there once.
+    table = ledger(spans)
+    totals = dict(zip(table.column("category"), table.column("total"), strict=True))
+    assert totals.get("warm-up", 0) == sum(lengths[:warm])
+    assert sum(totals.values()) == sum(lengths)
+
+
+def test_warm_up_is_the_same_on_all_ranks_and_for_a_choice_of_ranks() -> None:
+    spans = loaded(_lasting(40, *[10] * 9), _lasting(10, *[10] * 9))
+    for rows in (spans.rows(kind="step"), spans.rows(kind="step", rank=1)):
+        found = [STATES[code] for code in states(spans, rows)]
+        assert found.count("warm-up") == len(rows) // 10
 
 
 def test_an_interrupted_capture_is_interrupted() -> None:

@@ -111,6 +111,7 @@ def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
         "garbage collection",
         "profiler overhead",
         "custom stage",
+        "warm-up",
         "untraced",
     ]
 

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lightning_rlprof.analysis.step_selection import warm_up
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, category_of
 from lightning_rlprof.records.records import Span
 from lightning_rlprof.tables.spans import Spans
@@ -62,11 +63,13 @@ def raster(
         ]
     )
     runs, found = device_of(kernels, copies), Counter[Key]()
+    warm = warm_up(spans).tolist()
     for rank in world:
         own = [span for span in every if span.rank == rank]
         lived = Rank(own, joined, [run for run in runs if run.rank == rank])
         for now in range(start, end):
-            found[rank, step_at(every, own, now), lived.label_at(now)] += 1
+            step = step_at(every, own, now)
+            found[rank, step, Category.WARM_UP if step in warm else lived.label_at(now)] += 1
     return found
 
 

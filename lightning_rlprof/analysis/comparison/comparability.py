@@ -28,7 +28,7 @@ _Row = tuple[Cell, ...]
 def comparability(a: Spans, b: Spans, pair: Sequence[Side] | None = None) -> Table:
     """Return what makes two runs alike or different; ``score`` is 0 to 1 and multiplies.
 
-    Stages: share of time in stages that both have, of the run with less. Ranks, device, warm-up and
+    Stages: share of time in stages that both have, of the run with less. Ranks, device and
     counters: 1 if equal. Work: share of all steps with an amount of work that the other run had,
     too. Graph capture: share of kernels that ran in CUDA graphs, if a profiler recorded that.
 
@@ -45,7 +45,6 @@ def comparability(a: Spans, b: Spans, pair: Sequence[Side] | None = None) -> Tab
         _alike("ranks", 0.8, _ranks(a), _ranks(b)),
         _alike("device", 0.7, _devices(a), _devices(b)),
         _graphs(a, b),
-        _alike("warm-up", 0.95, _warm(left), _warm(right)),
         _alike("counters", 0.8, *counters) if counted else ("counters", *counters, _UNCOUNTED),
         _work(left, right),
     ]
@@ -98,10 +97,6 @@ def _graphs(a: Spans, b: Spans) -> _Row:
     texts = [_UNKNOWN if np.isnan(share) else f"{share:.0%} of kernels" for share in shares]
     apart = abs(shares[0] - shares[1])
     return "graph capture", *texts, 1.0 if np.isnan(apart) else 1.0 - _EAGER * apart
-
-
-def _warm(side: Side) -> str:
-    return f"first {side.warm} steps excluded" if side.warm else _NONE
 
 
 def _work(a: Side, b: Side) -> _Row:

@@ -516,8 +516,6 @@ def _remarks(judged: Judgement) -> list[str]:
     if judged.machine:
         found.append(MACHINE)
     for name, side in zip(names, runs, strict=True):
-        if side.warm:
-            found.append(f"{name}: the first {side.warm} steps are excluded as warm-up.")
         if side.note:
             found.append(f"{name}: {side.note}")
     return found

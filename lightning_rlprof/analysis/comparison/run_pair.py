@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_rlprof.analysis.stages.partition import Partition, partition
-from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted, recent
+from lightning_rlprof.analysis.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.time_categories import align_stage_names
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -30,15 +30,12 @@ A step waits for its slowest rank. So beside the mean over ranks there is what t
 had beyond the mean.
 """
 
-_SLOW_START = 1.5  # times what nine of ten steps take at most: a first step above it warms up
-_USUAL = 0.9
 _OFTEN = 0.5
-_MOST_WARM = 10  # one step in ten may be warm-up
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """What is compared of a run, by the steps that count and do not warm up.
+    """What is compared of a run, by its included steps.
 
     Attributes:
         stages: Exclusive time per step, mean over ranks, by stage; `STEP` is the sum of all.
@@ -46,15 +43,13 @@ class Side:
             the excess of the rank with most; NaN where it counted nothing. `STEP`: all stages.
         number: Step numbers, ascending.
         steps: How many steps.
-        warm: How many at the start were left out.
-        note: What else was left out.
+        note: What was left out.
     """
 
     stages: Mapping[str, Int64s]
     work: Mapping[str, Mapping[str, Float64s]]
     number: Int64s
     steps: int
-    warm: int
     note: str
 
 
@@ -128,12 +123,10 @@ def _side(spans: Spans, note: str, called: Mapping[str, str]) -> Side:
     np.add.at(sums, (frame.row[cells.name[inside]], step[inside]), cells.ns[inside])
     sums //= np.maximum(frame.ranks, 1)
     walls = sums.sum(axis=0)
-    warm = _warm(walls)
-    some = np.flatnonzero(sums[:, warm:].any(axis=1)).tolist()
-    stages = {frame.names[at]: sums[at, warm:] for at in some} | {STEP: walls[warm:]}
-    work = _work(spans, cut, frame, warm)
+    some = np.flatnonzero(sums.any(axis=1)).tolist()
+    stages = {frame.names[at]: sums[at] for at in some} | {STEP: walls}
     note = " ".join(filter(None, [note, choice.note]))
-    return Side(stages, work, frame.number[warm:], len(walls) - warm, warm, note)
+    return Side(stages, _work(spans, cut, frame), frame.number, len(walls), note)
 
 
 def _frame(spans: Spans, cut: Partition, choice: Counted, called: Mapping[str, str]) -> _Frame:
@@ -148,16 +141,7 @@ def _frame(spans: Spans, cut: Partition, choice: Counted, called: Mapping[str, s
     return _Frame(at, numbers, np.bincount(place, minlength=len(numbers)), by_code, names)
 
 
-def _warm(walls: Int64s) -> int:
-    """Return how many steps at the start warm up; three are left in any case."""
-    if not len(walls):
-        return 0
-    most = min(-(-len(walls) // _MOST_WARM), max(len(walls) - FEWEST, 0))
-    slow = walls[:most] > _SLOW_START * np.quantile(walls, _USUAL)
-    return int(np.argmin(np.append(slow, False)))
-
-
-def _work(spans: Spans, cut: Partition, frame: _Frame, warm: int) -> dict[str, dict[str, Float64s]]:
+def _work(spans: Spans, cut: Partition, frame: _Frame) -> dict[str, dict[str, Float64s]]:
     rows, step = cut.stages(spans)
     order = np.argsort(rows, kind="stable")
     rows, step = rows[order], frame.at[step[order]]
@@ -189,8 +173,8 @@ def _work(spans: Spans, cut: Partition, frame: _Frame, warm: int) -> dict[str, d
             each[_SLOWEST + counter] = [*(most - mean[:-1]), whole - mean[-1]]
         for name, by_stage in each.items():
             for stage, series in zip((*frame.names, STEP), by_stage, strict=False):
-                if not np.isnan(series[warm:]).all():
-                    found[stage][name] = series[warm:]
+                if not np.isnan(series).all():
+                    found[stage][name] = series
     return found
 
 

@@ -196,4 +196,4 @@ CATEGORY_RULES: Mapping[Category, Rule] = {
     category: Rule(category.text, *texts, "rlprof ledger RUN --by step", idea=category in _IDEAS)
     for category, texts in _SHARES.items()
 }
-"""Rules on categories of the ledger, one per category except ``compute`` and ``custom stage``."""
+"""Rules on categories of the ledger, one per category but compute, custom stage and warm-up."""

@@ -68,6 +68,7 @@ def category_shares(run: RunData) -> Results:
     a lost kernel cannot be mistaken for a late host.
     """
     ns = run.accounts.job_ns[:OUTSIDE].astype(np.float64)
+    ns = np.where(ns[:, [Category.WARM_UP]] > 0, 0.0, ns)
     if not ns.any():
         return []
     found = [_category_share(run, category, rule, ns) for category, rule in CATEGORY_RULES.items()]

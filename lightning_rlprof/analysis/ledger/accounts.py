@@ -21,6 +21,7 @@ from lightning_rlprof.analysis.ledger.activity import (
     rollout_tail,
 )
 from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.step_selection import warm_up
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
@@ -99,7 +100,7 @@ def compute_accounts(spans: Spans, *, per_rank: bool = False) -> Accounts:
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _job_times(spans, devices.by_rank)
     steps = _job_steps(spans)
-    job = _Job(spans, categories, collectives, steps, devices.by_rank, start, end)
+    job = _Job(spans, categories, collectives, steps, warm_up(spans), devices.by_rank, start, end)
     # A thousand ranks for a hundred days exceed 64 bits.
     dtype = np.int64 if (end - start) * (len(ranks) + len(silent)) < 2**63 else object
     rows = len(ranks) if per_rank else 1
@@ -139,12 +140,16 @@ class _Steps(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What cuts the time of a rank; ``collectives`` as from `_matched_collectives`."""
+    """What cuts the time of a rank; ``collectives`` as from `_matched_collectives`.
+
+    All time in the steps ``warm_up`` is warm-up, whatever ran in it.
+    """
 
     spans: Spans
     categories: Int64s
     collectives: Int64s
     steps: _Steps
+    warm_up: Int64s
     devices: Mapping[int, DeviceTime]
     start_ns: int
     end_ns: int
@@ -181,6 +186,7 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     length, width = np.diff(times), len(Category)
     painted = paint(*cells_of(times, steps.start_ns, steps.end_ns), len(length))
     step = np.append(steps.number, OUTSIDE)[painted]  # -1, for none, reads the last item
+    warms = np.append(np.isin(job.steps.number, job.warm_up), False)[step]  # -1 likewise
     categories = {Category(each) for each in np.unique(activity.category).tolist()}
     category, kernels_ns = host_categories(activity, times), np.zeros(width, np.int64)
     by_kernels = np.zeros(len(length), dtype=bool)
@@ -190,6 +196,9 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     if tail is not None:
         category[tail & (category == Category.ROLLOUT)] = Category.ROLLOUT_TAIL
         categories.add(Category.ROLLOUT_TAIL)
+    if warms.any():
+        category[warms], by_kernels = Category.WARM_UP, by_kernels & ~warms
+        categories.add(Category.WARM_UP)
     np.add.at(kernels_ns, category[by_kernels], length[by_kernels])
     ns = np.zeros((len(job.steps.number) + 1) * width, np.int64)
     np.add.at(ns, step * width + category, length)  # -1, outside steps, is the last step

@@ -11,7 +11,11 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 
 _HOUR_NS = 3_600 * 10**9
 _NO_DATA = "no spans were recorded"
-_ONLY_IF_ANY = (Category.PROFILER, Category.CUSTOM)  # their absence is not missing data
+_ONLY_IF_ANY = (
+    Category.PROFILER,
+    Category.CUSTOM,
+    Category.WARM_UP,
+)  # their absence is not missing data
 _NEEDS = {
     Category.COLLECTIVE_WAIT: "needs barriers or collectives on two or more ranks",
     Category.HOST_IDLE: "needs device kernels",

@@ -55,13 +55,6 @@ def test_work_that_does_not_overlap_lowers_it() -> None:
     assert _scores(near, far) == {"work": 0.5}
 
 
-def test_warm_up_of_one_side_lowers_it() -> None:
-    cold = np.full(20, 1e8)
-    cold[0] = 1e9
-    table = comparability(run_of({"a": cold}), run_of({"a": np.full(20, 1e8)}))
-    assert ("warm-up", "first 1 steps excluded", "none", 0.95) in table.rows
-
-
 def test_graphs_on_one_side_lower_it() -> None:
     def traced(share: float) -> Spans:
         graph = np.ma.masked_less(np.where(np.arange(10) < 10 * share, 1, -1), 0)

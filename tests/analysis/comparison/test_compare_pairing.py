@@ -65,8 +65,8 @@ def test_first_steps_that_warm_up_are_left_out_and_said() -> None:
     cold, warm = _times(1, 40), _times(2, 40)
     cold[:2] *= 5
     table = compare(run_of({"a": cold}), run_of({"a": warm}))
-    assert "A: the first 2 steps are excluded as warm-up." in table.note
-    assert "B: the first" not in table.note
+    assert "A: Excluded steps: 2 warm-up." in table.note
+    assert "B: Excluded" not in table.note
     assert _by(table, "adjusted")["a"] == pytest.approx(1.0, abs=0.02)
 
 

@@ -22,7 +22,7 @@ from tests.builders.device_trace import Feed, feed, traced
 from tests.builders.paced import REGIMES, Job
 from tests.builders.paced import play as play_paced
 from tests.builders.pairs import run_of
-from tests.builders.runs import header
+from tests.builders.runs import Row, header, loaded
 from tests.builders.scripted import Script, play, without
 
 # A name of each category.
@@ -153,8 +153,21 @@ def test_a_category_without_data_is_not_checked() -> None:
     assert "finding changes needs 24" in note
 
 
-def test_every_category_but_compute_and_custom_stages_has_one_rule() -> None:
-    assert sorted(CATEGORY_RULES) == sorted(set(Category) - {Category.COMPUTE, Category.CUSTOM})
+def test_every_category_has_one_rule_but_what_is_no_problem() -> None:
+    none = {Category.COMPUTE, Category.CUSTOM, Category.WARM_UP}
+    assert sorted(CATEGORY_RULES) == sorted(set(Category) - none)
+
+
+def test_warm_up_counts_for_no_finding() -> None:
+    """The first step takes as long as thirty, and only loads data."""
+    rows = [Row("step", "step", 0, 0, 30 * LENGTH), Row("data_fetch", "region", 0, 0, 30 * LENGTH)]
+    for step in range(1, STEPS):
+        begin = (29 + step) * LENGTH
+        rows += [Row("step", "step", step, begin, begin + LENGTH)]
+        rows += [Row("actor_update", "stage", step, begin, begin + LENGTH)]
+    table = findings(loaded(rows))
+    assert CATEGORY_RULES[Category.DATA_WAIT].title not in titles(table)
+    assert not not_checked(table, Category.DATA_WAIT)
 
 
 def test_a_slow_rank_is_a_finding_and_a_healthy_one_is_not() -> None:
