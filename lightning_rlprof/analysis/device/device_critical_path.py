@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.device.work import (
     no_work,
     optional_numbers,
 )
-from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.errors import RlprofError

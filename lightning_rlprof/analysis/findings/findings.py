@@ -11,6 +11,7 @@ from lightning_rlprof.analysis.findings.device_evidence import (
     small_collectives,
 )
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, Results, RunData
+from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, STRAGGLER
 from lightning_rlprof.analysis.findings.run_evidence import (
     category_shares,
     low_mfu,
@@ -18,6 +19,7 @@ from lightning_rlprof.analysis.findings.run_evidence import (
     slow_ranks,
     step_changes,
 )
+from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -52,6 +54,9 @@ _COLUMNS = (
 )
 
 
+_EXPLAINED = "Not listed: the wait of ranks for one another, which the straggler explains"
+
+
 def findings(spans: Spans) -> Table:
     """List the problems worth acting on, by cost, then ideas of what might be saved.
 
@@ -71,7 +76,7 @@ def findings(spans: Spans) -> Table:
     results = [each for check in CHECKS for each in check(run)]
     if not results and not len(spans.rows(kind="step")):
         return Table("findings", _COLUMNS, abstained="no complete step was recorded")
-    found = [each for each in results if isinstance(each, Finding)]
+    found, explained = _without_effects([each for each in results if isinstance(each, Finding)])
     found.sort(key=lambda each: (each.rule.idea, -(each.cost or 0)))
     rows = [_row(each, run.accounts.total_ns) for each in found]
     not_checked: dict[str, list[str]] = {}
@@ -84,7 +89,15 @@ def findings(spans: Spans) -> Table:
         else f"Not checked: {rules[0]} ({why})."
         for why, rules in not_checked.items()
     ]
-    return Table("findings", _COLUMNS, rows, " ".join(notes))
+    return Table("findings", _COLUMNS, rows, " ".join([*explained, *notes]))
+
+
+def _without_effects(found: list[Finding]) -> tuple[list[Finding], list[str]]:
+    """Leave out that ranks wait if stragglers, which are findings too, explain half of it."""
+    wait = CATEGORY_RULES[Category.COLLECTIVE_WAIT]
+    lost = sum(each.cost or 0 for each in found if each.rule is STRAGGLER)
+    kept = [each for each in found if each.rule is not wait or 2 * lost < (each.cost or 0)]
+    return kept, [f"{_EXPLAINED}."] * (len(kept) < len(found))
 
 
 def _row(found: Finding, total_ns: int) -> tuple[Cell, ...]:

@@ -122,7 +122,7 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
         "The buffer is not full while they wait",
     ),
     Category.COLLECTIVE_WAIT: (
-        "Ranks wait in collectives for a straggler",
+        "Ranks wait for the slowest one",
         0.05,
         "Find the straggler with rlprof stragglers RUN. Balance the tokens of the ranks",
         "The wait stays when every rank gets the same batch",

@@ -42,6 +42,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     SLOW_UNCOUNTED,
 )
 from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing
 from lightning_rlprof.tables.spans import Spans
@@ -59,6 +60,7 @@ HIGHLY = 1e-5
 """p-value below which a change of step time has high confidence."""
 
 _SHOWN = 3
+_MARKED = (KINDS.index("stage"), KINDS.index("region"))
 
 
 def category_shares(run: RunData) -> Results:
@@ -235,7 +237,7 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
         high,
         HIGH if is_rank and row["verdict"] != SLOW_UNCOUNTED else MEDIUM,
         f"steps {row['steps']}, stages {row['stages']}{chance}",
-        f"select * from spans where kind = 'stage' and {condition} order by rank, start_ns",
+        f"select * from spans where {condition} order by rank, start_ns",
         place_of(spans, rows),
     )
 
@@ -243,17 +245,21 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
 def _stages_of(
     spans: Spans, ranks: list[int], first: int, last: int, stages: str
 ) -> tuple[Int64s, str]:
-    """Return the stages that a verdict is about, all if it names none, and their SQL condition."""
-    rows = spans.rows(kind="stage")
-    step = spans.step[rows]
-    rows = rows[np.isin(spans.rank[rows], ranks) & (step >= first) & (step <= last)]
-    condition = f"rank in ({', '.join(map(str, ranks))}) and step between {first} and {last}"
+    """Return the stages that a verdict is about, all if it names none, and their SQL condition.
+
+    A verdict may name phases of the training loop, which are regions inside stages.
+    """
     named = [spans.names.index(name) for name in stages.split(", ") if name in spans.names]
+    condition = f"rank in ({', '.join(map(str, ranks))}) and step between {first} and {last}"
     if named:
-        rows = rows[np.isin(spans.name[rows], named)]
+        rows = np.flatnonzero(np.isin(spans.name, named) & np.isin(spans.kind, _MARKED))
         texts = ", ".join(quoted(spans.names[code]) for code in named)
-        condition += f" and name in ({texts})"
-    return rows, condition
+        condition += f" and kind in ('stage', 'region') and name in ({texts})"
+    else:
+        rows = spans.rows(kind="stage")
+        condition += " and kind = 'stage'"
+    step = spans.step[rows]
+    return rows[np.isin(spans.rank[rows], ranks) & (step >= first) & (step <= last)], condition
 
 
 def step_changes(run: RunData) -> Results:

@@ -20,9 +20,10 @@ from lightning_rlprof.analysis.ledger.activity import (
     host_categories,
     rollout_tail,
 )
-from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.step_selection import warm_up
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
+from lightning_rlprof.analysis.waiting import find_waits
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
@@ -94,13 +95,13 @@ def compute_accounts(spans: Spans, *, per_rank: bool = False) -> Accounts:
         per_rank: Keep ranks separate: a thousand ranks then take a thousand times the memory.
     """
     devices, categories = device_occupancy(spans), categories_of(spans.names)
-    collectives, alone = _matched_collectives(spans, categories)
+    waits, alone = _waits(spans, categories)
     missing = _missing_ranks(spans)
     silent = tuple(sorted(missing - {*devices.by_rank}))
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _job_times(spans, devices.by_rank)
     steps = _job_steps(spans)
-    job = _Job(spans, categories, collectives, steps, warm_up(spans), devices.by_rank, start, end)
+    job = _Job(spans, categories, waits, steps, warm_up(spans), devices.by_rank, start, end)
     # A thousand ranks for a hundred days exceed 64 bits.
     dtype = np.int64 if (end - start) * (len(ranks) + len(silent)) < 2**63 else object
     rows = len(ranks) if per_rank else 1
@@ -140,14 +141,14 @@ class _Steps(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What cuts the time of a rank; ``collectives`` as from `_matched_collectives`.
+    """What cuts the time of a rank; ``waits`` as from `_waits`.
 
     All time in the steps ``warm_up`` is warm-up, whatever ran in it.
     """
 
     spans: Spans
     categories: Int64s
-    collectives: Int64s
+    waits: Int64s
     steps: _Steps
     warm_up: Int64s
     devices: Mapping[int, DeviceTime]
@@ -174,9 +175,9 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     """Cut one rank's time at every change of step, span or kernel, and sum the cells."""
     spans, device = job.spans, job.devices.get(rank)
     rows = slice(*np.searchsorted(spans.rank, [rank, rank + 1]).tolist())
-    first, last = np.searchsorted(job.collectives[0], [rows.start, rows.stop])
-    collectives = job.collectives[:, first:last] - np.array([[rows.start], [0]])
-    activity = host_activity(spans, rows, job.categories, collectives)
+    first, last = np.searchsorted(job.waits[0], [rows.start, rows.stop])
+    waits = job.waits[:, first:last] - np.array([[rows.start], [0], [0]])
+    activity = host_activity(spans, rows, job.categories, waits)
     steps = _rank_steps(spans, rows, job.steps)
     parts = [activity.start_ns, activity.end_ns, steps.start_ns, steps.end_ns]
     parts.append(np.array([job.start_ns, job.end_ns]))
@@ -273,21 +274,27 @@ def _job_times(spans: Spans, devices: Mapping[int, DeviceTime]) -> tuple[int, in
     return min(known, default=0), max(known, default=0)
 
 
-def _matched_collectives(spans: Spans, categories: Int64s) -> tuple[Int64s, int]:
-    """Match the collectives recorded as spans across ranks.
+def _waits(spans: Spans, categories: Int64s) -> tuple[Int64s, int]:
+    """Find when ranks waited for others, by their spans.
+
+    Collectives of all threads are matched; on training threads, stages that include waiting, too.
 
     Returns:
-        Two rows: the spans' own rows, ascending, and when their transfers began; and how many
-        collectives have no counterpart.
+        Three rows: the rows of the spans in which ranks waited, ascending, and start and end of the
+        waits; and how many collectives have no counterpart.
     """
     rows = np.flatnonzero((categories == Category.COMMUNICATION)[spans.name])
     rows = rows[np.isin(spans.kind[rows], (_STAGE, _REGION))]
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     columns = (spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
     took = transfer_times(*columns, unsure_ns=uncertainty_ns(spans))
-    matched = took != UNKNOWN
-    alone = len(rows) - int(np.count_nonzero(matched))
-    return np.stack([rows[matched], (end - took)[matched]]), alone
+    waited = (took != UNKNOWN) & (end - took > start)
+    alone = int(np.count_nonzero(took == UNKNOWN))
+    collectives = np.stack([rows, start, end - took])[:, waited]
+    others = find_waits(spans)
+    stages = np.stack([others.row, others.start_ns, others.end_ns])[:, others.whole_stage]
+    found = np.append(collectives, stages, axis=1)
+    return found[:, np.argsort(found[0], kind="stable")], alone
 
 
 def _notes(

@@ -17,7 +17,7 @@ _ONLY_IF_ANY = (
     Category.WARM_UP,
 )  # their absence is not missing data
 _NEEDS = {
-    Category.COLLECTIVE_WAIT: "needs barriers or collectives on two or more ranks",
+    Category.COLLECTIVE_WAIT: "needs two or more ranks that meet",
     Category.HOST_IDLE: "needs device kernels",
     Category.ROLLOUT_TAIL: "needs a span per request",
 }

@@ -16,7 +16,7 @@ from tests.builders.scripted import Script, play, without
 STEP_NS = 1_000_000
 PIECE_NS = 10_000
 MOVES = "Communication is not overlapped"
-WAITS = "Ranks wait in collectives for a straggler"
+WAITS = "Ranks wait for the slowest one"
 UNTRACED = "A large share of GPU time is untraced"
 
 
