@@ -116,13 +116,17 @@ def find_sync_points(spans: Spans, threads: Int64s, *, tables: bool = True) -> S
         source = f"{source} and {told}" if len(visits.chain) else told
         waiting = waiting._replace(set=waiting.set + first)
         visits = _Visits(*(np.concatenate(pair) for pair in zip(visits, waiting, strict=True)))
-    return _to_sync_points(visits, first, (*names,), source)
+    return _to_sync_points(visits, first, (*names,), source, uncertainty_ns(spans))
 
 
-def _to_sync_points(visits: _Visits, first: int, names: tuple[str, ...], source: str) -> SyncPoints:
+def _to_sync_points(
+    visits: _Visits, first: int, names: tuple[str, ...], source: str, unsure_ns: int | None
+) -> SyncPoints:
     """Match the visits and sort them by chain; sets from ``first`` on are whole stages.
 
-    Leaves out sync points with a visit that starts inside another visit of its chain.
+    Leaves out sync points with a visit that starts inside another visit of its chain. A whole stage
+    is left when the first rank leaves it, as far as clocks show that: what the others still do in
+    it is their own work.
     """
     at, group = _match(visits, None)
     outer = ~np.isin(group, group[_inside_another(visits.only(at))])
@@ -132,6 +136,11 @@ def _to_sync_points(visits: _Visits, first: int, names: tuple[str, ...], source:
     size = np.bincount(group)
     step, whole_stage = np.zeros(len(size), dtype=np.int64), np.zeros(len(size), dtype=bool)
     step[group], whole_stage[group] = visits.step, visits.set >= first
+    if unsure_ns is not None:
+        left = np.full(len(size), np.iinfo(np.int64).max)
+        np.minimum.at(left, group, visits.end_ns)
+        end = np.maximum(np.minimum(visits.end_ns, left[group] + unsure_ns), visits.start_ns)
+        visits = visits._replace(end_ns=np.where(whole_stage[group], end, visits.end_ns))
     shortest = np.full(len(size), np.iinfo(np.int64).max)
     np.minimum.at(shortest, group, visits.end_ns - visits.start_ns)
     columns = (visits.chain, visits.start_ns, visits.end_ns, group, visits.row, visits.name)
