@@ -54,6 +54,40 @@ def find_waits(spans: Spans) -> Waits:
     return found
 
 
+class WaitingTimes(NamedTuple):
+    """Waiting of ranks in the steps of a `Partition`; what is in one stage may be in several rows.
+
+    Attributes:
+        step: Index into ``Partition.steps``.
+        stage: Name of the innermost stage as an index into ``Spans.names``, or `UNTRACED`.
+        name: That name; outside any stage that of the collective.
+        ns: Time waited, never zero.
+    """
+
+    step: Int64s
+    stage: Int64s
+    name: Int64s
+    ns: Int64s
+
+
+def waiting_times(spans: Spans, cut: Partition) -> WaitingTimes:
+    """Return how long ranks waited in which stages of which steps."""
+    waits, part = find_waits(spans), cut.divided
+    thread, own = spans.thread[cut.steps][part.step], spans.thread[waits.row]
+    first = np.maximum(last_begun(thread, part.start_ns, own, waits.start_ns), 0)
+    last = last_begun(thread, part.start_ns, own, waits.end_ns - 1)
+    count = np.maximum(last - first + 1, 0)
+    at = np.repeat(np.arange(len(own)), count)
+    segment = np.arange(len(at)) + np.repeat(first - np.cumsum(count) + count, count)
+    begin = np.maximum(waits.start_ns[at], part.start_ns[segment])
+    ns = np.minimum(waits.end_ns[at], part.end_ns[segment]) - begin
+    some = (ns > 0) & (thread[segment] == own[at])
+    at, segment = at[some], segment[some]
+    stage = np.append(spans.name, UNTRACED)[part.stage[segment]]
+    name = np.where(stage == UNTRACED, spans.name[waits.row[at]], stage)
+    return WaitingTimes(part.step[segment], stage, name, ns[some])
+
+
 class StageWork(NamedTuple):
     """Exclusive time by rank and stage, divided into work and waiting; both have no negative time.
 
@@ -72,28 +106,10 @@ class StageWork(NamedTuple):
 
 def stage_work(spans: Spans, cut: Partition, mask: Mask) -> StageWork:
     """Sum the work and the waiting of each stage in some steps by rank."""
-    times, (segment, row, ns) = cut.by_rank(spans, mask), _waits_in_segments(spans, cut)
-    step = cut.divided.step[segment]
-    some = mask[step]
-    row, ns, stage = row[some], ns[some], cut.divided.stage[segment[some]]
-    rank = np.searchsorted(times.ranks, spans.rank[cut.steps[step[some]]])
-    named = np.append(spans.name, UNTRACED)[stage]
+    times, waited = cut.by_rank(spans, mask), waiting_times(spans, cut)
+    waited = WaitingTimes(*(column[mask[waited.step]] for column in waited))
+    rank = np.searchsorted(times.ranks, spans.rank[cut.steps[waited.step]])
     work, waits = times.ns.copy(), np.zeros_like(times.ns)
-    np.subtract.at(work, (rank, named), ns)
-    np.add.at(waits, (rank, np.where(named == UNTRACED, spans.name[row], named)), ns)
+    np.subtract.at(work, (rank, waited.stage), waited.ns)
+    np.add.at(waits, (rank, waited.name), waited.ns)
     return StageWork(times.ranks, times.steps, work, waits)
-
-
-def _waits_in_segments(spans: Spans, cut: Partition) -> tuple[Int64s, Int64s, Int64s]:
-    """Cut waits at the segments of steps: index of the segment, row of the span, and time."""
-    waits, part = find_waits(spans), cut.divided
-    thread, own = spans.thread[cut.steps][part.step], spans.thread[waits.row]
-    first = np.maximum(last_begun(thread, part.start_ns, own, waits.start_ns), 0)
-    last = last_begun(thread, part.start_ns, own, waits.end_ns - 1)
-    count = np.maximum(last - first + 1, 0)
-    at = np.repeat(np.arange(len(own)), count)
-    segment = np.arange(len(at)) + np.repeat(first - np.cumsum(count) + count, count)
-    begin = np.maximum(waits.start_ns[at], part.start_ns[segment])
-    ns = np.minimum(waits.end_ns[at], part.end_ns[segment]) - begin
-    some = (ns > 0) & (thread[segment] == own[at])
-    return segment[some], waits.row[at[some]], ns[some]

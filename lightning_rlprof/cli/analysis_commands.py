@@ -196,11 +196,11 @@ def findings(run: Run) -> None:
         console.say(f"{state:{width}}  {check}: {text}", _STYLES.get(str(state), ""))
     console.say("")
     console.say("Findings", "bold")
-    commands = _print_cards(found, run)
+    commands = _print_cards(found, run, spans.device_word)
     console.next_command(*(commands or ("rlprof", "report", str(run))))
 
 
-def _print_cards(found: "Table", run: Run) -> list[str]:
+def _print_cards(found: "Table", run: Run, device: str) -> list[str]:
     """Print the findings; returns the words of the command that shows the first one."""
     from lightning_rlprof.report.finding_cards import cards
 
@@ -208,7 +208,7 @@ def _print_cards(found: "Table", run: Run) -> list[str]:
         console.say(f"No data. {found.abstained}")
     elif not found.rows:
         console.say("No problems found.")
-    printed = cards(found, shlex.quote(str(run)))
+    printed = cards(found, shlex.quote(str(run)), device=device)
     for at, card in enumerate(printed, start=1):
         console.say(f"{at}. {card.title}", "bold")
         console.say(f"   {card.cost}; {card.evidence}")
@@ -256,7 +256,9 @@ def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency =
     tables = [category_totals(accounts, price=price, currency=currency)]
     tables += [category_breakdown(accounts, per_step=_Part.STEP in parts)] if by else []
     facts = {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
-    answer(spans, tables, "GPU-hours by category", facts=facts, then=("findings", run))
+    answer(
+        spans, tables, f"{spans.device_word}-hours by category", facts=facts, then=("findings", run)
+    )
 
 
 def stragglers(run: Run) -> None:

@@ -62,6 +62,21 @@ def duration(ns: int) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+def hours(number: float) -> str:
+    """Return hours with their unit, three significant digits; short ones as minutes or seconds.
+
+    Example::
+
+        >>> [hours(number) for number in (1234.5, 0.5, 0.02, 0.0008397)]
+        ['1,234 h', '0.50 h', '1.20 min', '3.02 s']
+    """
+    for least, factor, unit in ((0.1, 1, "h"), (1 / 60, 60, "min"), (0.0, 3600, "s")):
+        if abs(number) >= least:
+            value = number * factor
+            return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{number} h"
+
+
 def size(number: int) -> str:
     """Return bytes in readable units, with three or four significant digits.
 
@@ -217,6 +232,8 @@ def _text(cell: Cell, column: Column) -> str:
         return f"{cell:.2f}x"
     if column.unit == "bytes":
         return size(int(cell))
+    if column.unit == "h":
+        return hours(cell)
     return f"{cell:,}" if isinstance(cell, int) else figure(cell)
 
 

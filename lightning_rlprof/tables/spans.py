@@ -118,6 +118,14 @@ class Spans:
         return tuple(self.headers)
 
     @property
+    def device_word(self) -> str:
+        """What time and hours of this run are of: ``GPU``, ``NPU``, or ``rank`` on CPUs."""
+        devices = {header.device.partition(":")[0] for header in self.headers.values()}
+        if devices == {"cpu"}:
+            return "rank"
+        return "NPU" if devices == {"npu"} else "GPU"
+
+    @property
     def duration_ns(self) -> Int64s:
         """Length of every span."""
         return self.end_ns - self.start_ns

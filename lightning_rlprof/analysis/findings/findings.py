@@ -42,6 +42,7 @@ _COLUMNS = (
     Column("CI low", "duration", "ns"),
     Column("CI high", "duration", "ns"),
     Column("confidence", "text"),
+    Column("kind", "text"),
     Column("try", "text"),
     Column("ruled out if", "text"),
     Column("evidence", "text"),
@@ -67,7 +68,8 @@ def findings(spans: Spans) -> Table:
     if the whole interval is above its threshold, and passes if all of it is below. Otherwise the
     note lists it as not checked.
 
-    ``query`` is the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
+    ``kind`` is ``problem``, time that was lost, or ``idea``, time that might be saved. ``query`` is
+    the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
     the place of its first event, in the report's timeline and in an exported trace.
 
     Has no data if the run has no complete step and no device activity.
@@ -105,6 +107,7 @@ def _row(found: Finding, total_ns: int) -> tuple[Cell, ...]:
     share = None if found.cost is None or not total_ns else found.cost / total_ns
     return (
         *(found.title, share, found.cost, found.low, found.high, found.confidence),
+        "idea" if rule.idea else "problem",
         *(rule.suggestion, rule.ruled_out_if, found.evidence, rule.command, found.query),
         *(found.place or (None,) * 4),
     )

@@ -55,7 +55,7 @@ class Accounts:
         sources: Categories with data in this run, even if they took no time, and the source:
             ``spans``, ``kernels`` or ``both``.
         unmatched_collectives: Collectives without a counterpart on other ranks.
-        cpu_only: Whether no rank has an accelerator.
+        device: What its hours are of, see `Spans.device_word`.
         notes: What a reader needs to know, one sentence each.
     """
 
@@ -69,7 +69,7 @@ class Accounts:
     kernels_ns: Int64s
     sources: Mapping[Category, str]
     unmatched_collectives: int
-    cpu_only: bool
+    device: str
     notes: tuple[str, ...]
 
     @property
@@ -115,7 +115,6 @@ def compute_accounts(spans: Spans, *, per_rank: bool = False) -> Accounts:
         from_spans |= own.categories
     sources = dict.fromkeys(from_spans, "spans") | dict.fromkeys(devices.categories, "kernels")
     sources |= dict.fromkeys(from_spans & devices.categories, "both")
-    devices_used = [header.device for header in spans.headers.values()]
     return Accounts(
         ranks,
         silent,
@@ -127,7 +126,7 @@ def compute_accounts(spans: Spans, *, per_rank: bool = False) -> Accounts:
         kernels_ns,
         sources,
         alone + devices.unmatched,
-        bool(devices_used) and all(device == "cpu" for device in devices_used),
+        spans.device_word,
         tuple(_notes(spans, categories, devices, silent, end, alone)),
     )
 
