@@ -92,7 +92,7 @@ def launches(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 def _rows(spans: Spans, work: DeviceWork, notes: list[str]) -> list[tuple[Cell, ...]]:
     """Return a row per stream and call; those of a stream by number of launches."""
     is_copy = np.arange(len(work)) >= work.kernel_count
-    own = _Launched(is_copy, *(work.numbers(name) for name in _READ), replay=work.replay)
+    own = _Launched(is_copy, *[*map(work.numbers, _READ), work.replay])
     titles, title = _titles(spans, own, notes)
     streams, stream = _distinct(own.rank, own.device, own.stream)
     keys = stream * len(titles) + title
