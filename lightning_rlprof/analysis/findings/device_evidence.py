@@ -171,7 +171,6 @@ def _work_query(spans: Spans) -> str:
 
 
 _LEAST_SHARE = 0.05  # of the observed time: a device that does next to nothing is not reported
-_LONGEST_NAME = 80  # letters of a kernel's name in a title
 
 
 def dominant_kernel(run: RunData) -> Results:
@@ -203,12 +202,11 @@ def dominant_kernel(run: RunData) -> Results:
     if isinstance(decision, NotChecked):
         return [decision]
     name, cost, whole = names[top], int(duration[rows].sum()), int(duration.sum())
-    kernel = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     longest = int(rows[np.argmax(duration[rows])])
     from_ns = int(start[longest])
     finding = Finding(
         DOMINANT_KERNEL,
-        DOMINANT_KERNEL.title.format(share=cost / whole, kernel=kernel),
+        DOMINANT_KERNEL.title.format(share=cost / whole, kernel=name),
         cost,
         int(low * whole),
         int(high * whole),
