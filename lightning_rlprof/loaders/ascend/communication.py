@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.capture import COMMUNICATION_FILE, OpenCapture
 from lightning_rlprof.loaders.ascend.table_reader import (
     Cells,
     Frame,
@@ -19,13 +19,13 @@ from lightning_rlprof.loaders.ascend.table_reader import (
     coded_texts,
     texts_of,
 )
-from lightning_rlprof.loaders.ascend.tasks import read_tasks
+from lightning_rlprof.loaders.ascend.tasks import is_collective, read_tasks
 from lightning_rlprof.loaders.ascend.units import scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, matches
 from lightning_rlprof.tables.table import Column
 
-_COMMUNICATION_FILE = "communication.json"
 _TIMES, _BANDWIDTHS = "CommAnalyzerTime", "CommAnalyzerBandwidth"
 _STEP = re.compile(r"step(\d{1,15})")
 # The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
@@ -63,7 +63,7 @@ class _Collective:
 
 
 def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
-    file = opened.file(_COMMUNICATION_FILE)
+    file = opened.file(COMMUNICATION_FILE)
     rows = list(_from_analysis(opened.analysis) if file is None else _from_file(file))  # type: ignore[arg-type]
     moved = [row.moved() for row in rows]
     size, time = scaled([s for s, _ in moved], 10**6), scaled([t for _, t in moved], 10**6)
@@ -96,7 +96,7 @@ def _exact_starts(opened: OpenCapture) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     with suppress(TraceError):  # reading the kernels reports it
         tasks = read_tasks(opened)
-        keep = matches(tasks.name, lambda text: text.startswith(("hcom", "Hccl", "hccl")))
+        keep = matches(tasks.name, is_collective)
         names = texts_of((tasks.name[0][keep], tasks.name[1]))
         for name, start in zip(names, tasks.start_ns[keep].tolist(), strict=True):
             found.setdefault(name, []).append(start)
@@ -148,12 +148,32 @@ def _from_file(file: Path) -> Iterator[_Collective]:
                 yield _Collective(name, group, kind, step, start, measured, links)
 
 
-def collective_groups(opened: OpenCapture) -> dict[str, str]:
-    """Return the group of each collective of the text format by its name, if it has them."""
-    file = opened.file(_COMMUNICATION_FILE)
+def analyzed_collectives(opened: OpenCapture) -> tuple[list[str], list[str], Int64s, Int64s]:
+    """Return name, group, start and end of each collective that CANN analyzed in text files.
+
+    Starts are up to 14 µs late; unknown ones are `UNKNOWN`.
+    """
+    file, rows = opened.file(COMMUNICATION_FILE), []
     with suppress(TraceError):  # reading the table reports it
-        return {row.name: row.group for row in _from_file(file)} if file is not None else {}
-    return {}
+        rows = [] if file is None else list(_from_file(file))
+    start = scaled([row.start for row in rows], 1_000)
+    took = scaled([row.measured["duration"] for row in rows], 10**6)
+    end = np.where((start == UNKNOWN) | (took == UNKNOWN), UNKNOWN, start + took)
+    return [row.name for row in rows], [row.group for row in rows], start, end
+
+
+def collective_groups(opened: OpenCapture, names: Sequence[str], start_ns: Int64s) -> list[str]:
+    """Return the group of each collective of the text format, "" if it is unknown.
+
+    Collectives of two groups may have one name. Then the start decides.
+    """
+    known: dict[str, list[tuple[int, str]]] = {}
+    for name, group, start, _ in zip(*analyzed_collectives(opened), strict=True):
+        known.setdefault(name, []).append((int(start), group))
+    return [
+        min(known.get(name, [(0, "")]), key=lambda each: abs(each[0] - start))[1]
+        for name, start in zip(names, start_ns.tolist(), strict=True)
+    ]
 
 
 COMMUNICATION = TableReader(
@@ -168,7 +188,7 @@ COMMUNICATION = TableReader(
         Column("size", "count", "bytes"),
         Column("bandwidth", "number", "GB/s"),
     ),
-    lambda opened: opened.has_analysis(_TIMES) or opened.file(_COMMUNICATION_FILE) is not None,
+    lambda opened: opened.has_analysis(_TIMES) or opened.file(COMMUNICATION_FILE) is not None,
     _communication,
 )
 """CANN's analysis of each collective; size and bandwidth are of all links of this rank."""

@@ -6,7 +6,7 @@ torch_npu has a queue: one thread puts a task in, and another one takes it out a
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,6 +90,18 @@ class Tasks:
     torch: Calls
     cann: Calls
     remarks: list[str]
+
+    def at(self, rows: Int64s) -> "Tasks":
+        """Return the tasks at some rows."""
+        numbers = ("start_ns", "end_ns", "device", "stream", "step")
+        own: dict[str, Any] = {name: getattr(self, name)[rows] for name in numbers}
+        own |= {"torch": self.torch.at(rows), "cann": self.cann.at(rows)}
+        return replace(self, name=(self.name[0][rows], self.name[1]), **own)
+
+
+def is_collective(name: str) -> bool:
+    """Return whether a task with this name is a collective of HCCL."""
+    return name.startswith(("hcom", "Hccl", "hccl"))
 
 
 def has_kernels(opened: OpenCapture) -> bool:
