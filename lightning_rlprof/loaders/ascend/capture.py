@@ -34,7 +34,10 @@ KERNEL_SHEET = "kernel_details.csv"
 COMMUNICATION_FILE = "communication.json"
 """CANN's analysis of each collective in the text format."""
 
-_SHEETS = (KERNEL_SHEET, COMMUNICATION_FILE, "step_trace_time.csv", "memory_record.csv")
+LINKS_FILE = "communication_matrix.json"
+"""CANN's analysis of each link between two ranks, likewise."""
+
+_SHEETS = (KERNEL_SHEET, COMMUNICATION_FILE, LINKS_FILE, "step_trace_time.csv", "memory_record.csv")
 _METADATA = ("role", "rlprof_window", "rlprof_rank", "rlprof_run", "parallel_group_info")
 
 

@@ -14,6 +14,7 @@ from lightning_rlprof.loaders.ascend.capture import (
 from lightning_rlprof.loaders.ascend.communication import (
     analyzed_collectives,
     collective_groups,
+    group_hash,
 )
 from lightning_rlprof.loaders.ascend.kernels import columns_named, task_frame
 from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
@@ -181,23 +182,6 @@ def _from_marks(marks: Marks) -> _Collectives | None:
     types = [str(each.get("dataType", "")).upper() for each in messages]
     count = scaled([str(each.get("count")) for each in messages], 1)
     return _Collectives(tasks, list(map(group_hash, groups)), types, count)
-
-
-def group_hash(name: str) -> str:
-    """Return the number by which CANN's analysis identifies a communicator.
-
-    Example::
-
-        >>> group_hash("90.91.105.46%enp189s0f0_60000_0_1736410538306028")
-        '17148521525495523210'
-    """
-    if name.isdecimal():
-        return name
-    high = low = 0
-    for character in name:
-        high = (high * 29 + ord(character)) & 0xFFFFFFFF
-        low = (low * 131 + ord(character)) & 0xFFFFFFFF
-    return str(high << 32 | low) if name else ""
 
 
 def parse_operator_name(name: str) -> tuple[str, str, int]:

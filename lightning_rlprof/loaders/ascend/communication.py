@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.capture import COMMUNICATION_FILE, OpenCapture
+from lightning_rlprof.loaders.ascend.capture import COMMUNICATION_FILE, LINKS_FILE, OpenCapture
 from lightning_rlprof.loaders.ascend.table_reader import (
     Cells,
     Frame,
@@ -24,9 +24,12 @@ from lightning_rlprof.loaders.ascend.units import scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, matches
-from lightning_rlprof.tables.table import Column
+from lightning_rlprof.tables.table import Column, columns_of
 
-_TIMES, _BANDWIDTHS = "CommAnalyzerTime", "CommAnalyzerBandwidth"
+_TIMES, _BANDWIDTHS, _MATRIX = "CommAnalyzerTime", "CommAnalyzerBandwidth", "CommAnalyzerMatrix"
+# Of each operation the analysis lists some collectives (allreduce-top1, -middle, -bottom1) and
+# their sum (allreduce-total).
+_OPERATION = re.compile(r"(.+?)-(total|top\d*|middle\d*|bottom\d*)")
 _STEP = re.compile(r"step(\d{1,15})")
 # The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
 _NEAR_NS = 1_000_000
@@ -121,6 +124,26 @@ def _from_analysis(database: SqliteTables) -> Iterator[_Collective]:
 
 
 def _from_file(file: Path) -> Iterator[_Collective]:
+    for step, kind, key, each in _entries(file):
+        if "@" not in key:  # a sum
+            continue
+        times, bandwidths = (
+            part if isinstance(part := each.get(f"Communication {word} Info"), dict) else {}
+            for word in ("Time", "Bandwidth")
+        )
+        name, _, group = key.rpartition("@")
+        links = {
+            link: (of.get("Transit Size(MB)"), of.get("Transit Time(ms)"))
+            for link, of in bandwidths.items()
+            if isinstance(of, dict)
+        }
+        measured = {column: times.get(key) for column, (key, _) in _MEASURED.items()}
+        start = times.get("Start Timestamp(us)")
+        yield _Collective(name, group, kind, step, start, measured, links)
+
+
+def _entries(file: Path) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Yield step, kind and name of each entry of CANN's analysis, and what it contains."""
     try:
         with file.open("rb") as opened:
             steps = msgspec.json.decode(
@@ -129,23 +152,118 @@ def _from_file(file: Path) -> Iterator[_Collective]:
     except (OSError, *NOT_JSON) as error:
         raise TraceError(f"{file}: cannot be read: damaged or cut off") from error
     for step, kinds in steps.items():
-        for kind, collectives in kinds.items():
-            for key, each in collectives.items():
-                if "@" not in key or not isinstance(each, dict):  # a sum
-                    continue
-                times, bandwidths = (
-                    part if isinstance(part := each.get(f"Communication {word} Info"), dict) else {}
-                    for word in ("Time", "Bandwidth")
-                )
-                name, _, group = key.rpartition("@")
-                links = {
-                    link: (of.get("Transit Size(MB)"), of.get("Transit Time(ms)"))
-                    for link, of in bandwidths.items()
-                    if isinstance(of, dict)
-                }
-                measured = {column: times.get(key) for column, (key, _) in _MEASURED.items()}
-                start = times.get("Start Timestamp(us)")
-                yield _Collective(name, group, kind, step, start, measured, links)
+        for kind, entries in kinds.items():
+            for key, each in entries.items():
+                if isinstance(each, dict):
+                    yield step, kind, key, each
+
+
+class _Link(NamedTuple):
+    """What one operation moved from one rank of its group to another, as the files have it."""
+
+    step: str
+    kind: str
+    operation: str
+    group: str
+    source: str
+    destination: str
+    transport: str
+    size: Any
+    time: Any
+
+
+def _links(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read the sums of each operation, or its parts if it has no sum."""
+    file = opened.file(LINKS_FILE)
+    rows = list(_matrix_in_analysis(opened.analysis) if file is None else _matrix_in_file(file))  # type: ignore[arg-type]
+    parsed = [_OPERATION.fullmatch(row.operation) for row in rows]
+    names = [found[1] if found else row.operation for found, row in zip(parsed, rows, strict=True)]
+    keys = [(row.step, row.group, name) for row, name in zip(rows, names, strict=True)]
+    is_sum = [found is not None and found[2] == "total" for found in parsed]
+    summed = {key for key, total in zip(keys, is_sum, strict=True) if total}
+    keep = [at for at, key in enumerate(keys) if is_sum[at] or key not in summed]
+    rows, names = [rows[at] for at in keep], [names[at] for at in keep]
+    steps = [_STEP.fullmatch(row.step) for row in rows]
+    numbers = np.array([int(step[1]) if step else UNKNOWN for step in steps], np.int64)
+    source, destination = (scaled([row[at] for row in rows], 1) for at in (4, 5))
+    groups = {group_hash(name): ranks for name, ranks in opened.capture.groups.items()}
+    own = {row.group: row.source for row in rows if row.source == row.destination}
+
+    def ranks(numbers: Int64s) -> Int64s:
+        found = np.full(len(rows), UNKNOWN)
+        for at, (row, number) in enumerate(zip(rows, numbers.tolist(), strict=True)):
+            members = groups.get(row.group, [])
+            if own.get(row.group) == str(number):
+                found[at] = opened.rank
+            elif 0 <= number < len(members) and isinstance(members[number], int):
+                found[at] = members[number]
+        return found
+
+    return {
+        "step": opened.rl_steps(numbers),
+        "kind": coded_texts([row.kind for row in rows]),
+        "operation": coded_texts(names),
+        "group": coded_texts([row.group for row in rows]),
+        "source": source,
+        "destination": destination,
+        "source rank": ranks(source),
+        "destination rank": ranks(destination),
+        "transport": coded_texts([row.transport for row in rows]),
+        "size": scaled([row.size for row in rows], 10**6),
+        "transfer": scaled([row.time for row in rows], 10**6),
+    }, []
+
+
+def _matrix_in_file(file: Path) -> Iterator[_Link]:
+    for step, kind, key, each in _entries(file):
+        operation, _, group = key.rpartition("@")
+        for pair, link in each.items():
+            source, _, destination = pair.partition("-")
+            if isinstance(link, dict):
+                values = (link.get(f"Transit {word}") for word in ("Size(MB)", "Time(ms)"))
+                transport = str(link.get("Transport Type", ""))
+                yield _Link(step, kind, operation, group, source, destination, transport, *values)
+
+
+def _matrix_in_analysis(database: SqliteTables) -> Iterator[_Link]:
+    columns = "step, type, hccl_op_name, group_name, src_rank, dst_rank, transport_type"
+    for row in database.rows(f"SELECT {columns}, transit_size, transit_time FROM {_MATRIX}"):
+        yield _Link(*map(str, row[:7]), *row[7:])
+
+
+LINKS = TableReader(
+    (
+        Column("device", "count"),
+        Column("step", "count"),
+        *columns_of("text", "kind", "operation", "group"),
+        *columns_of("count", "source", "destination", "source rank", "destination rank"),
+        Column("transport", "text"),
+        Column("size", "count", "bytes"),
+        Column("transfer", "duration", "ns"),
+    ),
+    lambda opened: opened.has_analysis(_MATRIX) or opened.file(LINKS_FILE) is not None,
+    _links,
+)
+"""What each operation moved between two ranks; ``source`` and ``destination`` are numbers in its
+group. Global ranks are known from the metadata, and that of the own rank from its copy to itself.
+"""
+
+
+def group_hash(name: str) -> str:
+    """Return the number by which CANN's analysis identifies a communicator.
+
+    Example::
+
+        >>> group_hash("90.91.105.46%enp189s0f0_60000_0_1736410538306028")
+        '17148521525495523210'
+    """
+    if name.isdecimal():
+        return name
+    high = low = 0
+    for character in name:
+        high = (high * 29 + ord(character)) & 0xFFFFFFFF
+        low = (low * 131 + ord(character)) & 0xFFFFFFFF
+    return str(high << 32 | low) if name else ""
 
 
 def analyzed_collectives(opened: OpenCapture) -> tuple[list[str], list[str], Int64s, Int64s]:
