@@ -10,7 +10,7 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
 _COLUMNS = (
-    *columns_of("count", "from", "to"),
+    *columns_of("count", "source", "destination"),
     *columns_of("text", "group", "transport"),
     Column("bytes", "count", "bytes"),
     Column("time", "duration", "ns"),
@@ -104,7 +104,8 @@ def _rows(
 
 def _slowest(row: _Row) -> str:
     """Name the first link."""
-    source, destination, _, transport, _, _, speed, ratio = row
-    over = f" over {transport}" if transport else ""
+    source, destination, group, transport, _, _, speed, ratio = row
+    over = f" in group {group}" if group else ""
+    over += f" over {transport}" if transport else ""
     text = f"Slowest link of its transport: rank {source} to rank {destination}{over}"
     return f"{text}, {speed:.4g} GB/s, {ratio:.2f}x the median."

@@ -66,7 +66,7 @@ def test_a_peer_that_recorded_nothing_is_not_mixed_with_the_rank_of_its_number()
 
 
 def test_one_rank_alone() -> None:
-    assert links(run(link(0, 1, 8, 4), link(1, 0, 8, 4)), ranks=[1]).column("from") == [1]
+    assert links(run(link(0, 1, 8, 4), link(1, 0, 8, 4)), ranks=[1]).column("source") == [1]
 
 
 @pytest.mark.parametrize("spans", [loaded([]), run(), run(link(0, 0, 5, 5))])

@@ -118,7 +118,10 @@ class DeviceWork:
 
         A replay is all that one call launched, if a graph is known of any of it.
         """
-        graph, launch = self.numbers("graph"), self.numbers("launch")
+        graph = self.numbers("graph")
+        if not (graph != NOT_RECORDED).any():
+            return np.full(len(graph), NO_REPLAY)
+        launch = self.numbers("launch")
         is_launched = launch != NOT_RECORDED
         calls = (self.rank, is_launched, np.where(is_launched, launch, graph))
         keys = (*calls, self.numbers("launch duration"))

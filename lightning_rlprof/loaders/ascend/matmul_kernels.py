@@ -45,7 +45,7 @@ def read_matmul_kernels(opened: OpenCapture) -> Frame:
     else:
         kind, start, end, texts = _from_sheet(opened)
     found = matches(kind, lambda text: _MATMUL.fullmatch(text) is not None)
-    rows = np.flatnonzero(found & plausible(start, end))
+    rows = np.flatnonzero(found & plausible(start, end) & (texts[0][0] >= 0))
     rows = rows[np.argsort(start[rows], kind="stable")]
     columns = [[text.strip('"') for text in texts_of((code[rows], own))] for code, own in texts]
     known = {each: _as_json(*each) for each in set(zip(*columns, strict=True))}

@@ -130,6 +130,13 @@ def test_a_matmul_has_the_flops_of_its_shapes(
     assert row[6] == (None if flops is None else pytest.approx(flops / 2_000 / 1_000))
 
 
+def test_kernels_without_shapes_are_no_matmuls(tmp_path: Path) -> None:
+    output = capture_folder(tmp_path)
+    lines = ["Name,Type,Start Time(us),Duration(us)", f"mm,MatMulV2,{us(EPOCH + 1_000)}\t,2.0"]
+    (output / "kernel_details.csv").write_text("\n".join(lines) + "\n")
+    assert "no shapes of matmuls" in str(matmuls(load(tmp_path)).abstained)
+
+
 @recorded
 def test_kernels_tell_the_shapes_that_operators_of_torch_told(tmp_path: Path) -> None:
     with_trace = matmuls(read_ascend(TEXT[0]))
