@@ -21,6 +21,7 @@ from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
 from lightning_rlprof.analysis.stages.overviews import (
@@ -66,6 +67,7 @@ class Run(Spans):
     kernels = kernels
     launches = launches
     ledger = ledger
+    links = links
     matmuls = matmuls
     memory = memory
     memory_timeline = memory_timeline

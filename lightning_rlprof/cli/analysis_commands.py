@@ -177,6 +177,7 @@ def _print_memory_files(files: list[dict[str, Any]]) -> None:
             console.say(how, "dim")
 
 
+_LONGEST_TITLE = 120  # letters; a kernel's name in it has up to thousands
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
 
@@ -203,6 +204,7 @@ def findings(run: Run) -> None:
 def _print_cards(found: "Table", run: Run, device: str) -> list[str]:
     """Print the findings; returns the words of the command that shows the first one."""
     from lightning_rlprof.report.finding_cards import cards
+    from lightning_rlprof.report.terminal import shortened
 
     if found.abstained is not None:
         console.say(f"No data. {found.abstained}")
@@ -210,7 +212,7 @@ def _print_cards(found: "Table", run: Run, device: str) -> list[str]:
         console.say("No problems found.")
     printed = cards(found, shlex.quote(str(run)), device=device)
     for at, card in enumerate(printed, start=1):
-        console.say(f"{at}. {card.title}", "bold")
+        console.say(f"{at}. {shortened(card.title, _LONGEST_TITLE)}", "bold")
         console.say(f"   {card.cost}; {card.evidence}")
         console.say(f"   try: {card.suggestion}")
         console.say(f"   ruled out if: {card.ruled_out_if}")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FEW = 8
 """Warnings, notes and rows of short tables that are printed."""
 
+_TRUNCATED = ("truncated", "the rest is")  # one is in each warning that part of a file is missing
+
 Run = Annotated[
     Path,
     typer.Argument(
@@ -125,7 +127,12 @@ def warn_of_ranks(warnings: "Sequence[tuple[Cell, Cell]]", everything: str) -> N
 
 
 def count_warnings(spans: "Spans") -> None:
-    """Print how many warnings a run has, and the command that lists them."""
-    if spans.warnings:
-        issues = console.count(len(spans.warnings), "data-quality issue")
-        console.warn(f"{issues}. See: rlprof summary {shlex.quote(str(spans.path))}")
+    """Print what is truncated, and how many other warnings a run has."""
+    summary = f"rlprof summary {shlex.quote(str(spans.path))}"
+    truncated = [each for each in spans.warnings if any(word in each.text for word in _TRUNCATED)]
+    warn_of_ranks(truncated, summary)
+    if count := len(spans.warnings) - len(truncated):
+        issues = console.count(
+            count, "more data-quality issue" if truncated else "data-quality issue"
+        )
+        console.warn(f"{issues}. See: {summary}")

@@ -1,6 +1,6 @@
 """Tables on a terminal or as Markdown: readable units, shares with bars, escaped names.
 
-`render` fits a table to the terminal: long names are shortened first, then the last columns are
+`render` fits a table to the terminal: long names lose their middle first, then the last columns are
 left out and named below the table.
 """
 
@@ -25,6 +25,7 @@ _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _LONGEST_NAME = 40
 _WHOLE_TEXT = 10**6
+_GAP = "..."
 _BAR = 8
 _NARROW = 60  # below this width, numbers need the room of the bars
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -89,6 +90,22 @@ def size(number: int) -> str:
     value = number / unit
     digits = 0 if unit == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f} {name}"
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return text of at most ``longest`` letters: a longer one loses its middle.
+
+    Names of kernels, operators and files often begin alike, so their ends tell them apart.
+
+    Example::
+
+        >>> shortened("void at::native::elementwise_kernel<128, 4, AddFunctor>", 24)
+        'void at::n...AddFunctor>'
+    """
+    if len(text) <= longest:
+        return text
+    left = max(longest - len(_GAP), 0)
+    return f"{text[: (left + 1) // 2]}{_GAP}{text[len(text) - left // 2 :]}"
 
 
 def render(table: Table, *, rows: int | None = None, every: bool = False) -> RenderableType:
@@ -187,7 +204,7 @@ class _Fitting:
             side: JustifyMethod = "left" if left else "right"
             grid.add_column(head, justify=side, width=width, overflow="ellipsis")
         for line in lines:
-            grid.add_row(*line[:count])
+            grid.add_row(*map(_cut, line, widths))
         yield grid
         if hidden := [plain(column.name) for column in self.columns[count:]]:
             columns = "1 column" if len(hidden) == 1 else f"{len(hidden)} columns"
@@ -243,13 +260,19 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int) -> 
     if cell is None:
         return Text(text, style="dim")
     if isinstance(cell, str):
-        short = text if len(text) <= longest else f"{text[: longest - 3]}..."
-        return Text(short, style="dim" if text == "untraced" else "")
+        return Text(shortened(text, longest), style="dim" if text == "untraced" else "")
     if column.kind == "share":
         no_bar = options.ascii_only or options.max_width < _NARROW
         bar = "" if no_bar else f" {_bar(float(cell))}"
         return Text.assemble(f"{text:>6}", (bar, "cyan"))
     return Text(text.replace("µs", "us") if options.ascii_only else text)
+
+
+def _cut(cell: Text, width: int) -> Text:
+    """Return a cell that fits into a terminal too narrow for it."""
+    if cell.cell_len <= width:
+        return cell
+    return Text(shortened(cell.plain, width), style=cell.style)
 
 
 def _bar(share: float) -> str:

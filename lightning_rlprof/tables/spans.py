@@ -154,7 +154,8 @@ class Spans:
     def try_table(self, name: str, remarks: list[str]) -> Table | None:
         """Return a table, None if the run has none.
 
-        Why a table cannot be read becomes a remark, and so do rows that its loader left out.
+        Why a table cannot be read becomes a remark, and so do rows that its loader left out, unless
+        a warning of the run names them.
         """
         if name not in self.tables:
             return None
@@ -166,7 +167,9 @@ class Spans:
         if table.abstained is not None:
             remarks.append(f"The table {name} is missing: {table.abstained}.")
             return None
-        remarks += [f"The table {name} is incomplete: {text}." for text in table.losses()]
+        known = {warning.text for warning in self.warnings}
+        lost = (text for text in table.losses() if text not in known)
+        remarks += [f"The table {name} is incomplete: {text}." for text in lost]
         return table
 
     def span(self, row: int) -> Span:

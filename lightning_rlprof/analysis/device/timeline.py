@@ -10,6 +10,7 @@ import numpy as np
 from lightning_rlprof.analysis.device.work import (
     COPY,
     GRAPHS_NOTE,
+    NO_REPLAY,
     NOT_RECORDED,
     DeviceWork,
     device_work,
@@ -24,7 +25,6 @@ NEVER = 2**63 - 1
 """Launch time of device work whose launch was not recorded."""
 
 _NO_COPIES = "Copies were not recorded; their time counts as idle."
-_NO_GRAPH = -1
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)
 
@@ -38,7 +38,7 @@ class LaneWork(NamedTuple):
         kind: `COMPUTE`, `COMMUNICATION` or `COPY`.
         stage: Index into `DeviceTimeline.stages` of the stage that launched it, or `NO_STAGE`.
         launch_ns: When the call that launched it began, or `NEVER`.
-        graph: Number of the graph replay that it ran in, -1 if none.
+        replay: Number of the graph replay that it ran in, or `NO_REPLAY`.
     """
 
     start_ns: Int64s
@@ -46,7 +46,7 @@ class LaneWork(NamedTuple):
     kind: Int64s
     stage: Int64s
     launch_ns: Int64s
-    graph: Int64s
+    replay: Int64s
 
     def starting_at(self, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first row that starts at each time, and its launch, else `NEVER`."""
@@ -153,7 +153,7 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
 def grid_of(lane: Lane, *others: Int64s) -> Grid:
     """Cut the time of a lane wherever work begins or ends, and at the other times.
 
-    A graph replay counts as not profiled from its first kernel to its last: what its kernels wait
+    A graph replay counts as not profiled from its first kernel or copy to its last: what they wait
     for is unknown.
     """
     work = lane.work
@@ -170,13 +170,10 @@ def grid_of(lane: Lane, *others: Int64s) -> Grid:
 
 
 def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
-    """Return starts and ends of graph replays.
-
-    A replay has one launch; files of several captures may use the same number again.
-    """
-    at = np.flatnonzero(work.graph != _NO_GRAPH)
-    at = at[np.lexsort((work.launch_ns[at], work.graph[at]))]
-    first = group_starts(work.graph[at], work.launch_ns[at])
+    """Return starts and ends of graph replays."""
+    at = np.flatnonzero(work.replay != NO_REPLAY)
+    at = at[np.argsort(work.replay[at], kind="stable")]
+    first = group_starts(work.replay[at])
     starts, ends = work.start_ns[at], work.end_ns[at]
     return np.minimum.reduceat(starts, first), np.maximum.reduceat(ends, first)
 
@@ -184,11 +181,11 @@ def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
 def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
     """Return the lanes, without work that takes no time; ``stage`` launched each row of work."""
     start, launch = work.numbers("start"), work.numbers("launch", NEVER)
-    device, graph = work.numbers("device"), work.numbers("graph", _NO_GRAPH)
+    device = work.numbers("device")
     order = np.lexsort((launch, start, device, work.rank))
     order = order[work.duration[order] > 0]
     rank, device = work.rank[order], device[order]
-    columns = (start, start + work.duration, work.kind, stage, launch, graph)
+    columns = (start, start + work.duration, work.kind, stage, launch, work.replay)
     every = LaneWork(*(column[order] for column in columns))
     hidden = work.hidden_in_graphs
     lanes: list[Lane] = []

@@ -39,7 +39,7 @@ class Overview:
 
     Attributes:
         median: Duration of the median step: number and unit; None with too few steps.
-        spread: A sentence about the quartiles, or why there is no median.
+        spread: A sentence about the quartiles, or what is needed for one.
         mean: Mean step, of which the bar shows the parts.
         segments: The parts that are listed one by one, in the order of the bar.
         small: The other parts of it.

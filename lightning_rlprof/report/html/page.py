@@ -102,7 +102,7 @@ def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> s
         spans: The run; the charts, the configuration and what is missing come from it.
         tables: Answers by the name of their analysis; tables without a place on the page follow
             under their own name.
-        headline: The sentence to show if there is no finding.
+        headline: The sentence to show without a finding.
 
     Example::
 
