@@ -155,6 +155,11 @@ class Options(Section):
             "in Megatron: `tp` first, then `cp`, `ep`, data parallel, and `pp` last."
         ),
     )
+    summary: bool = Field(
+        True,
+        description="Whether rank 0 prints a summary when training ends: step time, where it "
+        "goes, what to fix first.",
+    )
     clock_sync_interval_minutes: NonNegativeFloat = Field(
         default=2,
         description=(

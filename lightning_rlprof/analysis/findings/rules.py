@@ -86,10 +86,11 @@ OUTLIER_STEP = Rule(
 )
 STRAGGLER = Rule(
     "straggler",
-    "{who} is a straggler ({verdict})",
+    "{who} is a straggler{where} ({verdict})",
     0.0,  # the analysis of stragglers decides
-    "Move this rank's work to another machine for some steps",
-    "The slowdown stays with the work after moving it to another machine",
+    "Check what only this rank does or shares: data, logging, other processes on its host. Then "
+    "swap its work with another rank for some steps",
+    "The slowdown moves with the work to the other rank",
     "rlprof stragglers RUN --json",
 )
 

@@ -223,6 +223,8 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
     first, last = map(int, row["steps"].split("-"))
     rows, condition = _stages_of(spans, ranks, first, last, row["stages"])
     chance = "" if row["p-value"] is None else f", p-value {row['p-value']:.2g}"
+    stage = row["stages"] if row["stages"] in spans.names else ""
+    where = f" in {stage}" if stage and stage not in row["verdict"] else ""
     low, high = (
         int(lost * row[bound] / row["slowdown"])
         if lost is not None and row["slowdown"] and row[bound] is not None
@@ -231,7 +233,7 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
     )
     return Finding(
         STRAGGLER,
-        STRAGGLER.title.format(who=who, verdict=row["verdict"]),
+        STRAGGLER.title.format(who=who, where=where, verdict=row["verdict"]),
         lost,
         low,
         high,

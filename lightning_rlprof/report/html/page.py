@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -21,11 +22,11 @@ from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
 from lightning_rlprof.report.html.colors import UNTRACED, paints
-from lightning_rlprof.report.html.overview import headlines, overview
-from lightning_rlprof.report.html.step_series import LATE, StepSeries, times_largest
-from lightning_rlprof.report.html.summary_rows import rank_rows, stage_rows
 from lightning_rlprof.report.html.tables import GridView, grid
 from lightning_rlprof.report.html.timeline import timeline
+from lightning_rlprof.report.overview import headlines, overview
+from lightning_rlprof.report.step_series import LATE, StepSeries, times_largest
+from lightning_rlprof.report.summary_rows import rank_rows, stage_rows
 from lightning_rlprof.report.terminal import plain
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -136,9 +137,9 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     heat, memory = series.heat(), series.memory()
     names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
     colors = paints((names | {part["stage"] for part in steps["parts"]}) - {UNTRACED})
-    word = spans.device_word
+    word, path = spans.device_word, shlex.quote(str(spans.path))
     shown = {step["number"] for step in lanes["steps"]}
-    found = cards(tables["findings"], shown=shown, device=word) if "findings" in tables else []
+    found = cards(tables["findings"], path, shown, word) if "findings" in tables else []
     grids = _grids(tables, colors)
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
     data = {
@@ -162,7 +163,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "environment": run_facts.environment(spans),
         "versions": run_facts.versions(spans),
         "overview": overview(series),
-        "first": headlines(_rows(tables, "findings")),
+        "first": headlines(_rows(tables, "findings"), path),
         "cards": found,
         "findings_note": _note(tables.get("findings")),
         "whatif_note": _note(tables.get("whatif")),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.analysis.statistics.group_summary import summarize
-from lightning_rlprof.report.html.step_series import LATE, WAITS, StepSeries, times_largest
+from lightning_rlprof.report.step_series import LATE, WAITS, StepSeries, times_largest
 from lightning_rlprof.report.terminal import duration
 
 _ALIKE = 1.05  # times the median of the other ranks: ranks below that are alike

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.analysis.step_selection import FEWEST
-from lightning_rlprof.report.html.step_series import Part, StepSeries, mean_parts
+from lightning_rlprof.report.step_series import Part, StepSeries, mean_parts
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.tables.table import figure
 
@@ -114,12 +114,17 @@ class Headline:
     anchor: str
 
 
-def headlines(findings: Sequence[dict[str, Any]]) -> list[Headline]:
-    """Return the first findings, in their order: problems by cost, then ideas."""
+def headlines(findings: Sequence[dict[str, Any]], run: str) -> list[Headline]:
+    """Return the first findings, in their order: problems by cost, then ideas.
+
+    Args:
+        findings: Rows of the analysis.
+        run: How the commands call the run, as a shell takes it.
+    """
     return [
         Headline(
             str(row["finding"]),
-            str(row["try"]),
+            str(row["try"]).replace("RUN", run),
             "takes" if row["kind"] == "idea" else "costs",
             "" if row["share"] is None else _percent(float(row["share"])),
             "" if row["cost"] is None else duration(int(row["cost"])),

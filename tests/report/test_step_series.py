@@ -11,10 +11,10 @@ from lightning_rlprof.analysis.stages.overviews import slowest_ranks
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.html import step_series
-from lightning_rlprof.report.html.overview import overview
-from lightning_rlprof.report.html.step_series import LATE, OTHERS, StepSeries, times_largest
-from lightning_rlprof.report.html.summary_rows import rank_rows, stage_rows
+from lightning_rlprof.report import step_series
+from lightning_rlprof.report.overview import overview
+from lightning_rlprof.report.step_series import LATE, OTHERS, StepSeries, times_largest
+from lightning_rlprof.report.summary_rows import rank_rows, stage_rows
 from lightning_rlprof.report.terminal import duration
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
 from tests.builders.scripted import Script, play
