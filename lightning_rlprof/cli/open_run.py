@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 FEW = 8
 """Warnings, notes and rows of short tables that are printed."""
 
-_TRUNCATED = ("truncated", "the rest is")  # one is in each warning that part of a file is missing
+# One is in each warning that part of a profiler's file is missing, with how much was read.
+_TRUNCATED = ("the rest is", "truncated after")
 
 Run = Annotated[
     Path,

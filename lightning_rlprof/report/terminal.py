@@ -1,7 +1,7 @@
 """Tables on a terminal or as Markdown: readable units, shares with bars, escaped names.
 
-`render` fits a table to the terminal: long names lose their middle first, then the last columns are
-left out and named below the table.
+`render` fits a table to the terminal: long names lose their middle first, as much as they must.
+Then the last columns are left out and named below the table.
 """
 
 from collections.abc import Sequence
@@ -179,21 +179,31 @@ class _Fitting:
     def __init__(self, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> None:
         self.columns, self.rows = columns, rows
 
+    def _lines(
+        self, options: ConsoleOptions, words: Sequence[int], longest: int
+    ) -> tuple[list[list[Text]], list[int]]:
+        """Return the cells with names of at most that many letters, and the width of columns."""
+        lines = [
+            [
+                _cell(cell, column, options, longest)
+                for cell, column in zip(row, self.columns, strict=True)
+            ]
+            for row in self.rows
+        ]
+        cells = [max(line[at].cell_len for line in lines) for at in range(len(words))]
+        return lines, [*map(max, cells, words)]
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         heads = [Text(plain(column.name)) for column in self.columns]
         words = [max(map(cell_len, head.plain.split()), default=1) for head in heads]
-        for longest in (_WHOLE_TEXT, _LONGEST_NAME):
-            lines = [
-                [
-                    _cell(cell, column, options, longest)
-                    for cell, column in zip(row, self.columns, strict=True)
-                ]
-                for row in self.rows
-            ]
-            cells = [max(line[at].cell_len for line in lines) for at in range(len(heads))]
-            widths = [*map(max, cells, words)]
-            if sum(widths) + 2 * (len(widths) - 1) <= options.max_width:
-                break  # nothing is shortened if the terminal is wide enough
+        lines, widths = self._lines(options, words, _WHOLE_TEXT)
+        long = sum(width > _LONGEST_NAME for width in widths)
+        if _room(widths, options) < 0:
+            lines, widths = self._lines(options, words, _LONGEST_NAME)
+            whole = [max(pair[0], pair[1].cell_len) for pair in zip(widths, heads, strict=True)]
+            more = _room(whole, options) // max(long, 1)
+            if more > 0:  # names that are cut share what is left beside whole headings
+                lines, widths = self._lines(options, words, _LONGEST_NAME + more)
         gap, count = _fit(widths, options.max_width)
         widths = _grown(widths[:count], [head.cell_len for head in heads], gap, options.max_width)
         # The box adds one space between columns.
@@ -210,6 +220,11 @@ class _Fitting:
             columns = "1 column" if len(hidden) == 1 else f"{len(hidden)} columns"
             text = f"{columns} hidden ({', '.join(hidden)}). Widen the terminal or use --json."
             yield Text(text, style="dim")
+
+
+def _room(widths: Sequence[int], options: ConsoleOptions) -> int:
+    """Return how many letters are left beside columns of these widths; below 0 they don't fit."""
+    return options.max_width - sum(widths) - 2 * (len(widths) - 1)
 
 
 def _fit(widths: Sequence[int], room: int) -> tuple[int, int]:
