@@ -66,8 +66,7 @@ def summary(
         describe(spans)
     else:
         console.print_tables([stages(spans)])
-    for table in ranks + _details(spans):
-        console.print_tables([table], limit=None if "rank" in table.name else FEW)
+    console.print_tables(ranks)
     console.status("")
     print_warnings(spans)
     console.next_command("rlprof", "findings", run)
@@ -173,33 +172,27 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 
 def describe(spans: "Spans") -> None:
-    """Print the run in a line, its stages, and the headline."""
-    from lightning_rlprof.analysis.stages.stage_times import headline, stages
+    """Print the run in two lines, its stages, and what to fix first."""
+    from lightning_rlprof.analysis.stages.overviews import host_vs_device
+    from lightning_rlprof.analysis.stages.stage_times import stages
+    from lightning_rlprof.analysis.step_selection import FEWEST
+    from lightning_rlprof.report.run_summary import advice, run_line
+    from lightning_rlprof.report.step_series import StepSeries
 
-    steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
+    series = StepSeries(spans)
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
-    ranks = console.count(len(spans.ranks), "rank")
-    console.say(f"{spans.path}: {ranks} on {devices}, {console.count(steps, 'step')}", "bold")
+    console.say(f"{spans.path} on {devices}", "bold")
+    console.say(run_line(series))
     console.print_tables([stages(spans)])
+    if "device_ns" in spans.counters:
+        console.print_tables([host_vs_device(spans)], limit=FEW)
     console.say("")
-    console.say(headline(spans), "bold")
-
-
-def _details(spans: "Spans") -> "list[Table]":
-    """Return the tables of a summary below its stages; those without rows are left out."""
-    from lightning_rlprof.analysis.stages.overviews import (
-        background_stages,
-        host_vs_device,
-        regions,
-        slowest_ranks,
-    )
-    from lightning_rlprof.analysis.stages.stage_times import gaps
-
-    analyses = [host_vs_device] if "device_ns" in spans.counters else []
-    analyses += [background_stages, regions, gaps]
-    analyses += [slowest_ranks] if len(spans.ranks) > 1 else []
-    tables = [analysis(spans) for analysis in analyses]
-    return [table for table in tables if len(table.rows) or table.abstained is not None]
+    if int(series.included.sum()) < FEWEST:
+        return
+    first, *more = advice(replace(spans, tables={}), shlex.quote(str(spans.path)))
+    console.say(first, "bold")
+    for line in more:
+        console.say(line)
 
 
 Query = Annotated[

@@ -1,7 +1,6 @@
 """A run in a dozen lines: step time, where it goes, what to fix first, and what to type next."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,27 +32,28 @@ def run_summary(spans: Spans, *, ended: str = "") -> list[str]:
     """
     spans = replace(spans, tables={})
     series, path = StepSeries(spans), shlex.quote(str(spans.path))
-    lines = [_head(series, ended)]
+    lines = [f"rlprof: {run_line(series)}{_comma(ended)}"]
     if int(series.included.sum()) >= FEWEST:
         lines += _bars(series)
-        lines += _advice(headlines(rows_of(findings(spans)), path))
+        lines += advice(spans, path)
     lines.append(f"Recording: {_quality(spans)}, in {path} ({_bytes(spans.path)})")
     lines.append(f"See it:    rlprof report {path} --open")
     return [plain(line) for line in lines]
 
 
-def _head(series: StepSeries, ended: str) -> str:
+def run_line(series: StepSeries) -> str:
+    """Return how many steps and ranks there are, how long a step takes, and tokens per second."""
     steps, ranks = len(series.numbers), len(series.spans.ranks)
-    text = f"rlprof: {_count(steps, 'step')} on {_count(ranks, 'rank')}"
+    text = f"{_count(steps, 'step')} on {_count(ranks, 'rank')}"
     some = series.included
     if int(some.sum()) < FEWEST:
-        return f"{text}; {FEWEST} are needed to show where time goes{_comma(ended)}"
+        return f"{text}; {FEWEST} are needed to show where time goes"
     wall = series.wall_ns[some]
     text += f", median {duration(int(np.median(wall)))}, mean {duration(int(wall.mean()))}"
     if series.tokens is not None:
         rate = float(series.tokens[1][some].sum() / wall.sum() * 1e9)
         text += f", {figure(rate)} tokens/s"
-    return f"{text}{_comma(ended)}"
+    return text
 
 
 def _comma(text: str) -> str:
@@ -96,8 +96,14 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
 
-def _advice(first: Sequence[Headline]) -> list[str]:
-    """Return the first finding with its price and what to try, and the next in a line."""
+def advice(spans: Spans, run: str) -> list[str]:
+    """Return the first finding with its price and what to try, and the next in a line.
+
+    Args:
+        spans: The run.
+        run: How the commands call the run, as a shell takes it.
+    """
+    first = headlines(rows_of(findings(spans)), run)
     if not first:
         return ["No problem found."]
     top, lines = first[0], []

@@ -75,8 +75,7 @@ def test_a_wrong_price_is_refused(rlprof: Run, tmp_path: Path, price: str) -> No
 def test_warnings_of_the_run_are_counted(rlprof: Run, tmp_path: Path) -> None:
     write_rank(tmp_path, header(0, 2), [Row("actor_update", "stage", 1, 0, 9)], status=None)
     out = rlprof("ledger", tmp_path)[1]
-    assert "rank 0: its file is truncated" in out
-    assert f"warning: 1 more data-quality issue. See: rlprof summary {tmp_path}\n" in out
+    assert f"warning: 2 data-quality issues. See: rlprof summary {tmp_path}\n" in out
 
 
 def test_a_run_without_spans_has_no_data(rlprof: Run, tmp_path: Path) -> None:

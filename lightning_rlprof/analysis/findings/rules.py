@@ -88,8 +88,7 @@ STRAGGLER = Rule(
     "straggler",
     "{who} is a straggler{where} ({verdict})",
     0.0,  # the analysis of stragglers decides
-    "Check what only this rank does or shares: data, logging, other processes on its host. Then "
-    "swap its work with another rank for some steps",
+    "Check what only this rank does: data, logging, other load on its host. Then swap ranks",
     "The slowdown moves with the work to the other rank",
     "rlprof stragglers RUN --json",
 )
