@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.open_run import Limit, Run, about, answer, open_run
+from lightning_rlprof.cli.open_run import SAVE_PATH, Limit, Run, about, answer, open_run
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import RemotePath, place
 
@@ -181,7 +181,7 @@ _LONGEST_TITLE = 120  # letters; a kernel's name in it has up to thousands
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
 
-def findings(run: Run) -> None:
+def findings(run: Run = SAVE_PATH) -> None:
     """List the most expensive problems, with evidence and next steps."""
     from lightning_rlprof.analysis.findings.data_quality import data_quality
     from lightning_rlprof.analysis.findings.findings import findings as find
@@ -242,7 +242,9 @@ Price = Annotated[
 Currency = Annotated[str, typer.Option(metavar="NAME", help="Currency of the price")]
 
 
-def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency = "EUR") -> None:
+def ledger(
+    run: Run = SAVE_PATH, by: Parts = None, price: Price = None, currency: Currency = "EUR"
+) -> None:
     """Show the GPU-hours of the whole job by category.
 
     Example: rlprof ledger RUN --price 2.50 --currency USD
@@ -263,7 +265,7 @@ def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency =
     )
 
 
-def stragglers(run: Run) -> None:
+def stragglers(run: Run = SAVE_PATH) -> None:
     """Find ranks that slow the others down."""
     from lightning_rlprof.analysis.stragglers.stragglers import stragglers as find
 
@@ -288,7 +290,7 @@ Level = Annotated[
 ]
 
 
-def critical_path(run: Run, by: Rows = None, level: Level = "rank") -> None:
+def critical_path(run: Run = SAVE_PATH, by: Rows = None, level: Level = "rank") -> None:
     """Show a step's critical path and the slack of everything else.
 
     For overlapping (async) steps, also show the bottleneck cycle.
@@ -333,7 +335,7 @@ Save = Annotated[bool, typer.Option("--save", help="Save the predictions for rlp
 
 
 def whatif(
-    run: Run,
+    run: Run = SAVE_PATH,
     speedup: Speedup = None,
     remove: Remove = None,
     overlap: Overlap = None,

@@ -162,6 +162,7 @@ def _add(panel: str, name: str, verb: Any, *, formats: bool = False, json: bool 
 _add("Start", "demo", demo, json=False)
 _add("Start", "doctor", doctor)
 app.command("help", rich_help_panel="Start")(help_topic)
+_add("Inspect", "ls", run_commands.list_runs, formats=True)
 _add("Inspect", "summary", run_commands.summary, formats=True)
 _add("Inspect", "show", analysis_commands.show, formats=True)
 _add("Inspect", "report", run_commands.report, json=False)

@@ -32,6 +32,9 @@ Run = Annotated[
         "See rlprof help inputs.",
     ),
 ]
+SAVE_PATH = Path("profiler_data")
+"""Where trainings write unless they are told otherwise: the newest run there is the default RUN."""
+
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="Write to this file"),
@@ -64,6 +67,8 @@ def check_exists(path: Path) -> None:
     newest = sorted(runs, key=lambda run: -run.stat().st_mtime)
     names = ", ".join(str(run) for run in newest[:3])
     hint = f"Newest runs there: {names}" if names else "See rlprof help inputs."
+    if path == SAVE_PATH:
+        hint = "Pass RUN. To record one: rlprof demo"
     raise RlprofError(f"no such run or trace: '{path}'", hint=hint, code="not_found")
 
 

@@ -17,6 +17,7 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.open_run import (
     FEW,
+    SAVE_PATH,
     Force,
     Limit,
     Output,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Table
 
-_LIMIT = 50
+_LIMIT, _SHOWN_RUNS = 50, 20
 
 
 class _Part(str, Enum):
@@ -45,8 +46,28 @@ class _Part(str, Enum):
     RANK = "rank"
 
 
+def list_runs(
+    path: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="PATH", help="Directory of runs")
+    ] = SAVE_PATH,
+    limit: Limit = None,
+) -> None:
+    """List the runs of a directory, newest first."""
+    from lightning_rlprof.loaders.run_list import run_list
+
+    check_exists(path)
+    if not path.is_dir():
+        raise RlprofError(f"{path} is not a directory", hint="See its run: rlprof summary RUN")
+    table = run_list(path)
+    if console.is_json():
+        console.put_json({"path": str(path), "tables": [table.to_dict()]})
+        return
+    console.print_tables([table], limit=limit or _SHOWN_RUNS)
+    console.next_command("rlprof", "summary", path / str(table.rows[0][0]))
+
+
 def summary(
-    run: Run,
+    run: Run = SAVE_PATH,
     by: Annotated[
         list[_Part] | None, typer.Option(metavar="PART", help="Add one row per rank: rank")
     ] = None,
@@ -73,7 +94,7 @@ def summary(
 
 
 def report(
-    run: Run,
+    run: Run = SAVE_PATH,
     output: Output = None,
     force: Force = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser")] = False,
@@ -102,7 +123,7 @@ def report(
 
 
 def export(
-    run: Run,
+    run: Run = SAVE_PATH,
     target: Annotated[
         Literal["perfetto", "parquet", "csv"],
         typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv"),

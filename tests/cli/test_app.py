@@ -56,7 +56,7 @@ def test_with_json_an_error_is_json(rlprof: Run, tmp_path: Path) -> None:
             "message": f"no such run or trace: '{tmp_path}/nope'",
             "hint": "See rlprof help inputs.",
         }
-    assert json.loads(rlprof("summary", "--json")[2])["error"]["code"] == "usage"
+    assert json.loads(rlprof("sql", "--json")[2])["error"]["code"] == "usage"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -75,7 +75,7 @@ def test_a_name_outside_the_encoding_of_the_terminal_is_escaped(
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["summary"], "missing argument 'RUN'", "See rlprof summary --help"),
+        (["sql"], "missing argument 'RUN'", "See rlprof sql --help"),
         (["summary", "x", "--bogus"], "no such option: --bogus", "See rlprof summary --help"),
         (["--bogus"], "no such option: --bogus", "See rlprof --help"),
         (["config", "bogus"], "no such command 'bogus'", "See rlprof config --help"),
@@ -92,7 +92,7 @@ def test_usage_errors_have_a_hint(rlprof: Run, words: list[str], error: str, hin
 
 PANELS = {
     "Start": ["demo", "doctor", "help"],
-    "Inspect": ["summary", "show", "report", "sql"],
+    "Inspect": ["ls", "summary", "show", "report", "sql"],
     "Diagnose": ["findings", "ledger", "stragglers", "critical-path", "whatif", "compare"],
     "Export": ["export", "upload", "ingest"],
     "Record": ["nsys", "config", "ascend"],

@@ -300,3 +300,29 @@ def test_force_replaces_no_input(rlprof: Run, tmp_path: Path) -> None:
         for mine in (("report", "x.html"), ("export", "x.json.gz"), ("sql", "x.csv", "select 1")):
             words = (mine[0], run, *mine[2:], "-o", run / mine[1], "--force")
             assert rlprof(*words)[0] == 0
+
+
+def test_without_run_the_newest_one_here_is_taken(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = rlprof("summary")
+    assert status == 2
+    assert err == (
+        "rlprof: error: no such run or trace: 'profiler_data'\n"
+        "  hint: Pass RUN. To record one: rlprof demo\n"
+    )
+    grpo_run(tmp_path / "profiler_data" / "mine", steps=5)
+    for verb in ("summary", "findings", "ledger", "stragglers", "critical-path", "whatif"):
+        assert rlprof(verb)[0] == 0
+    assert "profiler_data/mine on cpu" in rlprof("summary")[1]
+
+
+def test_ls_lists_runs_and_names_the_next_command(rlprof: Run, tmp_path: Path, hints: None) -> None:
+    grpo_run(tmp_path / "one", steps=5)
+    status, out, err = rlprof("ls", tmp_path)
+    assert status == 0
+    assert "one  finished      5" in out
+    assert err == f"next: rlprof summary {tmp_path}/one\n"
+    data = json.loads(rlprof("ls", tmp_path, "--json")[1])
+    assert data["tables"][0]["rows"][0][:3] == ["one", "finished", 5]
