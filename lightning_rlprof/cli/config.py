@@ -31,10 +31,12 @@ File = Annotated[
 def check(file: File) -> None:
     """Check a configuration and show what it will record. Exits 1 if it is wrong."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.config.sources import read
 
+    data = read(file)
     try:
-        config = ProfilerConfig.build(file)
-        roles = {name: ProfilerConfig.build(file, role=name) for name in config.roles}
+        config = ProfilerConfig.build(data)
+        roles = {name: ProfilerConfig.build(data, role=name) for name in config.roles}
     except ConfigError as error:
         raise console.CheckFailedError(str(error), hint=error.hint, code="config") from error
     answers = {"spans": "all stages of every step" if config.spans else "off"}

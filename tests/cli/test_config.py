@@ -105,3 +105,13 @@ def test_the_schema_is_json_and_goes_to_a_file(rlprof: Run, tmp_path: Path) -> N
     assert out == f"Wrote {path}\n"
     assert rlprof("config", "schema", "-o", path)[0] == 2
     assert rlprof("config", "schema", "-o", path, "--force")[0] == 0
+
+
+@pytest.mark.parametrize("text", [None, "a: [", "- a list"])
+def test_what_is_no_configuration_is_unreadable_input_not_a_failed_check(
+    rlprof: Run, tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "x.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert rlprof("config", "check", path)[0] == 2
