@@ -290,7 +290,7 @@ class Options(Section):
         values, given = dict(block), set(block.model_fields_set)
         if "profile" in given and block.profile is None:
             given = {key for key in given if values[key] != _default(IntegratedConfig, key)}
-        off = self._nothing()
+        off = self.nothing_chosen()
         asked = bool(given - _NOT_CAPTURE) or any(
             getattr(self, key) != _default(type(self), key) for key in _CAPTURE
         )
@@ -305,13 +305,15 @@ class Options(Section):
         self.__dict__["integrated"] = IntegratedConfig.model_construct(given, **values)
         return self
 
-    def _nothing(self) -> str:
+    def nothing_chosen(self) -> str:
+        """Why no capture can happen, for people: no step, tool or role is chosen; else empty."""
         if self.steps == []:
-            return "steps is an empty list"
+            return "no steps are chosen"
         if self.tools == []:
             return "tools is an empty list"
         if self.roles and not any(role.enable for role in self.roles.values()):
-            return f"no role is enabled ({', '.join(self.roles)})"
+            names = ", ".join(self.roles)
+            return f"no role is enabled ({names}): set enable or ranks of one"
         return ""
 
     def _shared_role(self) -> RoleConfig | None:
@@ -319,7 +321,7 @@ class Options(Section):
 
         Also None while captures are off, where roles need not agree on one.
         """
-        if not self.roles or self.integrated.profile is False or self._nothing():
+        if not self.roles or self.integrated.profile is False or self.nothing_chosen():
             return None
         own = {
             name: role
@@ -405,7 +407,10 @@ class ProfilerConfig(Options):
         if self.captures:
             return ""
         if not self.integrated.profile:
-            return self._nothing() or "integrated.profile is false, or no capture option was given"
+            return (
+                self.nothing_chosen()
+                or "integrated.profile is false, or no capture option was given"
+            )
         hint = "" if self.role in self.roles else near(self.role or "", self.roles)
         return f"role {self.role!r} is not enabled in roles{hint}"
 

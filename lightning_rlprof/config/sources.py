@@ -1,6 +1,6 @@
 """Mappings, YAML files, keywords and the environment as one plain mapping in our own keys."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import yaml
 from lightning_rlprof.config.blocks import IntegratedConfig
 from lightning_rlprof.config.omegaconf import plain, resolvable, resolving
 from lightning_rlprof.config.validation import near, near_match
+from lightning_rlprof.config.verl.find_keys import find
 from lightning_rlprof.config.verl.key_table import ROLES
 from lightning_rlprof.config.verl.translate import Translation, translate
 from lightning_rlprof.errors import ConfigError
@@ -163,6 +164,59 @@ def lay(
         del origins["steps"]
     forget(origins, ours)
     return merge(verls, ours)
+
+
+def from_words(words: Sequence[str]) -> dict[str, Any]:
+    """Return overrides as Hydra's command line has them, as a mapping.
+
+    Example::
+
+        >>> from_words(["+trainer.profile_steps=[1, 2]", "trainer.device=cuda"])
+        {'trainer': {'profile_steps': [1, 2], 'device': 'cuda'}}
+
+    Raises:
+        ConfigError: A word is not ``KEY=VALUE``, or its value is not YAML.
+    """
+    merged: dict[str, Any] = {}
+    for word in words:
+        key, is_set, text = word.partition("=")
+        name = key.lstrip("+")
+        if not (is_set and name) or name.startswith("~"):
+            raise ConfigError(f"{word!r} is not an override: write KEY=VALUE, such as steps=[1, 2]")
+        merged = merge(merged, _nested({name: _loaded(text, word)}))
+    return merged
+
+
+def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, list[str]]:
+    """Return each key that a mapping sets, and the dotted rlprof keys that follow from it.
+
+    These are none for a key of verl whose tool or role is not selected.
+
+    Example::
+
+        >>> given_keys({"trainer": {"profile_steps": [1]}}, ["steps"])
+        {'trainer.profile_steps': ['steps', 'tools']}
+    """
+    origins: dict[str, str] = {}
+    canonical(data, fields, origins)
+    with resolving():
+        data = resolvable(data, {*fields, *_LOOKED_AT} if _LOOKED_AT & {*data} else data)
+        keys = {
+            item.key: [o for o, key in origins.items() if key == item.key] for item in find(data)
+        }
+        for home in (data.get(_WRAPPER) or {}, data):
+            block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
+            keys |= {key: [key] for key in _dotted(block)}
+    return keys
+
+
+def _dotted(block: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Return the dotted keys of a mapping's values; a rule of ``wrap`` is one value."""
+    for key, value in block.items():
+        if isinstance(value, Mapping) and value and key != "wrap":
+            yield from _dotted(value, f"{place}{_name(key)}.")
+        else:
+            yield f"{place}{_name(key)}"
 
 
 def forget(origins: dict[str, str], over: Mapping[str, Any]) -> None:

@@ -169,7 +169,8 @@ class Capture:
             self._call(recorder, recorder.close)
         self.is_open = False
         self._listening = self._now_listening()
-        if names := _names(filter(_captures, self._recorders)):  # those that lived through it
+        lived = [one for one in self._recorders if _captures(one) and not one.why_nothing]
+        if names := _names(lived):
             self._captured.add(self._window)
             self._run.note("info", f"captured {self._window} with {names}")
         self._run.record(_CLOSE, start, self._run.clock())
@@ -254,6 +255,8 @@ class Capture:
         capturing = [recorder for recorder in self._all if _captures(recorder)]
         if not capturing:  # markers alone are asked for where there are none: spans serve
             return None if config.integrated.mstx else f"nothing was captured: {_NO_RECORDER}"
+        if reasons := [recorder.why_nothing for recorder in capturing if recorder.why_nothing]:
+            return f"nothing was captured: {reasons[0]}"
         if self._opened:
             return f"nothing was captured: all profilers failed: {_names(capturing)}"
         if all(recorder.always for recorder in capturing):

@@ -112,7 +112,7 @@ def _remark(session: Session, *, own: bool) -> None:
         session.note("info", text)
     if not own:
         session.remarks += without_effect(config, header.device)
-    if config.integrated.profile and not config.captures:
+    if not config.captures and (config.integrated.profile or config.nothing_chosen()):
         session.note("info", f"this process captures nothing: {config.why_off}")
     log.info("recording %s on host %s, PID %d", session.run, header.host, header.pid)
 

@@ -110,9 +110,12 @@ def test_filled_in_defaults_do_not_count_as_given() -> None:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"steps": []}, "steps is an empty list"),
+        ({"steps": []}, "no steps are chosen"),
         ({"tools": []}, "tools is an empty list"),
-        ({"roles": {"a": {"enable": False}}}, "no role is enabled (a)"),
+        (
+            {"roles": {"a": {"enable": False}}},
+            "no role is enabled (a): set enable or ranks of one",
+        ),
     ],
 )
 def test_on_with_nothing_to_capture_is_refused(keys: dict[str, Any], reason: str) -> None:

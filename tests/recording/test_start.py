@@ -122,6 +122,24 @@ def test_a_process_whose_role_is_not_captured_says_so(tmp_path):
         ]
 
 
+@pytest.mark.parametrize(
+    ("verls", "reason"),
+    [
+        ({"trainer": {"profile_steps": None}}, "no steps are chosen"),
+        (
+            {"trainer": {"profile_steps": [1]}, "critic": {"profiler": {"discrete": True}}},
+            "no role is enabled (critic): set enable or ranks of one",
+        ),
+    ],
+)
+def test_keys_of_verl_that_choose_nothing_say_so(verls, reason, tmp_path):
+    config = ProfilerConfig.build(verls, profile_save_path=str(tmp_path))
+    with start_session(config, name="run"):
+        pass
+    (note,) = read_trace(tmp_path / "run" / "rank-00000.jsonl").notes
+    assert note.text == f"this process captures nothing: {reason}"
+
+
 def test_a_run_that_asked_for_no_capture_says_nothing(tmp_path):
     config = ProfilerConfig.build(None, profile_save_path=str(tmp_path))
     with start_session(config, name="run"):

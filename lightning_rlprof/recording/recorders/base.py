@@ -44,6 +44,7 @@ class Recorder:
 
     Attributes:
         always: Whether `enter`, `exit` and `mark` come outside captures, too.
+        why_nothing: Why its tool records nothing in this process, if that is so.
         note: Call ``note(level, text)``, from any thread, to log a remark and keep it in the run;
             ``level`` is ``info``, ``warning`` or ``error``. The session puts its own there.
 
@@ -60,6 +61,7 @@ class Recorder:
     """
 
     always: bool = False
+    why_nothing: str = ""
     note: Callable[[str, str], None] = staticmethod(_log)
 
     def __getstate__(self) -> dict[str, Any]:
