@@ -116,7 +116,7 @@ def _keys(data: Mapping[str, Any], config: "ProfilerConfig") -> dict[str, str]:
     """Return for each key of the file the values that follow from it."""
     from lightning_rlprof.config.sources import given_keys
 
-    dumped, answers = config.dump(), {}
+    dumped, answers = config.masked(), {}
     for key, ours in given_keys(data, type(config).model_fields).items():
         found = [f"{each} = {_value(dumped, each)}" for each in ours if each != "wrap"]
         if ours != ["wrap"]:

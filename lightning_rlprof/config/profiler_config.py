@@ -40,9 +40,18 @@ from lightning_rlprof.config.sources import (
     read,
 )
 from lightning_rlprof.config.stage_names import CustomStages, OptimizerStages, check_stages
-from lightning_rlprof.config.validation import RankList, Section, Steps, explain, near, refused
+from lightning_rlprof.config.validation import (
+    RankList,
+    Section,
+    Steps,
+    explain,
+    masked,
+    near,
+    refused,
+)
 from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.system.location import redact
 
 _NOT_CAPTURE = {"profile", "profile_save_path"}
 _CAPTURE = (
@@ -508,6 +517,28 @@ class ProfilerConfig(Options):
         """Every key as JSON holds it, ``${`` escaped; `build` makes an equal one of it."""
         dumped: dict[str, Any] = escaped(self.model_dump(mode="json"))
         return dumped
+
+    def masked(self) -> dict[str, Any]:
+        """Every key as JSON holds it, for files and people: without what may be secret.
+
+        These are arguments of ``on_finish.command``, values in ``env-var`` of Nsight's options, and
+        credentials in URLs.
+        """
+        dumped = self.model_dump(mode="json")
+        dumped["on_finish"]["command"] = masked(self.on_finish.command)
+        for options in (dumped["nsight"]["controller"], dumped["nsight"]["worker"]):
+            if given := options.get("env-var"):
+                names = [each.partition("=")[0] for each in given.split(",")]
+                options["env-var"] = ",".join(names)
+        return {key: _without_credentials(value) for key, value in dumped.items()}
+
+
+def _without_credentials(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_credentials(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_credentials(each) for each in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def _listed(names: str | list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Mappings, YAML files, keywords and the environment as one plain mapping in our own keys."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from io import StringIO
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,11 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
 def _loaded(text: str, what: str) -> Any:
     """Return the value of some YAML; ``what`` begins the message where it is none."""
     try:
-        data = yaml.load(text, _Loader)
+        data = yaml.load(StringIO(text), _Loader)  # of a text, errors quote the line: a secret?
     except RecursionError as error:
         raise ConfigError(f"{what} contains brackets or blocks nested too deeply") from error
     except Exception as error:  # of YAML's own, or ValueError for a date or number that is none
-        said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
+        said = " ".join(str(error).split()).replace('"<file>", ', "")
         raise ConfigError(f"{what} is not valid YAML: {said}") from error
     if not _is_small(data):
         raise ConfigError(
@@ -267,7 +268,8 @@ def from_environment(
         text = environment[variable]
         origins[".".join(path)] = variable
         is_text = path[0] == "nsight" and len(path) > 2
-        nested: Any = text if is_text and text != "null" else _loaded(text, f"{variable}={text!r}")
+        what = variable if path[0] == "on_finish" else f"{variable}={text!r}"  # may hold a secret
+        nested: Any = text if is_text and text != "null" else _loaded(text, what)
         for key in reversed(path):
             nested = {key: nested}
         values = merge(values, nested)

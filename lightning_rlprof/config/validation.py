@@ -149,6 +149,31 @@ _UNQUOTED = re.compile(r"\$\{?\w+\}?|&&|\|\||>>|[`$|&;<>()*?\[\n]|(?<!\S)[~#]|^\
 _IN_A_WORD = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(|`")
 # Of a shell or an interpreter, whose next word is a program that may hold anything.
 _SCRIPT_FOLLOWS = re.compile(r"-\w*c")
+_OPTION = re.compile(r"-\w|--[\w-]+(=)?")
+
+
+def masked(command: Any) -> Any:
+    """Return a command with its program and the names of its options; the rest may be secret.
+
+    Example::
+
+        >>> masked(["upload.sh", "--token", "hf_abc", "--key=abc", "s3://bucket"])
+        ['upload.sh', '--token', '***', '--key=***', '***']
+    """
+    if isinstance(command, str):
+        return " ".join(masked(command.split()))
+    if not isinstance(command, list | tuple) or not command:
+        return command
+    program, is_variable, _ = str(command[0]).partition("=")
+    return [f"{program}=***" if is_variable else program, *map(_masked_word, command[1:])]
+
+
+def _masked_word(word: object) -> str:
+    text = str(word)
+    given = _OPTION.match(text)
+    if given is None:
+        return "***"
+    return text if given.end() == len(text) else f"{given[0]}***" if given[1] else "***"
 
 
 def _words(value: Any) -> Any:
@@ -158,14 +183,15 @@ def _words(value: Any) -> Any:
         return None
     if not isinstance(words, list):
         raise refused("is not a command: give a list of words, or one line", value)
+    shown = masked(value)
     if not words or words[0] == "":
-        raise refused("is empty: give the program and its arguments, or null", value)
+        raise refused("is empty: give the program and its arguments, or null", shown)
     texts = [word for word in words if isinstance(word, str)]
     if any("\0" in text for text in texts):
-        raise refused("contains a zero byte, which an argument cannot", value)
+        raise refused("contains a zero byte, which an argument cannot", shown)
     if not any(_SCRIPT_FOLLOWS.fullmatch(text) for text in texts):
         for found in filter(None, map(_IN_A_WORD.search, texts)):
-            raise _only_a_shell(found.group(), value)
+            raise _only_a_shell(found.group(), shown)
     return words
 
 
@@ -173,10 +199,10 @@ def _split(line: str) -> list[str]:
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise refused(f"cannot be split into words ({error})", line) from error
+        raise refused(f"cannot be split into words ({error})", masked(line)) from error
     found = _UNQUOTED.search(_QUOTED.sub("x", line))
     if found:
-        raise _only_a_shell(found.group().strip(" "), line)
+        raise _only_a_shell(found.group().strip(" "), masked(line))
     return words
 
 

@@ -129,8 +129,9 @@ class TraceWriter:
     def __init__(self, run: Path, header: Header) -> None:
         run.mkdir(parents=True, exist_ok=True)
         self.path = run / f"rank-{header.rank:05d}{_SUFFIX}"
-        # O_EXCL: two jobs that were given one directory must fail here, not mix their lines.
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        # O_EXCL: two jobs that were given one directory must fail here, not mix their lines. Names
+        # and notes are the training's and may be secret, so that only its user reads them.
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._torn = False
         self._encode = msgspec.json.Encoder().encode_lines
         self.write([msgspec.Raw(msgspec.json.encode(header))])

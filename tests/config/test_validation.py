@@ -86,7 +86,7 @@ def test_what_only_a_shell_understands_is_refused(value: Any, part: str) -> None
         ("", "='' is empty: give the program and its arguments, or null"),
         ("  ", " is empty: give the program"),
         ([], "=[] is empty: give the program"),
-        (["", "a"], "=['', 'a'] is empty: give the program"),
+        (["", "a"], "=['', '***'] is empty: give the program"),
         ("echo 'a", " cannot be split into words (No closing quotation)"),
         (["echo", "a\0b"], " contains a zero byte, which an argument cannot"),
         (3, "=3 is not a command: give a list of words, or one line"),
