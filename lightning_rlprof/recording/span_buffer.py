@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.open_spans import Line
-from lightning_rlprof.recording.recorders.base import Counters, Late, numbers_of
+from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.records import Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
@@ -319,7 +319,9 @@ class Buffer:
                     self._late.append((span, ask))
                 elif told := numbers_of(numbers):
                     self.add(("count", span[7], told))
-            except Exception as error:
+            except BaseException as error:
+                if is_for_the_process(error):
+                    raise
                 self._lose_numbers(f"of <{span[2]} {span[1]}> ({described(error)})")
         if len(self._late) > _MOST_LATE:
             self._lose_numbers(f"of more than {_MOST_LATE} spans, as they are never told")
