@@ -15,6 +15,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -70,6 +71,23 @@ _CAPTURE = (
 )
 _MARKING = {"nvtx", "nsight", "mstx"}
 
+_BLOCKS: dict[str, type[Section]] = {
+    "integrated": IntegratedConfig,
+    "parallel": ParallelConfig,
+    "nsight": NsightConfig,
+    "torch_profiler": TorchProfilerConfig,
+    "npu": NpuConfig,
+    "memory": MemoryConfig,
+    "on_finish": FinishConfig,
+}
+
+
+def _places_of(key: str) -> str:
+    """Return where blocks have a key, for people; empty if none has."""
+    return " or ".join(
+        f"{name}.{key}" for name, block in _BLOCKS.items() if key in block.model_fields
+    )
+
 
 Tool = Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]
 
@@ -84,7 +102,8 @@ class Options(Section):
         default=None,
         description=(
             "Steps to capture instead of `integrated.profile_step_start` and `…_end`: all, or a "
-            "list. An empty list captures nothing."
+            "list of steps and ranges such as `[2, 10-20]`, whose ends are included. An empty list "
+            "captures nothing."
         ),
     )
     ranks: RankList | None = Field(
@@ -209,9 +228,19 @@ class Options(Section):
 
     @classmethod
     def _unknown(cls, key: str) -> str:
-        if key in IntegratedConfig.model_fields:
-            return f"is one level down: integrated.{key}"
+        if places := _places_of(key):
+            return f"is one level down: {places}"
         return super()._unknown(key)
+
+    @field_validator(*_BLOCKS, mode="before")
+    @classmethod
+    def _in_its_place(cls, value: Any, info: ValidationInfo) -> Any:
+        own = _BLOCKS[str(info.field_name)].model_fields
+        for given in value if isinstance(value, Mapping) else ():
+            key = str(given).replace("-", "_")
+            if key not in own and (place := key if key in cls.model_fields else _places_of(key)):
+                raise refused(f"is in the wrong place; write {place}", key=str(given))
+        return value
 
     _rules = field_validator("wrap", mode="before")(as_rules)
 

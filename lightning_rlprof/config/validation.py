@@ -221,6 +221,7 @@ Command = Annotated[list[str] | None, BeforeValidator(_words), WithJsonSchema(_S
 """Words of a program that is started without a shell, from a list or from one line."""
 
 
+_RANGE = re.compile(r"\s*(\d{1,12})\s*-\s*(\d{1,12})\s*")
 _MOST = 2**20  # as many ranks as a run is read of
 
 
@@ -272,8 +273,27 @@ def _steps(value: Any) -> Any:
     if value is None or value == "all":
         return value
     if isinstance(value, str):
-        raise refused("is neither 'all' nor a list of steps such as [1, 2]", value)
-    return _listed(value, "steps", 1)
+        if not _RANGE.fullmatch(value):
+            raise refused("is neither 'all' nor a list of steps such as [1, 10-20]", value)
+        value = [value]
+    return _listed(_without_ranges(value), "steps", 1)
+
+
+def _without_ranges(value: Any) -> Any:
+    """Return a list with each range, such as ``10-20``, as its numbers."""
+    if not isinstance(value, list | tuple):
+        return value
+    numbers: list[Any] = []
+    for item in value:
+        found = _RANGE.fullmatch(item) if isinstance(item, str) else None
+        if found is None:
+            numbers.append(item)
+            continue
+        first, last = int(found[1]), int(found[2])
+        if last < first:
+            raise refused(f"holds {item!r}, which ends before it begins", value)
+        numbers += range(first, min(last, first + _MOST) + 1)
+    return numbers
 
 
 # What the validators say first, the schema says to editors.
@@ -291,8 +311,24 @@ AllOrRanks = Annotated[Literal["all"] | _Some, BeforeValidator(_all_or_ranks)]
 StepNumber = Annotated[_Step, BeforeValidator(_step)]
 """A step, counted from 1."""
 
-Steps = Annotated[list[_Step] | Literal["all"] | None, BeforeValidator(_steps)]
-"""``all``, or a list of steps from 1; empty means none."""
+_AS_RANGE = {"type": "string", "pattern": r"^\d+-\d+$"}
+_STEP_OR_RANGE = {"anyOf": [{"type": "integer", "minimum": 1}, _AS_RANGE]}
+
+Steps = Annotated[
+    list[_Step] | Literal["all"] | None,
+    BeforeValidator(_steps),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": _STEP_OR_RANGE, **_UNIQUE},
+                {"const": "all"},
+                _AS_RANGE,
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+"""``all``, a range, or a list of steps from 1 and ranges; empty means none."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite number above 0."""

@@ -166,7 +166,7 @@ class TraceWriter:
             is_there = os.path.samestat(found, os.stat(self.path))
         except OSError:
             is_there = False
-        return "" if is_there else "was moved: this rank goes on writing to it"
+        return "" if is_there else "was moved: this rank still writes to it"
 
     def write_reserved(self, lines: Sequence[Any]) -> None:
         """Write a few lines into bytes that the file has already, once. Raises OSError."""

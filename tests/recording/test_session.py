@@ -249,7 +249,7 @@ def test_a_run_that_is_moved_is_said_when_it_happens_and_noted_in_it(start, cloc
         moved = path.rename(path.with_name("old.jsonl"))
     run_steps(session, clock, [2, 3])
     (said,) = [record.message for record in caplog.records]
-    assert said == f"{path} was moved: this rank goes on writing to it"
+    assert said == f"{path} was moved: this rank still writes to it"
     session.close()
     trace = read_trace(moved)
     assert [span.step for span in trace.spans if span.kind == "step"] == [1, 2, 3]
