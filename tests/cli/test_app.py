@@ -215,13 +215,49 @@ def test_a_refusal_of_the_machine_is_an_error_without_traceback(
     assert capsys.readouterr().err == "rlprof: error: standard output: No space left on device\n"
 
 
-def test_a_bug_of_rlprof_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EIO, "broken disk")])
+def test_a_bug_of_rlprof_has_a_traceback_and_an_exit_code_of_its_own(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(prog_name: str) -> None:
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setattr(app, "app", fail)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit) as ended:
         app.main()
+    assert ended.value.code == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def _started(*words: object) -> "subprocess.Popen[bytes]":
+    whole = [sys.executable, "-m", "lightning_rlprof", *map(str, words)]
+    return subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("rows", [1, 100_000])
+def test_a_reader_that_ends_early_is_no_failed_check(rows: int, tmp_path: Path) -> None:
+    grpo_run(tmp_path)
+    query = f"select * from range({rows})"
+    with _started("sql", tmp_path, query, "--format", "csv") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_ctrl_c_is_an_exit_code_of_its_own() -> None:
+    code = """
+import sys
+from lightning_rlprof.cli import app, run_commands
+def interrupt(*given):
+    raise KeyboardInterrupt
+run_commands.open_run = interrupt
+sys.argv = ["rlprof", "summary", "RUN"]
+app.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
 
 
 def test_the_version_is_that_of_the_package(
