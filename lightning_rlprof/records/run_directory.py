@@ -14,11 +14,13 @@ Lines are appended when complete, so a crash leaves at most half a last line. Re
 what they cannot read, and ignore kinds of lines that a later version may add.
 """
 
+import codecs
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -30,6 +32,8 @@ CACHE_FOLDER = ".rlprof-cache"
 """Where caches of a run are kept: in its directory, or beside a single file."""
 
 _SUFFIX = ".jsonl"
+_LONGEST_LINE = 1 << 24  # bytes; the longest that were seen have some thousand
+_LONGEST_NOTE = 4_000  # characters
 _Reading = tuple[int, int, int, int]
 
 
@@ -191,6 +195,11 @@ def rank_directory(run: Path, rank: int) -> Path:
     return run / f"rank-{rank:05d}"
 
 
+def is_inside(run: Path, path: Path) -> bool:
+    """Return whether a path of a run directory is in it, and not a link to somewhere else."""
+    return path.resolve().is_relative_to(run.resolve())
+
+
 def rank_files(run: Path) -> list[Path]:
     """Return the trace files of a run directory by rank; empty when it holds none."""
     return sorted(file for file in run.glob(f"rank-*{_SUFFIX}") if file.stem[5:].isdecimal())
@@ -204,16 +213,28 @@ def read_trace(path: Path) -> RankTrace:
     """
     try:
         with open_file(path) as file:
-            head, _, body = file.read().partition(b"\n")
+            _refuse_newer(path, header := _decode_header(path, file.readline(_LONGEST_LINE)))
+            trace = RankTrace(path, header)
+            lines = _lines(file, trace)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    _refuse_newer(path, header := _decode_header(path, head))
-    trace = RankTrace(path, header)
-    lines = body.split(b"\n")
-    trace.lost_lines += bool(lines.pop())  # after the last newline: a line that a crash cut
-    for line in _decode([line for line in lines if line], trace):
+    for line in _decode(lines, trace):
         _sort_in(trace, line)
     return trace
+
+
+def _lines(file: BinaryIO, trace: RankTrace) -> list[bytes]:
+    """Return the whole lines of a file; those that a crash cut, or that are too long, are lost."""
+    found: list[bytes] = []
+    is_cut = False
+    for part in iter(partial(file.readline, _LONGEST_LINE), b""):
+        ends = part.endswith(b"\n")
+        if is_cut or not ends:
+            trace.lost_lines += not is_cut
+            is_cut = not ends
+        elif part != b"\n":
+            found.append(part)
+    return found
 
 
 def read_header(path: Path) -> Header:
@@ -224,7 +245,7 @@ def read_header(path: Path) -> Header:
     """
     try:
         with open_file(path) as file:
-            line = file.readline()
+            line = file.readline(_LONGEST_LINE)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     return _decode_header(path, line)
@@ -232,7 +253,7 @@ def read_header(path: Path) -> Header:
 
 def _decode_header(path: Path, line: bytes) -> Header:
     try:
-        return msgspec.json.decode(line, type=Header)
+        return msgspec.json.decode(line.removeprefix(codecs.BOM_UTF8), type=Header)
     except NOT_JSON as error:
         raise TraceError(
             f"{path}: is not a rank file of rlprof (its first line is not a header)"
@@ -278,6 +299,11 @@ def _is_foreign(raw: bytes) -> bool:
     return isinstance(kind, str) and kind not in _KINDS
 
 
+def _cut(text: str) -> str:
+    more = len(text) - _LONGEST_NOTE
+    return text if more <= 0 else f"{text[:_LONGEST_NOTE]}… and {more:,} more characters"
+
+
 def _sort_in(trace: RankTrace, line: _Line) -> None:
     match line:
         case SpanLine():
@@ -287,7 +313,7 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
         case _ThreadLine():
             trace.threads[line.ident] = line.name
         case _NoteLine():
-            trace.notes.append(Note(line.clock_ns, line.level, line.text))
+            trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text)))
         case _ClockLine():
             trace.exchanges.append((line.rank, line.readings))
         case _EndLine():

@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.duckdb_tables import quoted
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.tables.table import FORMULA, Column, ColumnRows, Table
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -89,7 +89,13 @@ def write_answer(query: str, attach: Attach, paths: Iterable[Path], output: Path
     try:
         with closed(attach, [*paths, part]) as connection:
             select, columns, picks = _checked(connection, query)
-            names = ", ".join(f"c{at} AS {quoted(each.name)}" for at, each in enumerate(columns))
+            cells = [
+                _no_formula(at) if output.suffix == ".csv" and each.kind == "text" else f"c{at}"
+                for at, each in enumerate(columns)
+            ]
+            names = ", ".join(
+                f"{cell} AS {quoted(each.name)}" for cell, each in zip(cells, columns, strict=True)
+            )
             select = f"SELECT {names} FROM (SELECT {picks} FROM {_inner(select, columns)})"
             target = f"{text_literal(part)} ({form}, USE_TMP_FILE false)"
             copy = f"COPY ({select}) TO {target}"
@@ -98,6 +104,12 @@ def write_answer(query: str, attach: Attach, paths: Iterable[Path], output: Path
     finally:
         part.unlink(missing_ok=True)
     return int(done[0][0])
+
+
+def _no_formula(at: int) -> str:
+    """Return what `lightning_rlprof.tables.table.no_formula` makes of a column of texts."""
+    runs = f"c{at} <> '' AND contains({text_literal(FORMULA)}, c{at}[1])"
+    return f"CASE WHEN {runs} THEN chr(39) || c{at} ELSE c{at} END"
 
 
 def closed(attach: Attach, paths: Iterable[Path] = ()) -> "DuckDBPyConnection":
