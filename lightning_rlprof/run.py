@@ -37,6 +37,7 @@ from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.store.open_run import open_run
 from lightning_rlprof.store.run_store import ask
+from lightning_rlprof.store.sql import Limits
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
@@ -100,16 +101,25 @@ class Run(Spans):
         """Tables that were asked for so far."""
         return {}
 
-    def sql(self, query: str) -> Table:
+    def sql(
+        self, query: str, *, memory_gb: float | None = None, timeout_s: float | None = None
+    ) -> Table:
         """Return what one SELECT says of the tables of this run; see ``docs/sql.md``.
 
         Tables that a query named stay in memory with this object. DuckDB reads the columns where
         they lie and writes nothing.
 
+        Args:
+            query: One SELECT.
+            memory_gb: Most memory, in units of 10^9 bytes; None for 2, or half of a machine's that
+                has less than 4.
+            timeout_s: Most seconds; None for any time.
+
         Raises:
-            TraceError: The query is wrong or would do more than read; the text is one line.
+            TraceError: The query is wrong, would do more than read, or needs more than its limits;
+                the text is one line.
         """
-        return ask(self, query, self.table)
+        return ask(self, query, self.table, Limits(memory_gb, timeout_s))
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the headline, the stages, and what is doubtful."""

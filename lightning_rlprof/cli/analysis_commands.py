@@ -156,13 +156,14 @@ _MEMORY_FILES = {
 
 def _memory_files(spans: "Spans") -> list[dict[str, Any]]:
     """Return the memory files of each rank and capture."""
-    from lightning_rlprof.records.run_directory import rank_directory
+    from lightning_rlprof.records.run_directory import is_inside, rank_directory
 
     run = spans.path if spans.path.is_dir() else spans.path.parent
     return [
         {"what": what, "rank": rank, "capture": path.parent.name, "path": str(path)}
         for rank in spans.ranks
         for path in sorted(rank_directory(run, rank).glob("*/memory-*"))
+        if is_inside(run, path)
         for what, (pattern, _) in _MEMORY_FILES.items()
         if path.match(pattern)
     ]

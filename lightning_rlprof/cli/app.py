@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -257,7 +258,15 @@ def _fail(error: RlprofError) -> NoReturn:
         sys.stderr.write(json.dumps({"error": found}) + "\n")
     else:
         sys.stderr.write(f"rlprof: error: {text}\n" + (f"  hint: {hint}\n" if hint else ""))
-    sys.exit(1 if isinstance(error, CheckFailedError) else 2)
+    status = 1 if isinstance(error, CheckFailedError) else 2
+    from lightning_rlprof.store.sql import ABANDONED
+
+    if any(thread.name == ABANDONED for thread in threading.enumerate()):
+        # At an orderly exit DuckDB would print all that the query still has.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _wants_json(words: list[str]) -> bool:

@@ -34,6 +34,7 @@ from lightning_rlprof.system.remote_files import local
 
 if TYPE_CHECKING:
     from lightning_rlprof.store.run_store import Store
+    from lightning_rlprof.store.sql import Limits
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Table
 
@@ -231,8 +232,25 @@ Rows = Annotated[
 ]
 
 
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        metavar="GB",
+        help="Memory limit (default 2, or half of the machine's if that is less)",
+    ),
+]
+Timeout = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit")]
+
+
 def sql(
-    run: Run, query: Query = None, limit: Limit = None, output: Rows = None, force: Force = False
+    run: Run,
+    query: Query = None,
+    limit: Limit = None,
+    output: Rows = None,
+    force: Force = False,
+    memory: Memory = None,
+    timeout: Timeout = 60,
 ) -> None:
     """Query a run's tables with SQL (read-only). The first query caches the run.
 
@@ -241,16 +259,19 @@ def sql(
     if output is not None and console.is_json():
         raise RlprofError("--json prints the rows and -o writes them: choose one")
     path = None if output is None else console.destination(output, run, "", force=force)
+    from lightning_rlprof.store.sql import Limits
+
+    limits = Limits(memory, timeout)
     with open_tables(run) as store:
         if query is None:
             _list_tables(store, run)
             return
         try:
             if path is None:
-                _print_rows(store, run, query, limit)
+                _print_rows(store, run, query, limit, limits)
             else:
                 with console.writing(path):
-                    rows = store.write(query, path)
+                    rows = store.write(query, path, limits)
                 console.status(console.count(rows, "row"))
                 console.wrote(path)
         except TraceError as error:  # for columns DuckDB's message has candidates
@@ -287,8 +308,9 @@ def _list_tables(store: "Store", run: Path) -> None:
     console.next_command("rlprof", "sql", run, f"describe {store.tables[0]}")
 
 
-def _print_rows(store: "Store", run: Path, query: str, limit: int | None) -> None:
-    table = store.sql(query, limit if console.is_json() or console.is_csv() else limit or _LIMIT)
+def _print_rows(store: "Store", run: Path, query: str, limit: int | None, limits: "Limits") -> None:
+    rows = limit if console.is_json() or console.is_csv() else limit or _LIMIT
+    table = store.sql(query, rows, limits)
     warnings = [(rank, text) for rank, text in store.sql("select rank, text from warnings").rows]
     if console.is_json():
         found = [{"rank": rank, "text": text} for rank, text in warnings]

@@ -17,13 +17,16 @@ The header ends with spaces, which a full disk lets overwrite: there a rank says
 how it ended. The header of a file that was truncated meanwhile comes again, later.
 """
 
+import codecs
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -36,6 +39,8 @@ CACHE_FOLDER = ".rlprof-cache"
 
 _SUFFIX = ".jsonl"
 _RESERVE = 400  # bytes behind the header
+_LONGEST_LINE = 1 << 24  # bytes; the longest that were seen have some thousand
+_LONGEST_NOTE = 4_000  # characters
 _Reading = tuple[int, int, int, int]
 
 
@@ -238,6 +243,11 @@ def rank_directory(run: Path, rank: int) -> Path:
     return run / f"rank-{rank:05d}"
 
 
+def is_inside(run: Path, path: Path) -> bool:
+    """Return whether a path of a run directory is in it, and not a link to somewhere else."""
+    return path.resolve().is_relative_to(run.resolve())
+
+
 def rank_files(run: Path) -> list[Path]:
     """Return the trace files of a run directory by rank; empty when it holds none."""
     return sorted(file for file in run.glob(f"rank-*{_SUFFIX}") if file.stem[5:].isdecimal())
@@ -251,17 +261,31 @@ def read_trace(path: Path) -> RankTrace:
     """
     try:
         with open_file(path) as file:
-            lines = file.read().split(b"\n")
+            first = _first_lines(file)
+            header, head = _decode_header(path, first)
+            _refuse_newer(path, header)
+            trace = RankTrace(path, header)
+            rest = iter(partial(file.readline, _LONGEST_LINE), b"")
+            lines = _lines(chain(first, rest), head, trace)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    header, head = _decode_header(path, lines)
-    _refuse_newer(path, header)
-    trace = RankTrace(path, header)
-    cut = lines.pop()  # after the last newline: a line that a crash cut
-    trace.lost_lines += bool(cut) and not cut.startswith(head)
-    for line in _decode([line for line in lines if line and not line.startswith(head)], trace):
+    for line in _decode(lines, trace):
         _sort_in(trace, line)
     return trace
+
+
+def _lines(parts: Iterable[bytes], head: bytes, trace: RankTrace) -> list[bytes]:
+    """Return the whole lines of a file but headers; those that are cut or too long are lost."""
+    found: list[bytes] = []
+    is_cut = False
+    for part in parts:
+        ends = part.endswith(b"\n")
+        if is_cut or not ends:
+            trace.lost_lines += not is_cut and bool(part) and not part.startswith(head)
+            is_cut = not ends
+        elif part != b"\n" and not part.startswith(head):
+            found.append(part)
+    return found
 
 
 def read_header(path: Path) -> Header:
@@ -272,10 +296,16 @@ def read_header(path: Path) -> Header:
     """
     try:
         with open_file(path) as file:
-            lines = [file.readline(), file.readline()]
+            lines = _first_lines(file)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     return _decode_header(path, lines)[0]
+
+
+def _first_lines(file: BinaryIO) -> list[bytes]:
+    """Return the first two lines, without a mark of byte order."""
+    first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
+    return [first.removeprefix(codecs.BOM_UTF8), second]
 
 
 def _decode_header(path: Path, lines: list[bytes]) -> tuple[Header, bytes]:
@@ -325,6 +355,11 @@ def _is_foreign(raw: bytes) -> bool:
     return isinstance(kind, str) and kind not in _KINDS
 
 
+def _cut(text: str) -> str:
+    more = len(text) - _LONGEST_NOTE
+    return text if more <= 0 else f"{text[:_LONGEST_NOTE]}… and {more:,} more characters"
+
+
 def _sort_in(trace: RankTrace, line: _Line) -> None:
     match line:
         case SpanLine():
@@ -334,7 +369,7 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
         case _ThreadLine():
             trace.threads[line.ident] = line.name
         case _NoteLine():
-            trace.notes.append(Note(line.clock_ns, line.level, line.text))
+            trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text)))
         case _ClockLine():
             trace.exchanges.append((line.rank, line.readings))
         case _EndLine():

@@ -6,6 +6,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,13 +191,27 @@ class Spans:
 
     def counters_of(self, row: int) -> dict[str, Number] | None:
         """Return the counters of one row, None when it has none."""
+        names, rows, which, places = self._counters_by_row
+        low, high = np.searchsorted(rows, (row, row + 1)).tolist()
         found: dict[str, Number] = {}
-        for name, (rows, values) in self.counters.items():
-            at = int(np.searchsorted(rows, row))
-            if at < len(rows) and rows[at] == row:
-                value = values[at]
-                found[name] = value.item() if isinstance(value, np.generic) else value
+        for counter, at in zip(which[low:high].tolist(), places[low:high].tolist(), strict=True):
+            value = self.counters[names[counter]].values[at]
+            found[names[counter]] = value.item() if isinstance(value, np.generic) else value
         return found or None
+
+    @cached_property
+    def _counters_by_row(self) -> tuple[list[str], Int64s, Int64s, Int64s]:
+        """Return counters, then of each value by row: the row, which counter, its place there.
+
+        To look into every counter for every row takes minutes if there are thousands of them.
+        """
+        none = np.empty(0, np.int64)
+        sizes = [len(each.rows) for each in self.counters.values()]
+        rows = np.concatenate([none, *(each.rows for each in self.counters.values())])
+        which = np.repeat(np.arange(len(sizes)), sizes)
+        places = np.concatenate([none, *map(np.arange, sizes)])
+        order = np.argsort(rows, kind="stable")
+        return [*self.counters], rows[order], which[order], places[order]
 
     def rows(
         self, *, kind: Kind | None = None, name: str | None = None, rank: int | None = None

@@ -298,6 +298,21 @@ class Table:
         return f"<div>{title}{table}{notes}</div>"
 
 
+FORMULA = "=+-@\t\r"
+"""What a spreadsheet runs begins with one of these."""
+
+
+def no_formula(cell: Cell) -> Cell:
+    """Return a cell for CSV: a text that a spreadsheet would run begins with an apostrophe.
+
+    Example::
+
+        >>> no_formula("=1+1"), no_formula(-1), no_formula("gemm")
+        ("'=1+1", -1, 'gemm')
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith((*FORMULA,)) else cell
+
+
 def figure(number: float) -> str:
     """Return a number for people, with four significant digits, or all before the point.
 

@@ -1,3 +1,4 @@
+import csv
 import gzip
 import json
 import os
@@ -326,3 +327,39 @@ def test_ls_lists_runs_and_names_the_next_command(rlprof: Run, tmp_path: Path, h
     assert err == f"next: rlprof summary {tmp_path}/one\n"
     data = json.loads(rlprof("ls", tmp_path, "--json")[1])
     assert data["tables"][0]["rows"][0][:3] == ["one", "finished", 5]
+
+
+def test_summary_of_a_thousand_stages_shows_some_and_counts_the_rest(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    stages = [Row(f"stage {at}", "stage", 1, 9 * at, 9 * at + 8) for at in range(1_000)]
+    write_rank(tmp_path, header(), [*stages, Row("step", "step", 1, 0, 9_000)])
+
+    lines = rlprof("summary", tmp_path)[1].splitlines()
+
+    assert len(lines) < 250
+    assert "and 801 more rows" in lines
+    data = json.loads(rlprof("summary", tmp_path, "--json")[1])
+    assert 1_001 in [len(table["rows"]) for table in data["tables"]]
+
+
+def test_summary_by_rank_of_many_ranks_shows_some(rlprof: Run, tmp_path: Path) -> None:
+    for rank in range(300):
+        write_rank(tmp_path, header(rank, 300), grpo_rows(1, rank))
+    assert len(rlprof("summary", tmp_path, "--by", "rank")[1].splitlines()) < 300
+
+
+def test_csv_has_no_cell_that_a_spreadsheet_runs(rlprof: Run, tmp_path: Path) -> None:
+    names = ("=cmd|' /C calc'!A0", "+1+1", "-2", "@SUM(A1)", "\t=1", "a=b")
+    rows = [Row(name, "stage", 1, 9 * at, 9 * at + 8) for at, name in enumerate(names)]
+    write_rank(tmp_path / "run", header(), [*rows, Row("step", "step", 1, 0, 90)])
+
+    table = rlprof("summary", tmp_path / "run", "--format", "csv")[1]
+    rlprof("sql", tmp_path / "run", "select -2 as n, name from spans", "-o", tmp_path / "out.csv")
+    written = list(csv.reader((tmp_path / "out.csv").read_text().splitlines()))
+
+    for name in names[:-1]:
+        assert f"\n'{name}," in table or f'\n"\'{name}",' in table
+        assert ["-2", f"'{name}"] in written
+    assert "\na=b," in table
+    assert ["-2", "a=b"] in written
