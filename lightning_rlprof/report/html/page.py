@@ -72,8 +72,8 @@ _SECTIONS = {
     ),
     "stages": (
         "Where the steps' time went",
-        "“share” and “total” are exclusive and add up to the steps, summed over ranks; "
-        "“mean” to “max” are whole spans, with what is nested in them.",
+        "Exclusive time: an instant belongs to the innermost stage; totals add up to the steps of "
+        "all ranks. “inclusive mean”: whole spans, with the stages in them, if that differs.",
     ),
     "host_vs_device": (
         "Host and device",
@@ -113,7 +113,7 @@ _SECTIONS = {
     ),
     "background_stages": (
         "Stages beside the steps",
-        "Stages on other threads, or outside steps. They are not part of step time.",
+        "Stages on other threads, or outside steps: exclusive time, not part of step time.",
     ),
     "memory": (
         "Memory",
