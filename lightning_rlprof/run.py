@@ -20,6 +20,7 @@ from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
@@ -31,7 +32,7 @@ from lightning_rlprof.analysis.stages.overviews import (
     slowest_ranks,
     steps,
 )
-from lightning_rlprof.analysis.stages.stage_times import gaps, headline, stages
+from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.store.open_run import open_run

@@ -53,7 +53,8 @@ def summary(
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.stages.stage_times import headline, stages
+    from lightning_rlprof.analysis.headline import headline
+    from lightning_rlprof.analysis.stages.stage_times import stages
 
     spans = open_run(run)
     ranks = [stages(spans, per_rank=True)] if by else []
@@ -83,7 +84,7 @@ def report(
     spans = open_run(run)
     path = console.destination(output, spans.path, "report.html", force=force)
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.stages.stage_times import headline
+    from lightning_rlprof.analysis.headline import headline
     from lightning_rlprof.report.html.page import write_report
 
     analyses = [each.run for each in CATALOG if each.report]
@@ -174,7 +175,8 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 def describe(spans: "Spans") -> None:
     """Print the run in a line, its stages, and the headline."""
-    from lightning_rlprof.analysis.stages.stage_times import headline, stages
+    from lightning_rlprof.analysis.headline import headline
+    from lightning_rlprof.analysis.stages.stage_times import stages
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))

@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.stages.stage_times import headline
+from lightning_rlprof.analysis.headline import headline
 from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank

@@ -12,6 +12,8 @@ from lightning_rlprof.tables.table import Cell, Column, Table
 _HOUR_NS = 3_600 * 10**9
 _NO_DATA = "no spans were recorded"
 _ONLY_IF_ANY = (
+    Category.LAUNCH_LATENCY,
+    Category.UNATTRIBUTED_IDLE,
     Category.PROFILER,
     Category.CUSTOM,
     Category.WARM_UP,

@@ -202,7 +202,7 @@ _ADVICE = {
 }
 
 
-def headline(spans: Spans) -> str:
+def stages_headline(spans: Spans) -> str:
     """Return which stage takes most of the step, what to check, and how much is untraced.
 
     Advice is given only if one stage takes 40% or more. Fewer than three steps are not enough.

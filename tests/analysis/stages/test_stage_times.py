@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.stages.overviews import slowest_ranks
-from lightning_rlprof.analysis.stages.stage_times import headline, stages
+from lightning_rlprof.analysis.stages.stage_times import stages, stages_headline
 from lightning_rlprof.analysis.step_selection import counted
 from tests.builders.oracle import UNTRACED, innermost, runs, totals
 from tests.builders.runs import STAGES, Row, grpo_run, loaded
@@ -21,11 +21,11 @@ def _run(steps: int = 3, **lengths: int) -> str:
         for name, length in lengths.items():
             rows.append(Row(name, "stage", step, at, at + length))
             at += length
-    return headline(loaded(rows))
+    return stages_headline(loaded(rows))
 
 
 def test_generation_that_dominates_points_at_the_rollout(tmp_path: Path) -> None:
-    assert headline(grpo_run(tmp_path)) == (
+    assert stages_headline(grpo_run(tmp_path)) == (
         "actor_generate takes 64% of the step. Check the rollout first: KV cache, batching, "
         "engine settings. Almost nothing is untraced."
     )
@@ -56,7 +56,7 @@ def test_it_abstains_below_three_steps(steps: int) -> None:
 
 def test_captured_steps_alone_are_not_taken_for_the_run() -> None:
     rows = [Row("step", "step", n, n * 9, n * 9 + 9, counters={"capture": 1}) for n in (1, 2, 3)]
-    assert headline(loaded(rows)).startswith("No stages are marked")
+    assert stages_headline(loaded(rows)).startswith("No stages are marked")
 
 
 @settings(max_examples=examples(120), deadline=None)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.stages.overviews import rank_status
 from lightning_rlprof.analysis.stages.overviews import steps as steps_table
-from lightning_rlprof.analysis.stages.stage_times import headline, stages
+from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, write_report
 from lightning_rlprof.report.terminal import duration
