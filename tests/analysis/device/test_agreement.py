@@ -83,6 +83,8 @@ def check_ledger(spans: Spans) -> bool:
     busy, gaps = sum(cells[name] for name in BUSY), sum(causes.values())
     assert sum(by_kernels.values()) == busy + gaps - accounts.idle_ns
     assert accounts.idle_ns == 0 or "which count as what the host did then" in table.note
+    known = {category_of(span.name) for span in spans if span.kind in ("stage", "region")}
+    assert accounts.idle_ns == 0 or known - {NO_CATEGORY, Category.COMPUTE}
     launched = {code for lane in lanes for code in lane.work.stage.tolist() if code >= 0}
     if {category_of(timeline.stages[code]) for code in launched} - {NO_CATEGORY, Category.COMPUTE}:
         return False  # said on the page: work that a rollout launched belongs to it
