@@ -53,20 +53,22 @@ def summary(
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.headline import headline
+    from lightning_rlprof.analysis.overview import headline, overview
     from lightning_rlprof.analysis.stages.stage_times import stages
 
     spans = open_run(run)
     ranks = [stages(spans, per_rank=True)] if by else []
     if console.is_json():
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
+        names = {table.name for table in tables}
+        tables += [table for table in overview(spans) if table.name not in names]
         facts = about(spans) | {"headline": headline(spans)}
         console.put_json(facts | {"tables": [table.to_dict() for table in tables]})
         return
     if console.is_table():
         describe(spans)
     else:
-        console.print_tables([stages(spans)])
+        console.print_tables(overview(spans))
     for table in ranks + _details(spans):
         console.print_tables([table], limit=None if "rank" in table.name else FEW)
     console.status("")
@@ -84,11 +86,17 @@ def report(
     spans = open_run(run)
     path = console.destination(output, spans.path, "report.html", force=force)
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.headline import headline
+    from lightning_rlprof.analysis.overview import (
+        STAGE_TABLES,
+        headline,
+        is_device_trace,
+        overview,
+    )
     from lightning_rlprof.report.html.page import write_report
 
-    analyses = [each.run for each in CATALOG if each.report]
-    tables = {}
+    tables = {table.name: table for table in overview(spans)}
+    left_out = STAGE_TABLES if is_device_trace(spans) else tables.keys()
+    analyses = [each.run for each in CATALOG if each.report and each.name not in left_out]
     with console.bar("Analyzing") as step:
         for done, analysis in enumerate(analyses, start=1):
             table = analysis(spans)
@@ -174,21 +182,21 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 
 def describe(spans: "Spans") -> None:
-    """Print the run in a line, its stages, and the headline."""
-    from lightning_rlprof.analysis.headline import headline
-    from lightning_rlprof.analysis.stages.stage_times import stages
+    """Print the run in a line, its overview, and the headline."""
+    from lightning_rlprof.analysis.overview import headline, overview
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
     ranks = console.count(len(spans.ranks), "rank")
     console.say(f"{spans.path}: {ranks} on {devices}, {console.count(steps, 'step')}", "bold")
-    console.print_tables([stages(spans)])
+    console.print_tables(overview(spans))
     console.say("")
     console.say(headline(spans), "bold")
 
 
 def _details(spans: "Spans") -> "list[Table]":
-    """Return the tables of a summary below its stages; those without rows are left out."""
+    """Return the tables of a summary below its overview; those without rows are left out."""
+    from lightning_rlprof.analysis.overview import is_device_trace
     from lightning_rlprof.analysis.stages.overviews import (
         background_stages,
         host_vs_device,
@@ -198,8 +206,9 @@ def _details(spans: "Spans") -> "list[Table]":
     from lightning_rlprof.analysis.stages.stage_times import gaps
 
     analyses = [host_vs_device] if "device_ns" in spans.counters else []
-    analyses += [background_stages, regions, gaps]
-    analyses += [slowest_ranks] if len(spans.ranks) > 1 else []
+    analyses += [background_stages, regions]
+    if not is_device_trace(spans):
+        analyses += [gaps, slowest_ranks] if len(spans.ranks) > 1 else [gaps]
     tables = [analysis(spans) for analysis in analyses]
     return [table for table in tables if len(table.rows) or table.abstained is not None]
 

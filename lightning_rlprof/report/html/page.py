@@ -40,7 +40,9 @@ _OPTIONAL = {
     "whatif",
 }
 # These stand before the charts.
-_LEADS = ("data_quality", "findings", "ledger", "stragglers", "critical_path", "whatif", "stages")
+_LEADS = ("data_quality", "findings", "ledger", "stragglers", "critical_path", "whatif")
+_LEADS_OF_STAGES = ("stages",)
+_LEADS_OF_DEVICES = ("breakdown", "kernels", "idle")  # if there are no stages
 # In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
 _SECTIONS = {
     "data_quality": (
@@ -84,6 +86,7 @@ _SECTIONS = {
         "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time. "
         "Overlapped communication and memcpy are part of it already.",
     ),
+    "kernels": ("Largest kernels", "Kernels and copies by their time, summed over devices."),
     "idle": ("Device idle time", "By what the device waited for."),
     "overlap": (
         "Communication behind compute",
@@ -173,6 +176,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     stages = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
     colors = paints((stages | set(bars["stages"])) - {UNTRACED})
     grids = _grids(tables, colors, alone=len(spans.ranks) < 2)
+    leads = (*_LEADS, *(_LEADS_OF_STAGES if "stages" in tables else _LEADS_OF_DEVICES))
     linked = _with_cards(grids, tables, {step["number"] for step in lanes["steps"]})
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
     data = {"paints": colors, "untraced": UNTRACED, "shares": bars, "timeline": lanes}
@@ -185,7 +189,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "remarks": run_facts.remarks(spans),
         "config": run_facts.configuration(spans),
         "versions": run_facts.versions(spans),
-        "leads": [grids.pop(name) for name in _LEADS if name in grids],
+        "leads": [grids.pop(name) for name in leads if name in grids],
         "tables": list(grids.values()),
         "shares_lead": _shares_lead(bars, tables.get("rank_status")),
         "timeline_lead": _timeline_lead(lanes),

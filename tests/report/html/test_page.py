@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.headline import headline
+from lightning_rlprof.analysis.overview import headline
 from lightning_rlprof.analysis.stages.overviews import rank_status
 from lightning_rlprof.analysis.stages.overviews import steps as steps_table
 from lightning_rlprof.analysis.stages.stage_times import stages
