@@ -37,7 +37,7 @@ Generated from the code. Names of columns are the keys of `--format json` and of
 | ratio | a factor; the terminal shows `1.25x` |
 | number | a decimal number |
 
-A cell without a value means "unknown". It is never zero.
+A cell without a value means "unknown" or "does not apply". It is never zero.
 
 ## Analyses
 """

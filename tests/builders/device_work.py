@@ -98,7 +98,8 @@ class Device:
         launches = [w.launch_ns for w in theirs if w.launch_ns is not None]
         self.start = min([s.start_ns for s in own] + [w.start_ns for w in theirs] + launches)
         self.end = max([s.end_ns for s in own] + [w.end_ns for w in theirs])
-        self.windows = [] if job.note else windows_of(own, theirs, job.ours, self.start, self.end)
+        hidden = job.note or not job.kernels
+        self.windows = [] if hidden else windows_of(own, theirs, job.ours, self.start, self.end)
         self.stages = stages_of(spans, rank)
 
     def running(self, now: int) -> dict[str, Work]:
@@ -196,7 +197,8 @@ def windows_of(
         pairs = [(max((a for a in opened if a <= b), default=b), b) for b in closed]
         return [(a, b) for a, b in pairs if any(a <= w.start_ns < b for w in work)]
     if ours:
-        return [(min(w.start_ns for w in work), max(w.end_ns for w in work))]
+        launches = [w.launch_ns for w in work if w.launch_ns is not None]
+        return [(min([*launches, *(w.start_ns for w in work)]), max(w.end_ns for w in work))]
     steps = [span for span in own if span.kind == "step"]
     found = [(start, end)]
     for at, step in enumerate(steps[1:]):

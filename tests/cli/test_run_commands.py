@@ -2,6 +2,7 @@ import csv
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import duckdb
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.stages.stage_times import headline
+from lightning_rlprof.analysis.overview import headline
 from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
@@ -112,6 +113,46 @@ def test_hostile_names_reach_no_output_raw(rlprof: Run, tmp_path: Path) -> None:
         _, out, err = rlprof(words[0], tmp_path, *words[1:])
         assert all(c.isprintable() or c == "\n" for c in out + err)
         assert "[red]" in out
+
+
+def bare_trace(path: Path) -> Path:
+    """Write a trace of a profiler without rlprof: ten kernels, launched too late."""
+    trace = ChromeTrace()
+    for number in range(10):
+        trace.launched(number, 1_000 * number)
+    return trace.write(path)
+
+
+def test_a_bare_trace_shows_what_devices_did_and_no_empty_stages(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    trace = bare_trace(tmp_path / "rank0.json")
+    _, out, _ = rlprof("summary", trace)
+    for table in ("breakdown", "kernels", "idle"):
+        assert f"\n{table}\n" in out
+    for table in ("stages", "gaps", "slowest_ranks"):
+        assert table not in out
+    assert "Device time: idle 99% (mostly host-bound idle), compute 1%." in out
+
+    data = json.loads(rlprof("summary", trace, "--json")[1])
+    assert data["headline"].startswith("Device time: idle 99%")
+    names = [table["name"] for table in data["tables"]]
+    assert names[-3:] == ["breakdown", "kernels", "idle"]
+
+
+def test_the_report_of_a_bare_trace_has_device_tables_in_the_place_of_stages(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    rlprof("report", bare_trace(tmp_path / "rank0.json"), "-o", path)
+    page = path.read_text(encoding="utf-8")
+    titles = re.findall(r"<h[23][^>]*>(.*?)</h[23]>", page)
+    at = titles.index("Device")
+    assert titles[at + 1 : at + 4] == [
+        *("Device time by category", "Idle time by cause", "Kernels and copies")
+    ]
+    assert "Stages" not in titles
+    assert "Device time: idle 99%" in page
 
 
 def test_report_is_written_into_the_run_and_never_over_a_file(rlprof: Run, tmp_path: Path) -> None:

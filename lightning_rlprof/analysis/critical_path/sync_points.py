@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
+from lightning_rlprof.analysis.critical_path.weight_updates import weight_updates
 from lightning_rlprof.analysis.statistics.robust import expected
 from lightning_rlprof.analysis.step_selection import recent
 from lightning_rlprof.analysis.stragglers.rank_matrix import (
@@ -81,8 +82,9 @@ class _Visits(NamedTuple):
 
 
 def has_handoffs(spans: Spans) -> bool:
-    """Return whether any span of the run counts a sample or a version of the weights."""
-    return "sample" in spans.counters or "version" in spans.counters
+    """Return whether ranks hand over samples or weights: counted, or marked where they arrive."""
+    counted = "sample" in spans.counters or "version" in spans.counters
+    return counted or len(weight_updates(spans).received) > 0
 
 
 def find_sync_points(spans: Spans, threads: Int64s, *, tables: bool = True) -> SyncPoints:
@@ -90,9 +92,9 @@ def find_sync_points(spans: Spans, threads: Int64s, *, tables: bool = True) -> S
 
     They come from a table of collectives if there is one, else from spans with names of collectives
     and barriers. A stage that is found to include waiting, without a sync point inside, is one as a
-    whole; but not a data wait, if samples or versions are counted: ranks may wait for the same
-    producer; and where phases of the training loop ran inside a stage, these are looked at one by
-    one, see `with_phases`. Calls are matched by their order, see `match_occurrences`.
+    whole; but not a data wait or the arrival of weights, if ranks hand over something: they may
+    wait for the same producer. Where phases of the training loop ran inside a stage, these are
+    looked at one by one, see `with_phases`. Calls are matched by order, see `match_occurrences`.
 
     Args:
         spans: The run.
@@ -181,15 +183,17 @@ def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits) -> _Visits:
     """Return the spans of stages that include waiting, unless a sync point inside explains it."""
     some, _ = recent(spans, _LEARNED)
     found = stage_rows(some)
-    feeds = categories_of(spans.names) == Category.DATA_WAIT
+    feeds = (categories_of(spans.names) == Category.DATA_WAIT)[spans.name]
+    feeds[weight_updates(spans).received] = True
     parts = [_Visits(*np.zeros((7, 0), dtype=np.int64))]
     for number, ranks in enumerate(_roles(spans) if len(found.rows) else ()):
         codes = _stages_with_waiting(some, build_rank_matrix(some, found, ranks))
         mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
+        mine &= ~(has_handoffs(spans) & feeds)
         own = _visits_of(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
         own = own._replace(set=own.set + number * len(spans.names))
         explained = np.isin(own.name, own.name[_contains(own, known)])
-        parts.append(own.only(~explained & ~(has_handoffs(spans) & feeds[own.name])))
+        parts.append(own.only(~explained))
     return _Visits(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 

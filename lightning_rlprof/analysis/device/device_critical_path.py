@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.timeline import LATENCY_NS, missing_ranks, profiled_times
 from lightning_rlprof.analysis.device.wait_chain import (
     GAP,
     HOST,
-    LATENCY_NS,
     LAUNCH,
     PathSegments,
     critical_paths,
 )
 from lightning_rlprof.analysis.device.work import (
     COPY,
+    GRAPHS_NOTE,
     NO_REPLAY,
     NOT_RECORDED,
     OTHERS,
@@ -26,7 +27,6 @@ from lightning_rlprof.analysis.device.work import (
 )
 from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
-from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts
@@ -176,11 +176,7 @@ def _host_steps(spans: Spans, rank: int, queue: _LaunchQueue) -> Iterator[tuple[
         start = np.append(launch, spans.start_ns[own]).min()[None]
         end = np.append(queue.end, spans.end_ns[own]).max()[None]
         rows = np.array([-1])
-    header, profiled = spans.headers.get(rank), captures(spans, rank, queue.start)
-    if profiled is None:
-        profiled = start[:1], end.max()[None]
-        if header is not None and header.config:  # a profiler's trace next to rlprof's own spans
-            profiled = launch.min()[None], queue.end.max()[None]
+    profiled = profiled_times(spans, rank, queue.start, queue.end, launch)
     for low, high in zip(*(each.tolist() for each in profiled), strict=True):
         for at in np.flatnonzero((start < high) & (end > low)).tolist():
             yield max(low, int(start[at])), min(high, int(end[at])), int(rows[at])
@@ -314,6 +310,10 @@ def _launch_queues(
     work = device_work(spans, ranks, notes)
     if not work.tables:
         return
+    if work.hidden_in_graphs:
+        notes.append(GRAPHS_NOTE)
+    if ranks is None:
+        notes += missing_ranks(spans, np.unique(work.rank).tolist())
     codes, texts = work.named
     parts = (_WORK[kind] for kind in work.name_kinds.tolist())
     names = [*zip(parts, (*texts, None), strict=True)]

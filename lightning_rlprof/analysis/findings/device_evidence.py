@@ -6,13 +6,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.collectives import communication
-from lightning_rlprof.analysis.device.timeline import NEVER, Lane, LaneWork, grid_of
+from lightning_rlprof.analysis.device.timeline import (
+    HOST_BOUND,
+    NEVER,
+    UNATTRIBUTED,
+    Lane,
+    LaneWork,
+    grid_of,
+    idle_causes,
+)
 from lightning_rlprof.analysis.device.utilization import overlap_of
-from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
 from lightning_rlprof.analysis.device.work import NO_REPLAY
 from lightning_rlprof.analysis.findings.finding import (
+    FEWEST_KERNELS,
     KERNELS_LOST,
     MEDIUM,
+    PARTS,
     Finding,
     NotChecked,
     Place,
@@ -39,10 +48,6 @@ from lightning_rlprof.tables.spans import Spans
 SHORT_NS = 100_000
 """Gaps up to here are the cost of launching; in longer ones the host did something else."""
 
-FEWEST_KERNELS = 200
-"""Kernels and copies needed to check these rules."""
-
-_PARTS = 20  # parts of a device's time, with equally many kernels each, for the bootstrap
 _GAPS = """
 with work as ({work}), free as (
   select *, max(start_ns + duration_ns) over (partition by rank, device
@@ -120,18 +125,16 @@ def device_idle(run: RunData) -> Results:
 def _host_wait(lane: Lane) -> _HostWait:
     """Measure when a device waited for its host, with the definitions of `idle`."""
     work, grid = lane.work, grid_of(lane)
-    start, end = grid.idle()
-    launch = work.starting_at(end)[1]
-    known, after = launch <= end, launch > start
-    until = np.where(end - launch.clip(start, end) <= LATENCY_NS, end, launch.clip(start, end))
-    late = np.where(known & after, until - start, 0)
-    cuts = work.start_ns[np.arange(1, _PARTS) * len(work.start_ns) // _PARTS]
+    start, end, cause = idle_causes(lane)
+    unknown = work.starting_at(end)[1] > end
+    late = np.where(cause == HOST_BOUND, end - start, 0)
+    cuts = work.start_ns[np.arange(1, PARTS) * len(work.start_ns) // PARTS]
     longest = int(np.argmax(late)) if len(late) else 0
     times = (int(start[longest]), int(end[longest])) if len(late) else (0, 0)
     short = _short_gaps(work)
     parts = [
         _by_part(cuts, start, late),
-        _by_part(cuts, start, np.where(known, 0, end - start)),
+        _by_part(cuts, start, np.where(unknown & (cause == UNATTRIBUTED), end - start, 0)),
         _by_part(cuts, grid.times[:-1], np.diff(grid.times) * grid.profiled),
     ]
     longest_gap = (int(late.max(initial=0)), lane.rank, *times)
@@ -190,11 +193,11 @@ def dominant_kernel(run: RunData) -> Results:
     top = int(np.argmax(np.bincount(code[is_compute], duration[is_compute], len(names))))
     rows = np.flatnonzero(code == top)
     part = np.empty(len(start), np.int64)  # parts have equally many kernels
-    part[np.argsort(start, kind="stable")] = np.arange(len(start)) * _PARTS // len(start)
-    own = np.bincount(part[rows], duration[rows], _PARTS).astype(np.float64)
+    part[np.argsort(start, kind="stable")] = np.arange(len(start)) * PARTS // len(start)
+    own = np.bincount(part[rows], duration[rows], PARTS).astype(np.float64)
     if own.sum() < _LEAST_SHARE * run.observed_ns:
         return []
-    whole_by_part = np.bincount(part, duration, _PARTS).astype(np.float64)
+    whole_by_part = np.bincount(part, duration, PARTS).astype(np.float64)
     low, high = share_interval(own, whole_by_part)
     decision = judge(DOMINANT_KERNEL, low, high)
     if decision is None:

@@ -72,11 +72,13 @@ def findings(spans: Spans) -> Table:
     the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
     the place of its first event, in the report's timeline and in an exported trace.
 
+    Shares that kernels show are of the time in which devices were profiled, with steps or without.
+
     Has no data if the run has no complete step and no device activity.
     """
     run = RunData(spans)
     results = [each for check in CHECKS for each in check(run)]
-    if not results and not len(spans.rows(kind="step")):
+    if not results and not len(spans.rows(kind="step")) and not run.devices.lanes:
         return Table("findings", _COLUMNS, abstained="no complete step was recorded")
     found, explained = _without_effects([each for each in results if isinstance(each, Finding)])
     found.sort(key=lambda each: (each.rule.idea, -(each.cost or 0)))

@@ -140,6 +140,19 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
         "micro-batch",
         "The share stays with a micro-batch of twice the size",
     ),
+    Category.LAUNCH_LATENCY: (
+        "Device idle: launches of short kernels take their time",
+        0.2,
+        "Use CUDA graphs, torch.compile or fused kernels for fewer launches",
+        f"{_UNPROFILED}",
+    ),
+    Category.UNATTRIBUTED_IDLE: (
+        "Device idle for an unknown cause",
+        0.25,  # lost kernels leave a fifth idle, see SHORT_GAPS
+        "See rlprof show RUN idle. Record launches (profile_with_cpu: true), then look at what the "
+        "host and other streams do in the longest gaps",
+        "The device waits for another stream or another process on purpose",
+    ),
     Category.MEMCPY: (
         "Host/device copies are not overlapped",
         0.05,
@@ -192,8 +205,26 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
 
 _IDEAS = (Category.ROLLOUT, Category.EVALUATION, Category.UNTRACED)
 
+_COMMANDS = {
+    Category.LAUNCH_LATENCY: "rlprof show RUN idle",
+    Category.UNATTRIBUTED_IDLE: "rlprof show RUN idle",
+}
+
 CATEGORY_RULES: Mapping[Category, Rule] = {
-    category: Rule(category.text, *texts, "rlprof ledger RUN --by step", idea=category in _IDEAS)
+    category: Rule(
+        category.text,
+        *texts,
+        _COMMANDS.get(category, "rlprof ledger RUN --by step"),
+        idea=category in _IDEAS,
+    )
     for category, texts in _SHARES.items()
 }
 """Rules on categories of the ledger, one per category but compute, custom stage and warm-up."""
+
+UNMATCHED = CATEGORY_RULES[Category.COMMUNICATION]._replace(
+    title="Collectives are not overlapped with compute; transfer or waiting is unknown",
+    suggestion="Capture the same steps on all ranks (ranks: all): then the ledger divides transfer "
+    "and waiting. Overlap hides both: larger buckets, gradient reduction during backward",
+    command="rlprof show RUN overlap",
+)
+"""Reported instead if other ranks' calls of the same collectives were not recorded."""

@@ -13,6 +13,8 @@ _HOUR_NS = 3_600 * 10**9
 _FEW_S = 360  # below a tenth of an hour
 _NO_DATA = "no spans were recorded"
 _ONLY_IF_ANY = (
+    Category.LAUNCH_LATENCY,
+    Category.UNATTRIBUTED_IDLE,
     Category.PROFILER,
     Category.CUSTOM,
     Category.WARM_UP,

@@ -21,11 +21,11 @@ from markupsafe import Markup
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
-from lightning_rlprof.report.html.colors import UNTRACED, paints
+from lightning_rlprof.report.html.colors import paints
 from lightning_rlprof.report.html.tables import GridView, grid
 from lightning_rlprof.report.html.timeline import timeline
 from lightning_rlprof.report.overview import headlines, overview
-from lightning_rlprof.report.step_series import LATE, StepSeries, times_largest
+from lightning_rlprof.report.step_series import LATE, UNTRACED, StepSeries, times_largest
 from lightning_rlprof.report.summary_rows import rank_rows, stage_rows
 from lightning_rlprof.report.terminal import plain
 from lightning_rlprof.tables.spans import Spans
