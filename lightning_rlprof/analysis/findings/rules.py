@@ -87,7 +87,7 @@ OUTLIER_STEP = Rule(
 STRAGGLER = Rule(
     "straggler",
     "{who} is a straggler ({verdict})",
-    0.0,  # the analysis of stragglers decides
+    0.02,  # of the job, lost by the peers: rank 0 of a healthy job logs, which is up to 1%
     "Move this rank's work to another machine for some steps",
     "The slowdown stays with the work after moving it to another machine",
     "rlprof stragglers RUN --json",
