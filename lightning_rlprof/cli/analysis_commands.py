@@ -219,7 +219,8 @@ def _print_cards(found: "Table", run: Run) -> list[str]:
         for command in card.commands:
             console.say(f"   {command}", "dim")
     if found.note:
-        console.say(found.note, "dim")
+        count = found.note.partition(".")[0]
+        console.say(f"{count}. See why: rlprof show {shlex.quote(str(run))} findings", "dim")
     return shlex.split(printed[0].commands[0]) if printed else []
 
 
@@ -241,7 +242,7 @@ Currency = Annotated[str, typer.Option(metavar="NAME", help="Currency of the pri
 
 
 def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency = "EUR") -> None:
-    """Show the GPU-hours of the whole job by category.
+    """Show the time of the whole job by category, in hours × ranks.
 
     Example: rlprof ledger RUN --price 2.50 --currency USD
     """
@@ -256,7 +257,7 @@ def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency =
     tables = [category_totals(accounts, price=price, currency=currency)]
     tables += [category_breakdown(accounts, per_step=_Part.STEP in parts)] if by else []
     facts = {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
-    answer(spans, tables, "GPU-hours by category", facts=facts, then=("findings", run))
+    answer(spans, tables, "time of the job by category", facts=facts, then=("findings", run))
 
 
 def stragglers(run: Run) -> None:

@@ -173,8 +173,10 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 
 def describe(spans: "Spans") -> None:
-    """Print the run in a line, its stages, and the headline."""
+    """Print the run in a line, its stages, the headline, and the first finding."""
+    from lightning_rlprof.analysis.findings.findings import findings
     from lightning_rlprof.analysis.stages.stage_times import headline, stages
+    from lightning_rlprof.report.finding_cards import cards
 
     steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
@@ -183,6 +185,9 @@ def describe(spans: "Spans") -> None:
     console.print_tables([stages(spans)])
     console.say("")
     console.say(headline(spans), "bold")
+    if not spans.tables:  # findings read the tables of captures, which may take minutes
+        for card in cards(findings(spans))[:1]:
+            console.say(f"First finding: {card.title}: {card.cost}.", "bold")
 
 
 def _details(spans: "Spans") -> "list[Table]":

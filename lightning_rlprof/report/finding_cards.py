@@ -66,7 +66,7 @@ def _cost(row: dict[str, Any]) -> str:
     bounds = ""
     if row["CI low"] is not None and row["CI high"] is not None:
         bounds = f" (95% CI {duration(row['CI low'])}–{duration(row['CI high'])})"
-    return f"{duration(row['cost'])} of GPU time{bounds}, {row['share']:.1%} of the job, {sure}"
+    return f"{duration(row['cost'])} of rank time{bounds}, {row['share']:.1%} of the job, {sure}"
 
 
 def _where(row: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from lightning_rlprof.tables.table import Cell, Column, Table, figure
 
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+_LEAST_HOURS = 0.01
 _LONGEST_NAME = 40
 _WHOLE_TEXT = 10**6
 _BAR = 8
@@ -60,6 +61,19 @@ def duration(ns: int) -> str:
     value = ns / size
     digits = 0 if size == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f} {unit}"
+
+
+def hours(number: float) -> str:
+    """Return hours with two decimals, and what is less than a hundredth of one as a duration.
+
+    Example::
+
+        >>> [hours(number) for number in (1_234.5, 0.05, 0.0012)]
+        ['1,234.50 h', '0.05 h', '4.32 s']
+    """
+    if abs(number) >= _LEAST_HOURS:
+        return f"{number:,.2f} h"
+    return duration(round(number * 3600 * 10**9))
 
 
 def size(number: int) -> str:
@@ -217,6 +231,8 @@ def _text(cell: Cell, column: Column) -> str:
         return f"{cell:.2f}x"
     if column.unit == "bytes":
         return size(int(cell))
+    if column.unit == "h":
+        return hours(float(cell))
     return f"{cell:,}" if isinstance(cell, int) else figure(cell)
 
 

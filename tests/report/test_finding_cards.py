@@ -35,7 +35,7 @@ def table(**changes: Any) -> Table:
 def test_price_place_and_commands_are_said() -> None:
     (card,) = cards(table(), "'my run'", shown=[7])
     assert card.cost == (
-        "4.00 s of GPU time (95% CI 3.00 s–5.00 s), 25.0% of the job, high confidence"
+        "4.00 s of rank time (95% CI 3.00 s–5.00 s), 25.0% of the job, high confidence"
     )
     assert card.where == "rank 3, step 7, 1.500000 s to 2.000000 s"
     assert card.step == 7
@@ -50,7 +50,7 @@ def test_what_is_not_known_is_not_said() -> None:
     (card,) = cards(table(**blank, rank=None, step=None, to=None), shown=[7])
     assert card.cost == "no time cost, high confidence"
     assert (card.where, card.step) == ("", None)
-    assert cards(table(**{"CI low": None}))[0].cost.startswith("4.00 s of GPU time, 25.0%")
+    assert cards(table(**{"CI low": None}))[0].cost.startswith("4.00 s of rank time, 25.0%")
     assert cards(table(step=None))[0].where == "rank 3, 1.500000 s to 2.000000 s"
     assert cards(table())[0].step is None, "no timeline shows it"
 

@@ -10,6 +10,7 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 _HOUR_NS = 3_600 * 10**9
+_LEAST_HOURS = 0.01
 _NO_DATA = "no spans were recorded"
 _ONLY_IF_ANY = (
     Category.PROFILER,
@@ -140,9 +141,12 @@ def _most_time_first(accounts: Accounts) -> list[Category]:
 
 def _note(accounts: Accounts) -> str:
     ranks, wall_s = len(accounts.ranks) + len(accounts.silent), accounts.wall_ns / 1e9
-    hours = f"{_rounded(accounts.total_ns / _HOUR_NS)} {_hours(accounts)}"
+    hours = accounts.total_ns / _HOUR_NS
+    total = f"{_rounded(hours)} {_hours(accounts)}"
+    if hours < _LEAST_HOURS:
+        total = f"{_rounded(accounts.total_ns / 1e9)} s"
     cpu = " (CPU run)" if accounts.cpu_only else ""
-    head = f"{ranks} {'rank' if ranks == 1 else 'ranks'} × {_rounded(wall_s)} s = {hours}{cpu}."
+    head = f"{ranks} {'rank' if ranks == 1 else 'ranks'} × {_rounded(wall_s)} s = {total}{cpu}."
     present = {*accounts.sources, *_ONLY_IF_ANY}
     missing = [category for category in Category if category not in present]
     texts = [head, *accounts.notes]

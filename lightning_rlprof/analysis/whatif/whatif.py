@@ -37,7 +37,7 @@ _COLUMNS = (
     Column("predicted", "duration", "ns"),
     Column("saved", "duration", "ns"),
     Column("share", "share"),
-    Column("GPU-hours", "number", "h"),
+    Column("rank-hours", "number", "h"),
     Column("CI low", "duration", "ns"),
     Column("CI high", "duration", "ns"),
 )
@@ -86,7 +86,7 @@ def whatif(
 
     Always includes ``no straggler``, and ``balanced load`` if tokens are counted. Without a request
     for other changes, stages on the critical path run twice as fast and weight syncs overlap.
-    ``GPU-hours`` are saved on all ranks together. Abstains if the replay of the unchanged steps is
+    ``rank-hours`` are saved on all ranks together. Abstains if the replay of the unchanged steps is
     more than 1% off.
 
     Args:

@@ -52,7 +52,7 @@ _SECTIONS = {
         "Sorted by cost, with 95 % confidence intervals. Inconclusive checks are at the end.",
     ),
     "ledger": (
-        "Where the GPU-seconds went",
+        "Where the time of the job went",
         "Every instant of every rank is counted once: the totals add up to wall time × ranks. "
         "Time without data is in the row unknown.",
     ),

@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_rlprof.report.finding_cards import CardView
 from lightning_rlprof.report.html.colors import UNTRACED, Paint
-from lightning_rlprof.report.terminal import duration, size
+from lightning_rlprof.report.terminal import duration, hours, size
 from lightning_rlprof.tables.table import Cell, Column, Table, figure
 
 FIRST_STAGE = 4
@@ -122,6 +122,9 @@ def _cell(cell: Cell, column: Column, style: str, paints: Mapping[str, Paint]) -
             return CellView(f"{cell:.2f}x", style=style)
     if column.unit == "bytes":
         number, _, unit = size(int(cell)).partition(" ")
+        return CellView(number, unit, style)
+    if column.unit == "h":
+        number, _, unit = hours(float(cell)).rpartition(" ")
         return CellView(number, unit, style)
     text = figure(cell) if isinstance(cell, float) else f"{cell:,}"
     return CellView(text, column.unit, style)

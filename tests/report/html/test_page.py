@@ -94,7 +94,7 @@ def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> Non
     assert titles_of(page.source) == [
         "How far this can be trusted",
         "What to act on",
-        "Where the GPU-seconds went",
+        "Where the time of the job went",
         "Stragglers",
         "Where the steps' time went",
         "Stages over the steps",
