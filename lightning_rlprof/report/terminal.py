@@ -102,7 +102,8 @@ def render(table: Table, *, rows: int | None = None, every: bool = False) -> Ren
     if table.abstained is not None:
         return Text.assemble(title, ": no data. ", plain(_sentence(table.abstained)))
     if not table.rows:
-        return Text.assemble(title, ": no rows")
+        note = (f". {plain(table.note)}", "dim") if table.note else ""
+        return Text.assemble(title, ": no rows", note)
     shown = table.rows[:rows]
     rest = len(table.rows) - len(shown)
     columns, cells = (table.columns, shown) if every else _with_values(table.columns, shown)
@@ -121,7 +122,7 @@ def markdown(table: Table, *, rows: int | None = None) -> str:
     if table.abstained is not None:
         return f"{title}: no data. {escape_markdown(_sentence(table.abstained))}"
     if not table.rows:
-        return f"{title}: no rows"
+        return f"{title}: no rows" + (f". {escape_markdown(table.note)}" if table.note else "")
     columns, cells = _with_values(table.columns, table.rows[:rows])
     sides = [":---" if column.kind == "text" else "---:" for column in columns]
     lines = [[escape_markdown(column.name) for column in columns], sides]
