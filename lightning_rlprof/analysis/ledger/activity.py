@@ -198,8 +198,8 @@ def _pairs(end: Int64s, outer: Int64s) -> tuple[Int64s, Int64s]:
 
 
 _CATEGORIES = (Category.COMPUTE, Category.COMMUNICATION, Category.MEMCPY)  # by kind of work
-# Work launched in a stage of these categories belongs to it: kernels, and regions that compute, such
-# as the forward of a generation. Other work belongs to what its name means.
+# Work launched in a stage of these categories belongs to it: kernels, and regions that compute,
+# such as the forward of a generation. Other work belongs to what its name means.
 # Stages that wait are not among them: work that runs meanwhile was launched earlier.
 _LAUNCHING = (
     Category.ROLLOUT,
