@@ -207,7 +207,7 @@ def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> 
     rows = rows[containing_step(spans, steps, rows, spans.thread) < 0]
     table: list[tuple[Cell, ...]] = [
         (name, _OUTSIDE if outside else "in background", *cells)
-        for name, outside, cells in _sums(spans, steps, choice, rows)
+        for name, outside, _, cells in _sums(spans, steps, choice, rows)
     ]
     return Table("background_stages", columns, table, choice.note)
 
@@ -216,29 +216,43 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Sum regions: data fetch, training step, optimizer, checkpoints, validation, annotations.
 
     Regions nest in one another and in stages, so their shares of the step time do not add up to
-    100%. ``location`` is ``in steps`` or ``outside steps``, by where the span starts.
+    100%. ``location`` is ``in steps`` or ``outside steps``, by where the span starts. Of several
+    ranks, ``longest`` is the mean of the rank with the longest one, ``on rank``.
     """
     location = Column("location", "text")
-    columns = (Column("region", "text"), location, Column("share", "share"), *_STATISTICS)
+    slowest = (Column("longest", "duration", "ns"), Column("on rank", "count"))
+    columns = (Column("region", "text"), location, Column("share", "share"), *slowest, *_STATISTICS)
     steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "region", ranks)
     choice = counted(spans, steps)
     whole = int(spans.duration_ns[steps[choice.mask]].sum())
     table: list[tuple[Cell, ...]] = [
-        (name, _OUTSIDE, None, *cells) if outside else (name, "in steps", cells[0] / whole, *cells)
-        for name, outside, cells in _sums(spans, steps, choice, rows)
+        (name, _OUTSIDE, None, *slowest, *cells)
+        if outside
+        else (name, "in steps", cells[0] / whole, *slowest, *cells)
+        for name, outside, slowest, cells in _sums(spans, steps, choice, rows)
     ]
     return Table("regions", columns, table, choice.note)
 
 
 def _sums(
     spans: Spans, steps: Int64s, choice: Counted, rows: Int64s
-) -> Iterator[tuple[str, bool, list[int]]]:
-    """Yield (name, outside steps, statistics), largest total first, without excluded steps."""
+) -> Iterator[tuple[str, bool, list[int | None], list[int]]]:
+    """Yield (name, outside steps, longest mean and its rank, statistics), largest total first.
+
+    Excluded steps are left out.
+    """
     step = containing_step(spans, steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
     rows, outside = rows[keep], (step[keep] < 0).astype(np.int64)
-    found = summarize(spans.name[rows] * 2 + outside, spans.duration_ns[rows])
+    group, width = spans.name[rows] * 2 + outside, int(spans.rank.max(initial=0)) + 1
+    found = summarize(group, spans.duration_ns[rows])
+    by_rank = summarize(group * width + spans.rank[rows], spans.duration_ns[rows])
+    longest: dict[int, tuple[int, int]] = {}
+    for key, ns in zip(by_rank.group.tolist(), by_rank.mean.tolist(), strict=True):
+        longest[key // width] = max(longest.get(key // width, (-1, 0)), (ns, key % width))
     columns = (found.total, found.mean, found.p50, found.p95, found.max, found.count)
     for at in np.argsort(-found.total, kind="stable").tolist():
         code, place = divmod(int(found.group[at]), 2)
-        yield spans.names[code], bool(place), [int(column[at]) for column in columns]
+        ns, rank = longest[int(found.group[at])]
+        slowest: list[int | None] = [int(ns), rank] if len(spans.ranks) > 1 else [None, None]
+        yield spans.names[code], bool(place), slowest, [int(column[at]) for column in columns]
