@@ -237,7 +237,7 @@ def stages_headline(spans: Spans) -> str:
     shares = dict(zip(table.column("stage"), table.column("share"), strict=True))
     untraced = float(shares.pop("untraced") or 0.0)
     if not shares:
-        return f"No stages are marked in {steps} steps. Mark them with stage(...) or wrap:."
+        return f"No stages are marked in {steps} steps. Mark them with stage() or wrap."
     name = str(next(iter(shares)))
     share = float(shares[name] or 0.0)
     if untraced > share:
