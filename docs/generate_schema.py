@@ -54,8 +54,9 @@ _DEVICE = """### Captures and profiler traces
 
 A table exists if the profiler recorded something for it. These are the columns of torch.profiler
 traces. Nsight Systems adds `sync` (calls that wait for the device) and `gpu_metrics`. torch_npu
-adds `sync`, `communication`, `step_trace` and sums of operators. Runs of several hosts have
-`clocks`. For their columns use `rlprof sql RUN "describe sync"`.
+adds `sync`, `communication`, `links`, `step_trace` and sums of operators, and to `kernels` the
+columns `op_type`, `input_shapes`, `block_dim`, `aicore_time_ns` and `vector_time_ns`. Runs of
+several hosts have `clocks`. For their columns use `rlprof sql RUN "describe sync"`.
 """
 
 # One event of each category that has a table: a stage, an operator and its kernel, a copy, ...

@@ -20,10 +20,11 @@ from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.headline import headline, lead_tables
 from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
-from lightning_rlprof.analysis.overview import headline, overview
 from lightning_rlprof.analysis.stages.overviews import (
     background_stages,
     host_vs_device,
@@ -37,6 +38,7 @@ from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.store.open_run import open_run
 from lightning_rlprof.store.run_store import ask
+from lightning_rlprof.store.sql import Limits
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
@@ -67,6 +69,7 @@ class Run(Spans):
     kernels = kernels
     launches = launches
     ledger = ledger
+    links = links
     matmuls = matmuls
     memory = memory
     memory_timeline = memory_timeline
@@ -99,24 +102,33 @@ class Run(Spans):
         """Tables that were asked for so far."""
         return {}
 
-    def sql(self, query: str) -> Table:
+    def sql(
+        self, query: str, *, memory_gb: float | None = None, timeout_s: float | None = None
+    ) -> Table:
         """Return what one SELECT says of the tables of this run; see ``docs/sql.md``.
 
         Tables that a query named stay in memory with this object. DuckDB reads the columns where
         they lie and writes nothing.
 
+        Args:
+            query: One SELECT.
+            memory_gb: Most memory, in units of 10^9 bytes; None for 2, or half of a machine's that
+                has less than 4.
+            timeout_s: Most seconds; None for any time.
+
         Raises:
-            TraceError: The query is wrong or would do more than read; the text is one line.
+            TraceError: The query is wrong, would do more than read, or needs more than its limits;
+                the text is one line.
         """
-        return ask(self, query, self.table)
+        return ask(self, query, self.table, Limits(memory_gb, timeout_s))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the headline, the overview, and what is doubtful."""
+        """Return what a notebook shows: the headline, the first tables, and what is doubtful."""
         whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
         title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
-        tables = "".join(table._repr_html_() for table in overview(self))
+        tables = "".join(table._repr_html_() for table in lead_tables(self))
         return f"{title}{tables}<ul>{doubts}</ul>"
 
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Step = Callable[[int, int], None]
 
+# More is not read on a terminal, and takes a millisecond a row. Other formats contain all rows.
+_MOST_ROWS = 200
+
 # Files that profilers write. rlprof's exports are recognized by content; CANN's .csv never counts.
 _RECORDED = (".jsonl", ".json", ".json.gz", ".json.zst", ".db", ".sqlite", ".nsys-rep", ".pickle")
 
@@ -146,13 +149,18 @@ def print_tables(
 ) -> None:
     """Print tables for people, as CSV (a blank line between two), or as Markdown.
 
-    CSV contains every column and exact numbers: nanoseconds, bytes, shares from 0 to 1.
+    CSV contains every column and exact numbers: nanoseconds, bytes, shares from 0 to 1. Text that
+    a spreadsheet would run as a formula begins with an apostrophe there. Without a limit, people
+    see 200 rows of a table.
     """
     from lightning_rlprof.report.terminal import markdown, render
+    from lightning_rlprof.tables.table import no_formula
 
     for at, table in enumerate(tables):
         if _output.format == "table":
-            _console().print("", render(table, rows=limit, every=every_column), sep="\n")
+            _console().print(
+                "", render(table, rows=limit or _MOST_ROWS, every=every_column), sep="\n"
+            )
             continue
         if at:
             sys.stdout.write("\n")
@@ -160,8 +168,8 @@ def print_tables(
             warn(f"{table.name}: no data. {table.abstained}")
         if _output.format == "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(column.name for column in table.columns)
-            writer.writerows(table.rows[:limit])
+            writer.writerow(no_formula(column.name) for column in table.columns)
+            writer.writerows(map(no_formula, row) for row in table.rows[:limit])
         else:
             sys.stdout.write(markdown(table, rows=limit) + "\n")
 

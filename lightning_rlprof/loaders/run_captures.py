@@ -28,7 +28,7 @@ from lightning_rlprof.loaders.nsys.reader import read_kernels as read_nsys_kerne
 from lightning_rlprof.loaders.rank_names import rank_in_name
 from lightning_rlprof.loaders.stage_attribution import NOWHERE, Found, Launches, Stages, stages_at
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.records.run_directory import rank_directory
+from lightning_rlprof.records.run_directory import is_inside, rank_directory
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import (
     COLUMNS,
@@ -39,7 +39,7 @@ from lightning_rlprof.tables.kernels import (
     kernel_table,
     known,
 )
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import RunWarning, Spans
 from lightning_rlprof.tables.table import ColumnRows, Table
 
 _KINETO_TABLES = ("memcpy", "collectives", "calls", "memory", "counters", "shapes")
@@ -89,13 +89,21 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
         path: rank_in_name(path.name) for path in device_files(run)
     }  # without a rank in the name only its processes may tell it
     captures: dict[Path, int] = {}
+    outside: list[RunWarning] = []
     for rank in spans.ranks:
         folder = rank_directory(run, rank)
+        if not folder.is_dir():
+            continue
+        if not is_inside(run, folder):
+            outside.append(_left_out(rank, folder))
+            continue
         files |= dict.fromkeys(device_files(folder, deep=True), rank)
         found = sorted(folder.rglob("*_ascend_pt"), key=lambda path: (path.is_symlink(), path))
+        outside += [_left_out(rank, path) for path in found if not is_inside(run, path)]
         # A link to one here is the same one.
-        once = {path.resolve(): path for path in reversed(found)}
+        once = {path.resolve(): path for path in reversed(found) if is_inside(run, path)}
         captures |= dict.fromkeys(sorted(once.values()), rank)
+    spans = replace(spans, warnings=(*spans.warnings, *outside)) if outside else spans
     if not files and not captures:
         return spans
     tables = ascend_tables(captures, spans.unix_ns, partial(_fill_shifted_kernels, spans))
@@ -110,6 +118,11 @@ def with_kernels(spans: Spans, run: Path) -> Spans:
     every = {**files, **captures}
     tables = {**spans.tables, **tables, "kernels": lambda: _kernels(spans, every)}
     return replace(spans, tables=tables)
+
+
+def _left_out(rank: int, link: Path) -> RunWarning:
+    text = f"{link.name} is a link to a directory outside of the run and was not read"
+    return RunWarning(rank, f"{text}; copy {link.resolve()} there to include it")
 
 
 def _join_captures(

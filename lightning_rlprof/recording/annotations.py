@@ -93,6 +93,9 @@ class Sink(Protocol):
         """Say something in the log and in the run."""
 
 
+_LONGEST_NAME = 1_000  # characters; a name stands in the file once for every span
+
+
 class Marker:
     """A name for stretches of time: use it as ``with`` or as ``@``; made by `stage` and `annotate`.
 
@@ -105,7 +108,7 @@ class Marker:
     def __init__(self, name: str, kind: Kind, counters: dict[str, Number] | None = None) -> None:
         if not isinstance(name, str):
             raise TypeError(f'a name is required, as in @stage("actor_update"); got {name!r}')
-        self.name = name
+        self.name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
         self.kind = kind
         self.counters = counters
 

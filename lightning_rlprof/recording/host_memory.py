@@ -4,13 +4,14 @@ import os
 from contextlib import suppress
 from time import perf_counter_ns
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+from lightning_rlprof.system.process_memory import pages, resident_bytes
+
 _CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
 
 
 def host_rss_bytes() -> int | None:
     """Return the memory of this process that is resident on the host, in bytes; None off Linux."""
-    return _resident("self")
+    return resident_bytes()
 
 
 class HostMemory:
@@ -41,7 +42,7 @@ class HostMemory:
         found = {} if own is None else {"host_rss_bytes": own}
         if now - self._children_at >= _CHILDREN_EVERY_NS:
             self._children_at = now
-            children = [size for pid in _children() if (size := _resident(pid)) is not None]
+            children = [size for pid in _children() if (size := resident_bytes(pid)) is not None]
             found |= {"children_rss_bytes": sum(children)} if children else {}
         return found
 
@@ -49,22 +50,9 @@ class HostMemory:
         if self._statm < 0:
             return None
         try:
-            return _pages(os.pread(self._statm, 80, 0))
+            return pages(os.pread(self._statm, 80, 0))
         except (OSError, IndexError, ValueError):
             return None
-
-
-def _pages(content: bytes) -> int:
-    """Return the second number of a ``statm`` file, in bytes."""
-    return int(content.split(b" ", 2)[1]) * _PAGE
-
-
-def _resident(process: str) -> int | None:
-    try:
-        with open(f"/proc/{process}/statm", "rb") as statm:
-            return _pages(statm.read())
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def _children() -> list[str]:

@@ -200,6 +200,15 @@ _BOTH = (
 _WRITER = ("threads = 1", "memory_limit = '1GB'")
 
 
+def without_progress_bar(connection: "DuckDBPyConnection") -> None:
+    """Let DuckDB print no progress, which it does on standard output after two seconds.
+
+    In Jupyter without ipywidgets it is off, and even to switch it off is an error.
+    """
+    if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()[0][0]:
+        connection.execute("SET enable_progress_bar = false")
+
+
 def reader() -> "DuckDBPyConnection":
     """Return a new cursor that reads with all cores."""
     return _database(os.getpid(), ()).cursor()
@@ -222,6 +231,7 @@ def _database(_: int, settings: tuple[str, ...]) -> "DuckDBPyConnection":
     import duckdb
 
     connection = duckdb.connect(":memory:")
+    without_progress_bar(connection)
     for setting in (*_BOTH, *settings):
         connection.execute(f"SET GLOBAL {setting}")  # cursors have only these
     return connection

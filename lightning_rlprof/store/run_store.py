@@ -13,7 +13,15 @@ from lightning_rlprof.store.cached_run import facts_of, find_cache
 from lightning_rlprof.store.duckdb_tables import VISIBLE, attach, quoted
 from lightning_rlprof.store.joined_tables import JoinedTable, Part, joined_table
 from lightning_rlprof.store.parquet import files_of, read_about, source_of
-from lightning_rlprof.store.sql import answer, is_damage, listing, named, write_answer
+from lightning_rlprof.store.sql import (
+    DEFAULT_LIMITS,
+    Limits,
+    answer,
+    is_damage,
+    listing,
+    named,
+    write_answer,
+)
 from lightning_rlprof.tables.spans import CORE, core_tables
 from lightning_rlprof.tables.table import Table
 
@@ -69,7 +77,7 @@ class Store:
         """Names of all tables; those of device tools are made when a query names them."""
         return self._cache.tables
 
-    def sql(self, query: str, rows: int | None = None) -> Table:
+    def sql(self, query: str, rows: int | None = None, limits: Limits = DEFAULT_LIMITS) -> Table:
         """Return what one SELECT says; see `lightning_rlprof.store.sql.answer`.
 
         Raises:
@@ -80,11 +88,12 @@ class Store:
 
         def ask(tables: _Told) -> Table:
             notes[:] = [each.note for each in tables.told.values()]
-            return answer(listing(query, self.tables), tables.attach, tables.files, rows)
+            told = listing(query, self.tables)
+            return answer(told, tables.attach, tables.files, rows, limits)
 
         return _noted(self._ask(query, ask), notes)
 
-    def write(self, query: str, output: Path) -> int:
+    def write(self, query: str, output: Path, limits: Limits = DEFAULT_LIMITS) -> int:
         """Write what one SELECT says to a .csv or .parquet file; return the number of rows.
 
         Raises:
@@ -93,7 +102,7 @@ class Store:
         """
         told = listing(query, self.tables)
         return self._ask(
-            query, lambda tables: write_answer(told, tables.attach, tables.files, output)
+            query, lambda tables: write_answer(told, tables.attach, tables.files, output, limits)
         )
 
     def _joined(self) -> "Sequence[Part]":
@@ -166,13 +175,16 @@ def parts_of(spans: "Spans", path: Path) -> Parts:
     return Parts(core_tables(spans), spans.tables, facts_of(spans, path))
 
 
-def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
+def ask(
+    spans: "Spans", query: str, read: Callable[[str], Table], limits: Limits = DEFAULT_LIMITS
+) -> Table:
     """Return what one SELECT says of a run that is in memory; nothing is written.
 
     Args:
         spans: The run.
         query: As `Store.sql`.
         read: Returns a table of the run by its name.
+        limits: Of memory and time.
 
     Raises:
         TraceError: As `Store.sql`.
@@ -187,7 +199,8 @@ def ask(spans: "Spans", query: str, read: Callable[[str], Table]) -> Table:
             attach(connection, table)
 
     try:
-        return _noted(answer(listing(query, names), view), [table.note for table in told])
+        found = answer(listing(query, names), view, limits=limits)
+        return _noted(found, [table.note for table in told])
     except TraceError as error:
         raise _explained(error, names, untold) from error
 

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.store.duckdb_tables import quoted
-from lightning_rlprof.tables.table import Column, ColumnRows, Table
+from lightning_rlprof.store.duckdb_tables import quoted, without_progress_bar
+from lightning_rlprof.system.process_memory import machine_bytes, resident_bytes
+from lightning_rlprof.tables.table import FORMULA, Column, ColumnRows, Table
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -24,7 +26,6 @@ Attach = Callable[["DuckDBPyConnection"], None]
 # Without a place to spill, nothing is written; a query that needs more than the memory fails.
 _SETTINGS = (
     "temp_directory = ''",
-    "enable_progress_bar = false",  # it stands on standard output, after two seconds
     "allow_persistent_secrets = false",
     "autoinstall_known_extensions = false",
     "autoload_known_extensions = false",
@@ -37,11 +38,44 @@ _SWITCH = re.compile(r"\b(?:en|dis)able_\w+\"?\s*\(", re.I)
 _SHOW_TABLES = re.compile(r"\s*show\s+(all\s+)?tables\s*;?\s*", re.I)
 _OPEN = 256  # files that are open for other reasons
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
+_GB = 10**9
+_OUTSIDE = 1.25  # DuckDB keeps its own part of the limit; answers and long texts lie outside of it
+_PATIENCE_S = 2.0  # one call of a function of SQL can't be interrupted, and may take minutes
+ABANDONED = "rlprof: a query that can't be interrupted"
+"""Name of a thread that an answer is no longer waited for; it ends when DuckDB lets it."""
+
 _FORMATS = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd"}
 
 
+class Limits(NamedTuple):
+    """What a query may use until it ends with an error.
+
+    Attributes:
+        memory_gb: Memory in units of 10^9 bytes; None for 2, or half of a smaller machine's.
+        timeout_s: Seconds; None for any time.
+    """
+
+    memory_gb: float | None = None
+    timeout_s: float | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory in bytes."""
+        if self.memory_gb is not None:
+            return int(self.memory_gb * _GB)
+        return min(2 * _GB, (machine_bytes() or 4 * _GB) // 2)
+
+
+DEFAULT_LIMITS = Limits()
+"""What a query may use unless the caller says otherwise."""
+
+
 def answer(
-    query: str, attach: Attach, paths: Iterable[Path] = (), rows: int | None = None
+    query: str,
+    attach: Attach,
+    paths: Iterable[Path] = (),
+    rows: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Table:
     """Return what one SELECT says, in columns; whole sums are 64-bit integers.
 
@@ -50,28 +84,36 @@ def answer(
         attach: Makes the tables, before everything else is closed.
         paths: Files that the tables are read from.
         rows: Most rows; the note then counts all.
+        limits: Of memory and time.
 
     Raises:
-        TraceError: The query is wrong, or would do more than read; the text is one line.
+        TraceError: The query is wrong, would do more than read, or needs more than its limits;
+            the text is one line.
     """
-    with closed(attach, paths) as connection:
+
+    def ask(connection: "DuckDBPyConnection") -> Table:
         select, columns, picks = _checked(connection, query)
-
-        def ask() -> tuple[list[Any], str]:
-            limit = "" if rows is None else f" LIMIT {rows + 1}"
-            found = connection.sql(f"SELECT {picks} FROM {_inner(select, columns)}{limit}")
-            cells = found.fetchnumpy()
-            arrays = [cells[f"c{at}"] for at in range(len(columns))]
-            if rows is None or len(arrays[0]) <= rows:
-                return arrays, ""
+        limit = "" if rows is None else f" LIMIT {rows + 1}"
+        found = connection.sql(f"SELECT {picks} FROM {_inner(select, columns)}{limit}")
+        cells = found.fetchnumpy()
+        arrays = [cells[f"c{at}"] for at in range(len(columns))]
+        note = ""
+        if rows is not None and len(arrays[0]) > rows:
             count = connection.sql(f"SELECT count(*) FROM ({select}\n)").fetchall()[0][0]
-            return [array[:rows] for array in arrays], f"the first {rows:,} of {count:,} rows"
+            note = f"the first {rows:,} of {count:,} rows"
+        held = ColumnRows([_held(array[:rows]) for array in arrays])
+        return Table("answer", columns, held, note=note)
 
-        arrays, note = _asked(connection, ask)
-    return Table("answer", columns, ColumnRows([*map(_held, arrays)]), note=note)
+    return _within(limits, attach, paths, ask)
 
 
-def write_answer(query: str, attach: Attach, paths: Iterable[Path], output: Path) -> int:
+def write_answer(
+    query: str,
+    attach: Attach,
+    paths: Iterable[Path],
+    output: Path,
+    limits: Limits = DEFAULT_LIMITS,
+) -> int:
     """Write what one SELECT says to a .csv or .parquet file, row groups at a time; return its rows.
 
     The file is whole or not there at all.
@@ -84,23 +126,39 @@ def write_answer(query: str, attach: Attach, paths: Iterable[Path], output: Path
     if form is None:
         raise TraceError(f"{output}: -o needs a name that ends in .csv or .parquet")
     part = output.with_name(f".{output.name}.part")
+
+    def copy(connection: "DuckDBPyConnection") -> int:
+        select, columns, picks = _checked(connection, query)
+        cells = [
+            _no_formula(at) if output.suffix == ".csv" and each.kind == "text" else f"c{at}"
+            for at, each in enumerate(columns)
+        ]
+        names = ", ".join(
+            f"{cell} AS {quoted(each.name)}" for cell, each in zip(cells, columns, strict=True)
+        )
+        select = f"SELECT {names} FROM (SELECT {picks} FROM {_inner(select, columns)})"
+        target = f"{text_literal(part)} ({form}, USE_TMP_FILE false)"
+        return int(connection.execute(f"COPY ({select}) TO {target}").fetchall()[0][0])
+
     part.unlink(missing_ok=True)
     part.open("xb").close()  # says why not, in the system's words
     try:
-        with closed(attach, [*paths, part]) as connection:
-            select, columns, picks = _checked(connection, query)
-            names = ", ".join(f"c{at} AS {quoted(each.name)}" for at, each in enumerate(columns))
-            select = f"SELECT {names} FROM (SELECT {picks} FROM {_inner(select, columns)})"
-            target = f"{text_literal(part)} ({form}, USE_TMP_FILE false)"
-            copy = f"COPY ({select}) TO {target}"
-            done = _asked(connection, lambda: connection.execute(copy).fetchall())
+        rows = _within(limits, attach, [*paths, part], copy)
         part.replace(output)
     finally:
         part.unlink(missing_ok=True)
-    return int(done[0][0])
+    return rows
 
 
-def closed(attach: Attach, paths: Iterable[Path] = ()) -> "DuckDBPyConnection":
+def _no_formula(at: int) -> str:
+    """Return what `lightning_rlprof.tables.table.no_formula` makes of a column of texts."""
+    runs = f"c{at} <> '' AND contains({text_literal(FORMULA)}, c{at}[1])"
+    return f"CASE WHEN {runs} THEN chr(39) || c{at} ELSE c{at} END"
+
+
+def closed(
+    attach: Attach, paths: Iterable[Path] = (), memory_bytes: int = 2 * _GB
+) -> "DuckDBPyConnection":
     """Return a DuckDB in memory with some tables, which opens no file but these from now on."""
     import duckdb
 
@@ -109,7 +167,9 @@ def closed(attach: Attach, paths: Iterable[Path] = ()) -> "DuckDBPyConnection":
     listed = ", ".join(text_literal(path) for path in paths)
     connection = duckdb.connect(":memory:")
     try:
-        connection.execute("SET pandas_analyze_sample = 0")  # see `duck`
+        connection.execute(f"SET memory_limit = '{memory_bytes}B'")
+        connection.execute("SET pandas_analyze_sample = 0")  # see `duckdb_tables`
+        without_progress_bar(connection)
         attach(connection)
         for setting in (f"allowed_paths = [{listed}]", *_SETTINGS):
             connection.execute(f"SET {setting}")
@@ -241,42 +301,84 @@ def _held(array: Any) -> Any:
     return array
 
 
-def _asked(connection: "DuckDBPyConnection", ask: Callable[[], T]) -> T:
-    """Return what a function asks of DuckDB, and let Ctrl-C interrupt it.
+def _within(
+    limits: Limits,
+    attach: Attach,
+    paths: Iterable[Path],
+    ask: "Callable[[DuckDBPyConnection], T]",
+) -> T:
+    """Return what a function asks of DuckDB; limits, Ctrl-C and other signals interrupt it.
 
-    The main thread, which hears of signals, has it asked by another one; as Python ends, there is
-    none to be had. An error of DuckDB becomes one line.
+    Another thread has the connection, so that this one can wait and watch. An error of DuckDB
+    becomes one line.
     """
     import duckdb
 
-    answer: Future[T] = Future()
+    found: Future[T] = Future()
+    opened: list[DuckDBPyConnection] = []
 
     def work() -> None:
         try:
-            answer.set_result(ask())
+            with closed(attach, paths, limits.memory_bytes) as connection:
+                opened.append(connection)
+                answer = ask(connection)
+            found.set_result(answer)
         except BaseException as error:
-            answer.set_exception(error)
+            found.set_exception(error)
 
+    thread = threading.Thread(target=work, daemon=True)
     try:
-        _elsewhere(work)
-        return answer.result()
+        _start(thread)
+        return _watched(found, limits)
+    except duckdb.OutOfMemoryException as error:
+        raise TraceError(_too_large(limits)) from error
     except duckdb.Error as error:
         raise TraceError(_line(error)) from error
     except BaseException:
-        while not answer.done():  # out of a signal's handler; between two queries none hears it
-            with contextlib.suppress(KeyboardInterrupt):  # a second one
-                connection.interrupt()
-                wait([answer], timeout=0.05)
+        stop_at = monotonic() + _PATIENCE_S
+        while not found.done() and monotonic() < stop_at:
+            # out of a signal's handler, where a second one may come
+            with contextlib.suppress(KeyboardInterrupt, duckdb.Error):
+                for connection in opened:  # between two queries it hears nothing: again
+                    connection.interrupt()
+                wait([found], timeout=0.05)
         raise
+    finally:
+        if not found.done():
+            thread.name = ABANDONED
+        elif thread.ident is not None:  # it is about to end; the interpreter must not be first
+            thread.join()
 
 
-def _elsewhere(work: Callable[[], None]) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        return work()
+def _start(thread: threading.Thread) -> None:
     try:
-        threading.Thread(target=work, name="rlprof-sql", daemon=True).start()
-    except RuntimeError:  # at the interpreter's end
-        work()
+        thread.start()
+    except RuntimeError:  # at the interpreter's end, when there are no new threads
+        thread.run()
+
+
+def _watched(found: "Future[T]", limits: Limits) -> T:
+    """Wait for an answer as long as its limits allow; raises TraceError beyond."""
+    most = (resident_bytes() or 0) + _OUTSIDE * limits.memory_bytes
+    until = float("inf") if limits.timeout_s is None else monotonic() + limits.timeout_s
+    while not found.done():
+        wait([found], timeout=max(0.0, min(0.05, until - monotonic())))
+        if not found.done() and monotonic() >= until:
+            raise TraceError(
+                f"SQL: the query took longer than its limit of {limits.timeout_s:g} s; "
+                "allow more with --timeout (in Python timeout_s)"
+            )
+        if not found.done() and (resident_bytes() or 0) > most:
+            raise TraceError(_too_large(limits))
+    return found.result()
+
+
+def _too_large(limits: Limits) -> str:
+    return (
+        f"SQL: out of memory: the query needs more than its limit of "
+        f"{limits.memory_bytes / _GB:.3g} GB, or than there is; "
+        "select less, or allow more with --memory (in Python memory_gb)"
+    )
 
 
 def _line(error: Exception) -> str:

@@ -6,6 +6,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,6 +119,14 @@ class Spans:
         return tuple(self.headers)
 
     @property
+    def device_word(self) -> str:
+        """What time and hours of this run are of: ``GPU``, ``NPU``, or ``rank`` on CPUs."""
+        devices = {header.device.partition(":")[0] for header in self.headers.values()}
+        if devices == {"cpu"}:
+            return "rank"
+        return "NPU" if devices == {"npu"} else "GPU"
+
+    @property
     def duration_ns(self) -> Int64s:
         """Length of every span."""
         return self.end_ns - self.start_ns
@@ -146,7 +155,8 @@ class Spans:
     def try_table(self, name: str, remarks: list[str]) -> Table | None:
         """Return a table, None if the run has none.
 
-        Why a table cannot be read becomes a remark, and so do rows that its loader left out.
+        Why a table cannot be read becomes a remark, and so do rows that its loader left out, unless
+        a warning of the run names them.
         """
         if name not in self.tables:
             return None
@@ -158,7 +168,9 @@ class Spans:
         if table.abstained is not None:
             remarks.append(f"The table {name} is missing: {table.abstained}.")
             return None
-        remarks += [f"The table {name} is incomplete: {text}." for text in table.losses()]
+        known = {warning.text for warning in self.warnings}
+        lost = (text for text in table.losses() if text not in known)
+        remarks += [f"The table {name} is incomplete: {text}." for text in lost]
         return table
 
     def span(self, row: int) -> Span:
@@ -179,13 +191,27 @@ class Spans:
 
     def counters_of(self, row: int) -> dict[str, Number] | None:
         """Return the counters of one row, None when it has none."""
+        names, rows, which, places = self._counters_by_row
+        low, high = np.searchsorted(rows, (row, row + 1)).tolist()
         found: dict[str, Number] = {}
-        for name, (rows, values) in self.counters.items():
-            at = int(np.searchsorted(rows, row))
-            if at < len(rows) and rows[at] == row:
-                value = values[at]
-                found[name] = value.item() if isinstance(value, np.generic) else value
+        for counter, at in zip(which[low:high].tolist(), places[low:high].tolist(), strict=True):
+            value = self.counters[names[counter]].values[at]
+            found[names[counter]] = value.item() if isinstance(value, np.generic) else value
         return found or None
+
+    @cached_property
+    def _counters_by_row(self) -> tuple[list[str], Int64s, Int64s, Int64s]:
+        """Return counters, then of each value by row: the row, which counter, its place there.
+
+        To look into every counter for every row takes minutes if there are thousands of them.
+        """
+        none = np.empty(0, np.int64)
+        sizes = [len(each.rows) for each in self.counters.values()]
+        rows = np.concatenate([none, *(each.rows for each in self.counters.values())])
+        which = np.repeat(np.arange(len(sizes)), sizes)
+        places = np.concatenate([none, *map(np.arange, sizes)])
+        order = np.argsort(rows, kind="stable")
+        return [*self.counters], rows[order], which[order], places[order]
 
     def rows(
         self, *, kind: Kind | None = None, name: str | None = None, rank: int | None = None

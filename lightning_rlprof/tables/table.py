@@ -13,7 +13,11 @@ from lightning_rlprof.tables import dataframes
 from lightning_rlprof.tables.arrays import Int64s
 
 _SHOWN = 50
-_LOST = ("left out", "skipped")  # one is in every note of a loader that could not read some rows
+_LOST = (
+    "left out",
+    "skipped",
+    "the rest is missing",
+)  # one is in every note of a loader that could not read some rows
 _INT64_LIMIT = 2**63
 
 Kind = Literal["text", "count", "time", "duration", "share", "ratio", "number"]
@@ -292,6 +296,21 @@ class Table:
         notes = "".join(f"<p>{html.escape(each)}</p>" for each in remarks)
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
         return f"<div>{title}{table}{notes}</div>"
+
+
+FORMULA = "=+-@\t\r"
+"""What a spreadsheet runs begins with one of these."""
+
+
+def no_formula(cell: Cell) -> Cell:
+    """Return a cell for CSV: a text that a spreadsheet would run begins with an apostrophe.
+
+    Example::
+
+        >>> no_formula("=1+1"), no_formula(-1), no_formula("gemm")
+        ("'=1+1", -1, 'gemm')
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith((*FORMULA,)) else cell
 
 
 def figure(number: float) -> str:

@@ -91,6 +91,7 @@ class Device:
     """One device of a rank, nanosecond by nanosecond."""
 
     def __init__(self, spans: Spans, job: Job, rank: int, device: int | None) -> None:
+        self.replays = {call_of(w) for w in job.work() if w.rank == rank and w.graph is not None}
         theirs = [w for w in job.work() if w.rank == rank and w.end_ns > w.start_ns]
         self.own = [w for w in theirs if w.device == device]
         own = [span for span in spans if span.rank == rank]
@@ -115,10 +116,9 @@ class Device:
         return None if last is None else last.name
 
     def seen(self, now: int) -> bool:
-        replays = {(w.graph, w.launch_ns) for w in self.own if w.graph is not None}
-        for replay in replays:
-            its = [w for w in self.own if (w.graph, w.launch_ns) == replay]
-            if min(w.start_ns for w in its) <= now < max(w.end_ns for w in its):
+        for replay in self.replays:
+            its = [w for w in self.own if call_of(w) == replay]
+            if its and min(w.start_ns for w in its) <= now < max(w.end_ns for w in its):
                 return False
         return any(start <= now < end for start, end in self.windows)
 
@@ -158,6 +158,11 @@ class Device:
         if now < after.launch_ns:
             return "host-bound idle"
         return "collective wait" if after.kind == "communication" else "unattributed idle"
+
+
+def call_of(work: Work) -> tuple[int | None, int | None]:
+    """Return what two rows share if one call launched them."""
+    return (None, work.graph) if work.launch_ns is None else (work.launch_ns, None)
 
 
 def begin(work: Work) -> tuple[int, float]:

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +127,22 @@ def test_sql_writes_a_file_or_prints_json(rlprof: Run, run: Path, tmp_path: Path
     status, out, err = rlprof("sql", run, "select 1", "--json", "-o", tmp_path / "x.csv")
     assert (status, out) == (2, "")
     assert "choose one" in err
+
+
+def test_sql_has_a_memory_and_a_time_limit(rlprof: Run, run: Path) -> None:
+    heavy = "select count(*) from range(10000000000) a, range(10000000000) b"
+    status, out, err = rlprof("sql", run, heavy, "--memory", "0.05")
+    assert (status, out) == (2, "")
+    assert err.startswith("rlprof: error: SQL: out of memory: the query needs more than its limit")
+    long = "select sum(hash(range)) from range(1000000000000)"
+    status, out, err = rlprof("sql", run, long, "--timeout", "0.2")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert "took longer than its limit of 0.2 s; allow more with --timeout" in err
+
+
+@pytest.mark.deep
+def test_a_function_that_cannot_be_interrupted_does_not_keep_the_command(run: Path) -> None:
+    query = "select length(repeat('A', 1500000000) || repeat('B', 1500000000))"
+    command = [sys.executable, "-m", "lightning_rlprof", "sql", run, query, "--timeout", "0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)

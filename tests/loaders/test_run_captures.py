@@ -381,3 +381,24 @@ def test_matrix_products_in_a_capture_are_those_of_the_run(tmp_path: Path) -> No
     first, total = matmuls(load(run)).rows
     assert first[:5] == ("aten::mm", "4x8 @ 8x2", "float", 2, 20)
     assert total[4:6] == (20, 1.0)
+
+
+def test_a_link_out_of_the_run_is_not_followed_and_said(tmp_path: Path) -> None:
+    elsewhere = artefacts_run_of(tmp_path / "elsewhere", 2)
+    for rank in (0, 1):
+        made = report(elsewhere, rank)
+        made.kernel("other", 60, 70, 1)
+        made.write()
+    run = artefacts_run_of(tmp_path / "run", 2)
+    rank_directory(run, 0).symlink_to(rank_directory(elsewhere, 0))
+    (tmp_path / "elsewhere" / "x_ascend_pt").mkdir()
+    rank_directory(run, 1).mkdir()
+    (rank_directory(run, 1) / "x_ascend_pt").symlink_to(tmp_path / "elsewhere" / "x_ascend_pt")
+
+    spans = load(run)
+
+    assert not spans.tables
+    assert [(each.rank, each.text.partition(";")[0]) for each in spans.warnings] == [
+        (0, "rank-00000 is a link to a directory outside of the run and was not read"),
+        (1, "x_ascend_pt is a link to a directory outside of the run and was not read"),
+    ]

@@ -394,3 +394,9 @@ def test_one_that_ends_around_another_that_never_did_is_added(ticks):
     inner.__enter__()
     outer.__exit__(None, None, None)
     assert timings == {"outer": 2.0}
+
+
+def test_a_name_of_a_megabyte_is_cut_since_each_span_repeats_it(sink):
+    with stage("x" * 1_000_000), annotate("y" * 1_000):
+        pass
+    assert [len(row[1]) for row in sink.rows] == [1_000, 1_001]

@@ -183,3 +183,28 @@ def test_a_remark_makes_no_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         append_note(tmp_path / "rank-00000.jsonl", Note(0, "info", "nobody"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_of_any_length_costs_no_memory_and_only_itself(writer, monkeypatch):
+    monkeypatch.setattr(run_directory, "_LONGEST_LINE", 1_000)
+    writer.write([("note", 1, "info", "x" * length) for length in (10, 5_000, 20)])
+    writer.write([SPAN, ("note", 1, "info", "y" * 3_000)])
+    writer.close()
+    trace = read_trace(writer.path)
+    assert [len(note.text) for note in trace.notes] == [10, 20]
+    assert (len(trace.spans), trace.lost_lines) == (1, 2)
+
+
+def test_a_long_note_is_cut_and_says_by_how_much(writer):
+    writer.write([("note", 1, "info", "x" * 1_000_000)])
+    writer.close()
+    (note,) = read_trace(writer.path).notes
+    assert note.text == "x" * 4_000 + "… and 996,000 more characters"
+
+
+def test_a_byte_order_mark_of_an_editor_is_passed_over(writer):
+    writer.write([SPAN])
+    writer.close()
+    writer.path.write_bytes(b"\xef\xbb\xbf" + writer.path.read_bytes())
+    assert len(read_trace(writer.path).spans) == 1
+    assert read_header(writer.path) == make_header()

@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from lightning_rlprof import load
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.run import Run
+from lightning_rlprof.store import sql
 from lightning_rlprof.store.duckdb_tables import attach
-from lightning_rlprof.store.sql import answer, closed, named, write_answer
+from lightning_rlprof.store.sql import Limits, answer, closed, named, write_answer
 from lightning_rlprof.tables.table import Column, Table
 from tests.builders.runs import grpo_run
 
@@ -210,9 +213,54 @@ def test_what_does_not_fit_into_memory_is_an_error_and_no_file(
 
     monkeypatch.chdir(tmp_path)
     query = "from (select range, hash(range) as h from range(5000000) order by h) offset 4999999"
-    with pytest.raises(TraceError, match="Out of Memory"):
+    with pytest.raises(TraceError, match="out of memory"):
         answer(query, little)
     assert list(tmp_path.iterdir()) == []
+
+
+HUGE = {
+    "in DuckDB": "select count(*) from range(10000000000) a, range(10000000000) b",
+    "in the answer": "select * from range(1000000000)",
+}
+
+
+@pytest.mark.parametrize("query", HUGE.values(), ids=HUGE)
+def test_a_query_ends_at_its_memory_limit_and_says_what_to_do(query: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as caught:
+        answer(query, view, limits=Limits(memory_gb=0.3))
+    assert str(caught.value) == (
+        "SQL: out of memory: the query needs more than its limit of 0.3 GB, or than there is; "
+        "select less, or allow more with --memory (in Python memory_gb)"
+    )
+    assert answer("select 1", view, limits=Limits(memory_gb=0.3)).rows[0] == (1,)
+
+
+def test_a_query_ends_at_its_time_limit_and_leaves_no_file(tmp_path: Path) -> None:
+    endless = "with recursive t as (select 1 x union all select 1 - x from t) select sum(x) from t"
+    for ask in (
+        lambda limits: answer(endless, view, limits=limits),
+        lambda limits: write_answer(endless, view, [], tmp_path / "out.csv", limits),
+    ):
+        with pytest.raises(TraceError, match=r"took longer than its limit of 0\.2 s"):
+            ask(Limits(timeout_s=0.2))
+    assert list(tmp_path.iterdir()) == []
+    assert threading.active_count() < 10, "the queries have ended"
+
+
+def test_by_default_a_query_may_use_2_gb_or_half_of_a_small_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for machine, most in ((64 * 10**9, 2 * 10**9), (3 * 10**9, 15 * 10**8), (None, 2 * 10**9)):
+        monkeypatch.setattr(sql, "machine_bytes", lambda machine=machine: machine)
+        assert Limits().memory_bytes == most
+
+
+def test_a_run_takes_both_limits(tmp_path: Path) -> None:
+    run = Run.of(grpo_run(tmp_path / "run", steps=1))
+    with pytest.raises(TraceError, match="out of memory"):
+        run.sql(HUGE["in DuckDB"], memory_gb=0.05)
+    with pytest.raises(TraceError, match="longer than its limit"):
+        run.sql(f"select sum(hash(range)) from range({10**12})", timeout_s=0.1)
 
 
 def test_a_file_is_whole_or_not_written(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_what_needs_all_memory_is_an_error_and_no_crash(query: str) -> None:
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("SQL: Out of Memory Error: ")
+    assert done.stdout.startswith("SQL: out of memory: ")
     assert len(done.stdout.splitlines()) == 1
 
 

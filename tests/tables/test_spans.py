@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,22 @@ def test_amounts_are_numbers_that_can_be_added_up(
 def test_durations_are_ends_less_starts(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path)
     assert np.array_equal(spans.duration_ns, [span.duration_ns for span in spans])
+
+
+def test_iterating_looks_into_thousands_of_counters_once() -> None:
+    class Counted(dict[str, Any]):
+        looks = 0
+
+        def values(self) -> Any:
+            Counted.looks += 1
+            return super().values()
+
+        def items(self) -> Any:
+            Counted.looks += 1
+            return super().items()
+
+    rows = [Row("a", "stage", 1, at, at + 1, counters={f"c{at}": at}) for at in range(2_000)]
+    spans = loaded(rows)
+    spans = replace(spans, counters=Counted(spans.counters))
+    assert [span.counters for span in spans] == [{f"c{at}": at} for at in range(2_000)]
+    assert Counted.looks < 5

@@ -22,7 +22,7 @@ from lightning_rlprof.analysis.critical_path.step_intervals import (
     find_step_intervals,
 )
 from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, find_sync_points
-from lightning_rlprof.analysis.stages.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.partition import UNTRACED, Partition, partition
 from lightning_rlprof.analysis.step_selection import counted, last_steps
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.interval_nesting import last_begun

@@ -73,7 +73,7 @@ def _find(spans: Spans) -> WeightUpdates:
     receives = generates & ~trains & bool((trains | other).any())
     later, unclear = _by_order(spans, np.intersect1d(sync, numbered), other)
     receives |= later
-    by_rank = np.zeros(max(spans.ranks) + 1, bool)
+    by_rank = np.zeros(max(spans.ranks, default=-1) + 1, bool)
     by_rank[[*spans.ranks]] = receives
     here = by_rank[spans.rank]
     sent = np.union1d(sync[~here[sync]], marks[~here[marks]])

@@ -14,6 +14,7 @@ from lightning_rlprof.analysis.device.work import (
     COMMUNICATION,
     COPY,
     GRAPHS_NOTE,
+    NO_REPLAY,
     NOT_RECORDED,
     DeviceWork,
     device_work,
@@ -39,7 +40,6 @@ HOST_BOUND, LAUNCH_LATENCY, COLLECTIVE_WAIT, UNATTRIBUTED = range(4)
 _NO_COPIES = "Copies were not recorded; their time counts as idle."
 _NO_KERNELS = "No kernels were recorded, so device idle time is unknown."
 _SHOWN = 8
-_NO_GRAPH = -1
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)
 
@@ -53,7 +53,7 @@ class LaneWork(NamedTuple):
         kind: `COMPUTE`, `COMMUNICATION` or `COPY`.
         stage: Index into `DeviceTimeline.stages` of the stage that launched it, or `NO_STAGE`.
         launch_ns: When the call that launched it began, or `NEVER`.
-        graph: Number of the graph replay that it ran in, -1 if none.
+        replay: Number of the graph replay that it ran in, or `NO_REPLAY`.
     """
 
     start_ns: Int64s
@@ -61,7 +61,7 @@ class LaneWork(NamedTuple):
     kind: Int64s
     stage: Int64s
     launch_ns: Int64s
-    graph: Int64s
+    replay: Int64s
 
     def starting_at(self, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first row that starts at each time, and its launch, else `NEVER`."""
@@ -184,7 +184,7 @@ def missing_ranks(spans: Spans, ranks: list[int]) -> list[str]:
 def grid_of(lane: Lane, *others: Int64s) -> Grid:
     """Cut the time of a lane wherever work begins or ends, and at the other times.
 
-    A graph replay counts as not profiled from its first kernel to its last: what its kernels wait
+    A graph replay counts as not profiled from its first kernel or copy to its last: what they wait
     for is unknown.
     """
     work = lane.work
@@ -229,13 +229,10 @@ def idle_causes(lane: Lane) -> tuple[Int64s, Int64s, Int64s]:
 
 
 def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
-    """Return starts and ends of graph replays.
-
-    A replay has one launch; files of several captures may use the same number again.
-    """
-    at = np.flatnonzero(work.graph != _NO_GRAPH)
-    at = at[np.lexsort((work.launch_ns[at], work.graph[at]))]
-    first = group_starts(work.graph[at], work.launch_ns[at])
+    """Return starts and ends of graph replays."""
+    at = np.flatnonzero(work.replay != NO_REPLAY)
+    at = at[np.argsort(work.replay[at], kind="stable")]
+    first = group_starts(work.replay[at])
     starts, ends = work.start_ns[at], work.end_ns[at]
     return np.minimum.reduceat(starts, first), np.maximum.reduceat(ends, first)
 
@@ -243,11 +240,11 @@ def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
 def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
     """Return the lanes, without work that takes no time; ``stage`` launched each row of work."""
     start, launch = work.numbers("start"), work.numbers("launch", NEVER)
-    device, graph = work.numbers("device"), work.numbers("graph", _NO_GRAPH)
+    device = work.numbers("device")
     order = np.lexsort((launch, start, device, work.rank))
     order = order[work.duration[order] > 0]
     rank, device = work.rank[order], device[order]
-    columns = (start, start + work.duration, work.kind, stage, launch, graph)
+    columns = (start, start + work.duration, work.kind, stage, launch, work.replay)
     every = LaneWork(*(column[order] for column in columns))
     unknown = work.hidden_in_graphs or not work.kernel_count
     lanes: list[Lane] = []

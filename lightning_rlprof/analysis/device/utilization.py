@@ -23,7 +23,7 @@ from lightning_rlprof.analysis.device.work import (
     NOT_RECORDED,
     no_work,
 )
-from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.arrays import Int64s

@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.device.timeline import (
     idle_causes,
 )
 from lightning_rlprof.analysis.device.utilization import overlap_of
+from lightning_rlprof.analysis.device.work import NO_REPLAY
 from lightning_rlprof.analysis.findings.finding import (
     FEWEST_KERNELS,
     KERNELS_LOST,
@@ -149,8 +150,9 @@ def _by_part(cuts: Int64s, times: Int64s, ns: Int64s) -> Float64s:
 def _short_gaps(work: LaneWork) -> Int64s:
     """Return the short gaps before work that was launched during the gap; same as `_GAPS`."""
     free = np.maximum.accumulate(work.end_ns)[:-1]
-    gap, launch, graph = work.start_ns[1:] - free, work.launch_ns[1:], work.graph[1:]
-    keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER) & (graph < 0)
+    gap, launch = work.start_ns[1:] - free, work.launch_ns[1:]
+    keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER)
+    keep &= work.replay[1:] == NO_REPLAY
     found: Int64s = gap[keep]
     return found
 
@@ -163,13 +165,15 @@ def _gap_query(spans: Spans, rank: int, from_ns: int, to_ns: int) -> str:
 
 def _work_query(spans: Spans) -> str:
     """Return the SELECT of kernels and copies; copies lack some columns of kernels."""
-    selects = {"kernels": "select * from kernels", "memcpy": "select *, null as graph from memcpy"}
-    found = [text for name, text in selects.items() if spans.try_table(name, []) is not None]
-    return " union all by name ".join(found)
+    selects = []
+    for name in ("kernels", "memcpy"):
+        if (table := spans.try_table(name, [])) is not None:
+            has_graph = any(column.name == "graph" for column in table.columns)
+            selects.append(f"select *{'' if has_graph else ', null as graph'} from {name}")
+    return " union all by name ".join(selects)
 
 
 _LEAST_SHARE = 0.05  # of the observed time: a device that does next to nothing is not reported
-_LONGEST_NAME = 80  # letters of a kernel's name in a title
 
 
 def dominant_kernel(run: RunData) -> Results:
@@ -201,12 +205,11 @@ def dominant_kernel(run: RunData) -> Results:
     if isinstance(decision, NotChecked):
         return [decision]
     name, cost, whole = names[top], int(duration[rows].sum()), int(duration.sum())
-    kernel = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     longest = int(rows[np.argmax(duration[rows])])
     from_ns = int(start[longest])
     finding = Finding(
         DOMINANT_KERNEL,
-        DOMINANT_KERNEL.title.format(share=cost / whole, kernel=kernel),
+        DOMINANT_KERNEL.title.format(share=cost / whole, kernel=name),
         cost,
         int(low * whole),
         int(high * whole),

@@ -50,6 +50,7 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     SLOW_UNCOUNTED,
 )
 from lightning_rlprof.analysis.time_categories import COLLECTIVE_NAMES, Category, categories_of
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing
 from lightning_rlprof.tables.spans import Spans
@@ -64,6 +65,7 @@ HIGHLY = 1e-5
 """p-value below which a change of step time has high confidence."""
 
 _SHOWN = 3
+_MARKED = (KINDS.index("stage"), KINDS.index("region"))
 
 
 _BY_DEVICE = (
@@ -310,6 +312,8 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
     first, last = map(int, row["steps"].split("-"))
     rows, condition = _stages_of(spans, ranks, first, last, row["stages"])
     chance = "" if row["p-value"] is None else f", p-value {row['p-value']:.2g}"
+    stage = row["stages"] if row["stages"] in spans.names else ""
+    where = f" in {stage}" if stage and stage not in row["verdict"] else ""
     low, high = (
         int(lost * row[bound] / row["slowdown"])
         if lost is not None and row["slowdown"] and row[bound] is not None
@@ -318,13 +322,13 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
     )
     return Finding(
         STRAGGLER,
-        STRAGGLER.title.format(who=who, verdict=row["verdict"]),
+        STRAGGLER.title.format(who=who, where=where, verdict=row["verdict"]),
         lost,
         low,
         high,
         HIGH if is_rank and row["verdict"] != SLOW_UNCOUNTED else MEDIUM,
         f"steps {row['steps']}, stages {row['stages']}{chance}",
-        f"select * from spans where kind = 'stage' and {condition} order by rank, start_ns",
+        f"select * from spans where {condition} order by rank, start_ns",
         place_of(spans, rows),
     )
 
@@ -332,17 +336,21 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
 def _stages_of(
     spans: Spans, ranks: list[int], first: int, last: int, stages: str
 ) -> tuple[Int64s, str]:
-    """Return the stages that a verdict is about, all if it names none, and their SQL condition."""
-    rows = spans.rows(kind="stage")
-    step = spans.step[rows]
-    rows = rows[np.isin(spans.rank[rows], ranks) & (step >= first) & (step <= last)]
-    condition = f"rank in ({', '.join(map(str, ranks))}) and step between {first} and {last}"
+    """Return the stages that a verdict is about, all if it names none, and their SQL condition.
+
+    A verdict may name phases of the training loop, which are regions inside stages.
+    """
     named = [spans.names.index(name) for name in stages.split(", ") if name in spans.names]
+    condition = f"rank in ({', '.join(map(str, ranks))}) and step between {first} and {last}"
     if named:
-        rows = rows[np.isin(spans.name[rows], named)]
+        rows = np.flatnonzero(np.isin(spans.name, named) & np.isin(spans.kind, _MARKED))
         texts = ", ".join(quoted(spans.names[code]) for code in named)
-        condition += f" and name in ({texts})"
-    return rows, condition
+        condition += f" and kind in ('stage', 'region') and name in ({texts})"
+    else:
+        rows = spans.rows(kind="stage")
+        condition += " and kind = 'stage'"
+    step = spans.step[rows]
+    return rows[np.isin(spans.rank[rows], ranks) & (step >= first) & (step <= last)], condition
 
 
 def step_changes(run: RunData) -> Results:

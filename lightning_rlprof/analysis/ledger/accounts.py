@@ -20,9 +20,10 @@ from lightning_rlprof.analysis.ledger.activity import (
     host_categories,
     rollout_tail,
 )
-from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.step_selection import warm_up
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
+from lightning_rlprof.analysis.waiting import find_waits
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
@@ -55,7 +56,7 @@ class Accounts:
         sources: Categories with data in this run, even if they took no time, and the source:
             ``spans``, ``kernels`` or ``both``.
         unmatched_collectives: Collectives without a counterpart on other ranks.
-        cpu_only: Whether no rank has an accelerator.
+        device: What its hours are of, see `Spans.device_word`.
         notes: What a reader needs to know, one sentence each.
     """
 
@@ -70,7 +71,7 @@ class Accounts:
     idle_ns: int
     sources: Mapping[Category, str]
     unmatched_collectives: int
-    cpu_only: bool
+    device: str
     notes: tuple[str, ...]
 
     @property
@@ -100,14 +101,14 @@ def compute_accounts(
             ascend; the rest of the time is outside.
     """
     devices, categories = device_occupancy(spans), categories_of(spans.names)
-    collectives, alone = _matched_collectives(spans, categories)
+    waits, alone = _waits(spans, categories)
     missing = _missing_ranks(spans)
     silent = tuple(sorted(missing - {*devices.by_rank}))
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _job_times(spans, devices.by_rank)
     steps = _job_steps(spans)
     warm = warm_up(spans)
-    job = _Job(spans, categories, collectives, steps, cuts, warm, devices.by_rank, start, end)
+    job = _Job(spans, categories, waits, steps, cuts, warm, devices.by_rank, start, end)
     # A thousand ranks for a hundred days exceed 64 bits.
     dtype = np.int64 if (end - start) * (len(ranks) + len(silent)) < 2**63 else object
     rows = len(ranks) if per_rank else 1
@@ -123,7 +124,6 @@ def compute_accounts(
         from_spans |= own.categories
     sources = dict.fromkeys(from_spans, "spans") | dict.fromkeys(devices.categories, "kernels")
     sources |= dict.fromkeys(from_spans & devices.categories, "both")
-    devices_used = [header.device for header in spans.headers.values()]
     return Accounts(
         ranks,
         silent,
@@ -136,7 +136,7 @@ def compute_accounts(
         idle_ns,
         sources,
         alone + devices.unmatched,
-        bool(devices_used) and all(device == "cpu" for device in devices_used),
+        spans.device_word,
         tuple(_notes(spans, categories, devices, silent, start, end, alone, idle_ns)),
     )
 
@@ -150,7 +150,7 @@ class _Steps(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What cuts the time of a rank; ``collectives`` as from `_matched_collectives`.
+    """What cuts the time of a rank; ``waits`` as from `_waits`.
 
     All time in the steps ``warm_up`` is warm-up, whatever ran in it. ``cuts`` are the times between
     parts, None to count by steps.
@@ -158,7 +158,7 @@ class _Job(NamedTuple):
 
     spans: Spans
     categories: Int64s
-    collectives: Int64s
+    waits: Int64s
     steps: _Steps
     cuts: Int64s | None
     warm_up: Int64s
@@ -187,9 +187,9 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     """Cut one rank's time at every change of step, span or kernel, and sum the cells."""
     spans, device = job.spans, job.devices.get(rank)
     rows = slice(*np.searchsorted(spans.rank, [rank, rank + 1]).tolist())
-    first, last = np.searchsorted(job.collectives[0], [rows.start, rows.stop])
-    collectives = job.collectives[:, first:last] - np.array([[rows.start], [0]])
-    activity = host_activity(spans, rows, job.categories, collectives)
+    first, last = np.searchsorted(job.waits[0], [rows.start, rows.stop])
+    waits = job.waits[:, first:last] - np.array([[rows.start], [0], [0]])
+    activity = host_activity(spans, rows, job.categories, waits)
     steps = _rank_steps(spans, rows, job.steps)
     parts = [activity.start_ns, activity.end_ns, steps.start_ns, steps.end_ns]
     parts.append(np.array([job.start_ns, job.end_ns]))
@@ -313,21 +313,27 @@ def _job_times(spans: Spans, devices: Mapping[int, DeviceTime]) -> tuple[int, in
     return min(known, default=0), max(known, default=0)
 
 
-def _matched_collectives(spans: Spans, categories: Int64s) -> tuple[Int64s, int]:
-    """Match the collectives recorded as spans across ranks.
+def _waits(spans: Spans, categories: Int64s) -> tuple[Int64s, int]:
+    """Find when ranks waited for others, by their spans.
+
+    Collectives of all threads are matched; on training threads, stages that include waiting, too.
 
     Returns:
-        Two rows: the spans' own rows, ascending, and when their transfers began; and how many
-        collectives have no counterpart.
+        Three rows: the rows of the spans in which ranks waited, ascending, and start and end of the
+        waits; and how many collectives have no counterpart.
     """
     rows = np.flatnonzero((categories == Category.COMMUNICATION)[spans.name])
     rows = rows[np.isin(spans.kind[rows], (_STAGE, _REGION))]
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     columns = (spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
     took = transfer_times(*columns, unsure_ns=uncertainty_ns(spans))
-    matched = took != UNKNOWN
-    alone = len(rows) - int(np.count_nonzero(matched))
-    return np.stack([rows[matched], (end - took)[matched]]), alone
+    waited = (took != UNKNOWN) & (end - took > start)
+    alone = int(np.count_nonzero(took == UNKNOWN))
+    collectives = np.stack([rows, start, end - took])[:, waited]
+    others = find_waits(spans)
+    stages = np.stack([others.row, others.start_ns, others.end_ns])[:, others.whole_stage]
+    found = np.append(collectives, stages, axis=1)
+    return found[:, np.argsort(found[0], kind="stable")], alone
 
 
 def _notes(

@@ -47,7 +47,7 @@ class Activity:
     inner: Int64s
 
 
-def host_activity(spans: Spans, rows: slice, categories: Int64s, collectives: Int64s) -> Activity:
+def host_activity(spans: Spans, rows: slice, categories: Int64s, waits: Int64s) -> Activity:
     """Categorize the stages and regions of one rank.
 
     A name without a category takes that of the nearest span around it that has one. Otherwise a
@@ -58,8 +58,8 @@ def host_activity(spans: Spans, rows: slice, categories: Int64s, collectives: In
         spans: The run.
         rows: The rank's rows.
         categories: Category per name.
-        collectives: Collectives whose transfer start is known: before it, the rank waited. Shape
-            (2, n): rows counted from the rank's first, and times.
+        waits: When the rank waited for others, and in which span. Shape (3, n): rows counted from
+            the rank's first, starts and ends.
     """
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     parent = _parents(spans.id[rows], spans.parent[rows], start, end)
@@ -68,22 +68,25 @@ def host_activity(spans: Spans, rows: slice, categories: Int64s, collectives: In
     keep = np.flatnonzero(category != NO_CATEGORY)
     place = np.full(len(category) + 1, UNKNOWN)  # the last item is read for "no outer span"
     place[keep] = np.arange(len(keep))
-    transfer = start.copy()
-    transfer[collectives[0]] = collectives[1]
-    start, end, transfer = start[keep], end[keep], transfer[keep]
-    category, outer = category[keep], place[outer[keep]]
-    # The wait of each collective is one more span, with the same spans inside.
-    waited = np.flatnonzero((transfer > start) & (category == Category.COMMUNICATION))
-    wait = np.full(len(category) + 1, UNKNOWN)
-    wait[waited] = np.arange(len(category), len(category) + len(waited))
+    around = np.where(category != NO_CATEGORY, np.arange(len(category)), outer)[waits[0]]
+    start, end, category, outer = start[keep], end[keep], category[keep], place[outer[keep]]
+    # Each wait is one more span, with the same spans inside as the one that it is in.
+    waited, begun, over = place[around], waits[1], waits[2]
+    some = (waited >= 0) & ~np.isin(np.append(category, NO_CATEGORY)[waited], ENCLOSING)
+    waited, begun, over = waited[some], begun[some], over[some]
+    order = np.argsort(waited, kind="stable")
+    waited, begun, over = waited[order], begun[order], over[order]
     outers, inners = _pairs(end, outer)
-    inside = wait[outers] >= 0
+    first, last = np.searchsorted(waited, outers), np.searchsorted(waited, outers, "right")
+    wait = len(category) + np.arange(len(waited))
+    inside = np.repeat(np.arange(len(outers)), last - first)
+    which = np.arange(len(inside)) - np.repeat(np.cumsum(last - first) - last, last - first)
     return Activity(
-        np.append(start, start[waited]),
-        np.append(end, transfer[waited]),
+        np.append(start, begun),
+        np.append(end, over),
         np.append(category, np.full(len(waited), int(Category.COLLECTIVE_WAIT))),
-        np.concatenate([outers, wait[outers[inside]], waited]),
-        np.concatenate([inners, inners[inside], wait[waited]]),
+        np.concatenate([outers, wait[which], waited]),
+        np.concatenate([inners, inners[inside], wait]),
     )
 
 

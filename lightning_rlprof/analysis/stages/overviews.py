@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import (
+from lightning_rlprof.analysis.partition import (
     UNTRACED,
     containing_step,
     exclusive_ns,
@@ -17,6 +17,7 @@ from lightning_rlprof.analysis.stages.partition import (
 from lightning_rlprof.analysis.stages.stage_times import STATISTICS, exclusive_statistics
 from lightning_rlprof.analysis.statistics.group_summary import mean
 from lightning_rlprof.analysis.step_selection import FEWEST, STATES, Counted, counted, states
+from lightning_rlprof.analysis.waiting import stage_work
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table
@@ -71,14 +72,14 @@ _SLOWEST_NOTE = (
 
 
 def slowest_ranks(spans: Spans) -> Table:
-    """Name per stage the rank with the most exclusive time per step, and the median of its peers.
+    """Name per stage the rank with the most work per step, and the median of its peers.
 
-    Peers are the other ranks that run the stage. Has no data with one rank, or fewer than three
-    steps on a rank.
+    Work is exclusive time without waiting for other ranks, as far as that is known. Peers are the
+    other ranks that run the stage. Has no data with one rank, or fewer than three steps on a rank.
     """
     cut = partition(spans)
     choice = counted(spans, cut.steps)
-    ranks, count, totals = cut.by_rank(spans, choice.mask)
+    ranks, count, totals, _ = stage_work(spans, cut, choice.mask)
     if len(ranks) < 2:
         reason = "a comparison needs two or more ranks with steps"
         return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)

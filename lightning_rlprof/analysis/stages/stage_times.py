@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import (
+from lightning_rlprof.analysis.partition import (
     UNTRACED,
     Partition,
-    RankTimes,
     Segments,
     exclusive_ns,
     partition,
 )
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted
+from lightning_rlprof.analysis.waiting import StageWork, stage_work, waiting_times
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -41,13 +41,22 @@ _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
 )
 
 
+WAITING = "waiting in {}"
+"""Row of the time that ranks waited for others inside a stage."""
+
+_NONE: tuple[int | None, ...] = (None,) * 6
+
+
 def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:
     """Divide the step time among stages; ``total`` adds up to the step time exactly.
 
     All times are exclusive: each instant of the training thread belongs to the innermost open
     stage. ``mean`` is ``total`` by ``count``, the spans with time in the steps of all ranks.
-    ``inclusive mean`` is the mean of whole spans, with the stages nested in them; None if it is the
-    same. The slowest rank has the most time of that stage per step.
+    ``inclusive mean`` is the mean of whole spans, with the stages and the waiting in them; None if
+    it is the same. The slowest rank has the most time of that stage per step.
+
+    Where ranks meet inside a stage, the time that they waited for the last one is not part of the
+    stage: it has a row ``waiting in ...`` of its own.
 
     Args:
         spans: The run.
@@ -60,20 +69,29 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     if not len(cut.steps):
         return Table(name, columns, abstained="no complete step was recorded")
     choice = counted(spans, cut.steps)
-    times = cut.by_rank(spans, choice.mask)
-    slowest = _slowest(times)
-    ns = times.ns if per_rank else times.ns.sum(axis=0, keepdims=True)
+    times = stage_work(spans, cut, choice.mask)
+    slowest, work, waits = _slowest(times), times.work_ns, times.waits_ns
+    if not per_rank:
+        work, waits = (ns.sum(axis=0, keepdims=True) for ns in (work, waits))
     by_span = _by_span(spans, cut, choice, times.ranks if per_rank else None)
     rows: list[tuple[Cell, ...]] = []
-    for at, own in enumerate(ns.tolist()):
+    for at, (own, waited) in enumerate(zip(work.tolist(), waits.tolist(), strict=True)):
         codes = [code for code in range(len(spans.names)) if own[code] or (at, code) in by_span]
-        codes.sort(key=lambda code: -own[code])
-        whole = sum(own)
-        for code in [*codes, UNTRACED]:
-            stage = "untraced" if code == UNTRACED else spans.names[code]
-            share = own[code] / whole if whole else None
-            row = (stage, share, own[code], *by_span.get((at, code), (None,) * 6))
-            rows.append((int(times.ranks[at]), *row) if per_rank else (*row, slowest.get(code)))
+        whole = sum(own) + sum(waited)
+        own_rows = [
+            (spans.names[code], own[code], by_span.get((at, code), _NONE), slowest.get(code))
+            for code in codes
+        ]
+        own_rows += [
+            (WAITING.format(name), ns, _NONE, None)
+            for name, ns in zip(spans.names, waited, strict=False)
+            if ns
+        ]
+        own_rows.sort(key=lambda row: -row[1])
+        own_rows.append(("untraced", own[UNTRACED], _NONE, None))
+        for stage, ns, statistics, slow in own_rows:
+            row = (stage, ns / whole if whole else None, ns, *statistics)
+            rows.append((int(times.ranks[at]), *row) if per_rank else (*row, slow))
     return Table(name, columns, rows, choice.note)
 
 
@@ -86,8 +104,11 @@ def _by_span(
     """
     own = Segments(*(column[choice.mask[cut.divided.step]] for column in cut.divided))
     exclusive = exclusive_ns(spans, own)
+    waits = waiting_times(spans, cut)
+    inside = choice.mask[waits.step] & (waits.row != UNTRACED)
+    np.subtract.at(exclusive, waits.row[inside], waits.ns[inside])
     rows, step = cut.stages(spans)  # those without length have no segment
-    rows = np.union1d(rows[choice.mask[step]], np.flatnonzero(exclusive))
+    rows = np.union1d(rows[choice.mask[step]], np.unique(own.stage[own.stage != UNTRACED]))
     at = np.zeros_like(rows) if ranks is None else np.searchsorted(ranks, spans.rank[rows])
     keys = at * len(spans.names) + spans.name[rows]
     found = exclusive_statistics(keys, exclusive[rows], spans.duration_ns[rows])
@@ -112,15 +133,16 @@ def exclusive_statistics(
     }
 
 
-def _slowest(times: RankTimes) -> dict[int, int]:
-    """Return per stage the rank with the most exclusive time per step; the lowest if several.
+def _slowest(times: StageWork) -> dict[int, int]:
+    """Return per stage the rank with the most work per step; the lowest if several.
 
     None with one rank, or with fewer than three steps: the slowest rank is then chance.
     """
     if len(times.ranks) < 2 or times.steps.min() < FEWEST:
         return {}
-    rank = times.ranks[np.argmax(times.ns / times.steps[:, None], axis=0)]
-    return {code: int(rank[code]) for code in np.flatnonzero(times.ns[:, :-1].any(axis=0)).tolist()}
+    work = times.work_ns
+    rank = times.ranks[np.argmax(work / times.steps[:, None], axis=0)]
+    return {code: int(rank[code]) for code in np.flatnonzero(work[:, :-1].any(axis=0)).tolist()}
 
 
 _GAP_COLUMNS = (

@@ -140,10 +140,15 @@ def clock_table(
     that was never synchronized.
     """
     lowest: dict[OnAxis, int] = {}
+    references = {
+        own.shift_ns: own.reference for own in ranks.values() if own.reference is not None
+    }
     rows = []
     for rank, own in ranks.items():
         row = ClockRow(rank, headers[rank].host, lowest.setdefault(own, rank))
-        rows.append(_row(row, headers[rank], ranks, (lives or {}).get(rank, [])))
+        if own.clock is None and own.anchor_ns in references:
+            row = row.is_reference(references[own.anchor_ns])
+        rows.append(_row(row, headers[rank], own, (lives or {}).get(rank, [])))
     return Table("clocks", CLOCK_COLUMNS, rows) if len(lowest) > 1 else None
 
 
@@ -163,14 +168,9 @@ def wall_clocks(headers: Mapping[int, Header]) -> list[ClockRow]:
     ]
 
 
-def _row(
-    row: ClockRow, header: Header, ranks: Mapping[int, OnAxis], times: Sequence[int]
-) -> ClockRow:
-    own, clock = ranks[row.rank], ranks[row.rank].clock
+def _row(row: ClockRow, header: Header, own: OnAxis, times: Sequence[int]) -> ClockRow:
+    clock = own.clock
     if clock is None:
-        for each in ranks.values():
-            if each.reference is not None and each.shift_ns == own.anchor_ns:
-                return row.is_reference(each.reference)
         return row
     return row._replace(
         reference=own.reference,

@@ -13,7 +13,7 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 
 # JSON of all steps together. Reading it costs a browser some 20 ms, and the file stays mailable.
-_BYTES = 1_300_000
+_BYTES = 600_000
 # Longest spans of one step; a screen cannot show more, and drawing would pause.
 _SPANS_PER_STEP = 6_000
 
@@ -47,7 +47,7 @@ def timeline(spans: Spans) -> dict[str, Any]:
         []
     """
     steps = _steps(spans)
-    counters = sorted(spans.counters)
+    counters = {name: at for at, name in enumerate(sorted(spans.counters))}
     return {
         "steps": _choose(spans, steps, counters),
         "total": sum(step.number > 0 for step in steps),
@@ -55,11 +55,11 @@ def timeline(spans: Spans) -> dict[str, Any]:
         "aligned": _aligned(spans, steps),
         "names": list(spans.names),
         "kinds": list(KINDS),
-        "counters": counters,
+        "counters": [*counters],
     }
 
 
-def _choose(spans: Spans, steps: list[_Step], counters: list[str]) -> list[dict[str, Any]]:
+def _choose(spans: Spans, steps: list[_Step], counters: dict[str, int]) -> list[dict[str, Any]]:
     """Return as many steps as `_BYTES` hold, one at least, by number."""
     labels = _labels(steps)
     doubts = [(set(spans.step[spans.flagged(name)].tolist()), name) for name in _DOUBTS]
@@ -141,7 +141,7 @@ def _order(count: int, first: dict[int, list[str]]) -> Iterator[int]:
         parts *= 2
 
 
-def _draw(spans: Spans, step: _Step, counters: list[str]) -> dict[str, Any]:
+def _draw(spans: Spans, step: _Step, counters: dict[str, int]) -> dict[str, Any]:
     kinds = spans.kind[step.rows]
     bounds = step.rows[kinds == _STEP]
     rows = step.rows[kinds != _STEP]
@@ -169,7 +169,7 @@ def _draw(spans: Spans, step: _Step, counters: list[str]) -> dict[str, Any]:
 
 
 def _lanes(
-    spans: Spans, rows: Int64s, zero_ns: int, counters: list[str], trains: set[int]
+    spans: Spans, rows: Int64s, zero_ns: int, counters: dict[str, int], trains: set[int]
 ) -> tuple[list[list[Any]], list[list[Any]]]:
     """Return the lanes (rank, thread, height), one per thread, and the spans with their place.
 
@@ -205,10 +205,10 @@ def _free(ends: list[int], lowest: int, start: int, end: int) -> int:
     return at
 
 
-def _numbers(spans: Spans, row: int, counters: list[str]) -> list[Any]:
+def _numbers(spans: Spans, row: int, counters: dict[str, int]) -> list[Any]:
     """Return one list of counter, value, counter, value … or nothing; NaN becomes text."""
     found: list[Any] = []
     for name, value in (spans.counters_of(row) or {}).items():
         plain = isinstance(value, int) or math.isfinite(value)  # integers may exceed a float
-        found += [counters.index(name), value if plain else str(value)]
+        found += [counters[name], value if plain else str(value)]
     return [found] if found else []

@@ -163,6 +163,15 @@ def test_inside_a_graph_replay_nothing_is_idle() -> None:
     assert one(job) == {"untraced": {"wall": 70, "compute": 30, "idle": 30, "unknown": 10}}
 
 
+def test_a_gap_between_copies_of_a_replay_is_not_idle() -> None:
+    kernels = [Work("compute", 10, 20, graph=7, launch_ns=1)]
+    copies = [Work("copy", 30, 40, graph=7, launch_ns=1), Work("copy", 50, 60, launch_ns=1)]
+    copies += [Work("copy", 70, 80, graph=8), Work("copy", 90, 95, graph=8)]  # launches unknown
+    found = one(Job({0: [Row("run", "region", 1, 0, 95)]}, kernels, copies))
+
+    assert (found["untraced"]["idle"], found["untraced"]["unknown"]) == (20, 30)
+
+
 def test_if_kernels_inside_graphs_are_not_visible_nothing_is_idle() -> None:
     job = Job({0: [Row("run", "region", 1, 0, 30)]}, [Work("compute", 10, 20)], note=UNSEEN)
 

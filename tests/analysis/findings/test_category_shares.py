@@ -19,8 +19,8 @@ from tests.builders.scripted import Script, play, without
 STEP_NS = 1_000_000
 PIECE_NS = 10_000
 MOVES = "Communication is not overlapped"
-WAITS = "Ranks wait in collectives for a straggler"
-UNTRACED = "A large share of GPU time is untraced"
+WAITS = "Ranks wait for the slowest one"
+UNTRACED = "A large share of the time is untraced"
 
 
 def device(compute: float = 1.0, talk: float = 0.0) -> tuple[list[Cells], list[Cells]]:

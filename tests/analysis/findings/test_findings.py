@@ -194,7 +194,7 @@ def test_deleting_a_fifth_of_the_events_never_names_a_wrong_rank(seed: int) -> N
 def test_problems_come_first_then_ideas_and_without_steps_there_is_no_data() -> None:
     """Rollout is most of the step and costs more, but it is work and no loss."""
     table = findings(job("weight_sync", [0.3] * STEPS, fill="actor_generate"))
-    assert titles(table) == ["Weight sync is slow", "Rollout takes most of the GPU time"]
+    assert titles(table) == ["Weight sync is slow", "Rollout takes most of the time"]
     costs = table.column("cost")
     assert int(str(costs[0])) < int(str(costs[1]))
     empty = job("", [0.0])

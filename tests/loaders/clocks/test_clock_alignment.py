@@ -1,9 +1,12 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
 from lightning_rlprof.loaders.clocks.clock_alignment import (
     ClockRow,
     Meetings,
+    OnAxis,
     clock_table,
     on_axis,
     wall_clocks,
@@ -170,3 +173,18 @@ def test_exchanges_by_which_time_would_run_backwards_are_not_believed() -> None:
     damaged = [(0, [(at, 10**12 - at, 10**12 - at, at + 1)]) for at in (0, SECOND, 2 * SECOND)]
     found, problems = on_axis(three_hosts(), {2: damaged})
     assert (found[2].clock, problems) == (None, [])
+
+
+def test_ranks_are_not_compared_with_all_others() -> None:
+    class Counted(dict[int, OnAxis]):
+        looks = 0
+
+        def values(self) -> Any:
+            Counted.looks += 1
+            return super().values()
+
+    headers = {rank: header(rank, 500, host=f"host {rank % 2}") for rank in range(500)}
+    table = clock_table(headers, Counted(on_axis(headers)[0]))
+    assert table is not None
+    assert len(table.rows) == 500
+    assert Counted.looks < 5
