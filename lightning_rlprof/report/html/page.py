@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,6 +152,10 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "memory": memory,
         "whatif": _whatif(tables.get("whatif")),
     }
+    is_device_trace = "stages" not in tables and "breakdown" in tables
+    found_overview = overview(series)
+    if is_device_trace:  # all of it would be untraced
+        found_overview = replace(found_overview, segments=[], small=[])
     page = {
         "run": spans.path.resolve().name,
         "headline": headline,
@@ -162,14 +167,15 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "config": run_facts.configuration(spans),
         "environment": run_facts.environment(spans),
         "versions": run_facts.versions(spans),
-        "overview": overview(series),
+        "overview": found_overview,
+        "is_device_trace": is_device_trace,
         "first": headlines(_rows(tables, "findings"), path),
         "cards": found,
         "findings_note": _note(tables.get("findings")),
         "whatif_note": _note(tables.get("whatif")),
         "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),
-        "stages": stage_rows(series, _rows(tables, "slowest_ranks")),
+        "stages": [] if is_device_trace else stage_rows(series, _rows(tables, "slowest_ranks")),
         "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
         "ranks_lead": _ranks_lead(series),
         "stragglers_note": _note(tables.get("stragglers")),

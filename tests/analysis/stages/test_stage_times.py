@@ -137,6 +137,25 @@ def test_an_outer_stage_has_its_own_time_and_the_inclusive_mean_beside_it() -> N
     ]
 
 
+def test_the_mean_is_the_total_by_count_where_ranks_wait_inside_a_stage_too() -> None:
+    ranks = []
+    for came in (60, 90):
+        rows = []
+        for step in range(1, 6):
+            now = 100 * step
+            rows.append(Row("step", "step", step, now, now + 100))
+            rows.append(Row("actor_update", "stage", step, now, now + 100))
+            rows.append(Row("all_reduce", "region", step, now + came, now + 100))
+        ranks.append(rows)
+    table = stages(loaded(*ranks))
+    names = ("stage", "total", "mean", "inclusive mean", "count")
+    assert [*zip(*(table.column(name) for name in names), strict=True)] == [
+        ("actor_update", 850, 85, 100, 10),
+        ("waiting in actor_update", 150, None, None, None),
+        ("untraced", 0, None, None, None),
+    ]
+
+
 def test_longer_stages_only_grow(tmp_path: Path) -> None:
     plain = stages(grpo_run(tmp_path / "a"))
     slow = stages(grpo_run(tmp_path / "b", slow={"actor_update": 3.0}))
