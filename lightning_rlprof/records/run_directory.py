@@ -160,7 +160,7 @@ class TraceWriter:
         if found.st_size < self._size:
             self._torn, self._size = found.st_size > 0, found.st_size
             self._write_header()
-            return "was truncated: what it contained before is lost"
+            return "was truncated: what was cut off is lost"
         if found.st_nlink == 0:
             return "was deleted: what this rank records is lost"
         with suppress(OSError):  # other than that it is not there

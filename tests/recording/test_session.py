@@ -229,7 +229,7 @@ def test_steps_after_a_file_was_truncated_are_read(start, clock, caplog, size):
     os.truncate(path, size)
     run_steps(session, clock, range(30, 34))
     (said,) = [record.message for record in caplog.records]
-    assert said == f"{path} was truncated: what it contained before is lost"
+    assert said == f"{path} was truncated: what was cut off is lost"
     session.close()
     trace = read(session)
     assert [span.step for span in spans(session, "step")][-4:] == [30, 31, 32, 33]
