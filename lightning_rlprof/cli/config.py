@@ -126,7 +126,7 @@ def _keys(data: Mapping[str, Any], config: "ProfilerConfig") -> dict[str, str]:
 
 def _value(dumped: Any, dotted: str) -> str:
     for part in dotted.split("."):
-        dumped = dumped[part]
+        dumped = dumped.get(part, dumped)  # a role of any name, in all roles
     return json.dumps(dumped)
 
 

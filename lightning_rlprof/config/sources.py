@@ -207,17 +207,17 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
         }
         for home in (data.get(_WRAPPER) or {}, data):
             block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
-            keys |= {key: [key] for key in _dotted(block)}
+            keys |= {key: [key] for key in _dotted(_with_save_path(block))}
     return keys
 
 
-def _dotted(block: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """Return the dotted keys of a mapping's values; a rule of ``wrap`` is one value."""
+def _dotted(block: Mapping[str, Any]) -> Iterator[str]:
+    """Return the keys of a mapping and of the blocks in it, whose values are not looked into."""
     for key, value in block.items():
         if isinstance(value, Mapping) and value and key != "wrap":
-            yield from _dotted(value, f"{place}{_name(key)}.")
+            yield from (f"{_name(key)}.{_name(below)}" for below in value)
         else:
-            yield f"{place}{_name(key)}"
+            yield _name(key)
 
 
 def forget(origins: dict[str, str], over: Mapping[str, Any]) -> None:
