@@ -202,9 +202,11 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
     canonical(data, fields, origins)
     with resolving():
         data = resolvable(data, {*fields, *_LOOKED_AT} if _LOOKED_AT & {*data} else data)
-        keys = {
-            item.key: [o for o, key in origins.items() if key == item.key] for item in find(data)
-        }
+        keys: dict[str, list[str]] = {}
+        for item in find(data):
+            keys[item.key] = [own for own, key in origins.items() if key == item.key]
+            if not keys[item.key] and item.place is None and item.value is not None:
+                keys[item.key] = [own for own in origins if own == item.row.ours]  # of a role, too
         for home in (data.get(_WRAPPER) or {}, data):
             block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
             keys |= {key: [key] for key in _dotted(_with_save_path(block))}
