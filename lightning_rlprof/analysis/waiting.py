@@ -59,13 +59,14 @@ class WaitingTimes(NamedTuple):
 
     Attributes:
         step: Index into ``Partition.steps``.
-        stage: Name of the innermost stage as an index into ``Spans.names``, or `UNTRACED`.
-        row: Its row, or `UNTRACED`.
+        stage_row: Row of the innermost stage, or `UNTRACED`.
+        stage: Name of it as an index into ``Spans.names``, or `UNTRACED`.
         name: That name; outside any stage that of the collective.
         ns: Time waited, never zero.
     """
 
     step: Int64s
+    stage_row: Int64s
     stage: Int64s
     row: Int64s
     name: Int64s
@@ -85,9 +86,10 @@ def waiting_times(spans: Spans, cut: Partition) -> WaitingTimes:
     ns = np.minimum(waits.end_ns[at], part.end_ns[segment]) - begin
     some = (ns > 0) & (thread[segment] == own[at])
     at, segment = at[some], segment[some]
-    stage = np.append(spans.name, UNTRACED)[part.stage[segment]]
+    stage_row = part.stage[segment]
+    stage = np.append(spans.name, UNTRACED)[stage_row]
     name = np.where(stage == UNTRACED, spans.name[waits.row[at]], stage)
-    return WaitingTimes(part.step[segment], stage, part.stage[segment], name, ns[some])
+    return WaitingTimes(part.step[segment], stage_row, stage, name, ns[some])
 
 
 class StageWork(NamedTuple):

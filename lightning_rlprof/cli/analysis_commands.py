@@ -222,7 +222,8 @@ def _print_cards(found: "Table", run: Run, device: str) -> list[str]:
         for command in card.commands:
             console.say(f"   {command}", "dim")
     if found.note:
-        console.say(found.note, "dim")
+        count = found.note.partition(".")[0]
+        console.say(f"{count}. See why: rlprof show {shlex.quote(str(run))} findings", "dim")
     return shlex.split(printed[0].commands[0]) if printed else []
 
 

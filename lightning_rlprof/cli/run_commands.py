@@ -90,7 +90,7 @@ def summary(
     if console.is_table():
         describe(spans)
     else:
-        console.print_tables(lead_tables(spans))
+        console.print_tables(overview(spans))
     console.print_tables(ranks)
     console.status("")
     print_warnings(spans)
@@ -203,8 +203,8 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 
 def describe(spans: "Spans") -> None:
-    """Print the run in two lines, its stages or devices, and what to fix first."""
-    from lightning_rlprof.analysis.headline import headline, is_device_trace, lead_tables
+    """Print the run in two lines, what to see of it first, and what to fix first."""
+    from lightning_rlprof.analysis.overview import headline, overview
     from lightning_rlprof.analysis.stages.overviews import host_vs_device
     from lightning_rlprof.analysis.step_selection import FEWEST
     from lightning_rlprof.report.run_summary import advice, run_line
@@ -214,7 +214,7 @@ def describe(spans: "Spans") -> None:
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
     console.say(f"{spans.path} on {devices}", "bold")
     console.say(run_line(series))
-    console.print_tables(lead_tables(spans))
+    console.print_tables(overview(spans))
     if "device_ns" in spans.counters:
         console.print_tables([host_vs_device(spans)], limit=FEW)
     console.say("")
@@ -222,6 +222,7 @@ def describe(spans: "Spans") -> None:
         console.say(headline(spans), "bold")
         return
     if int(series.included.sum()) < FEWEST:
+        console.say(headline(spans), "bold")
         return
     first, *more = advice(replace(spans, tables={}), shlex.quote(str(spans.path)))
     console.say(first, "bold")

@@ -17,7 +17,6 @@ from lightning_rlprof.analysis.stages.stage_times import WAITING
 from lightning_rlprof.analysis.step_selection import STATES, counted, states
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.analysis.waiting import WaitingTimes, waiting_times
-from lightning_rlprof.report.html.colors import UNTRACED
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Spans
 
@@ -32,7 +31,7 @@ _KEYS = (
     *("levels", "outliers"),
 )
 
-OTHERS = "other stages"
+OTHERS, UNTRACED = "other stages", "untraced"
 LATE, WAITS = "arrives late by", "waits"
 
 _MEMORY = {

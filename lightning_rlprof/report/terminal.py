@@ -23,6 +23,7 @@ from lightning_rlprof.tables.table import Cell, Column, Table, figure
 
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+_LEAST_HOURS = 0.01
 _LONGEST_NAME = 40
 _WHOLE_TEXT = 10**6
 _GAP = "..."
@@ -64,18 +65,16 @@ def duration(ns: int) -> str:
 
 
 def hours(number: float) -> str:
-    """Return hours with their unit, three significant digits; short ones as minutes or seconds.
+    """Return hours with their unit; below a hundredth of an hour, a duration.
 
     Example::
 
         >>> [hours(number) for number in (1234.5, 0.5, 0.02, 0.0008397)]
-        ['1,234 h', '0.50 h', '1.20 min', '3.02 s']
+        ['1,234 h', '0.50 h', '0.02 h', '3.02 s']
     """
-    for least, factor, unit in ((0.1, 1, "h"), (1 / 60, 60, "min"), (0.0, 3600, "s")):
-        if abs(number) >= least:
-            value = number * factor
-            return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
-    return f"{number} h"
+    if abs(number) < _LEAST_HOURS:
+        return duration(round(number * 3_600 * 10**9))
+    return f"{number:,.{0 if number >= 100 else 1 if number >= 10 else 2}f} h"
 
 
 def size(number: int) -> str:
@@ -120,7 +119,8 @@ def render(table: Table, *, rows: int | None = None, every: bool = False) -> Ren
     if table.abstained is not None:
         return Text.assemble(title, ": no data. ", plain(_sentence(table.abstained)))
     if not table.rows:
-        return Text.assemble(title, ": no rows")
+        note = (f". {plain(table.note)}", "dim") if table.note else ""
+        return Text.assemble(title, ": no rows", note)
     shown = table.rows[:rows]
     rest = len(table.rows) - len(shown)
     columns, cells = (table.columns, shown) if every else _with_values(table.columns, shown)
@@ -139,7 +139,7 @@ def markdown(table: Table, *, rows: int | None = None) -> str:
     if table.abstained is not None:
         return f"{title}: no data. {escape_markdown(_sentence(table.abstained))}"
     if not table.rows:
-        return f"{title}: no rows"
+        return f"{title}: no rows" + (f". {escape_markdown(table.note)}" if table.note else "")
     columns, cells = _with_values(table.columns, table.rows[:rows])
     sides = [":---" if column.kind == "text" else "---:" for column in columns]
     lines = [[escape_markdown(column.name) for column in columns], sides]

@@ -40,8 +40,10 @@ def test_json_has_both_tables(rlprof: Run, tmp_path: Path) -> None:
 def test_a_run_without_findings(rlprof: Run, tmp_path: Path) -> None:
     _, out, _ = rlprof("findings", short(tmp_path).path)
     assert "ranks: 1 of 2 are missing: 1" in out
-    assert "untraced (needs 5 steps, has 1)." in out
     assert "No problems found." in out
+    assert " not decided. See why: rlprof show " in out
+    _, out, _ = rlprof("show", short(tmp_path / "same").path, "findings")
+    assert "untraced (needs 5 steps, has 1)." in " ".join(out.split())
 
 
 def test_every_printed_command_runs(rlprof: Run, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from lightning_rlprof.report.terminal import duration, plain, render
+from lightning_rlprof.report.terminal import duration, markdown, plain, render
 from lightning_rlprof.tables.table import Column, Table
 
 COLUMNS = (
@@ -193,3 +193,9 @@ def test_a_narrow_terminal_has_room_for_numbers_and_not_for_bars() -> None:
     row = ("reference_compute_log_prob", 0.5, 123_000_000, None, None, None)
     assert "50.0%" in _text(Table("t", COLUMNS, [row]), 40)
     assert "█" in _text(Table("t", COLUMNS, [row]), 80)
+
+
+def test_hours_are_never_in_scientific_notation() -> None:
+    table = Table("ledger", (Column("rank-hours", "number", "h"),), [(1.41e-05,), (0.0625,)])
+    assert "50.8 ms" in markdown(table)
+    assert "0.06 h" in markdown(table)

@@ -93,9 +93,8 @@ def find_sync_points(spans: Spans, threads: Int64s, *, tables: bool = True) -> S
     They come from a table of collectives if there is one, else from spans with names of collectives
     and barriers. A stage that is found to include waiting, without a sync point inside, is one as a
     whole; but not a data wait or the arrival of weights, if ranks hand over something: they may
-    wait for the same producer; and where phases of the training loop ran inside a stage, these are
-    looked at one by one, see `with_phases`. Calls are matched by their order, see
-    `match_occurrences`.
+    wait for the same producer. Where phases of the training loop ran inside a stage, these are
+    looked at one by one, see `with_phases`. Calls are matched by order, see `match_occurrences`.
 
     Args:
         spans: The run.

@@ -77,7 +77,7 @@ class Finding(NamedTuple):
     Attributes:
         rule: The rule that reports it.
         title: The rule's title with its values.
-        cost: GPU time in nanoseconds; None if the problem has no cost in time.
+        cost: Rank time in nanoseconds; None if the problem has no cost in time.
         low: Lower bound of the cost.
         high: Upper bound of the cost.
         confidence: `HIGH` or `MEDIUM`.

@@ -66,7 +66,7 @@ def findings(spans: Spans) -> Table:
     ``cost`` is GPU time of the whole job, ``share`` its part of the job. ``CI low`` and ``CI high``
     are its 95% confidence interval, from a bootstrap over steps or parts of the run. A rule reports
     if the whole interval is above its threshold, and passes if all of it is below. Otherwise the
-    note lists it as not checked.
+    note lists it as not checked, after a sentence with their number.
 
     ``kind`` is ``problem``, time that was lost, or ``idea``, time that might be saved. ``query`` is
     the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
@@ -87,7 +87,11 @@ def findings(spans: Spans) -> Table:
     for each in results:
         if isinstance(each, NotChecked):
             not_checked.setdefault(each.why, []).append(each.rule)
-    notes = [
+    count = sum(map(len, not_checked.values()))
+    notes = (
+        [f"{count} {'check was' if count == 1 else 'checks were'} not decided."] if count else []
+    )
+    notes += [
         f"Not checked ({why}): {'; '.join(rules)}."
         if len(rules) > 1
         else f"Not checked: {rules[0]} ({why})."

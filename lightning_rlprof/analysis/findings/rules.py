@@ -87,7 +87,7 @@ OUTLIER_STEP = Rule(
 STRAGGLER = Rule(
     "straggler",
     "{who} is a straggler{where} ({verdict})",
-    0.0,  # the analysis of stragglers decides
+    0.02,  # of the job, lost by the peers: rank 0 of a healthy job logs, which is up to 1%
     "Check what only this rank does: data, logging, other load on its host. Then swap ranks",
     "The slowdown moves with the work to the other rank",
     "rlprof stragglers RUN --json",

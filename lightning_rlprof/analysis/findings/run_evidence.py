@@ -299,7 +299,27 @@ def slow_ranks(run: RunData) -> Results:
     """Report each rank, or group that contains one, that the analysis of stragglers names."""
     harmless = (INCONCLUSIVE, NO_STRAGGLER, IMBALANCE)
     rows = rows_of(stragglers(run.spans)) if len(run.spans.rows(kind="step")) else []
-    return [straggler_finding(run.spans, row) for row in rows if row["verdict"] not in harmless]
+    return [
+        straggler_finding(run.spans, row)
+        for row in rows
+        if row["verdict"] not in harmless
+        and _most_lost(run.spans, row) >= STRAGGLER.threshold * run.accounts.total_ns
+    ]
+
+
+def _most_lost(spans: Spans, row: Row) -> float:
+    """Return what peers lost, or at most lost if nothing shows where they wait."""
+    lost, slowdown = row["peer time lost"], row["slowdown"]
+    if lost is not None:
+        return float(lost)
+    if slowdown is None or row["rank"] is None:
+        return float("inf")
+    first, last = map(int, row["steps"].split("-"))
+    rows, _ = _stages_of(spans, [row["rank"]], first, last, row["stages"])
+    excess: float = float(spans.duration_ns[rows].sum()) * slowdown / (1 + slowdown)
+    role = spans.headers[row["rank"]].role
+    peers = sum(header.role == role for header in spans.headers.values()) - 1
+    return excess * peers
 
 
 def straggler_finding(spans: Spans, row: Row) -> Finding:

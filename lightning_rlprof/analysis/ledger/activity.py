@@ -171,6 +171,10 @@ def _categories(kind: Int64s, named: Int64s, parent: Int64s) -> Int64s:
     """Return the category of each span by its name, else by the spans around it."""
     relevant = (kind == _STAGE) | (kind == _REGION)
     named = np.where(relevant, named, NO_CATEGORY)
+    stage = _nearest(parent, (kind == _STAGE) & (named != NO_CATEGORY))
+    computes = (kind == _REGION) & (named == Category.COMPUTE)
+    launched = computes & np.isin(np.append(named, NO_CATEGORY)[stage], _LAUNCHING)
+    named = np.where(launched, named[stage], named)
     around = np.append(named, NO_CATEGORY)[_nearest(parent, named != NO_CATEGORY)]
     category = np.where(named == NO_CATEGORY, around, named)
     category[(category == NO_CATEGORY) & (kind == _STAGE)] = Category.CUSTOM
@@ -200,7 +204,8 @@ def _pairs(end: Int64s, outer: Int64s) -> tuple[Int64s, Int64s]:
 
 
 _CATEGORIES = (Category.COMPUTE, Category.COMMUNICATION, Category.MEMCPY)  # by kind of work
-# Work launched in a stage of these categories belongs to it; other work to what its name means.
+# Work launched in a stage of these categories belongs to it: kernels, and regions that compute,
+# such as the forward of a generation. Other work belongs to what its name means.
 # Stages that wait are not among them: work that runs meanwhile was launched earlier.
 _LAUNCHING = (
     Category.ROLLOUT,

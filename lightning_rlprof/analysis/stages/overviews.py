@@ -15,7 +15,7 @@ from lightning_rlprof.analysis.partition import (
     rows_on_ranks,
 )
 from lightning_rlprof.analysis.stages.stage_times import STATISTICS, exclusive_statistics
-from lightning_rlprof.analysis.statistics.group_summary import mean
+from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, STATES, Counted, counted, states
 from lightning_rlprof.analysis.waiting import stage_work
 from lightning_rlprof.tables.arrays import Int64s
@@ -206,7 +206,7 @@ def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> 
     choice = counted(spans, cut.steps)
     table: list[tuple[Cell, ...]] = [
         (name, _OUTSIDE if is_outside else "in background", *cells)
-        for name, is_outside, cells in _sums(spans, cut.steps, choice, rows, outside[rows])
+        for name, is_outside, _, cells in _sums(spans, cut.steps, choice, rows, outside[rows])
     ]
     return Table("background_stages", columns, table, choice.note)
 
@@ -216,33 +216,44 @@ def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 
     Times are those of whole spans. Regions nest in one another and in stages, so their shares of
     the step time do not add up to 100%. ``location`` is ``in steps`` or ``outside steps``, by where
-    the span starts.
+    the span starts. Of several ranks, ``longest`` is the mean of the rank with the longest one,
+    ``on rank``.
     """
-    location, statistics = Column("location", "text"), (*STATISTICS[:2], *STATISTICS[3:])
-    columns = (Column("region", "text"), location, Column("share", "share"), *statistics)
+    slowest = (Column("longest", "duration", "ns"), Column("on rank", "count"))
+    place = (Column("location", "text"), Column("share", "share"))
+    columns = (Column("region", "text"), *place, *slowest, *STATISTICS[:2], *STATISTICS[3:])
     steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "region", ranks)
     choice = counted(spans, steps)
     whole = int(spans.duration_ns[steps[choice.mask]].sum())
     table: list[tuple[Cell, ...]] = []
-    for name, is_outside, cells in _sums(spans, steps, choice, rows, spans.duration_ns[rows]):
+    for name, is_outside, longest, cells in _sums(
+        spans, steps, choice, rows, spans.duration_ns[rows]
+    ):
         total, middle, _, *rest = cells
         share = None if is_outside else total / whole  # type: ignore[operator]
-        place = _OUTSIDE if is_outside else "in steps"
-        table.append((name, place, share, total, middle, *rest))
+        where = _OUTSIDE if is_outside else "in steps"
+        table.append((name, where, share, *longest, total, middle, *rest))
     return Table("regions", columns, table, choice.note)
 
 
 def _sums(
     spans: Spans, steps: Int64s, choice: Counted, rows: Int64s, ns: Int64s
-) -> Iterator[tuple[str, bool, tuple[Cell, ...]]]:
-    """Yield (name, outside steps, statistics), largest total first, without excluded steps.
+) -> Iterator[tuple[str, bool, tuple[Cell, Cell], tuple[Cell, ...]]]:
+    """Yield (name, outside steps, longest mean and its rank, statistics), largest total first.
 
-    ``ns`` are the times of the rows.
+    ``ns`` are the times of the rows. Excluded steps are left out.
     """
     step = containing_step(spans, steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
     rows, ns, outside = rows[keep], ns[keep], (step[keep] < 0).astype(np.int64)
-    found = exclusive_statistics(spans.name[rows] * 2 + outside, ns, spans.duration_ns[rows])
+    group, width = spans.name[rows] * 2 + outside, int(spans.rank.max(initial=0)) + 1
+    found = exclusive_statistics(group, ns, spans.duration_ns[rows])
+    by_rank = summarize(group * width + spans.rank[rows], ns)
+    longest: dict[int, tuple[int, int]] = {}
+    for key, mean_ns in zip(by_rank.group.tolist(), by_rank.mean.tolist(), strict=True):
+        own = (int(mean_ns), key % width)
+        longest[key // width] = max(longest.get(key // width, (-1, 0)), own)
     for key in sorted(found, key=lambda key: -found[key][0]):  # type: ignore[operator]
         code, place = divmod(key, 2)
-        yield spans.names[code], bool(place), found[key]
+        slowest = longest[key] if len(spans.ranks) > 1 else (None, None)
+        yield spans.names[code], bool(place), slowest, found[key]

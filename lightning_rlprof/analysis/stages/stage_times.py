@@ -44,7 +44,7 @@ _COLUMNS = (  # most important first: a narrow terminal shows as many as fit
 WAITING = "waiting in {}"
 """Row of the time that ranks waited for others inside a stage."""
 
-_NONE: tuple[int | None, ...] = (None,) * 6
+_NONE: tuple[Cell, ...] = (None,) * 6
 
 
 def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:
@@ -105,8 +105,8 @@ def _by_span(
     own = Segments(*(column[choice.mask[cut.divided.step]] for column in cut.divided))
     exclusive = exclusive_ns(spans, own)
     waits = waiting_times(spans, cut)
-    inside = choice.mask[waits.step] & (waits.row != UNTRACED)
-    np.subtract.at(exclusive, waits.row[inside], waits.ns[inside])
+    some = choice.mask[waits.step] & (waits.stage != UNTRACED)
+    np.subtract.at(exclusive, waits.stage_row[some], waits.ns[some])
     rows, step = cut.stages(spans)  # those without length have no segment
     rows = np.union1d(rows[choice.mask[step]], np.unique(own.stage[own.stage != UNTRACED]))
     at = np.zeros_like(rows) if ranks is None else np.searchsorted(ranks, spans.rank[rows])
@@ -237,7 +237,7 @@ def stages_headline(spans: Spans) -> str:
     shares = dict(zip(table.column("stage"), table.column("share"), strict=True))
     untraced = float(shares.pop("untraced") or 0.0)
     if not shares:
-        return f"No stages are marked in {steps} steps. Mark them with stage(...) or wrap:."
+        return f"No stages are marked in {steps} steps. Mark them with stage() or wrap."
     name = str(next(iter(shares)))
     share = float(shares[name] or 0.0)
     if untraced > share:

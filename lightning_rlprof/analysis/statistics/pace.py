@@ -179,6 +179,10 @@ class Posterior:
         """Return the bounds that the effect misses with a chance, on both sides together."""
         return self.quantile(chance / 2), self.quantile(1 - chance / 2)
 
+    def scaled(self, part: float) -> "Posterior":
+        """Return what is known of a part of the effect."""
+        return Posterior(self.weight, self.center * part, self.error * part**0.5, self.freedom)
+
     def _edge(self, sign: float) -> float:
         far = float(np.max(self.error[self.weight > 0])) + 1e-12
         middle = float(self.weight @ self.center)

@@ -14,6 +14,9 @@ from lightning_rlprof.tables.arrays import Float64s, Int64s
 
 _SPREADS = np.array([0.0, 0.5, 1.0, 2.0, 5.0, 12.0, 30.0])  # of levels, by their own variance
 _SPREAD_PRIOR = np.array([0.7, *[0.05] * 6])
+_APART = (
+    0.2  # healthy levels, by noise alone, lie no further apart: two noisy series show no spread
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,9 @@ def above_the_others(found: Panel, suspect: int, others: Sequence[int]) -> Poste
     )
     weight = np.log(PRIOR)[:, None] + np.log(_SPREAD_PRIOR) + likelihood
     weight = np.exp(weight - weight.max())
-    error = np.sqrt(total / freedom * spread * (1 + 1 / count))
+    noise = total / freedom / found.information[:, None]
+    most = _APART**2 + between[:, None] / max(count - 1, 1)
+    error = np.sqrt((noise + np.minimum(noise * _SPREADS, most)) * (1 + 1 / count))
     center = np.broadcast_to((found.level[:, suspect] - level.mean(axis=1))[:, None], error.shape)
     return Posterior((weight / weight.sum()).ravel(), center.ravel(), error.ravel(), float(freedom))
 

@@ -84,6 +84,7 @@ def proven(
 
 
 _LEAST = 1e-3  # of the others' time: less is not believed
+_MEDIAN_HOLDS = 4  # ranks
 _HALF = 0.5  # of the steps that a rank must be known in, to be compared where pace wanders
 
 
@@ -97,15 +98,25 @@ def _wandering(effect: Float64s, level: float) -> dict[tuple[int, int], Evidence
     for series in asked:
         ranks, steps = known_together(effect[:, :, series]) or ([], np.zeros(0, dtype=np.int64))
         values = np.log(np.maximum(1 + effect[ranks][:, steps, series], _LEAST))
-        for at, (chance, known) in highest(
+        for at, (chance, above) in highest(
             steps, values, level / len(asked), math.log1p(EFFECT)
         ).items():
+            known = above.scaled(_own_part(len(ranks)))
             low, high = (math.expm1(each) for each in known.interval(1 - _SURE))
             first, last = int(steps[0]), int(steps[-1])
             center = math.expm1(known.quantile(0.5))
             evidence = Evidence(first, last, False, center, low, high, min(chance * len(asked), 1))
             found[ranks[at], series] = evidence
     return found
+
+
+def _own_part(ranks: int) -> float:
+    """Return which part of an excess over the others' effects is the rank's own.
+
+    The others' effects are relative to this rank, too: of two ranks, one is 5x and the other 1/5.
+    From four ranks on, the median of the others hardly moves with one of them.
+    """
+    return (ranks - 1) / ranks if ranks < _MEDIAN_HOLDS else 1.0
 
 
 def known_together(effect: Float64s) -> tuple[list[int], Int64s] | None:

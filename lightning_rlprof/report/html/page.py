@@ -22,11 +22,11 @@ from markupsafe import Markup
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
-from lightning_rlprof.report.html.colors import UNTRACED, paints
+from lightning_rlprof.report.html.colors import paints
 from lightning_rlprof.report.html.tables import GridView, grid
 from lightning_rlprof.report.html.timeline import timeline
 from lightning_rlprof.report.overview import headlines, overview
-from lightning_rlprof.report.step_series import LATE, StepSeries, times_largest
+from lightning_rlprof.report.step_series import LATE, UNTRACED, StepSeries, times_largest
 from lightning_rlprof.report.summary_rows import rank_rows, stage_rows
 from lightning_rlprof.report.terminal import plain
 from lightning_rlprof.tables.spans import Spans
@@ -168,8 +168,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "config": run_facts.configuration(spans),
         "environment": run_facts.environment(spans),
         "versions": run_facts.versions(spans),
-        "overview": found_overview,
-        "is_device_trace": is_device_trace,
+        "overview": overview(series),
         "first": headlines(_rows(tables, "findings"), path),
         "cards": found,
         "findings_note": _note(tables.get("findings")),

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_rlprof.report.html.colors import UNTRACED, Paint
+from lightning_rlprof.report.html.colors import Paint
+from lightning_rlprof.report.step_series import UNTRACED
 from lightning_rlprof.report.terminal import duration, hours, size
 from lightning_rlprof.tables.table import Cell, Column, Table, figure
 

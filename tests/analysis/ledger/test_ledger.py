@@ -295,3 +295,14 @@ def test_stages_may_lie_in_each_other_to_any_depth() -> None:
     totals_of(loaded([outer, *inner]))
 
     assert time.monotonic() - began < 5
+
+
+def test_the_forward_of_a_generation_is_rollout_and_that_of_an_update_is_not() -> None:
+    rows = [
+        *steps(0, 100),
+        stage("actor_generate", 0, 60),
+        Row("forward", "region", 1, 10, 50, parent=2),
+        stage("actor_update", 60, 100),
+        Row("forward", "region", 1, 70, 80, parent=4),
+    ]
+    assert totals_of(loaded(rows)) == {"rollout": 60, "compute": 40}

@@ -65,11 +65,21 @@ def test_regions_are_whole_spans_with_their_share_of_the_counted_steps() -> None
     table = regions(loaded(rows))
 
     assert table.rows == [
-        ("training_step", "in steps", 0.7, 70, 70, 70, 70, 70, 1),
-        ("cleanup", "outside steps", None, 60, 60, 60, 60, 60, 1),
-        ("data_fetch", "in steps", 0.25, 25, 25, 25, 25, 25, 1),
-        ("backward", "in steps", 0.25, 25, 25, 25, 25, 25, 1),
+        ("training_step", "in steps", 0.7, None, None, 70, 70, 70, 70, 70, 1),
+        ("cleanup", "outside steps", None, None, None, 60, 60, 60, 60, 60, 1),
+        ("data_fetch", "in steps", 0.25, None, None, 25, 25, 25, 25, 25, 1),
+        ("backward", "in steps", 0.25, None, None, 25, 25, 25, 25, 25, 1),
     ]
+
+
+def test_a_region_that_is_longer_on_one_rank_names_the_rank_beside_the_mean() -> None:
+    ranks = [
+        [*STEPS, Row("actor_update", "stage", 1, 0, 90), Row("backward", "region", 1, 0, end)]
+        for end in (15, 35)
+    ]
+    table = regions(loaded(*ranks))
+    assert table.column("mean") == [25]
+    assert (table.column("longest"), table.column("on rank")) == ([35], [1])
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -41,7 +41,7 @@ def test_generation_that_dominates_points_at_the_rollout(tmp_path: Path) -> None
         ),
         ({"a": 30}, "70% of the step is untraced. Largest stage: a (30%)."),
         ({"a": 30, "b": 30}, "40% of the step is untraced. Largest stage: "),
-        ({}, "No stages are marked in 3 steps. Mark them with stage(...) or wrap:."),
+        ({}, "No stages are marked in 3 steps. Mark them with stage() or wrap."),
     ],
 )
 def test_the_sentence_fits_the_run(lengths: dict[str, int], said: str) -> None:

@@ -2,8 +2,11 @@
 
 import random
 
+import numpy as np
 import pytest
 
+from lightning_rlprof.analysis.findings.finding import RunData
+from lightning_rlprof.analysis.findings.run_evidence import slow_ranks
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.runs import Row, loaded
@@ -46,3 +49,50 @@ def test_the_late_rank_is_named_with_its_stage_and_what_the_other_lost(
 @pytest.mark.parametrize("seed", range(3))
 def test_a_healthy_run_accuses_no_rank(seed: int) -> None:
     assert stragglers(ddp_run(0, seed)).column("rank") == [None]
+
+
+def busy_machine(late_ms: float, seed: int, steps: int = 60) -> Spans:
+    """The same on a machine that others use: the pace of each rank wanders by a third."""
+    noise = np.random.default_rng(seed)
+    pace = np.zeros((2, steps))
+    for step in range(steps):
+        pace[:, step] = 0.5 * pace[:, step - 1] + noise.normal(0, 0.26, 2)
+    forward, backward = 15 * np.exp(pace), 14 * np.exp(pace)
+    forward[1] += late_ms
+    ranks: list[list[Row]] = [[], []]
+    begin = 0
+    for step in range(steps):
+        arrived = begin + (forward[:, step] * MS).astype(int)
+        together = int(np.max(arrived + (backward[:, step] * MS).astype(int)))
+        for rows, own in zip(ranks, arrived.tolist(), strict=True):
+            rows += [
+                Row("step", "step", step + 1, begin, together + MS),
+                Row("training_step", "region", step + 1, begin, own),
+                Row("backward", "region", step + 1, own, together),
+            ]
+        begin = together + 20 * MS
+    return loaded(*ranks)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_late_one_of_two_ranks_is_named_on_a_busy_machine(seed: int) -> None:
+    table = stragglers(busy_machine(40, seed))
+    assert table.column("rank") == [1]
+    assert table.column("verdict") != ["inconclusive"]
+    assert 1 < table.column("slowdown")[0] < 5  # 40 ms in 15
+    assert table.column("peer time lost")[0] == pytest.approx(60 * 40 * MS, rel=0.3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_healthy_rank_is_accused_on_a_busy_machine(seed: int) -> None:
+    table = stragglers(busy_machine(0, seed))
+    assert table.abstained or set(table.column("verdict")) <= {"no straggler", "inconclusive"}
+
+
+@pytest.mark.parametrize(("late_ms", "found"), [(1, 0), (5, 1)])
+def test_a_late_rank_is_a_problem_if_its_peers_lose_a_part_of_the_job(
+    late_ms: float, found: int
+) -> None:
+    spans = ddp_run(late_ms, 1)
+    assert stragglers(spans).column("rank") == [1]
+    assert len(slow_ranks(RunData(spans))) == found

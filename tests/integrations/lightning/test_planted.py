@@ -1,0 +1,79 @@
+"""Real trainings with one planted problem: the summary and the findings name it first."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
+from tests.places import ROOT
+
+pytestmark = pytest.mark.deep
+
+STEPS, SECONDS = 60, 180
+
+PLANTED = {
+    "slow_loader": "Trainer waits for data",
+    "slow_worker": "Trainer waits for data",
+    "late_rank": "Rank 1 is a straggler (slow, work not counted)",
+    "leak": "Memory grows every step: host on rank 0",
+    "generation": "Rollout takes most of the time",
+    "recipe": "Rollout takes most of the time",
+}
+# What else runs on the machine makes steps slower, and to name these is right.
+MACHINE = ("Step ", "Steps ")
+UNTRACED = "A large share of the time is untraced"
+
+
+def run(*command: str) -> str:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT, env=variables, capture_output=True, text=True, timeout=SECONDS, check=True,
+    ).stdout  # fmt: skip
+
+
+def trained(problem: str, folder: Path) -> Spans:
+    run("tests.integrations.lightning.planted", problem, str(folder), str(STEPS))
+    return load(folder)
+
+
+def named(spans: Spans) -> list[str]:
+    """Return the findings in order, without those on the machine."""
+    return [text for text in findings(spans).column("finding") if not text.startswith(MACHINE)]
+
+
+@pytest.mark.parametrize("problem", PLANTED)
+def test_the_planted_problem_is_named_first_with_its_price(problem: str, tmp_path: Path) -> None:
+    spans = trained(problem, tmp_path)
+    assert named(spans)[0] == PLANTED[problem]
+    row = findings(spans).column("finding").index(PLANTED[problem])
+    assert (findings(spans).column("cost")[row] is None) == (problem == "leak")
+    text = run("lightning_rlprof", "findings", str(tmp_path))
+    assert PLANTED[problem] in text
+    summary = run("lightning_rlprof", "summary", str(tmp_path))
+    ledger = run("lightning_rlprof", "ledger", str(tmp_path))
+    assert "First finding: " in summary
+    assert not re.search(r"\bGPUs?\b|\bRUN\b", text + summary + ledger)
+    assert not re.search(r"\de-\d", ledger)
+
+
+@pytest.mark.parametrize("problem", ["healthy", "healthy_ranks"])
+def test_a_healthy_run_is_accused_of_nothing(problem: str, tmp_path: Path) -> None:
+    assert set(named(trained(problem, tmp_path))) <= {UNTRACED}
+
+
+def test_the_recipe_gives_generation_what_it_calls(tmp_path: Path) -> None:
+    table = stages(trained("recipe", tmp_path))
+    share = dict(zip(table.column("stage"), table.column("share"), strict=True))
+    assert share["actor_generate"] > 0.5
+    assert share["actor_compute_log_prob"] < 0.2
+    assert share["actor_update"] > 0.1
+    assert share["untraced"] < 0.1
