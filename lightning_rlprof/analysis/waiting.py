@@ -68,7 +68,6 @@ class WaitingTimes(NamedTuple):
     step: Int64s
     stage_row: Int64s
     stage: Int64s
-    row: Int64s
     name: Int64s
     ns: Int64s
 
