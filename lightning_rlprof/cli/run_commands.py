@@ -75,7 +75,7 @@ def summary(
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.headline import headline, lead_tables
+    from lightning_rlprof.analysis.overview import headline, overview
     from lightning_rlprof.analysis.stages.stage_times import stages
 
     spans = open_run(run)
@@ -83,7 +83,7 @@ def summary(
     if console.is_json():
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         names = {table.name for table in tables}
-        tables += [table for table in lead_tables(spans) if table.name not in names]
+        tables += [table for table in overview(spans) if table.name not in names]
         facts = about(spans) | {"headline": headline(spans)}
         console.put_json(facts | {"tables": [table.to_dict() for table in tables]})
         return
@@ -107,15 +107,15 @@ def report(
     spans = open_run(run)
     path = console.destination(output, spans.path, "report.html", force=force)
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.headline import (
+    from lightning_rlprof.analysis.overview import (
         STAGE_TABLES,
         headline,
         is_device_trace,
-        lead_tables,
+        overview,
     )
     from lightning_rlprof.report.html.page import write_report
 
-    tables = {table.name: table for table in lead_tables(spans)}
+    tables = {table.name: table for table in overview(spans)}
     left_out = STAGE_TABLES if is_device_trace(spans) else tables.keys()
     analyses = [each.run for each in CATALOG if each.report and each.name not in left_out]
     with console.bar("Analyzing") as step:
@@ -218,10 +218,12 @@ def describe(spans: "Spans") -> None:
     if "device_ns" in spans.counters:
         console.print_tables([host_vs_device(spans)], limit=FEW)
     console.say("")
-    if is_device_trace(spans) or int(series.included.sum()) < FEWEST:
+    bare, few = is_device_trace(spans), int(series.included.sum()) < FEWEST
+    if bare or few:
         console.say(headline(spans), "bold")
+    if few:
         return
-    first, *more = advice(replace(spans, tables={}), shlex.quote(str(spans.path)))
+    first, *more = advice(spans, shlex.quote(str(spans.path)), tables=bare)
     console.say(first, "bold")
     for line in more:
         console.say(line)

@@ -30,12 +30,12 @@ def run_summary(spans: Spans, *, ended: str = "") -> list[str]:
         spans: The run.
         ended: How the training ended, unless it finished: ``stopped by ValueError``.
     """
-    spans = replace(spans, tables={})
+    whole, spans = spans, replace(spans, tables={})
     series, path = StepSeries(spans), shlex.quote(str(spans.path))
     lines = [f"rlprof: {run_line(series)}{_comma(ended)}"]
     if int(series.included.sum()) >= FEWEST:
         lines += _bars(series)
-        lines += advice(spans, path)
+        lines += advice(whole, path)
     lines.append(f"Recording: {_quality(spans)}, in {path} ({_bytes(spans.path)})")
     lines.append(f"See it:    rlprof report {path} --open")
     return [plain(line) for line in lines]
@@ -96,16 +96,20 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
 
-def advice(spans: Spans, run: str) -> list[str]:
+def advice(spans: Spans, run: str, *, tables: bool = False) -> list[str]:
     """Return the first finding with its price and what to try, and the next in a line.
 
     Args:
         spans: The run.
         run: How the commands call the run, as a shell takes it.
+        tables: Whether to read tables of profilers, too, which can take minutes.
     """
-    first = headlines(rows_of(findings(spans)), run)
+    read = spans if tables else replace(spans, tables={})
+    first = headlines(rows_of(findings(read)), run)
     if not first:
-        return ["No problem found."]
+        text = "No problem found"
+        more = f" outside captures. For these: rlprof findings {run}"
+        return [f"{text}{more}" if spans.tables and not tables else f"{text}."]
     top, lines = first[0], []
     label = "Improve first" if top.word == "takes" else "Fix first"
     lines.append(f"{label}: {top.title}{_price(top)}")

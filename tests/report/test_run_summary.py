@@ -1,9 +1,11 @@
 """The dozen lines that a training prints when it ends."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.run_summary import run_summary
+from lightning_rlprof.report.run_summary import advice, run_summary
+from lightning_rlprof.tables.table import Table
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
 from tests.builders.scripted import Script, play
 
@@ -40,6 +42,19 @@ def test_with_few_steps_or_no_mark_it_says_what_is_needed(tmp_path: Path) -> Non
     bare = [row for row in grpo_rows(6) if row.kind == "step"]
     lines = run_summary(loaded(bare))
     assert lines[1] == '  No stage was marked. Mark one: with stage("actor_generate"): ...'
+
+
+def test_captures_that_were_not_read_are_not_called_free_of_problems() -> None:
+    rows = [Row("step", "step", n, 1000 * n, 1000 * n + 1000) for n in range(30)]
+    rows += [row._replace(name="actor_update", kind="stage") for row in rows]
+    spans = loaded(rows)
+    captured = replace(spans, tables={"kernels": lambda: Table("kernels", ())})
+    assert advice(spans, "RUN") == ["No problem found."]
+    assert advice(captured, "RUN") == [
+        "No problem found outside captures. For these: rlprof findings RUN"
+    ]
+    assert "No problem found outside captures." in "".join(run_summary(captured))
+    assert advice(captured, "RUN", tables=True) == ["No problem found."]
 
 
 def test_how_it_ended_and_what_is_missing_are_said(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "memory": memory,
         "whatif": _whatif(tables.get("whatif")),
     }
+    rows_of_stages = [_rows(tables, name) for name in ("slowest_ranks", "stages")]
     is_device_trace = "stages" not in tables and "breakdown" in tables
     found_overview = overview(series)
     if is_device_trace:  # all of it would be untraced
@@ -175,7 +176,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "whatif_note": _note(tables.get("whatif")),
         "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),
-        "stages": [] if is_device_trace else stage_rows(series, _rows(tables, "slowest_ranks")),
+        "stages": [] if is_device_trace else stage_rows(series, *rows_of_stages),
         "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
         "ranks_lead": _ranks_lead(series),
         "stragglers_note": _note(tables.get("stragglers")),

@@ -65,6 +65,26 @@ def poked(source: str, script: str) -> str:
     return source.replace("</body>", f"<script>{script}</script></body>")
 
 
+def test_a_stage_with_inner_ones_has_the_time_of_whole_spans_beside_its_own(
+    tmp_path: Path,
+) -> None:
+    rows = []
+    for step in range(1, 5):
+        now = step * 10**9
+        rows.append(Row("step", "step", step, now, now + 10**9))
+        rows.append(Row("actor_update", "stage", step, now, now + 900 * 10**6))
+        rows.append(Row("weight_sync", "stage", step, now, now + 300 * 10**6))
+    page = source_of(spans_of(tmp_path / "run", rows))
+    cells = {
+        name: re.findall(r'<td class="(?:num|faint)">(.*?)</td>', row)
+        for name, row in re.findall(r'<tr data-part="(.*?)">(.*?)</tr>', page)
+    }
+    assert cells["actor_update"] == [*["600 ms"] * 4, "900 ms"]
+    assert cells["weight_sync"] == [*["300 ms"] * 4, "–"]
+    plain = source_of(grpo_run(tmp_path / "plain", steps=4))
+    assert ("Whole spans" in page, "Whole spans" in plain) == (True, False)
+
+
 def test_the_charts_are_drawn_without_error(tmp_path: Path, browse: Browse) -> None:
     spans = grpo_run(tmp_path / "run", steps=6, ranks=3)
     page = browse(source_of(spans))
