@@ -21,7 +21,7 @@ from lightning_rlprof.records.run_directory import CACHE_FOLDER
 from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
 from lightning_rlprof.tables.table import Table
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the tables and their columns; another one is never read."""
 
 
