@@ -323,6 +323,7 @@ _COPY_COLUMNS = (
     Column("bytes", "count", "bytes"),
     *_LAST_COLUMNS,
     Column("launch duration", "duration", "ns"),
+    Column("thread", "count"),
 )
 _COLLECTIVE_COLUMNS = (
     *_FIRST_COLUMNS,
@@ -408,7 +409,8 @@ def copy_table(trace: KinetoTrace, rank: int) -> Table:
         _rename_texts(rows["name"], list(trace.columns.names), copy_kind),
         known(rows["bytes"], nothing=MISSING),
     ]
-    cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows), known(rows["call_ns"])]
+    call = [known(rows[name]) for name in ("call_ns", "thread")]
+    cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows), *call]
     note = "; ".join([*trace.losses(COPY), *remarks])
     return Table("memcpy", _COPY_COLUMNS, ColumnRows(cells), note)
 
