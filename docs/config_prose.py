@@ -67,8 +67,10 @@ processes of their own) and ranks of the finish hook, which are united; what els
 agree.
 
 Files of verl up to 0.5 name no tool. There `trainer.device` chooses: `npu` an Ascend capture with
-markers and the options of `trainer.npu_profile`, any other device Nsight Systems. Where the file
-does not say the device, it is Nsight Systems if its options are there, else Ascend if its are.
+markers and the options of `trainer.npu_profile`, any other device Nsight Systems. Without a device
+it is Ascend if `trainer.npu_profile` has options and none are for Nsight Systems, else Nsight
+Systems. The keys of verl's Nsight guide, such as `profile_steps` and `discrete`, need no tool
+either. A role of such a file is captured as soon as its `ranks` or `all_ranks` are set.
 """
 
 EXAMPLES = """\

@@ -27,6 +27,9 @@ trace, or a [URL](../remote.md). See also [Compare](../compare.md#exit-codes) fo
 | 1 | a check failed: `compare --fail-if-slower`, `config check`, `doctor`, `ingest`, … |
 | 2 | wrong usage, unreadable input, or a missing dependency |
 | 3 | inconclusive, from `compare --fail-if-slower` only |
+| 70 | a bug of rlprof; it prints a traceback |
+| 130 | interrupted with Ctrl-C |
+| 141 | the reader of the output ended early, as `head` does |
 
 Results go to standard output. Errors, warnings and hints go to standard error.
 """

@@ -92,6 +92,8 @@ def _allowed(schema: dict[str, Any]) -> Iterator[str]:
             yield ", ".join(f"`{value}`" for value in values)
         elif choice.get("type") == "array":
             yield f"list: {' or '.join(_allowed(choice['items']))}"
+        elif "pattern" in choice:
+            yield "range"
         elif choice.get("type") != "null":
             yield _TYPES.get(choice.get("type", "$ref"), "mapping")
 

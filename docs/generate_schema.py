@@ -38,7 +38,7 @@ Generated from the code. Names of columns are the keys of `--format json` and of
 | ratio | a factor; the terminal shows `1.25x` |
 | number | a decimal number |
 
-A cell without a value means "unknown". It is never zero.
+A cell without a value means "unknown" or "does not apply". It is never zero.
 
 ## Analyses
 """
@@ -56,8 +56,10 @@ _DEVICE = """### Captures and profiler traces
 
 A table exists if the profiler recorded something for it. These are the columns of torch.profiler
 traces. Nsight Systems adds `sync` (calls that wait for the device) and `gpu_metrics`. torch_npu
-adds `sync`, `communication`, `step_trace` and sums of operators. Runs of several hosts have
-`clocks`. `rlprof sql RUN --describe` lists the columns of any run.
+adds `sync`, `communication`, `links`, `step_trace` and sums of operators, and to `kernels` the
+columns `op_type`, `input_shapes`, `block_dim`, `aicore_time_ns` and `vector_time_ns`. Runs of
+several hosts have `clocks`. `rlprof sql RUN --describe` lists the
+columns of any run.
 """
 
 # One event of each category that has a table: a stage, an operator and its kernel, a copy, ...

@@ -21,8 +21,10 @@ from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
+from lightning_rlprof.analysis.overview import headline, overview
 from lightning_rlprof.analysis.stages.overviews import (
     background_stages,
     host_vs_device,
@@ -31,7 +33,7 @@ from lightning_rlprof.analysis.stages.overviews import (
     slowest_ranks,
     steps,
 )
-from lightning_rlprof.analysis.stages.stage_times import gaps, headline, stages
+from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.store.duckdb_tables import sql_columns
@@ -68,6 +70,7 @@ class Run(Spans):
     kernels = kernels
     launches = launches
     ledger = ledger
+    links = links
     matmuls = matmuls
     memory = memory
     memory_timeline = memory_timeline
@@ -133,12 +136,13 @@ class Run(Spans):
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the headline, the stages, and what is doubtful."""
+        """Return what a notebook shows: the headline, the overview, and what is doubtful."""
         whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
         title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
-        return f"{title}{self.stages()._repr_html_()}<ul>{doubts}</ul>"
+        tables = "".join(table._repr_html_() for table in overview(self))
+        return f"{title}{tables}<ul>{doubts}</ul>"
 
 
 def load(

@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
 from lightning_rlprof.analysis.stages.overviews import (
@@ -88,6 +89,7 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(matmuls, "Device", "Matmuls and attention against peak FLOP/s"),
     Analysis(modules, "Device", "Modules by device and host time"),
     Analysis(communication, "Ranks", "Collectives: transfer, wait, bandwidth", report=True),
+    Analysis(links, "Ranks", "Bandwidth of links between ranks, the slowest first"),
     Analysis(memory_timeline, "Memory", "Peak, fragmentation and growth of device memory"),
     Analysis(throughput, "Diagnosis", "Tokens/s, samples/s and MFU of each stage"),
     Analysis(device_counters, "Device", "Counters of device tools, over time and by stage"),

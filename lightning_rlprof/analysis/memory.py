@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import open_spans
+from lightning_rlprof.analysis.partition import open_spans
 from lightning_rlprof.analysis.step_selection import CLOSED
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts

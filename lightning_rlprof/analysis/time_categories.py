@@ -33,19 +33,21 @@ class Category(IntEnum):
     COLLECTIVE_WAIT = 2, "collective wait"
     MEMCPY = 3, "exposed memcpy"
     HOST_IDLE = 4, "host-bound idle"
-    ROLLOUT = 5, "rollout"
-    ROLLOUT_TAIL = 6, "rollout tail"
-    WEIGHT_SYNC = 7, "weight sync"
-    REWARD = 8, "reward/tool/env"
-    DATA_WAIT = 9, "data wait"
-    BACKPRESSURE = 10, "backpressure"
-    OFFLOAD = 11, "offload/onload"
-    EVALUATION = 12, "checkpoint/eval"
-    PYTHON_GC = 13, "garbage collection"
-    PROFILER = 14, "profiler overhead"
-    CUSTOM = 15, "custom stage"
-    WARM_UP = 16, "warm-up"
-    UNTRACED = 17, "untraced"
+    LAUNCH_LATENCY = 5, "launch latency"
+    UNATTRIBUTED_IDLE = 6, "unattributed idle"
+    ROLLOUT = 7, "rollout"
+    ROLLOUT_TAIL = 8, "rollout tail"
+    WEIGHT_SYNC = 9, "weight sync"
+    REWARD = 10, "reward/tool/env"
+    DATA_WAIT = 11, "data wait"
+    BACKPRESSURE = 12, "backpressure"
+    OFFLOAD = 13, "offload/onload"
+    EVALUATION = 14, "checkpoint/eval"
+    PYTHON_GC = 15, "garbage collection"
+    PROFILER = 16, "profiler overhead"
+    CUSTOM = 17, "custom stage"
+    WARM_UP = 18, "warm-up"
+    UNTRACED = 19, "untraced"
 
 
 ENCLOSING = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)
@@ -106,10 +108,13 @@ _CATEGORIES: dict[str, int] = {
 }
 
 # NCCL, RCCL, HCCL and their like by their prefixes; fused ones by what they do.
-_COLLECTIVE = re.compile(
+COLLECTIVE_NAMES = (
     r"nccl|rccl|hccl|hcom_|msccl|oneccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter"
     r"|all_?to_?all|cross_device_reduce"
 )
+"""Pattern of the lower-case names of communication kernels."""
+
+_COLLECTIVE = re.compile(COLLECTIVE_NAMES)
 _COPY = re.compile(r"memcpy|memset|copy(?:host|device)to|__amd_rocclr_(?:copy|fill)")
 
 
@@ -122,7 +127,7 @@ def category_of(name: str) -> int:
     Example::
 
         >>> category_of("Engine.wake-up"), category_of("Optimizer.step#Adam.step")
-        (<Category.OFFLOAD: 11>, <Category.COMPUTE: 0>)
+        (<Category.OFFLOAD: 13>, <Category.COMPUTE: 0>)
         >>> category_of("my_filter")
         -1
     """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.open_run import Limit, Run, about, answer, open_run
+from lightning_rlprof.cli.open_run import SAVE_PATH, Limit, Run, about, answer, open_run
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import RemotePath, place
 
@@ -178,10 +178,11 @@ def _print_memory_files(files: list[dict[str, Any]]) -> None:
             console.say(how, "dim")
 
 
+_LONGEST_TITLE = 120  # letters; a kernel's name in it has up to thousands
 _STYLES = {"ok": "green", "warn": "yellow", "not checked": "dim"}
 
 
-def findings(run: Run) -> None:
+def findings(run: Run = SAVE_PATH) -> None:
     """List the most expensive problems, with evidence and next steps."""
     from lightning_rlprof.analysis.findings.data_quality import data_quality
     from lightning_rlprof.analysis.findings.findings import findings as find
@@ -197,21 +198,22 @@ def findings(run: Run) -> None:
         console.say(f"{state:{width}}  {check}: {text}", _STYLES.get(str(state), ""))
     console.say("")
     console.say("Findings", "bold")
-    commands = _print_cards(found, run)
+    commands = _print_cards(found, run, spans.device_word)
     console.next_command(*(commands or ("rlprof", "report", str(run))))
 
 
-def _print_cards(found: "Table", run: Run) -> list[str]:
+def _print_cards(found: "Table", run: Run, device: str) -> list[str]:
     """Print the findings; returns the words of the command that shows the first one."""
     from lightning_rlprof.report.finding_cards import cards
+    from lightning_rlprof.report.terminal import shortened
 
     if found.abstained is not None:
         console.say(f"No data. {found.abstained}")
     elif not found.rows:
         console.say("No problems found.")
-    printed = cards(found, shlex.quote(str(run)))
+    printed = cards(found, shlex.quote(str(run)), device=device)
     for at, card in enumerate(printed, start=1):
-        console.say(f"{at}. {card.title}", "bold")
+        console.say(f"{at}. {shortened(card.title, _LONGEST_TITLE)}", "bold")
         console.say(f"   {card.cost}; {card.evidence}")
         console.say(f"   try: {card.suggestion}")
         console.say(f"   ruled out if: {card.ruled_out_if}")
@@ -241,7 +243,9 @@ Price = Annotated[
 Currency = Annotated[str, typer.Option(metavar="NAME", help="Currency of the price")]
 
 
-def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency = "EUR") -> None:
+def ledger(
+    run: Run = SAVE_PATH, by: Parts = None, price: Price = None, currency: Currency = "EUR"
+) -> None:
     """Show the GPU-hours of the whole job by category.
 
     Example: rlprof ledger RUN --price 2.50 --currency USD
@@ -257,10 +261,12 @@ def ledger(run: Run, by: Parts = None, price: Price = None, currency: Currency =
     tables = [category_totals(accounts, price=price, currency=currency)]
     tables += [category_breakdown(accounts, per_step=_Part.STEP in parts)] if by else []
     facts = {"wall_ns": accounts.wall_ns, "missing_ranks": list(accounts.silent)}
-    answer(spans, tables, "GPU-hours by category", facts=facts, then=("findings", run))
+    answer(
+        spans, tables, f"{spans.device_word}-hours by category", facts=facts, then=("findings", run)
+    )
 
 
-def stragglers(run: Run) -> None:
+def stragglers(run: Run = SAVE_PATH) -> None:
     """Find ranks that slow the others down."""
     from lightning_rlprof.analysis.stragglers.stragglers import stragglers as find
 
@@ -285,7 +291,7 @@ Level = Annotated[
 ]
 
 
-def critical_path(run: Run, by: Rows = None, level: Level = "rank") -> None:
+def critical_path(run: Run = SAVE_PATH, by: Rows = None, level: Level = "rank") -> None:
     """Show a step's critical path and the slack of everything else.
 
     For overlapping (async) steps, also show the bottleneck cycle.
@@ -330,7 +336,7 @@ Save = Annotated[bool, typer.Option("--save", help="Save the predictions for rlp
 
 
 def whatif(
-    run: Run,
+    run: Run = SAVE_PATH,
     speedup: Speedup = None,
     remove: Remove = None,
     overlap: Overlap = None,

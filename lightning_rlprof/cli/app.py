@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -32,6 +33,7 @@ from lightning_rlprof.system.location import redact
 
 # Refusals of the machine: an error of one line wherever they happen, without a traceback.
 _REFUSED = ("EACCES", "EPERM", "EROFS", "ENAMETOOLONG", "ENOSPC", "EDQUOT")
+_BUG, _NO_READER = 70, 128 + 13  # EX_SOFTWARE, and what a shell says of SIGPIPE
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # its module differs between versions of Typer
 
 
@@ -58,20 +60,27 @@ class _Verbs(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words before the verb."""
-        with _short_usage_errors():
+        with _own_exits():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
-        with _short_usage_errors():
+        with _own_exits():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _short_usage_errors() -> Iterator[None]:
-    """Raise one line and a hint instead of a usage text and a box."""
+def _own_exits() -> Iterator[None]:
+    """Raise one line and a hint instead of a usage text and a box; end quietly without a reader."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError as error:  # as in `rlprof … | head`; Typer would end with 1
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise typer.Exit(_NO_READER) from error
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # rlprof without words prints its help
             raise
@@ -100,10 +109,13 @@ RUN is one of:
   a torch_npu capture        a *_ascend_pt directory (rlprof ascend parse first)
   a URL of one of these      s3://bucket/runs/my-run, for any fsspec store""",
     "exit-codes": """\
-0  done; a table without data is also 0
-1  check failed: compare --fail-if-slower, config check, doctor, ingest, ascend parse
-2  usage error, unreadable input or missing dependency
-3  inconclusive: compare --fail-if-slower only
+0    done; a table without data is also 0
+1    check failed: compare --fail-if-slower, config check, doctor, ingest, ascend parse
+2    usage error, unreadable input or missing dependency
+3    inconclusive: compare --fail-if-slower only
+70   bug of rlprof: a traceback is printed, please report it
+130  interrupted with Ctrl-C
+141  the reader of the output ended early, as in rlprof … | head
 rlprof nsys run returns the exit code of the training.""",
     "environment": """\
 RLPROF=1            record every Lightning training of a process, without code changes
@@ -164,6 +176,7 @@ def _add(panel: str, name: str, verb: Any, *, formats: bool = False, json: bool 
 _add("Start", "demo", demo, json=False)
 _add("Start", "doctor", doctor)
 app.command("help", rich_help_panel="Start")(help_topic)
+_add("Inspect", "ls", run_commands.list_runs, formats=True)
 _add("Inspect", "summary", run_commands.summary, formats=True)
 _add("Inspect", "show", analysis_commands.show, formats=True)
 _add("Inspect", "report", run_commands.report, json=False)
@@ -213,7 +226,7 @@ def _options(
 def main() -> None:
     """Run ``rlprof``; an error that the user can fix is printed, and the exit code is 1 or 2.
 
-    Any other exception is a bug of rlprof and keeps its traceback.
+    Any other exception is a bug of rlprof: its traceback is printed, and the exit code is 70.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters outside its encoding are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -224,8 +237,15 @@ def main() -> None:
         _fail(error)
     except OSError as error:
         if errno.errorcode.get(error.errno or 0) not in _REFUSED:
-            raise
+            _say_bug()
         _fail(RlprofError(f"{error.filename or 'standard output'}: {error.strerror}"))
+    except Exception:
+        _say_bug()
+
+
+def _say_bug() -> NoReturn:
+    traceback.print_exc()
+    sys.exit(_BUG)
 
 
 def _fail(error: RlprofError) -> NoReturn:

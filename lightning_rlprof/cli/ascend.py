@@ -14,7 +14,6 @@ from lightning_rlprof.system.location import local_path
 if TYPE_CHECKING:
     from lightning_rlprof.loaders.ascend.offline_analysis import Outcome
 
-_WIDEST = 40
 _STATES = ("cached", "up to date", "failed")
 
 
@@ -92,8 +91,7 @@ def _print_outcomes(outcomes: list["Outcome"]) -> None:
     names = _names([each.path for each in outcomes])
     rows = []
     for name, each in zip(names, outcomes, strict=True):
-        end = name if len(name) <= _WIDEST else f"...{name[3 - _WIDEST :]}"
-        row = (end, each.rank, each.state, _formats(each), int(each.seconds * 1e9) or None)
+        row = (name, each.rank, each.state, _formats(each), int(each.seconds * 1e9) or None)
         rows.append(row)
     console.print_tables([Table("captures", columns, rows)])
     console.status("")

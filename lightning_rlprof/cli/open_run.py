@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FEW = 8
 """Warnings, notes and rows of short tables that are printed."""
 
+# One is in each warning that part of a profiler's file is missing, with how much was read.
+_TRUNCATED = ("the rest is", "truncated after")
+
 Run = Annotated[
     Path,
     typer.Argument(
@@ -29,6 +32,9 @@ Run = Annotated[
         "See rlprof help inputs.",
     ),
 ]
+SAVE_PATH = Path("profiler_data")
+"""Where trainings write unless they are told otherwise: the newest run there is the default RUN."""
+
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="Write to this file"),
@@ -61,6 +67,8 @@ def check_exists(path: Path) -> None:
     newest = sorted(runs, key=lambda run: -run.stat().st_mtime)
     names = ", ".join(str(run) for run in newest[:3])
     hint = f"Newest runs there: {names}" if names else "See rlprof help inputs."
+    if path == SAVE_PATH:
+        hint = "Pass RUN. To record one: rlprof demo"
     raise RlprofError(f"no such run or trace: '{path}'", hint=hint, code="not_found")
 
 
@@ -125,7 +133,12 @@ def warn_of_ranks(warnings: "Sequence[tuple[Cell, Cell]]", everything: str) -> N
 
 
 def count_warnings(spans: "Spans") -> None:
-    """Print how many warnings a run has, and the command that lists them."""
-    if spans.warnings:
-        issues = console.count(len(spans.warnings), "data-quality issue")
-        console.warn(f"{issues}. See: rlprof summary {shlex.quote(str(spans.path))}")
+    """Print what is truncated, and how many other warnings a run has."""
+    summary = f"rlprof summary {shlex.quote(str(spans.path))}"
+    truncated = [each for each in spans.warnings if any(word in each.text for word in _TRUNCATED)]
+    warn_of_ranks(truncated, summary)
+    if count := len(spans.warnings) - len(truncated):
+        issues = console.count(
+            count, "more data-quality issue" if truncated else "data-quality issue"
+        )
+        console.warn(f"{issues}. See: {summary}")

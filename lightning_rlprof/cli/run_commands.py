@@ -17,6 +17,7 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.open_run import (
     FEW,
+    SAVE_PATH,
     Force,
     Limit,
     Output,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
     from lightning_rlprof.tables.table import Table
 
-_LIMIT = 50
+_LIMIT, _SHOWN_RUNS = 50, 20
 
 
 class _Part(str, Enum):
@@ -46,36 +47,58 @@ class _Part(str, Enum):
     RANK = "rank"
 
 
+def list_runs(
+    path: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="PATH", help="Directory of runs")
+    ] = SAVE_PATH,
+    limit: Limit = None,
+) -> None:
+    """List the runs of a directory, newest first."""
+    from lightning_rlprof.loaders.run_list import run_list
+
+    check_exists(path)
+    if not path.is_dir():
+        raise RlprofError(f"{path} is not a directory", hint="See its run: rlprof summary RUN")
+    table = run_list(path)
+    if console.is_json():
+        console.put_json({"path": str(path), "tables": [table.to_dict()]})
+        return
+    console.print_tables([table], limit=limit or _SHOWN_RUNS)
+    console.next_command("rlprof", "summary", path / str(table.rows[0][0]))
+
+
 def summary(
-    run: Run,
+    run: Run = SAVE_PATH,
     by: Annotated[
         list[_Part] | None, typer.Option(metavar="PART", help="Add one row per rank: rank")
     ] = None,
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.stages.stage_times import headline, stages
+    from lightning_rlprof.analysis.overview import headline, overview
+    from lightning_rlprof.analysis.stages.stage_times import stages
 
     spans = open_run(run)
     ranks = [stages(spans, per_rank=True)] if by else []
     if console.is_json():
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
+        names = {table.name for table in tables}
+        tables += [table for table in overview(spans) if table.name not in names]
         facts = about(spans) | {"headline": headline(spans)}
         console.put_json(facts | {"tables": [table.to_dict() for table in tables]})
         return
     if console.is_table():
         describe(spans)
     else:
-        console.print_tables([stages(spans)])
-    for table in ranks + _details(spans):
-        console.print_tables([table], limit=None if "rank" in table.name else FEW)
+        console.print_tables(overview(spans))
+    console.print_tables(ranks)
     console.status("")
     print_warnings(spans)
     console.next_command("rlprof", "findings", run)
 
 
 def report(
-    run: Run,
+    run: Run = SAVE_PATH,
     output: Output = None,
     force: Force = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser")] = False,
@@ -84,11 +107,17 @@ def report(
     spans = open_run(run)
     path = console.destination(output, spans.path, "report.html", force=force)
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.stages.stage_times import headline
+    from lightning_rlprof.analysis.overview import (
+        STAGE_TABLES,
+        headline,
+        is_device_trace,
+        overview,
+    )
     from lightning_rlprof.report.html.page import write_report
 
-    analyses = [each.run for each in CATALOG if each.report]
-    tables = {}
+    tables = {table.name: table for table in overview(spans)}
+    left_out = STAGE_TABLES if is_device_trace(spans) else tables.keys()
+    analyses = [each.run for each in CATALOG if each.report and each.name not in left_out]
     with console.bar("Analyzing") as step:
         for done, analysis in enumerate(analyses, start=1):
             table = analysis(spans)
@@ -104,7 +133,7 @@ def report(
 
 
 def export(
-    run: Run,
+    run: Run = SAVE_PATH,
     target: Annotated[
         Literal["perfetto", "parquet", "csv"],
         typer.Option("--format", metavar="FORMAT", help="perfetto, parquet or csv"),
@@ -174,33 +203,28 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 
 def describe(spans: "Spans") -> None:
-    """Print the run in a line, its stages, and the headline."""
-    from lightning_rlprof.analysis.stages.stage_times import headline, stages
+    """Print the run in two lines, what to see of it first, and what to fix first."""
+    from lightning_rlprof.analysis.overview import headline, overview
+    from lightning_rlprof.analysis.stages.overviews import host_vs_device
+    from lightning_rlprof.analysis.step_selection import FEWEST
+    from lightning_rlprof.report.run_summary import advice, run_line
+    from lightning_rlprof.report.step_series import StepSeries
 
-    steps = len(set(spans.step[spans.rows(kind="step")].tolist()))
+    series = StepSeries(spans)
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
-    ranks = console.count(len(spans.ranks), "rank")
-    console.say(f"{spans.path}: {ranks} on {devices}, {console.count(steps, 'step')}", "bold")
-    console.print_tables([stages(spans)])
+    console.say(f"{spans.path} on {devices}", "bold")
+    console.say(run_line(series))
+    console.print_tables(overview(spans))
+    if "device_ns" in spans.counters:
+        console.print_tables([host_vs_device(spans)], limit=FEW)
     console.say("")
-    console.say(headline(spans), "bold")
-
-
-def _details(spans: "Spans") -> "list[Table]":
-    """Return the tables of a summary below its stages; those without rows are left out."""
-    from lightning_rlprof.analysis.stages.overviews import (
-        background_stages,
-        host_vs_device,
-        regions,
-        slowest_ranks,
-    )
-    from lightning_rlprof.analysis.stages.stage_times import gaps
-
-    analyses = [host_vs_device] if "device_ns" in spans.counters else []
-    analyses += [background_stages, regions, gaps]
-    analyses += [slowest_ranks] if len(spans.ranks) > 1 else []
-    tables = [analysis(spans) for analysis in analyses]
-    return [table for table in tables if len(table.rows) or table.abstained is not None]
+    if int(series.included.sum()) < FEWEST:
+        console.say(headline(spans), "bold")
+        return
+    first, *more = advice(replace(spans, tables={}), shlex.quote(str(spans.path)))
+    console.say(first, "bold")
+    for line in more:
+        console.say(line)
 
 
 Query = Annotated[

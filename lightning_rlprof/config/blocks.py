@@ -266,7 +266,9 @@ def _options(value: Any, defaults: dict[str, str | None]) -> Any:
             raise refused(f"must be text: put it in quotes, '{wanted}'", text, key)
         if text is not None and not _VALUE.fullmatch(text):
             raise refused(
-                "may contain only letters, digits and _.,:/@%+=-: a shell reads it", text, key
+                "may contain only letters, digits and _.,:/@%+=-: a shell reads it",
+                "***" if key == "env-var" else text,
+                key,
             )
         options[key] = text
     return options
@@ -424,6 +426,7 @@ class FinishConfig(Section):
 
     command: Command = Field(
         default=None,
+        repr=False,
         description=(
             "Program and arguments, as a list or as one line without shell syntax (in verl: "
             "`finish_hook_cmd`)."

@@ -15,6 +15,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -40,9 +41,18 @@ from lightning_rlprof.config.sources import (
     read,
 )
 from lightning_rlprof.config.stage_names import CustomStages, OptimizerStages, check_stages
-from lightning_rlprof.config.validation import RankList, Section, Steps, explain, near, refused
+from lightning_rlprof.config.validation import (
+    RankList,
+    Section,
+    Steps,
+    explain,
+    masked,
+    near,
+    refused,
+)
 from lightning_rlprof.config.wrap_rules import WrapRule, as_rules, or_by_method
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.system.location import redact
 
 _NOT_CAPTURE = {"profile", "profile_save_path"}
 _CAPTURE = (
@@ -61,6 +71,23 @@ _CAPTURE = (
 )
 _MARKING = {"nvtx", "nsight", "mstx"}
 
+_BLOCKS: dict[str, type[Section]] = {
+    "integrated": IntegratedConfig,
+    "parallel": ParallelConfig,
+    "nsight": NsightConfig,
+    "torch_profiler": TorchProfilerConfig,
+    "npu": NpuConfig,
+    "memory": MemoryConfig,
+    "on_finish": FinishConfig,
+}
+
+
+def _places_of(key: str) -> str:
+    """Return where blocks have a key, for people; empty if none has."""
+    return " or ".join(
+        f"{name}.{key}" for name, block in _BLOCKS.items() if key in block.model_fields
+    )
+
 
 Tool = Literal["nvtx", "nsight", "mstx", "npu_profiler", "torch_profiler", "memory"]
 
@@ -75,7 +102,8 @@ class Options(Section):
         default=None,
         description=(
             "Steps to capture instead of `integrated.profile_step_start` and `…_end`: all, or a "
-            "list. An empty list captures nothing."
+            "list of steps and ranges such as `[2, 10-20]`, whose ends are included. An empty list "
+            "captures nothing."
         ),
     )
     ranks: RankList | None = Field(
@@ -155,6 +183,11 @@ class Options(Section):
             "in Megatron: `tp` first, then `cp`, `ep`, data parallel, and `pp` last."
         ),
     )
+    summary: bool = Field(
+        True,
+        description="Whether rank 0 prints a summary when training ends: step time, where it "
+        "goes, what to fix first.",
+    )
     clock_sync_interval_minutes: NonNegativeFloat = Field(
         default=2,
         description=(
@@ -200,9 +233,19 @@ class Options(Section):
 
     @classmethod
     def _unknown(cls, key: str) -> str:
-        if key in IntegratedConfig.model_fields:
-            return f"is one level down: integrated.{key}"
+        if places := _places_of(key):
+            return f"is one level down: {places}"
         return super()._unknown(key)
+
+    @field_validator(*_BLOCKS, mode="before")
+    @classmethod
+    def _in_its_place(cls, value: Any, info: ValidationInfo) -> Any:
+        own = _BLOCKS[str(info.field_name)].model_fields
+        for given in value if isinstance(value, Mapping) else ():
+            key = str(given).replace("-", "_")
+            if key not in own and (place := key if key in cls.model_fields else _places_of(key)):
+                raise refused(f"is in the wrong place; write {place}", key=str(given))
+        return value
 
     _rules = field_validator("wrap", mode="before")(as_rules)
 
@@ -290,7 +333,7 @@ class Options(Section):
         values, given = dict(block), set(block.model_fields_set)
         if "profile" in given and block.profile is None:
             given = {key for key in given if values[key] != _default(IntegratedConfig, key)}
-        off = self._nothing()
+        off = self.nothing_chosen()
         asked = bool(given - _NOT_CAPTURE) or any(
             getattr(self, key) != _default(type(self), key) for key in _CAPTURE
         )
@@ -305,13 +348,15 @@ class Options(Section):
         self.__dict__["integrated"] = IntegratedConfig.model_construct(given, **values)
         return self
 
-    def _nothing(self) -> str:
+    def nothing_chosen(self) -> str:
+        """Why no capture can happen, for people: no step, tool or role is chosen; else empty."""
         if self.steps == []:
-            return "steps is an empty list"
+            return "no steps are chosen"
         if self.tools == []:
             return "tools is an empty list"
         if self.roles and not any(role.enable for role in self.roles.values()):
-            return f"no role is enabled ({', '.join(self.roles)})"
+            names = ", ".join(self.roles)
+            return f"no role is enabled ({names}): set enable or ranks of one"
         return ""
 
     def _shared_role(self) -> RoleConfig | None:
@@ -319,7 +364,7 @@ class Options(Section):
 
         Also None while captures are off, where roles need not agree on one.
         """
-        if not self.roles or self.integrated.profile is False or self._nothing():
+        if not self.roles or self.integrated.profile is False or self.nothing_chosen():
             return None
         own = {
             name: role
@@ -405,7 +450,10 @@ class ProfilerConfig(Options):
         if self.captures:
             return ""
         if not self.integrated.profile:
-            return self._nothing() or "integrated.profile is false, or no capture option was given"
+            return (
+                self.nothing_chosen()
+                or "integrated.profile is false, or no capture option was given"
+            )
         hint = "" if self.role in self.roles else near(self.role or "", self.roles)
         return f"role {self.role!r} is not enabled in roles{hint}"
 
@@ -503,6 +551,28 @@ class ProfilerConfig(Options):
         """Every key as JSON holds it, ``${`` escaped; `build` makes an equal one of it."""
         dumped: dict[str, Any] = escaped(self.model_dump(mode="json"))
         return dumped
+
+    def masked(self) -> dict[str, Any]:
+        """Every key as JSON holds it, for files and people: without what may be secret.
+
+        These are arguments of ``on_finish.command``, values in ``env-var`` of Nsight's options, and
+        credentials in URLs.
+        """
+        dumped = self.model_dump(mode="json")
+        dumped["on_finish"]["command"] = masked(self.on_finish.command)
+        for options in (dumped["nsight"]["controller"], dumped["nsight"]["worker"]):
+            if given := options.get("env-var"):
+                names = [each.partition("=")[0] for each in given.split(",")]
+                options["env-var"] = ",".join(names)
+        return {key: _without_credentials(value) for key, value in dumped.items()}
+
+
+def _without_credentials(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_credentials(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_credentials(each) for each in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def _listed(names: str | list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Mappings, YAML files, keywords and the environment as one plain mapping in our own keys."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from io import StringIO
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from lightning_rlprof.config.blocks import IntegratedConfig
 from lightning_rlprof.config.omegaconf import plain, resolvable, resolving
 from lightning_rlprof.config.validation import near, near_match
+from lightning_rlprof.config.verl.find_keys import find
 from lightning_rlprof.config.verl.key_table import ROLES
 from lightning_rlprof.config.verl.translate import Translation, translate
 from lightning_rlprof.errors import ConfigError
@@ -57,11 +59,11 @@ def read(source: Mapping[str, Any] | str | PathLike[str]) -> Mapping[str, Any]:
 def _loaded(text: str, what: str) -> Any:
     """Return the value of some YAML; ``what`` begins the message where it is none."""
     try:
-        data = yaml.load(text, _Loader)
+        data = yaml.load(StringIO(text), _Loader)  # of a text, errors quote the line: a secret?
     except RecursionError as error:
         raise ConfigError(f"{what} contains brackets or blocks nested too deeply") from error
     except Exception as error:  # of YAML's own, or ValueError for a date or number that is none
-        said = " ".join(str(error).split()).replace('"<unicode string>", ', "")
+        said = " ".join(str(error).split()).replace('"<file>", ', "")
         raise ConfigError(f"{what} is not valid YAML: {said}") from error
     if not _is_small(data):
         raise ConfigError(
@@ -165,6 +167,59 @@ def lay(
     return merge(verls, ours)
 
 
+def from_words(words: Sequence[str]) -> dict[str, Any]:
+    """Return overrides as Hydra's command line has them, as a mapping.
+
+    Example::
+
+        >>> from_words(["+trainer.profile_steps=[1, 2]", "trainer.device=cuda"])
+        {'trainer': {'profile_steps': [1, 2], 'device': 'cuda'}}
+
+    Raises:
+        ConfigError: A word is not ``KEY=VALUE``, or its value is not YAML.
+    """
+    merged: dict[str, Any] = {}
+    for word in words:
+        key, is_set, text = word.partition("=")
+        name = key.lstrip("+")
+        if not (is_set and name) or name.startswith("~"):
+            raise ConfigError(f"{word!r} is not an override: write KEY=VALUE, such as steps=[1, 2]")
+        merged = merge(merged, _nested({name: _loaded(text, word)}))
+    return merged
+
+
+def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, list[str]]:
+    """Return each key that a mapping sets, and the dotted rlprof keys that follow from it.
+
+    These are none for a key of verl whose tool or role is not selected.
+
+    Example::
+
+        >>> given_keys({"trainer": {"profile_steps": [1]}}, ["steps"])
+        {'trainer.profile_steps': ['steps', 'tools']}
+    """
+    origins: dict[str, str] = {}
+    canonical(data, fields, origins)
+    with resolving():
+        data = resolvable(data, {*fields, *_LOOKED_AT} if _LOOKED_AT & {*data} else data)
+        keys = {
+            item.key: [o for o, key in origins.items() if key == item.key] for item in find(data)
+        }
+        for home in (data.get(_WRAPPER) or {}, data):
+            block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
+            keys |= {key: [key] for key in _dotted(block)}
+    return keys
+
+
+def _dotted(block: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Return the dotted keys of a mapping's values; a rule of ``wrap`` is one value."""
+    for key, value in block.items():
+        if isinstance(value, Mapping) and value and key != "wrap":
+            yield from _dotted(value, f"{place}{_name(key)}.")
+        else:
+            yield f"{place}{_name(key)}"
+
+
 def forget(origins: dict[str, str], over: Mapping[str, Any]) -> None:
     """Take out the dotted keys that a mapping laid over them sets, alone or with all around them.
 
@@ -213,7 +268,8 @@ def from_environment(
         text = environment[variable]
         origins[".".join(path)] = variable
         is_text = path[0] == "nsight" and len(path) > 2
-        nested: Any = text if is_text and text != "null" else _loaded(text, f"{variable}={text!r}")
+        what = variable if path[0] == "on_finish" else f"{variable}={text!r}"  # may hold a secret
+        nested: Any = text if is_text and text != "null" else _loaded(text, what)
         for key in reversed(path):
             nested = {key: nested}
         values = merge(values, nested)

@@ -149,6 +149,31 @@ _UNQUOTED = re.compile(r"\$\{?\w+\}?|&&|\|\||>>|[`$|&;<>()*?\[\n]|(?<!\S)[~#]|^\
 _IN_A_WORD = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(|`")
 # Of a shell or an interpreter, whose next word is a program that may hold anything.
 _SCRIPT_FOLLOWS = re.compile(r"-\w*c")
+_OPTION = re.compile(r"-\w|--[\w-]+(=)?")
+
+
+def masked(command: Any) -> Any:
+    """Return a command with its program and the names of its options; the rest may be secret.
+
+    Example::
+
+        >>> masked(["upload.sh", "--token", "hf_abc", "--key=abc", "s3://bucket"])
+        ['upload.sh', '--token', '***', '--key=***', '***']
+    """
+    if isinstance(command, str):
+        return " ".join(masked(command.split()))
+    if not isinstance(command, list | tuple) or not command:
+        return command
+    program, is_variable, _ = str(command[0]).partition("=")
+    return [f"{program}=***" if is_variable else program, *map(_masked_word, command[1:])]
+
+
+def _masked_word(word: object) -> str:
+    text = str(word)
+    given = _OPTION.match(text)
+    if given is None:
+        return "***"
+    return text if given.end() == len(text) else f"{given[0]}***" if given[1] else "***"
 
 
 def _words(value: Any) -> Any:
@@ -158,14 +183,15 @@ def _words(value: Any) -> Any:
         return None
     if not isinstance(words, list):
         raise refused("is not a command: give a list of words, or one line", value)
+    shown = masked(value)
     if not words or words[0] == "":
-        raise refused("is empty: give the program and its arguments, or null", value)
+        raise refused("is empty: give the program and its arguments, or null", shown)
     texts = [word for word in words if isinstance(word, str)]
     if any("\0" in text for text in texts):
-        raise refused("contains a zero byte, which an argument cannot", value)
+        raise refused("contains a zero byte, which an argument cannot", shown)
     if not any(_SCRIPT_FOLLOWS.fullmatch(text) for text in texts):
         for found in filter(None, map(_IN_A_WORD.search, texts)):
-            raise _only_a_shell(found.group(), value)
+            raise _only_a_shell(found.group(), shown)
     return words
 
 
@@ -173,10 +199,10 @@ def _split(line: str) -> list[str]:
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise refused(f"cannot be split into words ({error})", line) from error
+        raise refused(f"cannot be split into words ({error})", masked(line)) from error
     found = _UNQUOTED.search(_QUOTED.sub("x", line))
     if found:
-        raise _only_a_shell(found.group().strip(" "), line)
+        raise _only_a_shell(found.group().strip(" "), masked(line))
     return words
 
 
@@ -195,6 +221,7 @@ Command = Annotated[list[str] | None, BeforeValidator(_words), WithJsonSchema(_S
 """Words of a program that is started without a shell, from a list or from one line."""
 
 
+_RANGE = re.compile(r"\s*(\d{1,12})\s*-\s*(\d{1,12})\s*")
 _MOST = 2**20  # as many ranks as a run is read of
 
 
@@ -246,8 +273,27 @@ def _steps(value: Any) -> Any:
     if value is None or value == "all":
         return value
     if isinstance(value, str):
-        raise refused("is neither 'all' nor a list of steps such as [1, 2]", value)
-    return _listed(value, "steps", 1)
+        if not _RANGE.fullmatch(value):
+            raise refused("is neither 'all' nor a list of steps such as [1, 10-20]", value)
+        value = [value]
+    return _listed(_without_ranges(value), "steps", 1)
+
+
+def _without_ranges(value: Any) -> Any:
+    """Return a list with each range, such as ``10-20``, as its numbers."""
+    if not isinstance(value, list | tuple):
+        return value
+    numbers: list[Any] = []
+    for item in value:
+        found = _RANGE.fullmatch(item) if isinstance(item, str) else None
+        if found is None:
+            numbers.append(item)
+            continue
+        first, last = int(found[1]), int(found[2])
+        if last < first:
+            raise refused(f"holds {item!r}, which ends before it begins", value)
+        numbers += range(first, min(last, first + _MOST) + 1)
+    return numbers
 
 
 # What the validators say first, the schema says to editors.
@@ -265,8 +311,24 @@ AllOrRanks = Annotated[Literal["all"] | _Some, BeforeValidator(_all_or_ranks)]
 StepNumber = Annotated[_Step, BeforeValidator(_step)]
 """A step, counted from 1."""
 
-Steps = Annotated[list[_Step] | Literal["all"] | None, BeforeValidator(_steps)]
-"""``all``, or a list of steps from 1; empty means none."""
+_AS_RANGE = {"type": "string", "pattern": r"^\d+-\d+$"}
+_STEP_OR_RANGE = {"anyOf": [{"type": "integer", "minimum": 1}, _AS_RANGE]}
+
+Steps = Annotated[
+    list[_Step] | Literal["all"] | None,
+    BeforeValidator(_steps),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": _STEP_OR_RANGE, **_UNIQUE},
+                {"const": "all"},
+                _AS_RANGE,
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+"""``all``, a range, or a list of steps from 1 and ranges; empty means none."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A finite number above 0."""

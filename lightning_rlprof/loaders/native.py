@@ -11,7 +11,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
-from lightning_rlprof.records.records import KINDS, Header, Note, Number
+from lightning_rlprof.records.records import KINDS, PHASES, Header, Note, Number
 from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_trace
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
@@ -72,10 +72,6 @@ NO_STAGES = (
 )
 """What a run without marks says of its stages."""
 
-_PHASES = {
-    *("data_fetch", "batch_transfer", "training_step", "backward", "optimizer_step"),
-    "save_checkpoint",
-}
 _VALIDATIONS = ("validation", "sanity_check")
 _EVALUATIONS = ("test", "predict")  # of a Trainer that does only this: whole steps
 _HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # of other callbacks
@@ -183,7 +179,7 @@ def phases_as_stages(spans: Spans) -> Spans:
     ``training_step`` is forward and loss where Lightning runs the backward pass.
     """
     stage, region = KINDS.index("stage"), KINDS.index("region")
-    phases = [name in _PHASES or bool(_HOOK.fullmatch(name)) for name in spans.names]
+    phases = [name in PHASES or bool(_HOOK.fullmatch(name)) for name in spans.names]
     rows = np.array([*phases, False])[spans.name] & (spans.kind == region)
     validation = np.array([*(name in _VALIDATIONS for name in spans.names), False])[spans.name]
     if (~validation & (spans.kind == stage)).any():

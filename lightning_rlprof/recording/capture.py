@@ -10,7 +10,6 @@ Count the decoding iterations of a generation: its capture opens at one, ends at
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -19,7 +18,13 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import described
 from lightning_rlprof.recording.annotations import Marker
 from lightning_rlprof.recording.open_spans import innermost
-from lightning_rlprof.recording.recorders.base import Counters, Late, Recorder, numbers_of
+from lightning_rlprof.recording.recorders.base import (
+    Counters,
+    Late,
+    Recorder,
+    is_for_the_process,
+    numbers_of,
+)
 from lightning_rlprof.records.records import Kind, Number
 
 Action = Literal["open", "close", "keep"]
@@ -169,7 +174,8 @@ class Capture:
             self._call(recorder, recorder.close)
         self.is_open = False
         self._listening = self._now_listening()
-        if names := _names(filter(_captures, self._recorders)):  # those that lived through it
+        lived = [one for one in self._recorders if _captures(one) and not one.why_nothing]
+        if names := _names(lived):
             self._captured.add(self._window)
             self._run.note("info", f"captured {self._window} with {names}")
         self._run.record(_CLOSE, start, self._run.clock())
@@ -254,6 +260,8 @@ class Capture:
         capturing = [recorder for recorder in self._all if _captures(recorder)]
         if not capturing:  # markers alone are asked for where there are none: spans serve
             return None if config.integrated.mstx else f"nothing was captured: {_NO_RECORDER}"
+        if reasons := [recorder.why_nothing for recorder in capturing if recorder.why_nothing]:
+            return f"nothing was captured: {reasons[0]}"
         if self._opened:
             return f"nothing was captured: all profilers failed: {_names(capturing)}"
         if all(recorder.always for recorder in capturing):
@@ -284,14 +292,16 @@ class Capture:
     def _call(self, recorder: Recorder, action: Callable[..., T], *arguments: object) -> T | None:
         try:
             return action(*arguments)
-        except Exception as error:
-            self._drop(recorder, error)
-            if action not in (recorder.close, recorder.finish):
-                with suppress(Exception):  # its tool may still be on, and must not stay so
-                    recorder.close()
+        except BaseException as error:
+            if is_for_the_process(error):
+                raise
+            if recorder in self._recorders:
+                self._drop(recorder, error)
+                if action not in (recorder.close, recorder.finish):
+                    self._call(recorder, recorder.close)  # its tool must not stay on
             return None
 
-    def _drop(self, recorder: Recorder, error: Exception) -> None:
+    def _drop(self, recorder: Recorder, error: BaseException) -> None:
         self._recorders = tuple(kept for kept in self._recorders if kept is not recorder)
         self._listening = self._now_listening()
         log.debug("a recorder failed", exc_info=error)

@@ -104,7 +104,7 @@ def _call(action: OnFinish, finished: Finished, timeout_s: float) -> None:
     def call() -> None:
         try:
             action(finished)
-        except Exception as error:
+        except BaseException as error:  # on a thread of its own, where Ctrl-C never arrives
             log.warning("on_finish failed on rank %d: %r", finished.rank, error, exc_info=error)
 
     thread = threading.Thread(target=call, name="rlprof-finish-call", daemon=True)

@@ -6,6 +6,7 @@ What one step spent on its stages, on one thread.
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.open_spans import Line
-from lightning_rlprof.recording.recorders.base import Counters, Late, numbers_of
+from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
 from lightning_rlprof.records.records import Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
@@ -180,6 +181,7 @@ class Buffer:
         self._threads: set[int] = set()
         self._knows = self._threads.issuperset
         self._lost = 0
+        self._damage: set[str] = set()
         self._flushed: list[Line] = []  # of the step that continues
         self._thread = threading.get_ident()
         self._tally = Tally(self._thread)  # of that step, too: more lines than are kept
@@ -207,7 +209,20 @@ class Buffer:
             finally:
                 self._writes = False
 
+    def _look(self) -> None:
+        """Say once what was done to the file from outside: in the log, and in the file."""
+        with suppress(
+            OSError
+        ):  # that it is closed, in a forked child, or that it cannot be written
+            damage = self._writer.damage()
+            if damage and damage not in self._damage:
+                self._damage.add(damage)
+                text = f"{self._writer.path} {damage}"
+                log.warning("%s", text)
+                self.add(("note", self._clock(), "error", text))
+
     def _flush(self) -> None:
+        self._look()
         spans = self._spans[:]
         del self._spans[: len(spans)]
         self._flushed += spans
@@ -283,12 +298,13 @@ class Buffer:
         """Flush and close the file."""
         try:
             self._ask_late()
+            end = [line for line in self._others if line[0] == "end"]
             self.flush()
             if self._lost:
                 text = "%s lacks %d lines that could not be written"
                 log.warning(text, self._writer.path, self._lost)
-            if not self._writer.path.exists():
-                log.warning("%s was deleted or moved during the training", self._writer.path)
+                with suppress(OSError):
+                    self._writer.write_reserved([self._note_of_lost(), *end])
         finally:
             self._writer.close()
 
@@ -319,7 +335,9 @@ class Buffer:
                     self._late.append((span, ask))
                 elif told := numbers_of(numbers):
                     self.add(("count", span[7], told))
-            except Exception as error:
+            except BaseException as error:
+                if is_for_the_process(error):
+                    raise
                 self._lose_numbers(f"of <{span[2]} {span[1]}> ({described(error)})")
         if len(self._late) > _MOST_LATE:
             self._lose_numbers(f"of more than {_MOST_LATE} spans, as they are never told")
@@ -338,6 +356,10 @@ class Buffer:
             log.warning("cannot write %s, spans are lost: %s", self._writer.path, error)
         self._lost += count
 
+    def _note_of_lost(self) -> tuple[Any, ...]:
+        text = f"{self._lost} lines were lost, because they could not be written"
+        return "note", self._clock(), "error", text
+
     def _write_with_news(self, spans: list[Line]) -> None:
         """Put names of new threads and the count of lost lines around the spans."""
         others = self._others[:]
@@ -346,8 +368,7 @@ class Buffer:
         alive = {thread.ident: thread.name for thread in threading.enumerate()}
         lines: list[Any] = [("thread", i, alive.get(i, f"thread {i}")) for i in sorted(new)]
         if self._lost:
-            text = f"{self._lost} lines were lost, because they could not be written"
-            lines.append(("note", self._clock(), "error", text))
+            lines.append(self._note_of_lost())
         try:
             self._writer.write([*lines, *spans, *others])
         except Exception as error:

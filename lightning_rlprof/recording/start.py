@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from importlib import metadata
@@ -61,6 +62,13 @@ def start_session(
     run = Path(config.integrated.profile_save_path, header.run_id).absolute()
     names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
     chosen = build_recorders(config, header) if recorders is None else recorders
+    shown = {**header.config}
+    if recorders is not None:
+        shown["recorders"] = [*names]
+    if on_finish is not None:
+        called = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
+        shown["on_finish"] = {**shown["on_finish"], "function": called}
+    header = replace(header, config=shown)
     session = Session(config, run, header, chosen)
     _remark(session, own=recorders is not None)
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
@@ -112,7 +120,7 @@ def _remark(session: Session, *, own: bool) -> None:
         session.note("info", text)
     if not own:
         session.remarks += without_effect(config, header.device)
-    if config.integrated.profile and not config.captures:
+    if not config.captures and (config.integrated.profile or config.nothing_chosen()):
         session.note("info", f"this process captures nothing: {config.why_off}")
     log.info("recording %s on host %s, PID %d", session.run, header.host, header.pid)
 
@@ -145,7 +153,7 @@ def make_header(
         device=device,
         unix_ns=time.time_ns(),
         clock_ns=clock_ns,
-        config=config.dump(),
+        config=config.masked(),
         versions=versions,
         device_name=model,
     )

@@ -34,6 +34,16 @@ STAGES: tuple[str, ...] = (
 )
 """The stages of an RL step that every tool of this field knows, by MindSpeed-RL's names."""
 
+PHASES: tuple[str, ...] = (
+    "data_fetch",
+    "batch_transfer",
+    "training_step",
+    "backward",
+    "optimizer_step",
+    "save_checkpoint",
+)
+"""Regions that the callback records of Lightning's loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -12,13 +12,19 @@ array whose first item says what it is::
 
 Lines are appended when complete, so a crash leaves at most half a last line. Readers skip and count
 what they cannot read, and ignore kinds of lines that a later version may add.
+
+The header ends with spaces, which a full disk lets overwrite: there a rank says what it lost, and
+how it ended. The header of a file that was truncated meanwhile comes again, later.
 """
 
 import codecs
+import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +38,7 @@ CACHE_FOLDER = ".rlprof-cache"
 """Where caches of a run are kept: in its directory, or beside a single file."""
 
 _SUFFIX = ".jsonl"
+_RESERVE = 400  # bytes behind the header
 _LONGEST_LINE = 1 << 24  # bytes; the longest that were seen have some thousand
 _LONGEST_NOTE = 4_000  # characters
 _Reading = tuple[int, int, int, int]
@@ -133,11 +140,50 @@ class TraceWriter:
     def __init__(self, run: Path, header: Header) -> None:
         run.mkdir(parents=True, exist_ok=True)
         self.path = run / f"rank-{header.rank:05d}{_SUFFIX}"
-        # O_EXCL: two jobs that were given one directory must fail here, not mix their lines.
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        # O_EXCL: two jobs that were given one directory must fail here, not mix their lines. Names
+        # and notes are the training's and may be secret, so that only its user reads them.
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._torn = False
+        self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
-        self.write([msgspec.Raw(msgspec.json.encode(header))])
+        self._header = header
+        self._write_header()
+
+    def _write_header(self) -> None:
+        line = msgspec.json.encode(self._header)
+        self.write([msgspec.Raw(line + b" " * _RESERVE)])
+        self._reserved_at = self._size - _RESERVE - 1
+
+    def damage(self) -> str:
+        """Return what was done to the file from outside, as the rest of a sentence; or nothing.
+
+        A truncated file gets its header again, so that what follows can be read; then it is whole.
+        Raises OSError.
+        """
+        found = os.fstat(self._file)
+        if found.st_size < self._size:
+            self._torn, self._size = found.st_size > 0, found.st_size
+            self._write_header()
+            return "was truncated: what it contained before is lost"
+        if found.st_nlink == 0:
+            return "was deleted: what this rank records is lost"
+        try:
+            is_there = os.path.samestat(found, os.stat(self.path))
+        except OSError:
+            is_there = False
+        return "" if is_there else "was moved: this rank still writes to it"
+
+    def write_reserved(self, lines: Sequence[Any]) -> None:
+        """Write a few lines into bytes that the file has already, once. Raises OSError."""
+        data = b"\n" + self._encode(lines).rstrip(b"\n")
+        if len(data) > _RESERVE:
+            raise OSError(errno.EFBIG, f"{len(data)} bytes for {_RESERVE}")
+        file = os.open(self.path, os.O_WRONLY)  # another one: this one only appends
+        try:
+            if os.path.samestat(os.fstat(file), os.fstat(self._file)):
+                os.pwrite(file, data, self._reserved_at)
+        finally:
+            os.close(file)
 
     def write(self, lines: Sequence[Any]) -> None:
         """Append lines; what JSON has no form for is changed, see `_plain`. Raises OSError."""
@@ -153,7 +199,9 @@ class TraceWriter:
             data = b"\n" + data
         self._torn = True
         while data:
-            data = data[os.write(self._file, data) :]
+            written = os.write(self._file, data)
+            self._size += written
+            data = data[written:]
         self._torn = False
 
     def close(self) -> None:
@@ -213,9 +261,12 @@ def read_trace(path: Path) -> RankTrace:
     """
     try:
         with open_file(path) as file:
-            _refuse_newer(path, header := _decode_header(path, file.readline(_LONGEST_LINE)))
+            first = _first_lines(file)
+            header, head = _decode_header(path, first)
+            _refuse_newer(path, header)
             trace = RankTrace(path, header)
-            lines = _lines(file, trace)
+            rest = iter(partial(file.readline, _LONGEST_LINE), b"")
+            lines = _lines(chain(first, rest), head, trace)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
     for line in _decode(lines, trace):
@@ -223,41 +274,46 @@ def read_trace(path: Path) -> RankTrace:
     return trace
 
 
-def _lines(file: BinaryIO, trace: RankTrace) -> list[bytes]:
-    """Return the whole lines of a file; those that a crash cut, or that are too long, are lost."""
+def _lines(parts: Iterable[bytes], head: bytes, trace: RankTrace) -> list[bytes]:
+    """Return the whole lines of a file but headers; those that are cut or too long are lost."""
     found: list[bytes] = []
     is_cut = False
-    for part in iter(partial(file.readline, _LONGEST_LINE), b""):
+    for part in parts:
         ends = part.endswith(b"\n")
         if is_cut or not ends:
-            trace.lost_lines += not is_cut
+            trace.lost_lines += not is_cut and bool(part) and not part.startswith(head)
             is_cut = not ends
-        elif part != b"\n":
+        elif part != b"\n" and not part.startswith(head):
             found.append(part)
     return found
 
 
 def read_header(path: Path) -> Header:
-    """Read only the first line of a rank's file, in whatever format the rest is.
+    """Read only the header of a rank's file, in whatever format the rest is.
 
     Raises:
         TraceError: The file is missing or is not a trace.
     """
     try:
         with open_file(path) as file:
-            line = file.readline(_LONGEST_LINE)
+            lines = _first_lines(file)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
-    return _decode_header(path, line)
+    return _decode_header(path, lines)[0]
 
 
-def _decode_header(path: Path, line: bytes) -> Header:
-    try:
-        return msgspec.json.decode(line.removeprefix(codecs.BOM_UTF8), type=Header)
-    except NOT_JSON as error:
-        raise TraceError(
-            f"{path}: is not a rank file of rlprof (its first line is not a header)"
-        ) from error
+def _first_lines(file: BinaryIO) -> list[bytes]:
+    """Return the first two lines, without a mark of byte order."""
+    first, second = file.readline(_LONGEST_LINE), file.readline(_LONGEST_LINE)
+    return [first.removeprefix(codecs.BOM_UTF8), second]
+
+
+def _decode_header(path: Path, lines: list[bytes]) -> tuple[Header, bytes]:
+    """Return the header and its text: the first line, or the second one of a truncated file."""
+    for line in lines[:2]:
+        with suppress(*NOT_JSON):
+            return msgspec.json.decode(line, type=Header), line.rstrip()
+    raise TraceError(f"{path}: is not a rank file of rlprof (its first line is not a header)")
 
 
 def _refuse_newer(path: Path, header: Header) -> None:

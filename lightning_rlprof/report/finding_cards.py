@@ -15,6 +15,9 @@ class CardView:
 
     Attributes:
         title: The problem.
+        kind: ``problem`` or ``idea``.
+        confidence: ``high`` or ``medium``.
+        price: Its cost in short; empty if it has none.
         cost: Its cost with the confidence interval, and the confidence.
         evidence: The measurement.
         where: Rank, step and time of the first event; empty if there is none.
@@ -25,6 +28,9 @@ class CardView:
     """
 
     title: str
+    kind: str
+    confidence: str
+    price: str
     cost: str
     evidence: str
     where: str
@@ -34,20 +40,26 @@ class CardView:
     commands: tuple[str, str]
 
 
-def cards(findings: Table, run: str = "RUN", shown: Collection[int] = ()) -> list[CardView]:
+def cards(
+    findings: Table, run: str = "RUN", shown: Collection[int] = (), device: str = "GPU"
+) -> list[CardView]:
     """Return a card per finding.
 
     Args:
         findings: The answer of the analysis.
         run: How the commands call the run, as a shell takes it.
         shown: Steps of the timeline beside the cards.
+        device: What the time is of, see `Spans.device_word`.
     """
     names = [column.name for column in findings.columns]
     rows: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in findings.rows]
     return [
         CardView(
             row["finding"],
-            _cost(row),
+            row["kind"],
+            row["confidence"],
+            _price(row),
+            _cost(row, device),
             row["evidence"],
             _where(row),
             row["step"] if row["step"] in shown else None,
@@ -59,14 +71,23 @@ def cards(findings: Table, run: str = "RUN", shown: Collection[int] = ()) -> lis
     ]
 
 
-def _cost(row: dict[str, Any]) -> str:
+def _price(row: dict[str, Any]) -> str:
+    if row["cost"] is None:
+        return ""
+    word = "takes" if row["kind"] == "idea" else "costs"
+    return f"{word} {row['share']:.1%} · {duration(row['cost'])}"
+
+
+def _cost(row: dict[str, Any], device: str) -> str:
     sure = f"{row['confidence']} confidence"
     if row["cost"] is None:
         return f"no time cost, {sure}"
     bounds = ""
     if row["CI low"] is not None and row["CI high"] is not None:
         bounds = f" (95% CI {duration(row['CI low'])}–{duration(row['CI high'])})"
-    return f"{duration(row['cost'])} of GPU time{bounds}, {row['share']:.1%} of the job, {sure}"
+    return (
+        f"{duration(row['cost'])} of {device} time{bounds}, {row['share']:.1%} of the job, {sure}"
+    )
 
 
 def _where(row: dict[str, Any]) -> str:

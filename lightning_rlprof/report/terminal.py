@@ -1,7 +1,7 @@
 """Tables on a terminal or as Markdown: readable units, shares with bars, escaped names.
 
-`render` fits a table to the terminal: long names are shortened first, then the last columns are
-left out and named below the table.
+`render` fits a table to the terminal: long names lose their middle first, as much as they must.
+Then the last columns are left out and named below the table.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _LONGEST_NAME = 40
 _WHOLE_TEXT = 10**6
+_GAP = "..."
 _BAR = 8
 _NARROW = 60  # below this width, numbers need the room of the bars
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -62,6 +63,21 @@ def duration(ns: int) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+def hours(number: float) -> str:
+    """Return hours with their unit, three significant digits; short ones as minutes or seconds.
+
+    Example::
+
+        >>> [hours(number) for number in (1234.5, 0.5, 0.02, 0.0008397)]
+        ['1,234 h', '0.50 h', '1.20 min', '3.02 s']
+    """
+    for least, factor, unit in ((0.1, 1, "h"), (1 / 60, 60, "min"), (0.0, 3600, "s")):
+        if abs(number) >= least:
+            value = number * factor
+            return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{number} h"
+
+
 def size(number: int) -> str:
     """Return bytes in readable units, with three or four significant digits.
 
@@ -74,6 +90,22 @@ def size(number: int) -> str:
     value = number / unit
     digits = 0 if unit == 1 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f} {name}"
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return text of at most ``longest`` letters: a longer one loses its middle.
+
+    Names of kernels, operators and files often begin alike, so their ends tell them apart.
+
+    Example::
+
+        >>> shortened("void at::native::elementwise_kernel<128, 4, AddFunctor>", 24)
+        'void at::n...AddFunctor>'
+    """
+    if len(text) <= longest:
+        return text
+    left = max(longest - len(_GAP), 0)
+    return f"{text[: (left + 1) // 2]}{_GAP}{text[len(text) - left // 2 :]}"
 
 
 def render(table: Table, *, rows: int | None = None, every: bool = False) -> RenderableType:
@@ -147,21 +179,31 @@ class _Fitting:
     def __init__(self, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> None:
         self.columns, self.rows = columns, rows
 
+    def _lines(
+        self, options: ConsoleOptions, words: Sequence[int], longest: int
+    ) -> tuple[list[list[Text]], list[int]]:
+        """Return the cells with names of at most that many letters, and the width of columns."""
+        lines = [
+            [
+                _cell(cell, column, options, longest)
+                for cell, column in zip(row, self.columns, strict=True)
+            ]
+            for row in self.rows
+        ]
+        cells = [max(line[at].cell_len for line in lines) for at in range(len(words))]
+        return lines, [*map(max, cells, words)]
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         heads = [Text(plain(column.name)) for column in self.columns]
         words = [max(map(cell_len, head.plain.split()), default=1) for head in heads]
-        for longest in (_WHOLE_TEXT, _LONGEST_NAME):
-            lines = [
-                [
-                    _cell(cell, column, options, longest)
-                    for cell, column in zip(row, self.columns, strict=True)
-                ]
-                for row in self.rows
-            ]
-            cells = [max(line[at].cell_len for line in lines) for at in range(len(heads))]
-            widths = [*map(max, cells, words)]
-            if sum(widths) + 2 * (len(widths) - 1) <= options.max_width:
-                break  # nothing is shortened if the terminal is wide enough
+        lines, widths = self._lines(options, words, _WHOLE_TEXT)
+        long = sum(width > _LONGEST_NAME for width in widths)
+        if _room(widths, options) < 0:
+            lines, widths = self._lines(options, words, _LONGEST_NAME)
+            whole = [max(pair[0], pair[1].cell_len) for pair in zip(widths, heads, strict=True)]
+            more = _room(whole, options) // max(long, 1)
+            if more > 0:  # names that are cut share what is left beside whole headings
+                lines, widths = self._lines(options, words, _LONGEST_NAME + more)
         gap, count = _fit(widths, options.max_width)
         widths = _grown(widths[:count], [head.cell_len for head in heads], gap, options.max_width)
         # The box adds one space between columns.
@@ -172,12 +214,17 @@ class _Fitting:
             side: JustifyMethod = "left" if left else "right"
             grid.add_column(head, justify=side, width=width, overflow="ellipsis")
         for line in lines:
-            grid.add_row(*line[:count])
+            grid.add_row(*map(_cut, line, widths))
         yield grid
         if hidden := [plain(column.name) for column in self.columns[count:]]:
             columns = "1 column" if len(hidden) == 1 else f"{len(hidden)} columns"
             text = f"{columns} hidden ({', '.join(hidden)}). Widen the terminal or use --json."
             yield Text(text, style="dim")
+
+
+def _room(widths: Sequence[int], options: ConsoleOptions) -> int:
+    """Return how many letters are left beside columns of these widths; below 0 they don't fit."""
+    return options.max_width - sum(widths) - 2 * (len(widths) - 1)
 
 
 def _fit(widths: Sequence[int], room: int) -> tuple[int, int]:
@@ -217,6 +264,8 @@ def _text(cell: Cell, column: Column) -> str:
         return f"{cell:.2f}x"
     if column.unit == "bytes":
         return size(int(cell))
+    if column.unit == "h":
+        return hours(cell)
     return f"{cell:,}" if isinstance(cell, int) else figure(cell)
 
 
@@ -226,13 +275,19 @@ def _cell(cell: Cell, column: Column, options: ConsoleOptions, longest: int) -> 
     if cell is None:
         return Text(text, style="dim")
     if isinstance(cell, str):
-        short = text if len(text) <= longest else f"{text[: longest - 3]}..."
-        return Text(short, style="dim" if text == "untraced" else "")
+        return Text(shortened(text, longest), style="dim" if text == "untraced" else "")
     if column.kind == "share":
         no_bar = options.ascii_only or options.max_width < _NARROW
         bar = "" if no_bar else f" {_bar(float(cell))}"
         return Text.assemble(f"{text:>6}", (bar, "cyan"))
     return Text(text.replace("µs", "us") if options.ascii_only else text)
+
+
+def _cut(cell: Text, width: int) -> Text:
+    """Return a cell that fits into a terminal too narrow for it."""
+    if cell.cell_len <= width:
+        return cell
+    return Text(shortened(cell.plain, width), style=cell.style)
 
 
 def _bar(share: float) -> str:

@@ -1,7 +1,7 @@
 """The table of device kernels, the same whatever recorded them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,16 @@ COLUMNS = (
 )
 """Of the table."""
 
+NPU_COLUMNS = (
+    Column("op type", "text"),
+    Column("input shapes", "text"),
+    Column("block dim", "count"),
+    Column("aicore time", "duration", "ns"),
+    Column("vector time", "duration", "ns"),
+)
+"""More columns of it, of kernels on Ascend: CANN's name of the operator, the shapes of its inputs,
+the number of cores, and how long its matrix and its vector cores were busy."""
+
 _LAUNCHES = ("launch_ns", "call_ns", "thread", "graph")  # where nothing is known of them: None
 
 
@@ -58,6 +68,7 @@ class Kernels:
         thread: Identity of the thread that launched it.
         graph: Number of the replay of a graph that it ran in, else `UNKNOWN`; all that one call
             replayed have one number.
+        npu: Those of `NPU_COLUMNS` that were recorded, by name; numbers with `UNKNOWN`.
     """
 
     rank: Int64s
@@ -73,6 +84,7 @@ class Kernels:
     call_ns: Int64s | None = None
     thread: Int64s | None = None
     graph: Int64s | None = None
+    npu: Mapping[str, Any] = field(default_factory=dict)
 
     def later(self, by_ns: int) -> "Kernels":
         """Return the same kernels on an axis whose zero lies that much earlier."""
@@ -129,7 +141,7 @@ def join(parts: Sequence[Kernels]) -> Kernels:
     Replays of graphs are numbered on, so that those of two parts stay apart.
     """
     columns: dict[str, Any] = {}
-    for name in (each.name for each in fields(Kernels)):
+    for name in (each.name for each in fields(Kernels) if each.name != "npu"):
         own = [getattr(part, name) for part in parts]
         if name in _LAUNCHES:
             own = [
@@ -138,7 +150,29 @@ def join(parts: Sequence[Kernels]) -> Kernels:
             ]
         own = numbered_on(own) if name == "graph" else own
         columns[name] = end_to_end(own) if isinstance(own[0], tuple) else np.concatenate(own)
-    return Kernels(**columns)
+    return Kernels(**columns, npu=_join_npu(parts))
+
+
+def _join_npu(parts: Sequence[Kernels]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for column in npu_columns(parts):
+        is_text = column.kind == "text"
+        own = [
+            part.npu[column.name]
+            if column.name in part.npu
+            else (np.full(len(part.rank), -1), [])
+            if is_text
+            else np.full(len(part.rank), UNKNOWN)
+            for part in parts
+        ]
+        columns[column.name] = end_to_end(own) if is_text else np.concatenate(own)
+    return columns
+
+
+def npu_columns(parts: Iterable[Kernels]) -> list[Column]:
+    """Return those of `NPU_COLUMNS` that any of the parts has."""
+    recorded = set().union(*(part.npu for part in parts))
+    return [column for column in NPU_COLUMNS if column.name in recorded]
 
 
 def end_to_end(columns: Sequence[Coded]) -> Coded:
@@ -183,13 +217,15 @@ def kernel_table(kernels: Kernels, note: str = "") -> Table:
 
     Columns: rank, device, stream, kernel, start and duration in nanoseconds; stage, step and range
     that its launch is known to lie in; when the launch began, how long the call took, and its
-    thread; the number of the graph's replay that the kernel ran in. None: not known, or none.
+    thread; the number of the graph's replay that the kernel ran in; what NPUs record besides. None:
+    not known, or none.
 
     Args:
         kernels: The columns.
         note: What the reader must know, e.g. that some launches were not recorded.
     """
-    return Table("kernels", COLUMNS, ColumnRows(kernel_columns(kernels)), note=note)
+    columns = (*COLUMNS, *npu_columns([kernels]))
+    return Table("kernels", columns, ColumnRows(kernel_columns(kernels)), note=note)
 
 
 def kernel_columns(kernels: Kernels) -> list[Any]:
@@ -207,5 +243,9 @@ def kernel_columns(kernels: Kernels) -> list[Any]:
         *(
             known(np.full(len(kernels.rank), UNKNOWN) if column is None else column)
             for column in (getattr(kernels, name) for name in _LAUNCHES)
+        ),
+        *(
+            kernels.npu[column.name] if column.kind == "text" else known(kernels.npu[column.name])
+            for column in npu_columns([kernels])
         ),
     ]

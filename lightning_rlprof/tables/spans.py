@@ -119,6 +119,14 @@ class Spans:
         return tuple(self.headers)
 
     @property
+    def device_word(self) -> str:
+        """What time and hours of this run are of: ``GPU``, ``NPU``, or ``rank`` on CPUs."""
+        devices = {header.device.partition(":")[0] for header in self.headers.values()}
+        if devices == {"cpu"}:
+            return "rank"
+        return "NPU" if devices == {"npu"} else "GPU"
+
+    @property
     def duration_ns(self) -> Int64s:
         """Length of every span."""
         return self.end_ns - self.start_ns
@@ -147,7 +155,8 @@ class Spans:
     def try_table(self, name: str, remarks: list[str]) -> Table | None:
         """Return a table, None if the run has none.
 
-        Why a table cannot be read becomes a remark, and so do rows that its loader left out.
+        Why a table cannot be read becomes a remark, and so do rows that its loader left out, unless
+        a warning of the run names them.
         """
         if name not in self.tables:
             return None
@@ -159,7 +168,9 @@ class Spans:
         if table.abstained is not None:
             remarks.append(f"The table {name} is missing: {table.abstained}.")
             return None
-        remarks += [f"The table {name} is incomplete: {text}." for text in table.losses()]
+        known = {warning.text for warning in self.warnings}
+        lost = (text for text in table.losses() if text not in known)
+        remarks += [f"The table {name} is incomplete: {text}." for text in lost]
         return table
 
     def span(self, row: int) -> Span:

@@ -13,7 +13,11 @@ from lightning_rlprof.tables import dataframes
 from lightning_rlprof.tables.arrays import Int64s
 
 _SHOWN = 50
-_LOST = ("left out", "skipped")  # one is in every note of a loader that could not read some rows
+_LOST = (
+    "left out",
+    "skipped",
+    "the rest is missing",
+)  # one is in every note of a loader that could not read some rows
 _INT64_LIMIT = 2**63
 
 Kind = Literal["text", "count", "time", "duration", "share", "ratio", "number"]

@@ -100,6 +100,8 @@ def test_the_order_of_precedence_is_that_of_the_pages_table() -> None:
         "collective wait",
         "exposed memcpy",
         "host-bound idle",
+        "launch latency",
+        "unattributed idle",
         "rollout",
         "rollout tail",
         "weight sync",

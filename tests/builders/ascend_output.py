@@ -27,7 +27,12 @@ DATABASE = {
         "startNs INTEGER, endNs INTEGER, deviceId INTEGER, connectionId INTEGER, "
         "globalTaskId INTEGER, globalPid INTEGER, taskType INTEGER, streamId INTEGER"
     ),
-    "COMPUTE_TASK_INFO": "name INTEGER, globalTaskId INTEGER, taskType INTEGER, opType INTEGER",
+    "COMPUTE_TASK_INFO": (
+        "name INTEGER, globalTaskId INTEGER, taskType INTEGER, opType INTEGER, blockDim INTEGER, "
+        "inputShapes INTEGER, inputDataTypes INTEGER, inputFormats INTEGER, "
+        "outputShapes INTEGER, outputFormats INTEGER"
+    ),
+    "TASK_PMU_INFO": "globalTaskId INTEGER, name INTEGER, value NUMERIC",
     "COMMUNICATION_TASK_INFO": "globalTaskId INTEGER",
     "MEMCPY_INFO": "globalTaskId INTEGER, size INTEGER, memcpyOperation INTEGER",
     "ENUM_MEMCPY_OPERATION": "id INTEGER PRIMARY KEY, name TEXT",
@@ -51,7 +56,8 @@ DATABASE = {
     "HOST_INFO": "hostUid TEXT, hostName TEXT",
 }
 _NAMES = {"message", "domainId", "name", "opName", "groupName", "opType", "taskType"}
-_NAMES |= {"inputDtypes", "inputShapes"}
+_NAMES |= {"inputDtypes", "inputShapes", "inputDataTypes", "inputFormats"}
+_NAMES |= {"outputShapes", "outputFormats"}
 
 
 def us(ns: int) -> str:

@@ -38,6 +38,7 @@ COPIES = (
     Column("step", "count"),
     Column("launch", "time", "ns"),
     Column("launch duration", "duration", "ns"),
+    Column("graph", "count"),
 )
 
 
@@ -82,6 +83,7 @@ class Copy(NamedTuple):
     call: int | None = None
     rank: int = 0
     stream: int = 0
+    graph: int | None = None
 
 
 def run(
@@ -118,7 +120,7 @@ def _kernel(each: Kernel):
 
 def _copy(each: Copy):
     head = (each.rank, 0, each.stream, each.kind, 8, each.start, each.end - each.start)
-    return (*head, None, None, each.launch, each.call)
+    return (*head, None, None, each.launch, each.call, each.graph)
 
 
 def nested(draw: st.DrawFn, names: str, most: int = 12) -> list[tuple[str, int, int]]:

@@ -91,13 +91,15 @@ class Device:
     """One device of a rank, nanosecond by nanosecond."""
 
     def __init__(self, spans: Spans, job: Job, rank: int, device: int | None) -> None:
+        self.replays = {call_of(w) for w in job.work() if w.rank == rank and w.graph is not None}
         theirs = [w for w in job.work() if w.rank == rank and w.end_ns > w.start_ns]
         self.own = [w for w in theirs if w.device == device]
         own = [span for span in spans if span.rank == rank]
         launches = [w.launch_ns for w in theirs if w.launch_ns is not None]
         self.start = min([s.start_ns for s in own] + [w.start_ns for w in theirs] + launches)
         self.end = max([s.end_ns for s in own] + [w.end_ns for w in theirs])
-        self.windows = [] if job.note else windows_of(own, theirs, job.ours, self.start, self.end)
+        hidden = job.note or not job.kernels
+        self.windows = [] if hidden else windows_of(own, theirs, job.ours, self.start, self.end)
         self.stages = stages_of(spans, rank)
 
     def running(self, now: int) -> dict[str, Work]:
@@ -114,10 +116,9 @@ class Device:
         return None if last is None else last.name
 
     def seen(self, now: int) -> bool:
-        replays = {(w.graph, w.launch_ns) for w in self.own if w.graph is not None}
-        for replay in replays:
-            its = [w for w in self.own if (w.graph, w.launch_ns) == replay]
-            if min(w.start_ns for w in its) <= now < max(w.end_ns for w in its):
+        for replay in self.replays:
+            its = [w for w in self.own if call_of(w) == replay]
+            if its and min(w.start_ns for w in its) <= now < max(w.end_ns for w in its):
                 return False
         return any(start <= now < end for start, end in self.windows)
 
@@ -159,6 +160,11 @@ class Device:
         return "collective wait" if after.kind == "communication" else "unattributed idle"
 
 
+def call_of(work: Work) -> tuple[int | None, int | None]:
+    """Return what two rows share if one call launched them."""
+    return (None, work.graph) if work.launch_ns is None else (work.launch_ns, None)
+
+
 def begin(work: Work) -> tuple[int, float]:
     return work.start_ns, math.inf if work.launch_ns is None else work.launch_ns
 
@@ -191,7 +197,8 @@ def windows_of(
         pairs = [(max((a for a in opened if a <= b), default=b), b) for b in closed]
         return [(a, b) for a, b in pairs if any(a <= w.start_ns < b for w in work)]
     if ours:
-        return [(min(w.start_ns for w in work), max(w.end_ns for w in work))]
+        launches = [w.launch_ns for w in work if w.launch_ns is not None]
+        return [(min([*launches, *(w.start_ns for w in work)]), max(w.end_ns for w in work))]
     steps = [span for span in own if span.kind == "step"]
     found = [(start, end)]
     for at, step in enumerate(steps[1:]):

@@ -30,6 +30,8 @@ class Fed:
         lag: How many versions old the weights may be: 0, and all wait for one another.
         steps: How many steps.
         tell: Whether samples and versions are counted.
+        marks: Who marks the weight sync: some of "sender" and "receiver".
+        counts: Who counts versions, likewise; the receiver in what it does first with them.
     """
 
     generate: tuple[int, ...] = (50, 70)
@@ -40,6 +42,8 @@ class Fed:
     lag: int = 0
     steps: int = 12
     tell: bool = True
+    marks: tuple[str, ...] = ("sender",)
+    counts: tuple[str, ...] = ("sender", "receiver")
 
 
 Roles = Sequence[tuple[str, Sequence[Row]]]
@@ -67,7 +71,7 @@ class _Clock:
 
     def add(self, rank: int, name: str, step: int, took: int, **told: int) -> None:
         """Let a rank do something."""
-        kind: Kind = "mark" if name == "taken" else "stage"
+        kind: Kind = "mark" if name in ("taken", "published") else "stage"
         start, end = self.now[rank] * MS, (self.now[rank] + took) * MS
         counters = told if self.job.tell and told else None
         self.rows[rank].append(Row(name, kind, step, start, end, counters=counters))
@@ -100,8 +104,12 @@ def _played(job: Fed) -> Roles:
     for step in range(1, job.steps + 1):
         need, ready = max(step - 1 - job.lag, 0), []
         for rank, took in enumerate(job.generate):
-            clock.wait(rank, published[need] + (job.latency if need else 0))
-            clock.add(rank, "actor_generate", step, took, sample=100 * step + rank, version=need)
+            there = published[need] + (job.latency if need else 0)
+            counted = {"version": need} if "receiver" in job.counts else {}
+            if "receiver" in job.marks and need:
+                clock.add(rank, "weight_sync", step, max(there - clock.now[rank], 0), **counted)
+            clock.wait(rank, there)
+            clock.add(rank, "actor_generate", step, took, sample=100 * step + rank, **counted)
             ready.append(clock.now[rank])
         for at in sorted(range(many), key=ready.__getitem__):
             clock.wait(many, ready[at] + job.latency)
@@ -111,7 +119,13 @@ def _played(job: Fed) -> Roles:
         for at in range(many):
             clock.add(many + 1, "taken", step, 0, sample=100 * step + at)
         clock.add(many + 1, "actor_update", step, job.train)
-        clock.add(many + 1, "weight_sync", step, job.sync, version=step)
+        if "sender" in job.marks:
+            told = {"version": step} if "sender" in job.counts else {}
+            clock.add(many + 1, "weight_sync", step, job.sync, **told)
+        else:
+            clock.wait(many + 1, clock.now[-1] + job.sync)
+            told = {"version": step} if "sender" in job.counts else {}
+            clock.add(many + 1, "published", step, 0, **told)
         published[step] = clock.now[-1]
         clock.end(step)
     names = ["rollout"] * many + ["reward", "trainer"]

@@ -12,6 +12,11 @@ UNTRACED = "untraced"
 
 
 def labels(spans: Spans) -> list[tuple[Span, int, str]]:
+    """Return (step, instant, name of the innermost stage) for every nanosecond inside a step."""
+    return [(step, now, stage.name if stage else UNTRACED) for step, now, stage in innermost(spans)]
+
+
+def innermost(spans: Spans) -> list[tuple[Span, int, Span | None]]:
     """Return (step, instant, innermost stage) for every nanosecond inside a step."""
     every = list(spans)
     found = []
@@ -27,7 +32,7 @@ def labels(spans: Spans) -> list[tuple[Span, int, str]]:
             if steps:
                 inner = max(stages, key=lambda span: (span.start_ns, span.id), default=None)
                 step = max(steps, key=lambda span: (span.start_ns, span.id))
-                found.append((step, now, inner.name if inner else UNTRACED))
+                found.append((step, now, inner))
     return found
 
 

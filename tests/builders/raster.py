@@ -10,6 +10,7 @@ from lightning_rlprof.records.records import Span
 from lightning_rlprof.tables.spans import Spans
 
 WHOLE = {Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION}
+UNKNOWN = {Category.COMPUTE, Category.CUSTOM, Category.UNTRACED}
 LAUNCHING = {Category.ROLLOUT, Category.ROLLOUT_TAIL, Category.OFFLOAD, *WHOLE}
 Key = tuple[int, int | None, Category]
 
@@ -125,8 +126,8 @@ class Rank:
             return host
         if running:
             host = min(running)
-        elif host == Category.COMPUTE and any(start <= now < end for start, end in self.windows):
-            return Category.HOST_IDLE
+        elif host in UNKNOWN and any(start <= now < end for start, end in self.windows):
+            return Category.UNATTRIBUTED_IDLE  # no launch is recorded
         return Category.ROLLOUT_TAIL if host == Category.ROLLOUT and self.in_tail(now) else host
 
     def host_at(self, now: int) -> Category:
@@ -224,6 +225,7 @@ def label_of_kernel(kernel: Kernel) -> Category:
 
 def windows_of(own: list[Span], runs: list[Run]) -> list[tuple[int, int]]:
     """Return when the device was looked at: in captures with kernels, else between kernels."""
+    runs = [run for run in runs if run.end_ns > run.start_ns]
     opened = sorted(span.end_ns for span in own if span.name == "rlprof open capture")
     closed = sorted(span.start_ns for span in own if span.name == "rlprof close capture")
     if not opened and runs:

@@ -56,7 +56,7 @@ def test_with_json_an_error_is_json(rlprof: Run, tmp_path: Path) -> None:
             "message": f"no such run or trace: '{tmp_path}/nope'",
             "hint": "See rlprof help inputs.",
         }
-    assert json.loads(rlprof("summary", "--json")[2])["error"]["code"] == "usage"
+    assert json.loads(rlprof("sql", "--json")[2])["error"]["code"] == "usage"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -75,7 +75,7 @@ def test_a_name_outside_the_encoding_of_the_terminal_is_escaped(
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["summary"], "missing argument 'RUN'", "See rlprof summary --help"),
+        (["sql"], "missing argument 'RUN'", "See rlprof sql --help"),
         (["summary", "x", "--bogus"], "no such option: --bogus", "See rlprof summary --help"),
         (["--bogus"], "no such option: --bogus", "See rlprof --help"),
         (["config", "bogus"], "no such command 'bogus'", "See rlprof config --help"),
@@ -92,7 +92,7 @@ def test_usage_errors_have_a_hint(rlprof: Run, words: list[str], error: str, hin
 
 PANELS = {
     "Start": ["demo", "doctor", "help"],
-    "Inspect": ["summary", "show", "report", "sql"],
+    "Inspect": ["ls", "summary", "show", "report", "sql"],
     "Diagnose": ["findings", "ledger", "stragglers", "critical-path", "whatif", "compare"],
     "Export": ["export", "upload", "ingest"],
     "Record": ["nsys", "config", "ascend"],
@@ -215,13 +215,49 @@ def test_a_refusal_of_the_machine_is_an_error_without_traceback(
     assert capsys.readouterr().err == "rlprof: error: standard output: No space left on device\n"
 
 
-def test_a_bug_of_rlprof_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EIO, "broken disk")])
+def test_a_bug_of_rlprof_has_a_traceback_and_an_exit_code_of_its_own(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(prog_name: str) -> None:
-        raise ZeroDivisionError
+        raise error
 
     monkeypatch.setattr(app, "app", fail)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit) as ended:
         app.main()
+    assert ended.value.code == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def _started(*words: object) -> "subprocess.Popen[bytes]":
+    whole = [sys.executable, "-m", "lightning_rlprof", *map(str, words)]
+    return subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("rows", [1, 100_000])
+def test_a_reader_that_ends_early_is_no_failed_check(rows: int, tmp_path: Path) -> None:
+    grpo_run(tmp_path)
+    query = f"select * from range({rows})"
+    with _started("sql", tmp_path, query, "--format", "csv") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_ctrl_c_is_an_exit_code_of_its_own() -> None:
+    code = """
+import sys
+from lightning_rlprof.cli import app, run_commands
+def interrupt(*given):
+    raise KeyboardInterrupt
+run_commands.open_run = interrupt
+sys.argv = ["rlprof", "summary", "RUN"]
+app.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
 
 
 def test_the_version_is_that_of_the_package(

@@ -112,7 +112,7 @@ def test_names_are_as_short_as_they_can_be(rlprof: Run, tmp_path: Path) -> None:
         trace(each / OUTPUT, HOST)
     _, out, _ = rlprof("ascend", "parse", tmp_path)
     names = [line.split()[0] for line in out.splitlines() if " up to date " in line]
-    assert names == [f"...{'l' * 37}", "t/a_ascend_pt", "t/b_ascend_pt", "w"]
+    assert names == [f"d/{'l' * 50}", "t/a_ascend_pt", "t/b_ascend_pt", "w"]
 
 
 @pytest.mark.parametrize("words", [[], ["--export", "csv"], ["-j", "0"], ["--timeout", "0"]])

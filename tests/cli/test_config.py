@@ -8,11 +8,11 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def answers(rlprof: Run, tmp_path: Path) -> Callable[[str], dict[str, str]]:
-    def ask(text: str) -> dict[str, str]:
+def answers(rlprof: Run, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    def ask(text: str, *overrides: str) -> dict[str, str]:
         file = tmp_path / "rlprof.yaml"
         file.write_text(text)
-        status, out, err = rlprof("config", "check", file, "--json")
+        status, out, err = rlprof("config", "check", file, *overrides, "--json")
         assert (status, err) == (0, "")
         found: dict[str, str] = json.loads(out)
         return found
@@ -20,7 +20,7 @@ def answers(rlprof: Run, tmp_path: Path) -> Callable[[str], dict[str, str]]:
     return ask
 
 
-Ask = Callable[[str], dict[str, str]]
+Ask = Callable[..., dict[str, str]]
 
 
 def test_the_block_of_mindspeed_rl_is_explained(answers: Ask) -> None:
@@ -33,6 +33,7 @@ def test_the_block_of_mindspeed_rl_is_explained(answers: Ask) -> None:
         "spans": "all stages of every step",
         "captures": "on",
         "saved in": "/data/x",
+        "capture per": "stage",
         "steps": "2 to 4",
         "stages": "actor_update",
         "ranks": "0, 3",
@@ -40,6 +41,87 @@ def test_the_block_of_mindspeed_rl_is_explained(answers: Ask) -> None:
         "spans and torch_profiler are recorded)",
         "tools on cuda": "device_time, nvtx, torch_profiler",
         "tools on npu": "device_time, npu_profiler, mstx",
+        "key integrated.profile": "integrated.profile = true",
+        "key integrated.stage": 'integrated.stage = "actor_update"',
+        "key integrated.mstx": "integrated.mstx = true",
+        "key integrated.profile_step_start": "integrated.profile_step_start = 2",
+        "key integrated.profile_step_end": "integrated.profile_step_end = 5",
+        "key integrated.profile_ranks": "integrated.profile_ranks = [0, 3]",
+        "key integrated.profile_save_path": 'integrated.profile_save_path = "/data/x"',
+    }
+
+
+def test_what_has_no_effect_on_a_device_is_said(answers: Ask) -> None:
+    found = answers("integrated: {profile_analysis: true, profile: true}")
+    assert found["note on cuda"] == (
+        "no effect on cuda: integrated.profile_analysis; it is for Ascend"
+    )
+    assert "note on npu" not in found
+
+
+VERL = """
+trainer:
+  total_epochs: 30
+  profile_steps: [1, 2]
+  device: cuda
+  npu_profile: {options: {level: level1}}
+  worker_nsight_options: {trace: "cuda,nvtx"}
+actor_rollout_ref:
+  actor:
+    profiler: {discrete: true, all_ranks: false, ranks: [0, 1]}
+"""
+
+
+def test_each_key_of_verls_nsight_guide_is_shown_with_what_it_means(answers: Ask) -> None:
+    found = answers(VERL)
+    assert found["capture per"] == "stage"
+    assert found["tools on cuda"] == "device_time, nsight, nvtx"
+    assert found["role actor"] == "ranks 0, 1"
+    assert json.loads(found["nsys of the worker in Ray"])["trace"] == "cuda,nvtx"
+    assert json.loads(found["nsys of the controller in Ray"])["trace"] == "cuda,nvtx,cublas,ucx"
+    place = "key actor_rollout_ref.actor.profiler"
+    assert {name: text for name, text in found.items() if name.startswith("key")} == {
+        "key trainer.profile_steps": "steps = [1, 2]",
+        "key trainer.device": 'tools = ["nsight"]',
+        "key trainer.npu_profile.options.level": "no effect: null, or of what is off",
+        "key trainer.worker_nsight_options": found["key trainer.worker_nsight_options"],
+        f"{place}.discrete": "roles.actor.discrete = true",
+        f"{place}.all_ranks": "roles.actor.all_ranks = false",
+        f"{place}.ranks": "roles.actor.ranks = [0, 1]",
+    }
+
+
+def test_overrides_of_hydras_command_line_are_laid_over_the_file(answers: Ask) -> None:
+    words = ["trainer.profile_steps=[7]", "+critic.profiler={discrete: true, all_ranks: true}"]
+    found = answers(VERL, *words, '++trainer.worker_nsight_options.trace="nvtx"')
+    assert found["steps"] == "7"
+    assert found["role critic"] == "ranks all"
+    assert json.loads(found["nsys of the worker in Ray"])["trace"] == "nvtx"
+
+
+@pytest.mark.parametrize("word", ["steps", "=1", "~trainer.device", "steps=["])
+def test_a_wrong_override_is_a_usage_error(rlprof: Run, tmp_path: Path, word: str) -> None:
+    (tmp_path / "x.yaml").touch()
+    status, _, err = rlprof("config", "check", tmp_path / "x.yaml", word)
+    assert (status, word in err) == (2, True)
+
+
+def test_why_nothing_is_captured_is_the_real_reason(answers: Ask) -> None:
+    off = answers("trainer: {profile_steps: null}\ncritic: {profiler: {all_ranks: true}}")
+    assert "no steps are chosen" in off["captures"]
+    off = answers("trainer: {profile_steps: [1]}\ncritic: {profiler: {discrete: true}}")
+    assert "set enable or ranks of one" in off["captures"]
+
+
+def test_every_wrap_rule_is_shown(answers: Ask) -> None:
+    found = answers(
+        "wrap:\n  policy.generate: actor_generate\n"
+        "  policy.forward: {by_grad: {no_grad: actor_compute_log_prob}, nested: true}\n"
+    )
+    assert {name: text for name, text in found.items() if name.startswith(("wrap", "key"))} == {
+        "wrap policy.generate": "actor_generate",
+        "wrap policy.forward": "actor_compute_log_prob (by_grad.no_grad), "
+        "also inside another stage",
     }
 
 
@@ -105,3 +187,13 @@ def test_the_schema_is_json_and_goes_to_a_file(rlprof: Run, tmp_path: Path) -> N
     assert out == f"Wrote {path}\n"
     assert rlprof("config", "schema", "-o", path)[0] == 2
     assert rlprof("config", "schema", "-o", path, "--force")[0] == 0
+
+
+@pytest.mark.parametrize("text", [None, "a: [", "- a list"])
+def test_what_is_no_configuration_is_unreadable_input_not_a_failed_check(
+    rlprof: Run, tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "x.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert rlprof("config", "check", path)[0] == 2

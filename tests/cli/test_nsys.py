@@ -76,7 +76,7 @@ def test_captures_that_are_off_are_said_and_the_whole_run_is_recorded(
     rlprof: Run, fake: FakeNsys
 ) -> None:
     _, out, _ = rlprof("nsys", "run", "-o", "x", "--config", file("steps: []"), *TRAIN)
-    said = "note: captures are off (steps is an empty list), so nsys records the whole run\n"
+    said = "note: captures are off (no steps are chosen), so nsys records the whole run\n"
     assert said in out
     assert "capture-range" not in options(fake)
     assert "Wrote x.nsys-rep\n" in out

@@ -23,7 +23,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_summary_reads_a_url_and_says_what_it_copied(rlprof: Run, url: str) -> None:
     status, out, err = rlprof("summary", url)
     assert (status, err) == (0, "")
-    assert out.startswith(f"{url}: 2 ranks on cpu, 3 steps")
+    assert out.startswith(f"{url} on cpu\n3 steps on 2 ranks, ")
     assert f"note: {url}: 2 files, " in out
     assert json.loads(rlprof("summary", url, "--json")[1])["run"] == url
 

@@ -2,6 +2,7 @@ import csv
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import duckdb
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.stages.stage_times import headline
+from lightning_rlprof.analysis.overview import headline
 from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, write_rank
@@ -26,19 +27,16 @@ def test_summary_shows_stages_headline_and_the_next_command(
     status, out, err = rlprof("summary", tmp_path / "my run")
 
     assert (status, err) == (0, f"next: rlprof findings '{tmp_path}/my run'\n")
-    assert "my run: 2 ranks on cpu, 5 steps" in out
-    assert "actor_generate" in out
-    assert "actor_generate takes 64% of the step. Check the rollout first" in out
-    for table in ("stages", "regions", "gaps", "slowest_ranks"):
-        assert f"\n{table}\n" in out
-    assert "background" not in out
+    assert "my run on cpu\n5 steps on 2 ranks, median " in out
+    assert "\nstages\n" in out
+    assert "\nImprove first: Rollout takes most of the time (takes 64%)\n" in out
     assert "\x1b" not in out
 
 
 def test_summary_of_one_rank_shows_no_comparison_of_ranks(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path, steps=1)
     _, out, _ = rlprof("summary", tmp_path)
-    assert ": 1 rank on cpu, 1 step\n" in out
+    assert "\n1 step on 1 rank; 3 are needed to show where time goes\n" in out
     assert "\nranks" not in out
 
 
@@ -117,6 +115,46 @@ def test_hostile_names_reach_no_output_raw(rlprof: Run, tmp_path: Path) -> None:
         assert "[red]" in out
 
 
+def bare_trace(path: Path) -> Path:
+    """Write a trace of a profiler without rlprof: ten kernels, launched too late."""
+    trace = ChromeTrace()
+    for number in range(10):
+        trace.launched(number, 1_000 * number)
+    return trace.write(path)
+
+
+def test_a_bare_trace_shows_what_devices_did_and_no_empty_stages(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    trace = bare_trace(tmp_path / "rank0.json")
+    _, out, _ = rlprof("summary", trace)
+    for table in ("breakdown", "kernels", "idle"):
+        assert f"\n{table}\n" in out
+    for table in ("stages", "gaps", "slowest_ranks"):
+        assert table not in out
+    assert "Device time: idle 99% (mostly host-bound idle), compute 1%." in out
+
+    data = json.loads(rlprof("summary", trace, "--json")[1])
+    assert data["headline"].startswith("Device time: idle 99%")
+    names = [table["name"] for table in data["tables"]]
+    assert names[-3:] == ["breakdown", "kernels", "idle"]
+
+
+def test_the_report_of_a_bare_trace_has_device_tables_in_the_place_of_stages(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    rlprof("report", bare_trace(tmp_path / "rank0.json"), "-o", path)
+    page = path.read_text(encoding="utf-8")
+    titles = re.findall(r"<h[23][^>]*>(.*?)</h[23]>", page)
+    at = titles.index("Device")
+    assert titles[at + 1 : at + 4] == [
+        *("Device time by category", "Idle time by cause", "Kernels and copies")
+    ]
+    assert "Stages" not in titles
+    assert "Device time: idle 99%" in page
+
+
 def test_report_is_written_into_the_run_and_never_over_a_file(rlprof: Run, tmp_path: Path) -> None:
     grpo_run(tmp_path)
     path = tmp_path / "report.html"
@@ -124,7 +162,7 @@ def test_report_is_written_into_the_run_and_never_over_a_file(rlprof: Run, tmp_p
     status, out, _ = rlprof("report", tmp_path)
     assert status == 0
     assert out == f"Wrote {path}\n"
-    assert "actor_generate takes 64% of the step" in path.read_text()
+    assert "Median step" in path.read_text()
 
     path.write_text("mine")
     status, out, err = rlprof("report", tmp_path)
@@ -304,6 +342,32 @@ def test_force_replaces_no_input(rlprof: Run, tmp_path: Path) -> None:
         for mine in (("report", "x.html"), ("export", "x.json.gz"), ("sql", "x.csv", "select 1")):
             words = (mine[0], run, *mine[2:], "-o", run / mine[1], "--force")
             assert rlprof(*words)[0] == 0
+
+
+def test_without_run_the_newest_one_here_is_taken(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = rlprof("summary")
+    assert status == 2
+    assert err == (
+        "rlprof: error: no such run or trace: 'profiler_data'\n"
+        "  hint: Pass RUN. To record one: rlprof demo\n"
+    )
+    grpo_run(tmp_path / "profiler_data" / "mine", steps=5)
+    for verb in ("summary", "findings", "ledger", "stragglers", "critical-path", "whatif"):
+        assert rlprof(verb)[0] == 0
+    assert "profiler_data/mine on cpu" in rlprof("summary")[1]
+
+
+def test_ls_lists_runs_and_names_the_next_command(rlprof: Run, tmp_path: Path, hints: None) -> None:
+    grpo_run(tmp_path / "one", steps=5)
+    status, out, err = rlprof("ls", tmp_path)
+    assert status == 0
+    assert "one  finished      5" in out
+    assert err == f"next: rlprof summary {tmp_path}/one\n"
+    data = json.loads(rlprof("ls", tmp_path, "--json")[1])
+    assert data["tables"][0]["rows"][0][:3] == ["one", "finished", 5]
 
 
 def test_summary_of_a_thousand_stages_shows_some_and_counts_the_rest(

@@ -12,6 +12,7 @@ from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.recorders.memory import build
 from lightning_rlprof.recording.session import Session
 from lightning_rlprof.testing import make_header
+from tests.builders.chrome import ChromeTrace
 from tests.builders.ingest_traces import write_trace
 from tests.builders.runs import Row, grpo_run, header, write_rank
 from tests.test_run import recorded
@@ -211,3 +212,22 @@ def test_the_analysis_may_come_before_the_run(rlprof: Run, tmp_path: Path) -> No
     swapped = rlprof("show", "stages", tmp_path / "run")
     assert swapped == rlprof("show", tmp_path / "run", "stages")
     assert swapped[0] == 0
+
+
+def test_a_truncated_trace_says_how_much_was_read_and_what_is_missing(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    trace = ChromeTrace({"baseTimeNanoseconds": 10**18})
+    for at in range(5):
+        trace.mark("actor_update", 10 * at, 10 * at + 5)
+    trace.launched(1, 2)
+    path = tmp_path / "t.json"
+    data = trace.encode()
+    path.write_bytes(data[: data.rindex(b'"kernel"')])
+    text = "it is truncated: 6 events were read, the rest is missing (no kernel was read)"
+
+    for verb in (("show", path, "stages"), ("summary", path), ("show", path, "kernels")):
+        _, out, _ = rlprof(*verb)
+        assert out.count(f"warning: rank 0: {text}\n") == 1
+        assert out.count(" truncated") == 1
+        assert json.loads(rlprof(*verb, "--json")[1])["warnings"][0]["text"] == text

@@ -583,7 +583,7 @@ def test_how_memory_is_watched_needs_a_level(key: str, value: float, level: str)
             FinishConfig,
             {"command": "a | b"},
             (
-                "command='a | b' holds '|', which needs a shell, and rlprof starts none: put "
+                "command='a *** ***' holds '|', which needs a shell, and rlprof starts none: put "
                 "it into a script, or name the shell in a list,"
             ),
         ),

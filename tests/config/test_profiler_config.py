@@ -110,9 +110,12 @@ def test_filled_in_defaults_do_not_count_as_given() -> None:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"steps": []}, "steps is an empty list"),
+        ({"steps": []}, "no steps are chosen"),
         ({"tools": []}, "tools is an empty list"),
-        ({"roles": {"a": {"enable": False}}}, "no role is enabled (a)"),
+        (
+            {"roles": {"a": {"enable": False}}},
+            "no role is enabled (a): set enable or ranks of one",
+        ),
     ],
 )
 def test_on_with_nothing_to_capture_is_refused(keys: dict[str, Any], reason: str) -> None:
@@ -483,3 +486,34 @@ def test_the_schema_for_editors_holds_the_blocks_of_single_tools() -> None:
 def test_a_key_of_the_block_at_the_top_is_sent_one_level_down():
     with pytest.raises(ConfigError, match=r"profile is one level down: integrated\.profile"):
         ProfilerConfig.build({"profile": True})
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            {"integrated": {"profile_continuous_steps": False}},
+            "integrated.profile_continuous_steps is in the wrong place; "
+            "write profile_continuous_steps",
+        ),
+        (
+            {"integrated": {"steps": [1]}},
+            "integrated.steps is in the wrong place; write steps",
+        ),
+        (
+            {"npu": {"profile-level": "level1"}},
+            "npu.profile-level is in the wrong place; write integrated.profile_level",
+        ),
+        (
+            {"integrated": {"with_stack": True}},
+            "integrated.with_stack is in the wrong place; "
+            "write torch_profiler.with_stack or npu.with_stack",
+        ),
+        ({"max_entries": 5}, "max_entries is one level down: memory.max_entries"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_told_its_own(data: dict[str, Any], text: str) -> None:
+    for source in (data, {"profiler_config": data}):
+        with pytest.raises(ConfigError) as caught:
+            build(source)
+        assert str(caught.value) == text

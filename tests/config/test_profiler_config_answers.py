@@ -111,9 +111,12 @@ def test_lightweight_is_that_of_the_block() -> None:
     [
         ({"profile": True}, ""),
         ({}, "integrated.profile is false, or no capture option was given"),
-        ({"steps": []}, "steps is an empty list"),
+        ({"steps": []}, "no steps are chosen"),
         ({"tools": []}, "tools is an empty list"),
-        ({"roles": {"a": {"enable": False}}}, "no role is enabled (a)"),
+        (
+            {"roles": {"a": {"enable": False}}},
+            "no role is enabled (a): set enable or ranks of one",
+        ),
         (
             {"roles": {"actor": {}}, "role": "actr"},
             "role 'actr' is not enabled in roles; did you mean 'actor'?",

@@ -86,7 +86,7 @@ def test_what_only_a_shell_understands_is_refused(value: Any, part: str) -> None
         ("", "='' is empty: give the program and its arguments, or null"),
         ("  ", " is empty: give the program"),
         ([], "=[] is empty: give the program"),
-        (["", "a"], "=['', 'a'] is empty: give the program"),
+        (["", "a"], "=['', '***'] is empty: give the program"),
         ("echo 'a", " cannot be split into words (No closing quotation)"),
         (["echo", "a\0b"], " contains a zero byte, which an argument cannot"),
         (3, "=3 is not a command: give a list of words, or one line"),
@@ -166,11 +166,28 @@ def test_steps(value: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "steps"),
+    [
+        ("2-5", [2, 3, 4, 5]),
+        ([2, "10-12", 20], [2, 10, 11, 12, 20]),
+        (["7 - 7"], [7]),
+        (("1-2", 3), [1, 2, 3]),
+    ],
+)
+def test_ranges_of_steps_include_both_ends(value: object, steps: list[int]) -> None:
+    assert STEPS.validate_python(value) == steps
+
+
+@pytest.mark.parametrize(
     ("value", "part"),
     [
-        ("1", "'1' is neither 'all' nor a list of steps such as [1, 2]"),
+        ("1", "'1' is neither 'all' nor a list of steps such as [1, 10-20]"),
         (1, "1 is not a list of steps; write [1, 2]"),
         ([0], "[0] holds 0; steps count from 1"),
+        (["0-2"], "[0, 1, 2] holds 0; steps count from 1"),
+        (["5-2"], "['5-2'] holds '5-2', which ends before it begins"),
+        ([1, "1-2"], "[1, 1, 2] names 1 twice"),
+        (["a-b"], "['a-b'] holds 'a-b'; steps are whole numbers without quotes"),
         ([2, 2], "[2, 2] names 2 twice"),
         ([True], "[True] holds True; steps are whole numbers without quotes"),
     ],
@@ -182,11 +199,15 @@ def test_what_is_no_choice_of_steps_is_refused(value: object, part: str) -> None
 def test_editors_are_told_the_same_limits() -> None:
     schema = ProfilerConfig.model_json_schema()
     steps, ranks = (schema["properties"][name]["anyOf"][0] for name in ("steps", "ranks"))
-    assert (steps["items"]["minimum"], ranks["items"]["minimum"]) == (1, 0)
+    assert (steps["items"]["anyOf"][0]["minimum"], ranks["items"]["minimum"]) == (1, 0)
     block = schema["$defs"]["IntegratedConfig"]["properties"]
     assert block["profile_step_start"]["minimum"] == block["profile_step_end"]["minimum"] == 1
     listed = next(each for each in block["profile_ranks"]["anyOf"] if each.get("type") == "array")
     assert (listed["minItems"], listed["uniqueItems"]) == (1, True)
+
+
+def test_a_range_of_very_many_steps_is_refused() -> None:
+    assert said(STEPS, "1-999999999999").endswith("… holds more than 1,048,576 steps")
 
 
 @pytest.mark.parametrize("value", [range(10**30), [*range(2**20 + 1)]])

@@ -5,7 +5,12 @@ A generation is captured from one decoding iteration to another, counted anew in
 When captures open and close: every row of the table is one decision.
 """
 
+import asyncio
+import signal
+import sys
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ from lightning_rlprof.recording.capture import (
     at_step,
     window_name,
 )
+from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps, spans, times
 
@@ -143,6 +149,82 @@ def test_a_recorder_that_raises_is_logged_noted_and_dropped(start, clock, caplog
     if where in ("open", "enter", "exit"):
         assert bad.calls.count("close") == 1, "its tool must not stay on"
     assert len(spans(session, "step")) == 2
+
+
+class Raising(Recorder):
+    """Raises in one call; a later call in `ask` is that of a late number."""
+
+    def __init__(self, where: str, error: Any) -> None:
+        self._error = error
+        setattr(self, where, self._fail)
+
+    def _fail(self, *_: Any) -> Any:
+        if isinstance(self._error, BaseException):
+            raise self._error
+        return self._error()
+
+    def exit(self, token: object) -> Any:
+        return getattr(self, "ask", None)
+
+
+PLACES = ["open", "enter", "mark", "exit", "close", "finish", "ask"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), asyncio.CancelledError()])
+def test_what_is_no_exception_costs_a_recorder_its_place_too(start, clock, where, error):
+    good = FakeRecorder()
+    session = start([Raising(where, error), good], steps=[1, 2])
+    with stage("outside"):
+        pass
+    for step in (1, 2):
+        session.begin_step(step)
+        mark("half")
+        session.end_step()
+    session.close()
+    (text,) = [note.text for note in read(session).notes if note.level == "error"]
+    assert type(error).__name__ in text
+    assert good.calls.count("close") == 2
+    assert len(spans(session, "step")) == 2
+
+
+class StopError(Exception):
+    """As `torch.distributed.elastic` raises it in a signal's handler."""
+
+
+class Handler:
+    def __call__(self, number: int, frame: Any) -> None:
+        sys.exit(3)
+
+    def stop(self, number: int, frame: Any) -> None:
+        raise StopError
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [
+        (signal.default_int_handler, KeyboardInterrupt),
+        (Handler(), SystemExit),
+        (Handler().stop, StopError),
+        (partial(Handler.__call__, None), SystemExit),
+    ],
+)
+def test_a_signal_that_arrives_in_a_recorder_reaches_the_training(
+    start, clock, where, handler, error
+):
+    before = signal.signal(signal.SIGINT, handler)
+    session = start([Raising(where, lambda: signal.raise_signal(signal.SIGINT))], steps=[1])
+    try:
+        with pytest.raises(error):
+            session.begin_step(1)
+            mark("half")
+            session.end_step()
+            session.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        with suppress(BaseException):
+            session.close(f"interrupted by {error.__name__}")
 
 
 class Always(FakeRecorder):

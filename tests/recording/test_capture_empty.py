@@ -112,3 +112,14 @@ def test_one_recorder_or_one_window_that_went_well_is_a_capture(start, clock):
     assert not [note for note in notes if note.level == "warning"]
     captured = [note.text for note in notes if note.text.startswith("captured")]
     assert captured == ["captured step-000001 with FakeRecorder"]
+
+
+def test_a_recorder_whose_tool_is_not_there_captured_nothing(start, clock):
+    recorder = FakeRecorder()
+    recorder.why_nothing = "no tool is attached"
+    session = start([recorder], steps=[1])
+    run_steps(session, clock, [1])
+    session.close()
+    assert [(note.level, note.text) for note in read(session).notes] == [
+        ("warning", "nothing was captured: no tool is attached")
+    ]

@@ -67,15 +67,16 @@ def test_a_command_that_does_not_exist_is_one_warning(caplog):
     assert "on_finish.command could not be started: " in caplog.text
 
 
-def test_a_callable_that_raises_is_one_warning_and_the_command_still_runs(caplog):
+@pytest.mark.parametrize("error", [RuntimeError("bucket is gone"), SystemExit("bucket is gone")])
+def test_a_callable_that_raises_is_one_warning_and_the_command_still_runs(error, caplog):
     caplog.set_level(logging.INFO)
 
     def broken(finished):
-        raise RuntimeError("bucket is gone")
+        raise error
 
     finish(broken, command=python("print('ran')"))
 
-    assert "on_finish failed on rank 0: RuntimeError('bucket is gone')" in caplog.text
+    assert f"on_finish failed on rank 0: {error!r}" in caplog.text
     assert "on_finish, rank 0: ran" in caplog.messages
 
 

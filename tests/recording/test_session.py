@@ -9,10 +9,12 @@ import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError
+from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import Marker, mark, stage
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.records import run_directory
+from lightning_rlprof.records.run_directory import read_header, read_trace
 from lightning_rlprof.testing import FakeRecorder, make_header
 from tests.builders.recording import read, run_steps, spans, times
 
@@ -199,13 +201,59 @@ def test_a_full_disk_costs_lines_is_logged_once_and_noted_later(start, clock, mo
     assert len(read(session).threads) == 1, "the name of the thread was lost with the first lines"
 
 
-def test_a_disk_that_stays_full_does_not_stop_the_end(start, clock, monkeypatch):
+def test_a_disk_that_stays_full_does_not_stop_the_end_and_the_run_says_so(
+    start, clock, monkeypatch
+):
     disk = FullDisk(monkeypatch)
     session = start()
-    disk.full = True
     run_steps(session, clock, [1])
+    disk.full = True
+    run_steps(session, clock, [2])
     session.close()
-    assert read(session).status is None
+    trace = read(session)
+    assert (trace.status, trace.lost_lines) == ("finished", 0)
+    assert [span.step for span in spans(session, "step")] == [1]
+    assert [(note.level, note.text) for note in trace.notes] == [
+        ("error", "3 lines were lost, because they could not be written")
+    ]
+    assert read_header(trace.path) == trace.header
+
+
+@pytest.mark.parametrize("size", [0, 40, 3200, 3500])
+def test_steps_after_a_file_was_truncated_are_read(start, clock, caplog, size):
+    session = start()
+    path = session.run / "rank-00000.jsonl"
+    run_steps(session, clock, range(1, 30))
+    assert path.stat().st_size > 4000
+    os.truncate(path, size)
+    run_steps(session, clock, range(30, 34))
+    (said,) = [record.message for record in caplog.records]
+    assert said == f"{path} was truncated: what it contained before is lost"
+    session.close()
+    trace = read(session)
+    assert [span.step for span in spans(session, "step")][-4:] == [30, 31, 32, 33]
+    assert trace.lost_lines == (size > 0)
+    assert (trace.status, [note.text for note in trace.notes]) == ("finished", [said])
+    assert read_header(path) == trace.header
+    assert load(session.run).statuses == {0: "finished"}
+
+
+@pytest.mark.parametrize("part", ["file", "run"])
+def test_a_run_that_is_moved_is_said_when_it_happens_and_noted_in_it(start, clock, caplog, part):
+    session = start()
+    path = session.run / "rank-00000.jsonl"
+    run_steps(session, clock, [1])
+    if part == "run":
+        moved = session.run.rename(session.run.with_name("elsewhere")) / path.name
+    else:
+        moved = path.rename(path.with_name("old.jsonl"))
+    run_steps(session, clock, [2, 3])
+    (said,) = [record.message for record in caplog.records]
+    assert said == f"{path} was moved: this rank still writes to it"
+    session.close()
+    trace = read_trace(moved)
+    assert [span.step for span in trace.spans if span.kind == "step"] == [1, 2, 3]
+    assert [note.text for note in trace.notes] == [said]
 
 
 def test_a_disk_that_fills_up_later_costs_the_steps_while_it_is_full(start, clock, monkeypatch):

@@ -92,11 +92,13 @@ def test_a_run_that_was_deleted_while_it_was_written_is_said(start, caplog):
     session.begin_step(1)
     session.end_step()
     shutil.rmtree(session.run)
+    session.begin_step(2)
+    session.end_step()
+    said = f"{session.run / 'rank-00000.jsonl'} was deleted: what this rank records is lost"
+    assert [record.getMessage() for record in caplog.records] == [said]
     with caplog.at_level(logging.WARNING):
         session.close()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{session.run / 'rank-00000.jsonl'} was deleted or moved during the training"
-    ]
+    assert [record.getMessage() for record in caplog.records] == [said]
 
 
 def test_a_mark_without_a_name_is_refused_whether_or_not_anybody_records(start):

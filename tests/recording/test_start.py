@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.recording.start import make_header, new_run_name, start_session
 from lightning_rlprof.records.run_directory import read_trace
+from lightning_rlprof.report.html.page import render_report
+from lightning_rlprof.report.html.run_facts import configuration
 from lightning_rlprof.testing import FakeRecorder
 
 
@@ -72,6 +75,71 @@ def test_own_recorders_replace_the_chosen_ones(tmp_path):
     assert recorder.calls == ["open step-000001", "enter step", "exit step", "close", "finish"]
 
 
+def upload(finished):
+    """Run at the end."""
+
+
+def test_what_is_passed_in_code_is_in_the_configuration_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLPROF__STEPS", "[3]")
+    config = ProfilerConfig.build(
+        {"discrete": True}, stage="actor_update", profile_save_path=str(tmp_path)
+    )
+    with start_session(config, recorders=[FakeRecorder()], on_finish=upload, name="run"):
+        pass
+    path = tmp_path / "run" / "rank-00000.jsonl"
+    header = read_trace(path).header
+    assert header.config["steps"] == [3]
+    assert header.config["discrete"] is True
+    assert header.config["integrated"]["stage"] == "actor_update"
+    assert header.config["recorders"] == ["FakeRecorder"]
+    assert header.config["on_finish"]["function"] == "upload"
+    shown = dict(configuration(load(tmp_path / "run")))
+    assert shown["recorders"] == '["FakeRecorder"]'
+    assert shown["on_finish.function"] == "upload"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["upload.sh", "--token", "SECRET", "-pSECRET", "--key=SECRET", "SECRET"],
+        ["sh", "-c", "curl -H 'Authorization: Bearer SECRET' https://u:SECRET@host/x?k=SECRET"],
+    ],
+)
+def test_secrets_are_in_no_file_log_or_report_of_a_run(command, tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("RLPROF__NSIGHT__WORKER__ENV_VAR", "HF_TOKEN=SECRET,OTHER=SECRET")
+    caplog.set_level(0)
+    config = ProfilerConfig.build(
+        on_finish={"command": ["true", *command[1:]]}, profile_save_path=str(tmp_path)
+    )
+    with start_session(config, name="run"):
+        pass
+    for thread in threading.enumerate():
+        if thread.name == "rlprof-finish":
+            thread.join()
+    path = tmp_path / "run" / "rank-00000.jsonl"
+    assert "SECRET" not in path.read_text() + caplog.text + repr(config.on_finish)
+    header = read_trace(path).header
+    assert header.config["nsight"]["worker"]["env-var"] == "HF_TOKEN,OTHER"
+    assert header.config["on_finish"]["command"][0] == "true"
+    assert "SECRET" not in render_report(load(tmp_path / "run"), {}, "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "given", ["[a, SECRET", "up.sh SECRET | x", "TOKEN=SECRET up.sh", "'SECRET"]
+)
+def test_an_error_in_a_command_shows_no_secret(given, monkeypatch, tmp_path):
+    monkeypatch.setenv("RLPROF__ON_FINISH__COMMAND", given)
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.build()
+    assert "SECRET" not in str(caught.value)
+    monkeypatch.delenv("RLPROF__ON_FINISH__COMMAND")
+    (tmp_path / "x.yaml").write_text(f"on_finish:\n  command: {given}\n")
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.build(tmp_path / "x.yaml")
+    assert "SECRET" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
@@ -120,6 +188,24 @@ def test_a_process_whose_role_is_not_captured_says_so(tmp_path):
         assert said == expected * [
             "this process captures nothing: role 'rollout' is not enabled in roles"
         ]
+
+
+@pytest.mark.parametrize(
+    ("verls", "reason"),
+    [
+        ({"trainer": {"profile_steps": None}}, "no steps are chosen"),
+        (
+            {"trainer": {"profile_steps": [1]}, "critic": {"profiler": {"discrete": True}}},
+            "no role is enabled (critic): set enable or ranks of one",
+        ),
+    ],
+)
+def test_keys_of_verl_that_choose_nothing_say_so(verls, reason, tmp_path):
+    config = ProfilerConfig.build(verls, profile_save_path=str(tmp_path))
+    with start_session(config, name="run"):
+        pass
+    (note,) = read_trace(tmp_path / "run" / "rank-00000.jsonl").notes
+    assert note.text == f"this process captures nothing: {reason}"
 
 
 def test_a_run_that_asked_for_no_capture_says_nothing(tmp_path):

@@ -15,6 +15,7 @@ ROW: dict[str, Any] = {
     "CI low": 3_000_000_000,
     "CI high": 5_000_000_000,
     "confidence": "high",
+    "kind": "problem",
     "try": "prefetch",
     "ruled out if": "it stays",
     "evidence": "3 spans",
@@ -37,6 +38,8 @@ def test_price_place_and_commands_are_said() -> None:
     assert card.cost == (
         "4.00 s of GPU time (95% CI 3.00 s–5.00 s), 25.0% of the job, high confidence"
     )
+    assert card.price == "costs 25.0% · 4.00 s"
+    assert cards(table(kind="idea"))[0].price == "takes 25.0% · 4.00 s"
     assert card.where == "rank 3, step 7, 1.500000 s to 2.000000 s"
     assert card.step == 7
     assert card.commands == (
@@ -48,7 +51,7 @@ def test_price_place_and_commands_are_said() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     blank = {"cost": None, "share": None, "CI low": None, "CI high": None}
     (card,) = cards(table(**blank, rank=None, step=None, to=None), shown=[7])
-    assert card.cost == "no time cost, high confidence"
+    assert (card.cost, card.price) == ("no time cost, high confidence", "")
     assert (card.where, card.step) == ("", None)
     assert cards(table(**{"CI low": None}))[0].cost.startswith("4.00 s of GPU time, 25.0%")
     assert cards(table(step=None))[0].where == "rank 3, 1.500000 s to 2.000000 s"

@@ -49,11 +49,11 @@ def source_of(spans: Spans) -> str:
 
 def test_a_finding_links_to_a_step_that_the_page_has(spans: Spans) -> None:
     page = Page(source_of(spans))
-    links = [a["href"] for a in page.find("a")]
+    links = [a["href"] for a in page.find("a") if a["href"].startswith("#step-")]
     assert links == ["#step-12", "#step-1"], "of most rollout, of most untraced"
     anchors = [f"#{a['id']}" for a in page.find("span") if a.get("id")]
     assert sorted(anchors) == sorted(links)
-    assert "Rollout takes most of the GPU time" in page.text()
+    assert "Rollout takes most of the time" in page.text()
 
 
 def test_the_link_opens_the_step(spans: Spans, tmp_path: Path) -> None:

@@ -45,6 +45,20 @@ def test_a_sentence_in_a_table_is_never_cut(tmp_path: Path) -> None:
     assert page.body["data-cut"] == "0"
 
 
+def test_a_name_in_a_table_is_whole(tmp_path: Path) -> None:
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
+    columns = (Column("kernel", "text"), Column("count", "count"))
+    rows = [("void at::native::" + "x" * 300, 1), ("gemm " * 60, 2)]
+    source = render_report(loaded([]), {"kernels": Table("kernels", columns, rows)}, "")
+    ask = "document.body.dataset.cut = [...document.querySelectorAll('.wide .name')]"
+    ask += ".filter((cell) => cell.scrollWidth > cell.clientWidth).length"
+    page = open_page(browser, poked(source, ask), tmp_path)
+    assert rows[0][0] in page.text()
+    assert page.body["data-cut"] == "0"
+
+
 def test_a_name_turns_no_sentence_around() -> None:
     turned = "\u202egnirts"
     table = Table("t", (Column("stage", "text"),), [(turned,)], f"Without {turned}, 5 ranks.")

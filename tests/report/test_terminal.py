@@ -131,10 +131,30 @@ def test_a_cell_is_shown_whole_or_its_column_is_named(width: int) -> None:
 def test_long_names_and_long_tables_are_cut_visibly() -> None:
     rows = [("x" * 300, 0.1, 1, 1.0, n, 1) for n in range(12)]
     printed = _text(Table("t", COLUMNS, rows), 120, rows=5)
-    assert "x" * 37 + "..." in printed
+    assert "x" * 19 + "..." + "x" * 18 in printed
     assert "x" * 41 not in printed
     assert printed.count("xxx...") == 5
     assert "and 7 more rows" in printed
+
+
+@pytest.mark.parametrize("width", [20, 35, 60, 90])
+def test_names_that_begin_alike_are_told_apart_by_their_ends(width: int) -> None:
+    rows = [
+        (f"void at::native::{'elementwise_' * 20}kernel<{name}>", 0.1) for name in ("Add", "Mul")
+    ]
+    printed = _text(Table("t", COLUMNS[:2], rows), width)
+    assert [
+        re.search(r"void.*\.\.\.\S*(Add|Mul)>", line) is not None for line in printed.splitlines()
+    ].count(True) == 2
+    assert max(map(len, printed.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [100, 160, 240])
+def test_names_that_are_cut_use_the_room_that_is_left(width: int) -> None:
+    columns = (Column("kernel", "text"), Column("path", "text"), Column("calls", "count"))
+    rows = [("k" * 300, "p" * 300, 1), ("gemm", "x", 2)]
+    longest = max(map(len, _text(Table("t", columns, rows), width).splitlines()))
+    assert width - 1 <= longest <= width
 
 
 def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import Partition, partition
+from lightning_rlprof.analysis.partition import Partition, partition
 from lightning_rlprof.analysis.step_selection import Counted, counted, recent
 from lightning_rlprof.analysis.time_categories import align_stage_names
 from lightning_rlprof.tables.arrays import Float64s, Int64s

@@ -2,7 +2,8 @@
 
 Spans and marks with the counter ``sample`` follow one sample through the job: each starts after the
 previous one has ended, on any rank. Spans with the counter ``version`` start after that version
-was published, by a weight sync or a mark with the same number.
+was published, by a weight sync or a mark with the same number. A weight sync on a rank that
+receives ends when the weights are there; see `weight_updates`.
 """
 
 from typing import NamedTuple
@@ -11,10 +12,11 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.step_intervals import StepIntervals
 from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, has_handoffs
+from lightning_rlprof.analysis.critical_path.weight_updates import WeightUpdates, weight_updates
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
-from lightning_rlprof.tables.interval_nesting import last_begun
+from lightning_rlprof.tables.interval_nesting import Enclosing, last_begun
 from lightning_rlprof.tables.spans import Spans
 
 _WORK = (KINDS.index("stage"), KINDS.index("region"))
@@ -37,6 +39,7 @@ class Handoffs(NamedTuple):
         produced_ns: When it was ready.
         producer_row: Row of the span or mark that produced it.
         is_mark: Whether that is a mark.
+        note: What is unknown about weights, empty if nothing is.
     """
 
     chain: Int64s
@@ -48,6 +51,7 @@ class Handoffs(NamedTuple):
     produced_ns: Int64s
     producer_row: Int64s
     is_mark: Mask
+    note: str = ""
 
 
 def find_handoffs(
@@ -56,7 +60,8 @@ def find_handoffs(
     """Find the waits of training threads that handoffs from other threads end.
 
     A wait is the time before a span in which no stage and no region was open, except those named as
-    data wait; it starts after the last sync point. What background threads produce counts as
+    data wait and those in which weights arrive; it starts after the last sync point. If weights
+    arrive in a span, the wait lasts until its end. What background threads produce counts as
     produced by the first chain of their rank. The order of events counts from the start of the step
     interval if that is a sync point, else it is that of the clocks.
 
@@ -66,28 +71,38 @@ def find_handoffs(
         sync_points: Where the chains wait for each other.
         intervals: Their step intervals.
     """
+    updates = weight_updates(spans)
     if not has_handoffs(spans):
-        return Handoffs(*np.zeros((9, 0), dtype=np.int64))
+        nothing = Handoffs(*np.zeros((9, 0), dtype=np.int64))
+        return nothing._replace(note=updates.note)
     chain = _chains(spans, threads)
     times = _aligned_times(spans, chain, intervals)
+    arrives = np.isin(np.arange(len(spans)), updates.received)
+    need = np.where(arrives, times[1], times[0])
     rows, sample = _numbered(spans, "sample")
-    samples = _latest_before(times, rows, sample, rows, sample)
-    producer, consumer = np.hstack([samples, _version_pairs(spans, times)])
-    where, until = chain[consumer], spans.start_ns[consumer]
+    samples = _latest_before(times[1], rows, sample, times[0], rows, sample)
+    weights = _weight_pairs(spans, times, need, arrives, updates)
+    producer, consumer = np.hstack([samples, weights])
+    # The sender of weights may return from the transfer later than the receiver.
+    more = np.zeros(len(spans), dtype=np.int64)
+    more[updates.sent] = updates.sending_ns
+    ready = spans.end_ns[producer] + np.minimum(need[consumer] - times[1, producer], more[producer])
+    where = chain[consumer]
+    until = np.where(arrives, spans.end_ns, spans.start_ns)[consumer]
     at = last_begun(sync_points.chain, sync_points.start_ns, where, until - 1)
     met = np.append(sync_points.end_ns, np.iinfo(np.int64).min)[at]
-    begin = np.maximum(_last_activity(spans, threads, where, until), met)
+    begin = np.maximum(_last_activity(spans, threads, updates, where, until), met)
     waits = (chain[producer] >= 0) & (where >= 0) & (where != chain[producer]) & (met <= until)
     waits &= spans.thread[consumer] == threads[where]
-    columns = np.stack([where, begin, until, consumer, producer])[:, waits]
-    where, begin, until, consumer, producer = columns[:, np.lexsort(columns[2::-1])]
+    columns = np.stack([where, begin, until, consumer, producer, ready])[:, waits]
+    where, begin, until, consumer, producer, ready = columns[:, np.lexsort(columns[2::-1])]
     new = differs(where, begin)
     wait, last = np.cumsum(new) - 1, np.append(new[1:], True)[: len(new)]
-    order = np.lexsort((-spans.end_ns[producer], chain[producer], wait))
+    order = np.lexsort((-ready, chain[producer], wait))
     order = order[differs(wait[order], chain[producer[order]])]  # of one thread the last
     producer = producer[order]
     is_mark = spans.kind[producer] == _MARK
-    handoffs = (wait[order], chain[producer], spans.end_ns[producer], producer, is_mark)
+    handoffs = (wait[order], chain[producer], ready[order], producer, is_mark, updates.note)
     return Handoffs(where[new], begin[new], until[last], consumer[last], *handoffs)
 
 
@@ -118,34 +133,65 @@ def _aligned_times(spans: Spans, chain: Int64s, intervals: StepIntervals) -> Int
     return times
 
 
-def _version_pairs(spans: Spans, times: Int64s) -> Int64s:
-    """Return pairs of rows: the one that published a version, and each thread's first user of it.
+def _weight_pairs(
+    spans: Spans, times: Int64s, need: Int64s, arrives: Mask, updates: WeightUpdates
+) -> Int64s:
+    """Return pairs of rows: the one that sent weights, and each thread's first user of them.
 
-    A thread that skips versions needs the latest that was published.
+    By versions if these are counted on both sides, else by order.
     """
     rows, version = _numbered(spans, "version")
-    produces = categories_of(spans.names)[spans.name[rows]] == Category.WEIGHT_SYNC
-    produces |= spans.kind[rows] == _MARK
-    there = np.unique(version[produces])
-    consumes = rows[~produces]
-    place = np.searchsorted(there, version[~produces], "right") - 1
+    is_sync = (categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name]
+    is_sync |= spans.kind == _MARK
+    sends = np.isin(rows, updates.sent) & is_sync[rows]
+    sent, there = rows[sends], np.unique(version[sends])
+    consumes = rows[~sends]
+    # A thread that skips versions needs the latest that was published.
+    known = there if len(there) else np.unique(version)
+    place = np.searchsorted(known, version[~sends], "right") - 1
     order = np.lexsort((spans.start_ns[consumes], spans.thread[consumes]))
     consumes, place = consumes[order], place[order]
-    thread = spans.thread[consumes]
-    highest = np.maximum.accumulate(thread * (len(there) + 2) + place + 1)
+    highest = np.maximum.accumulate(spans.thread[consumes] * (len(known) + 2) + place + 1)
     first = differs(highest) & (place >= 0)
-    consumes, wanted = consumes[first], np.append(there, 0)[place[first]]
-    return _latest_before(times, rows[produces], version[produces], consumes, wanted)
+    consumes, wanted = consumes[first], np.append(known, 0)[place[first]]
+    pairs = []
+    if len(there):
+        for own, ready in ((arrives[consumes], times[0]), (~arrives[consumes], times[1])):
+            of = ready, sent, version[sends], need, consumes[own], wanted[own]
+            pairs.append(_latest_before(*of))
+        consumes = consumes[:0]
+    unknown = np.setdiff1d(updates.received, rows)
+    consumes = np.append(consumes[np.isin(spans.rank[consumes], updates.ranks)], unknown)
+    syncs = updates.sent[is_sync[updates.sent]]
+    middle, sent = times[0] + (times[1] - times[0]) // 2, updates.sent
+    # A transfer that is half done when weights have arrived is theirs; training has to be over.
+    by_order = []
+    for own, ready in (
+        (arrives[consumes], middle if len(syncs) else times[1]),
+        (~arrives[consumes], times[1]),
+    ):
+        zeros = np.zeros_like(sent), np.zeros(np.count_nonzero(own), np.int64)
+        of = ready, sent, zeros[0], need, consumes[own], zeros[1]
+        by_order.append(_latest_before(*of))
+    producer, consumer = np.hstack(by_order)
+    order = np.lexsort((need[consumer], spans.thread[consumer]))
+    producer, consumer = producer[order], consumer[order]
+    new = differs(spans.thread[consumer], producer)
+    return np.hstack([*pairs, np.stack([producer[new], consumer[new]])])
 
 
 def _latest_before(
-    times: Int64s, rows: Int64s, number: Int64s, consumers: Int64s, wanted: Int64s
+    ready: Int64s, rows: Int64s, number: Int64s, need: Int64s, consumers: Int64s, wanted: Int64s
 ) -> Int64s:
-    """Return pairs of rows: the one of a consumer's number that ended last before its start."""
-    low, width = int(times.min()), int(np.ptp(times)) + 1
-    keys = number * width + (times[1, rows] - low)
+    """Return pairs of rows: the last one of a consumer's number that was ready when needed.
+
+    ``ready`` and ``need`` are times per row of the run.
+    """
+    low = min(int(ready.min()), int(need.min()))
+    width = max(int(ready.max()), int(need.max())) - low + 1
+    keys = number * width + (ready[rows] - low)
     order = np.lexsort((rows, keys))
-    query = wanted * width + (times[0, consumers] - low)
+    query = wanted * width + (need[consumers] - low)
     place = np.searchsorted(keys[order], query, "right") - 1
     rows, number = np.append(rows[order], -1), np.append(number[order], -1)
     place = np.where(rows[place] == consumers, place - 1, place)  # a mark ends when it begins
@@ -163,12 +209,23 @@ def _chains(spans: Spans, threads: Int64s) -> Int64s:
     return chain[spans.thread]
 
 
-def _last_activity(spans: Spans, threads: Int64s, chain: Int64s, before_ns: Int64s) -> Int64s:
-    """Return when each chain last started (before a time) or ended (until then) some work."""
+def _last_activity(
+    spans: Spans, threads: Int64s, updates: WeightUpdates, chain: Int64s, before_ns: Int64s
+) -> Int64s:
+    """Return when each chain last started (before a time) or ended (until then) some work.
+
+    To send weights is work, too. What is inside the arrival of weights is not.
+    """
     feeds = categories_of(spans.names) == Category.DATA_WAIT
     work = np.isin(spans.kind, _WORK) & ~feeds[spans.name] & np.isin(spans.thread, threads)
-    lane = np.tile(np.searchsorted(threads, spans.thread[work]), 2)
-    times = np.append(2 * spans.end_ns[work], 2 * spans.start_ns[work] + 1)  # ends come first
+    if len(rows := updates.received):
+        arrivals = Enclosing(spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows])
+        work &= arrivals.at(spans.thread, spans.start_ns) < 0
+    rows, on = np.flatnonzero(work), np.isin(spans.thread[updates.sent], threads)
+    sent, until = updates.sent[on], spans.end_ns[updates.sent[on]] + updates.sending_ns[on]
+    lane = np.searchsorted(threads, spans.thread[np.concatenate([rows, sent, rows])])
+    ends = 2 * np.append(spans.end_ns[rows], until)  # ends come first
+    times = np.append(ends, 2 * spans.start_ns[rows] + 1)
     order = np.lexsort((times, lane))
     lane, times = lane[order], times[order]
     first = 2 * int(spans.start_ns.min(initial=0))

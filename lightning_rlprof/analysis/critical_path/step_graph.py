@@ -22,7 +22,7 @@ from lightning_rlprof.analysis.critical_path.step_intervals import (
     find_step_intervals,
 )
 from lightning_rlprof.analysis.critical_path.sync_points import SyncPoints, find_sync_points
-from lightning_rlprof.analysis.stages.partition import UNTRACED, Partition, partition
+from lightning_rlprof.analysis.partition import UNTRACED, Partition, partition
 from lightning_rlprof.analysis.step_selection import counted, last_steps
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.interval_nesting import last_begun
@@ -280,7 +280,7 @@ def step_graph(spans: Spans) -> StepGraph | str:
         if not timeline.intervals.synchronized and (text := unsynchronized_clocks(timeline.spans)):
             return f"Steps can't be aligned: no sync point includes all ranks, and {text}."
         if not len(timeline.sync_points.step) and not len(timeline.handoffs.wait):
-            return _NO_SYNC
+            return f"{_NO_SYNC} {timeline.handoffs.note}".strip()
     while len(timeline.intervals.steps):
         graph = _graph(timeline, dropped)
         stuck = graph.schedule.stuck
@@ -330,6 +330,7 @@ def _note(timeline: Timeline, dropped: int, *, with_handoffs: bool) -> str:
         told.append(f"Step boundaries: {timeline.intervals.boundaries}.")
         if with_handoffs or not timeline.intervals.synchronized:
             told.append(uncertainty_note(timeline.spans, "Step boundaries and handoffs"))
+    told.append(timeline.handoffs.note)
     if dropped:
         told.append(f"Excluded {dropped} steps whose sync points come in different orders.")
     return " ".join(filter(None, told))

@@ -7,12 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
+from lightning_rlprof.analysis.critical_path.weight_updates import weight_updates
 from lightning_rlprof.analysis.statistics.robust import expected
 from lightning_rlprof.analysis.step_selection import recent
 from lightning_rlprof.analysis.stragglers.rank_matrix import (
     RankMatrix,
     build_rank_matrix,
     stage_rows,
+    with_phases,
 )
 from lightning_rlprof.analysis.stragglers.wait_detection import detect_waits
 from lightning_rlprof.analysis.time_categories import Category, categories_of
@@ -31,7 +33,7 @@ _LEARNED = 100_000  # spans that are enough to detect which stages include waiti
 class SyncPoints:
     """Sync points, and the visits of chains (one per training thread) to them.
 
-    The first five columns have one entry per visit, by chain and start; a chain's visits never
+    The first six columns have one entry per visit, by chain and start; a chain's visits never
     overlap. The next four have one entry per sync point.
 
     Attributes:
@@ -39,6 +41,7 @@ class SyncPoints:
         start_ns: Its arrival, by the clock of its rank.
         end_ns: When it continued.
         group: Sync point of the visit.
+        row: Row of its span; -1 if a table lists it.
         name: Index into ``names``.
         step: RL step of each sync point.
         size: How many chains visited it, two or more.
@@ -52,6 +55,7 @@ class SyncPoints:
     start_ns: Int64s
     end_ns: Int64s
     group: Int64s
+    row: Int64s
     name: Int64s
     step: Int64s
     size: Int64s
@@ -67,6 +71,7 @@ class _Visits(NamedTuple):
     chain: Int64s
     step: Int64s
     set: Int64s
+    row: Int64s
     name: Int64s
     start_ns: Int64s
     end_ns: Int64s
@@ -77,24 +82,28 @@ class _Visits(NamedTuple):
 
 
 def has_handoffs(spans: Spans) -> bool:
-    """Return whether any span of the run counts a sample or a version of the weights."""
-    return "sample" in spans.counters or "version" in spans.counters
+    """Return whether ranks hand over samples or weights: counted, or marked where they arrive."""
+    counted = "sample" in spans.counters or "version" in spans.counters
+    return counted or len(weight_updates(spans).received) > 0
 
 
-def find_sync_points(spans: Spans, threads: Int64s) -> SyncPoints:
+def find_sync_points(spans: Spans, threads: Int64s, *, tables: bool = True) -> SyncPoints:
     """Find the sync points of training threads.
 
     They come from a table of collectives if there is one, else from spans with names of collectives
     and barriers. A stage that is found to include waiting, without a sync point inside, is one as a
-    whole; but not a data wait, if samples or versions are counted: ranks may wait for the same
-    producer. Calls are matched by their order, see `match_occurrences`.
+    whole; but not a data wait or the arrival of weights, if ranks hand over something: they may
+    wait for the same producer. Where phases of the training loop ran inside a stage, these are
+    looked at one by one, see `with_phases`. Calls are matched by order, see `match_occurrences`.
 
     Args:
         spans: The run.
         threads: Training threads, one per chain.
+        tables: Whether a table of collectives counts, whose times are a device's.
     """
-    names = [*spans.names]
-    visits, source = _visits_in_table(spans, threads, names), "collectives table"
+    spans, names = with_phases(spans), [*spans.names]
+    visits = _visits_in_table(spans, threads, names) if tables else None
+    source = "collectives table"
     if visits is None or not len(visits.chain):
         joint = (Category.COMMUNICATION, Category.COLLECTIVE_WAIT)
         rows = np.isin(categories_of(spans.names), joint)[spans.name] & np.isin(spans.kind, _SPANS)
@@ -109,13 +118,17 @@ def find_sync_points(spans: Spans, threads: Int64s) -> SyncPoints:
         source = f"{source} and {told}" if len(visits.chain) else told
         waiting = waiting._replace(set=waiting.set + first)
         visits = _Visits(*(np.concatenate(pair) for pair in zip(visits, waiting, strict=True)))
-    return _to_sync_points(visits, first, (*names,), source)
+    return _to_sync_points(visits, first, (*names,), source, uncertainty_ns(spans))
 
 
-def _to_sync_points(visits: _Visits, first: int, names: tuple[str, ...], source: str) -> SyncPoints:
+def _to_sync_points(
+    visits: _Visits, first: int, names: tuple[str, ...], source: str, unsure_ns: int | None
+) -> SyncPoints:
     """Match the visits and sort them by chain; sets from ``first`` on are whole stages.
 
-    Leaves out sync points with a visit that starts inside another visit of its chain.
+    Leaves out sync points with a visit that starts inside another visit of its chain. A whole stage
+    is left when the first rank leaves it, as far as clocks show that: what the others still do in
+    it is their own work.
     """
     at, group = _match(visits, None)
     outer = ~np.isin(group, group[_inside_another(visits.only(at))])
@@ -125,9 +138,14 @@ def _to_sync_points(visits: _Visits, first: int, names: tuple[str, ...], source:
     size = np.bincount(group)
     step, whole_stage = np.zeros(len(size), dtype=np.int64), np.zeros(len(size), dtype=bool)
     step[group], whole_stage[group] = visits.step, visits.set >= first
+    if unsure_ns is not None:
+        left = np.full(len(size), np.iinfo(np.int64).max)
+        np.minimum.at(left, group, visits.end_ns)
+        end = np.maximum(np.minimum(visits.end_ns, left[group] + unsure_ns), visits.start_ns)
+        visits = visits._replace(end_ns=np.where(whole_stage[group], end, visits.end_ns))
     shortest = np.full(len(size), np.iinfo(np.int64).max)
     np.minimum.at(shortest, group, visits.end_ns - visits.start_ns)
-    columns = (visits.chain, visits.start_ns, visits.end_ns, group, visits.name)
+    columns = (visits.chain, visits.start_ns, visits.end_ns, group, visits.row, visits.name)
     source = source if len(size) else ""
     return SyncPoints(*columns, step, size, shortest, whole_stage, names, source)
 
@@ -136,7 +154,7 @@ def _visits_of(spans: Spans, threads: Int64s, rows: Int64s) -> _Visits:
     rows = rows[np.isin(spans.thread[rows], threads)]
     chain, name = np.searchsorted(threads, spans.thread[rows]), spans.name[rows]
     times = spans.start_ns[rows], spans.end_ns[rows]
-    return _Visits(chain, spans.step[rows], name, name, *times)
+    return _Visits(chain, spans.step[rows], name, rows, name, *times)
 
 
 def _visits_in_table(spans: Spans, threads: Int64s, names: list[str]) -> _Visits | None:
@@ -157,7 +175,7 @@ def _visits_in_table(spans: Spans, threads: Int64s, names: list[str]) -> _Visits
     name, one = len(names) + what[keep], group[keep] * len(operations) + what[keep]
     names += operations
     chain, start, took = first[1][place[keep]], start[keep], took[keep]
-    visits = _Visits(chain, step[keep], one, name, start, start + took)
+    visits = _Visits(chain, step[keep], one, np.full(len(one), -1), name, start, start + took)
     return visits.only(np.argsort(start, kind="stable"))
 
 
@@ -165,15 +183,17 @@ def _waiting_stages(spans: Spans, threads: Int64s, known: _Visits) -> _Visits:
     """Return the spans of stages that include waiting, unless a sync point inside explains it."""
     some, _ = recent(spans, _LEARNED)
     found = stage_rows(some)
-    feeds = categories_of(spans.names) == Category.DATA_WAIT
-    parts = [_Visits(*np.zeros((6, 0), dtype=np.int64))]
+    feeds = (categories_of(spans.names) == Category.DATA_WAIT)[spans.name]
+    feeds[weight_updates(spans).received] = True
+    parts = [_Visits(*np.zeros((7, 0), dtype=np.int64))]
     for number, ranks in enumerate(_roles(spans) if len(found.rows) else ()):
         codes = _stages_with_waiting(some, build_rank_matrix(some, found, ranks))
         mine = np.isin(spans.name, codes) & np.isin(spans.rank, ranks)
+        mine &= ~(has_handoffs(spans) & feeds)
         own = _visits_of(spans, threads, np.flatnonzero(mine & (spans.kind == _SPANS[0])))
         own = own._replace(set=own.set + number * len(spans.names))
         explained = np.isin(own.name, own.name[_contains(own, known)])
-        parts.append(own.only(~explained & ~(has_handoffs(spans) & feeds[own.name])))
+        parts.append(own.only(~explained))
     return _Visits(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 

@@ -7,25 +7,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.timeline import LATENCY_NS, missing_ranks, profiled_times
 from lightning_rlprof.analysis.device.wait_chain import (
     GAP,
     HOST,
-    LATENCY_NS,
     LAUNCH,
     PathSegments,
     critical_paths,
 )
 from lightning_rlprof.analysis.device.work import (
     COPY,
+    GRAPHS_NOTE,
+    NO_REPLAY,
     NOT_RECORDED,
     OTHERS,
     device_work,
     no_work,
     optional_numbers,
 )
-from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
-from lightning_rlprof.analysis.step_selection import captures
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s, Mask, differs, group_starts
@@ -47,7 +48,7 @@ _WAITS = re.compile(
 _DRIVER = "runtime"  # the kind of calls that may wait for a device
 _STREAM_WAIT = "stream waits for event"  # of Nsight Systems: the host does not wait in it
 _TRAINS = (KINDS.index("step"), KINDS.index("stage"))
-_READ = ("device", "stream", "start", "launch", "launch duration", "thread", "graph")
+_READ = ("device", "stream", "start", "launch", "launch duration", "thread")
 _LONG = GAP - 1
 _PARTS = {HOST: "host", LAUNCH: "launch latency", GAP: "kernel gap", _LONG: "unattributed delay"}
 _NO_STEP = "No step that was profiled launched device work."
@@ -175,11 +176,7 @@ def _host_steps(spans: Spans, rank: int, queue: _LaunchQueue) -> Iterator[tuple[
         start = np.append(launch, spans.start_ns[own]).min()[None]
         end = np.append(queue.end, spans.end_ns[own]).max()[None]
         rows = np.array([-1])
-    header, profiled = spans.headers.get(rank), captures(spans, rank, queue.start)
-    if profiled is None:
-        profiled = start[:1], end.max()[None]
-        if header is not None and header.config:  # a profiler's trace next to rlprof's own spans
-            profiled = launch.min()[None], queue.end.max()[None]
+    profiled = profiled_times(spans, rank, queue.start, queue.end, launch)
     for low, high in zip(*(each.tolist() for each in profiled), strict=True):
         for at in np.flatnonzero((start < high) & (end > low)).tolist():
             yield max(low, int(start[at])), min(high, int(end[at])), int(rows[at])
@@ -313,12 +310,16 @@ def _launch_queues(
     work = device_work(spans, ranks, notes)
     if not work.tables:
         return
+    if work.hidden_in_graphs:
+        notes.append(GRAPHS_NOTE)
+    if ranks is None:
+        notes += missing_ranks(spans, np.unique(work.rank).tolist())
     codes, texts = work.named
     parts = (_WORK[kind] for kind in work.name_kinds.tolist())
     names = [*zip(parts, (*texts, None), strict=True)]
     stage, stages = work.stages()
     columns = {name: work.numbers(name) for name in _READ}
-    columns |= {"duration": work.duration, "stage": stage}
+    columns |= {"duration": work.duration, "stage": stage, "replay": work.replay}
     columns["name"] = np.where(codes < 0, len(texts), codes)
     hosts = []
     if (calls := spans.try_table("calls", notes)) is not None:
@@ -393,17 +394,12 @@ def _queue_of(
 
 
 def _after_first_in_replay(own: dict[str, Int64s]) -> Mask:
-    """Return which rows belong to a graph replay and are not the first one there.
-
-    Copies have no graph number: a copy launched at once with a kernel of a graph belongs to it.
-    """
-    graph, launch, start = (own[name] for name in ("graph", "launch", "start"))
-    order = np.lexsort((start, launch))
-    is_first = differs(launch[order])
-    replays = np.maximum.reduceat((graph != NOT_RECORDED)[order], np.flatnonzero(is_first))
+    """Return which rows belong to a graph replay and are not the first one there."""
+    order = np.lexsort((own["start"], own["replay"]))
+    replay = own["replay"][order]
     later = np.zeros(len(order), bool)
-    later[order] = ~is_first & replays[np.cumsum(is_first) - 1]
-    later &= launch != NOT_RECORDED
+    later[order] = (replay != NO_REPLAY) & ~differs(replay)
+    later &= own["launch"] != NOT_RECORDED
     return later
 
 

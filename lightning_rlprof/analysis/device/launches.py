@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import (
+    NO_REPLAY,
     NOT_RECORDED,
     DeviceWork,
     device_work,
@@ -41,7 +42,7 @@ _COLUMNS = (
     Column("queue mean depth", "number", "launches"),
     *columns_of("share", "queue empty %", "queue full %"),
 )
-_READ = ("rank", "device", "stream", "start", "duration", "launch", "launch duration", "graph")
+_READ = ("rank", "device", "stream", "start", "duration", "launch", "launch duration")
 _TITLES = ("launch", "graph replay", "copy", "not recorded")  # of calls without a name
 _NOT_RECORDED = len(_TITLES) - 1
 _NO_LAUNCHES = "The profiler recorded no launch times of kernels."
@@ -59,7 +60,7 @@ class _Launched(NamedTuple):
     duration: Int64s
     launch: Int64s
     call: Int64s
-    graph: Int64s
+    replay: Int64s
 
 
 def launches(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -68,8 +69,9 @@ def launches(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     A delay lasts from the start of the call to the start on the device. ``outliers`` are delays
     beyond ``Q3 + 3 * (Q3 - Q1)`` of those in their row (Tukey 1977, "far out"). ``shorter than
     launch`` counts kernels that ran for less time than the call that launched them: a stream of
-    only such kernels waits for the host. A graph replay is one launch of many kernels and starts
-    with the first of them. Kernels without a known launch have a row ``not recorded``.
+    only such kernels waits for the host. A graph replay is one launch of all kernels and copies in
+    it. It belongs to the stream on which the first of them starts; rows of other streams don't
+    count it. Kernels without a known launch have a row ``not recorded``.
 
     The queue of a stream contains what is launched and has not started. It is the same in all rows
     of the stream, from its first launch to its last start, without the time between captures.
@@ -90,11 +92,11 @@ def launches(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 def _rows(spans: Spans, work: DeviceWork, notes: list[str]) -> list[tuple[Cell, ...]]:
     """Return a row per stream and call; those of a stream by number of launches."""
     is_copy = np.arange(len(work)) >= work.kernel_count
-    own = _Launched(is_copy, *(work.numbers(name) for name in _READ))
+    own = _Launched(is_copy, *[*map(work.numbers, _READ), work.replay])
     titles, title = _titles(spans, own, notes)
     streams, stream = _distinct(own.rank, own.device, own.stream)
     keys = stream * len(titles) + title
-    first = _first(own, stream)
+    first = _first(own)
     wrong = own.start[first] < own.launch[first]
     if wrong.any():
         text = f"{int(wrong.sum())} launches start before they were launched, by their clocks"
@@ -109,14 +111,15 @@ def _rows(spans: Spans, work: DeviceWork, notes: list[str]) -> list[tuple[Cell, 
     for key in sorted(kernels, key=lambda key: (key // len(titles), -launched[key], key)):
         place, code = divmod(key, len(titles))
         head = (None if each == NOT_RECORDED else each for each in streams[:, place].tolist())
-        values = (column.get(key) for column in (launched, kernels, *times))
-        rows.append((*head, titles[code], *values, *queues.get(place, (None,) * 4)))
+        count = None if code == _NOT_RECORDED else launched[key]
+        values = (column.get(key) for column in (kernels, *times))
+        rows.append((*head, titles[code], count, *values, *queues.get(place, (None,) * 4)))
     return rows
 
 
 def _titles(spans: Spans, work: _Launched, notes: list[str]) -> tuple[list[str], Int64s]:
     """Return titles of calls, and for each row that of its launch: the call's name if known."""
-    title = np.where(work.is_copy, 2, np.where(work.graph != NOT_RECORDED, 1, 0))
+    title = np.where(work.replay != NO_REPLAY, 1, np.where(work.is_copy, 2, 0))
     names: Sequence[str] = ()
     if (table := spans.try_table("calls", notes)) is not None:
         code, names = table.texts("name")
@@ -134,13 +137,13 @@ def _distinct(*columns: Int64s) -> tuple[Int64s, Int64s]:
     return np.stack([column[order[is_new]] for column in columns]), code
 
 
-def _first(work: _Launched, stream: Int64s) -> Int64s:
-    """Return one row per launch: of a replay the first to start on each stream."""
+def _first(work: _Launched) -> Int64s:
+    """Return one row per launch: of a replay the first to start."""
     rows = np.flatnonzero(work.launch != NOT_RECORDED)
-    replayed = work.graph[rows] != NOT_RECORDED
+    replayed = work.replay[rows] != NO_REPLAY
     alone, many = rows[~replayed], rows[replayed]
-    many = many[np.lexsort((work.start[many], work.graph[many], stream[many]))]
-    return np.sort(np.append(alone, many[differs(stream[many], work.graph[many])]))
+    many = many[np.lexsort((work.start[many], work.replay[many]))]
+    return np.sort(np.append(alone, many[differs(work.replay[many])]))
 
 
 def _delays(work: _Launched, keys: Int64s, rows: Int64s) -> list[dict[int, int]]:
@@ -153,7 +156,7 @@ def _delays(work: _Launched, keys: Int64s, rows: Int64s) -> list[dict[int, int]]
     low, high = (ordered[heads + (found.count * part + 3) // 4 - 1] for part in (1, 3))
     outliers = np.bincount(place, delay > (high + 3 * (high - low))[place])
     call = work.call[rows]
-    is_kernel = (call != NOT_RECORDED) & (work.graph[rows] == NOT_RECORDED) & ~work.is_copy[rows]
+    is_kernel = (call != NOT_RECORDED) & (work.replay[rows] == NO_REPLAY) & ~work.is_copy[rows]
     shorter = summarize(keys[is_kernel], (work.duration[rows] < call)[is_kernel].astype(np.int64))
     delays = _by_key(found.group, found.p50, found.p95, found.max, outliers.astype(np.int64))
     return delays + _by_key(shorter.group, shorter.total)

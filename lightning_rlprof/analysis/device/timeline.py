@@ -1,4 +1,7 @@
-"""What ran on each device over time, which stage its host was in, and when it was profiled."""
+"""What is known of each device: what ran on it, when it was profiled, and why it was idle.
+
+Every analysis of device time asks here: breakdown, idle, overlap, the ledger, findings, headline.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,8 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.device.work import (
+    COMMUNICATION,
     COPY,
     GRAPHS_NOTE,
+    NO_REPLAY,
     NOT_RECORDED,
     DeviceWork,
     device_work,
@@ -23,8 +28,18 @@ from lightning_rlprof.tables.spans import Spans
 NEVER = 2**63 - 1
 """Launch time of device work whose launch was not recorded."""
 
+LATENCY_NS = 30_000
+"""Up to this long after its launch, work that has not started is in launch latency.
+
+HTA has the same 30 µs. Its documentation calls them nanoseconds, while its data are microseconds.
+"""
+
+HOST_BOUND, LAUNCH_LATENCY, COLLECTIVE_WAIT, UNATTRIBUTED = range(4)
+"""Causes of idle time, see `idle_causes`."""
+
 _NO_COPIES = "Copies were not recorded; their time counts as idle."
-_NO_GRAPH = -1
+_NO_KERNELS = "No kernels were recorded, so device idle time is unknown."
+_SHOWN = 8
 _STAGE, _STEP = KINDS.index("stage"), KINDS.index("step")
 _EMPTY = np.empty(0, np.int64)
 
@@ -38,7 +53,7 @@ class LaneWork(NamedTuple):
         kind: `COMPUTE`, `COMMUNICATION` or `COPY`.
         stage: Index into `DeviceTimeline.stages` of the stage that launched it, or `NO_STAGE`.
         launch_ns: When the call that launched it began, or `NEVER`.
-        graph: Number of the graph replay that it ran in, -1 if none.
+        replay: Number of the graph replay that it ran in, or `NO_REPLAY`.
     """
 
     start_ns: Int64s
@@ -46,7 +61,7 @@ class LaneWork(NamedTuple):
     kind: Int64s
     stage: Int64s
     launch_ns: Int64s
-    graph: Int64s
+    replay: Int64s
 
     def starting_at(self, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first row that starts at each time, and its launch, else `NEVER`."""
@@ -94,12 +109,14 @@ class DeviceTimeline:
         lanes: By rank and device; those without device work have none.
         stages: Names of stages.
         copies: Whether copies were recorded, even if there were none.
+        work: The kernels and copies as they were recorded.
         notes: What the reader must know.
     """
 
     lanes: list[Lane] = field(default_factory=list)
     stages: list[str] = field(default_factory=list)
     copies: bool = False
+    work: DeviceWork = field(default_factory=lambda: DeviceWork(None, None))
     notes: list[str] = field(default_factory=list)
 
 
@@ -131,29 +148,43 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
 
     A device counts as profiled inside captures that contain device work of its rank. A run
     without captures has two cases. In a trace of an external profiler it is all the time, except
-    for missing steps. Next to spans that rlprof recorded it is from the rank's first device work
-    to its last. If kernels inside graphs aren't visible, no time counts as profiled.
+    for missing steps. Next to spans that rlprof recorded it is from the rank's first launch or
+    device work to its last. If kernels inside graphs aren't visible, or no kernel was recorded at
+    all, no time counts as profiled.
     """
     notes: list[str] = []
     work = device_work(spans, None, notes)
     if not work.duration.any():
-        return DeviceTimeline(notes=notes)
+        return DeviceTimeline(work=work, notes=notes)
     stage, stages = work.stages(spans.names)
     copies = work.copies is not None or bool((work.kind[work.duration > 0] == COPY).any())
     if work.hidden_in_graphs:
         notes.append(GRAPHS_NOTE)
     if not copies:
         notes.append(_NO_COPIES)
+    if not work.kernel_count:
+        notes.append(_NO_KERNELS)
     lanes = _lanes(spans, work, stage)
-    if absent := len(set(spans.ranks) - {lane.rank for lane in lanes}):
-        notes.append(f"{absent} ranks have no device work, so they have no row.")
-    return DeviceTimeline(lanes, stages, copies, notes)
+    notes += missing_ranks(spans, [lane.rank for lane in lanes])
+    return DeviceTimeline(lanes, stages, copies, work, notes)
+
+
+def missing_ranks(spans: Spans, ranks: list[int]) -> list[str]:
+    """Say on which ranks of the job device work was recorded, unless it was on all."""
+    sizes = [header.world_size for header in spans.headers.values()]
+    world, own = max([len(spans.ranks), *sizes]), sorted(set(ranks))
+    if len(own) >= world:
+        return []
+    more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
+    shown = ", ".join(map(str, own[:_SHOWN])) + more
+    ranks_text = f"rank{'s' if len(own) > 1 else ''} {shown}"
+    return [f"Device work was recorded on {ranks_text} only, of {world} ranks."]
 
 
 def grid_of(lane: Lane, *others: Int64s) -> Grid:
     """Cut the time of a lane wherever work begins or ends, and at the other times.
 
-    A graph replay counts as not profiled from its first kernel to its last: what its kernels wait
+    A graph replay counts as not profiled from its first kernel or copy to its last: what they wait
     for is unknown.
     """
     work = lane.work
@@ -169,14 +200,39 @@ def grid_of(lane: Lane, *others: Int64s) -> Grid:
     return Grid(times, first, last, open_count(first, last, count) > 0, profiled & ~replayed)
 
 
-def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
-    """Return starts and ends of graph replays.
+def idle_causes(lane: Lane) -> tuple[Int64s, Int64s, Int64s]:
+    """Return starts, ends and causes of a device's idle time; a gap lasts until the next work.
 
-    A replay has one launch; files of several captures may use the same number again.
+    - `HOST_BOUND`: the host launched that work after the device had run empty. If the work waited
+      longer than `LATENCY_NS` for its start, only the time until the launch counts.
+    - `LAUNCH_LATENCY`: the work was queued before, and started within `LATENCY_NS`.
+    - `COLLECTIVE_WAIT`: the work was queued for longer, and is a collective.
+    - `UNATTRIBUTED`: all other idle time, such as before work whose launch was not recorded.
+
+    The intervals ascend. A gap with two causes is two of them.
     """
-    at = np.flatnonzero(work.graph != _NO_GRAPH)
-    at = at[np.lexsort((work.launch_ns[at], work.graph[at]))]
-    first = group_starts(work.graph[at], work.launch_ns[at])
+    start, end = grid_of(lane).idle()
+    at, launch = lane.work.starting_at(end)
+    known, late = launch <= end, launch > start  # a launch after the start is an error of clocks
+    queued = np.where(known, launch, end).clip(start, end)
+    short = end - queued <= LATENCY_NS
+    collective = np.append(lane.work.kind, COMMUNICATION)[at] == COMMUNICATION
+    waiting = np.where(collective, COLLECTIVE_WAIT, UNATTRIBUTED)
+    cause = np.where(short, np.where(late, HOST_BOUND, LAUNCH_LATENCY), waiting)
+    cause[~known] = UNATTRIBUTED
+    split = np.flatnonzero(known & late & ~short)  # launched late, and then not started at once
+    first = np.append(np.where(known & ~short, queued, start), start[split])
+    last = np.append(end, queued[split])
+    cause = np.append(cause, np.full(len(split), HOST_BOUND))
+    order = np.argsort(first, kind="stable")
+    return first[order], last[order], cause[order]
+
+
+def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
+    """Return starts and ends of graph replays."""
+    at = np.flatnonzero(work.replay != NO_REPLAY)
+    at = at[np.argsort(work.replay[at], kind="stable")]
+    first = group_starts(work.replay[at])
     starts, ends = work.start_ns[at], work.end_ns[at]
     return np.minimum.reduceat(starts, first), np.maximum.reduceat(ends, first)
 
@@ -184,13 +240,13 @@ def _replays(work: LaneWork) -> tuple[Int64s, Int64s]:
 def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
     """Return the lanes, without work that takes no time; ``stage`` launched each row of work."""
     start, launch = work.numbers("start"), work.numbers("launch", NEVER)
-    device, graph = work.numbers("device"), work.numbers("graph", _NO_GRAPH)
+    device = work.numbers("device")
     order = np.lexsort((launch, start, device, work.rank))
     order = order[work.duration[order] > 0]
     rank, device = work.rank[order], device[order]
-    columns = (start, start + work.duration, work.kind, stage, launch, graph)
+    columns = (start, start + work.duration, work.kind, stage, launch, work.replay)
     every = LaneWork(*(column[order] for column in columns))
-    hidden = work.hidden_in_graphs
+    unknown = work.hidden_in_graphs or not work.kernel_count
     lanes: list[Lane] = []
     for each, of_rank in _runs(rank):
         own = LaneWork(*(column[of_rank] for column in every))
@@ -198,7 +254,9 @@ def _lanes(spans: Spans, work: DeviceWork, stage: Int64s) -> list[Lane]:
         rows = spans.rows(rank=each)
         first = int(np.concatenate([spans.start_ns[rows], own.start_ns, own.launch_ns]).min())
         last = int(np.append(spans.end_ns[rows], own.end_ns).max())
-        profiled = (_EMPTY, _EMPTY) if hidden else _profiled(spans, each, own, first, last)
+        profiled = (_EMPTY, _EMPTY)
+        if not unknown:
+            profiled = profiled_times(spans, each, own.start_ns, own.end_ns, own.launch_ns)
         for number, of_device in _runs(device[of_rank]):
             on_device = LaneWork(*(column[of_device] for column in own))
             name = None if number == NOT_RECORDED else number
@@ -212,16 +270,21 @@ def _runs(column: Int64s) -> Iterator[tuple[int, slice]]:
         yield int(column[first]), slice(first, last)
 
 
-def _profiled(
-    spans: Spans, rank: int, work: LaneWork, first: int, last: int
+def profiled_times(
+    spans: Spans, rank: int, start_ns: Int64s, end_ns: Int64s, launch_ns: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """Return when the devices of a rank were profiled; see `device_timeline`."""
-    if (windows := captures(spans, rank, work.start_ns)) is not None:
+    """Return when the devices of a rank were profiled; see `device_timeline`.
+
+    The arrays are the times of its work; a launch that was not recorded is later than all work.
+    """
+    if (windows := captures(spans, rank, start_ns)) is not None:
         return windows
+    first, last = np.append(start_ns, launch_ns).min(), end_ns.max()
     header = spans.headers.get(rank)
     if header is not None and header.config:  # rlprof's: external traces name no configuration
-        return work.start_ns.min()[None], work.end_ns.max()[None]
-    steps = spans.rows(kind="step", rank=rank)
+        return first[None], last[None]
+    rows, steps = spans.rows(rank=rank), spans.rows(kind="step", rank=rank)
+    first, last = spans.start_ns[rows].min(initial=first), spans.end_ns[rows].max(initial=last)
     leap = np.flatnonzero(np.diff(spans.step[steps]) > 1)
     starts = np.append(first, spans.start_ns[steps[leap + 1]])
     return starts, np.append(spans.end_ns[steps[leap]], last)

@@ -13,8 +13,8 @@ from lightning_rlprof.analysis.device.timeline import (
     Lane,
     device_timeline,
     grid_of,
+    idle_causes,
 )
-from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
 from lightning_rlprof.analysis.device.work import (
     COMMUNICATION,
     COMPUTE,
@@ -23,8 +23,9 @@ from lightning_rlprof.analysis.device.work import (
     NOT_RECORDED,
     no_work,
 )
-from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.statistics.group_summary import summarize
+from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.intervals import cells_of, covered_before, edges, unions
 from lightning_rlprof.tables.spans import Spans
@@ -44,8 +45,14 @@ _IDLE_COLUMNS = (
     Column("count", "count"),
     *columns_of("duration", "median", "longest", unit="ns"),
 )
-_HOST, _LAUNCH, _COLLECTIVE, _UNATTRIBUTED = range(4)
-_IDLE_KINDS = ("host-bound idle", "launch latency", "collective wait", "unattributed idle")
+IDLE_CATEGORIES = (
+    Category.HOST_IDLE,
+    Category.LAUNCH_LATENCY,
+    Category.COLLECTIVE_WAIT,
+    Category.UNATTRIBUTED_IDLE,
+)
+"""Category of each cause of `idle_causes`."""
+
 _NO_IDLE = "No device was idle while it was profiled."
 
 _OVERLAP_COLUMNS = (
@@ -106,6 +113,25 @@ def breakdown(spans: Spans, *, per_rank: bool = True) -> Table:
     return Table(name, columns, rows, " ".join(timeline.notes))
 
 
+def device_headline(timeline: DeviceTimeline) -> str:
+    """Return the share of each part of `breakdown` in one sentence; empty without device work."""
+    if not timeline.lanes:
+        return ""
+    sums = np.sum([_sums_by_stage(lane, len(timeline.stages)) for lane in timeline.lanes], axis=0)
+    parts = sums[:, : len(_PARTS)].sum(axis=0)
+    causes = np.zeros(len(IDLE_CATEGORIES), np.int64)
+    for lane in timeline.lanes:
+        start, end, cause = idle_causes(lane)
+        np.add.at(causes, cause, end - start)
+    most = f"mostly {IDLE_CATEGORIES[int(np.argmax(causes))].text}"
+    shares = []
+    for at in np.argsort(-parts, kind="stable").tolist():
+        share = f"{_PARTS[at]} {parts[at] / parts.sum():.0%}"
+        if not share.endswith(" 0%"):
+            shares.append(f"{share} ({most})" if _PARTS[at] == "idle" else share)
+    return f"Device time: {', '.join(shares)}."
+
+
 def _sums_by_stage(lane: Lane, stages: int) -> Int64s:
     """Sum the time of one device by stage and part, untraced first; shape (stages + 1, parts)."""
     host, work = lane.host, lane.work
@@ -157,11 +183,8 @@ def idle(spans: Spans) -> Table:
 
     A device is idle while none of its streams runs anything; a gap lasts until the next work.
 
-    - Host-bound idle: the host launched that work after the device had run empty. If the work
-      waited longer than `LATENCY_NS` for its start, only the time until the launch counts.
-    - Launch latency: the work was queued before, and started within `LATENCY_NS`.
-    - Collective wait: the work was queued for longer, and is a collective.
-    - Unattributed idle: all other idle time, such as work whose launch was not recorded.
+    Causes are those of `idle_causes`: host-bound idle, launch latency, collective wait, and
+    unattributed idle.
 
     Totals add up to ``idle`` in `breakdown`, per device and stage. ``share`` is relative to the
     idle time of the device. A gap that spans several stages counts in each of them by its part.
@@ -181,32 +204,14 @@ def idle(spans: Spans) -> Table:
 
 def _idle_rows(lane: Lane, stages: list[str]) -> Iterator[tuple[Cell, ...]]:
     """Yield a row per cause and stage of one device, most time first."""
-    kind, stage, ns = _by_host_stage(lane, *_causes(lane))
+    kind, stage, ns = _by_host_stage(lane, *idle_causes(lane))
     whole = int(ns.sum())
     found = summarize(kind * (len(stages) + 1) + stage - NO_STAGE, ns)
     columns = (found.group, found.total, found.count, found.p50, found.max)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for key, total, *rest in sorted(rows, key=lambda row: (-row[1], row[0])):
         cause, code = divmod(key, len(stages) + 1)
-        yield _IDLE_KINDS[cause], [_UNTRACED, *stages][code], total / whole, total, *rest
-
-
-def _causes(lane: Lane) -> _Intervals:
-    """Divide gaps by cause; a gap with two causes is two intervals. They ascend."""
-    start, end = grid_of(lane).idle()
-    at, launch = lane.work.starting_at(end)
-    known, late = launch <= end, launch > start  # a launch after the start is an error of clocks
-    queued = np.where(known, launch, end).clip(start, end)
-    short = end - queued <= LATENCY_NS
-    collective = np.append(lane.work.kind, COMMUNICATION)[at] == COMMUNICATION
-    waiting = np.where(collective, _COLLECTIVE, _UNATTRIBUTED)
-    cause = np.where(short, np.where(late, _HOST, _LAUNCH), waiting)
-    cause[~known] = _UNATTRIBUTED
-    split = np.flatnonzero(known & late & ~short)  # launched late, and then not started at once
-    first = np.append(np.where(known & ~short, queued, start), start[split])
-    last = np.append(end, queued[split])
-    order = np.argsort(first, kind="stable")
-    return first[order], last[order], np.append(cause, np.full(len(split), _HOST))[order]
+        yield IDLE_CATEGORIES[cause].text, [_UNTRACED, *stages][code], total / whole, total, *rest
 
 
 def _by_host_stage(lane: Lane, start: Int64s, end: Int64s, kind: Int64s) -> _Intervals:

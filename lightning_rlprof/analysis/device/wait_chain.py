@@ -6,15 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.analysis.device.timeline import LATENCY_NS
 from lightning_rlprof.analysis.device.work import NOT_RECORDED
 from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.intervals import open_count
-
-LATENCY_NS = 30_000
-"""Up to this long after its launch, work that has not started is in launch latency.
-
-HTA has the same 30 µs. Its documentation calls them nanoseconds, while its data are microseconds.
-"""
 
 HOST, LAUNCH, GAP = -1, -2, -3
 """What is on the path except device work: the host, from a launch to the start, a kernel gap."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.time_categories import kernel_categories
 from lightning_rlprof.records.records import copy_name
-from lightning_rlprof.tables.arrays import Int64s, Mask
+from lightning_rlprof.tables.arrays import Int64s, Mask, differs
 from lightning_rlprof.tables.kernels import HIDDEN_IN_GRAPHS
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -22,6 +22,9 @@ NOT_RECORDED = -(2**63)
 
 NO_STAGE = -1
 """Stands for work launched outside of any stage, or in an unknown one."""
+
+NO_REPLAY = -1
+"""Stands for work that did not run in a graph replay."""
 
 NO_CALL = -1
 """Stands for a launch whose host call was not recorded."""
@@ -108,6 +111,27 @@ class DeviceWork:
         """`COMPUTE`, `COMMUNICATION` or `COPY` of each row, by its name."""
         kind: Int64s = self.name_kinds[self.named[0]]
         return kind
+
+    @cached_property
+    def replay(self) -> Int64s:
+        """The graph replay that each row ran in, as a number of its own, or `NO_REPLAY`.
+
+        A replay is all that one call launched, if a graph is known of any of it.
+        """
+        graph = self.numbers("graph")
+        if not (graph != NOT_RECORDED).any():
+            return np.full(len(graph), NO_REPLAY)
+        launch = self.numbers("launch")
+        is_launched = launch != NOT_RECORDED
+        calls = (self.rank, is_launched, np.where(is_launched, launch, graph))
+        keys = (*calls, self.numbers("launch duration"))
+        order = np.lexsort(keys)
+        is_first = differs(*(key[order] for key in keys))
+        in_graph = np.maximum.reduceat((graph != NOT_RECORDED)[order], np.flatnonzero(is_first))
+        found = np.empty(len(order), np.int64)
+        numbers = np.where(in_graph, np.cumsum(in_graph) - 1, NO_REPLAY)
+        found[order] = numbers[np.cumsum(is_first) - 1]
+        return found
 
     @cached_property
     def name_kinds(self) -> Int64s:

@@ -105,12 +105,13 @@ def _read_calls(spans: Spans, work: DeviceWork, notes: list[str]) -> list[_Timed
     heads = rows[np.unique(kind, return_index=True)[1]]
     coded = [([*texts, None], code[heads].tolist()) for code, texts in columns]
     kinds = [*zip(*([texts[at] for at in codes] for texts, codes in coded), strict=True)]
-    thread, start, duration = (
-        table.numbers(name)[rows] for name in ("thread", "start", "duration")
-    )
-    timed = np.ones(len(rows), bool)
-    if work.kernel_count:
-        duration, timed = _kernel_time(work, rank[rows], thread, start, start + duration)
+    start, duration = (table.numbers(name)[rows] for name in ("start", "duration"))
+    thread, timed = table.numbers("thread", NOT_RECORDED)[rows], np.ones(len(rows), bool)
+    called = thread != NOT_RECORDED  # the others are kernels, which have their own time
+    if work.kernel_count and called.any():
+        calls = (rank[rows], thread, start, start + duration)
+        own = _kernel_time(work, *(column[called] for column in calls))
+        duration[called], timed[called] = own
     if untimed := len(rows) - np.count_nonzero(timed):
         notes.append(_UNTIMED.format(untimed))
     time = np.zeros(len(kinds), np.int64)
@@ -262,6 +263,11 @@ FORMULAS: Mapping[str, _Formula] = {
         _Formula(slice(0, 2), _matmul),
     ),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm"), _Formula(slice(1, 3), _matmul)),
+    **{
+        f"{batch}MatMul{version}": _Formula(slice(0, 2), _matmul)
+        for batch in ("", "Batch")
+        for version in ("", "V2", "V3")
+    },
     f"{_SDPA}flash_attention": _Formula(slice(0, 3), _attention, 4),
     f"{_SDPA}efficient_attention": _Formula(slice(0, 3), _attention, 6),
     f"{_SDPA}cudnn_attention": _Formula(slice(0, 3), _attention, 6),
@@ -269,7 +275,10 @@ FORMULAS: Mapping[str, _Formula] = {
     f"{_SDPA}efficient_attention_backward": _Formula(slice(1, 4), _backward, 11),
     f"{_SDPA}cudnn_attention_backward": _Formula(slice(1, 4), _backward, 14),
 }
-"""By operator, after torch's signatures (aten/src/ATen/native/native_functions.yaml)."""
+"""By operator, after torch's signatures (aten/src/ATen/native/native_functions.yaml).
+
+``MatMul`` and the like are kernels of CANN.
+"""
 
 
 def work_of(operator: str, dims: str, types: str | None, values: str | None) -> Work | None:

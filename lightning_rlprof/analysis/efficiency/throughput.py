@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of, token_flops
-from lightning_rlprof.analysis.stages.partition import containing_step
+from lightning_rlprof.analysis.partition import containing_step
 from lightning_rlprof.analysis.step_selection import counted
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.tables.arrays import Float64s, Int64s

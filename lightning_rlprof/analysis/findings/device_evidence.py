@@ -6,12 +6,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_rlprof.analysis.collectives import communication
-from lightning_rlprof.analysis.device.timeline import NEVER, Lane, LaneWork, grid_of
+from lightning_rlprof.analysis.device.timeline import (
+    HOST_BOUND,
+    NEVER,
+    UNATTRIBUTED,
+    Lane,
+    LaneWork,
+    grid_of,
+    idle_causes,
+)
 from lightning_rlprof.analysis.device.utilization import overlap_of
-from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
+from lightning_rlprof.analysis.device.work import NO_REPLAY
 from lightning_rlprof.analysis.findings.finding import (
+    FEWEST_KERNELS,
     KERNELS_LOST,
     MEDIUM,
+    PARTS,
     Finding,
     NotChecked,
     Place,
@@ -38,10 +48,6 @@ from lightning_rlprof.tables.spans import Spans
 SHORT_NS = 100_000
 """Gaps up to here are the cost of launching; in longer ones the host did something else."""
 
-FEWEST_KERNELS = 200
-"""Kernels and copies needed to check these rules."""
-
-_PARTS = 20  # parts of a device's time, with equally many kernels each, for the bootstrap
 _GAPS = """
 with work as ({work}), free as (
   select *, max(start_ns + duration_ns) over (partition by rank, device
@@ -119,18 +125,16 @@ def device_idle(run: RunData) -> Results:
 def _host_wait(lane: Lane) -> _HostWait:
     """Measure when a device waited for its host, with the definitions of `idle`."""
     work, grid = lane.work, grid_of(lane)
-    start, end = grid.idle()
-    launch = work.starting_at(end)[1]
-    known, after = launch <= end, launch > start
-    until = np.where(end - launch.clip(start, end) <= LATENCY_NS, end, launch.clip(start, end))
-    late = np.where(known & after, until - start, 0)
-    cuts = work.start_ns[np.arange(1, _PARTS) * len(work.start_ns) // _PARTS]
+    start, end, cause = idle_causes(lane)
+    unknown = work.starting_at(end)[1] > end
+    late = np.where(cause == HOST_BOUND, end - start, 0)
+    cuts = work.start_ns[np.arange(1, PARTS) * len(work.start_ns) // PARTS]
     longest = int(np.argmax(late)) if len(late) else 0
     times = (int(start[longest]), int(end[longest])) if len(late) else (0, 0)
     short = _short_gaps(work)
     parts = [
         _by_part(cuts, start, late),
-        _by_part(cuts, start, np.where(known, 0, end - start)),
+        _by_part(cuts, start, np.where(unknown & (cause == UNATTRIBUTED), end - start, 0)),
         _by_part(cuts, grid.times[:-1], np.diff(grid.times) * grid.profiled),
     ]
     longest_gap = (int(late.max(initial=0)), lane.rank, *times)
@@ -146,8 +150,9 @@ def _by_part(cuts: Int64s, times: Int64s, ns: Int64s) -> Float64s:
 def _short_gaps(work: LaneWork) -> Int64s:
     """Return the short gaps before work that was launched during the gap; same as `_GAPS`."""
     free = np.maximum.accumulate(work.end_ns)[:-1]
-    gap, launch, graph = work.start_ns[1:] - free, work.launch_ns[1:], work.graph[1:]
-    keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER) & (graph < 0)
+    gap, launch = work.start_ns[1:] - free, work.launch_ns[1:]
+    keep = (gap > 0) & (gap <= SHORT_NS) & (launch > free) & (launch < NEVER)
+    keep &= work.replay[1:] == NO_REPLAY
     found: Int64s = gap[keep]
     return found
 
@@ -160,13 +165,15 @@ def _gap_query(spans: Spans, rank: int, from_ns: int, to_ns: int) -> str:
 
 def _work_query(spans: Spans) -> str:
     """Return the SELECT of kernels and copies; copies lack some columns of kernels."""
-    selects = {"kernels": "select * from kernels", "memcpy": "select *, null as graph from memcpy"}
-    found = [text for name, text in selects.items() if spans.try_table(name, []) is not None]
-    return " union all by name ".join(found)
+    selects = []
+    for name in ("kernels", "memcpy"):
+        if (table := spans.try_table(name, [])) is not None:
+            has_graph = any(column.name == "graph" for column in table.columns)
+            selects.append(f"select *{'' if has_graph else ', null as graph'} from {name}")
+    return " union all by name ".join(selects)
 
 
 _LEAST_SHARE = 0.05  # of the observed time: a device that does next to nothing is not reported
-_LONGEST_NAME = 80  # letters of a kernel's name in a title
 
 
 def dominant_kernel(run: RunData) -> Results:
@@ -186,11 +193,11 @@ def dominant_kernel(run: RunData) -> Results:
     top = int(np.argmax(np.bincount(code[is_compute], duration[is_compute], len(names))))
     rows = np.flatnonzero(code == top)
     part = np.empty(len(start), np.int64)  # parts have equally many kernels
-    part[np.argsort(start, kind="stable")] = np.arange(len(start)) * _PARTS // len(start)
-    own = np.bincount(part[rows], duration[rows], _PARTS).astype(np.float64)
+    part[np.argsort(start, kind="stable")] = np.arange(len(start)) * PARTS // len(start)
+    own = np.bincount(part[rows], duration[rows], PARTS).astype(np.float64)
     if own.sum() < _LEAST_SHARE * run.observed_ns:
         return []
-    whole_by_part = np.bincount(part, duration, _PARTS).astype(np.float64)
+    whole_by_part = np.bincount(part, duration, PARTS).astype(np.float64)
     low, high = share_interval(own, whole_by_part)
     decision = judge(DOMINANT_KERNEL, low, high)
     if decision is None:
@@ -198,12 +205,11 @@ def dominant_kernel(run: RunData) -> Results:
     if isinstance(decision, NotChecked):
         return [decision]
     name, cost, whole = names[top], int(duration[rows].sum()), int(duration.sum())
-    kernel = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
     longest = int(rows[np.argmax(duration[rows])])
     from_ns = int(start[longest])
     finding = Finding(
         DOMINANT_KERNEL,
-        DOMINANT_KERNEL.title.format(share=cost / whole, kernel=kernel),
+        DOMINANT_KERNEL.title.format(share=cost / whole, kernel=name),
         cost,
         int(low * whole),
         int(high * whole),

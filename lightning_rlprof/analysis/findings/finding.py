@@ -9,9 +9,9 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
-from lightning_rlprof.analysis.ledger.accounts import Accounts
+from lightning_rlprof.analysis.ledger.accounts import Accounts, compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import cached_accounts
-from lightning_rlprof.analysis.stages.partition import open_spans
+from lightning_rlprof.analysis.partition import open_spans
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -20,6 +20,15 @@ HIGH, MEDIUM = "high", "medium"
 """Confidence of a finding. With less than medium confidence, a rule reports nothing."""
 
 KERNELS_LOST = "kernels were lost, see data_quality"
+
+PARTS = 20
+"""Parts of the devices' time, with equally much work each, for the bootstrap."""
+
+FEWEST_STEPS = 5
+"""Steps needed to know how much a share changes from step to step."""
+
+FEWEST_KERNELS = 200
+"""Kernels and copies per device needed to check rules by parts."""
 
 _DRAWS = 1_000
 _MOST_PARTS = 1_000  # parts of the run that the bootstrap draws from; more are merged first
@@ -131,6 +140,25 @@ class RunData:
     def accounts(self) -> Accounts:
         """The job's time by category and step, ranks summed."""
         return cached_accounts(self._run, self.spans)
+
+    @cached_property
+    def device_accounts(self) -> Accounts:
+        """The time in which devices were profiled by category and part.
+
+        Parts are steps if enough of them were profiled, else `PARTS` with equally much work.
+        """
+        rows = self.spans.rows(kind="step")
+        low = min((int(lane.work.start_ns[0]) for lane in self.devices.lanes), default=0)
+        high = max((int(lane.work.end_ns.max()) for lane in self.devices.lanes), default=0)
+        during = rows[(self.spans.start_ns[rows] < high) & (self.spans.end_ns[rows] > low)]
+        number, first = np.unique(self.spans.step[during], return_index=True)
+        if len(number) >= FEWEST_STEPS:
+            during = during[first]
+            ends = np.append(self.spans.start_ns[during], self.spans.end_ns[during])
+            return compute_accounts(self.spans, cuts=np.unique(ends))
+        starts = np.sort(np.concatenate([lane.work.start_ns for lane in self.devices.lanes]))
+        cuts = starts[np.arange(1, PARTS) * len(starts) // PARTS]
+        return compute_accounts(self.spans, cuts=cuts)
 
 
 def judge(

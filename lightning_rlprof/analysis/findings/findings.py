@@ -11,6 +11,7 @@ from lightning_rlprof.analysis.findings.device_evidence import (
     small_collectives,
 )
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, Results, RunData
+from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, STRAGGLER
 from lightning_rlprof.analysis.findings.run_evidence import (
     category_shares,
     low_mfu,
@@ -18,6 +19,7 @@ from lightning_rlprof.analysis.findings.run_evidence import (
     slow_ranks,
     step_changes,
 )
+from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
@@ -40,6 +42,7 @@ _COLUMNS = (
     Column("CI low", "duration", "ns"),
     Column("CI high", "duration", "ns"),
     Column("confidence", "text"),
+    Column("kind", "text"),
     Column("try", "text"),
     Column("ruled out if", "text"),
     Column("evidence", "text"),
@@ -52,6 +55,9 @@ _COLUMNS = (
 )
 
 
+_EXPLAINED = "Not listed: the wait of ranks for one another, which the straggler explains"
+
+
 def findings(spans: Spans) -> Table:
     """List the problems worth acting on, by cost, then ideas of what might be saved.
 
@@ -62,16 +68,19 @@ def findings(spans: Spans) -> Table:
     if the whole interval is above its threshold, and passes if all of it is below. Otherwise the
     note lists it as not checked.
 
-    ``query`` is the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
+    ``kind`` is ``problem``, time that was lost, or ``idea``, time that might be saved. ``query`` is
+    the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
     the place of its first event, in the report's timeline and in an exported trace.
+
+    Shares that kernels show are of the time in which devices were profiled, with steps or without.
 
     Has no data if the run has no complete step and no device activity.
     """
     run = RunData(spans)
     results = [each for check in CHECKS for each in check(run)]
-    if not results and not len(spans.rows(kind="step")):
+    if not results and not len(spans.rows(kind="step")) and not run.devices.lanes:
         return Table("findings", _COLUMNS, abstained="no complete step was recorded")
-    found = [each for each in results if isinstance(each, Finding)]
+    found, explained = _without_effects([each for each in results if isinstance(each, Finding)])
     found.sort(key=lambda each: (each.rule.idea, -(each.cost or 0)))
     rows = [_row(each, run.accounts.total_ns) for each in found]
     not_checked: dict[str, list[str]] = {}
@@ -84,7 +93,15 @@ def findings(spans: Spans) -> Table:
         else f"Not checked: {rules[0]} ({why})."
         for why, rules in not_checked.items()
     ]
-    return Table("findings", _COLUMNS, rows, " ".join(notes))
+    return Table("findings", _COLUMNS, rows, " ".join([*explained, *notes]))
+
+
+def _without_effects(found: list[Finding]) -> tuple[list[Finding], list[str]]:
+    """Leave out that ranks wait if stragglers, which are findings too, explain half of it."""
+    wait = CATEGORY_RULES[Category.COLLECTIVE_WAIT]
+    lost = sum(each.cost or 0 for each in found if each.rule is STRAGGLER)
+    kept = [each for each in found if each.rule is not wait or 2 * lost < (each.cost or 0)]
+    return kept, [f"{_EXPLAINED}."] * (len(kept) < len(found))
 
 
 def _row(found: Finding, total_ns: int) -> tuple[Cell, ...]:
@@ -92,6 +109,7 @@ def _row(found: Finding, total_ns: int) -> tuple[Cell, ...]:
     share = None if found.cost is None or not total_ns else found.cost / total_ns
     return (
         *(found.title, share, found.cost, found.low, found.high, found.confidence),
+        "idea" if rule.idea else "problem",
         *(rule.suggestion, rule.ruled_out_if, found.evidence, rule.command, found.query),
         *(found.place or (None,) * 4),
     )

@@ -86,10 +86,10 @@ OUTLIER_STEP = Rule(
 )
 STRAGGLER = Rule(
     "straggler",
-    "{who} is a straggler ({verdict})",
+    "{who} is a straggler{where} ({verdict})",
     0.0,  # the analysis of stragglers decides
-    "Move this rank's work to another machine for some steps",
-    "The slowdown stays with the work after moving it to another machine",
+    "Check what only this rank does: data, logging, other load on its host. Then swap ranks",
+    "The slowdown moves with the work to the other rank",
     "rlprof stragglers RUN --json",
 )
 
@@ -97,14 +97,14 @@ STRAGGLER = Rule(
 # Title, threshold, suggestion, and what rules it out.
 _SHARES: dict[Category, tuple[str, float, str, str]] = {
     Category.ROLLOUT: (
-        "Rollout takes most of the GPU time",
+        "Rollout takes most of the time",
         0.5,
         "Measure a step with a larger batch per engine, a KV cache that fits, or speculative "
         "decoding. Compare tokens/s with rlprof compare",
         "Rollout tokens/s do not rise, or the rest of the step grows by as much",
     ),
     Category.ROLLOUT_TAIL: (
-        "Rollout long tail: GPUs wait for the last responses",
+        "Rollout long tail: ranks wait for the last responses",
         0.1,
         "Cap the response length, use partial rollouts, or sample more prompts than needed",
         "The tail is as long with capped lengths: then requests start late or an engine is slow",
@@ -118,11 +118,11 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
     Category.BACKPRESSURE: (
         "Rollout workers are blocked by the trainer",
         0.05,
-        "Allow more staleness, or move GPUs from rollout to training",
+        "Allow more staleness, or move ranks from rollout to training",
         "The buffer is not full while they wait",
     ),
     Category.COLLECTIVE_WAIT: (
-        "Ranks wait in collectives for a straggler",
+        "Ranks wait for the slowest one",
         0.05,
         "Find the straggler with rlprof stragglers RUN. Balance the tokens of the ranks",
         "The wait stays when every rank gets the same batch",
@@ -140,6 +140,19 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
         "micro-batch",
         "The share stays with a micro-batch of twice the size",
     ),
+    Category.LAUNCH_LATENCY: (
+        "Device idle: launches of short kernels take their time",
+        0.2,
+        "Use CUDA graphs, torch.compile or fused kernels for fewer launches",
+        f"{_UNPROFILED}",
+    ),
+    Category.UNATTRIBUTED_IDLE: (
+        "Device idle for an unknown cause",
+        0.25,  # lost kernels leave a fifth idle, see SHORT_GAPS
+        "See rlprof show RUN idle. Record launches (profile_with_cpu: true), then look at what the "
+        "host and other streams do in the longest gaps",
+        "The device waits for another stream or another process on purpose",
+    ),
     Category.MEMCPY: (
         "Host/device copies are not overlapped",
         0.05,
@@ -153,7 +166,7 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
         "A model of half the size takes as long: then it is a fixed pause",
     ),
     Category.REWARD: (
-        "GPUs wait for rewards, tools or environments",
+        "Ranks wait for rewards, tools or environments",
         0.15,
         "Score samples in parallel as they arrive, not as one batch at the end",
         "The rewards of one sample take as long as those of the batch",
@@ -161,7 +174,7 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
     Category.OFFLOAD: (
         "Offload/onload is expensive",
         0.05,
-        "Keep more on the device, offload only the optimizer, or use separate GPUs for rollout",
+        "Keep more on the device, offload only the optimizer, or use separate devices for rollout",
         "Training and rollout do not fit into memory together",
     ),
     Category.EVALUATION: (
@@ -183,7 +196,7 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
         "The share stays with integrated.profile: false",
     ),
     Category.UNTRACED: (
-        "A large share of GPU time is untraced",
+        "A large share of the time is untraced",
         0.2,
         "Mark the code between stages with stage(…) or wrap:. See rlprof show RUN gaps",
         "The untraced time belongs to crashed ranks: see rlprof show RUN data_quality",
@@ -192,8 +205,26 @@ _SHARES: dict[Category, tuple[str, float, str, str]] = {
 
 _IDEAS = (Category.ROLLOUT, Category.EVALUATION, Category.UNTRACED)
 
+_COMMANDS = {
+    Category.LAUNCH_LATENCY: "rlprof show RUN idle",
+    Category.UNATTRIBUTED_IDLE: "rlprof show RUN idle",
+}
+
 CATEGORY_RULES: Mapping[Category, Rule] = {
-    category: Rule(category.text, *texts, "rlprof ledger RUN --by step", idea=category in _IDEAS)
+    category: Rule(
+        category.text,
+        *texts,
+        _COMMANDS.get(category, "rlprof ledger RUN --by step"),
+        idea=category in _IDEAS,
+    )
     for category, texts in _SHARES.items()
 }
 """Rules on categories of the ledger, one per category but compute, custom stage and warm-up."""
+
+UNMATCHED = CATEGORY_RULES[Category.COMMUNICATION]._replace(
+    title="Collectives are not overlapped with compute; transfer or waiting is unknown",
+    suggestion="Capture the same steps on all ranks (ranks: all): then the ledger divides transfer "
+    "and waiting. Overlap hides both: larger buckets, gradient reduction during backward",
+    command="rlprof show RUN overlap",
+)
+"""Reported instead if other ranks' calls of the same collectives were not recorded."""

@@ -4,18 +4,25 @@ import numpy as np
 
 from lightning_rlprof.analysis.changes import LEVEL, OUTLIER, TREND, changes
 from lightning_rlprof.analysis.device.launches import LOST
+from lightning_rlprof.analysis.device.timeline import idle_causes
+from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
+from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY
 from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of
 from lightning_rlprof.analysis.findings.finding import (
+    FEWEST_KERNELS,
+    FEWEST_STEPS,
     HIGH,
     KERNELS_LOST,
     MEDIUM,
     Finding,
     NotChecked,
+    Place,
     Results,
     Row,
     Rule,
     RunData,
     judge,
+    place_at,
     place_of,
     quoted,
     rows_of,
@@ -29,6 +36,7 @@ from lightning_rlprof.analysis.findings.rules import (
     MEMORY_GROWTH,
     OUTLIER_STEP,
     STRAGGLER,
+    UNMATCHED,
 )
 from lightning_rlprof.analysis.findings.rules import TREND as TREND_RULE
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts
@@ -41,13 +49,11 @@ from lightning_rlprof.analysis.stragglers.verdicts import (
     NO_STRAGGLER,
     SLOW_UNCOUNTED,
 )
-from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.analysis.time_categories import COLLECTIVE_NAMES, Category, categories_of
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.interval_nesting import NONE, enclosing
 from lightning_rlprof.tables.spans import Spans
-
-FEWEST_STEPS = 5
-"""Steps needed to know how much a share changes from step to step."""
 
 UNVERIFIED = 0.2
 """Lowest threshold for a share measured from kernels, if lost kernels cannot be detected.
@@ -59,20 +65,109 @@ HIGHLY = 1e-5
 """p-value below which a change of step time has high confidence."""
 
 _SHOWN = 3
+_MARKED = (KINDS.index("stage"), KINDS.index("region"))
+
+
+_BY_DEVICE = (
+    Category.COMMUNICATION,
+    Category.COLLECTIVE_WAIT,
+    Category.MEMCPY,
+    Category.LAUNCH_LATENCY,
+    Category.UNATTRIBUTED_IDLE,
+)
+"""Categories whose share of the profiled time counts if kernels show them."""
 
 
 def category_shares(run: RunData) -> Results:
-    """Report categories whose share of the step time is too large; nothing without steps.
+    """Report categories whose share of the time is too large.
 
-    If kernels show what is host-bound, `device_idle` checks that instead: it looks at launches, so
-    a lost kernel cannot be mistaken for a late host.
+    What kernels show is a share of the time in which devices were profiled, steps or not; all
+    else is a share of the step time, and nothing without steps. If kernels show what is host-bound,
+    `device_idle` checks that instead: it looks at launches, so a lost kernel cannot be mistaken for
+    a late host.
     """
-    ns = run.accounts.job_ns[:OUTSIDE].astype(np.float64)
-    ns = np.where(ns[:, [Category.WARM_UP]] > 0, 0.0, ns)
-    if not ns.any():
-        return []
-    found = [_category_share(run, category, rule, ns) for category, rule in CATEGORY_RULES.items()]
+    by_step = run.accounts.job_ns[:OUTSIDE].astype(np.float64)
+    by_step = np.where(by_step[:, [Category.WARM_UP]] > 0, 0.0, by_step)
+    found: list[Finding | NotChecked | None] = []
+    for category, rule in CATEGORY_RULES.items():
+        source = run.accounts.sources.get(category)
+        by_device = source == "kernels" or (source == "both" and _too_few(by_step))
+        if category in _BY_DEVICE and by_device:
+            found.append(_device_share(run, category, rule))
+        elif by_step.any() and (source is not None or category not in _IDLE):
+            found.append(_category_share(run, category, rule, by_step))
     return [each for each in found if each is not None]
+
+
+_IDLE = (Category.LAUNCH_LATENCY, Category.UNATTRIBUTED_IDLE)  # of no run without kernels
+
+
+def _too_few(by_step: Float64s) -> bool:
+    return int(np.count_nonzero(by_step.any(axis=1))) < FEWEST_STEPS
+
+
+def _has_peers(spans: Spans) -> bool:
+    """Return whether the job may have more than one rank: a lone external trace does not tell."""
+    heads = spans.headers.values()
+    return len(heads) != 1 or any(head.world_size > 1 or not head.config for head in heads)
+
+
+def _device_share(run: RunData, category: Category, rule: Rule) -> Finding | NotChecked | None:
+    """Check one category that kernels show, by parts of the time in which they were recorded."""
+    fewest = min((len(lane.work.start_ns) for lane in run.devices.lanes), default=0)
+    if fewest < FEWEST_KERNELS:
+        return NotChecked(rule.name, f"needs {FEWEST_KERNELS} kernels, has {fewest}")
+    ns = run.device_accounts.job_ns[:OUTSIDE].astype(np.float64)
+    ns[:, Category.WARM_UP] = 0.0
+    ns = ns[ns.any(axis=1)]
+    own, whole = ns[:, category], ns.sum(axis=1)
+    low, high = share_interval(own, whole)
+    decision = _decide(run, rule, low, high)
+    if not isinstance(decision, str):
+        return decision
+    evidence = f"{own.sum() / whole.sum():.0%} of the captured time"
+    alone = run.accounts.unmatched_collectives
+    if category == Category.COMMUNICATION and alone and _has_peers(run.spans):
+        rule, decision = UNMATCHED, MEDIUM
+        evidence += f"; {alone:,} collectives have no counterpart on other ranks"
+    interval = (int(low * whole.sum()), int(high * whole.sum()))
+    query, place = _longest_work(run, category)
+    return Finding(rule, rule.title, int(own.sum()), *interval, decision, evidence, query, place)
+
+
+def _longest_work(run: RunData, category: Category) -> tuple[str, Place | None]:
+    """Return the SELECT of a category's work, and the place of the longest of it.
+
+    Of idle time it is the longest interval, and all work: what ran before and after it.
+    """
+    longest: tuple[int, int, int, int] | None = None
+    for lane in run.devices.lanes:
+        if category in IDLE_CATEGORIES and category != Category.COLLECTIVE_WAIT:
+            start, end, cause = idle_causes(lane)
+            own = cause == IDLE_CATEGORIES.index(category)
+        else:
+            start, end = lane.work.start_ns, lane.work.end_ns
+            own = lane.work.kind == (COPY if category == Category.MEMCPY else COMMUNICATION)
+        if own.any():
+            at = int(np.argmax(np.where(own, end - start, -1)))
+            each = (int(end[at] - start[at]), lane.rank, int(start[at]), int(end[at]))
+            longest = max(longest or each, each)
+    place = None if longest is None else place_at(run.spans, *longest[1:])
+    if category == Category.MEMCPY and run.spans.try_table("memcpy", []) is not None:
+        return "select * from memcpy order by duration_ns desc", place
+    if category in (Category.COMMUNICATION, Category.COLLECTIVE_WAIT):
+        where = f"where regexp_matches(lower(kernel), {quoted(COLLECTIVE_NAMES)})"
+        return f"select * from kernels {where} order by duration_ns desc", place
+    return "select * from kernels order by rank, start_ns", place
+
+
+def _decide(run: RunData, rule: Rule, low: float, high: float) -> str | NotChecked | None:
+    """Judge a share that kernels show: lost ones must not look like a problem."""
+    threshold = max(rule.threshold, UNVERIFIED) if run.launches is None else rule.threshold
+    decision = judge(rule, low, high, threshold)
+    if decision is not None and run.launches is not None and run.launches.lossy:
+        return NotChecked(rule.name, KERNELS_LOST)
+    return decision
 
 
 def _category_share(
@@ -90,13 +185,9 @@ def _category_share(
         return NotChecked(rule.name, f"needs {FEWEST_STEPS} steps, has {len(steps)}")
     own, wall = ns[steps, category], ns[steps].sum(axis=1)
     low, high = share_interval(own, wall)
-    unverified = from_kernels and run.launches is None
-    threshold = max(rule.threshold, UNVERIFIED) if unverified else rule.threshold
-    decision = judge(rule, low, high, threshold)
+    decision = _decide(run, rule, low, high) if from_kernels else judge(rule, low, high)
     if decision is None:
         return None
-    if from_kernels and run.launches is not None and run.launches.lossy:
-        return NotChecked(rule.name, KERNELS_LOST)
     if category == Category.COMMUNICATION and _unmatched(spans, run.accounts):
         return NotChecked(rule.name, "too few collectives are matched across ranks")
     if isinstance(decision, NotChecked):
@@ -221,6 +312,8 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
     first, last = map(int, row["steps"].split("-"))
     rows, condition = _stages_of(spans, ranks, first, last, row["stages"])
     chance = "" if row["p-value"] is None else f", p-value {row['p-value']:.2g}"
+    stage = row["stages"] if row["stages"] in spans.names else ""
+    where = f" in {stage}" if stage and stage not in row["verdict"] else ""
     low, high = (
         int(lost * row[bound] / row["slowdown"])
         if lost is not None and row["slowdown"] and row[bound] is not None
@@ -229,13 +322,13 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
     )
     return Finding(
         STRAGGLER,
-        STRAGGLER.title.format(who=who, verdict=row["verdict"]),
+        STRAGGLER.title.format(who=who, where=where, verdict=row["verdict"]),
         lost,
         low,
         high,
         HIGH if is_rank and row["verdict"] != SLOW_UNCOUNTED else MEDIUM,
         f"steps {row['steps']}, stages {row['stages']}{chance}",
-        f"select * from spans where kind = 'stage' and {condition} order by rank, start_ns",
+        f"select * from spans where {condition} order by rank, start_ns",
         place_of(spans, rows),
     )
 
@@ -243,17 +336,21 @@ def straggler_finding(spans: Spans, row: Row) -> Finding:
 def _stages_of(
     spans: Spans, ranks: list[int], first: int, last: int, stages: str
 ) -> tuple[Int64s, str]:
-    """Return the stages that a verdict is about, all if it names none, and their SQL condition."""
-    rows = spans.rows(kind="stage")
-    step = spans.step[rows]
-    rows = rows[np.isin(spans.rank[rows], ranks) & (step >= first) & (step <= last)]
-    condition = f"rank in ({', '.join(map(str, ranks))}) and step between {first} and {last}"
+    """Return the stages that a verdict is about, all if it names none, and their SQL condition.
+
+    A verdict may name phases of the training loop, which are regions inside stages.
+    """
     named = [spans.names.index(name) for name in stages.split(", ") if name in spans.names]
+    condition = f"rank in ({', '.join(map(str, ranks))}) and step between {first} and {last}"
     if named:
-        rows = rows[np.isin(spans.name[rows], named)]
+        rows = np.flatnonzero(np.isin(spans.name, named) & np.isin(spans.kind, _MARKED))
         texts = ", ".join(quoted(spans.names[code]) for code in named)
-        condition += f" and name in ({texts})"
-    return rows, condition
+        condition += f" and kind in ('stage', 'region') and name in ({texts})"
+    else:
+        rows = spans.rows(kind="stage")
+        condition += " and kind = 'stage'"
+    step = spans.step[rows]
+    return rows[np.isin(spans.rank[rows], ranks) & (step >= first) & (step <= last)], condition
 
 
 def step_changes(run: RunData) -> Results:

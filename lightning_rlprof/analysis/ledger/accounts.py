@@ -20,9 +20,10 @@ from lightning_rlprof.analysis.ledger.activity import (
     host_categories,
     rollout_tail,
 )
-from lightning_rlprof.analysis.stages.partition import paint
+from lightning_rlprof.analysis.partition import paint
 from lightning_rlprof.analysis.step_selection import warm_up
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, categories_of
+from lightning_rlprof.analysis.waiting import find_waits
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
@@ -51,10 +52,11 @@ class Accounts:
             one entry with the sum of ranks. The last step is the time outside steps.
         silent_ns: Time of one silent rank; shape (steps + 1, categories).
         kernels_ns: Time of each category that kernels showed, of all ranks.
+        idle_ns: Idle time of devices that has the category of what the host did meanwhile.
         sources: Categories with data in this run, even if they took no time, and the source:
             ``spans``, ``kernels`` or ``both``.
         unmatched_collectives: Collectives without a counterpart on other ranks.
-        cpu_only: Whether no rank has an accelerator.
+        device: What its hours are of, see `Spans.device_word`.
         notes: What a reader needs to know, one sentence each.
     """
 
@@ -66,9 +68,10 @@ class Accounts:
     ns: Int64s
     silent_ns: Int64s
     kernels_ns: Int64s
+    idle_ns: int
     sources: Mapping[Category, str]
     unmatched_collectives: int
-    cpu_only: bool
+    device: str
     notes: tuple[str, ...]
 
     @property
@@ -83,7 +86,9 @@ class Accounts:
         return job
 
 
-def compute_accounts(spans: Spans, *, per_rank: bool = False) -> Accounts:
+def compute_accounts(
+    spans: Spans, *, per_rank: bool = False, cuts: Int64s | None = None
+) -> Accounts:
     """Assign every instant of every rank of the job to one category and one step.
 
     Every rank lasts from the job's start to its end, even if its file starts late, is truncated or
@@ -92,42 +97,47 @@ def compute_accounts(spans: Spans, *, per_rank: bool = False) -> Accounts:
     Args:
         spans: The run.
         per_rank: Keep ranks separate: a thousand ranks then take a thousand times the memory.
+        cuts: Instead of steps, divide the time in which devices were profiled at these times, which
+            ascend; the rest of the time is outside.
     """
     devices, categories = device_occupancy(spans), categories_of(spans.names)
-    collectives, alone = _matched_collectives(spans, categories)
+    waits, alone = _waits(spans, categories)
     missing = _missing_ranks(spans)
     silent = tuple(sorted(missing - {*devices.by_rank}))
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _job_times(spans, devices.by_rank)
     steps = _job_steps(spans)
-    job = _Job(spans, categories, collectives, steps, warm_up(spans), devices.by_rank, start, end)
+    warm = warm_up(spans)
+    job = _Job(spans, categories, waits, steps, cuts, warm, devices.by_rank, start, end)
     # A thousand ranks for a hundred days exceed 64 bits.
     dtype = np.int64 if (end - start) * (len(ranks) + len(silent)) < 2**63 else object
     rows = len(ranks) if per_rank else 1
-    ns: Int64s = np.zeros((rows, len(steps.number) + 1, len(Category)), dtype)
+    numbers = steps.number if cuts is None else np.arange(len(cuts) + 1)
+    ns: Int64s = np.zeros((rows, len(numbers) + 1, len(Category)), dtype)
     kernels_ns: Int64s = np.zeros(len(Category), dtype)
-    from_spans = {Category.UNTRACED}
+    from_spans, idle_ns = {Category.UNTRACED}, 0
     for at, rank in enumerate(ranks):
         own = _rank_times(job, rank)
         ns[at if per_rank else 0] += own.ns
         kernels_ns += own.kernels_ns
+        idle_ns += own.idle_ns
         from_spans |= own.categories
     sources = dict.fromkeys(from_spans, "spans") | dict.fromkeys(devices.categories, "kernels")
     sources |= dict.fromkeys(from_spans & devices.categories, "both")
-    devices_used = [header.device for header in spans.headers.values()]
     return Accounts(
         ranks,
         silent,
         end - start,
-        steps.number,
+        numbers,
         per_rank,
         ns,
         _rank_times(job, _SILENT).ns.astype(dtype),
         kernels_ns,
+        idle_ns,
         sources,
         alone + devices.unmatched,
-        bool(devices_used) and all(device == "cpu" for device in devices_used),
-        tuple(_notes(spans, categories, devices, silent, end, alone)),
+        spans.device_word,
+        tuple(_notes(spans, categories, devices, silent, start, end, alone, idle_ns)),
     )
 
 
@@ -140,15 +150,17 @@ class _Steps(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What cuts the time of a rank; ``collectives`` as from `_matched_collectives`.
+    """What cuts the time of a rank; ``waits`` as from `_waits`.
 
-    All time in the steps ``warm_up`` is warm-up, whatever ran in it.
+    All time in the steps ``warm_up`` is warm-up, whatever ran in it. ``cuts`` are the times between
+    parts, None to count by steps.
     """
 
     spans: Spans
     categories: Int64s
-    collectives: Int64s
+    waits: Int64s
     steps: _Steps
+    cuts: Int64s | None
     warm_up: Int64s
     devices: Mapping[int, DeviceTime]
     start_ns: int
@@ -160,6 +172,7 @@ class _RankTimes(NamedTuple):
 
     ns: Int64s
     kernels_ns: Int64s
+    idle_ns: int
     categories: set[Category]
 
 
@@ -174,14 +187,18 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     """Cut one rank's time at every change of step, span or kernel, and sum the cells."""
     spans, device = job.spans, job.devices.get(rank)
     rows = slice(*np.searchsorted(spans.rank, [rank, rank + 1]).tolist())
-    first, last = np.searchsorted(job.collectives[0], [rows.start, rows.stop])
-    collectives = job.collectives[:, first:last] - np.array([[rows.start], [0]])
-    activity = host_activity(spans, rows, job.categories, collectives)
+    first, last = np.searchsorted(job.waits[0], [rows.start, rows.stop])
+    waits = job.waits[:, first:last] - np.array([[rows.start], [0], [0]])
+    activity = host_activity(spans, rows, job.categories, waits)
     steps = _rank_steps(spans, rows, job.steps)
     parts = [activity.start_ns, activity.end_ns, steps.start_ns, steps.end_ns]
     parts.append(np.array([job.start_ns, job.end_ns]))
+    counted = steps
+    if job.cuts is not None:
+        counted = _parts(job.cuts, device)
+        parts += [counted.start_ns, counted.end_ns]
     if device is not None:
-        parts += [device.start_ns, device.end_ns, device.known_start_ns, device.known_end_ns]
+        parts += [device.start_ns, device.end_ns]
     times = edges(*(part.clip(job.start_ns, job.end_ns) for part in parts))
     length, width = np.diff(times), len(Category)
     painted = paint(*cells_of(times, steps.start_ns, steps.end_ns), len(length))
@@ -189,9 +206,9 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     warms = np.append(np.isin(job.steps.number, job.warm_up), False)[step]  # -1 likewise
     categories = {Category(each) for each in np.unique(activity.category).tolist()}
     category, kernels_ns = host_categories(activity, times), np.zeros(width, np.int64)
-    by_kernels = np.zeros(len(length), dtype=bool)
+    by_kernels, waits = np.zeros((2, len(length)), dtype=bool)
     if device is not None:
-        by_kernels = _apply_device(category, device, times)
+        by_kernels, waits = _apply_device(category, device, times)
     tail = rollout_tail(activity, times)
     if tail is not None:
         category[tail & (category == Category.ROLLOUT)] = Category.ROLLOUT_TAIL
@@ -200,9 +217,25 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
         category[warms], by_kernels = Category.WARM_UP, by_kernels & ~warms
         categories.add(Category.WARM_UP)
     np.add.at(kernels_ns, category[by_kernels], length[by_kernels])
-    ns = np.zeros((len(job.steps.number) + 1) * width, np.int64)
+    count = len(job.steps.number)
+    if job.cuts is not None:
+        painted = paint(*cells_of(times, counted.start_ns, counted.end_ns), len(length))
+        step, count = np.append(counted.number, OUTSIDE)[painted], len(job.cuts) + 1
+    ns = np.zeros((count + 1) * width, np.int64)
     np.add.at(ns, step * width + category, length)  # -1, outside steps, is the last step
-    return _RankTimes(ns.reshape(-1, width), kernels_ns, categories)
+    return _RankTimes(ns.reshape(-1, width), kernels_ns, int(length[waits].sum()), categories)
+
+
+def _parts(cuts: Int64s, device: DeviceTime | None) -> _Steps:
+    """Divide the time in which the devices of a rank were profiled at some times."""
+    if device is None or not len(device.profiled[0]):
+        return _Steps(*np.zeros((3, 0), np.int64))
+    first, last = device.profiled
+    times = edges(first, last, cuts)
+    start, end = times[:-1], times[1:]
+    at = np.searchsorted(first, start, "right") - 1
+    inside = (at >= 0) & (end <= last[at])
+    return _Steps(np.searchsorted(cuts, start, "right")[inside], start[inside], end[inside])
 
 
 def _rank_steps(spans: Spans, rows: slice, job: _Steps) -> _Steps:
@@ -222,24 +255,32 @@ def _rank_steps(spans: Spans, rows: slice, job: _Steps) -> _Steps:
     )
 
 
-def _apply_device(category: Int64s, device: DeviceTime, times: Int64s) -> Mask:
-    """Replace the host's category by the device's, in place; return the replaced cells.
+_UNKNOWN_WORK = (Category.COMPUTE, Category.CUSTOM, Category.UNTRACED)
 
-    Running work counts before what the host does or waits for, except in evaluations. If the host
-    computes and the device runs nothing, the device waits for the host.
+
+def _apply_device(category: Int64s, device: DeviceTime, times: Int64s) -> tuple[Mask, Mask]:
+    """Replace the host's category by the device's, in place.
+
+    Returns:
+        The replaced cells, and those in which the devices are idle and the host's category stays.
+
+    Running work counts before what the host does or waits for, except in evaluations. The cause of
+    idle time counts before computing, custom stages and untraced time of the host: other names say
+    better what the device waits for.
     """
     cells = len(category)
     first, last = cells_of(times, device.start_ns, device.end_ns)
-    free, running = category != Category.EVALUATION, np.zeros(cells, dtype=bool)
-    for each in np.unique(device.category)[::-1].tolist():
-        own = device.category == each
-        here = free & (open_count(first[own], last[own], cells) > 0)
-        category[here], running = each, running | here
-    known = open_count(*cells_of(times, device.known_start_ns, device.known_end_ns), cells) > 0
-    idle = known & ~running & (category == Category.COMPUTE)
-    category[idle] = Category.HOST_IDLE
-    replaced: Mask = running | idle
-    return replaced
+    replaced, is_idle_at = np.zeros((2, cells), dtype=bool)
+    idle = np.isin(category, _UNKNOWN_WORK)
+    for is_idle, free in ((True, idle), (False, category != Category.EVALUATION)):
+        for each in np.unique(device.category[device.is_idle == is_idle])[::-1].tolist():
+            own = (device.category == each) & (device.is_idle == is_idle)
+            there = open_count(first[own], last[own], cells) > 0
+            here = free & there
+            category[here] = each
+            replaced |= here
+            is_idle_at |= there & is_idle
+    return replaced, is_idle_at & ~replaced
 
 
 def _is_rlprof_run(spans: Spans) -> bool:
@@ -268,26 +309,31 @@ def _job_times(spans: Spans, devices: Mapping[int, DeviceTime]) -> tuple[int, in
     if len(spans):
         known += [int(spans.start_ns.min()), int(spans.end_ns.max())]
     if not _is_rlprof_run(spans):
-        known += [int(each.start_ns.min()) for each in devices.values()]
-        known += [int(each.end_ns.max()) for each in devices.values()]
+        known += [time for each in devices.values() for time in each.record]
     return min(known, default=0), max(known, default=0)
 
 
-def _matched_collectives(spans: Spans, categories: Int64s) -> tuple[Int64s, int]:
-    """Match the collectives recorded as spans across ranks.
+def _waits(spans: Spans, categories: Int64s) -> tuple[Int64s, int]:
+    """Find when ranks waited for others, by their spans.
+
+    Collectives of all threads are matched; on training threads, stages that include waiting, too.
 
     Returns:
-        Two rows: the spans' own rows, ascending, and when their transfers began; and how many
-        collectives have no counterpart.
+        Three rows: the rows of the spans in which ranks waited, ascending, and start and end of the
+        waits; and how many collectives have no counterpart.
     """
     rows = np.flatnonzero((categories == Category.COMMUNICATION)[spans.name])
     rows = rows[np.isin(spans.kind[rows], (_STAGE, _REGION))]
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     columns = (spans.rank[rows], spans.step[rows], spans.name[rows], start, end)
     took = transfer_times(*columns, unsure_ns=uncertainty_ns(spans))
-    matched = took != UNKNOWN
-    alone = len(rows) - int(np.count_nonzero(matched))
-    return np.stack([rows[matched], (end - took)[matched]]), alone
+    waited = (took != UNKNOWN) & (end - took > start)
+    alone = int(np.count_nonzero(took == UNKNOWN))
+    collectives = np.stack([rows, start, end - took])[:, waited]
+    others = find_waits(spans)
+    stages = np.stack([others.row, others.start_ns, others.end_ns])[:, others.whole_stage]
+    found = np.append(collectives, stages, axis=1)
+    return found[:, np.argsort(found[0], kind="stable")], alone
 
 
 def _notes(
@@ -295,8 +341,10 @@ def _notes(
     categories: Int64s,
     devices: DeviceOccupancy,
     silent: Sequence[int],
+    start_ns: int,
     end_ns: int,
     alone: int,
+    idle_ns: int,
 ) -> list[str]:
     """Return what is untraced, what is included although it differs, and what is uncertain."""
     untraced = [f"No file, so untraced: {_listed('rank', silent)}."] if silent else []
@@ -319,6 +367,12 @@ def _notes(
     if alone:
         text = "collectives have no counterpart on other ranks: their transfer includes the wait"
         texts.append(f"{alone} {text} for peers.")
+    records = [each.record for each in devices.by_rank.values()]
+    if any(first < start_ns or last > end_ns for first, last in records):
+        texts.append("Device work before or after the time that rlprof recorded isn't counted.")
+    if idle_ns:
+        idle = f"{idle_ns / 1e6:,.3g} ms"
+        texts.append(f"Devices were idle for {idle} more, which count as what the host did then.")
     clocks = "Wall time, and untraced time at the start and end of a rank"
     return [*texts, *filter(None, [uncertainty_note(spans, clocks)])]
 

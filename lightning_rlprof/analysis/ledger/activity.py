@@ -1,14 +1,17 @@
 """What host and device of each rank did: intervals with categories, and how spans nest."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.analysis.clock_uncertainty import uncertainty_ns
 from lightning_rlprof.analysis.collectives import calls_of, match_collectives, transfer_times
-from lightning_rlprof.analysis.device.work import GRAPHS_NOTE, DeviceWork, device_work
-from lightning_rlprof.analysis.step_selection import captures
+from lightning_rlprof.analysis.device.timeline import Lane, device_timeline, idle_causes
+from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
+from lightning_rlprof.analysis.device.work import DeviceWork
 from lightning_rlprof.analysis.time_categories import (
     ENCLOSING,
     NO_CATEGORY,
@@ -44,7 +47,7 @@ class Activity:
     inner: Int64s
 
 
-def host_activity(spans: Spans, rows: slice, categories: Int64s, collectives: Int64s) -> Activity:
+def host_activity(spans: Spans, rows: slice, categories: Int64s, waits: Int64s) -> Activity:
     """Categorize the stages and regions of one rank.
 
     A name without a category takes that of the nearest span around it that has one. Otherwise a
@@ -55,8 +58,8 @@ def host_activity(spans: Spans, rows: slice, categories: Int64s, collectives: In
         spans: The run.
         rows: The rank's rows.
         categories: Category per name.
-        collectives: Collectives whose transfer start is known: before it, the rank waited. Shape
-            (2, n): rows counted from the rank's first, and times.
+        waits: When the rank waited for others, and in which span. Shape (3, n): rows counted from
+            the rank's first, starts and ends.
     """
     start, end = spans.start_ns[rows], spans.end_ns[rows]
     parent = _parents(spans.id[rows], spans.parent[rows], start, end)
@@ -65,22 +68,25 @@ def host_activity(spans: Spans, rows: slice, categories: Int64s, collectives: In
     keep = np.flatnonzero(category != NO_CATEGORY)
     place = np.full(len(category) + 1, UNKNOWN)  # the last item is read for "no outer span"
     place[keep] = np.arange(len(keep))
-    transfer = start.copy()
-    transfer[collectives[0]] = collectives[1]
-    start, end, transfer = start[keep], end[keep], transfer[keep]
-    category, outer = category[keep], place[outer[keep]]
-    # The wait of each collective is one more span, with the same spans inside.
-    waited = np.flatnonzero((transfer > start) & (category == Category.COMMUNICATION))
-    wait = np.full(len(category) + 1, UNKNOWN)
-    wait[waited] = np.arange(len(category), len(category) + len(waited))
+    around = np.where(category != NO_CATEGORY, np.arange(len(category)), outer)[waits[0]]
+    start, end, category, outer = start[keep], end[keep], category[keep], place[outer[keep]]
+    # Each wait is one more span, with the same spans inside as the one that it is in.
+    waited, begun, over = place[around], waits[1], waits[2]
+    some = (waited >= 0) & ~np.isin(np.append(category, NO_CATEGORY)[waited], ENCLOSING)
+    waited, begun, over = waited[some], begun[some], over[some]
+    order = np.argsort(waited, kind="stable")
+    waited, begun, over = waited[order], begun[order], over[order]
     outers, inners = _pairs(end, outer)
-    inside = wait[outers] >= 0
+    first, last = np.searchsorted(waited, outers), np.searchsorted(waited, outers, "right")
+    wait = len(category) + np.arange(len(waited))
+    inside = np.repeat(np.arange(len(outers)), last - first)
+    which = np.arange(len(inside)) - np.repeat(np.cumsum(last - first) - last, last - first)
     return Activity(
-        np.append(start, start[waited]),
-        np.append(end, transfer[waited]),
+        np.append(start, begun),
+        np.append(end, over),
         np.append(category, np.full(len(waited), int(Category.COLLECTIVE_WAIT))),
-        np.concatenate([outers, wait[outers[inside]], waited]),
-        np.concatenate([inners, inners[inside], wait[waited]]),
+        np.concatenate([outers, wait[which], waited]),
+        np.concatenate([inners, inners[inside], wait]),
     )
 
 
@@ -210,17 +216,23 @@ _POINT_TO_POINT = ("send", "recv", "p2p")  # not collectives of a group: they ca
 
 
 class DeviceTime(NamedTuple):
-    """What one rank's device ran: disjoint intervals per category, and when it was observed.
+    """What one rank's devices ran, and why they were idle: disjoint intervals per category.
 
-    From ``known_start_ns`` to ``known_end_ns`` a device that runs nothing is idle. Outside these
-    times nothing is known.
+    Attributes:
+        start_ns: Start of each interval.
+        end_ns: Its end.
+        category: Its category; idle time has those of `IDLE_CATEGORIES`.
+        is_idle: Whether it is idle time.
+        profiled: Starts and ends of the time in which the devices were profiled.
+        record: When the rank's record begins and ends.
     """
 
     start_ns: Int64s
     end_ns: Int64s
     category: Int64s
-    known_start_ns: Int64s
-    known_end_ns: Int64s
+    is_idle: Mask
+    profiled: tuple[Int64s, Int64s]
+    record: tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -250,7 +262,7 @@ class _Work(NamedTuple):
 
 
 def device_occupancy(spans: Spans) -> DeviceOccupancy:
-    """Read the tables ``kernels`` and ``memcpy``, if any, and categorize their rows.
+    """Categorize the work and the idle time of a run's devices; see `device_timeline`.
 
     A kernel launched in a rollout, weight sync, reward, offload or evaluation belongs to that.
     Other kernels are compute, communication or memcpy by their names. Collectives that match
@@ -258,10 +270,9 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
 
     Takes as long as reading the tables, which can be gigabytes.
     """
-    found = DeviceOccupancy()
-    device = device_work(spans, None, found.notes)
-    if device.hidden_in_graphs:
-        found.notes.append(GRAPHS_NOTE)
+    timeline = device_timeline(spans)
+    found = DeviceOccupancy(notes=timeline.notes)
+    device = timeline.work
     if not device.tables:
         return found
     if device.kernel_count:
@@ -270,14 +281,15 @@ def device_occupancy(spans: Spans) -> DeviceOccupancy:
         found.categories.add(Category.MEMCPY)
     work = _work(spans, device, found)
     found.categories |= {Category(each) for each in np.unique(work.category).tolist()}
-    # Without any kernel, the profiler may not record kernels.
-    idle_unknown = device.hidden_in_graphs or not device.kernel_count
     order = np.argsort(work.rank, kind="stable")
-    for rows in np.split(order, group_starts(work.rank[order])[1:]):
-        rank, own = int(work.rank[rows[0]]), _Work(*(column[rows] for column in work))
-        found.by_rank[rank] = _device_time(spans, rank, own, idle_unknown)
-    if any(len(each.known_start_ns) for each in found.by_rank.values()):
-        found.categories.add(Category.HOST_IDLE)
+    parts = np.split(order, group_starts(work.rank[order])[1:])
+    rows_of = {int(work.rank[rows[0]]): rows for rows in parts}
+    for rank, lanes in groupby(timeline.lanes, key=lambda lane: lane.rank):
+        own = _Work(*(column[rows_of[rank]] for column in work))
+        time = found.by_rank[rank] = _device_time(own, [*lanes])
+        found.categories |= {Category(each) for each in np.unique(time.category).tolist()}
+        if len(time.profiled[0]):
+            found.categories.add(Category.HOST_IDLE)
     return found
 
 
@@ -343,16 +355,18 @@ def _transfers_from_names(spans: Spans, device: DeviceWork, work: _Work, at: Int
     return took
 
 
-def _device_time(spans: Spans, rank: int, work: _Work, idle_unknown: bool) -> DeviceTime:
-    """Unite a rank's intervals of each category: kernels of several streams count once.
-
-    Kernels were recorded during captures with kernels, or without captures from the first kernel
-    to the last. Between two captures nothing was recorded.
-    """
-    zero = int(work.start_ns.min())
-    category, start, end = unions(work.category, work.start_ns - zero, work.end_ns - zero)
-    known = (np.empty(0, np.int64), np.empty(0, np.int64))
-    if not idle_unknown:
-        windows = captures(spans, rank, work.start_ns)
-        known = windows or (work.start_ns.min()[None], work.end_ns.max()[None])
-    return DeviceTime(start + zero, end + zero, category, *known)
+def _device_time(work: _Work, lanes: Sequence[Lane]) -> DeviceTime:
+    """Unite a rank's intervals of each category: kernels of several streams count once."""
+    gaps = [idle_causes(lane) for lane in lanes]
+    start, end, cause = (np.concatenate(columns) for columns in zip(*gaps, strict=True))
+    columns = (
+        (np.array(IDLE_CATEGORIES)[cause], start, end),
+        (work.category, work.start_ns, work.end_ns),
+    )
+    zero, of_kind = lanes[0].start_ns, []
+    for category, first, last in columns:
+        of_kind.append(unions(category, first - zero, last - zero))
+    category, start, end = (np.concatenate(each) for each in zip(*of_kind, strict=True))
+    is_idle = np.arange(len(category)) < len(of_kind[0][0])
+    record = min(lane.start_ns for lane in lanes), max(lane.end_ns for lane in lanes)
+    return DeviceTime(start + zero, end + zero, category, is_idle, lanes[0].profiled, record)

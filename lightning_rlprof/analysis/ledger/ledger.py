@@ -10,14 +10,17 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
 _HOUR_NS = 3_600 * 10**9
+_FEW_S = 360  # below a tenth of an hour
 _NO_DATA = "no spans were recorded"
 _ONLY_IF_ANY = (
+    Category.LAUNCH_LATENCY,
+    Category.UNATTRIBUTED_IDLE,
     Category.PROFILER,
     Category.CUSTOM,
     Category.WARM_UP,
 )  # their absence is not missing data
 _NEEDS = {
-    Category.COLLECTIVE_WAIT: "needs barriers or collectives on two or more ranks",
+    Category.COLLECTIVE_WAIT: "needs two or more ranks that meet",
     Category.HOST_IDLE: "needs device kernels",
     Category.ROLLOUT_TAIL: "needs a span per request",
 }
@@ -93,7 +96,7 @@ def category_totals(
 
 
 def _hours(accounts: Accounts) -> str:
-    return "rank-hours" if accounts.cpu_only else "GPU-hours"
+    return f"{accounts.device}-hours"
 
 
 def category_breakdown(accounts: Accounts, *, per_step: bool) -> Table:
@@ -140,8 +143,11 @@ def _most_time_first(accounts: Accounts) -> list[Category]:
 
 def _note(accounts: Accounts) -> str:
     ranks, wall_s = len(accounts.ranks) + len(accounts.silent), accounts.wall_ns / 1e9
-    hours = f"{_rounded(accounts.total_ns / _HOUR_NS)} {_hours(accounts)}"
-    cpu = " (CPU run)" if accounts.cpu_only else ""
+    total_s = accounts.total_ns / 1e9
+    hours = f"{_rounded(total_s / 3600)} {_hours(accounts)}"
+    if total_s < _FEW_S:
+        hours = f"{_rounded(total_s)} {accounts.device}-seconds"
+    cpu = " (CPU run)" if accounts.device == "rank" else ""
     head = f"{ranks} {'rank' if ranks == 1 else 'ranks'} × {_rounded(wall_s)} s = {hours}{cpu}."
     present = {*accounts.sources, *_ONLY_IF_ANY}
     missing = [category for category in Category if category not in present]

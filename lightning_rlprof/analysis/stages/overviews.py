@@ -7,14 +7,17 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import (
+from lightning_rlprof.analysis.partition import (
     UNTRACED,
     containing_step,
+    exclusive_ns,
     partition,
     rows_on_ranks,
 )
-from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
+from lightning_rlprof.analysis.stages.stage_times import STATISTICS, exclusive_statistics
+from lightning_rlprof.analysis.statistics.group_summary import mean
 from lightning_rlprof.analysis.step_selection import FEWEST, STATES, Counted, counted, states
+from lightning_rlprof.analysis.waiting import stage_work
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table
@@ -69,14 +72,14 @@ _SLOWEST_NOTE = (
 
 
 def slowest_ranks(spans: Spans) -> Table:
-    """Name per stage the rank with the most exclusive time per step, and the median of its peers.
+    """Name per stage the rank with the most work per step, and the median of its peers.
 
-    Peers are the other ranks that run the stage. Has no data with one rank, or fewer than three
-    steps on a rank.
+    Work is exclusive time without waiting for other ranks, as far as that is known. Peers are the
+    other ranks that run the stage. Has no data with one rank, or fewer than three steps on a rank.
     """
     cut = partition(spans)
     choice = counted(spans, cut.steps)
-    ranks, count, totals = cut.by_rank(spans, choice.mask)
+    ranks, count, totals, _ = stage_work(spans, cut, choice.mask)
     if len(ranks) < 2:
         reason = "a comparison needs two or more ranks with steps"
         return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
@@ -152,8 +155,9 @@ _COUNTER = "device_ns"
 def host_vs_device(spans: Spans) -> Table:
     """Compare per stage the mean host time of a span with the mean device time of the same spans.
 
-    ``measured`` counts the spans with a device time, ``count`` all of them. Means are inclusive,
-    over the measured spans of all ranks. The stage with the most host time is first.
+    ``measured`` counts the spans with a device time, ``count`` all of them. Means are of whole
+    spans, with the stages nested in them, over the measured spans of all ranks. The stage with the
+    most host time is first.
 
     Has no data if no span has a device time.
     """
@@ -184,14 +188,6 @@ def host_vs_device(spans: Spans) -> Table:
     return Table("host_vs_device", _DEVICE_COLUMNS, lines, f"{choice.note} {_DEVICE_NOTE}".strip())
 
 
-_STATISTICS = (
-    Column("total", "duration", "ns"),
-    Column("mean", "duration", "ns"),
-    Column("p50", "duration", "ns"),
-    Column("p95", "duration", "ns"),
-    Column("max", "duration", "ns"),
-    Column("count", "count"),
-)
 _OUTSIDE = "outside steps"
 
 
@@ -199,15 +195,18 @@ def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> 
     """Sum the stages of threads other than the training thread, and those outside steps.
 
     ``location`` is ``in background`` or ``outside steps``, by where the span starts. These stages
-    run in parallel with steps or outside them, so they have no share of the step time.
+    run in parallel with steps or outside them, so they have no share of the step time. Times are
+    exclusive, as those of `stages`: an instant of a thread belongs to the innermost open stage.
     """
-    columns = (Column("stage", "text"), Column("location", "text"), *_STATISTICS)
-    steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "stage", ranks)
-    choice = counted(spans, steps)
-    rows = rows[containing_step(spans, steps, rows, spans.thread) < 0]
+    columns = (Column("stage", "text"), Column("location", "text"), *STATISTICS)
+    cut = partition(spans, ranks)
+    in_steps, outside = (exclusive_ns(spans, each) for each in (cut.divided, cut.outside))
+    rows = np.setdiff1d(rows_on_ranks(spans, "stage", ranks), cut.stages(spans)[0])
+    rows = rows[in_steps[rows] == 0]
+    choice = counted(spans, cut.steps)
     table: list[tuple[Cell, ...]] = [
-        (name, _OUTSIDE if outside else "in background", *cells)
-        for name, outside, cells in _sums(spans, steps, choice, rows)
+        (name, _OUTSIDE if is_outside else "in background", *cells)
+        for name, is_outside, cells in _sums(spans, cut.steps, choice, rows, outside[rows])
     ]
     return Table("background_stages", columns, table, choice.note)
 
@@ -215,30 +214,35 @@ def background_stages(spans: Spans, *, ranks: Collection[int] | None = None) -> 
 def regions(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     """Sum regions: data fetch, training step, optimizer, checkpoints, validation, annotations.
 
-    Regions nest in one another and in stages, so their shares of the step time do not add up to
-    100%. ``location`` is ``in steps`` or ``outside steps``, by where the span starts.
+    Times are those of whole spans. Regions nest in one another and in stages, so their shares of
+    the step time do not add up to 100%. ``location`` is ``in steps`` or ``outside steps``, by where
+    the span starts.
     """
-    location = Column("location", "text")
-    columns = (Column("region", "text"), location, Column("share", "share"), *_STATISTICS)
+    location, statistics = Column("location", "text"), (*STATISTICS[:2], *STATISTICS[3:])
+    columns = (Column("region", "text"), location, Column("share", "share"), *statistics)
     steps, rows = rows_on_ranks(spans, "step", ranks), rows_on_ranks(spans, "region", ranks)
     choice = counted(spans, steps)
     whole = int(spans.duration_ns[steps[choice.mask]].sum())
-    table: list[tuple[Cell, ...]] = [
-        (name, _OUTSIDE, None, *cells) if outside else (name, "in steps", cells[0] / whole, *cells)
-        for name, outside, cells in _sums(spans, steps, choice, rows)
-    ]
+    table: list[tuple[Cell, ...]] = []
+    for name, is_outside, cells in _sums(spans, steps, choice, rows, spans.duration_ns[rows]):
+        total, middle, _, *rest = cells
+        share = None if is_outside else total / whole  # type: ignore[operator]
+        place = _OUTSIDE if is_outside else "in steps"
+        table.append((name, place, share, total, middle, *rest))
     return Table("regions", columns, table, choice.note)
 
 
 def _sums(
-    spans: Spans, steps: Int64s, choice: Counted, rows: Int64s
-) -> Iterator[tuple[str, bool, list[int]]]:
-    """Yield (name, outside steps, statistics), largest total first, without excluded steps."""
+    spans: Spans, steps: Int64s, choice: Counted, rows: Int64s, ns: Int64s
+) -> Iterator[tuple[str, bool, tuple[Cell, ...]]]:
+    """Yield (name, outside steps, statistics), largest total first, without excluded steps.
+
+    ``ns`` are the times of the rows.
+    """
     step = containing_step(spans, steps, rows, spans.rank)
     keep = (step < 0) | np.append(choice.mask, True)[step]
-    rows, outside = rows[keep], (step[keep] < 0).astype(np.int64)
-    found = summarize(spans.name[rows] * 2 + outside, spans.duration_ns[rows])
-    columns = (found.total, found.mean, found.p50, found.p95, found.max, found.count)
-    for at in np.argsort(-found.total, kind="stable").tolist():
-        code, place = divmod(int(found.group[at]), 2)
-        yield spans.names[code], bool(place), [int(column[at]) for column in columns]
+    rows, ns, outside = rows[keep], ns[keep], (step[keep] < 0).astype(np.int64)
+    found = exclusive_statistics(spans.name[rows] * 2 + outside, ns, spans.duration_ns[rows])
+    for key in sorted(found, key=lambda key: -found[key][0]):  # type: ignore[operator]
+        code, place = divmod(key, 2)
+        yield spans.names[code], bool(place), found[key]

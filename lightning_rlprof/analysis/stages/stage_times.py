@@ -8,38 +8,55 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_rlprof.analysis.stages.partition import (
+from lightning_rlprof.analysis.partition import (
     UNTRACED,
     Partition,
-    RankTimes,
+    Segments,
+    exclusive_ns,
     partition,
 )
 from lightning_rlprof.analysis.statistics.group_summary import summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, Counted, counted
+from lightning_rlprof.analysis.waiting import StageWork, stage_work, waiting_times
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
 
-_COLUMNS = (  # most important first: a narrow terminal shows as many as fit
-    Column("stage", "text"),
-    Column("share", "share"),
+STATISTICS = (
     Column("total", "duration", "ns"),
     Column("mean", "duration", "ns"),
+    Column("inclusive mean", "duration", "ns"),
     Column("p50", "duration", "ns"),
     Column("p95", "duration", "ns"),
     Column("max", "duration", "ns"),
     Column("count", "count"),
+)
+"""What every table of stages has of their spans; see `exclusive_statistics`."""
+
+_COLUMNS = (  # most important first: a narrow terminal shows as many as fit
+    Column("stage", "text"),
+    Column("share", "share"),
+    *STATISTICS,
     Column("slowest rank", "count"),
 )
+
+
+WAITING = "waiting in {}"
+"""Row of the time that ranks waited for others inside a stage."""
+
+_NONE: tuple[Cell, ...] = (None,) * 6
 
 
 def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool = False) -> Table:
     """Divide the step time among stages; ``total`` adds up to the step time exactly.
 
-    ``total`` and ``share`` are exclusive: each instant of the training thread belongs to the
-    innermost open stage, summed over ranks. ``mean`` to ``max`` and ``count`` are inclusive: whole
-    spans with all that is nested in them. The slowest rank has the most time of that stage per
-    step.
+    All times are exclusive: each instant of the training thread belongs to the innermost open
+    stage. ``mean`` is ``total`` by ``count``, the spans with time in the steps of all ranks.
+    ``inclusive mean`` is the mean of whole spans, with the stages nested in them; None if it is the
+    same. The slowest rank has the most time of that stage per step.
+
+    Where ranks meet inside a stage, the time that they waited for the last one is not part of the
+    stage: it has a row ``waiting in ...`` of its own.
 
     Args:
         spans: The run.
@@ -52,50 +69,80 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
     if not len(cut.steps):
         return Table(name, columns, abstained="no complete step was recorded")
     choice = counted(spans, cut.steps)
-    times = cut.by_rank(spans, choice.mask)
-    slowest = _slowest(times)
-    ns = times.ns if per_rank else times.ns.sum(axis=0, keepdims=True)
-    inclusive = _inclusive(spans, cut, choice, times.ranks if per_rank else None)
+    times = stage_work(spans, cut, choice.mask)
+    slowest, work, waits = _slowest(times), times.work_ns, times.waits_ns
+    if not per_rank:
+        work, waits = (ns.sum(axis=0, keepdims=True) for ns in (work, waits))
+    by_span = _by_span(spans, cut, choice, times.ranks if per_rank else None)
     rows: list[tuple[Cell, ...]] = []
-    for at, own in enumerate(ns.tolist()):
-        codes = [code for code in range(len(spans.names)) if own[code] or (at, code) in inclusive]
-        codes.sort(key=lambda code: -own[code])
-        whole = sum(own)
-        for code in [*codes, UNTRACED]:
-            stage = "untraced" if code == UNTRACED else spans.names[code]
-            share = own[code] / whole if whole else None
-            row = (stage, share, own[code], *inclusive.get((at, code), (None,) * 5))
-            rows.append((int(times.ranks[at]), *row) if per_rank else (*row, slowest.get(code)))
+    for at, (own, waited) in enumerate(zip(work.tolist(), waits.tolist(), strict=True)):
+        codes = [code for code in range(len(spans.names)) if own[code] or (at, code) in by_span]
+        whole = sum(own) + sum(waited)
+        own_rows = [
+            (spans.names[code], own[code], by_span.get((at, code), _NONE), slowest.get(code))
+            for code in codes
+        ]
+        own_rows += [
+            (WAITING.format(name), ns, _NONE, None)
+            for name, ns in zip(spans.names, waited, strict=False)
+            if ns
+        ]
+        own_rows.sort(key=lambda row: -row[1])
+        own_rows.append(("untraced", own[UNTRACED], _NONE, None))
+        for stage, ns, statistics, slow in own_rows:
+            row = (stage, ns / whole if whole else None, ns, *statistics)
+            rows.append((int(times.ranks[at]), *row) if per_rank else (*row, slow))
     return Table(name, columns, rows, choice.note)
 
 
-def _inclusive(
+def _by_span(
     spans: Spans, cut: Partition, choice: Counted, ranks: Int64s | None
-) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return (mean, p50, p95, max, count) of whole spans that start in a counted step.
+) -> dict[tuple[int, int], tuple[Cell, ...]]:
+    """Return (mean, inclusive mean, p50, p95, max, count) of the spans in counted steps.
 
     Keys are the position of the rank, 0 if ``ranks`` is None, and the code of the name.
     """
-    rows, step = cut.stages(spans)
-    rows = rows[choice.mask[step]]
+    own = Segments(*(column[choice.mask[cut.divided.step]] for column in cut.divided))
+    exclusive = exclusive_ns(spans, own)
+    waits = waiting_times(spans, cut)
+    some = choice.mask[waits.step] & (waits.stage != UNTRACED)
+    np.subtract.at(exclusive, waits.stage_row[some], waits.ns[some])
+    rows, step = cut.stages(spans)  # those without length have no segment
+    rows = np.union1d(rows[choice.mask[step]], np.flatnonzero(exclusive))
     at = np.zeros_like(rows) if ranks is None else np.searchsorted(ranks, spans.rank[rows])
-    found = summarize(at * len(spans.names) + spans.name[rows], spans.duration_ns[rows])
-    stats = zip(found.mean, found.p50, found.p95, found.max, found.count, strict=True)
+    keys = at * len(spans.names) + spans.name[rows]
+    found = exclusive_statistics(keys, exclusive[rows], spans.duration_ns[rows])
+    return {divmod(key, len(spans.names)): cells[1:] for key, cells in found.items()}
+
+
+def exclusive_statistics(
+    groups: Int64s, exclusive: Int64s, inclusive: Int64s
+) -> dict[int, tuple[Cell, ...]]:
+    """Return the cells of `STATISTICS` by group, of spans as columns of one length.
+
+    All but ``inclusive mean`` are of the exclusive times. That one is None if it is ``mean``.
+    """
+    found, whole = summarize(groups, exclusive), summarize(groups, inclusive)
+    names = ("total", "mean", "p50", "p95", "max", "count")
+    columns = (getattr(found, name).tolist() for name in names)
     return {
-        divmod(key, len(spans.names)): tuple(map(int, values))
-        for key, values in zip(found.group.tolist(), stats, strict=True)
+        key: (total, mean, with_inner if with_inner != mean else None, *rest)
+        for key, with_inner, total, mean, *rest in zip(
+            found.group.tolist(), whole.mean.tolist(), *columns, strict=True
+        )
     }
 
 
-def _slowest(times: RankTimes) -> dict[int, int]:
-    """Return per stage the rank with the most exclusive time per step; the lowest if several.
+def _slowest(times: StageWork) -> dict[int, int]:
+    """Return per stage the rank with the most work per step; the lowest if several.
 
     None with one rank, or with fewer than three steps: the slowest rank is then chance.
     """
     if len(times.ranks) < 2 or times.steps.min() < FEWEST:
         return {}
-    rank = times.ranks[np.argmax(times.ns / times.steps[:, None], axis=0)]
-    return {code: int(rank[code]) for code in np.flatnonzero(times.ns[:, :-1].any(axis=0)).tolist()}
+    work = times.work_ns
+    rank = times.ranks[np.argmax(work / times.steps[:, None], axis=0)]
+    return {code: int(rank[code]) for code in np.flatnonzero(work[:, :-1].any(axis=0)).tolist()}
 
 
 _GAP_COLUMNS = (
@@ -177,7 +224,7 @@ _ADVICE = {
 }
 
 
-def headline(spans: Spans) -> str:
+def stages_headline(spans: Spans) -> str:
     """Return which stage takes most of the step, what to check, and how much is untraced.
 
     Advice is given only if one stage takes 40% or more. Fewer than three steps are not enough.

@@ -5,16 +5,17 @@ which ranks form one model replica, and which have the same parallel position in
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lightning_rlprof.analysis.stages.partition import partition
+from lightning_rlprof.analysis.partition import UNTRACED, partition
 from lightning_rlprof.analysis.step_selection import counted
-from lightning_rlprof.records.records import Header
+from lightning_rlprof.records.records import KINDS, PHASES, Header
 from lightning_rlprof.tables.arrays import Float64s, Int64s
+from lightning_rlprof.tables.interval_nesting import last_begun
 from lightning_rlprof.tables.occurrences import number_occurrences
 from lightning_rlprof.tables.spans import Spans
 
@@ -22,6 +23,8 @@ MOST = 32
 """Number of occurrences of a stage in a step that are compared: the first ones."""
 
 _ENOUGH, _FEWEST = 4_000, 30  # cells of a slot, and steps; more cost time and change nothing
+
+_STAGE, _REGION = KINDS.index("stage"), KINDS.index("region")
 
 Cells = tuple[Int64s, Int64s, Int64s]
 
@@ -89,6 +92,26 @@ class StageRows:
     own_ns: Int64s
     steps: Int64s
     note: str
+
+
+def with_phases(spans: Spans) -> Spans:
+    """Let the phases of a training loop that ran inside a stage be stages of their own.
+
+    An update that is one stage hides who was slow in its forward pass: its backward pass ends with
+    all ranks at the same time. The phases tell them apart.
+    """
+    phases = np.array([*(name in PHASES for name in spans.names), False])[spans.name]
+    rows = np.flatnonzero(phases & (spans.kind == _REGION))
+    if not len(rows):
+        return spans
+    cut = partition(spans)
+    part, thread = cut.divided, spans.thread[cut.steps]
+    at = last_begun(thread[part.step], part.start_ns, spans.thread[rows], spans.start_ns[rows])
+    inside = np.append(part.stage, UNTRACED)[at] >= 0
+    inside &= spans.start_ns[rows] < np.append(part.end_ns, 0)[at]
+    kind = spans.kind.copy()
+    kind[rows[inside]] = _STAGE
+    return replace(spans, kind=kind) if inside.any() else spans
 
 
 def stage_rows(spans: Spans) -> StageRows:

@@ -17,6 +17,7 @@ from lightning_rlprof.analysis.stragglers.rank_matrix import (
     build_rank_matrix,
     replicas,
     stage_rows,
+    with_phases,
 )
 from lightning_rlprof.analysis.stragglers.rank_slowdown import WHOLE, RankSlowdown, rank_slowdown
 from lightning_rlprof.analysis.stragglers.replica_attribution import (
@@ -137,6 +138,7 @@ def stragglers(spans: Spans) -> Table:
 
 def _analyze(spans: Spans) -> Table:
     spans, left_out = recent(spans)
+    spans = with_phases(spans)
     rows = stage_rows(spans)
     table: list[tuple[Cell, ...]] = []
     remarks: list[str] = [text for text in (left_out, rows.note) if text]

@@ -2,7 +2,7 @@
 
 If ranks wait for one another, for instance in a collective, a stage ends for all when the last rank
 has arrived: early ranks stay longer, by just as much. A stage without waiting takes the same time
-for early and late ranks.
+for early and late ranks. On one clock, a rank that is late in every step shows that as well.
 
 Without a common clock, arrival is measured from meeting places: ends or starts of stages at which
 the ranks are at the same point of the step. These are found without comparing clocks.
@@ -81,6 +81,7 @@ _SURE = 2.0  # standard errors
 _FINER = 1.4  # times the spread at a place: what can be measured from it
 _EQUAL = 1 / 3  # of the spread of steps: ranks that are closer may wait for each other
 _SAME = 0.02  # of it: work is never that even, so they do
+_ABSORBED = 0.25  # of how far ranks are apart at the start: what is left of it at the end
 _ENOUGH = 20  # spans of a slot that show it
 
 
@@ -128,7 +129,9 @@ def detect_waits(
             found.append(slope(late, longer, work[:, some, slot]))
         bound[slot] = any(each + _SURE * error < _BOUND for each, error in found)
         own = matrix.own_ns[:, some, slot]
-        bound[slot] |= np.sum(~np.isnan(own)) >= _ENOUGH and _held_together(own, _SAME)
+        enough = np.sum(~np.isnan(own)) >= _ENOUGH
+        bound[slot] |= enough and _held_together(own, _SAME)
+        bound[slot] |= enough and one_clock and _absorbs(late, longer)
         # Measured from a place that isn't sharp itself, a slope of 0 means nothing.
         moves = np.abs(late - nan_median(late, axis=1)[:, None])
         sharp = one_clock or float(nan_median(moves.ravel())) >= _FINER * places.apart_ns
@@ -152,6 +155,12 @@ def _early(matrix: RankMatrix, places: MeetingPlaces, slots: Mask, one_clock: bo
         since = places.since(matrix.start_ns, place)[:, :, slots]
         found = np.maximum(found, leave_one_out_median(since) - since)
     return found
+
+
+def _absorbs(late: Float64s, longer: Float64s) -> bool:
+    """Return whether a slot makes up for lateness, also for one that is the same in every step."""
+    rest = np.abs(late + deviation_from_median(longer)).ravel()
+    return float(nan_median(rest)) < _ABSORBED * float(nan_median(np.abs(late).ravel()))
 
 
 def _held_together(times: Float64s, closer: float) -> bool:

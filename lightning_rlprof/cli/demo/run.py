@@ -73,7 +73,8 @@ def run_demo(
     # First: it imports the other Lightning, which resets the loggers, and may refuse the path.
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 
-    callbacks = [ProfilerCallback(profile_save_path=str(options.save_path)), *callbacks]
+    profiler = ProfilerCallback(profile_save_path=str(options.save_path), summary=False)
+    callbacks = [profiler, *callbacks]
     be_quiet()
     start = time.perf_counter()
     with torch.random.fork_rng(devices=[]):

@@ -31,20 +31,15 @@ class Found:
 def find(data: Mapping[str, Any]) -> list[Found]:
     """Find every profiling key, unchanged and unchecked but for its name.
 
-    Only ``profiler`` blocks, ``global_profiler`` and the trainer's ``profile_*``, ``*nsight*`` and
-    ``npu_profile*`` are looked at: ``trainer.profiler`` is Lightning's, and a ``profiler`` block at
-    the top whose ``_target_`` is not of verl belongs to another library.
+    Only ``profiler`` blocks, ``global_profiler`` and the trainer's ``device``, ``profile_*``,
+    ``*nsight*`` and ``npu_profile*`` are looked at: ``trainer.profiler`` is Lightning's, and a
+    ``profiler`` block at the top whose ``_target_`` is not of verl belongs to another library.
 
     Raises:
         ConfigError: An unknown key, or a value where a block of keys belongs, outside of the blocks
             of single tools; `refuse_unknown` is for these.
     """
     return [*_trainer(data), *_global(data), *_roles(data)]
-
-
-def device(data: Mapping[str, Any]) -> str:
-    """The device that verl's trainer runs on, as the file says it; empty where it does not."""
-    return str(_block(data, "trainer").get("device") or "")
 
 
 def refuse_unknown(found: Sequence[Found], tool: str | None) -> None:
@@ -70,13 +65,14 @@ def by_role(found: Sequence[Found]) -> dict[str, list[Found]]:
 def _trainer(data: Mapping[str, Any]) -> Iterator[Found]:
     trainer = _block(data, "trainer")
     for key in map(str, trainer):
-        if key.startswith(("profile_", "npu_profile")) or "nsight" in key:
+        if key.startswith(("profile_", "npu_profile")) or "nsight" in key or key == "device":
             yield from _leaves(f"trainer.{key}", f"trainer.{key}", plain(trainer[key]), None)
 
 
 def _global(data: Mapping[str, Any]) -> Iterator[Found]:
-    block = plain(data.get("global_profiler"))
-    yield from _leaves("global_profiler", "global_profiler", block, None)
+    # In verl's Nsight guide for a while: `profiler` at the top, with the keys of `global_profiler`.
+    for key in ("global_profiler", *(["profiler"] if "steps" in _block(data, "profiler") else [])):
+        yield from _leaves(key, "global_profiler", plain(data.get(key)), None)
 
 
 def _roles(data: Mapping[str, Any]) -> Iterator[Found]:
@@ -85,14 +81,15 @@ def _roles(data: Mapping[str, Any]) -> Iterator[Found]:
         for part in filter(None, place.split(".")):
             node = _block(node, part)
         for block in _HELD:
-            if block in node and (place or _is_verls(node[block])):
+            if block in node and (place or _is_a_role(node[block])):
                 key = f"{place}.{block}".removeprefix(".")
                 yield from _leaves(key, f"{ROLE}.{block}", plain(node[block]), place)
 
 
-def _is_verls(block: Any) -> bool:
+def _is_a_role(block: Any) -> bool:
     """Tell whether a block at the top is; `profile: true` is our own key in the wrong place."""
-    return isinstance(block, Mapping) and str(block.get("_target_", "verl.")).startswith("verl.")
+    target = block.get("_target_", "verl.") if isinstance(block, Mapping) else ""
+    return str(target).startswith("verl.") and "steps" not in block
 
 
 def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -55,6 +55,11 @@ def npu_device(value: Any) -> Mapping[str, Any]:
     return {"integrated.profile_with_npu": value, **markers}
 
 
+def device(value: Any) -> Mapping[str, Any]:
+    """Read the trainer's device: which of `OLD_TOOLS` it means depends on the rest of the file."""
+    return {}
+
+
 def _watched(value: Any) -> dict[str, Any]:
     activities = {"cpu", "cuda", "npu"} & set(value)
     keys = {
@@ -124,7 +129,18 @@ OLD_TOOLS: dict[str, dict[str, Any]] = {
     "nsys": TOOLS["nsys"],
     "npu": {"integrated.mstx": True},  # its reports were text still
 }
-"""What a tool says in our keys where verl's file names none: in verl up to 0.5."""
+"""What a tool says in our keys where verl's file names none: in verl up to 0.5.
+
+There ``trainer.device`` decides: ``npu`` is Ascend, anything else Nsight Systems.
+"""
+
+NSIGHT_GUIDE = (
+    "trainer.profile_steps",
+    "trainer.profile_continuous_steps",
+    "global_profiler.discrete",
+    f"{ROLE}.profiler.discrete",
+)
+"""Keys of verl's Nsight guide: where a file names no tool, they choose one of `OLD_TOOLS`."""
 
 LATER = ("precision_debugger",)
 """Tools of verl that are refused by name."""
@@ -212,6 +228,7 @@ _NPU = f"{_ROLE}.tool_config.npu"
 _TORCH = f"{_ROLE}.tool_config.torch"
 
 _OLD = (
+    Spelling("trainer.device", "tools", device),
     Spelling("trainer.profile_steps", "steps"),
     Spelling("trainer.profile_continuous_steps", "profile_continuous_steps"),
     *_nsys("trainer"),

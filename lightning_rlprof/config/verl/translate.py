@@ -5,11 +5,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_rlprof.config.validation import near
-from lightning_rlprof.config.verl.find_keys import Found, by_role, device, find, refuse_unknown
-from lightning_rlprof.config.verl.key_table import ANYTHING, LATER, OLD_TOOLS, ROLE, SCHEDULE, TOOLS
+from lightning_rlprof.config.verl.find_keys import Found, by_role, find, refuse_unknown
+from lightning_rlprof.config.verl.key_table import (
+    ANYTHING,
+    LATER,
+    NSIGHT_GUIDE,
+    OLD_TOOLS,
+    ROLE,
+    SCHEDULE,
+    TOOLS,
+)
 from lightning_rlprof.errors import ConfigError
-
-_OLD_NSIGHT = ("trainer.controller_nsight_options", "trainer.worker_nsight_options")
 
 
 @dataclass
@@ -54,7 +60,7 @@ def translate(data: Mapping[str, Any]) -> Translation | None:
     roles = by_role(found)
     enabled = [name for name, items in roles.items() if _enabled(items)]
     blocks = [roles[name] for name in enabled] if roles else [common]
-    tool = _selected_tool(common, blocks) if _named(found) else _old_tool(found, device(data))
+    tool = _selected_tool(common, blocks) if _named(found) else _old_tool(found)
     refuse_unknown(every, tool)
     shared, own = Translation(), Translation()
     for item in common:
@@ -185,28 +191,33 @@ def _choose_tool(found: Sequence[Found], tool: str | None, out: Translation) -> 
     named = _named(found)
     if named and not tool:  # verl: tool: null profiles nothing
         out.put("tools", [], named[0])
-    theirs = named or [item.key for item in found if item.key.startswith("trainer.")]
+    keys = sorted(found, key=lambda item: item.row.theirs != "trainer.device")
+    theirs = named or [item.key for item in keys]
     says = TOOLS if named else OLD_TOOLS
     for ours, value in says[tool].items() if tool else ():
         out.values.setdefault(ours, value)
         out.origins.setdefault(ours, theirs[0])
 
 
-def _old_tool(found: Sequence[Found], runs_on: str) -> str | None:
-    """The tool in a file of verl up to 0.5, which names none: that of the trainer's device.
+def _old_tool(found: Sequence[Found]) -> str | None:
+    """The tool where verl's file names none: as in verl up to 0.5, that of the trainer's device.
 
-    Mere presence says little, for verl's own file has the options for Ascend and for Nsight Systems
-    side by side. They choose only where the file does not say the device: those for Nsight Systems
+    Mere presence of options says little, for verl's own file has those for Ascend and for Nsight
+    Systems side by side. They choose only where the file does not say the device: Nsight Systems
     first, since without it verl runs on GPUs.
     """
-    nsight = any(item.row.theirs in _OLD_NSIGHT and item.value is not None for item in found)
-    ascend = any(item.row.theirs.startswith("trainer.npu_profile.") for item in found)
-    if not (nsight or ascend):
+    given = [item for item in found if item.value is not None]
+    runs_on = next((item.value for item in given if item.row.theirs == "trainer.device"), None)
+    ascend = any(item.row.tool == "npu" for item in given)
+    nsight = any(item.row.ours.startswith("nsight.") or item.row.tool == "nsys" for item in given)
+    old = any(item.row.theirs in NSIGHT_GUIDE for item in given)
+    if not (nsight or ascend or old):
         return None
-    return "npu" if (runs_on == "npu" if runs_on else not nsight) else "nsys"
+    return "npu" if (runs_on == "npu" if runs_on else ascend and not nsight) else "nsys"
 
 
 def _complete(found: Sequence[Found], out: Translation) -> None:
+    found = [item for item in found if item.row.theirs != "trainer.device"]
     if found and not {"steps", "integrated.profile_step_start"} & out.values.keys():
         steps = (item.key for item in found if item.row.ours == "steps")
         out.put("steps", [], next(steps, found[0].key))  # verl: no steps, no profiling

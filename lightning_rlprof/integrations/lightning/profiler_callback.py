@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
+from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
 from lightning_rlprof.integrations.lightning.evaluation import VERBS, EvaluationBatches
 from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
@@ -387,6 +388,8 @@ class ProfilerCallback(Callback):
                 self.run = None
             else:
                 session.close(status)
+                if session.config.summary and session.header.rank == 0:
+                    print_summary(session.run, status)
         except Exception as error:
             log.error("the run could not be finished: %s", error, exc_info=error)
 

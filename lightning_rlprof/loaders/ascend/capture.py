@@ -31,7 +31,13 @@ from lightning_rlprof.tables.kernels import UNKNOWN, Kernels
 KERNEL_SHEET = "kernel_details.csv"
 """The file of the text format with a row per kernel."""
 
-_SHEETS = (KERNEL_SHEET, "step_trace_time.csv", "memory_record.csv")
+COMMUNICATION_FILE = "communication.json"
+"""CANN's analysis of each collective in the text format."""
+
+LINKS_FILE = "communication_matrix.json"
+"""CANN's analysis of each link between two ranks, likewise."""
+
+_SHEETS = (KERNEL_SHEET, COMMUNICATION_FILE, LINKS_FILE, "step_trace_time.csv", "memory_record.csv")
 _METADATA = ("role", "rlprof_window", "rlprof_rank", "rlprof_run", "parallel_group_info")
 
 

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_rlprof.loaders.ascend.capture import OpenCapture
-from lightning_rlprof.loaders.ascend.communication import collective_groups
+from lightning_rlprof.loaders.ascend.capture import (
+    COMMUNICATION_FILE,
+    KERNEL_SHEET,
+    OpenCapture,
+)
+from lightning_rlprof.loaders.ascend.communication import (
+    analyzed_collectives,
+    collective_groups,
+    group_hash,
+)
 from lightning_rlprof.loaders.ascend.kernels import columns_named, task_frame
 from lightning_rlprof.loaders.ascend.mstx import COLLECTIVE_DOMAIN, STRINGS, Marks, parse_message
 from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader, coded_texts, texts_of
@@ -18,10 +26,12 @@ from lightning_rlprof.loaders.ascend.tasks import (
     collective_lanes,
     database_collectives,
     database_tasks,
+    is_collective,
+    read_tasks,
     trace_tasks,
 )
 from lightning_rlprof.loaders.ascend.trace_view import RowKind
-from lightning_rlprof.loaders.ascend.units import scaled
+from lightning_rlprof.loaders.ascend.units import plausible, scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, matches
@@ -64,7 +74,7 @@ def _read(opened: OpenCapture) -> tuple[Frame, list[str]]:
     """Read the collectives on the device, else those that HCCL marks."""
     found = None
     if opened.database is None:
-        found = _from_trace(opened)
+        found = _from_trace(opened) or _from_sheets(opened)
     elif opened.has(_OPERATORS):
         found = _from_database(opened.database)
     found = found or _from_marks(opened.timeline.marks)
@@ -101,6 +111,8 @@ def _from_database(database: SqliteTables) -> _Collectives:
 
 def _from_trace(opened: OpenCapture) -> _Collectives | None:
     """Read the lanes of the groups; only CANN's analysis has the whole identifier of a group."""
+    if opened.trace is None:
+        return None
     view = opened.read_trace(RowKind.COLLECTIVES, RowKind.FLOWS)
     rows = view.tables[RowKind.COLLECTIVES]
     keep = np.isin(rows["lane"], collective_lanes(view))
@@ -109,13 +121,37 @@ def _from_trace(opened: OpenCapture) -> _Collectives | None:
     if not len(rows["name"]):
         return None
     tasks = trace_tasks(view, rows)
-    groups = collective_groups(opened)
     return _Collectives(
         tasks,
-        [groups.get(each, "") for each in texts_of(tasks.name)],
+        collective_groups(opened, texts_of(tasks.name), tasks.start_ns),
         [view.names[code] if code >= 0 else "" for code in rows["data_type"].tolist()],
         rows["count"],
     )
+
+
+def _from_sheets(opened: OpenCapture) -> _Collectives | None:
+    """Read the kernels that are collectives, else CANN's analysis; neither has types and counts."""
+    if opened.file(KERNEL_SHEET) is not None:
+        tasks = read_tasks(opened)
+        rows = np.flatnonzero(matches(tasks.name, is_collective))
+        tasks = tasks.at(rows[np.argsort(tasks.start_ns[rows], kind="stable")])
+    else:
+        tasks = _analyzed_tasks(opened)
+    count = len(tasks.start_ns)
+    if not count:
+        return None
+    groups = collective_groups(opened, texts_of(tasks.name), tasks.start_ns)
+    return _Collectives(tasks, groups, [""] * count, np.full(count, UNKNOWN))
+
+
+def _analyzed_tasks(opened: OpenCapture) -> Tasks:
+    names, _, start, end = analyzed_collectives(opened)
+    rows = np.flatnonzero(plausible(start, end))
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    unknown, none = np.full(len(rows), UNKNOWN), Calls.unknown(len(rows))
+    code, texts = coded_texts(names)
+    columns = (unknown, unknown, (code[rows], texts), unknown, none, none)
+    return Tasks(start[rows], end[rows], *columns, ["starts are up to 14 µs late"])
 
 
 def _from_marks(marks: Marks) -> _Collectives | None:
@@ -146,23 +182,6 @@ def _from_marks(marks: Marks) -> _Collectives | None:
     types = [str(each.get("dataType", "")).upper() for each in messages]
     count = scaled([str(each.get("count")) for each in messages], 1)
     return _Collectives(tasks, list(map(group_hash, groups)), types, count)
-
-
-def group_hash(name: str) -> str:
-    """Return the number by which CANN's analysis identifies a communicator.
-
-    Example::
-
-        >>> group_hash("90.91.105.46%enp189s0f0_60000_0_1736410538306028")
-        '17148521525495523210'
-    """
-    if name.isdecimal():
-        return name
-    high = low = 0
-    for character in name:
-        high = (high * 29 + ord(character)) & 0xFFFFFFFF
-        low = (low * 131 + ord(character)) & 0xFFFFFFFF
-    return str(high << 32 | low) if name else ""
 
 
 def parse_operator_name(name: str) -> tuple[str, str, int]:
@@ -226,7 +245,12 @@ COLLECTIVES = TableReader(
         Column("dtype", "text"),
         *columns_named("start", "duration", "stage", "step", "launch"),
     ),
-    lambda opened: opened.has(_OPERATORS) or opened.has(_MARKS) or opened.trace is not None,
+    lambda opened: (
+        opened.has(_OPERATORS)
+        or opened.has(_MARKS)
+        or opened.trace is not None
+        or any(opened.file(name) is not None for name in (KERNEL_SHEET, COMMUNICATION_FILE))
+    ),
     _read,
 )
 """Collectives with their payload.

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.capture import COMMUNICATION_FILE, LINKS_FILE, OpenCapture
 from lightning_rlprof.loaders.ascend.table_reader import (
     Cells,
     Frame,
@@ -19,14 +19,17 @@ from lightning_rlprof.loaders.ascend.table_reader import (
     coded_texts,
     texts_of,
 )
-from lightning_rlprof.loaders.ascend.tasks import read_tasks
+from lightning_rlprof.loaders.ascend.tasks import is_collective, read_tasks
 from lightning_rlprof.loaders.ascend.units import scaled
 from lightning_rlprof.loaders.sqlite_tables import SqliteTables
+from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.kernels import UNKNOWN, matches
-from lightning_rlprof.tables.table import Column
+from lightning_rlprof.tables.table import Column, columns_of
 
-_COMMUNICATION_FILE = "communication.json"
-_TIMES, _BANDWIDTHS = "CommAnalyzerTime", "CommAnalyzerBandwidth"
+_TIMES, _BANDWIDTHS, _MATRIX = "CommAnalyzerTime", "CommAnalyzerBandwidth", "CommAnalyzerMatrix"
+# Of each operation the analysis lists some collectives (allreduce-top1, -middle, -bottom1) and
+# their sum (allreduce-total).
+_OPERATION = re.compile(r"(.+?)-(total|top\d*|middle\d*|bottom\d*)")
 _STEP = re.compile(r"step(\d{1,15})")
 # The analysis keeps starts as doubles of microseconds; in a real one they are 13.4 µs late as well.
 _NEAR_NS = 1_000_000
@@ -63,7 +66,7 @@ class _Collective:
 
 
 def _communication(opened: OpenCapture) -> tuple[Frame, list[str]]:
-    file = opened.file(_COMMUNICATION_FILE)
+    file = opened.file(COMMUNICATION_FILE)
     rows = list(_from_analysis(opened.analysis) if file is None else _from_file(file))  # type: ignore[arg-type]
     moved = [row.moved() for row in rows]
     size, time = scaled([s for s, _ in moved], 10**6), scaled([t for _, t in moved], 10**6)
@@ -96,7 +99,7 @@ def _exact_starts(opened: OpenCapture) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     with suppress(TraceError):  # reading the kernels reports it
         tasks = read_tasks(opened)
-        keep = matches(tasks.name, lambda text: text.startswith(("hcom", "Hccl", "hccl")))
+        keep = matches(tasks.name, is_collective)
         names = texts_of((tasks.name[0][keep], tasks.name[1]))
         for name, start in zip(names, tasks.start_ns[keep].tolist(), strict=True):
             found.setdefault(name, []).append(start)
@@ -121,6 +124,26 @@ def _from_analysis(database: SqliteTables) -> Iterator[_Collective]:
 
 
 def _from_file(file: Path) -> Iterator[_Collective]:
+    for step, kind, key, each in _entries(file):
+        if "@" not in key:  # a sum
+            continue
+        times, bandwidths = (
+            part if isinstance(part := each.get(f"Communication {word} Info"), dict) else {}
+            for word in ("Time", "Bandwidth")
+        )
+        name, _, group = key.rpartition("@")
+        links = {
+            link: (of.get("Transit Size(MB)"), of.get("Transit Time(ms)"))
+            for link, of in bandwidths.items()
+            if isinstance(of, dict)
+        }
+        measured = {column: times.get(key) for column, (key, _) in _MEASURED.items()}
+        start = times.get("Start Timestamp(us)")
+        yield _Collective(name, group, kind, step, start, measured, links)
+
+
+def _entries(file: Path) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """Yield step, kind and name of each entry of CANN's analysis, and what it contains."""
     try:
         with file.open("rb") as opened:
             steps = msgspec.json.decode(
@@ -129,31 +152,146 @@ def _from_file(file: Path) -> Iterator[_Collective]:
     except (OSError, *NOT_JSON) as error:
         raise TraceError(f"{file}: cannot be read: damaged or cut off") from error
     for step, kinds in steps.items():
-        for kind, collectives in kinds.items():
-            for key, each in collectives.items():
-                if "@" not in key or not isinstance(each, dict):  # a sum
-                    continue
-                times, bandwidths = (
-                    part if isinstance(part := each.get(f"Communication {word} Info"), dict) else {}
-                    for word in ("Time", "Bandwidth")
-                )
-                name, _, group = key.rpartition("@")
-                links = {
-                    link: (of.get("Transit Size(MB)"), of.get("Transit Time(ms)"))
-                    for link, of in bandwidths.items()
-                    if isinstance(of, dict)
-                }
-                measured = {column: times.get(key) for column, (key, _) in _MEASURED.items()}
-                start = times.get("Start Timestamp(us)")
-                yield _Collective(name, group, kind, step, start, measured, links)
+        for kind, entries in kinds.items():
+            for key, each in entries.items():
+                if isinstance(each, dict):
+                    yield step, kind, key, each
 
 
-def collective_groups(opened: OpenCapture) -> dict[str, str]:
-    """Return the group of each collective of the text format by its name, if it has them."""
-    file = opened.file(_COMMUNICATION_FILE)
+class _Link(NamedTuple):
+    """What one operation moved from one rank of its group to another, as the files have it."""
+
+    step: str
+    kind: str
+    operation: str
+    group: str
+    source: str
+    destination: str
+    transport: str
+    size: Any
+    time: Any
+
+
+def _links(opened: OpenCapture) -> tuple[Frame, list[str]]:
+    """Read the sums of each operation, or its parts if it has no sum."""
+    file = opened.file(LINKS_FILE)
+    rows = list(_matrix_in_analysis(opened.analysis) if file is None else _matrix_in_file(file))  # type: ignore[arg-type]
+    parsed = [_OPERATION.fullmatch(row.operation) for row in rows]
+    names = [found[1] if found else row.operation for found, row in zip(parsed, rows, strict=True)]
+    keys = [(row.step, row.group, name) for row, name in zip(rows, names, strict=True)]
+    is_sum = [found is not None and found[2] == "total" for found in parsed]
+    summed = {key for key, total in zip(keys, is_sum, strict=True) if total}
+    keep = [at for at, key in enumerate(keys) if is_sum[at] or key not in summed]
+    rows, names = [rows[at] for at in keep], [names[at] for at in keep]
+    steps = [_STEP.fullmatch(row.step) for row in rows]
+    numbers = np.array([int(step[1]) if step else UNKNOWN for step in steps], np.int64)
+    source, destination = (scaled([row[at] for row in rows], 1) for at in (4, 5))
+    groups = {group_hash(name): ranks for name, ranks in opened.capture.groups.items()}
+    own = {row.group: row.source for row in rows if row.source == row.destination}
+
+    def ranks(numbers: Int64s) -> Int64s:
+        found = np.full(len(rows), UNKNOWN)
+        for at, (row, number) in enumerate(zip(rows, numbers.tolist(), strict=True)):
+            members = groups.get(row.group, [])
+            if own.get(row.group) == str(number):
+                found[at] = opened.rank
+            elif 0 <= number < len(members) and isinstance(members[number], int):
+                found[at] = members[number]
+        return found
+
+    return {
+        "step": opened.rl_steps(numbers),
+        "kind": coded_texts([row.kind for row in rows]),
+        "operation": coded_texts(names),
+        "group": coded_texts([row.group for row in rows]),
+        "source": source,
+        "destination": destination,
+        "source rank": ranks(source),
+        "destination rank": ranks(destination),
+        "transport": coded_texts([row.transport for row in rows]),
+        "size": scaled([row.size for row in rows], 10**6),
+        "transfer": scaled([row.time for row in rows], 10**6),
+    }, []
+
+
+def _matrix_in_file(file: Path) -> Iterator[_Link]:
+    for step, kind, key, each in _entries(file):
+        operation, _, group = key.rpartition("@")
+        for pair, link in each.items():
+            source, _, destination = pair.partition("-")
+            if isinstance(link, dict):
+                values = (link.get(f"Transit {word}") for word in ("Size(MB)", "Time(ms)"))
+                transport = str(link.get("Transport Type", ""))
+                yield _Link(step, kind, operation, group, source, destination, transport, *values)
+
+
+def _matrix_in_analysis(database: SqliteTables) -> Iterator[_Link]:
+    columns = "step, type, hccl_op_name, group_name, src_rank, dst_rank, transport_type"
+    for row in database.rows(f"SELECT {columns}, transit_size, transit_time FROM {_MATRIX}"):
+        yield _Link(*map(str, row[:7]), *row[7:])
+
+
+LINKS = TableReader(
+    (
+        Column("device", "count"),
+        Column("step", "count"),
+        *columns_of("text", "kind", "operation", "group"),
+        *columns_of("count", "source", "destination", "source rank", "destination rank"),
+        Column("transport", "text"),
+        Column("size", "count", "bytes"),
+        Column("transfer", "duration", "ns"),
+    ),
+    lambda opened: opened.has_analysis(_MATRIX) or opened.file(LINKS_FILE) is not None,
+    _links,
+)
+"""What each operation moved between two ranks; ``source`` and ``destination`` are numbers in its
+group. Global ranks are known from the metadata, and that of the own rank from its copy to itself.
+"""
+
+
+def group_hash(name: str) -> str:
+    """Return the number by which CANN's analysis identifies a communicator.
+
+    Example::
+
+        >>> group_hash("90.91.105.46%enp189s0f0_60000_0_1736410538306028")
+        '17148521525495523210'
+    """
+    if name.isdecimal():
+        return name
+    high = low = 0
+    for character in name:
+        high = (high * 29 + ord(character)) & 0xFFFFFFFF
+        low = (low * 131 + ord(character)) & 0xFFFFFFFF
+    return str(high << 32 | low) if name else ""
+
+
+def analyzed_collectives(opened: OpenCapture) -> tuple[list[str], list[str], Int64s, Int64s]:
+    """Return name, group, start and end of each collective that CANN analyzed in text files.
+
+    Starts are up to 14 µs late; unknown ones are `UNKNOWN`.
+    """
+    file, rows = opened.file(COMMUNICATION_FILE), []
     with suppress(TraceError):  # reading the table reports it
-        return {row.name: row.group for row in _from_file(file)} if file is not None else {}
-    return {}
+        rows = [] if file is None else list(_from_file(file))
+    start = scaled([row.start for row in rows], 1_000)
+    took = scaled([row.measured["duration"] for row in rows], 10**6)
+    end = np.where((start == UNKNOWN) | (took == UNKNOWN), UNKNOWN, start + took)
+    return [row.name for row in rows], [row.group for row in rows], start, end
+
+
+def collective_groups(opened: OpenCapture, names: Sequence[str], start_ns: Int64s) -> list[str]:
+    """Return the group of each collective of the text format, "" if it is unknown.
+
+    Collectives of two groups may have one name. Then the start decides.
+    """
+    known: dict[str, list[tuple[int, str]]] = {}
+    for name, group, start, _ in zip(*analyzed_collectives(opened), strict=True):
+        known.setdefault(name, []).append((int(start), group))
+    return [
+        min(known.get(name, [(0, "")]), key=lambda each: abs(each[0] - start))[1]
+        for name, start in zip(names, start_ns.tolist(), strict=True)
+    ]
 
 
 COMMUNICATION = TableReader(
@@ -168,7 +306,7 @@ COMMUNICATION = TableReader(
         Column("size", "count", "bytes"),
         Column("bandwidth", "number", "GB/s"),
     ),
-    lambda opened: opened.has_analysis(_TIMES) or opened.file(_COMMUNICATION_FILE) is not None,
+    lambda opened: opened.has_analysis(_TIMES) or opened.file(COMMUNICATION_FILE) is not None,
     _communication,
 )
 """CANN's analysis of each collective; size and bandwidth are of all links of this rank."""

@@ -17,6 +17,7 @@ from lightning_rlprof.tables.kernels import UNKNOWN, Coded
 
 _ROWS = 16_384  # at a time as Python objects
 _EMPTY = ("", "N/A")
+_TRUNCATED = "is truncated"
 Convert = Callable[[list[str]], Int64s]
 whole: Convert = partial(scaled, factor=1)
 kibibytes: Convert = partial(scaled, factor=2**10)  # to bytes
@@ -102,6 +103,8 @@ def read_sheet(
         for name in filter(place.__contains__, columns):
             cells = [row[place[name]] for row in rows]
             unread[name] += sheet.add(name, cells, columns[name])
+    rows_read = f"{_TRUNCATED}: {sheet.length:,} rows were read, the rest is missing"
+    sheet.problems = [rows_read if text == _TRUNCATED else text for text in sheet.problems]
     sheet.problems += [
         f"skipped {n} cells of {name} that cannot be read" for name, n in unread.items() if n
     ]
@@ -142,6 +145,6 @@ def _lines(path: Path, problems: list[str]) -> Iterator[list[str]]:
 def _whole_lines(file: TextIO, problems: list[str]) -> Iterator[str]:
     for line in file:
         if not line.endswith(("\n", "\r")):
-            problems.append("is cut off; skipped its last row")
+            problems.append(_TRUNCATED)
             return
         yield line

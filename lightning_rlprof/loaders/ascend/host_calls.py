@@ -9,6 +9,10 @@ import msgspec
 import numpy as np
 
 from lightning_rlprof.loaders.ascend.capture import OpenCapture
+from lightning_rlprof.loaders.ascend.matmul_kernels import (
+    has_matmul_kernels,
+    read_matmul_kernels,
+)
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.table_reader import Frame, TableReader
 from lightning_rlprof.loaders.ascend.trace_view import STEP, RowKind, TraceView
@@ -205,7 +209,21 @@ _MAX_LENGTH = 1_000  # characters of the shapes of one call
 
 
 def _products(opened: OpenCapture) -> tuple[Frame, list[str]]:
-    """Read calls that multiply matrices by thread and start; torch_npu records no values."""
+    """Read what multiplies matrices; torch_npu records no values.
+
+    These are calls by thread and start, or, without shapes of calls, kernels by start.
+    """
+    found, remarks = _called_products(opened) if _has_called_products(opened) else ({}, [])
+    if not (found and len(found["start"])) and has_matmul_kernels(opened):
+        return read_matmul_kernels(opened), remarks
+    return found, remarks
+
+
+def _has_called_products(opened: OpenCapture) -> bool:
+    return opened.has(_TORCH, *_CALL, *_SHAPES) or opened.trace is not None
+
+
+def _called_products(opened: OpenCapture) -> tuple[dict[str, Any], list[str]]:
     if opened.database is not None:
         found, remarks = _database_products(opened.database), []
     else:
@@ -301,7 +319,10 @@ SHAPES = TableReader(
         Column("types", "text"),
         Column("values", "text"),
     ),
-    lambda opened: opened.has(_TORCH, *_CALL, *_SHAPES) or opened.trace is not None,
+    lambda opened: _has_called_products(opened) or has_matmul_kernels(opened),
     _products,
 )
-"""Matrix products with the shapes of their inputs, if shapes were recorded."""
+"""Matrix products with the shapes of their inputs, if shapes were recorded.
+
+Rows without a thread are kernels: their time is that on the device.
+"""

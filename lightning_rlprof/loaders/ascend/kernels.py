@@ -29,6 +29,7 @@ from lightning_rlprof.tables.arrays import Int64s, Mask
 from lightning_rlprof.tables.interval_nesting import innermost
 from lightning_rlprof.tables.kernels import (
     COLUMNS,
+    NPU_COLUMNS,
     UNKNOWN,
     Coded,
     Kernels,
@@ -89,6 +90,7 @@ def place_tasks(opened: OpenCapture, tasks: Tasks) -> tuple[Kernels, list[str]]:
         launch.time_ns[order],
         launch.length_ns[order],
         np.where(launch.time_ns == UNKNOWN, UNKNOWN, launch.thread)[order],
+        npu=tasks.at(order).npu,
     )
     empty = [] if len(order) else ["this capture has no kernels; level0 and above record them"]
     return kernels, [*tasks.remarks, *remarks, *empty]
@@ -111,6 +113,7 @@ def task_frame(opened: OpenCapture, tasks: Tasks) -> tuple[dict[str, Any], list[
         "launch": kernels.launch_ns,
         "launch duration": kernels.call_ns,
         "thread": kernels.thread,
+        **kernels.npu,
     }, remarks
 
 
@@ -121,9 +124,9 @@ def columns_named(*names: str) -> list[Column]:
 
 
 KERNELS = TableReader(
-    COLUMNS[1:], has_kernels, lambda opened: task_frame(opened, read_tasks(opened))
+    (*COLUMNS[1:], *NPU_COLUMNS), has_kernels, lambda opened: task_frame(opened, read_tasks(opened))
 )
-"""Kernels and collectives with the stage, step and range of each."""
+"""Kernels and collectives with the stage, step and range of each, and what CANN says of it."""
 
 
 def _place(tasks: Tasks, ranges: Ranges) -> tuple[_Places, list[str]]:

@@ -16,7 +16,7 @@ from lightning_rlprof.loaders.ascend.capture import (
     open_captures,
 )
 from lightning_rlprof.loaders.ascend.collectives import COLLECTIVES
-from lightning_rlprof.loaders.ascend.communication import COMMUNICATION
+from lightning_rlprof.loaders.ascend.communication import COMMUNICATION, LINKS
 from lightning_rlprof.loaders.ascend.host_calls import CALLS, SHAPES, SYNC
 from lightning_rlprof.loaders.ascend.kernels import KERNELS, MEMCPY, place_tasks
 from lightning_rlprof.loaders.ascend.sheet_tables import (
@@ -42,6 +42,7 @@ _MAX_GAP_RATIO = 100  # between parts of one step, relative to their length
 _READERS: Mapping[str, TableReader] = {
     "collectives": COLLECTIVES,
     "communication": COMMUNICATION,
+    "links": LINKS,
     "memcpy": MEMCPY,
     "memory": MEMORY,
     "module_memory": MODULE_MEMORY,
@@ -61,8 +62,8 @@ def read_ascend(path: Path) -> Spans:
     domains are regions in the step around them. A capture is read from its database, or, without
     one, from its text files. Each table is read when it is first used.
 
-    Tables, if a capture may have them: kernels, memcpy, collectives, communication, step_trace,
-    operator_types, memory, operator_memory, module_memory, shapes, sync and calls.
+    Tables, if a capture may have them: kernels, memcpy, collectives, communication, links,
+    step_trace, operator_types, memory, operator_memory, module_memory, shapes, sync and calls.
 
     Args:
         path: A directory ``*_ascend_pt`` or one with several, the folder of parsed files in it, a

@@ -4,15 +4,21 @@ torch_npu has a queue: one thread puts a task in, and another one takes it out a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.ascend.capture import KERNEL_SHEET, OpenCapture
-from lightning_rlprof.loaders.ascend.csv_sheets import microseconds, read_sheet, whole
+from lightning_rlprof.loaders.ascend.csv_sheets import (
+    Convert,
+    Sheet,
+    microseconds,
+    read_sheet,
+    whole,
+)
 from lightning_rlprof.loaders.ascend.mstx import STRINGS, THREAD_BITS
 from lightning_rlprof.loaders.ascend.trace_view import (
     COMMUNICATION,
@@ -79,6 +85,7 @@ class Tasks:
         torch: Operators of torch that launched them.
         cann: Calls of CANN that launched them, on torch_npu's launching thread if it has a queue.
         remarks: What was lost.
+        npu: As in `Kernels`.
     """
 
     start_ns: Int64s
@@ -90,6 +97,24 @@ class Tasks:
     torch: Calls
     cann: Calls
     remarks: list[str]
+    npu: Mapping[str, Any] = field(default_factory=dict)
+
+    def at(self, rows: Int64s) -> "Tasks":
+        """Return the tasks at some rows."""
+        numbers = ("start_ns", "end_ns", "device", "stream", "step")
+        own: dict[str, Any] = {name: getattr(self, name)[rows] for name in numbers}
+        own |= {"torch": self.torch.at(rows), "cann": self.cann.at(rows)}
+        npu = {name: _rows(column, rows) for name, column in self.npu.items()}
+        return replace(self, name=_rows(self.name, rows), npu=npu, **own)
+
+
+def _rows(column: Any, rows: Int64s | Mask) -> Any:
+    return (column[0][rows], column[1]) if isinstance(column, tuple) else column[rows]
+
+
+def is_collective(name: str) -> bool:
+    """Return whether a task with this name is a collective of HCCL."""
+    return name.startswith(("hcom", "Hccl", "hccl"))
 
 
 def has_kernels(opened: OpenCapture) -> bool:
@@ -128,7 +153,8 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     """Return the rows of ``kernel_details.csv``, with the launches of the trace."""
     times = dict.fromkeys(("starttime(us)", "duration(us)"), microseconds)
     numbers = dict.fromkeys(("streamid", "stepid", "deviceid"), whole)
-    sheet = read_sheet(path, {"name": None, **times, **numbers}, needed=("name", *times))
+    cells = {"name": None, **times, **numbers, **_NPU_CELLS}
+    sheet = read_sheet(path, cells, needed=("name", *times))
     start, length = sheet.number("starttime(us)"), sheet.number("duration(us)")
     sound = plausible(start, start + length)
     start, stream = start[sound], sheet.number("streamid")[sound]
@@ -146,7 +172,35 @@ def _sheet_tasks(path: Path, view: TraceView | None) -> Tasks:
     remarks += [f"{path.name}: skipped {lost} rows with impossible times"] if lost else []
     step = sheet.number("stepid")[sound]
     columns = (device, stream, (codes[sound], texts), step, torch, cann, remarks)
-    return Tasks(start, start + length[sound], *columns)
+    npu = {name: _rows(column, sound) for name, column in _sheet_npu(sheet).items()}
+    return Tasks(start, start + length[sound], *columns, npu)
+
+
+# By heading; later versions of CANN call blocks "Block Num".
+_NPU_CELLS: Mapping[str, Convert | None] = {
+    **dict.fromkeys(("type", "inputshapes")),
+    **dict.fromkeys(("blockdim", "blocknum"), whole),
+    **dict.fromkeys(("aicoretime(us)", "aivtime(us)"), microseconds),
+}
+
+
+def _sheet_npu(sheet: Sheet) -> dict[str, Any]:
+    """Return those of `NPU_COLUMNS` that a sheet has."""
+    codes, shapes = sheet.text("inputshapes")
+    old, new = sheet.number("blockdim"), sheet.number("blocknum")
+    found = {
+        "op type": sheet.text("type"),
+        "input shapes": distinct(codes, [text.strip('"') for text in shapes]),
+        "block dim": np.where(old == UNKNOWN, new, old),
+        "aicore time": sheet.number("aicoretime(us)"),
+        "vector time": sheet.number("aivtime(us)"),
+    }
+    return {name: column for name, column in found.items() if _is_known(column)}
+
+
+def _is_known(column: Any) -> bool:
+    """Return whether any row of a column is known."""
+    return bool((column[0] >= 0).any() if isinstance(column, tuple) else (column != UNKNOWN).any())
 
 
 def _trace_kernels(view: TraceView) -> Tasks:
@@ -229,17 +283,47 @@ def _find_near(keys: Int64s, values: Int64s) -> Int64s:
 
 def _database_tasks(database: SqliteTables) -> Tasks:
     tasks = database.numbers("TASK", *_TASK)
-    compute = database.numbers("COMPUTE_TASK_INFO", "globalTaskId", "name")
+    compute = database.numbers("COMPUTE_TASK_INFO", "globalTaskId", "name", *_NPU_INFO)
     at = find(compute["globalTaskId"], tasks["globalTaskId"])
     kernels = {name: column[at >= 0] for name, column in tasks.items()}
-    kernels["name"] = compute["name"][at[at >= 0]]
+    kernels |= {name: compute[name][at[at >= 0]] for name in ("name", *_NPU_INFO)}
+    kernels |= _core_times(database, kernels["globalTaskId"])
     collectives = database_collectives(database)
-    both, names = (kernels, collectives), (*DATABASE_TASK, "name")
+    unknown = np.full(len(collectives["name"]), UNKNOWN)
+    collectives |= dict.fromkeys((*_NPU_INFO, *_CORE_TIMES), unknown)
+    both, names = (kernels, collectives), (*DATABASE_TASK, "name", *_NPU_INFO, *_CORE_TIMES)
     rows = {name: np.concatenate([part[name] for part in both]) for name in names}
     sound = by_start(rows, rows["startNs"], rows["endNs"])
     lost = len(rows["name"]) - len(sound["name"])
     remarks = [f"skipped {lost} tasks with impossible times"] if lost else []
-    return replace(database_tasks(database, sound), remarks=remarks)
+    found: dict[str, Any] = {
+        "op type": database.decode(sound["opType"], STRINGS),
+        "input shapes": database.decode(sound["inputShapes"], STRINGS),
+        "block dim": np.where(sound["blockDim"] == UNKNOWN, sound["blockNum"], sound["blockDim"]),
+        **{name: sound[name] for name in _CORE_TIMES},
+    }
+    codes, shapes = found["input shapes"]
+    found["input shapes"] = distinct(codes, [text.strip('"') for text in shapes])
+    npu = {name: column for name, column in found.items() if _is_known(column)}
+    return replace(database_tasks(database, sound), remarks=remarks, npu=npu)
+
+
+_NPU_INFO = ("opType", "inputShapes", "blockDim", "blockNum")
+_CORE_TIMES = {"aicore time": "aic_total_time", "vector time": "aiv_total_time"}
+_COUNTERS = "TASK_PMU_INFO"
+
+
+def _core_times(database: SqliteTables, task: Int64s) -> dict[str, Int64s]:
+    """Return how long matrix and vector cores were busy in each task; the counters are in ns."""
+    rows = database.numbers(_COUNTERS, "globalTaskId", "name")
+    value = database.reals(_COUNTERS, "value")["value"]
+    column = database.decode(rows["name"], STRINGS)
+    found = {}
+    for name, counter in _CORE_TIMES.items():
+        own = np.flatnonzero(matches(column, counter.__eq__) & (value >= 0) & (value < 2**62))
+        at = find(rows["globalTaskId"][own], task)
+        found[name] = np.append(np.rint(value[own]).astype(np.int64), UNKNOWN)[at]
+    return found
 
 
 def by_start(rows: Mapping[str, Int64s], start: Int64s, end: Int64s) -> dict[str, Int64s]:

@@ -318,6 +318,7 @@ def read_trace_view(path: Path, *wanted: int) -> TraceView:
         columns.metadata,
         {kind: columns.rows(kind) for kind in wanted},
         columns.first_ns,
-        [*stream.problems, *(text for count, text in texts if count)],
+        [f"{path.name}: {text}" for text in stream.problems]
+        + [text for count, text in texts if count],
         stream.complete,
     )

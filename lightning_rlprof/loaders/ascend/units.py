@@ -31,13 +31,16 @@ def units(texts: Sequence[bytes]) -> Int64s:
 
         >>> units([b'"1736408883688177.930"', b"1736408883643.212\t", b"N/A"])[:2].tolist()
         [1736408883688177930, 1736408883643212]
+        >>> units([b"1."]).tolist()
+        [1000]
     """
     # Times of a batch have the same number of digits, so their points are at equal distances. A tab
     # in CSV keeps spreadsheets from rounding.
     joined = b",".join(texts).replace(b'","', b",").replace(b"\t,", b",").strip(b'"\t') + b","
     width, rest = divmod(len(joined), max(len(texts), 1))
     points = b"." * len(texts)
-    if not rest and joined[width - 5 :: width] == points and joined.count(b".") == len(texts):
+    aligned = not rest and width > 4 and joined[width - 5 :: width] == points
+    if aligned and joined.count(b".") == len(texts):
         try:
             whole = _INTEGERS.decode(b"[" + joined[:-1].translate(None, b".") + b"]")
         except NOT_JSON:

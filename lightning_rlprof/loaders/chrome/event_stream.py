@@ -100,6 +100,7 @@ class ChromeStream(Generic[T]):
     Attributes:
         top: What the file contains besides the events, by key; complete after the last batch.
         events: Whether the array of events was found.
+        read: Events that were read.
         lost: Events that were left out because their values have wrong types.
         problems: Why the file was not read to its end, or what is wrong after the events.
         complete: Whether the end of the events was reached, and nothing was wrong behind it.
@@ -114,7 +115,7 @@ class ChromeStream(Generic[T]):
     ) -> None:
         self.top: dict[str, msgspec.Raw] = {}
         self.events = False
-        self.lost = 0
+        self.read = self.lost = 0
         self.problems: list[str] = []
         self.complete = False
         self._source, self._decode, self._most = source, decoder.decode, most
@@ -156,24 +157,32 @@ class ChromeStream(Generic[T]):
                 batch = self._at_once()
             if batch is None:
                 batch = self._one_by_one()
+            self.read += len(batch)
             yield batch
             if self._broken or (self._low == low and not more):
                 self.problems.append(self._end())
                 break
         if self._ended:
             self._read_rest()
-        if self._source.problem:
-            self.problems.append(self._source.problem)
+            if self._source.problem:
+                self.problems.append(self._source.problem)
         self.complete = self._ended and not self.problems
+
+    @property
+    def truncated(self) -> bool:
+        """Whether reading ended before the last event; the first problem is then why."""
+        return self.events and not self._ended
 
     def _end(self) -> str:
         """Say why reading ended before the last event."""
         if self._broken:
             lost = 1 - self._source.share_read(self._high - self._low)
-            return f"an event can't be parsed: the rest of the file is left out, {lost:.0%} of it"
-        if self._high >= self._most:
-            return f"an event is larger than {self._most:,} bytes: the rest is left out"
-        return "it is truncated; read up to the last complete event"
+            why, rest = "an event can't be parsed", f"the rest is left out, {lost:.0%} of it"
+        elif self._high >= self._most:
+            why, rest = f"an event is larger than {self._most:,} bytes", "the rest is left out"
+        else:
+            why, rest = self._source.problem or "it is truncated", "the rest is missing"
+        return f"{why}: {self.read:,} events were read, {rest}"
 
     def _fill(self) -> bool:
         """Move what is left to the front and fill up the buffer; False when there is no more."""

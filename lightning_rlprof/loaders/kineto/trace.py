@@ -191,6 +191,8 @@ def read_trace(path: Path, *, every: bool = False) -> KinetoTrace:
         stream.complete,
         version,
     )
+    if stream.truncated and not columns.counts[KERNEL]:
+        trace.problems[0] += " (no kernel was read)"
     trace.problems.extend(trace.losses(*EVERY, more=stream.lost))
     if columns.lanes.merged:
         text = f"of more than {MOST_LANES:,} threads, the rest are counted as one thread"

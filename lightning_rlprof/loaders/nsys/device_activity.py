@@ -41,6 +41,7 @@ _DEVICES = "TARGET_INFO_CUDA_DEVICE"
 ACTIVITIES = (KERNELS, _GRAPH, _COPY, _SET, _SYNC)
 """Tables whose rows belong to processes; all but the last one are of what devices ran."""
 
+_GRAPHS = ("graphNodeId", "graphId")
 _COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 _COPIES = {
     **{1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD"},
@@ -101,7 +102,7 @@ class Device:
 
     def kernels(self) -> tuple[Kernels, str]:
         """Return the kernels by rank and start, and what must be known about them."""
-        rows = self._rows((KERNELS,), "demangledName", "shortName", "graphNodeId", "graphId")
+        rows = self._rows((KERNELS,), "demangledName", "shortName", *_GRAPHS)
         columns, found = rows.columns, rows.found
         long, short = columns["demangledName"], columns["shortName"]
         names = self.export.strings(np.concatenate([long, short]), STRINGS)
@@ -118,12 +119,12 @@ class Device:
             self._launch_ns(rows),
             rows.call_ns,
             _thread(rows),
-            _replays(rows),
+            self._replays(rows),
         ), "; ".join([*rows.remarks, *self._graphs(columns)])
 
     def copies(self) -> Table:
         """Return one row per copy between memories and per memset."""
-        rows = self._rows((_COPY, _SET), "copyKind", "bytes")
+        rows = self._rows((_COPY, _SET), "copyKind", "bytes", *_GRAPHS)
         kinds = _labels(np.where(rows.columns["table"], -1, rows.columns["copyKind"]), _COPIES)
         size = known(rows.columns["bytes"])
         middle = {Column("kind", "text"): kinds, Column("bytes", "count", "bytes"): size}
@@ -131,6 +132,7 @@ class Device:
             Column("launch", "time", "ns"): known(self._launch_ns(rows)),
             Column("launch duration", "duration", "ns"): known(rows.call_ns),
             Column("thread", "count"): known(_thread(rows)),
+            Column("graph", "count"): known(self._replays(rows)),
         }
         return self._table("memcpy", rows, middle, last)
 
@@ -183,6 +185,15 @@ class Device:
         return Table(name, tuple(cells), ColumnRows(list(cells.values())), note=note)
 
     def _rows(self, tables: Sequence[str], *more: str) -> _Rows:
+        columns, rank, lost = self._sound_rows(tables, *more)
+        launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
+        found = stages_at(self.ranges.stages(), launches)
+        return _Rows(columns, rank, launches, call_ns, found, _remarks(lost, launches, found))
+
+    def _sound_rows(
+        self, tables: Sequence[str], *more: str
+    ) -> tuple[dict[str, Int64s], Int64s, int]:
+        """Return rows of activities by rank and start, their ranks, and how many are left out."""
         read = [self.export.numbers(table, *_COLUMNS, *more) for table in tables]
         columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
         columns["table"] = np.repeat(np.arange(len(read)), [len(each["start"]) for each in read])
@@ -195,10 +206,7 @@ class Device:
         order = np.lexsort((start, rank))
         order = order[sound[order]]
         columns = {name: column[order] for name, column in columns.items()}
-        launches, call_ns = self._launches(columns["globalPid"], columns["correlationId"])
-        found = stages_at(self.ranges.stages(), launches)
-        remarks = _remarks(len(sound) - len(order), launches, found)
-        return _Rows(columns, rank[order], launches, call_ns, found, remarks)
+        return columns, rank[order], len(sound) - len(order)
 
     def _launches(self, process: Int64s, correlation: Int64s) -> tuple[Launches, Int64s]:
         """Find the call that launched each row, and how long it took.
@@ -232,6 +240,28 @@ class Device:
         lent = innermost(*columns, rows.found.thread, when)
         return np.append(ranges.name, -1)[np.where(found < 0, lent, found)]
 
+    def _replays(self, rows: _Rows) -> Int64s:
+        """Return the number of each row's graph replay, else `UNKNOWN`.
+
+        Replays of a rank are numbered by their beginnings, over kernels and copies. What one call
+        launched has one correlation, also where the call itself was not recorded.
+        """
+        columns = rows.columns
+        if not (in_graph := _replayed(columns)).any():
+            return np.full(len(in_graph), UNKNOWN)
+        every, rank, _ = self._sound_rows((KERNELS, _COPY, _SET), *_GRAPHS)
+        own = np.flatnonzero(_replayed(every))
+        calls = [
+            np.append(every[name][own], columns[name]) for name in ("globalPid", "correlationId")
+        ]
+        replays, of_row = np.split(_pairs(*calls), [len(own)])
+        keys, first = np.unique(replays, return_index=True)
+        order, number = np.argsort(first), np.empty(len(first), np.int64)
+        ranks = rank[own][first[order]]
+        number[order] = np.arange(len(order)) - np.searchsorted(ranks, ranks)
+        found = np.append(number, UNKNOWN)[find(keys, of_row)]
+        return np.where(in_graph, found, UNKNOWN)
+
     def _graphs(self, columns: Mapping[str, Int64s]) -> list[str]:
         whole = len(self.export.numbers(_GRAPH, "start")["start"])
         return _counted(
@@ -251,24 +281,6 @@ def _thread(rows: _Rows) -> Int64s:
     """Return the identity of the thread of each launch, as in `Spans.threads`."""
     thread = rows.launches.thread  # the process stands above
     return np.where(thread == NOWHERE, UNKNOWN, thread & 0xFFFFFF)
-
-
-def _replays(rows: _Rows) -> Int64s:
-    """Return the number of each kernel's replay by their beginnings in its rank, else `UNKNOWN`.
-
-    What one call launched has one correlation, also where the call itself was not recorded.
-    """
-    columns = rows.columns
-    kernels = np.flatnonzero(_replayed(columns))
-    keys = _pairs(columns["globalPid"][kernels], columns["correlationId"][kernels])
-    _, first, replay = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)  # rows come by rank and start
-    rank = rows.rank[kernels][first[order]]
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order)) - np.searchsorted(rank, rank)
-    found = np.full(len(rows.rank), UNKNOWN)
-    found[kernels] = number[replay]
-    return found
 
 
 def _pairs(first: Int64s, second: Int64s) -> Int64s:

@@ -1,5 +1,6 @@
 """Read the NVTX ranges and marks of an Nsight Systems export, with their steps and ranks."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,11 @@ _MOST_RANKS = 2**20
 _LARGEST_CLOCK = 2**62
 _PAYLOADS = ("int64Value", "int32Value", "uint64Value", "uint32Value")
 _COLUMNS = ("start", "end", "eventType", "globalTid", "domainId", "category", "textId", *_PAYLOADS)
+# What torch.autograd's emit_nvtx adds to an operator's name, different for each call:
+# https://github.com/pytorch/pytorch/blob/main/torch/csrc/profiler/util.cpp, getNvtxStr
+_CALL_OF_TORCH = re.compile(
+    r"(?<=.)(?:, (?:seq|op_id|sizes|input_op_ids) = (?:-?\d+|\[[][\d, ()-]*\]))+\Z"
+)
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
 
 
@@ -34,7 +40,7 @@ class Ranges:
         start_ns: Start; below zero for what began before the capture.
         end_ns: End, never before the start.
         name: Index into ``names``.
-        names: Distinct names.
+        names: Distinct names; those of torch's operators without the numbers of the call.
         kind: Index into `lightning_rlprof.records.records.KINDS`.
         step: RL step; of other domains' ranges, that of our own around them, 0 without.
         own: Whether it is of our own domain.
@@ -127,6 +133,9 @@ class _Events:
         self.own = np.zeros(len(self.start), dtype=bool)
         for row in np.flatnonzero((self.type == _DOMAIN) & self.named(_OWN)).tolist():
             self.own |= self._beside(row)
+        name = np.where(self.own, self.name, self.name + len(self.names))
+        grouped = [_CALL_OF_TORCH.sub("", text) for text in self.names]
+        self.name, self.names = distinct(name, [*self.names, *grouped])
 
     def _beside(self, row: int) -> Mask:
         """Return what is of the domain of a row; each process numbers its own domains."""

@@ -1,6 +1,8 @@
 """The contract of a recorder, which is also the recorder that does nothing."""
 
 import logging
+import signal
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,27 @@ def numbers_of(found: Any) -> dict[str, Number]:
     return numbers  # type: ignore[return-value]
 
 
+def is_for_the_process(error: BaseException) -> bool:
+    """Return whether an exception is not a recorder's: Ctrl-C, or raised by a signal's handler.
+
+    It only happened to arrive while a recorder ran, and has to reach the training.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = {_code_of(signal.getsignal(each)) for each in signal.valid_signals()}
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code in handlers for frame, _ in frames)
+
+
+def _code_of(handler: Any) -> Any:
+    """Return the code of a Python function, method or object that can be called; else None."""
+    handler = getattr(handler, "func", handler)  # of functools.partial
+    for each in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004
+        if code := getattr(each, "__code__", None):
+            return code
+    return None
+
+
 def _log(level: str, text: str) -> None:
     log.log(getattr(logging, level.upper(), logging.INFO), "%s", text)
 
@@ -39,11 +62,13 @@ class Recorder:
     """Mirror a session into one device tool; subclass it and override what you need.
 
     A session calls ``open (enter exit)* close`` once per capture, always on the thread that trains.
-    Whatever raises costs this recorder its place in the run and nothing else: the session logs it,
-    notes it in the run, and continues without it.
+    Whatever raises, `SystemExit` too, costs this recorder its place in the run and nothing else:
+    the session logs it, notes it in the run, and continues without it. Ctrl-C and what a signal's
+    handler raises pass through.
 
     Attributes:
         always: Whether `enter`, `exit` and `mark` come outside captures, too.
+        why_nothing: Why its tool records nothing in this process, if that is so.
         note: Call ``note(level, text)``, from any thread, to log a remark and keep it in the run;
             ``level`` is ``info``, ``warning`` or ``error``. The session puts its own there.
 
@@ -60,6 +85,7 @@ class Recorder:
     """
 
     always: bool = False
+    why_nothing: str = ""
     note: Callable[[str, str], None] = staticmethod(_log)
 
     def __getstate__(self) -> dict[str, Any]:

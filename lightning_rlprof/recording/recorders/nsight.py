@@ -14,9 +14,9 @@ from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.records.records import Header
 
 _DOMAIN, _RANGE = "rlprof", "rlprof.capture"
-_ALONE = (
-    "no Nsight Systems is attached to this process, so nsight captures nothing: "
-    "start it with `rlprof nsys run -- python …`, or in Ray with "
+_ALONE = "no Nsight Systems is attached to this process"
+_CURE = (
+    "so nsight captures nothing: start it with `rlprof nsys run -- python …`, or in Ray with "
     "runtime_env=ray_runtime_env(config, 'worker')"
 )
 _LATER = (
@@ -58,7 +58,8 @@ class NsightRecorder(Recorder):
     def open(self, out: Path) -> None:
         """Begin a range; the first one warns where no nsys is attached."""
         if not self._captures and not _attached():
-            self.note("warning", _ALONE)
+            self.note("warning", f"{_ALONE}, {_CURE}")
+            self.why_nothing = _ALONE
         domain, event = _range()
         # Asked beforehand: without CUDA torch has five exceptions for the calls.
         self._cuda = torch.cuda.is_available()

@@ -136,6 +136,7 @@ class NvtxRecorder(Recorder):
 
     def _rest(self) -> None:
         """Do nothing from now on, as the base class; say why where a tool should hear us."""
+        self.why_nothing = "no profiler gets the NVTX ranges of this process"
         if remark := _why_unheard():
             self.note("warning", remark)
         base = Recorder()

@@ -12,9 +12,6 @@ class Paint(NamedTuple):
     ink: str
 
 
-UNTRACED = "untraced"
-"""Names the time of a step in no stage."""
-
 # Okabe and Ito's palette (jfly.uni-koeln.de/color): eight colours that stay apart under every
 # common colour blindness. There are ten stages: kin share a hue and differ in lightness.
 _KNOWN = {

@@ -1,4 +1,4 @@
-"""One HTML file that tells a run's story: tables, charts, set-up, and what is missing.
+"""One HTML file that shows a run: what to fix first, charts over its steps, tables, data quality.
 
 The file is complete in itself. It loads nothing, not even from the network it may be opened in (its
 Content-Security-Policy forbids it), and what a trace says reaches the page as text only.
@@ -8,145 +8,108 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import shlex
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
-from lightning_rlprof.report.html.colors import UNTRACED, Paint, paints
-from lightning_rlprof.report.html.tables import GridView, grid, ranks_grid, shares
+from lightning_rlprof.report.html.colors import paints
+from lightning_rlprof.report.html.tables import GridView, grid
 from lightning_rlprof.report.html.timeline import timeline
-from lightning_rlprof.report.terminal import duration, plain
+from lightning_rlprof.report.overview import headlines, overview
+from lightning_rlprof.report.step_series import LATE, UNTRACED, StepSeries, times_largest
+from lightning_rlprof.report.summary_rows import rank_rows, stage_rows
+from lightning_rlprof.report.terminal import plain
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
-_SCRIPTS = ("script.js", "shares.js", "timeline.js", "boot.js")
+_SCRIPTS = (
+    "core.js",
+    "export.js",
+    "steps.js",
+    "timeline.js",
+    "stages.js",
+    "ranks.js",
+    "memory.js",
+    "whatif.js",
+    "tables.js",
+    "boot.js",
+)
 
-# Not missed where the run has nothing for them.
-_OPTIONAL = {
-    "breakdown",
-    "communication",
-    "host_vs_device",
-    "idle",
-    "memory",
-    "overlap",
-    "critical_path",
-    "whatif",
-}
-# These stand before the charts.
-_LEADS = ("data_quality", "findings", "ledger", "stragglers", "critical_path", "whatif", "stages")
-# In the order of the page. All steps are too many rows: they are drawn as the chart, and by rank.
-_SECTIONS = {
-    "data_quality": (
-        "How far this can be trusted",
-        "Missing, truncated or misaligned data, and profiler overhead.",
+
+class _Section(NamedTuple):
+    """Tables under one heading; the first ones are open, those of ``folded`` are not."""
+
+    anchor: str
+    title: str
+    lead: str
+    names: tuple[str, ...]
+    folded: tuple[str, ...] = ()
+
+
+# What is not drawn by a section of its own below.
+_SECTIONS = (
+    _Section(
+        "device",
+        "Device",
+        "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time.",
+        ("breakdown", "idle", "kernels"),
+        ("host_vs_device", "overlap", "communication"),
     ),
-    "findings": (
-        "What to act on",
-        "Sorted by cost, with 95 % confidence intervals. Inconclusive checks are at the end.",
+    _Section(
+        "ledger",
+        "Time ledger",
+        "Every instant of every rank is counted once, so the rows add up to wall time × ranks.",
+        ("ledger",),
     ),
-    "ledger": (
-        "Where the GPU-seconds went",
-        "Every instant of every rank is counted once: the totals add up to wall time × ranks. "
-        "Time without data is in the row unknown.",
-    ),
-    "stragglers": (
-        "Stragglers",
-        "Ranks of one role compared at equal work, step by step; “peer time lost” is what all of "
-        "them waited for that rank.",
-    ),
-    "critical_path": (
+    _Section(
+        "path",
         "Critical path",
         "The work that determines step time, and the slack of the rest.",
+        ("critical_path",),
     ),
-    "whatif": (
-        "Predicted gains",
-        "Step time after one change, predicted by replaying the steps; low to high is the 95 % "
-        "interval.",
-    ),
-    "stages": (
-        "Where the steps' time went",
-        "“share” and “total” are exclusive and add up to the steps, summed over ranks; "
-        "“mean” to “max” are whole spans, with what is nested in them.",
-    ),
-    "host_vs_device": (
-        "Host and device",
-        "How long the host and the device took for the same stages, whole spans.",
-    ),
-    "breakdown": (
-        "Device time",
-        "Compute, exposed communication, exposed memcpy, idle and unknown add up to the wall time. "
-        "Overlapped communication and memcpy are part of it already.",
-    ),
-    "idle": ("Device idle time", "By what the device waited for."),
-    "overlap": (
-        "Communication behind compute",
-        "How much of the communication overlapped with compute.",
-    ),
-    "communication": (
-        "Collectives across ranks",
-        "Transfer is the shortest duration of a collective over its ranks; wait is the rest.",
-    ),
-    "changes": (
-        "Changes during the run",
-        "Steps at which the time changed at equal work, trends, and outlier steps.",
-    ),
-    "slowest_ranks": ("Slowest rank per stage", "Exclusive time, the mean of the counted steps."),
-    "steps": (
-        "Stages by rank",
-        "Exclusive time per step, the mean of the complete ones. Shaded: above the median rank; "
-        "bold: the slowest, where that is 5 % or more.",
-    ),
-    "gaps": (
-        "Untraced time",
-        "Time inside steps when no stage was open, by the stages before and after it.",
-    ),
-    "regions": (
-        "Regions",
-        "Regions inside a step. Regions nest, so shares don't add up to 100 %.",
-    ),
-    "background_stages": (
-        "Stages beside the steps",
-        "Stages on other threads, or outside steps. They are not part of step time.",
-    ),
-    "memory": (
-        "Memory",
-        "Peak memory of every stage on every rank, during captures. rlprof show RUN memory lists "
-        "the snapshot files.",
-    ),
-    "rank_status": ("Ranks", "What every rank recorded, in and outside steps."),
+)
+_TITLES = {
+    "breakdown": "Device time by category",
+    "idle": "Idle time by cause",
+    "kernels": "Kernels and copies",
+    "host_vs_device": "Host and device time by stage",
+    "overlap": "Communication behind compute",
+    "communication": "Collectives across ranks",
+    "stragglers": "Stragglers",
+    "gaps": "Untraced time, by the stages around it",
+    "regions": "Regions inside steps",
+    "background_stages": "Stages on other threads and outside steps",
+    "changes": "Changes and outliers",
+    "rank_status": "What each rank recorded",
+    "memory": "Peak memory by stage and rank, from captures",
 }
+_FOLDED = ("gaps", "regions", "background_stages", "changes")
+_OWN = {"data_quality", "findings", "stages", "slowest_ranks", "steps", "whatif", "rank_status"}
 
 
 def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> str:
     """Return the report as the text of one HTML file.
 
     Args:
-        spans: The run; the timeline, the set-up and what is missing come from it.
-        tables: Answers by the name of their analysis. ``stages``, ``steps``, ``gaps``,
-            ``slowest_ranks``, ``regions``, ``background_stages`` and ``rank_status`` have their
-            place on the page; others follow them under their own name.
-        headline: The one sentence to remember.
+        spans: The run; the charts, the configuration and what is missing come from it.
+        tables: Answers by the name of their analysis; tables without a place on the page follow
+            under their own name.
+        headline: The sentence to show without a finding.
 
     Example::
 
         spans = load(path)
-        tables = {
-            "stages": stages(spans),
-            "steps": steps(spans),
-            "slowest_ranks": slowest_ranks(spans),
-            "gaps": gaps(spans),
-            "regions": regions(spans),
-            "background_stages": background_stages(spans),
-            "rank_status": rank_status(spans),
-        }
-        write_report(spans, tables, headline, Path("run.html"))
+        tables = {each.name: each.run(spans) for each in CATALOG if each.report}
+        write_report(spans, tables, headline(spans), Path("run.html"))
     """
     template = _environment().get_template("template.html.j2")
     return template.render(_page(spans, tables, headline))
@@ -169,93 +132,159 @@ def write_report(spans: Spans, tables: Mapping[str, Table], headline: str, path:
 
 
 def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str, Any]:
-    bars, lanes = shares(tables.get("steps")), timeline(spans)
-    stages = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
-    colors = paints((stages | set(bars["stages"])) - {UNTRACED})
-    grids = _grids(tables, colors, alone=len(spans.ranks) < 2)
-    linked = _with_cards(grids, tables, {step["number"] for step in lanes["steps"]})
+    series, lanes = StepSeries(spans), timeline(spans)
+    steps = series.data(_rows(tables, "changes"))
+    heat, memory = series.heat(), series.memory()
+    names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
+    colors = paints((names | {part["stage"] for part in steps["parts"]}) - {UNTRACED})
+    word, path = spans.device_word, shlex.quote(str(spans.path))
+    shown = {step["number"] for step in lanes["steps"]}
+    found = cards(tables["findings"], path, shown, word) if "findings" in tables else []
+    grids = _grids(tables, colors)
     script = '(() => {\n"use strict";\n' + "".join(map(_asset, _SCRIPTS)) + "})();"
-    data = {"paints": colors, "untraced": UNTRACED, "shares": bars, "timeline": lanes}
-    return {
+    data = {
+        "paints": colors,
+        "untraced": UNTRACED,
+        "steps": steps,
+        "timeline": lanes,
+        "heat": heat,
+        "memory": memory,
+        "whatif": _whatif(tables.get("whatif")),
+    }
+    page = {
         "run": spans.path.resolve().name,
         "headline": headline,
         "facts": run_facts.facts(spans),
         "missing": run_facts.missing(spans),
-        "whole": run_facts.is_whole(spans),
         "remarks": run_facts.remarks(spans),
+        "checks": run_facts.checks(tables.get("data_quality"), run_facts.missing(spans)),
+        "changed": run_facts.changed_settings(spans),
         "config": run_facts.configuration(spans),
+        "environment": run_facts.environment(spans),
         "versions": run_facts.versions(spans),
-        "leads": [grids.pop(name) for name in _LEADS if name in grids],
-        "tables": list(grids.values()),
-        "shares_lead": _shares_lead(bars, tables.get("rank_status")),
+        "overview": overview(series),
+        "first": headlines(_rows(tables, "findings"), path),
+        "cards": found,
+        "findings_note": _note(tables.get("findings")),
+        "whatif_note": _note(tables.get("whatif")),
+        "has_whatif": bool(data["whatif"]),
+        "absent": _absent(tables),
+        "stages": stage_rows(series, _rows(tables, "slowest_ranks")),
+        "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
+        "ranks_lead": _ranks_lead(series),
+        "stragglers_note": _note(tables.get("stragglers")),
+        "series": series,
+        "steps": steps,
+        "heat": heat,
+        "memory": memory,
+        "paints": colors,
+        "memory_tables": [grids.pop(name) for name in ("memory",) if name in grids],
+        "sections": _sections(grids),
+        "folded": [grids.pop(name) for name in _FOLDED if name in grids],
+        "others": list(grids.values()),
+        "timeline": lanes,
         "timeline_lead": _timeline_lead(lanes),
-        "linked": linked,
+        "device_word": word,
+        "linked": sorted({card.step for card in found if card.step is not None}),
         "policy": _policy(script),
         "style": Markup(_asset("style.css")),
         "script": Markup(script),
         "data": _json(data),
     }
+    return page
 
 
-def _grids(
-    tables: Mapping[str, Table], colors: Mapping[str, Paint], alone: bool
-) -> dict[str, GridView]:
-    """Return the tables in the order of the page, without those that have nothing to say."""
-    hidden = {"steps", "slowest_ranks", "stragglers"} if alone else set()
-    hidden |= {name for name in _OPTIONAL if name in tables and tables[name].abstained}
-    if "changes" in tables and not tables["changes"].rows:
-        hidden.add("changes")
-    reasons: set[str] = set()
-    found: dict[str, GridView] = {}
-    for name in dict.fromkeys([*_SECTIONS, *tables]):
-        table = tables.get(name)
-        # One reason for all, an empty run for instance, is told once.
-        if table is None or name in hidden or table.abstained in reasons:
+def _rows(tables: Mapping[str, Table], name: str) -> list[dict[str, Any]]:
+    table = tables.get(name)
+    return [] if table is None else rows_of(table)
+
+
+def _note(table: Table | None) -> str:
+    """Return the note of a table, or why it has no data."""
+    if table is None:
+        return ""
+    return f"No data: {table.abstained}" if table.abstained else table.note
+
+
+def _grids(tables: Mapping[str, Table], colors: Mapping[str, Any]) -> dict[str, GridView]:
+    """Return the tables that no section draws in its own way, without those that have no data."""
+    found = {}
+    for name, table in tables.items():
+        if name in _OWN or table.abstained or not table.rows:
             continue
-        if table.abstained:
-            reasons.add(table.abstained)
-        table = _SHORTER[name](table) if name in _SHORTER else table
-        title, lead = _SECTIONS.get(name, (name.capitalize(), ""))
-        anchor = f"table-{len(found)}"
-        if name == "steps" and not table.abstained:
-            found[name] = ranks_grid(table, anchor, title, lead)
-        elif table.rows or table.abstained:
-            found[name] = grid(table, anchor, title, lead, colors)
+        title = _TITLES.get(name, name.replace("_", " ").capitalize())
+        found[name] = grid(table, f"table-{name}", title, "", colors)
     return found
 
 
-def _with_cards(
-    grids: dict[str, GridView], tables: Mapping[str, Table], shown: set[int]
-) -> list[int]:
-    """Give findings cards in the place of rows; return the steps that these point at."""
-    if "findings" not in grids or not tables["findings"].rows:
+def _absent(tables: Mapping[str, Table]) -> list[run_facts.Fact]:
+    """Return the tables without data and why; those with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for name, table in tables.items():
+        if table.abstained:
+            title = _TITLES.get(name, name.replace("_", " ").capitalize())
+            reasons.setdefault(table.abstained.rstrip("."), []).append(title)
+    return [
+        run_facts.Fact(", ".join(titles), f"No data: {reason}.")
+        for reason, titles in reasons.items()
+    ]
+
+
+class SectionView(NamedTuple):
+    """A section of tables, for the template."""
+
+    anchor: str
+    title: str
+    lead: str
+    open: Sequence[GridView]
+    folded: Sequence[GridView]
+
+
+def _sections(grids: dict[str, GridView]) -> list[SectionView]:
+    """Take the tables of each section out of ``grids``; sections without any are left out."""
+    found = []
+    for section in _SECTIONS:
+        opened = [grids.pop(name) for name in section.names if name in grids]
+        folded = [grids.pop(name) for name in section.folded if name in grids]
+        if opened or folded:
+            found.append(SectionView(section.anchor, section.title, section.lead, opened, folded))
+    return found
+
+
+def _whatif(table: Table | None) -> list[dict[str, Any]]:
+    """Return baseline, prediction and its interval of each change, in µs."""
+    if table is None or table.abstained:
         return []
-    found = cards(tables["findings"], shown=shown)
-    grids["findings"] = replace(grids["findings"], cards=found)
-    return sorted({card.step for card in found if card.step is not None})
+    return [
+        {
+            "name": str(row["change"]),
+            **{
+                key: None if row[column] is None else round(int(row[column]) / 1e3)
+                for key, column in (
+                    ("now", "baseline"),
+                    ("then", "predicted"),
+                    ("low", "CI low"),
+                    ("high", "CI high"),
+                )
+            },
+        }
+        for row in rows_of(table)[:8]
+    ]
 
 
-def _warnings_only(table: Table) -> Table:
-    """List the checks that passed in one line."""
-    fine = [str(check) for check, state, _ in table.rows if state == "ok"]
-    rows = [row for row in table.rows if row[1] != "ok"]
-    return replace(table, rows=rows, note=f"Passed: {', '.join(fine)}." if fine else "")
-
-
-_SHORTER = {"data_quality": _warnings_only}
-
-
-def _shares_lead(bars: Mapping[str, Any], coverage: Table | None) -> str:
-    """Say what a bar is, and what is in none; empty when there are no bars."""
-    if not bars["bars"]:
-        return ""
-    what = f"{bars['width']} steps" if bars["width"] > 1 else "one step"
-    lead = f"Exclusive time of every stage: one bar is {what}, the mean over ranks."
-    if coverage is None or not coverage.rows:
-        return lead
-    outside = [int(ns or 0) for ns in coverage.column("outside steps")]
-    mean = duration(sum(outside) // len(outside))
-    return f"{lead} Outside steps, in no bar: {mean} per rank."
+def _ranks_lead(series: StepSeries) -> str:
+    """Say which rank arrives last most often, if any does so in most steps."""
+    late, some = series.by_rank.get(LATE), series.included
+    if late is None or not some.any():
+        return "" if len(series.ranks) < 2 else "Work of each rank in each step."
+    times, steps = times_largest(late[:, some]), int(some.sum())
+    rank = int(np.argmax(times))
+    if 2 * times[rank] <= steps:
+        return f"No rank arrives last in most of the {steps} steps."
+    return (
+        f"Rank {series.ranks[rank]} arrives last in {times[rank]} of {steps} steps. "
+        "The others wait for it there."
+    )
 
 
 def _timeline_lead(lanes: Mapping[str, Any]) -> str:
@@ -267,7 +296,7 @@ def _timeline_lead(lanes: Mapping[str, Any]) -> str:
         "Every step is here."
         if shown == total
         else f"{shown:,} of {total:,} steps are here: the slowest, median, first, last and "
-        "fastest, and some spread over the run; the others were left out to keep this file small."
+        "fastest, and some spread over the run. The exported trace has all of them."
     )
     clocks = {
         "": "",

@@ -1,14 +1,16 @@
 """What a reader must know about a run beside its figures: size, end, set-up, what is missing."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.report.terminal import duration
 from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.table import Table
 
 
 class Fact(NamedTuple):
@@ -25,31 +27,66 @@ class Remark(NamedTuple):
     text: str
 
 
-def facts(spans: Spans) -> list[Fact]:
-    """Return the run in a handful of facts."""
+def facts(spans: Spans) -> list[str]:
+    """Return the run in a handful of words: ranks, device, steps, time, date."""
     headers = spans.headers.values()
     world = max((header.world_size for header in headers), default=0)
-    ended = [status == "finished" for status in spans.statuses.values()]
-    steps = np.unique(spans.step[spans.rows(kind="step")])
+    steps = len(np.unique(spans.step[spans.rows(kind="step")]))
     length = int(spans.end_ns.max() - spans.start_ns.min()) if len(spans) else 0
-    hosts = sorted({header.host for header in headers})
+    ranks = len(spans.ranks)
+    of = f" of {world:,}" if world > ranks else ""
+    devices = sorted({header.hardware for header in headers})
     found = [
-        Fact("ranks", f"{len(spans.ranks):,} of {world:,}"),
-        Fact("steps", f"{len(steps):,}" + (f" ({steps[0]}-{steps[-1]})" if len(steps) else "")),
-        Fact("first event to last", duration(length) if length else ""),
-        Fact("recorded", _date(spans.unix_ns) if spans.unix_ns else ""),
-        Fact("ended", "finished" if all(ended) else f"{sum(ended)} of {len(ended)} finished"),
-        Fact("device", ", ".join(sorted({header.hardware for header in headers}))),
-        Fact("host" if len(hosts) == 1 else f"{len(hosts)} hosts", _few(hosts)),
-        Fact("spans", f"{len(spans):,}"),
+        f"{ranks:,}{of} {'rank' if max(ranks, world) == 1 else 'ranks'}",
+        ", ".join("CPU" if device == "cpu" else device for device in devices),
+        f"{steps:,} {'step' if steps == 1 else 'steps'}",
+        duration(length) if length else "",
+        _date(spans.unix_ns) if spans.unix_ns else "",
+    ]
+    return [fact for fact in found if fact]
+
+
+def environment(spans: Spans) -> list[Fact]:
+    """Return where the run was recorded, and how it ended."""
+    headers = spans.headers.values()
+    ended = [status == "finished" for status in spans.statuses.values()]
+    hosts = sorted({header.host for header in headers})
+    numbers = np.unique(spans.step[spans.rows(kind="step")])
+    found = [
+        Fact("Host" if len(hosts) == 1 else f"{len(hosts)} hosts", _few(hosts)),
+        Fact("Device", ", ".join(sorted({header.hardware for header in headers}))),
+        Fact("Steps", f"{numbers[0]}–{numbers[-1]}" if len(numbers) else ""),
+        Fact("Ended", "finished" if all(ended) else f"{sum(ended)} of {len(ended)} finished"),
+        Fact("Recorded", f"{len(spans):,} spans"),
+        Fact("Directory", str(spans.path)),
     ]
     return [fact for fact in found if fact.value]
 
 
-def is_whole(spans: Spans) -> bool:
-    """Tell whether nothing is known to be missing: no rank, and nothing of what they wrote."""
-    world = max((header.world_size for header in spans.headers.values()), default=0)
-    return len(spans.ranks) >= world and not missing(spans)
+class Check(NamedTuple):
+    """One check of the data: ``ok``, ``warn``, or ``not checked``."""
+
+    name: str
+    state: str
+    detail: str
+
+
+def checks(table: Table | None, missing: Sequence[Remark]) -> list[Check]:
+    """Return the checks of the data; without that table, whether anything is missing."""
+    if table is not None and not table.abstained:
+        return [Check(*map(str, row)) for row in table.rows]
+    state = "warn" if missing else "ok"
+    return [Check("files", state, "see below" if missing else "every line could be read")]
+
+
+def changed_settings(spans: Spans) -> list[tuple[str, str, str]]:
+    """Return the settings that differ from the defaults: key, default and value."""
+    default = dict(_flat(ProfilerConfig().dump()))
+    return [
+        (fact.name, default[fact.name], fact.value)
+        for fact in configuration(spans)
+        if fact.name in default and default[fact.name] != fact.value
+    ]
 
 
 def missing(spans: Spans) -> list[Remark]:

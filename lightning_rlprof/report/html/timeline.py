@@ -13,7 +13,7 @@ from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 
 # JSON of all steps together. Reading it costs a browser some 20 ms, and the file stays mailable.
-_BYTES = 1_300_000
+_BYTES = 600_000
 # Longest spans of one step; a screen cannot show more, and drawing would pause.
 _SPANS_PER_STEP = 6_000
 

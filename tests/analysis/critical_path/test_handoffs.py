@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lightning_rlprof.analysis.critical_path.critical_path import critical_path
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, find_timeline, step_graph
+from lightning_rlprof.analysis.critical_path.weight_updates import weight_updates
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.fed import MS, Fed, feed, with_roles
@@ -81,6 +82,89 @@ def test_a_weight_sync_is_overlapped_by_default() -> None:
 def test_without_samples_and_versions_there_is_no_path() -> None:
     table = critical_path(feed(Fed(tell=False)))
     assert "no synchronization between ranks" in (table.abstained or "")
+
+
+SIDES: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "sender": ("sender",),
+    "receiver": ("receiver",),
+    "both": ("sender", "receiver"),
+}
+
+
+@pytest.mark.parametrize("counts", SIDES)
+@pytest.mark.parametrize("marks", SIDES)
+def test_weights_come_from_the_trainer_whoever_marks_and_whoever_counts(
+    marks: str, counts: str
+) -> None:
+    spans = feed(Fed(marks=SIDES[marks], counts=SIDES[counts]))
+    handoffs = find_timeline(spans).handoffs
+    table = critical_path(spans)
+
+    pairs = zip(handoffs.producer, handoffs.chain[handoffs.wait], strict=True)
+    weights = {(int(sender), int(chain)) for sender, chain in pairs if chain < 2}
+    if "receiver" not in SIDES[marks] + SIDES[counts]:
+        assert not weights
+        assert "When new weights reached ranks 0, 1 is unknown." in table.note
+        return
+    assert weights == {(3, 0), (3, 1)}
+    on = {(row[0], row[1], row[3]): row[5] for row in table.rows if row[7]}
+    assert on == {
+        ("untraced" if "receiver" not in SIDES[marks] else "weight_sync", "work", 1): MS,
+        ("actor_generate", "work", 1): 70 * MS,
+        ("actor_generate", "handoff", 1): MS,
+        ("compute_reward", "work", 2): 10 * MS,
+        ("compute_reward", "handoff", 2): MS,
+        ("actor_update", "work", 3): 40 * MS,
+        ("untraced" if "sender" not in SIDES[marks] else "weight_sync", "work", 3): 8 * MS,
+    }
+    guessed = "sender" not in SIDES[marks] + SIDES[counts]
+    assert ("new weights count as sent after actor_update" in table.note) == guessed
+
+
+def _unnamed(*syncs: tuple[int, int]) -> Spans:
+    """Return ranks of unknown work, each with one weight sync per step of the same version."""
+    ranks = []
+    for start, end in syncs:
+        rows = [Row("step", "step", n, n * 100, n * 100 + 100) for n in range(1, 6)]
+        rows += [Row("work", "stage", each.step, each.start_ns, each.start_ns + 5) for each in rows]
+        rows += [
+            Row("weight_sync", "stage", n, n * 100 + start, n * 100 + end, counters={"version": n})
+            for n in range(1, 6)
+        ]
+        ranks.append(("worker", rows))
+    return with_roles(ranks)
+
+
+def test_of_ranks_with_unknown_work_the_order_of_versions_tells_who_receives() -> None:
+    found = weight_updates(_unnamed((60, 90), (10, 50)))
+    assert (found.ranks.tolist(), found.note) == ([0], "")
+
+
+def test_where_the_direction_cannot_be_known_that_is_said() -> None:
+    found = weight_updates(_unnamed((20, 60), (10, 50)))
+    assert found.ranks.tolist() == []
+    assert "The direction of weight syncs is unknown on ranks 0, 1" in found.note
+
+
+def test_a_sender_that_returns_from_the_transfer_last_has_sent_before() -> None:
+    def rank(name: str, length: int) -> list[Row]:
+        rows = []
+        for step in range(1, 6):
+            now = step * 100
+            rows.append(Row("step", "step", step, now, now + 100))
+            rows.append(Row(name, "stage", step, now, now + length))
+            end = now + (93 if name == "actor_update" else 90)
+            told = {"version": step}
+            rows.append(Row("weight_sync", "stage", step, now + length, end, counters=told))
+        return rows
+
+    spans = with_roles([("a", rank("actor_update", 80)), ("b", rank("actor_generate", 30))])
+    handoffs = find_timeline(spans).handoffs
+
+    assert handoffs.producer.tolist() == [0] * 5
+    assert (handoffs.produced_ns - handoffs.end_ns[handoffs.wait]).tolist() == [0] * 5
+    assert (handoffs.end_ns - handoffs.start_ns).tolist() == [60] * 5
 
 
 @pytest.mark.parametrize("more", [2**61, 2**64, 2**120])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.device.device_critical_path import device_critical_path
-from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
+from lightning_rlprof.analysis.device.timeline import LATENCY_NS
 from lightning_rlprof.analysis.device.work import no_work
 from lightning_rlprof.analysis.step_selection import CLOSED, OPENED
 from lightning_rlprof.errors import RlprofError
@@ -51,7 +51,10 @@ def test_a_step_is_divided_among_host_launch_kernel_and_host_again() -> None:
         ("host", "cudaLaunchKernel", "actor_update", 0.01, 10, None, 1),
         ("launch latency", None, "actor_update", 0.01, 10, None, 1),
     ]
-    assert table.note == "Critical path over 1 step: host 51.0%, kernel 48.0%, launch latency 1.0%."
+    assert table.note == (
+        "Critical path over 1 step: host 51.0%, kernel 48.0%, launch latency 1.0%. "
+        "Device work was recorded on rank 0 only, of 2 ranks."
+    )
 
 
 def test_work_off_the_path_lowers_the_share_that_is_on_it() -> None:
@@ -231,9 +234,8 @@ def test_it_abstains_without_kernels_or_calls() -> None:
     assert device_critical_path(job(STEP, [LAUNCH], [])).abstained == no_work(None)
     assert device_critical_path(job(STEP, [SYNC], [GEMM]), ranks=[5]).abstained == no_work([5])
     outside = GEMM._replace(start=1_200, end=1_300, launch=1_100)
-    assert device_critical_path(job(STEP, [SYNC], [outside])).abstained == (
-        "No step that was profiled launched device work."
-    )
+    no_step = device_critical_path(job(STEP, [SYNC], [outside])).abstained
+    assert str(no_step).startswith("No step that was profiled launched device work.")
     without_calls = device_critical_path(job(STEP, None, [GEMM])).abstained
     assert str(without_calls).startswith("Host calls were not recorded, so what the host waited")
 

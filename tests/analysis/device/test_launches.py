@@ -98,6 +98,22 @@ def test_a_replay_is_one_launch_that_starts_with_its_first_kernel() -> None:
     assert cells(table, *columns) == [("cudaGraphLaunch", 2, 6, 40, 30, None, 1)]
 
 
+def test_kernels_and_copies_of_a_replay_are_one_launch_on_all_streams() -> None:
+    calls = [runtime("cudaGraphLaunch", 0, 20)]
+    kernels = [
+        Kernel("k", 30 + at, 31 + at, launch=0, call=20, stream=at, graph=5) for at in range(2)
+    ]
+    copies = [
+        Copy("DtoD", 40 + at, 41 + at, launch=0, call=20, stream=at, graph=5) for at in range(2)
+    ]
+    columns = ("stream", "call", "launches", "kernels", "API time total", "queue max depth")
+    for named, title in ((calls, "cudaGraphLaunch"), ([], "graph replay")):
+        assert cells(launches(run(named, kernels, copies)), *columns) == [
+            (0, title, 1, 2, 20, 1),
+            (1, title, 0, 2, None, None),
+        ]
+
+
 def test_kernels_of_unknown_launch_have_a_row() -> None:
     kernels = [Kernel("k", 9, 10, launch=0, call=3), Kernel("k", 20, 21), Kernel("k", 30, 31)]
     table = launches(run([], kernels))
@@ -192,7 +208,7 @@ def works(draw: st.DrawFn) -> list[Kernel]:
     found = []
     for _ in range(draw(st.integers(1, 12))):
         graph = draw(st.none() | st.integers(0, 2))
-        launch = draw(st.integers(0, 20)) if graph is None else 3 * graph
+        launch = draw(st.integers(0, 20)) if graph is None else 30 + 3 * graph
         start = launch + draw(st.integers(-2, 20))
         rank, stream = draw(st.integers(0, 1)), draw(st.sampled_from([7, None]))
         length, call = draw(st.integers(0, 9)), draw(st.integers(0, 9)) if graph is None else graph
@@ -218,16 +234,17 @@ def test_every_number_is_that_of_brute_force(kernels: list[Kernel]) -> None:
         groups[each.rank, each.stream, title].append(each)
     keys = cells(table, "rank", "stream", "call")
     assert sorted(keys, key=str) == sorted(groups, key=str)
+    first = firsts(kernels)
     for key, row in zip(keys, table.rows, strict=True):
         found = dict(zip([column.name for column in table.columns], row, strict=True))
         assert found["kernels"] == len(groups[key])
-        own = firsts(groups[key])
+        own = [each for each in groups[key] if each in first]
         sound = [each.start - each.launch for each in own if each.start >= each.launch]
         assert found["launches"] == (len(own) if key[2] != "not recorded" else None)
         assert found["API time total"] == (sum(each.call for each in own) if own else None)
         assert found["delay max"] == max(sound, default=None)
         both = [groups.get((key[0], key[1], name), []) for name in ("launch", "graph replay")]
-        every = [each for some in both for each in firsts(some)]
+        every = [each for some in both for each in some if each in first]
         expected = queue([each for each in every if each.start >= each.launch])
         assert [
             found["queue max depth"],
@@ -239,8 +256,8 @@ def test_every_number_is_that_of_brute_force(kernels: list[Kernel]) -> None:
 def firsts(kernels: list[Kernel]) -> list[Kernel]:
     """Return the kernels that stand for launches."""
     found = [each for each in kernels if each.launch is not None and each.graph is None]
-    graphs = {each.graph for each in kernels if each.launch is not None} - {None}
-    replays = [[each for each in kernels if each.graph == graph] for graph in graphs]
+    graphs = {(each.rank, each.graph) for each in kernels if each.graph is not None}
+    replays = [[each for each in kernels if each[6:9:2] == graph] for graph in graphs]
     return found + [min(replay, key=lambda each: each.start) for replay in replays]
 
 

@@ -56,7 +56,7 @@ def test_kernels_come_from_columns_as_a_loader_writes_them() -> None:
         [COMMUNICATION],
     ]
     assert [work.launch_ns.tolist() for work in (copy, gemm, nccl)] == [[29], [25], [NEVER]]
-    assert [work.graph.tolist() for work in (gemm, nccl)] == [[-1], [4]]
+    assert [work.replay.tolist() for work in (gemm, nccl)] == [[-1], [0]]
     assert (timeline.stages, gemm.stage.tolist(), nccl.stage.tolist()) == (
         ["actor_update", "mine"],
         [1],

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_rlprof.analysis.device.timeline import LATENCY_NS, device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, idle, overlap
-from lightning_rlprof.analysis.device.wait_chain import LATENCY_NS
 from lightning_rlprof.analysis.device.work import no_work
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_jobs import jobs
@@ -163,6 +163,15 @@ def test_inside_a_graph_replay_nothing_is_idle() -> None:
     assert one(job) == {"untraced": {"wall": 70, "compute": 30, "idle": 30, "unknown": 10}}
 
 
+def test_a_gap_between_copies_of_a_replay_is_not_idle() -> None:
+    kernels = [Work("compute", 10, 20, graph=7, launch_ns=1)]
+    copies = [Work("copy", 30, 40, graph=7, launch_ns=1), Work("copy", 50, 60, launch_ns=1)]
+    copies += [Work("copy", 70, 80, graph=8), Work("copy", 90, 95, graph=8)]  # launches unknown
+    found = one(Job({0: [Row("run", "region", 1, 0, 95)]}, kernels, copies))
+
+    assert (found["untraced"]["idle"], found["untraced"]["unknown"]) == (20, 30)
+
+
 def test_if_kernels_inside_graphs_are_not_visible_nothing_is_idle() -> None:
     job = Job({0: [Row("run", "region", 1, 0, 30)]}, [Work("compute", 10, 20)], note=UNSEEN)
 
@@ -204,7 +213,7 @@ def test_ranks_without_device_work_are_counted_and_not_idle() -> None:
     table = breakdown(spans_of(job))
 
     assert table.column("rank") == [0, None]
-    assert "1 ranks have no device work" in table.note
+    assert "Device work was recorded on rank 0 only, of 2 ranks." in table.note
 
 
 def test_without_device_work_it_abstains() -> None:
@@ -246,7 +255,7 @@ def test_every_idle_nanosecond_has_the_kind_and_stage_that_a_rasteriser_gives_it
             expected[(*place, *key)] = (sum(each), len(each), middle, max(each))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[idle.__module__], "LATENCY_NS", 4)
+        patch.setattr(sys.modules[device_timeline.__module__], "LATENCY_NS", 4)
         assert idle_told(spans) == expected
 
 

@@ -315,7 +315,7 @@ def test_the_place_of_the_mask_is_that_of_torchs_signature(operator: str) -> Non
 
 
 def test_what_the_loader_keeps_is_what_is_known_here() -> None:
-    assert set(FORMULAS) == NPU_PRODUCTS
+    assert {name for name in FORMULAS if name.startswith("aten::")} == NPU_PRODUCTS
 
 
 @pytest.mark.parametrize(

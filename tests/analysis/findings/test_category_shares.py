@@ -7,17 +7,20 @@ import pytest
 
 from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
 from lightning_rlprof.analysis.findings.finding import KERNELS_LOST, Finding, NotChecked, RunData
+from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES
 from lightning_rlprof.analysis.findings.run_evidence import category_shares
+from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.time_categories import Category
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.device_trace import CALLS, KERNELS, Cells, table, thinned
-from tests.builders.runs import Row, loaded
+from tests.builders.runs import Row, header, loaded
 from tests.builders.scripted import Script, play, without
 
 STEP_NS = 1_000_000
 PIECE_NS = 10_000
 MOVES = "Communication is not overlapped"
-WAITS = "Ranks wait in collectives for a straggler"
-UNTRACED = "A large share of GPU time is untraced"
+WAITS = "Ranks wait for the slowest one"
+UNTRACED = "A large share of the time is untraced"
 
 
 def device(compute: float = 1.0, talk: float = 0.0) -> tuple[list[Cells], list[Cells]]:
@@ -84,6 +87,55 @@ def test_where_kernels_were_lost_it_abstains() -> None:
     assert unmatched_launches(spans) == UnmatchedLaunches(
         len(calls), len(calls) - len(thinned(kernels, 0.2, 1))
     )
+
+
+UNKNOWN_SPLIT = "Collectives are not overlapped with compute; transfer or waiting is unknown"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 12])
+def test_without_enough_steps_the_parts_of_the_captured_time_decide(steps: int) -> None:
+    kernels, calls = device(compute=0.5, talk=0.5)
+    spans = trained(kernels, calls)
+    keep = [each for each in spans if each.kind != "step" or each.step <= steps]
+    rows = [Row(each.name, each.kind, each.step, each.start_ns, each.end_ns) for each in keep]
+    spans = replace(loaded(rows), tables=spans.tables)
+    (found,) = (each for each in results(spans) if isinstance(each, Finding))
+    assert found.title == MOVES
+    totals = dict(zip(*(ledger(spans).column(name) for name in ("category", "total")), strict=True))
+    assert found.cost == totals["exposed communication"]
+    assert found.evidence == "50% of the captured time"
+
+
+def test_of_one_rank_of_eight_it_is_not_said_that_collectives_move_data() -> None:
+    kernels, calls = device(compute=0.5, talk=0.5)
+    spans = trained(kernels, calls)
+    alone = replace(spans, headers={0: header(0, 8)})
+    assert claims(alone) == {UNKNOWN_SPLIT, UNTRACED}
+    assert "Device work was recorded on rank 0 only, of 8 ranks." in ledger(alone).note
+    assert UNKNOWN_SPLIT in claims(replace(spans, headers={0: header(0, 1, config={})}))
+
+
+def fed(late: int | None, count: int = 1_000) -> Spans:
+    """Return a device that runs half of the time, and when its work was launched."""
+    kernels = [
+        {
+            **{"rank": 0, "device": 0, "stream": 7, "kernel": "gemm", "start": at * PIECE_NS},
+            **{"duration": PIECE_NS // 2, "launch": late and max(0, at * PIECE_NS - late)},
+        }
+        for at in range(count)
+    ]
+    return trained(kernels)
+
+
+def test_idle_time_that_launches_take_or_nothing_explains_is_a_finding_of_its_own() -> None:
+    launches, unknown = (
+        CATEGORY_RULES[each].title for each in (Category.LAUNCH_LATENCY, Category.UNATTRIBUTED_IDLE)
+    )
+    assert claims(fed(PIECE_NS)) == {launches}
+    assert claims(fed(None)) == {unknown}
+    kernels, calls = device(compute=1.0)
+    assert claims(trained(kernels, calls)) == set()
+    assert why(fed(None, 150), "unattributed idle") == "needs 200 kernels, has 150"
 
 
 def test_if_kernels_show_the_host_the_category_is_not_checked() -> None:

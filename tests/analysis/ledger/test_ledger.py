@@ -228,7 +228,7 @@ def test_hours_and_euros_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert table.note.startswith("2 ranks × 10,800 s = 6 GPU-hours. ")
     on_cpu = ledger(loaded(grpo_rows(1)))
     assert on_cpu.columns[2].name == "rank-hours"
-    assert " rank-hours (CPU run). " in on_cpu.note
+    assert " rank-seconds (CPU run). " in on_cpu.note
 
 
 def test_sums_beyond_64_bits_are_exact() -> None:

@@ -70,12 +70,12 @@ def test_kernels_divide_the_stages_that_compute() -> None:
         "compute": 10 + 40 + 15,
         "exposed communication": 20,
         "exposed memcpy": 5,
-        "host-bound idle": 20,
+        "unattributed idle": 20,  # no launch is recorded
         "rollout": 90,
     }
     found = sources(spans)
     assert [found[name] for name in ("compute", "rollout")] == ["both", "both"]
-    assert found["host-bound idle"] == found["exposed memcpy"] == "kernels"
+    assert found["unattributed idle"] == found["exposed memcpy"] == "kernels"
     assert "1 kernels of collectives have no counterpart" in ledger(spans).note
 
 
@@ -93,7 +93,7 @@ def test_between_two_captures_nothing_is_known_of_the_device() -> None:
     spans = loaded(rows)
     kernels = (Kernel(0, "gemm", 20, 25), Kernel(0, "gemm", 80, 85))
     # In the first and the third, 15 of 20 ns; in the second there was no recorder of kernels.
-    assert totals_of(with_kernels(spans, *kernels))["host-bound idle"] == 30
+    assert totals_of(with_kernels(spans, *kernels))["unattributed idle"] == 30
     assert totals_of(spans)["compute"] == 100
 
 
@@ -116,7 +116,8 @@ def test_kernels_cover_time_and_ranks_without_spans() -> None:
     assert totals_of(spans) == {
         "compute": 30 + 5 + 10,
         "custom stage": 30 + 30,
-        "untraced": 35 + 60,
+        "unattributed idle": 30,
+        "untraced": 5 + 60,
     }
 
 
@@ -128,7 +129,7 @@ def test_copies_have_a_table_of_their_own() -> None:
     ]
     copies = replace(table, columns=tuple(names))
     both = replace(spans, tables={**spans.tables, "memcpy": lambda: copies})
-    assert totals_of(both) == {"compute": 20, "exposed memcpy": 11, "host-bound idle": 19}
+    assert totals_of(both) == {"compute": 20, "exposed memcpy": 11, "unattributed idle": 19}
     assert "exposed memcpy" not in sources(spans)
 
 
@@ -203,7 +204,7 @@ def test_kernels_of_collectives_are_divided_alike_but_those_between_two_ranks() 
     assert totals_of(spans) == {
         "collective wait": 50,
         "exposed communication": 10 + 10 + 40 + 5,
-        "host-bound idle": 35,
+        "unattributed idle": 35,
         "compute": 50,  # before its first kernel nothing is known of rank 1's device
     }
 

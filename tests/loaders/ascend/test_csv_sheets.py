@@ -56,7 +56,7 @@ def test_units_of_memory_are_powers_of_two(tmp_path: Path) -> None:
     [
         ("", 0, "is empty"),
         ("a,b\n", 0, ""),
-        ("a,b\n1,2\n3,4", 1, "is cut off; skipped its last row"),
+        ("a,b\n1,2\n3,4", 1, "is truncated: 1 rows were read, the rest is missing"),
         ("a,b\n1,2\n3\n5,6\n", 2, "skipped 1 rows that are cut off"),
         ("b,a,b\n0,1,2\n3,4\n", 1, "skipped 1 rows that are cut off"),
         ("a,b\n1,2\n3,4,5\n", 1, "skipped 1 rows that are cut off or damaged"),

@@ -191,7 +191,7 @@ def test_a_sheet_cut_off_loses_its_last_row_and_says_so(tmp_path: Path) -> None:
     table = read_ascend(tmp_path).table("kernels")
 
     assert len(table.rows) == 4
-    assert "kernel_details.csv: is cut off; skipped its last row" in table.note
+    assert "kernel_details.csv: is truncated: 4 rows were read, the rest is missing" in table.note
 
 
 def test_one_broken_file_leaves_the_other_tables_alone(tmp_path: Path) -> None:

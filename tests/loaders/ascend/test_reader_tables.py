@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.analysis.links import links
 from lightning_rlprof.loaders.ascend.reader import ascend_tables, read_ascend
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.tables.spans import Spans
 from tests.builders.ascend_output import (
     EPOCH,
     DatabaseRows,
@@ -16,6 +19,9 @@ from tests.builders.ascend_output import (
     capture_folder,
     us,
 )
+from tests.builders.ascend_recorded import ABSENT, CAPTURES, DATA, TEXT
+
+recorded = pytest.mark.skipif(not DATA.is_dir(), reason=ABSENT)
 
 WINDOW = {"rlprof_window": "step-000003"}
 
@@ -141,3 +147,56 @@ def test_a_run_gets_its_tables_on_its_own_axis_with_its_own_ranks(tmp_path: Path
     assert "kernels" not in tables
     own = tables["collectives"]()
     assert (own.column("rank"), own.column("start")) == ([6], [150])
+
+
+def matrix(folder: Path, entries: dict[str, Any], **more: Any) -> Spans:
+    output = capture_folder(folder, **more)
+    link = {"Transport Type": "HCCS", "Transit Size(MB)": 2.5, "Transit Time(ms)": 0.5}
+    found = {operation: dict.fromkeys(pairs, link) for operation, pairs in entries.items()}
+    steps = {"step1": {"p2p": {}, "collective": found}}
+    (output / "communication_matrix.json").write_text(json.dumps(steps))
+    return load(folder)
+
+
+def test_links_are_the_sums_of_operations_or_their_parts(tmp_path: Path) -> None:
+    entries = {
+        "allreduce-top1@77": ["1-1", "1-0"],
+        "allreduce-total@77": ["1-1", "1-0"],
+        "broadcast-top1@77": ["1-0"],
+        "broadcast-bottom1@77": ["1-0"],
+    }
+    table = matrix(tmp_path, entries, rank=5).table("links")
+
+    names = ("operation", "source", "destination", "source rank", "destination rank", "size")
+    rows = list(zip(*(table.column(name) for name in names), strict=True))
+    assert rows == [
+        ("allreduce", 1, 1, 5, 5, 2_500_000),
+        ("allreduce", 1, 0, 5, None, 2_500_000),
+        *[("broadcast", 1, 0, 5, None, 2_500_000)] * 2,
+    ]
+    assert set(table.column("transfer")) == {500_000}
+
+
+def test_metadata_tells_the_ranks_of_a_group(tmp_path: Path) -> None:
+    groups = {"parallel_group_info": {"77": {"global_ranks": [4, 5, 6]}}}
+    spans = matrix(tmp_path, {"allreduce-total@77": ["1-2"]}, rank=5, metadata=groups)
+    assert [row[:4] for row in links(spans).rows] == [(5, 6, None, "HCCS")]
+
+
+@recorded
+def test_links_of_both_formats_have_the_bandwidth_that_cann_wrote() -> None:
+    for folder in CAPTURES:
+        table = links(read_ascend(folder))
+        assert len(table.rows) == 7
+        assert [row[3] for row in table.rows] == ["HCCS"] * 7
+    file = TEXT[0] / "ASCEND_PROFILER_OUTPUT" / "communication_matrix.json"
+    (total,) = (
+        each
+        for key, each in json.loads(file.read_text())["step50"]["collective"].items()
+        if "-total@" in key
+    )
+    table = links(read_ascend(TEXT[0]))
+    for source, to, *_, speed, _ in table.rows:
+        assert speed == pytest.approx(total[f"{source}-{to}"]["Bandwidth(GB/s)"], rel=1e-4)
+    worst = min((each["Bandwidth(GB/s)"], pair) for pair, each in total.items())[1]
+    assert f"rank {worst[0]} to rank {worst[2]} in group " in table.note

@@ -190,7 +190,7 @@ def test_a_trace_is_read_up_to_the_first_broken_event(
     start = data.index(event, data.index(b"e3"))
     lost = f"{1 - start / len(data):.0%}"
     assert stream.problems == [
-        f"an event can't be parsed: the rest of the file is left out, {lost} of it"
+        f"an event can't be parsed: 4 events were read, the rest is left out, {lost} of it"
     ]
     assert not stream.complete
 
@@ -228,7 +228,8 @@ def test_a_file_cut_at_any_byte_is_read_to_its_last_event(
         assert names(events) == expected(written)[: len(names(events))]
         assert stream.lost == 0
         if not packed and cut in inside:
-            assert stream.problems == ["it is truncated; read up to the last complete event"]
+            text = f"it is truncated: {len(events)} events were read, the rest is missing"
+            assert stream.problems == [text]
         assert stream.complete == (cut == len(data) or part == gzip.compress(data, 1))
 
 
@@ -241,7 +242,9 @@ def test_an_event_beyond_all_bounds_ends_the_reading(tmp_path: Path) -> None:
     events, stream = read_bytes(written.encode(), tmp_path, 1_024, 4_096)
 
     assert names(events) == ["before"]
-    assert stream.problems == ["an event is larger than 4,096 bytes: the rest is left out"]
+    assert stream.problems == [
+        "an event is larger than 4,096 bytes: 1 events were read, the rest is left out"
+    ]
 
 
 NO_TRACES = [

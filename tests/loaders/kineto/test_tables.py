@@ -283,12 +283,12 @@ def test_a_copy_is_a_row_with_its_launch_and_what_that_lay_in(tmp_path: Path) ->
 
     assert [column.name for column in table.columns] == [
         "rank", "device", "stream", "kind", "bytes", "start", "duration", "stage", "step", "launch",
-        "launch duration", "thread",
+        "launch duration", "thread", "graph",
     ]  # fmt: skip
     assert table.columns[4].unit == "bytes"
     assert list(table.rows) == [
-        (2, 1, 9, "memset", None, 250, 10, None, None, None, None, None),
-        (2, 1, 9, "HtoD", 4096, 300, 50, "weight_sync", 3, 200, 5, 1),
+        (2, 1, 9, "memset", None, 250, 10, None, None, None, None, None, None),
+        (2, 1, 9, "HtoD", 4096, 300, 50, "weight_sync", 3, 200, 5, 1, None),
     ]
     assert table.note == ("1 copies have no recorded launch: their stage may be unknown")
 
@@ -523,6 +523,20 @@ def test_replays_of_graphs_are_counted(tmp_path: Path) -> None:
     note = read_kineto(trace.write(tmp_path / "t.json")).table("kernels").note
 
     assert note == ("6 kernels ran in 2 CUDA graph replays: idle time inside a replay is unknown")
+
+
+def test_copies_and_kernels_of_a_replay_have_its_number(tmp_path: Path) -> None:
+    trace = ChromeTrace()
+    trace.call(1, 50, name="cudaGraphLaunch")  # of a graph that only sets memory
+    trace.event("gpu_memset", "Memset (Device)", 60, 65, 0, 7, correlation=1)
+    trace.call(2, 100, name="cudaGraphLaunch")
+    trace.kernel(2, 110, 120)
+    trace.event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 125, 130, 0, 7, correlation=2)
+
+    spans = read_kineto(trace.write(tmp_path / "t.json"))
+
+    assert spans.table("memcpy").column("graph") == [1, 2]
+    assert spans.table("kernels").column("graph") == [2]
 
 
 def test_a_number_used_twice_means_the_last_call_before_the_kernel(tmp_path: Path) -> None:

@@ -50,6 +50,28 @@ def test_foreign_ranges_are_regions_in_the_step_around_them(export: NsysExport) 
     ]
 
 
+def test_operators_of_torch_are_named_without_the_numbers_of_their_call(tmp_path: Path) -> None:
+    export = NsysExport(tmp_path / "x_rank0.sqlite")
+    export.own("actor_update, seq = 1", "region", 0, 900, step=7)
+    for at, call in enumerate(
+        (
+            "",
+            ", seq = 5",
+            ", op_id = 6",
+            ", seq = 5, op_id = 6, sizes = [[2, 3], [], [3]], input_op_ids = [(4,0), (5,-1)]",
+        )
+    ):
+        export.nvtx(59, f"aten::mm{call}", 10 * at, 10 * at + 5)
+    for name in (", seq = 1", "chunk, id = 4", "score, seq = 1 of 2"):
+        export.nvtx(59, name, 100, 200)
+
+    names = load(export.write()).names
+
+    assert sorted(names) == sorted(
+        ["aten::mm", "actor_update, seq = 1", ", seq = 1", "chunk, id = 4", "score, seq = 1 of 2"]
+    )
+
+
 def test_a_domain_is_numbered_by_its_process(export: NsysExport) -> None:
     export.own("actor_update", "stage", 0, 9, step=1)
     export.declare(200, DOMAIN, "other", domainId=1)

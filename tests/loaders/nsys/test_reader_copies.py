@@ -29,10 +29,10 @@ def test_copies_have_kind_and_bytes(export: NsysExport) -> None:
 
     assert table.columns[4].unit == "bytes"
     assert list(table.rows) == [
-        (0, 1, 14, "HtoD", 4096, 600, 10, "actor_update", 3, 150, 40, 100),
-        (0, 1, 14, "PtoP", 7, 601, 9, None, None, None, None, None),
-        (0, 1, 14, "kind 99", None, 602, 8, None, None, None, None, None),
-        (0, 1, 14, None, 0, 603, 7, None, None, None, None, None),
+        (0, 1, 14, "HtoD", 4096, 600, 10, "actor_update", 3, 150, 40, 100, None),
+        (0, 1, 14, "PtoP", 7, 601, 9, None, None, None, None, None, None),
+        (0, 1, 14, "kind 99", None, 602, 8, None, None, None, None, None, None),
+        (0, 1, 14, None, 0, 603, 7, None, None, None, None, None, None),
     ]
 
 
@@ -44,6 +44,24 @@ def test_memsets_are_among_the_copies_by_start(export: NsysExport) -> None:
     export.add("CUPTI_ACTIVITY_KIND_MEMSET", value=0, start=620, end=630, correlationId=9, **place)
 
     assert load(export.write()).table("memcpy").column("kind") == ["DtoD", "memset", "DtoD"]
+
+
+def test_copies_and_memsets_of_a_replay_have_the_number_of_its_kernels(export: NsysExport) -> None:
+    place = {"globalPid": global_pid(PID), "graphNodeId": 3}
+    for at, number in ((600, 1), (700, 2)):
+        export.kernel("k", at, at + 5, number, graphNodeId=7)
+        export.add(
+            "CUPTI_ACTIVITY_KIND_MEMCPY", start=at + 6, end=at + 9, correlationId=number, **place
+        )
+    export.add("CUPTI_ACTIVITY_KIND_MEMSET", start=500, end=510, correlationId=3, **place)
+    export.add(
+        "CUPTI_ACTIVITY_KIND_MEMSET", start=800, end=810, correlationId=4, globalPid=global_pid(PID)
+    )
+
+    spans = load(export.write())
+
+    assert spans.table("kernels").column("graph") == [1, 2]
+    assert spans.table("memcpy").column("graph") == [0, 1, 2, None]
 
 
 def test_memsets_alone_are_a_table_of_copies(export: NsysExport) -> None:

@@ -69,7 +69,7 @@ def test_with_a_gpu_the_profiler_api_opens_captures() -> None:
     ("off", "said"),
     [
         ({"profile": False}, "captures are off (integrated.profile is false"),
-        ({"steps": []}, "captures are off (steps is an empty list), so nsys records the whole run"),
+        ({"steps": []}, "captures are off (no steps are chosen), so nsys records the whole run"),
     ],
 )
 def test_without_captures_the_whole_run_is_recorded_and_it_is_said(

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.recording.nsys.report_files import fetch
 from lightning_rlprof.recording.recorders import nsight
+from lightning_rlprof.recording.recorders.registry import build_recorder
+from lightning_rlprof.testing import make_header
 from tests.builders.capturing import ATTACHED, FakeCuda, capture, noted, recorder_of
 from tests.builders.recording import read
 
@@ -35,6 +38,22 @@ def test_without_nsys_one_warning_names_both_cures(tmp_path: Path) -> None:
     assert "no Nsight Systems is attached" in text
     assert "`rlprof nsys run -- python …`" in text
     assert "runtime_env=ray_runtime_env(config, 'worker')" in text
+
+
+def test_without_nsys_the_run_says_that_nothing_was_captured_and_the_real_reason(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
+    config = ProfilerConfig.build({"trainer": {"profile_steps": [1], "device": "cuda"}})
+    session = start(
+        [recorder_of(), build_recorder("nvtx", config, make_header())], **config.model_dump()
+    )
+    session.begin_step(1)
+    session.end_step()
+    session.close()
+    texts = [note.text for note in read(session).notes]
+    assert not [text for text in texts if text.startswith("captured")]
+    assert texts[-1] == ("nothing was captured: no Nsight Systems is attached to this process")
 
 
 def test_under_nsys_the_run_keeps_which_range_is_which_capture_and_where_reports_go(

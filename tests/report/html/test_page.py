@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.stages.overviews import rank_status
-from lightning_rlprof.analysis.stages.overviews import steps as steps_table
-from lightning_rlprof.analysis.stages.stage_times import headline, stages
+from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.overview import headline
+from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, write_report
 from lightning_rlprof.report.terminal import duration
@@ -31,7 +31,7 @@ Browse = Callable[[str], Page]
 def tables_of(spans: Spans) -> dict[str, Table]:
     return {
         table.name: table
-        for table in (each(spans) for each in [each.run for each in CATALOG if each.summary])
+        for table in (each(spans) for each in [each.run for each in CATALOG if each.report])
     }
 
 
@@ -65,47 +65,40 @@ def poked(source: str, script: str) -> str:
     return source.replace("</body>", f"<script>{script}</script></body>")
 
 
-def test_both_charts_are_drawn_without_error(tmp_path: Path, browse: Browse) -> None:
+def test_the_charts_are_drawn_without_error(tmp_path: Path, browse: Browse) -> None:
     spans = grpo_run(tmp_path / "run", steps=6, ranks=3)
     page = browse(source_of(spans))
     assert "data-error" not in page.body
-    assert page.body["data-drawn"] == "shares timeline"
+    assert page.body["data-drawn"] == "rate steps timeline heat"
     drawn = [a for a in page.find("rect") if "data-span" in a]
     assert len(drawn) == 3 * 5  # of the median step: four stages and a region on each rank
     assert all(float(a["width"]) > 0.5 and float(a["height"]) > 8 for a in drawn)
     assert len([a for a in page.find("rect") if "data-gap" in a]) == 3 * 5
-    bars = [a["d"].count("M") for a in page.find("path") if a.get("fill")]
+    bars = [a["d"].count("M") for a in page.find("path", _class="part")]
     assert bars == [6] * 5  # four stages and untraced in every step
-    assert len(page.find("option")) == 6
+    assert len(page.find("option")) == 6 + 3  # steps of the timeline, values of the heat map
     for stage in stages(spans).column("stage"):
         assert str(stage) in page.text()
 
 
-def test_the_tables_of_the_page_are_those_of_the_analyses(tmp_path: Path) -> None:
+def test_the_page_answers_first_and_proves_below(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path / "run", steps=6, ranks=2)
     page = Page(source_of(spans))
-    cells = [text for tag, text in page.texts if tag == "bdi"]
-    table = stages(spans)
-    lists = [text for text in cells if text in table.column("stage")]
-    assert lists[0] == "untraced", "a label of the ledger, which leads"
-    assert lists[1 : len(table.rows) + 1] == table.column("stage")
-    for total in table.column("total"):
-        assert duration(int(total or 0)).rpartition(" ")[0] in cells
     assert titles_of(page.source) == [
-        "How far this can be trusted",
-        "What to act on",
-        "Where the GPU-seconds went",
-        "Stragglers",
-        "Where the steps' time went",
-        "Stages over the steps",
-        "Inside a step",
-        "Slowest rank per stage",
-        "Stages by rank",
-        "Untraced time",
-        "Regions",
+        "Steps",
+        "Stages",
         "Ranks",
-        "The run",
+        "Time ledger",
+        "Findings",
+        "Data quality",
+        "Configuration",
+        "Environment",
+        "More tables",
     ]
+    cells = [text for tag, text in page.texts if tag == "bdi"]
+    assert {str(stage) for stage in stages(spans).column("stage")} <= set(cells)
+    for total in ledger(spans).column("total"):
+        assert duration(int(total or 0)).rpartition(" ")[0] in cells
     assert {a["scope"] for a in page.find("th")} == {"col", "row"}
 
 
@@ -122,8 +115,7 @@ say("chosen", id("chosen").textContent);
 const bar = document.querySelector('[data-span="0"]');
 move(bar, "pointermove", bar.getBoundingClientRect().left + 1);
 say("tip", tip());
-const label = id("shares").querySelector("svg");
-say("shares", label.getAttribute("aria-label"));
+const label = id("step-bars");
 move(label, "pointermove", label.getBoundingClientRect().right - 20);
 say("bar", tip());
 say("before", bars());
@@ -132,10 +124,9 @@ for (let i = 0; i < 9; i++) id("closer").click();
 say("zoomed", bars());
 id("fit").click();
 say("fitted", bars());
-label.dispatchEvent(new MouseEvent("click", { bubbles: true, clientX: 1e3 }));
+label.dispatchEvent(new KeyboardEvent("keydown", { key: "End" }));
 say("opened", id("chosen").textContent);
 id("timeline-table").open = true;
-id("shares-table").open = true;
 """
 
 
@@ -147,7 +138,6 @@ def test_a_page_can_be_used_by_mouse_and_keyboard(tmp_path: Path, browse: Browse
     assert body["data-chosen"].startswith("Step 1 · ")
     assert body["data-tip"].startswith(("actor_generate", "training_step"))
     assert body["data-bar"].startswith("Step 4: ")
-    assert "actor_generate 6" in body["data-shares"]
     assert int(body["data-zoomed"]) < int(body["data-before"]) == int(body["data-fitted"]) == 5
     assert body["data-opened"].startswith("Step 4 · ")
     in_tables = [text for text in page.text().split() if text == "actor_update"]
@@ -176,7 +166,7 @@ def test_hostile_names_are_text_and_nothing_else(tmp_path: Path, browse: Browse)
         assert page.find("img") == []
         assert "data-evil" not in page.body
         assert "data-error" not in page.body
-        assert page.body["data-drawn"] == "shares timeline"
+        assert page.body["data-drawn"].startswith("rate steps timeline")
         assert EVIL in page.text()
     assert page.body["data-poked"] == "1"
 
@@ -215,7 +205,7 @@ def test_the_policy_forbids_every_request_and_every_other_script(
         page = browse(source.replace("</main>", f"{added}</main>"))
         assert asked == []
         assert "data-evil" not in page.body
-        assert page.body["data-drawn"] == "shares timeline"
+        assert page.body["data-drawn"].startswith("rate steps timeline")
         page = browse(poked(source.replace("</main>", f"{added}</main>"), ""))
         assert sorted(asked) == ["/c", "/f", "/i", "/s"]  # so the test can fail
         assert page.body["data-evil"] == "1"
@@ -225,7 +215,7 @@ def test_nothing_in_the_file_points_outside(tmp_path: Path) -> None:
     source = source_of(grpo_run(tmp_path / "run", steps=3, ranks=2))
     page = Page(source)
     links = {a[key] for _, a in page.elements for key in ("src", "href", "action") if key in a}
-    assert links == {"data:,"}
+    assert {link for link in links if not link.startswith("#")} == {"data:,"}
     assert re.findall(r"url\((?!#)|@import|https?://(?!www\.w3\.org/2000/svg)", source) == []
 
 
@@ -235,7 +225,9 @@ def test_a_run_without_steps_is_still_a_page(tmp_path: Path, browse: Browse) -> 
     assert page.body["data-drawn"] == ""
     assert "data-error" not in page.body
     text = page.text()
-    assert text.count("no complete step was recorded") == 1
+    assert "No complete step; 3 are needed to show where time goes." in text
+    assert "3 doubts" in text
+    assert "No answer yet" in text
     assert "of 2 ranks, these have no trace: 1" in text
     assert "its file is truncated" in text
 
@@ -259,23 +251,19 @@ def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
     own = Table("mine", (Column("what", "text"), Column("speed", "number", "MB/s")), [("a", 1.5)])
     empty = Table("none", (Column("what", "text"),))
     page = Page(render_report(spans, {"mine": own, "none": empty, **tables_of(spans)}, "x"))
-    assert titles_of(page.source)[-2:] == ["Mine", "The run"]
+    assert titles_of(page.source)[-1] == "More tables"
+    folds = [text for tag, text in page.texts if tag == "summary" and text.strip()]
+    assert folds[-2:] == ["Mine", "Tables without data"]
     assert "MB/s" in page.text()
 
 
 def test_a_page_needs_no_table(tmp_path: Path) -> None:
     spans = grpo_run(tmp_path / "run", steps=3, ranks=2)
-    steps, status = steps_table(spans), rank_status(spans)
-    assert titles_of(render_report(spans, {}, "x")) == ["Inside a step", "The run"]
-    assert titles_of(render_report(spans, {"steps": steps}, "x")) == [
-        "Stages over the steps",
-        "Inside a step",
-        "Stages by rank",
-        "The run",
+    source = render_report(spans, {}, "Nothing to see.")
+    assert titles_of(source) == [
+        *("Steps", "Stages", "Ranks", "Findings", "Data quality", "Configuration", "Environment")
     ]
-    both = render_report(spans, {"steps": steps, "rank_status": status}, "x")
-    assert titles_of(both)[-2:] == ["Ranks", "The run"]
-    assert "Outside steps, in no bar: 0 ns per rank." in Page(both).text()
+    assert "Nothing to see." in Page(source).text()
 
 
 def test_a_report_is_there_whole_or_not_at_all(

@@ -12,8 +12,6 @@ const timeline = (() => {
   let brush = null;
 
   const step = () => steps[at];
-  const number = () => (steps.length ? step().number : -1);
-  const has = (from, to) => steps.some((one) => one.number >= from && one.number <= to);
   const title = (one) => (one.number ? `step ${one.number}` : "outside steps");
   const x = (ns) => LEFT + (width - LEFT - RIGHT) * (ns - view[0]) / (view[1] - view[0]);
   const ns = (px) => view[0] + (view[1] - view[0]) * (px - LEFT) / (width - LEFT - RIGHT);
@@ -70,7 +68,7 @@ const timeline = (() => {
   function legend() {
     const here = new Set(step().spans.filter((span) => kinds[span[1]] === "stage").map((span) => names[span[0]]));
     if (step().bounds.length && step().hatched) here.add(data.untraced);
-    const known = data.shares.stages.filter((name) => here.has(name));
+    const known = data.steps.parts.map((part) => part.name).filter((name) => here.has(name));
     return [...known, ...[...here].filter((name) => !known.includes(name))];
   }
 
@@ -80,7 +78,7 @@ const timeline = (() => {
     const top = svg("svg", { width, height: 20, viewBox: `0 0 ${width} 20`, "aria-hidden": "true" });
     for (const value of values) {
       top.append(svg("text", { x: x(value), y: 14, "text-anchor": x(value) > width - 30 ? "end" : "middle" }, tickLabel(value, distance, unit)));
-      clip.append(svg("line", { class: "grid", x1: x(value), x2: x(value), y1: 0, y2: bottom }));
+      clip.append(svg("line", { class: "grid-line", x1: x(value), x2: x(value), y1: 0, y2: bottom }));
     }
     ruler.replaceChildren(top);
   }
@@ -208,7 +206,7 @@ const timeline = (() => {
   }
 
   // From the zero of the ruler above the lanes.
-  const begins = (rank, start, moved = shifts()) => duration(start - (moved.get(rank) || 0));
+  const begins = (rank, start) => duration(start - (shifts().get(rank) || 0));
 
   function hover(event) {
     const { span, gap } = event.target.dataset || {};
@@ -270,6 +268,15 @@ const timeline = (() => {
     });
   }
 
+  // What is drawn, times in ns: a table, and a file.
+  const rows = () => {
+    const moved = shifts();
+    return [["name", "kind", "rank", "thread", "begins after", "duration"], ...step().spans.map(([name, kind, lane, , from, length]) => {
+      const [rank, thread] = step().lanes[lane];
+      return [names[name], kinds[kind], rank, thread, from - (moved.get(rank) || 0), length];
+    })];
+  };
+
   const pan = (part) => look(view[0] + part * (view[1] - view[0]), view[1] + part * (view[1] - view[0]));
 
   function start() {
@@ -293,13 +300,10 @@ const timeline = (() => {
     });
     byId("timeline-table").addEventListener("toggle", (event) => {
       if (!event.target.open || event.target.querySelector(".scroll")) return;
-      const box = event.target.appendChild(element("div", undefined, "scroll wide"));
-      const heads = [["name"], ["kind"], ["rank", true], ["thread"], ["begins after", true], ["duration", true]];
-      const moved = shifts();
-      box.append(tableOf(heads, step().spans.map(([name, kind, lane, , from, length]) => {
-        const [rank, thread] = step().lanes[lane];
-        return [names[name], kinds[kind], String(rank), thread, begins(rank, from, moved), duration(length)];
-      })));
+      const box = event.target.appendChild(element("div", undefined, "scroll"));
+      box.tabIndex = 0;
+      const [heads, ...spans] = rows();
+      box.append(tableOf(heads.map((head, column) => [head, column === 2 || column > 3]), spans.map((row) => row.map((value, column) => (column > 3 ? duration(value) : String(value))))));
     });
     listen();
     width = host.clientWidth;
@@ -314,5 +318,5 @@ const timeline = (() => {
     if (found) open(Number(found[1]), Number(found[1]));
   }
 
-  return { start, draw, open, has, number, isEmpty: !steps.length };
+  return { start, draw, open, rows, isEmpty: !steps.length };
 })();

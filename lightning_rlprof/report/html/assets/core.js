@@ -1,4 +1,4 @@
-// What every chart of the page shares: data, drawing, units, tooltip, legend.
+// What every chart of the page shares: data, drawing, units, tooltip, legend, the selected steps.
 // Names in data come from traces and are hostile: they reach the page as text nodes only.
 addEventListener("error", (event) => { document.body.dataset.error = event.message; });
 const SVG = "http://www.w3.org/2000/svg";
@@ -35,7 +35,7 @@ function duration(ns) {
 }
 
 const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
-const percent = (part) => `${(100 * part).toFixed(1)} %`;
+const percent = (part) => `${(100 * part).toFixed(part >= 0.0995 ? 0 : 1)}%`;
 
 function cut(text, room) { // between characters: half an emoji is not valid text
   const whole = [...text];
@@ -75,8 +75,8 @@ function showTip(event, title, soft, rows) {
     for (const [key, ...values] of rows) {
       const row = body.insertRow();
       const head = row.insertCell();
-      if (key.chip) head.append(chip(key.chip));
-      head.append(key.chip || key);
+      if (key.part) head.append(partChip(key.part));
+      head.append(key.part ? key.part.name : key);
       for (const value of values) {
         const cell = row.insertCell();
         cell.className = "num";
@@ -143,3 +143,58 @@ function tableOf(heads, rows) {
   }
   return table;
 }
+
+// The only state of the page: a range of steps. It is in the address, so that a link is a finding.
+const selection = (() => {
+  const { first, last } = data.steps;
+  const bar = byId("selection");
+  let range = null; // columns, both included
+  const follow = [];
+  const text = () => (range[0] === range[1] && first[range[0]] === last[range[1]] ? `Step ${first[range[0]]}` : `Steps ${first[range[0]]}–${last[range[1]]}`);
+  function set(from, to) {
+    range = from === null ? null : [Math.max(0, Math.min(from, to)), Math.min(first.length - 1, Math.max(from, to))];
+    const address = range ? `#steps=${first[range[0]]}-${last[range[1]]}` : "#";
+    if (range || location.hash.startsWith("#steps=")) history.replaceState(null, "", address);
+    show();
+  }
+  function show() {
+    bar.hidden = range === null;
+    if (range) {
+      const clear = element("button", "Clear");
+      clear.type = "button";
+      clear.addEventListener("click", () => set(null));
+      bar.replaceChildren(element("span", `${text()} selected`), clear);
+    }
+    follow.forEach((draw) => draw());
+  }
+  function read() {
+    const found = /^#steps=(\d+)(?:-(\d+))?$/.exec(location.hash);
+    if (!found) return;
+    const low = Number(found[1]), high = Number(found[2] || found[1]);
+    const from = last.findIndex((number) => number >= low);
+    const to = first.findLastIndex((number) => number <= high);
+    if (from >= 0 && to >= from) { range = [from, to]; show(); }
+  }
+  addEventListener("hashchange", read);
+  return { set, read, follow, get range() { return range; }, text, has: (column) => range !== null && column >= range[0] && column <= range[1] };
+})();
+
+const us = (value) => duration(value * 1e3);
+const name = (column) => (data.steps.first[column] === data.steps.last[column] ? `Step ${data.steps.first[column]}` : `Steps ${data.steps.first[column]}–${data.steps.last[column]}`);
+const included = () => data.steps.first.map((_, column) => column).filter((column) => data.steps.included[column]);
+const quantile = (sorted, part) => {
+  const at = part * (sorted.length - 1), low = Math.floor(at);
+  return sorted[low] + (at - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]);
+};
+
+// Stages have their colour everywhere; waiting in a stage is the same, hatched.
+function partFill(part) {
+  if (part.kind === "untraced") return "url(#hatch)";
+  const fill = data.paints[part.stage] ? data.paints[part.stage][0] : "var(--region)";
+  return part.kind === "waiting" ? `color-mix(in srgb, ${fill} 42%, var(--card))` : fill;
+}
+const partChip = (part) => {
+  const node = element("i", "", `chip ${part.kind}`);
+  if (data.paints[part.stage]) node.style.setProperty("--fill", data.paints[part.stage][0]);
+  return node;
+};

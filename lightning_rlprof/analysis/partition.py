@@ -85,10 +85,15 @@ class RankTimes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The rows of a run's steps, by rank and start, and how they are divided."""
+    """The rows of a run's steps, by rank and start, and how they are divided.
+
+    ``outside`` has the stages outside of the steps of their thread, cut in the same way; its
+    ``step`` is -1.
+    """
 
     steps: Int64s
     divided: Segments
+    outside: Segments
     _cells: list[Cells] = field(default_factory=list)
 
     def cells(self, spans: Spans) -> Cells:
@@ -127,7 +132,7 @@ def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
     last = _LAST.get(spans)
     if last is None or last[0] != asked:
         steps = rows_on_ranks(spans, "step", ranks)
-        last = _LAST[spans] = asked, Partition(steps, _segments(spans, steps))
+        last = _LAST[spans] = asked, Partition(steps, *_segments(spans, steps))
     return last[1]
 
 
@@ -147,8 +152,11 @@ def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> In
     return rows[np.isin(spans.rank[rows], list(ranks))]
 
 
-def _segments(spans: Spans, steps: Int64s) -> Segments:
-    """Cut steps wherever a stage begins or ends, with any nesting or overlap of stages."""
+def _segments(spans: Spans, steps: Int64s) -> tuple[Segments, Segments]:
+    """Cut all wherever a stage begins or ends, with any nesting; return steps and what is beside.
+
+    What is beside the steps are stages only.
+    """
     stages = spans.rows(kind="stage")
     rows = np.append(steps, stages)
     times = np.append(spans.start_ns[rows], spans.end_ns[rows])
@@ -161,9 +169,17 @@ def _segments(spans: Spans, steps: Int64s) -> Segments:
     times, (first, last), count = times[new], place.reshape(2, -1), len(steps)
     step = paint(first[:count], last[:count], len(times) - 1)
     label = paint(first[count:], last[count:], len(times) - 1)
-    inside = np.flatnonzero(step >= 0)
-    label = np.append(stages, UNTRACED)[label[inside]]  # -1 for none reads the last item
-    return Segments(times[inside], times[inside + 1], step[inside], label)
+    stage = np.append(stages, UNTRACED)[label]  # -1 for none reads the last item
+    parts = (np.flatnonzero(step >= 0), np.flatnonzero((step < 0) & (label >= 0)))
+    divided, outside = (Segments(times[at], times[at + 1], step[at], stage[at]) for at in parts)
+    return divided, outside
+
+
+def exclusive_ns(spans: Spans, segments: Segments) -> Int64s:
+    """Sum the time of each stage's row in some segments; one entry per row of the run."""
+    sums = np.zeros(len(spans) + 1, dtype=np.int64)
+    np.add.at(sums, segments.stage, segments.end_ns - segments.start_ns)  # -1, untraced, is last
+    return sums[:-1]
 
 
 def paint(first: Int64s, last: Int64s, cells: int) -> Int64s:

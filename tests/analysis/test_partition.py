@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_rlprof.analysis.stages.partition import (
+from lightning_rlprof.analysis.partition import (
     containing_step,
     paint,
     partition,
@@ -67,7 +67,7 @@ def test_few_of_many_names_are_summed_without_room_for_all(
     steps = [Row("step", "step", n, n * 10, n * 10 + 10) for n in range(9)]
     spans = loaded([*steps, *(Row(f"s{n}", "stage", n, n * 10, n * 10 + 4) for n in range(9))])
     roomy = partition(spans).cells(spans)
-    monkeypatch.setattr("lightning_rlprof.analysis.stages.partition._SPARSE", 0)
+    monkeypatch.setattr("lightning_rlprof.analysis.partition._SPARSE", 0)
     narrow = partition(dataclasses.replace(spans)).cells(spans)
     for name in ("step", "name", "ns"):
         assert getattr(narrow, name).tolist() == getattr(roomy, name).tolist()

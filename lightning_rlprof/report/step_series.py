@@ -1,0 +1,266 @@
+"""What the charts of the HTML report draw: the parts, work and memory of every step and rank.
+
+A run of any size fits: many steps are drawn as columns of several, many ranks as the most telling.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lightning_rlprof.analysis.partition import UNTRACED as NO_STAGE
+from lightning_rlprof.analysis.partition import partition
+from lightning_rlprof.analysis.stages.stage_times import WAITING
+from lightning_rlprof.analysis.step_selection import STATES, counted, states
+from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.analysis.waiting import WaitingTimes, waiting_times
+from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
+from lightning_rlprof.tables.spans import Spans
+
+_MOST_PARTS = 14  # stages and waits of their own; the others are drawn as one
+_MOST_COLUMNS = 1_000  # of a chart over the steps: a screen has no more pixels
+_MOST_HEAT_RANKS = 256
+_HEAT_STAGES = 3
+_OCTAVE = 12  # shades of a heat map per doubling: neighbors differ by 6%
+
+_KEYS = (
+    *("first", "last", "state", "states", "included", "wall", "most", "parts", "tokens", "sizes"),
+    *("levels", "outliers"),
+)
+
+OTHERS, UNTRACED = "other stages", "untraced"
+LATE, WAITS = "arrives late by", "waits"
+
+_MEMORY = {
+    "device": ("device_allocated_bytes", "allocated on the device"),
+    "host": ("host_rss_bytes", "resident in the process of a rank"),
+    "child processes": ("children_rss_bytes", "resident in its child processes"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Time of one kind in each step: a stage, waiting in it, or untraced time.
+
+    Attributes:
+        name: What the reader sees.
+        stage: The stage it belongs to, which gives its color.
+        kind: ``stage``, ``waiting`` or ``untraced``.
+        ns: Mean over the ranks of each step.
+    """
+
+    name: str
+    stage: str
+    kind: str
+    ns: Float64s
+
+
+class StepSeries:
+    """A run by its steps, which `counted` divides into included ones and others.
+
+    Args:
+        spans: The run.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        self.spans, self.cut = spans, partition(spans)
+        rows = self.cut.steps
+        self.numbers, self._place, count = np.unique(
+            spans.step[rows], return_inverse=True, return_counts=True
+        )
+        self._count = count.astype(np.float64)
+        self.state = np.zeros(len(self.numbers), np.int64)
+        np.maximum.at(self.state, self._place, states(spans, rows))
+        choice = counted(spans, rows)
+        self.included = np.zeros(len(self.numbers), bool)
+        self.included[self._place[choice.mask]] = True
+        self.note = choice.note
+
+    @cached_property
+    def wall_ns(self) -> Float64s:
+        """Duration of each step, mean over its ranks."""
+        return self._mean(self.spans.duration_ns[self.cut.steps])
+
+    @cached_property
+    def _waits(self) -> WaitingTimes:
+        return waiting_times(self.spans, self.cut)
+
+    def _mean(self, ns: Int64s) -> Float64s:
+        found: Float64s = np.bincount(self._place, ns, len(self.numbers)) / self._count
+        return found
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """What steps consist of, most time first, untraced last; they add up to `wall_ns`."""
+        steps, width = len(self.numbers), len(self.spans.names) + 1
+        cells, waits = self.cut.cells(self.spans), self._waits
+        work = np.zeros((width, steps))
+        np.add.at(work, (cells.name, self._place[cells.step]), cells.ns)  # -1, untraced, is last
+        np.subtract.at(work, (waits.stage, self._place[waits.step]), waits.ns)
+        waited = np.zeros((width, steps))
+        np.add.at(waited, (waits.name, self._place[waits.step]), waits.ns)
+        found = [
+            Part(name.format(stage), stage, kind, times[code] / self._count)
+            for times, name, kind in ((work, "{}", "stage"), (waited, WAITING, "waiting"))
+            for code, stage in enumerate(self.spans.names)
+            if times[code].any()
+        ]
+        found.sort(key=lambda part: -float(part.ns[self.included].sum()))
+        if len(found) > _MOST_PARTS:
+            rest = np.sum([part.ns for part in found[_MOST_PARTS - 1 :]], axis=0)
+            found = [*found[: _MOST_PARTS - 1], Part(OTHERS, OTHERS, "stage", rest)]
+        return [*found, Part(UNTRACED, UNTRACED, "untraced", work[NO_STAGE] / self._count)]
+
+    @cached_property
+    def tokens(self) -> tuple[str, Float64s] | None:
+        """The stage whose tokens are the run's, and those of all ranks in each step."""
+        rows, amounts = self.spans.amounts("tokens")
+        names = self.spans.name[rows]
+        if not len(rows):
+            return None
+        by_name = np.bincount(names, amounts, len(self.spans.names))
+        generates = categories_of(self.spans.names) == Category.ROLLOUT
+        chosen = np.where(generates[: len(by_name)], by_name, 0)
+        code = int(np.argmax(chosen if chosen.any() else by_name))
+        place = np.searchsorted(self.numbers, self.spans.step[rows])
+        place = np.minimum(place, max(len(self.numbers) - 1, 0))
+        own = (names == code) & np.isin(self.spans.step[rows], self.numbers)
+        counted_tokens = np.bincount(place[own], amounts[own], len(self.numbers))
+        return self.spans.names[code], counted_tokens.astype(np.float64)
+
+    def data(self, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what the charts over the steps draw, as plain data for JSON.
+
+        Args:
+            changes: Rows of the analysis `changes`.
+        """
+        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
+        heads = np.arange(0, len(self.numbers), width)
+        last = np.append(heads[1:], len(self.numbers)) - 1 if len(heads) else heads
+        sizes = np.diff(np.append(heads, len(self.numbers)))
+
+        def mean(values: Float64s) -> list[int]:
+            sums = np.add.reduceat(values, heads) / sizes
+            return [round(ns / 1e3) for ns in sums.tolist()]
+
+        if not len(heads):
+            return {key: [] for key in _KEYS}
+        outliers = [row["step"] for row in changes if row["change"] == "outlier"]
+        return {
+            "first": self.numbers[heads].tolist(),
+            "last": self.numbers[last].tolist(),
+            "state": np.maximum.reduceat(self.state, heads).tolist(),
+            "states": STATES,
+            "included": np.logical_or.reduceat(self.included, heads).astype(int).tolist(),
+            "wall": mean(self.wall_ns),
+            "most": np.round(np.maximum.reduceat(self.wall_ns, heads) / 1e3).astype(int).tolist(),
+            "parts": [
+                {"name": part.name, "stage": part.stage, "kind": part.kind, "us": mean(part.ns)}
+                for part in self.parts
+            ],
+            "tokens": None if self.tokens is None
+            else np.add.reduceat(self.tokens[1], heads).astype(int).tolist(),
+            "sizes": sizes.tolist(),
+            "levels": [[row["step"], row["ratio"]] for row in changes if row["change"] == "level"],
+            "outliers": outliers,
+        }  # fmt: skip
+
+    def memory(self) -> list[dict[str, Any]]:
+        """Return for each kind of memory the lowest and the highest rank of each step, in bytes."""
+        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
+        heads = np.arange(0, len(self.numbers), width)
+        found = []
+        for name, (counter, title) in _MEMORY.items():
+            rows, values = self.spans.amounts(counter)
+            own = np.isin(self.spans.step[rows], self.numbers)
+            if not own.any():
+                continue
+            place = np.searchsorted(self.numbers, self.spans.step[rows[own]])
+            low, high = np.full(len(self.numbers), np.inf), np.full(len(self.numbers), -np.inf)
+            np.minimum.at(low, place, values[own])
+            np.maximum.at(high, place, values[own])
+            pair = (np.minimum.reduceat(low, heads), np.maximum.reduceat(high, heads))
+            lows, highs = ([int(v) if np.isfinite(v) else None for v in each] for each in pair)
+            found.append({"name": name, "title": title, "low": lows, "high": highs})
+        return found
+
+    @cached_property
+    def ranks(self) -> Int64s:
+        """Ranks with steps, ascending."""
+        return np.unique(self.spans.rank[self.cut.steps])
+
+    @cached_property
+    def by_rank(self) -> dict[str, Float64s]:
+        """Times by rank and step in ns, shape (ranks, steps), of a job of several ranks.
+
+        ``arrives late by`` and ``waits`` where ranks meet, and the work of the largest stages.
+        """
+        if len(self.ranks) < 2:
+            return {}
+        found: dict[str, Float64s] = {}
+        waits, cells = self._waits, self.cut.cells(self.spans)
+        waited = self._sum_by_rank(waits.step, waits.ns)
+        if waited.any():
+            found[LATE], found[WAITS] = np.max(waited, axis=0) - waited, waited
+        stages = [part for part in self.parts if part.kind == "stage" and part.stage != OTHERS]
+        for part in stages[:_HEAT_STAGES]:
+            code = self.spans.names.index(part.stage)
+            own, within = cells.name == code, waits.stage == code
+            found[part.name] = self._sum_by_rank(cells.step[own], cells.ns[own])
+            found[part.name] -= self._sum_by_rank(waits.step[within], waits.ns[within])
+        return found
+
+    def heat(self) -> dict[str, Any]:
+        """Return `by_rank` as shades, as plain data for JSON.
+
+        Values are bytes, base64: 0 is nothing, and n is ``2 ** ((n - 1) / 12) - 1`` µs.
+        """
+        if not self.by_rank:
+            return {"ranks": [], "values": []}
+        shown = _telling(self.ranks, next(iter(self.by_rank.values())))
+        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
+        heads = np.arange(0, len(self.numbers), width)
+        return {
+            "ranks": self.ranks[shown].tolist(),
+            "total": len(self.ranks),
+            "values": [
+                {"name": name, "bytes": _shades(np.maximum.reduceat(ns[shown], heads, axis=1))}
+                for name, ns in self.by_rank.items()
+            ],
+        }
+
+    def _sum_by_rank(self, step: Int64s, ns: Int64s) -> Float64s:
+        """Sum times by rank and step; shape (ranks, steps)."""
+        found = np.zeros((len(self.ranks), len(self.numbers)))
+        rank = np.searchsorted(self.ranks, self.spans.rank[self.cut.steps[step]])
+        np.add.at(found, (rank, self._place[step]), ns)
+        return found
+
+
+def _telling(ranks: Int64s, ns: Float64s) -> Int64s:
+    """Return the ranks to draw, ascending: of very many, spread over the order by their median."""
+    if len(ranks) <= _MOST_HEAT_RANKS:
+        return np.arange(len(ranks))
+    order = np.argsort(np.median(ns, axis=1), kind="stable")
+    spread = np.unique(np.linspace(0, len(ranks) - 1, _MOST_HEAT_RANKS).astype(int))
+    return np.sort(order[spread])
+
+
+def times_largest(ns: Float64s) -> Int64s:
+    """Return in how many steps each rank has the largest value; shape of ``ns``: (ranks, steps)."""
+    some = ns.max(axis=0) > 0
+    return np.bincount(np.argmax(ns[:, some], axis=0), minlength=len(ns))
+
+
+def _shades(ns: Float64s) -> str:
+    us = np.maximum(ns, 0.0) / 1e3
+    shade = np.where(us > 0, np.round(1 + _OCTAVE * np.log2(us + 1)), 0).clip(0, 255)
+    return base64.b64encode(shade.astype(np.uint8).tobytes()).decode()
+
+
+def mean_parts(series: StepSeries, some: Mask) -> list[tuple[Part, float]]:
+    """Return the mean time of each part in some steps, in the order of `StepSeries.parts`."""
+    return [(part, float(part.ns[some].mean())) for part in series.parts] if some.any() else []

@@ -1,0 +1,213 @@
+"""The HTML report in a real browser: what is on screen where, used by mouse and keys, for all."""
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.overview import headline
+from lightning_rlprof.report.html.page import write_report
+from lightning_rlprof.tables.spans import Spans
+from tests.builders.browser import Tab, find_browser
+from tests.builders.runs import grpo_run
+from tests.builders.scripted import Script, play
+
+AXE = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
+STEPS = 60
+
+
+def written(spans: Spans, folder: Path) -> Path:
+    tables = {each.name: each.run(spans) for each in CATALOG if each.report}
+    write_report(spans, tables, headline(spans), folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of four ranks: rank 2 is slow, and all wait for it in the update."""
+    spans = play(Script(ranks=4, steps=STEPS, slow={2: 0.4}), 3).spans
+    return written(spans, tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    browser = find_browser()
+    if browser is None:
+        pytest.skip("NO BROWSER: install chromium or set CHROMIUM; the report was not opened")
+    with Tab(browser, tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_desk(tab: Tab) -> None:
+    tab.resize(1280, 900)
+    tab.theme("light")
+    tab.problems.clear()
+
+
+def box(tab: Tab, selector: str) -> dict[str, float]:
+    found: dict[str, float] = tab.run(
+        f"(({{x, y, width, height, bottom}}) => ({{x, y, width, height, bottom}}))"
+        f"(document.querySelector({selector!r}).getBoundingClientRect())"
+    )
+    return found
+
+
+def texts(tab: Tab, selector: str) -> list[str]:
+    found = tab.run(f"[...document.querySelectorAll({selector!r})].map((node) => node.innerText)")
+    return [str(each).strip() for each in found]
+
+
+def test_the_first_screen_has_the_answers(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    assert tab.run("document.body.dataset.drawn") == "rate steps timeline heat whatif"
+    for answer in (".hero .big", "#rate svg", "#bar", ".first .title", ".first .price", ".badge"):
+        assert box(tab, answer)["bottom"] < 900, answer
+    assert box(tab, "#step-bars svg")["y"] < 700
+    assert texts(tab, ".first .title")[0].startswith("Rank 2 is a straggler")
+    assert texts(tab, ".badge")[0] == "✓ Complete and consistent"
+    assert tab.problems == []
+
+
+def test_the_bar_is_drawn_to_scale_and_waiting_has_a_part(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    whole = box(tab, "#bar")["width"]
+    drawn = tab.run(
+        "[...document.querySelectorAll('#bar i')].map((part) =>"
+        " [part.getBoundingClientRect().width, Number(part.style.getPropertyValue('--share'))])"
+    )
+    assert sum(share for _, share in drawn) == pytest.approx(1, abs=1e-3)
+    assert all(abs(width / whole - share) < 0.006 for width, share in drawn)
+    assert any(
+        name.startswith("waiting in actor_update") for name in texts(tab, ".part .legend li")
+    )
+
+
+def test_a_selection_is_followed_by_the_page_and_kept_in_its_address(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    assert texts(tab, "#table-stages .versus") == []
+    tab.run("document.getElementById('step-bars').focus()")
+    tab.press("Home")
+    for _ in range(4):
+        tab.press("ArrowRight", shift=True)
+    assert tab.run("location.hash") == "#steps=1-5"
+    assert texts(tab, "#selection span") == ["Steps 1–5 selected"]
+    assert texts(tab, "#table-stages .versus")[0] == "vs. other steps"
+    tab.press("Escape")
+    assert tab.run("location.hash") == ""
+    assert texts(tab, "#table-stages .versus") == []
+    bars = box(tab, "#step-bars")
+    tab.drag(bars["x"] + 200, bars["y"] + 60, bars["x"] + 400)
+    chosen = tab.run("location.hash")
+    assert re.fullmatch(r"#steps=\d+-\d+", chosen)
+    tab.open(page, "#steps=7-9")
+    assert texts(tab, "#selection span") == ["Steps 7–9 selected"]
+    assert tab.problems == []
+
+
+def test_selected_steps_are_summed_up_by_their_own_figures(tab: Tab, page: Path) -> None:
+    tab.open(page, f"#steps=1-{STEPS}")
+    whole = texts(tab, "#table-stages td.num")
+    assert set(texts(tab, "#table-stages td.versus")) == {"–"}, "there are no others"
+    tab.open(page)
+    unselected = texts(tab, "#table-stages td.num")
+    rows = len(texts(tab, "#table-stages tbody tr"))
+    whole = [each for each in whole if each != "–"]
+    assert len(whole) == len(unselected) == 4 * rows
+    for one, other in zip(map(str.split, whole), map(str.split, unselected), strict=True):
+        assert one[1] == other[1]
+        assert float(one[0]) == pytest.approx(float(other[0]), rel=0.01)  # of whole microseconds
+
+
+def test_tables_are_sorted_by_their_headings(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    tab.run("document.querySelector('#table-ranks th:nth-child(2) button').focus()")
+    tab.run("document.activeElement.click()")
+    assert tab.run("document.activeElement.closest('th').ariaSort") == "descending"
+    assert texts(tab, "#table-ranks tbody th")[0] == "2", "the latest rank"
+    tab.run("document.activeElement.click()")
+    assert tab.run("document.activeElement.closest('th').ariaSort") == "ascending"
+    assert texts(tab, "#table-ranks tbody th")[-1] == "2"
+
+
+def test_charts_and_tables_can_be_taken_along(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    tab.run(
+        "window.saved = []; URL.createObjectURL = (blob) => { saved.push(blob); return 'blob:x'; }"
+    )
+    tab.run("HTMLAnchorElement.prototype.click = function () { saved.push(this.download); }")
+    for button in range(tab.run("document.querySelectorAll('.save button').length")):
+        tab.run(f"document.querySelectorAll('.save button')[{button}].click()")
+    tab.run("document.querySelector('#stages .table-tools button:last-child').click()")
+    saved = tab.run(
+        "Promise.all(saved.map((each) => each instanceof Blob && each.type !== 'image/png'"
+        " ? each.text() : each))"
+    )
+    files = [each for each in saved if isinstance(each, str) and re.fullmatch(r"[\w-]+\.\w+", each)]
+    assert sorted(each for each in files if each.endswith(".csv")) == [
+        *("heat.csv", "rate.csv", "stages.csv", "steps.csv", "timeline.csv", "whatif.csv")
+    ]
+    assert sorted(each for each in files if each.endswith(".svg")) == [
+        *("rate.svg", "steps.svg", "timeline.svg", "whatif.svg")
+    ]
+    steps = next(each for each in saved if isinstance(each, str) and each.startswith("first step"))
+    assert len(steps.splitlines()) in (STEPS + 1, STEPS + 2)
+    assert tab.run("typeof copyText") == "undefined", "nothing of the page is global"
+
+
+@pytest.mark.parametrize("width", [1280, 820, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_everybody_can_read_it_on_every_screen(
+    width: int, theme: str, tab: Tab, page: Path
+) -> None:
+    tab.resize(width, 844)
+    tab.theme(theme)
+    tab.open(page)
+    tab.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+    tab.run(f"{AXE}; 1")
+    found = tab.run(
+        "axe.run().then((all) => all.violations.map((one) => [one.id, one.nodes[0].html]))"
+    )
+    assert found == []
+    assert tab.problems == []
+
+
+def test_each_link_has_its_section(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    targets = tab.run("[...document.querySelectorAll('nav a')].map((a) => a.hash)")
+    assert all(tab.run(f"document.querySelector({each!r}) !== null") for each in targets)
+    assert tab.run("document.querySelectorAll('details[open]').length") == 0
+    assert tab.run("document.documentElement.scrollHeight") < 5_000
+
+
+def test_a_run_without_accelerator_speaks_of_none(tab: Tab, tmp_path: Path) -> None:
+    path = written(grpo_run(tmp_path / "run", steps=30, ranks=2), tmp_path)
+    tab.open(path)
+    shown = tab.run("document.querySelector('#overview').innerText")
+    assert re.findall("GPU|CUDA|kernel", shown) == []
+
+
+def test_a_printed_report_is_short(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    pages = re.findall(rb"/Type\s*/Page\b(?!s)", tab.pdf())
+    assert 1 <= len(pages) <= 6
+
+
+def test_a_large_job_fits_into_two_megabytes_and_opens(tab: Tab, tmp_path: Path) -> None:
+    path = written(play(Script(ranks=64, steps=1_000, uneven=0.2), 1).spans, tmp_path)
+    assert path.stat().st_size < 2_000_000
+    tab.open(path)
+    drawing = tab.run("performance.timing.loadEventEnd - performance.timing.navigationStart")
+    selecting = tab.run(
+        "(() => { const from = performance.now(); location.hash = '#steps=10-400';"
+        " return new Promise((done) => setTimeout(() => done(performance.now() - from), 0)); })()"
+    )
+    assert tab.run("document.querySelectorAll('#table-stages .versus').length") > 1
+    # On the machine of the tests, not a promise: ten times what it takes.
+    assert drawing < 10_000
+    assert selecting < 5_000
+    assert tab.problems == []

@@ -1,0 +1,57 @@
+"""The dozen lines that a training prints when it ends."""
+
+from pathlib import Path
+
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.report.run_summary import run_summary
+from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
+from tests.builders.scripted import Script, play
+
+
+def test_a_slow_rank_is_named_with_its_price_and_what_to_try(tmp_path: Path) -> None:
+    lines = run_summary(play(Script(ranks=4, steps=40, slow={2: 0.4}), 3).spans)
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith("rlprof: 40 steps on 4 ranks, median ")
+    assert lines[0].endswith(" tokens/s")
+    assert any(line.startswith("  waiting in actor_update") for line in lines)
+    assert any(line.startswith("Fix first: Rank 2 is a straggler") for line in lines)
+    assert lines[-1].startswith("See it:    rlprof report ")
+
+
+def test_bars_are_drawn_to_the_largest_part_and_small_parts_are_one(tmp_path: Path) -> None:
+    rows = [Row("step", "step", n, 1000 * n, 1000 * n + 1000) for n in range(6)]
+    for n in range(6):
+        start = 1000 * n
+        for name, length in (("a", 480), ("b", 240), ("c", 120), ("d", 60), ("e", 30), ("f", 20)):
+            rows.append(Row(name, "stage", n, start, start + length))
+            start += length
+    bars = run_summary(loaded(rows))[1:6]
+    shown = [line.split()[0] for line in bars]
+    assert shown == ["a", "b", "c", "d", "3"]  # the rest: e, f and untraced
+    assert [line.count("█") for line in bars] == [24, 12, 6, 3, 5]
+    assert [line.split("%")[0].split()[-1] for line in bars] == ["48", "24", "12", "6.0", "10"]
+
+
+def test_with_few_steps_or_no_mark_it_says_what_is_needed(tmp_path: Path) -> None:
+    few = run_summary(grpo_run(tmp_path / "few", steps=2))
+    assert few[0] == "rlprof: 2 steps on 1 rank; 3 are needed to show where time goes"
+    assert len(few) == 3
+    bare = [row for row in grpo_rows(6) if row.kind == "step"]
+    lines = run_summary(loaded(bare))
+    assert lines[1] == '  No stage was marked. Mark one: with stage("actor_generate"): ...'
+
+
+def test_how_it_ended_and_what_is_missing_are_said(tmp_path: Path) -> None:
+    write_rank(tmp_path / "run", header(0, 2), grpo_rows(6), status="interrupted by ValueError")
+    lines = run_summary(load(tmp_path / "run"), ended="interrupted by ValueError")
+    assert lines[0].endswith("tokens/s, interrupted by ValueError")
+    assert any(line.startswith("Recording: ranks: 1 of 2 are missing: 1, in ") for line in lines)
+
+
+def test_names_of_files_steer_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "a \x1b[31m run"
+    write_rank(path, header(), grpo_rows(4))
+    lines = run_summary(load(path))
+    assert not any("\x1b" in line for line in lines)
+    assert "'" in lines[-1], "the path is quoted for a shell"
