@@ -110,8 +110,10 @@ def test_each_kernel_of_a_real_trace_finds_one_call(name: str) -> None:
         pytest.skip("no real traces in ../shared/data/kineto")
     run = Run.of(load(path))
     (query,) = [each for each in QUERIES if "join calls" in each]
-    launched = "select count(*) from kernels where launch_ns is not null"
-    assert len(run.sql(query).rows) == run.sql(launched).rows[0][0] > 0
+    copies = query.replace("kernels", "memcpy").replace("k.name", "k.kind")
+    for table, asked in (("kernels", query), ("memcpy", copies)):
+        launched = f"select count(*) from {table} where launch_ns is not null"
+        assert len(run.sql(asked).rows) == run.sql(launched).rows[0][0] > 0
 
 
 def test_describe_is_the_same_from_memory_and_from_a_cache(tmp_path: Path) -> None:
