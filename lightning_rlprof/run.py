@@ -20,11 +20,11 @@ from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
-from lightning_rlprof.analysis.overview import headline, overview
 from lightning_rlprof.analysis.stages.overviews import (
     background_stages,
     host_vs_device,
@@ -141,7 +141,7 @@ class Run(Spans):
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
         title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
-        tables = "".join(table._repr_html_() for table in overview(self))
+        tables = "".join(table._repr_html_() for table in lead_tables(self))
         return f"{title}{tables}<ul>{doubts}</ul>"
 
 
