@@ -20,11 +20,11 @@ from lightning_rlprof.analysis.efficiency.matmuls import matmuls
 from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
+from lightning_rlprof.analysis.headline import headline, lead_tables
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
-from lightning_rlprof.analysis.overview import headline, overview
 from lightning_rlprof.analysis.stages.overviews import (
     background_stages,
     host_vs_device,
@@ -123,12 +123,12 @@ class Run(Spans):
         return ask(self, query, self.table, Limits(memory_gb, timeout_s))
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the headline, the overview, and what is doubtful."""
+        """Return what a notebook shows: the headline, the first tables, and what is doubtful."""
         whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
         title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
-        tables = "".join(table._repr_html_() for table in overview(self))
+        tables = "".join(table._repr_html_() for table in lead_tables(self))
         return f"{title}{tables}<ul>{doubts}</ul>"
 
 

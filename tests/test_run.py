@@ -6,7 +6,7 @@ from pathlib import Path
 import lightning_rlprof
 from lightning_rlprof.analysis.catalog import ANALYSES
 from lightning_rlprof.analysis.comparison.compare import compare
-from lightning_rlprof.analysis.overview import headline
+from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.run import Run

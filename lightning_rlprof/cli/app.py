@@ -33,7 +33,8 @@ from lightning_rlprof.system.location import redact
 
 # Refusals of the machine: an error of one line wherever they happen, without a traceback.
 _REFUSED = ("EACCES", "EPERM", "EROFS", "ENAMETOOLONG", "ENOSPC", "EDQUOT")
-_BUG, _NO_READER = 70, 128 + 13  # EX_SOFTWARE, and what a shell says of SIGPIPE
+# EX_SOFTWARE, and what a shell says of SIGINT and SIGPIPE.
+_BUG, _INTERRUPTED, _NO_READER = 70, 128 + 2, 128 + 13
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # its module differs between versions of Typer
 
 
@@ -81,6 +82,8 @@ def _own_exits() -> Iterator[None]:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise typer.Exit(_NO_READER) from error
+    except KeyboardInterrupt as error:  # versions of Typer differ
+        raise typer.Exit(_INTERRUPTED) from error
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # rlprof without words prints its help
             raise
@@ -230,6 +233,8 @@ def main() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters outside its encoding are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     use_output()
     try:
         app(prog_name="rlprof")  # whatever name started this process

@@ -117,16 +117,18 @@ def _keys(data: Mapping[str, Any], config: "ProfilerConfig") -> dict[str, str]:
     from lightning_rlprof.config.sources import given_keys
 
     dumped, answers = config.masked(), {}
-    for key, ours in given_keys(data, type(config).model_fields).items():
-        found = [f"{each} = {_value(dumped, each)}" for each in ours if each != "wrap"]
-        if ours != ["wrap"]:
-            answers[f"key {key}"] = ", ".join(found) or "no effect: null, or of what is off"
+    given = given_keys(data, type(config).model_fields)
+    for key, ours in given.items():
+        if found := [f"{each} = {_value(dumped, each)}" for each in ours if each != "wrap"]:
+            answers[f"key {key}"] = ", ".join(found)
+    if idle := [key for key, ours in given.items() if not ours]:
+        answers["without effect"] = f"{', '.join(idle)} (null, or of what is off)"
     return answers
 
 
 def _value(dumped: Any, dotted: str) -> str:
     for part in dotted.split("."):
-        dumped = dumped[part]
+        dumped = dumped.get(part, dumped)  # a role of any name, in all roles
     return json.dumps(dumped)
 
 

@@ -75,7 +75,7 @@ def summary(
 ) -> None:
     """Show where the time of a step went."""
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.overview import headline, overview
+    from lightning_rlprof.analysis.headline import headline, lead_tables
     from lightning_rlprof.analysis.stages.stage_times import stages
 
     spans = open_run(run)
@@ -83,14 +83,14 @@ def summary(
     if console.is_json():
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
         names = {table.name for table in tables}
-        tables += [table for table in overview(spans) if table.name not in names]
+        tables += [table for table in lead_tables(spans) if table.name not in names]
         facts = about(spans) | {"headline": headline(spans)}
         console.put_json(facts | {"tables": [table.to_dict() for table in tables]})
         return
     if console.is_table():
         describe(spans)
     else:
-        console.print_tables(overview(spans))
+        console.print_tables(lead_tables(spans))
     console.print_tables(ranks)
     console.status("")
     print_warnings(spans)
@@ -107,15 +107,15 @@ def report(
     spans = open_run(run)
     path = console.destination(output, spans.path, "report.html", force=force)
     from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.overview import (
+    from lightning_rlprof.analysis.headline import (
         STAGE_TABLES,
         headline,
         is_device_trace,
-        overview,
+        lead_tables,
     )
     from lightning_rlprof.report.html.page import write_report
 
-    tables = {table.name: table for table in overview(spans)}
+    tables = {table.name: table for table in lead_tables(spans)}
     left_out = STAGE_TABLES if is_device_trace(spans) else tables.keys()
     analyses = [each.run for each in CATALOG if each.report and each.name not in left_out]
     with console.bar("Analyzing") as step:
@@ -204,7 +204,7 @@ def _export_tables(run: Path, suffix: str, output: Path | None, *, force: bool) 
 
 def describe(spans: "Spans") -> None:
     """Print the run in two lines, what to see of it first, and what to fix first."""
-    from lightning_rlprof.analysis.overview import headline, is_device_trace, overview
+    from lightning_rlprof.analysis.headline import headline, is_device_trace, lead_tables
     from lightning_rlprof.analysis.stages.overviews import host_vs_device
     from lightning_rlprof.analysis.step_selection import FEWEST
     from lightning_rlprof.report.run_summary import advice, run_line
@@ -214,7 +214,7 @@ def describe(spans: "Spans") -> None:
     devices = ", ".join(sorted({header.hardware for header in spans.headers.values()}))
     console.say(f"{spans.path} on {devices}", "bold")
     console.say(run_line(series))
-    console.print_tables(overview(spans))
+    console.print_tables(lead_tables(spans))
     if "device_ns" in spans.counters:
         console.print_tables([host_vs_device(spans)], limit=FEW)
     console.say("")

@@ -202,22 +202,24 @@ def given_keys(data: Mapping[str, Any], fields: Collection[str]) -> dict[str, li
     canonical(data, fields, origins)
     with resolving():
         data = resolvable(data, {*fields, *_LOOKED_AT} if _LOOKED_AT & {*data} else data)
-        keys = {
-            item.key: [o for o, key in origins.items() if key == item.key] for item in find(data)
-        }
+        keys: dict[str, list[str]] = {}
+        for item in find(data):
+            keys[item.key] = [own for own, key in origins.items() if key == item.key]
+            if not keys[item.key] and item.place is None and item.value is not None:
+                keys[item.key] = [own for own in origins if own == item.row.ours]  # of a role, too
         for home in (data.get(_WRAPPER) or {}, data):
             block = {key: plain(home[key]) for key in home if _name(key) in {*fields, _PLACE}}
-            keys |= {key: [key] for key in _dotted(block)}
+            keys |= {key: [key] for key in _dotted(_with_save_path(block))}
     return keys
 
 
-def _dotted(block: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """Return the dotted keys of a mapping's values; a rule of ``wrap`` is one value."""
+def _dotted(block: Mapping[str, Any]) -> Iterator[str]:
+    """Return the keys of a mapping and of the blocks in it, whose values are not looked into."""
     for key, value in block.items():
         if isinstance(value, Mapping) and value and key != "wrap":
-            yield from _dotted(value, f"{place}{_name(key)}.")
+            yield from (f"{_name(key)}.{_name(below)}" for below in value)
         else:
-            yield f"{place}{_name(key)}"
+            yield _name(key)
 
 
 def forget(origins: dict[str, str], over: Mapping[str, Any]) -> None:

@@ -260,9 +260,9 @@ class Capture:
         capturing = [recorder for recorder in self._all if _captures(recorder)]
         if not capturing:  # markers alone are asked for where there are none: spans serve
             return None if config.integrated.mstx else f"nothing was captured: {_NO_RECORDER}"
-        if reasons := [recorder.why_nothing for recorder in capturing if recorder.why_nothing]:
-            return f"nothing was captured: {reasons[0]}"
         if self._opened:
+            if reasons := [one.why_nothing for one in capturing if one.why_nothing]:
+                return f"nothing was captured: {reasons[0]}"
             return f"nothing was captured: all profilers failed: {_names(capturing)}"
         if all(recorder.always for recorder in capturing):
             return None

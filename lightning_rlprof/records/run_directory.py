@@ -143,6 +143,7 @@ class TraceWriter:
         # O_EXCL: two jobs that were given one directory must fail here, not mix their lines. Names
         # and notes are the training's and may be secret, so that only its user reads them.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._place = self.path.absolute()  # the training may change its directory
         self._torn = False
         self._size = 0
         self._encode = msgspec.json.Encoder().encode_lines
@@ -164,21 +165,20 @@ class TraceWriter:
         if found.st_size < self._size:
             self._torn, self._size = found.st_size > 0, found.st_size
             self._write_header()
-            return "was truncated: what it contained before is lost"
+            return "was truncated: what was cut off is lost"
         if found.st_nlink == 0:
             return "was deleted: what this rank records is lost"
-        try:
-            is_there = os.path.samestat(found, os.stat(self.path))
-        except OSError:
-            is_there = False
-        return "" if is_there else "was moved: this rank still writes to it"
+        with suppress(OSError):  # other than that it is not there
+            if not self._place.exists():
+                return "was moved: this rank still writes to it"
+        return ""
 
     def write_reserved(self, lines: Sequence[Any]) -> None:
         """Write a few lines into bytes that the file has already, once. Raises OSError."""
         data = b"\n" + self._encode(lines).rstrip(b"\n")
         if len(data) > _RESERVE:
             raise OSError(errno.EFBIG, f"{len(data)} bytes for {_RESERVE}")
-        file = os.open(self.path, os.O_WRONLY)  # another one: this one only appends
+        file = os.open(self._place, os.O_WRONLY)  # another one: this one only appends
         try:
             if os.path.samestat(os.fstat(file), os.fstat(self._file)):
                 os.pwrite(file, data, self._reserved_at)

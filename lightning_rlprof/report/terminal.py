@@ -99,7 +99,7 @@ def shortened(text: str, longest: int) -> str:
     Example::
 
         >>> shortened("void at::native::elementwise_kernel<128, 4, AddFunctor>", 24)
-        'void at::n...AddFunctor>'
+        'void at::na...ddFunctor>'
     """
     if len(text) <= longest:
         return text

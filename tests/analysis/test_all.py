@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.comparison.compare import compare
-from lightning_rlprof.analysis.overview import headline
+from lightning_rlprof.analysis.headline import headline
 from tests.builders.oracle import runs
 from tests.builders.runs import Row, grpo_rows, grpo_run, loaded
 from tests.effort import examples

@@ -246,6 +246,14 @@ def test_a_reader_that_ends_early_is_no_failed_check(rows: int, tmp_path: Path) 
     assert process.returncode == 141
 
 
+@pytest.mark.parametrize("words", ["help", "summary RUN", "summary RUN --json"])
+def test_without_a_standard_output_a_command_is_done(words: str, tmp_path: Path) -> None:
+    grpo_run(tmp_path)
+    line = f"{sys.executable} -m lightning_rlprof {words.replace('RUN', str(tmp_path))} >&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_ctrl_c_is_an_exit_code_of_its_own() -> None:
     code = """
 import sys

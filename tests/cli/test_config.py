@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -79,11 +80,12 @@ def test_each_key_of_verls_nsight_guide_is_shown_with_what_it_means(answers: Ask
     assert found["role actor"] == "ranks 0, 1"
     assert json.loads(found["nsys of the worker in Ray"])["trace"] == "cuda,nvtx"
     assert json.loads(found["nsys of the controller in Ray"])["trace"] == "cuda,nvtx,cublas,ucx"
+    idle = "trainer.npu_profile.options.level (null, or of what is off)"
+    assert found["without effect"] == idle
     place = "key actor_rollout_ref.actor.profiler"
     assert {name: text for name, text in found.items() if name.startswith("key")} == {
         "key trainer.profile_steps": "steps = [1, 2]",
         "key trainer.device": 'tools = ["nsight"]',
-        "key trainer.npu_profile.options.level": "no effect: null, or of what is off",
         "key trainer.worker_nsight_options": found["key trainer.worker_nsight_options"],
         f"{place}.discrete": "roles.actor.discrete = true",
         f"{place}.all_ranks": "roles.actor.all_ranks = false",
@@ -197,3 +199,46 @@ def test_what_is_no_configuration_is_unreadable_input_not_a_failed_check(
     if text is not None:
         path.write_text(text)
     assert rlprof("config", "check", path)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("steps: 2-4", {"steps": "steps = [2, 3, 4]"}),
+        (
+            "nsight: {worker: {env-var: A=SECRET, sample: none}, report_timeout_s: 3}",
+            {"nsight.worker": "A", "nsight.report_timeout_s": "nsight.report_timeout_s = 3.0"},
+        ),
+        (
+            "on_finish: {command: [up.sh, --token, SECRET]}",
+            {"on_finish.command": 'on_finish.command = ["up.sh", "--token", "***"]'},
+        ),
+        (
+            "{roles: {a.b: {ranks: [1]}, my-role: {}}, steps: [1]}",
+            {"roles.a.b": '"a.b"', "roles.my_role": '"my-role"', "steps": "[1]"},
+        ),
+        ("profile_save_path: x", {"integrated.profile_save_path": "x"}),
+        ("{integrated: null, parallel: {}}", {"integrated": "{", "parallel": "{"}),
+        (
+            "profiler_config: {integrated: {profile-level: level1}, torch-profiler: "
+            "{schedule: {active: 2}}}",
+            {
+                "integrated.profile_level": '"level1"',
+                "torch_profiler.schedule": '"active": 2',
+            },
+        ),
+    ],
+)
+def test_every_key_is_shown_with_its_value_and_without_secrets(
+    answers: Ask, text: str, expected: dict[str, str]
+) -> None:
+    found = answers(text)
+    keys = {name: value for name, value in found.items() if name.startswith("key ")}
+    assert set(keys) == {f"key {name}" for name in expected}
+    assert [part for name, part in expected.items() if part not in keys[f"key {name}"]] == []
+    assert "SECRET" not in str(found)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=str)
+def test_every_example_is_explained(answers: Ask, path: Path) -> None:
+    assert answers(path.read_text())["captures"]

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -228,7 +229,7 @@ def test_steps_after_a_file_was_truncated_are_read(start, clock, caplog, size):
     os.truncate(path, size)
     run_steps(session, clock, range(30, 34))
     (said,) = [record.message for record in caplog.records]
-    assert said == f"{path} was truncated: what it contained before is lost"
+    assert said == f"{path} was truncated: what was cut off is lost"
     session.close()
     trace = read(session)
     assert [span.step for span in spans(session, "step")][-4:] == [30, 31, 32, 33]
@@ -236,6 +237,16 @@ def test_steps_after_a_file_was_truncated_are_read(start, clock, caplog, size):
     assert (trace.status, [note.text for note in trace.notes]) == ("finished", [said])
     assert read_header(path) == trace.header
     assert load(session.run).statuses == {0: "finished"}
+
+
+def test_a_training_that_changes_its_directory_moves_no_run(clock, caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    session = Session(ProfilerConfig(), Path("run"), make_header(), (), clock)
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    run_steps(session, clock, [1])
+    session.close()
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("part", ["file", "run"])

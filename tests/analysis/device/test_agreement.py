@@ -14,9 +14,9 @@ from lightning_rlprof.analysis.findings.finding import Finding, RunData
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, UNMATCHED
 from lightning_rlprof.analysis.findings.run_evidence import category_shares
+from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.accounts import compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.overview import headline
 from lightning_rlprof.analysis.time_categories import NO_CATEGORY, Category, category_of
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Spans

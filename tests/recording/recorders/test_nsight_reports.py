@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.nsys.report_files import fetch
 from lightning_rlprof.recording.recorders import nsight
 from lightning_rlprof.recording.recorders.registry import build_recorder
@@ -54,6 +55,22 @@ def test_without_nsys_the_run_says_that_nothing_was_captured_and_the_real_reason
     texts = [note.text for note in read(session).notes]
     assert not [text for text in texts if text.startswith("captured")]
     assert texts[-1] == ("nothing was captured: no Nsight Systems is attached to this process")
+
+
+def test_a_step_that_never_came_is_the_reason_with_and_without_nsys(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
+    config = ProfilerConfig.build({"trainer": {"profile_steps": [9], "device": "cuda"}})
+    nvtx = build_recorder("nvtx", config, make_header())
+    session = start([recorder_of(), nvtx], **config.model_dump())
+    session.begin_step(1)
+    with stage("actor_update"):
+        session.end_step()
+    session.close()
+    assert [note.text for note in read(session).notes] == [
+        "nothing was captured: steps to capture: [9]; last complete step: 1"
+    ]
 
 
 def test_under_nsys_the_run_keeps_which_range_is_which_capture_and_where_reports_go(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.ledger import ledger
-from lightning_rlprof.analysis.overview import headline
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, write_report

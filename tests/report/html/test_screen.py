@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rlprof.analysis.catalog import CATALOG
-from lightning_rlprof.analysis.overview import headline
+from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.report.html.page import write_report
 from lightning_rlprof.tables.spans import Spans
 from tests.builders.browser import Tab, find_browser

@@ -38,7 +38,7 @@ def is_device_trace(spans: Spans) -> bool:
     return not ours and not len(spans.rows(kind="stage")) and bool(device_work(spans).tables)
 
 
-def overview(spans: Spans) -> list[Table]:
+def lead_tables(spans: Spans) -> list[Table]:
     """Return the table of stages; of a device trace breakdown, largest kernels, and idle time."""
     if is_device_trace(spans):
         return [breakdown(spans), kernels(spans, top=_KERNELS), idle(spans)]
