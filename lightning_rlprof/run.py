@@ -36,10 +36,11 @@ from lightning_rlprof.analysis.stages.overviews import (
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
+from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run
-from lightning_rlprof.store.run_store import ask
+from lightning_rlprof.store.run_store import ask, described
 from lightning_rlprof.store.sql import Limits
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import CORE, Spans
 from lightning_rlprof.tables.table import Table
 
 
@@ -121,6 +122,18 @@ class Run(Spans):
                 the text is one line.
         """
         return ask(self, query, self.table, Limits(memory_gb, timeout_s))
+
+    def describe(self) -> Table:
+        """Return every column of the SQL tables that have data: its unit, and what it means.
+
+        Reads the tables of profilers, which then stay in memory.
+        """
+        own = [self.table(name) for name in CORE]
+        more = [self.try_table(name, []) for name in sorted(self.tables)]
+        tables = [*own, *(table for table in more if table is not None)]
+        return described(
+            {each.name: [column.name for column in sql_columns(each.columns)] for each in tables}
+        )
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the headline, the first tables, and what is doubtful."""
