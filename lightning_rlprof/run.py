@@ -136,7 +136,7 @@ class Run(Spans):
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the headline, the first tables, and what is doubtful."""
+        """Return what a notebook shows: the headline, the overview, and what is doubtful."""
         whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
