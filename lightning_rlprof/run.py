@@ -22,6 +22,7 @@ from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.headline import headline, lead_tables
 from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.lengths import lengths
 from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
@@ -69,6 +70,7 @@ class Run(Spans):
     idle = idle
     kernels = kernels
     launches = launches
+    lengths = lengths
     ledger = ledger
     links = links
     matmuls = matmuls

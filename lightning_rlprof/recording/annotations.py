@@ -263,14 +263,17 @@ def mark(name: str, /, **counters: Number) -> None:
         sink.mark(name)
 
 
-def count(**numbers: Number) -> None:
+def count(**numbers: Any) -> None:
     """Add numbers to the innermost open span of this thread or task; outside of spans do nothing.
+
+    A list or a tensor of several numbers is kept as a histogram, four bins per doubling.
 
     Example::
 
         >>> with stage("actor_generate"):
         ...     count(tokens=4096)
         ...     count(tokens=1024, samples=2)
+        ...     count(lengths=[900, 124])  # kept as a histogram
     """
     span = innermost()
     if span is not None:

@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.analysis.lengths import bin_counts, included_lengths, quantile_bin
 from lightning_rlprof.analysis.partition import UNTRACED as NO_STAGE
 from lightning_rlprof.analysis.partition import partition
 from lightning_rlprof.analysis.stages.stage_times import WAITING
 from lightning_rlprof.analysis.step_selection import STATES, counted, states
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.analysis.waiting import WaitingTimes, waiting_times
+from lightning_rlprof.records.histograms import bin_start
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Histogram, Spans
 
 _MOST_PARTS = 14  # stages and waits of their own; the others are drawn as one
 _MOST_COLUMNS = 1_000  # of a chart over the steps: a screen has no more pixels
@@ -186,6 +188,33 @@ class StepSeries:
             lows, highs = ([int(v) if np.isfinite(v) else None for v in each] for each in pair)
             found.append({"name": name, "title": title, "low": lows, "high": highs})
         return found
+
+    def lengths(self) -> dict[str, Any] | None:
+        """Return the histogram of the stage with most samples, and quantiles by step.
+
+        ``starts`` are the least values of the bins, ``counts`` those of included steps; ``p50`` and
+        ``p95`` of a step are bins, None without samples.
+        """
+        found = included_lengths(self.spans)
+        if not len(found.rows):
+            return None
+        names = self.spans.name[found.rows]
+        code = int(np.argmax(np.bincount(names, found.counts)))
+        found = Histogram(*(column[names == code] for column in found))
+        counts = bin_counts(found.bins, found.counts)
+        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
+        column = np.searchsorted(self.numbers, self.spans.step[found.rows]) // width
+        columns = -(-len(self.numbers) // width)
+        by_step = np.zeros((columns, len(counts)), np.int64)
+        inside = np.isin(self.spans.step[found.rows], self.numbers)
+        np.add.at(by_step, (column[inside], found.bins[inside]), found.counts[inside])
+        quantiles = {
+            name: [quantile_bin(each, part) if each.any() else None for each in by_step]
+            for name, part in (("p50", 0.5), ("p95", 0.95))
+        }
+        starts = [round(bin_start(each), 1) for each in range(len(counts) + 1)]
+        stage = self.spans.names[code]
+        return {"stage": stage, "starts": starts, "counts": counts.tolist(), **quantiles}
 
     @cached_property
     def ranks(self) -> Int64s:

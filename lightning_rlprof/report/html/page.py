@@ -40,6 +40,7 @@ _SCRIPTS = (
     "stages.js",
     "ranks.js",
     "memory.js",
+    "samples.js",
     "whatif.js",
     "tables.js",
     "boot.js",
@@ -94,7 +95,16 @@ _TITLES = {
     "memory": "Peak memory by stage and rank, from captures",
 }
 _FOLDED = ("gaps", "regions", "background_stages", "changes")
-_OWN = {"data_quality", "findings", "stages", "slowest_ranks", "steps", "whatif", "rank_status"}
+_OWN = {
+    "data_quality",
+    "findings",
+    "stages",
+    "slowest_ranks",
+    "steps",
+    "whatif",
+    "rank_status",
+    "lengths",
+}
 
 
 def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> str:
@@ -135,7 +145,7 @@ def write_report(spans: Spans, tables: Mapping[str, Table], headline: str, path:
 def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str, Any]:
     series, lanes = StepSeries(spans), timeline(spans)
     steps = series.data(_rows(tables, "changes"))
-    heat, memory = series.heat(), series.memory()
+    heat, memory, sizes = series.heat(), series.memory(), series.lengths()
     names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
     colors = paints((names | {part["stage"] for part in steps["parts"]}) - {UNTRACED})
     word, path = spans.device_word, shlex.quote(str(spans.path))
@@ -150,6 +160,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "timeline": lanes,
         "heat": heat,
         "memory": memory,
+        "lengths": sizes,
         "whatif": _whatif(tables.get("whatif")),
     }
     rows_of_stages = [_rows(tables, name) for name in ("slowest_ranks", "stages")]
@@ -184,6 +195,9 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "steps": steps,
         "heat": heat,
         "memory": memory,
+        "lengths": sizes,
+        "length_rows": _rows(tables, "lengths"),
+        "length_note": _note(tables.get("lengths")),
         "paints": colors,
         "memory_tables": [grids.pop(name) for name in ("memory",) if name in grids],
         "sections": _sections(grids),
