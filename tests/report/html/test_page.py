@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, write_report
 from lightning_rlprof.report.terminal import duration
@@ -275,6 +277,16 @@ def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
     folds = [text for tag, text in page.texts if tag == "summary" and text.strip()]
     assert folds[-2:] == ["Mine", "Tables without data"]
     assert "MB/s" in page.text()
+
+
+def test_an_accelerator_without_a_capture_is_told_how_to_make_one(tmp_path: Path) -> None:
+    write_rank(tmp_path / "gpu", header(device="cuda"), grpo_rows(4))
+    write_rank(tmp_path / "cpu", header(), grpo_rows(4))
+    gpu, cpu = (source_of(load(tmp_path / name)) for name in ("gpu", "cpu"))
+    assert "Device" in titles_of(gpu)
+    (code,) = re.findall(r"<code>(integrated: .*?)</code>", gpu)
+    ProfilerConfig.build(yaml.safe_load(code))
+    assert "Device" not in titles_of(cpu)
 
 
 def test_a_page_needs_no_table(tmp_path: Path) -> None:
