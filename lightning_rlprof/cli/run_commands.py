@@ -221,7 +221,7 @@ def describe(spans: "Spans") -> None:
     if is_device_trace(spans) or int(series.included.sum()) < FEWEST:
         console.say(headline(spans), "bold")
         return
-    first, *more = advice(replace(spans, tables={}), shlex.quote(str(spans.path)))
+    first, *more = advice(replace(spans, tables={}))
     console.say(first, "bold")
     for line in more:
         console.say(line)

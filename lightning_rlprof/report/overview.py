@@ -114,17 +114,12 @@ class Headline:
     anchor: str
 
 
-def headlines(findings: Sequence[dict[str, Any]], run: str) -> list[Headline]:
-    """Return the first findings, in their order: problems by cost, then ideas.
-
-    Args:
-        findings: Rows of the analysis.
-        run: How the commands call the run, as a shell takes it.
-    """
+def headlines(findings: Sequence[dict[str, Any]]) -> list[Headline]:
+    """Return the first of the rows of findings, in their order: problems by cost, then ideas."""
     return [
         Headline(
             str(row["finding"]),
-            str(row["try"]).replace("RUN", run),
+            str(row["try"]),
             "takes" if row["kind"] == "idea" else "costs",
             "" if row["share"] is None else _percent(float(row["share"])),
             "" if row["cost"] is None else duration(int(row["cost"])),

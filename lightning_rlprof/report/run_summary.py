@@ -35,7 +35,7 @@ def run_summary(spans: Spans, *, ended: str = "") -> list[str]:
     lines = [f"rlprof: {run_line(series)}{_comma(ended)}"]
     if int(series.included.sum()) >= FEWEST:
         lines += _bars(series)
-        lines += advice(spans, path)
+        lines += advice(spans)
     lines.append(f"Recording: {_quality(spans)}, in {path} ({_bytes(spans.path)})")
     lines.append(f"See it:    rlprof report {path} --open")
     return [plain(line) for line in lines]
@@ -96,14 +96,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
 
-def advice(spans: Spans, run: str) -> list[str]:
-    """Return the first finding with its price and what to try, and the next in a line.
-
-    Args:
-        spans: The run.
-        run: How the commands call the run, as a shell takes it.
-    """
-    first = headlines(rows_of(findings(spans)), run)
+def advice(spans: Spans) -> list[str]:
+    """Return the first finding with its price and what to try, and the next in a line."""
+    first = headlines(rows_of(findings(spans)))
     if not first:
         return ["No problem found."]
     top, lines = first[0], []

@@ -3,6 +3,7 @@
 `CHECKS` lists the functions that measure, and `rules` the rules that they report.
 """
 
+import shlex
 from collections.abc import Callable
 
 from lightning_rlprof.analysis.findings.device_evidence import (
@@ -68,6 +69,8 @@ def findings(spans: Spans) -> Table:
     if the whole interval is above its threshold, and passes if all of it is below. Otherwise the
     note lists it as not checked, after a sentence with their number.
 
+    Commands in the texts have the path of the run, as a shell takes it.
+
     ``kind`` is ``problem``, time that was lost, or ``idea``, time that might be saved. ``query`` is
     the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
     the place of its first event, in the report's timeline and in an exported trace.
@@ -82,7 +85,8 @@ def findings(spans: Spans) -> Table:
         return Table("findings", _COLUMNS, abstained="no complete step was recorded")
     found, explained = _without_effects([each for each in results if isinstance(each, Finding)])
     found.sort(key=lambda each: (each.rule.idea, -(each.cost or 0)))
-    rows = [_row(each, run.accounts.total_ns) for each in found]
+    path = shlex.quote(str(spans.path))
+    rows = [_row(each, run.accounts.total_ns, path) for each in found]
     not_checked: dict[str, list[str]] = {}
     for each in results:
         if isinstance(each, NotChecked):
@@ -108,12 +112,14 @@ def _without_effects(found: list[Finding]) -> tuple[list[Finding], list[str]]:
     return kept, [f"{_EXPLAINED}."] * (len(kept) < len(found))
 
 
-def _row(found: Finding, total_ns: int) -> tuple[Cell, ...]:
+def _row(found: Finding, total_ns: int, path: str) -> tuple[Cell, ...]:
     rule = found.rule
+    texts = (rule.suggestion, rule.ruled_out_if, rule.command)
+    suggestion, ruled_out_if, command = (text.replace("RUN", path) for text in texts)
     share = None if found.cost is None or not total_ns else found.cost / total_ns
     return (
         *(found.title, share, found.cost, found.low, found.high, found.confidence),
         "idea" if rule.idea else "problem",
-        *(rule.suggestion, rule.ruled_out_if, found.evidence, rule.command, found.query),
+        *(suggestion, ruled_out_if, found.evidence, command, found.query),
         *(found.place or (None,) * 4),
     )
