@@ -104,10 +104,13 @@ def advice(spans: Spans) -> list[str]:
     top, lines = first[0], []
     label = "Improve first" if top.word == "takes" else "Fix first"
     lines.append(f"{label}: {top.title}{_price(top)}")
-    lines.append(f"  {top.act}")
+    act = f"  {top.act}"
     if len(first) > 1:
         lines.append(f"Then: {first[1].title}{_price(first[1])}")
-    return [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
+    lines = [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
+    # Of a long one the first sentence, whole: it may have a command.
+    lines.insert(1, act if len(act) <= _LINE else act.partition(". ")[0])
+    return lines
 
 
 def _price(one: Headline) -> str:
