@@ -333,6 +333,7 @@ class Session:
         annotations.listen(None)
         if _Process.session is self:
             _Process.session = None
+        self.child_marks.remark()
         self._buffer.discard()
         self._close_host()
         with suppress(OSError):  # files of other ranks, or of captures
@@ -380,4 +381,4 @@ def _leave_to_parent() -> None:
     annotations.listen(None)
     if session is not None:
         session.leave()
-        annotations.tell_first(session.child_marks.tell)
+        annotations.tell_first(session.child_marks.path, "forked child process")
