@@ -86,10 +86,10 @@ def _rate(series: StepSeries) -> str:
     if series.tokens is None:
         return "Step time, mean of ranks"
     stage, tokens = series.tokens
-    some = series.included & (series.wall_ns > 0)
+    some = series.included & (series.training_ns > 0)
     if not some.any():
         return f"Tokens per second, all ranks ({stage})"
-    rate = float(np.median(tokens[some] / series.wall_ns[some]) * 1e9)
+    rate = float(np.median(tokens[some] / series.training_ns[some]) * 1e9)
     return f"Tokens per second, all ranks ({stage}): median {figure(rate)}"
 
 

@@ -51,7 +51,7 @@ def run_line(series: StepSeries) -> str:
     wall = series.wall_ns[some]
     text += f", median {duration(int(np.median(wall)))}, mean {duration(int(wall.mean()))}"
     if series.tokens is not None:
-        rate = float(series.tokens[1][some].sum() / wall.sum() * 1e9)
+        rate = float(series.tokens[1][some].sum() / series.training_ns[some].sum() * 1e9)
         text += f", {figure(rate)} tokens/s"
     return text
 

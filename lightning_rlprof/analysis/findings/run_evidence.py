@@ -289,6 +289,7 @@ def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
     rows, flops = spans.amounts("flops")
     trains = np.array([kind_of(name) == "training" for name in spans.names], dtype=bool)
     keep = trains[spans.name[rows]] & (flops > 0) & (spans.duration_ns[rows] > 0)
+    keep &= spans.kind[rows] == KINDS.index("stage")  # in validations they are regions
     steps = spans.rows(kind="step")
     complete = np.unique(spans.step[steps[states(spans, steps) == 0]])
     keep &= np.isin(spans.step[rows], complete)
