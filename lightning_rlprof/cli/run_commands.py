@@ -223,7 +223,7 @@ def describe(spans: "Spans") -> None:
         console.say(headline(spans), "bold")
     if few:
         return
-    first, *more = advice(spans, shlex.quote(str(spans.path)), tables=bare)
+    first, *more = advice(spans, tables=bare)
     console.say(first, "bold")
     for line in more:
         console.say(line)

@@ -19,6 +19,7 @@ from lightning_rlprof.analysis.step_selection import STATES, counted, states
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.analysis.waiting import WaitingTimes, waiting_times
 from lightning_rlprof.records.histograms import bin_start
+from lightning_rlprof.records.records import KINDS, VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
 from lightning_rlprof.tables.spans import Histogram, Spans
 
@@ -30,7 +31,7 @@ _OCTAVE = 12  # shades of a heat map per doubling: neighbors differ by 6%
 
 _KEYS = (
     *("first", "last", "state", "states", "included", "wall", "most", "parts", "tokens", "sizes"),
-    *("levels", "outliers"),
+    *("trained", "levels", "outliers"),
 )
 
 OTHERS, UNTRACED = "other stages", "untraced"
@@ -117,9 +118,24 @@ class StepSeries:
         return [*found, Part(UNTRACED, UNTRACED, "untraced", work[NO_STAGE] / self._count)]
 
     @cached_property
+    def training_ns(self) -> Float64s:
+        """Duration of each step without the validation in it, mean over its ranks."""
+        cells = self.cut.cells(self.spans)
+        codes = [code for code, name in enumerate(self.spans.names) if name in VALIDATIONS]
+        own = np.isin(cells.name, codes)
+        spent = np.bincount(self._place[cells.step[own]], cells.ns[own], len(self.numbers))
+        found: Float64s = self.wall_ns - spent / self._count
+        return found
+
+    @cached_property
     def tokens(self) -> tuple[str, Float64s] | None:
-        """The stage whose tokens are the run's, and those of all ranks in each step."""
+        """The stage whose tokens are the run's, and those of all ranks in each step.
+
+        Those in validations do not count: they are of regions.
+        """
         rows, amounts = self.spans.amounts("tokens")
+        stages = self.spans.kind[rows] == KINDS.index("stage")
+        rows, amounts = rows[stages], amounts[stages]
         names = self.spans.name[rows]
         if not len(rows):
             return None
@@ -158,6 +174,7 @@ class StepSeries:
             "states": STATES,
             "included": np.logical_or.reduceat(self.included, heads).astype(int).tolist(),
             "wall": mean(self.wall_ns),
+            "trained": mean(self.training_ns),
             "most": np.round(np.maximum.reduceat(self.wall_ns, heads) / 1e3).astype(int).tolist(),
             "parts": [
                 {"name": part.name, "stage": part.stage, "kind": part.kind, "us": mean(part.ns)}

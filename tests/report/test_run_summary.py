@@ -49,12 +49,12 @@ def test_captures_that_were_not_read_are_not_called_free_of_problems() -> None:
     rows += [row._replace(name="actor_update", kind="stage") for row in rows]
     spans = loaded(rows)
     captured = replace(spans, tables={"kernels": lambda: Table("kernels", ())})
-    assert advice(spans, "RUN") == ["No problem found."]
-    assert advice(captured, "RUN") == [
+    assert advice(spans) == ["No problem found."]
+    assert advice(captured) == [
         "No problem found outside captures. For these: rlprof findings RUN"
     ]
     assert "No problem found outside captures." in "".join(run_summary(captured))
-    assert advice(captured, "RUN", tables=True) == ["No problem found."]
+    assert advice(captured, tables=True) == ["No problem found."]
 
 
 def test_how_it_ended_and_what_is_missing_are_said(tmp_path: Path) -> None:
@@ -70,3 +70,16 @@ def test_names_of_files_steer_no_terminal(tmp_path: Path) -> None:
     lines = run_summary(load(path))
     assert not any("\x1b" in line for line in lines)
     assert "'" in lines[-1], "the path is quoted for a shell"
+
+
+def test_a_command_to_try_is_whole_however_long_the_path(tmp_path: Path) -> None:
+    run, second = tmp_path / ("long" * 20), 10**9
+    counters = [{"host_rss_bytes": step << 24} for step in range(31)]
+    rows = [
+        Row("step", "step", step, step * second, (step + 1) * second, counters=counters[step])
+        for step in range(1, 31)
+    ]
+    write_rank(run, header(), rows)
+    lines = run_summary(load(run))
+    at = lines.index("Fix first: Memory grows every step: host on rank 0")
+    assert lines[at + 1] == f"  Find the stage with rlprof show {run} memory_timeline"

@@ -24,6 +24,8 @@ class StageMetrics(Callback):
     - ``rlprof/<stage>_share``: share of the step.
     - ``rlprof/<stage>_tokens_per_s``: for stages that count ``tokens``, over the spans that do.
 
+    Validations are left out of all of these.
+
     ``rlprof/peak_memory_gb`` is the step's highest allocated device memory (its peak is reset each
     step). Without an accelerator it is the resident memory of the process.
 
