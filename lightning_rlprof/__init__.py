@@ -80,10 +80,21 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home on first use."""
+    """Import a public name from its home on first use.
+
+    Raises:
+        ImportError: PyTorch or Lightning is missing or too old; the text says how to install them.
+    """
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    try:
+        home = import_module(f"{__name__}.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        text = f'{name} needs PyTorch. Run: pip install "lightning-rlprof[lightning]"'
+        raise ImportError(text) from None
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

@@ -38,6 +38,75 @@ def test_marking_stages_imports_neither_torch_nor_lightning():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+# Before other code: as if packages were not installed.
+WITHOUT = """
+import sys
+class Finder:
+    def __init__(self, real):
+        self.find_spec = lambda name, *more: (
+            None if name.partition(".")[0] in {names} else real.find_spec(name, *more)
+        )
+sys.meta_path = [Finder(each) for each in sys.meta_path if hasattr(each, "find_spec")]
+"""
+COMMAND = 'pip install "lightning-rlprof[lightning]"'
+
+
+def last_line(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
+    )
+    return (done.stderr or done.stdout).splitlines()[-1].strip()
+
+
+@pytest.mark.parametrize("name", ["ProfilerCallback", "start_session", "log_memory"])
+def test_without_torch_the_names_that_record_say_what_to_install(name):
+    code = WITHOUT.format(names={"torch"}) + f"from lightning_rlprof import {name}"
+    assert last_line(code) == f"ImportError: {name} needs PyTorch. Run: {COMMAND}"
+
+
+def test_without_lightning_the_callback_says_what_to_install():
+    absent = WITHOUT.format(names={"pytorch_lightning", "lightning"})
+    code = absent + "from lightning_rlprof import ProfilerCallback"
+    expected = f"recording needs Lightning 2.4 or newer, found none. Run: {COMMAND}"
+    assert last_line(code) == f"ImportError: {expected}"
+
+
+def test_an_old_lightning_is_refused_but_ends_no_training():
+    old = (
+        "import pytorch_lightning as a, lightning.pytorch as b, os\n"
+        "a.__version__ = '2.3.3'; b.__version__ = '2.2.0'\n"
+    )
+    refused = last_line(old + "from lightning_rlprof import ProfilerCallback")
+    assert "2.4 or newer, found pytorch_lightning 2.3 and lightning.pytorch 2.2" in refused
+    assert refused.endswith(COMMAND)
+    code = (
+        f"{old}os.environ['RLPROF'] = '1'\n"
+        "from lightning_rlprof.integrations.lightning.autoload import callbacks\n"
+        "import logging; logging.disable(); print(callbacks())"
+    )
+    assert last_line(code) == "[]"
+
+
+def test_an_old_torch_is_refused():
+    code = (
+        "import torch; torch.__version__ = '2.5.1+cu124'\nfrom lightning_rlprof import log_memory"
+    )
+    expected = f"recording needs PyTorch 2.6 or newer, found 2.5.1+cu124. Run: {COMMAND}"
+    assert last_line(code) == f"ImportError: {expected}"
+
+
+def test_without_torch_the_demo_says_what_to_install():
+    run = "sys.argv = ['rlprof', 'demo']; from lightning_rlprof.cli.app import main; main()"
+    hint = last_line(WITHOUT.format(names={"torch"}) + run)
+    assert hint == 'hint: pip install "lightning-rlprof[demo]"'
+
+
+def test_the_base_package_brings_no_training_framework():
+    asked = (TOP / "pyproject.toml").read_text()
+    base = asked[asked.index("\ndependencies = [") : asked.index("\n[project.optional-dep")]
+    assert not re.search(r'"(torch|[\w-]*lightning)', base)
+
+
 def test_the_lowest_versions_that_are_allowed_are_tested():
     asked = (TOP / "pyproject.toml").read_text()
     asked = asked[asked.index("\ndependencies = [") : asked.index("\ndocs = [")]

@@ -8,14 +8,13 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from lightning_rlprof.cli import (
     analysis_commands,
@@ -30,12 +29,47 @@ from lightning_rlprof.cli.demo.command import demo
 from lightning_rlprof.cli.doctor.command import doctor
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import redact
+from lightning_rlprof.system.version import VERSION
 
 # Refusals of the machine: an error of one line wherever they happen, without a traceback.
 _REFUSED = ("EACCES", "EPERM", "EROFS", "ENAMETOOLONG", "ENOSPC", "EDQUOT")
 # EX_SOFTWARE, and what a shell says of SIGINT and SIGPIPE.
 _BUG, _INTERRUPTED, _NO_READER = 70, 128 + 2, 128 + 13
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # its module differs between versions of Typer
+
+
+def _panel(part: Any, default: str) -> str:
+    """Return the help panel of an option or a verb."""
+    panel = getattr(part, "rich_help_panel", None)
+    return panel if isinstance(panel, str) else default
+
+
+def _write_sections(formatter: Any, rows: Iterable[tuple[str, tuple[str, str]]]) -> None:
+    """Write rows of help below the headings of their panels."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for panel, row in rows:
+        panels.setdefault(panel, []).append(row)
+    for panel, found in panels.items():
+        with formatter.section(panel):
+            formatter.write_dl(found)
+
+
+def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write the arguments of a command, and its options by panel."""
+    rows = []
+    for param in command.get_params(ctx):
+        default = "Arguments" if param.param_type_name == "argument" else "Options"
+        if record := param.get_help_record(ctx):
+            rows.append((_panel(param, default), record))
+    _write_sections(formatter, rows)
+
+
+class _Verb(TyperCommand):
+    """A command whose help is plain text in sections: Rich's boxes would take 90 ms to import."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options."""
+        _write_options(self, ctx, formatter)
 
 
 class _Verbs(TyperGroup):
@@ -60,9 +94,32 @@ class _Verbs(TyperGroup):
         return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words before the verb."""
-        with _own_exits():
-            return super().parse_args(ctx, args)
+        """Read the words before the verb; print the help if there is neither."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(2)
+        kept = self.params, self.add_help_option
+        if not args or not args[0].startswith("-"):
+            # Typer imports Pydantic, 50 ms, for options that are not given.
+            self.params, self.add_help_option = [], False
+        try:
+            with _own_exits():
+                return super().parse_args(ctx, args)
+        finally:
+            self.params, self.add_help_option = kept
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write options, then verbs by panel."""
+        _write_options(self, ctx, formatter)
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        _write_sections(
+            formatter,
+            (
+                (_panel(command, "Commands"), (name, command.get_short_help_str(limit=200)))
+                for name, command in found
+                if not command.hidden
+            ),
+        )
 
     def invoke(self, ctx: Any) -> Any:
         """Run a verb."""
@@ -85,8 +142,6 @@ def _own_exits() -> Iterator[None]:
     except KeyboardInterrupt as error:  # versions of Typer differ
         raise typer.Exit(_INTERRUPTED) from error
     except _USAGE_ERROR as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # rlprof without words prints its help
-            raise
         path = error.ctx.command_path if error.ctx else "rlprof"
         text = str(error.format_message()).rstrip(".")
         hint = f"See {path} --help"
@@ -96,8 +151,8 @@ def _own_exits() -> Iterator[None]:
 app = typer.Typer(
     cls=_Verbs,
     help="Profile RL post-training: see where GPU time goes and what to fix first.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 """The command line."""
 
@@ -173,12 +228,12 @@ def _with_output_options(
 
 def _add(panel: str, name: str, verb: Any, *, formats: bool = False, json: bool = True) -> None:
     command = _with_output_options(verb, formats=formats, json=json)
-    app.command(name, rich_help_panel=panel, hidden=" " in name)(command)
+    app.command(name, cls=_Verb, rich_help_panel=panel, hidden=" " in name)(command)
 
 
 _add("Start", "demo", demo, json=False)
 _add("Start", "doctor", doctor)
-app.command("help", rich_help_panel="Start")(help_topic)
+app.command("help", cls=_Verb, rich_help_panel="Start")(help_topic)
 _add("Inspect", "ls", run_commands.list_runs, formats=True)
 _add("Inspect", "summary", run_commands.summary, formats=True)
 _add("Inspect", "show", analysis_commands.show, formats=True)
@@ -197,23 +252,23 @@ _add("Export", "ingest", run_commands.ingest)
 
 
 def _group(name: str, text: str) -> typer.Typer:
-    group = typer.Typer(cls=_Verbs, help=text, no_args_is_help=True)
+    group = typer.Typer(cls=_Verbs, help=text, rich_markup_mode=None)
     app.add_typer(group, name=name, rich_help_panel="Record")
     return group
 
 
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
-_nsys.command("run", context_settings={"allow_interspersed_args": False})(nsys.run)
+_nsys.command("run", cls=_Verb, context_settings={"allow_interspersed_args": False})(nsys.run)
 _config = _group("config", "Check a configuration, or print its schema.")
-_config.command("check")(_with_output_options(config.check))
-_config.command("schema")(config.schema)
+_config.command("check", cls=_Verb)(_with_output_options(config.check))
+_config.command("schema", cls=_Verb)(config.schema)
 _ascend = _group("ascend", "Parse raw profiler output of Ascend NPUs.")
-_ascend.command("parse")(_with_output_options(ascend.parse))
+_ascend.command("parse", cls=_Verb)(_with_output_options(ascend.parse))
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"rlprof {version('lightning-rlprof')}")
+        typer.echo(f"rlprof {VERSION}")
         raise typer.Exit
 
 

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lightning_rlprof.tables.table import Table
 
 Step = Callable[[int, int], None]
@@ -101,6 +100,8 @@ def is_table() -> bool:
 
 def say(text: str, style: str = "", *, err: bool = False) -> None:
     """Print one line, never cut; control characters are escaped."""
+    from rich.text import Text
+
     from lightning_rlprof.report.terminal import plain
 
     _console(err=err).print(Text(plain(text), style=style), soft_wrap=True)
@@ -250,10 +251,18 @@ def bar(text: str) -> Iterator[Step]:
 @contextmanager
 def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
     """Like `bar`, and each update may change the text."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal or _output.quiet:  # rich before 14.3 would print an empty line
+    if _output.quiet or not (console := _console(err=True)).is_terminal:
+        # rich before 14.3 would print an empty line
         yield lambda done, total, text: None
         return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     columns: Sequence[Any] = (TextColumn("{task.description}", markup=False), BarColumn())
     times = (MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, *times, console=console, transient=True) as progress:
@@ -263,5 +272,7 @@ def progress_bar(text: str) -> "Iterator[Callable[[int, int, str], None]]":
         )
 
 
-def _console(*, err: bool = False) -> Console:
+def _console(*, err: bool = False) -> "Console":
+    from rich.console import Console
+
     return Console(highlight=False, emoji=False, markup=False, stderr=err)

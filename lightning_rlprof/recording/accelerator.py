@@ -12,6 +12,12 @@ from typing import Any
 
 import torch
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+    raise ImportError(
+        f"recording needs PyTorch 2.6 or newer, found {torch.__version__}. "
+        'Run: pip install "lightning-rlprof[lightning]"'
+    )
+
 log = logging.getLogger(__name__)
 
 _BACKENDS = {"cuda": "nccl", "npu": "hccl", "xpu": "xccl"}

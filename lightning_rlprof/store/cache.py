@@ -12,13 +12,13 @@ import uuid
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.run_directory import CACHE_FOLDER
 from lightning_rlprof.store.parquet import STAMP_NS, files_of, is_whole, write_table
+from lightning_rlprof.system.version import VERSION
 from lightning_rlprof.tables.table import Table
 
 SCHEMA = 4
@@ -226,11 +226,7 @@ def _below(folder: Path) -> list[Path]:
 
 def _home(path: Path, made_of: Sources) -> Path:
     """Return where the cache of these files lies."""
-    try:
-        package = version("lightning-rlprof")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        package = ""
-    about = json.dumps([SCHEMA, package, path.name if os.path.isfile(path) else "", made_of])
+    about = json.dumps([SCHEMA, VERSION, path.name if os.path.isfile(path) else "", made_of])
     key = hashlib.blake2b(about.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     path = path.absolute()
     if os.path.isdir(path):

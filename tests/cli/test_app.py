@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import typer
 
 from lightning_rlprof.cli import app
 from lightning_rlprof.errors import RlprofError
@@ -103,11 +104,52 @@ def test_the_help_groups_the_verbs(rlprof: Run) -> None:
     lines = rlprof("--help")[1].splitlines()
     found: dict[str, list[str]] = {}
     for line in lines:
-        if line.startswith("╭─ "):
-            panel = line.split()[1]
-        elif line.startswith("│ ") and line[2].isalpha():
-            found.setdefault(panel, []).append(line.split()[1])
+        if line.endswith(":") and line[0] != " ":
+            panel = line[:-1]
+        elif re.match("  [a-z]", line) and panel in PANELS:
+            found.setdefault(panel, []).append(line.split()[0])
     assert found == PANELS
+    assert rlprof()[:2] == (2, "\n".join([*lines, ""]))
+
+
+# Each takes part of the 150 ms that a person does not notice.
+HEAVY = ("importlib.metadata", "numpy", "pydantic", "rich", "duckdb", "jinja2")
+COMPLETE = {"_RLPROF_COMPLETE": "complete_bash", "COMP_WORDS": "rlprof su", "COMP_CWORD": "1"}
+
+
+@pytest.mark.skipif(typer.__version__.startswith("0.19."), reason="its options import Rich")
+@pytest.mark.parametrize(
+    ("words", "variables", "shown"),
+    [
+        (["--version"], {}, "rlprof "),
+        (["--help"], {}, "Usage: rlprof [OPTIONS] COMMAND"),
+        (["summary", "--help"], {}, "Usage: rlprof summary"),
+        (["config", "check", "--help"], {}, "Usage: rlprof config check"),
+        ([], COMPLETE, "summary"),
+    ],
+)
+def test_version_help_and_completion_import_little(
+    words: list[str], variables: dict[str, str], shown: str
+) -> None:
+    code = f"""
+import atexit, sys
+sys.path[:0] = {sys.path}
+from lightning_rlprof.cli.app import main
+atexit.register(lambda: print(*[name for name in {HEAVY} if name in sys.modules], len(sys.modules)))
+sys.argv[0] = "rlprof"
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, *words],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith(shown), done.stderr
+    *heavy, modules = done.stdout.splitlines()[-1].split()
+    assert not heavy
+    assert int(modules) < 250
 
 
 @pytest.mark.parametrize("verb", [*chain(*PANELS.values()), "whatif check", "nsys run"])
@@ -271,7 +313,7 @@ app.main()
 def test_the_version_is_that_of_the_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(app, "version", lambda name: {"lightning-rlprof": "1.2.3"}[name])
+    monkeypatch.setattr(app, "VERSION", "1.2.3")
     monkeypatch.setattr(sys, "argv", ["rlprof", "--version"])
     with pytest.raises(SystemExit) as ended:
         app.main()

@@ -65,8 +65,12 @@ def demo(
 
     status("Training a small policy with GRPO. This takes a minute or two ...")
     with progress_bar("warm start") as update:
-        from lightning_rlprof.cli.demo.grpo import DemoOptions
-        from lightning_rlprof.cli.demo.run import run_demo
+        try:
+            from lightning_rlprof.cli.demo.grpo import DemoOptions
+            from lightning_rlprof.cli.demo.run import run_demo
+        except ModuleNotFoundError as error:
+            text = f"the demo needs {error.name}, which is not installed"
+            raise RlprofError(text, hint='pip install "lightning-rlprof[demo]"') from error
 
         result = run_demo(
             DemoOptions(kv_cache=kv_cache, save_path=output, **chosen),

@@ -13,17 +13,29 @@ log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_OLDEST = (2, 4)
+
+
 def _installed_bases() -> tuple[type, ...]:
     # lightning.pytorch.Callback and pytorch_lightning.Callback are two classes, and LightningCLI
     # accepts only its own: deriving from every installed one serves all Trainers.
     bases: list[type] = []
+    found: dict[str, tuple[int, ...]] = {}
     for package in ("pytorch_lightning", "lightning.pytorch"):
         if importlib.util.find_spec(package.partition(".")[0]) is None:
             continue
         try:
-            bases.append(importlib.import_module(package).Callback)
+            module = importlib.import_module(package)
+            bases.append(module.Callback)
+            found[package] = tuple(map(int, module.__version__.split(".")[:2]))
         except Exception as error:
             log.debug("%s cannot be imported: %s", package, error)
+    if max(found.values(), default=(0,)) < _OLDEST:
+        has = [f"{name} {'.'.join(map(str, version))}" for name, version in found.items()]
+        raise ImportError(
+            f"recording needs Lightning 2.4 or newer, found {' and '.join(has) or 'none'}. "
+            'Run: pip install "lightning-rlprof[lightning]"'
+        )
     return tuple(bases)
 
 
