@@ -23,6 +23,7 @@ from lightning_rlprof.cli import (
     compare,
     config,
     nsys,
+    record,
     run_commands,
 )
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
@@ -119,7 +120,7 @@ RUN is one of:
 70   bug of rlprof: a traceback is printed, please report it
 130  interrupted with Ctrl-C
 141  the reader of the output ended early, as in rlprof … | head
-rlprof nsys run returns the exit code of the training.""",
+rlprof run and rlprof nsys run return the exit code of the training.""",
     "environment": """\
 RLPROF=1            record every Lightning training of a process, without code changes
 RLPROF_CONFIG       config file that RLPROF=1 uses
@@ -202,8 +203,11 @@ def _group(name: str, text: str) -> typer.Typer:
     return group
 
 
+_BEHIND: dict[str, Any] = {"allow_interspersed_args": False}  # options of the training
+
+app.command("run", rich_help_panel="Record", context_settings=_BEHIND)(record.run)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
-_nsys.command("run", context_settings={"allow_interspersed_args": False})(nsys.run)
+_nsys.command("run", context_settings=_BEHIND)(nsys.run)
 _config = _group("config", "Check a configuration, or print its schema.")
 _config.command("check")(_with_output_options(config.check))
 _config.command("schema")(config.schema)
