@@ -22,6 +22,7 @@ from lightning_rlprof.cli import (
     ascend,
     compare,
     config,
+    init,
     nsys,
     record,
     run_commands,
@@ -205,6 +206,7 @@ def _group(name: str, text: str) -> typer.Typer:
 
 _BEHIND: dict[str, Any] = {"allow_interspersed_args": False}  # options of the training
 
+_add("Record", "init", init.init, json=False)
 app.command("run", rich_help_panel="Record", context_settings=_BEHIND)(record.run)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
 _nsys.command("run", context_settings=_BEHIND)(nsys.run)
