@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lightning_rlprof.config.wrap_proposal import ModuleCode
 
 _NONE = "none"
+_BY_GRAD = "{by_grad: {no_grad: actor_compute_log_prob, grad: actor_update}}"
 _STEPS = "[3]"  # the first ones are warm-up
 
 Source = Annotated[
@@ -147,14 +148,15 @@ def _text(script: Path, path: Path, code: "ModuleCode", capture: Mapping[str, ob
     unsure = [(name, each) for name, each in code.targets.items() if not each.sure]
     lines += ["wrap:"] if rules else ["# wrap:", "#   policy.generate: actor_generate"]
     lines += [f"  {name}: {each.stage}  # {each.where}" for name, each in rules]
+    indent = "  " if rules else ""
     if unsure:
         lines.append(
-            "  # If these are methods or functions, remove the #. Of a module, add .forward."
+            f"{indent}# If these are methods or functions, remove the #. Of a module, add .forward."
         )
-        lines += [f"  # {name}: {each.stage}  # {each.where}" for name, each in unsure]
+        lines += [f"{indent}# {name}: {each.stage}  # {each.where}" for name, each in unsure]
     lines += [
-        "  # If one method serves two stages, by whether gradients are on:",
-        "  # policy.forward: {by_grad: {no_grad: actor_compute_log_prob, grad: actor_update}}",
+        f"{indent}# If one method serves two stages, by whether gradients are on:",
+        f"{indent}# policy.forward: {_BY_GRAD}",
         "",
         "# Spans of all stages are recorded in every step. A capture records more, and costs more.",
     ]
