@@ -51,7 +51,7 @@ def test_captures_that_were_not_read_are_not_called_free_of_problems() -> None:
     captured = replace(spans, tables={"kernels": lambda: Table("kernels", ())})
     assert advice(spans) == ["No problem found."]
     assert advice(captured) == [
-        "No problem found outside captures. For these: rlprof findings RUN"
+        f"No problem found outside captures. For these: rlprof findings {spans.path}"
     ]
     assert "No problem found outside captures." in "".join(run_summary(captured))
     assert advice(captured, tables=True) == ["No problem found."]
