@@ -36,6 +36,7 @@ from lightning_rlprof.analysis.stages.overviews import (
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
+from lightning_rlprof.report.plots import Plots
 from lightning_rlprof.store.open_run import open_run
 from lightning_rlprof.store.run_store import ask
 from lightning_rlprof.store.sql import Limits
@@ -90,6 +91,11 @@ class Run(Spans):
     def of(cls, spans: Spans) -> "Run":
         """Return a run with the spans, tables and notes of ``spans``; nothing is copied."""
         return cls(**{each.name: getattr(spans, each.name) for each in fields(Spans)})
+
+    @property
+    def plot(self) -> Plots:
+        """Charts of this run with matplotlib; ``run.plot()`` is ``run.plot.steps()``."""
+        return Plots(self)
 
     def table(self, name: str) -> Table:
         """Read a table as `Spans.table` does, once: it stays in memory with this object."""

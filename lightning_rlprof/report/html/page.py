@@ -22,7 +22,7 @@ from markupsafe import Markup
 from lightning_rlprof.analysis.findings.finding import rows_of
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
-from lightning_rlprof.report.html.colors import paints
+from lightning_rlprof.report.html.colors import stage_paints
 from lightning_rlprof.report.html.tables import GridView, grid
 from lightning_rlprof.report.html.timeline import timeline
 from lightning_rlprof.report.overview import headlines, overview
@@ -136,8 +136,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     series, lanes = StepSeries(spans), timeline(spans)
     steps = series.data(_rows(tables, "changes"))
     heat, memory = series.heat(), series.memory()
-    names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
-    colors = paints((names | {part["stage"] for part in steps["parts"]}) - {UNTRACED})
+    colors = stage_paints(spans, series)
     word, path = spans.device_word, shlex.quote(str(spans.path))
     shown = {step["number"] for step in lanes["steps"]}
     found = cards(tables["findings"], path, shown, word) if "findings" in tables else []
