@@ -278,11 +278,10 @@ def _style(part: Part, colors: Any) -> dict[str, Any]:
 
 def _legend(ax: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
     """Name the parts beside the chart, the topmost first; no name is read as a formula."""
-    found = ax.legend(
-        handles[::-1], list(map(_name, names))[::-1], loc="upper left", bbox_to_anchor=(1, 1)
-    )
-    for text in found.get_texts():
-        text.set_parse_math(False)
+    labels = [str(at) for at in range(len(names))]  # matplotlib leaves out labels such as "_a"
+    found = ax.legend(handles[::-1], labels, loc="upper left", bbox_to_anchor=(1, 1))
+    for text, name in zip(found.get_texts(), reversed(names), strict=True):
+        text.set(text=_name(name), parse_math=False)
 
 
 def _rows(ax: Any, names: Sequence[str], longest: int = _LONGEST) -> None:
