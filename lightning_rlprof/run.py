@@ -37,6 +37,8 @@ from lightning_rlprof.analysis.stages.overviews import (
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
+from lightning_rlprof.report.html.notebook import ReportFrame, overview_html
+from lightning_rlprof.report.plots import Plots
 from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run
 from lightning_rlprof.store.run_store import ask, described
@@ -94,6 +96,11 @@ class Run(Spans):
         """Return a run with the spans, tables and notes of ``spans``; nothing is copied."""
         return cls(**{each.name: getattr(spans, each.name) for each in fields(Spans)})
 
+    @property
+    def plot(self) -> Plots:
+        """Charts of this run with matplotlib; ``run.plot()`` is ``run.plot.steps()``."""
+        return Plots(self)
+
     def table(self, name: str) -> Table:
         """Read a table as `Spans.table` does, once: it stays in memory with this object."""
         if name not in self._read_tables:
@@ -137,14 +144,25 @@ class Run(Spans):
             {each.name: [column.name for column in sql_columns(each.columns)] for each in tables}
         )
 
+    def report(self) -> ReportFrame:
+        """Return the HTML report, which a notebook shows in a frame; ``report().page`` is its text.
+
+        Example::
+
+            >>> run.report()                                  # doctest: +SKIP
+        """
+        from lightning_rlprof.report.html.page import render_report, report_tables
+
+        return ReportFrame(render_report(self, report_tables(self), self.headline()))
+
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the headline, the overview, and what is doubtful."""
+        """Return what a notebook shows: overview, headline, first tables, and what is doubtful."""
         whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
         title = f"<p><strong>{html.escape(self.headline())}</strong></p>"
         tables = "".join(table._repr_html_() for table in lead_tables(self))
-        return f"{title}{tables}<ul>{doubts}</ul>"
+        return f"{overview_html(self)}{title}{tables}<ul>{doubts}</ul>"
 
 
 def load(

@@ -26,12 +26,14 @@ class Waits(NamedTuple):
         end_ns: When it ended.
         whole_stage: Whether the span is a stage, or a phase of the loop, with work of its own;
             that it includes waiting is then seen from many steps.
+        last: Row of the span of the rank that arrived last, for which this one waited.
     """
 
     row: Int64s
     start_ns: Int64s
     end_ns: Int64s
     whole_stage: Mask
+    last: Int64s
 
 
 _LAST: "WeakKeyDictionary[Spans, Waits]" = WeakKeyDictionary()
@@ -49,8 +51,12 @@ def find_waits(spans: Spans) -> Waits:
         start, end, whole = points.start_ns, points.end_ns, points.whole_stage[points.group]
         ns = end - start - points.transfer_ns[points.group]
         start, end = np.where(whole, end - ns, start), np.where(whole, end, start + ns)
-        some = ns > 0
-        found = _LAST[spans] = Waits(points.row[some], start[some], end[some], whole[some])
+        some, last = ns > 0, np.zeros(len(points.size), np.int64)
+        shortest = np.lexsort((points.start_ns - points.end_ns, points.group))  # the last of each
+        last[points.group[shortest]] = points.row[shortest]
+        last = last[points.group[some]]
+        found = Waits(points.row[some], start[some], end[some], whole[some], last)
+        _LAST[spans] = found
     return found
 
 

@@ -106,23 +106,11 @@ def report(
     """Write one HTML file with the run's tables, timeline and configuration."""
     spans = open_run(run)
     path = console.destination(output, spans.path, "report.html", force=force)
-    from lightning_rlprof.analysis.catalog import CATALOG
-    from lightning_rlprof.analysis.headline import (
-        STAGE_TABLES,
-        headline,
-        is_device_trace,
-        lead_tables,
-    )
-    from lightning_rlprof.report.html.page import write_report
+    from lightning_rlprof.analysis.headline import headline
+    from lightning_rlprof.report.html.page import report_tables, write_report
 
-    tables = {table.name: table for table in lead_tables(spans)}
-    left_out = STAGE_TABLES if is_device_trace(spans) else tables.keys()
-    analyses = [each.run for each in CATALOG if each.report and each.name not in left_out]
     with console.bar("Analyzing") as step:
-        for done, analysis in enumerate(analyses, start=1):
-            table = analysis(spans)
-            tables[table.name] = table
-            step(done, len(analyses))
+        tables = report_tables(spans, step)
     with console.writing(path):
         write_report(spans, tables, headline(spans), path)
     print_warnings(spans)

@@ -7,7 +7,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,20 @@ class Part:
     stage: str
     kind: str
     ns: Float64s
+
+
+class Heat(NamedTuple):
+    """Times by rank and step for a heat map.
+
+    Attributes:
+        ranks: The ranks that are drawn, ascending.
+        heads: Index of the first step of each column.
+        values: Times in ns by name, shape (ranks, columns).
+    """
+
+    ranks: Int64s
+    heads: Int64s
+    values: Mapping[str, Float64s]
 
 
 class StepSeries:
@@ -259,22 +273,31 @@ class StepSeries:
             found[part.name] -= self._sum_by_rank(waits.step[within], waits.ns[within])
         return found
 
+    @cached_property
+    def thinned(self) -> "Heat":
+        """`by_rank` as a heat map can draw it: of several steps in one column the maximum."""
+        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
+        heads = np.arange(0, len(self.numbers), width)
+        if not self.by_rank:
+            return Heat(self.ranks, heads, {})
+        shown = _telling(self.ranks, next(iter(self.by_rank.values())))
+        columns = {
+            name: np.maximum.reduceat(ns[shown], heads, axis=1) for name, ns in self.by_rank.items()
+        }
+        return Heat(self.ranks[shown], heads, columns)
+
     def heat(self) -> dict[str, Any]:
-        """Return `by_rank` as shades, as plain data for JSON.
+        """Return `thinned` as shades, as plain data for JSON.
 
         Values are bytes, base64: 0 is nothing, and n is ``2 ** ((n - 1) / 12) - 1`` µs.
         """
         if not self.by_rank:
             return {"ranks": [], "values": []}
-        shown = _telling(self.ranks, next(iter(self.by_rank.values())))
-        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
-        heads = np.arange(0, len(self.numbers), width)
         return {
-            "ranks": self.ranks[shown].tolist(),
+            "ranks": self.thinned.ranks.tolist(),
             "total": len(self.ranks),
             "values": [
-                {"name": name, "bytes": _shades(np.maximum.reduceat(ns[shown], heads, axis=1))}
-                for name, ns in self.by_rank.items()
+                {"name": name, "bytes": _shades(ns)} for name, ns in self.thinned.values.items()
             ],
         }
 

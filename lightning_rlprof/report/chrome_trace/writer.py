@@ -3,6 +3,9 @@
 The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 Slices of one track must nest, else Perfetto drops them: spans that overlap, as asyncio tasks do, go
 to further tracks ("lanes") of their thread, each with the spans that were opened inside it.
+Steps of a rank are on one track, epochs on another. A wait for other ranks is a slice inside its
+stage; an arrow points to its end from the rank that arrived last. The job is on top.
+
 Beside a rank's host stands by how much its clock may be off. Where that is not known, a watermark
 above all ranks says so.
 
@@ -14,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,8 +25,12 @@ from typing import Any
 import numpy as np
 
 from lightning_rlprof.records.records import EXPORT, KINDS, Number
+from lightning_rlprof.report.chrome_trace.counter_tracks import CounterTracks
 from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
 from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
+from lightning_rlprof.report.chrome_trace.job_tracks import job_events
+from lightning_rlprof.report.chrome_trace.waits import WaitSlices
+from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Spans
 
@@ -139,28 +147,43 @@ def _write(
 ) -> None:
     other = {**EXPORT, "unix_ns": str(spans.unix_ns), "path": spans.path.name}
     other |= {"clocks": f"{_UNCALIBRATED}: {watermark}"} if watermark else {}
+    analyzed = spans if devices else _without_captures(spans)
+    counters, waits = CounterTracks(StepSeries(analyzed)), WaitSlices(analyzed)
+    flows, left_out = ([], 0) if watermark else waits.flows()
+    other |= {"arrows": f"{left_out} shorter waits have none"} if left_out else {}
     file.write(f'{{"displayTimeUnit":"ms","otherData":{encoded(other)},"traceEvents":[\n'.encode())
     names = [encoded(name) for name in spans.names]
     clocks = dict.fromkeys(spans.ranks, _UNCALIBRATED) if watermark else _unsure(spans)
-    if watermark:
-        file.write(",\n".join([*_watermark(spans, watermark), ""]).encode())
+    above = [*_watermark(spans, watermark)] if watermark else []
+    above += job_events(analyzed, _pid(max(spans.ranks, default=0) + 2))
+    if above:
+        file.write(",\n".join([*above, ""]).encode("utf-8", "backslashreplace"))
     comma = b""  # a trailing comma, or an empty event to avoid it, is an error to Perfetto
     for done, rank in enumerate(spans.ranks, start=1):
-        host = _rank_events(spans, rank, names, clocks.get(rank, ""))
-        for part in chain([host], devices.events(rank, _pid(rank)) if devices else ()):
+        host = _rank_events(spans, rank, names, clocks.get(rank, ""), waits)
+        values = counters.events(rank, _pid(rank))
+        kernels = devices.events(rank, _pid(rank)) if devices else ()
+        for part in chain([chain(host, values)], kernels):
             events = ",\n".join(part)
             file.write(comma + events.encode("utf-8", "backslashreplace"))
             comma = b",\n"
         if progress is not None:
             progress(done, len(spans.ranks))
+    for flow in waits.flow_events(flows):
+        file.write(f",\n{flow}".encode())
     file.write(b"\n]}\n")
+
+
+def _without_captures(spans: Spans) -> Spans:
+    """Leave out the tables of profilers, which can take minutes to read."""
+    return replace(spans, tables={k: read for k, read in spans.tables.items() if k == "clocks"})
 
 
 def _watermark(spans: Spans, text: str) -> Iterator[str]:
     """Yield a track above all ranks, with one slice as long as the run."""
     pid = _pid(max(spans.ranks, default=0) + 1)
     yield about(pid, 0, "process_name", name=f"{_UNCALIBRATED}: {text}")
-    yield about(pid, 0, "process_sort_index", sort_index=-1)
+    yield about(pid, 0, "process_sort_index", sort_index=-2)
     yield about(pid, 1, "thread_name", name="do not compare times of ranks")
     start = int(spans.start_ns.min(initial=0))
     length = int(spans.end_ns.max(initial=0)) - start
@@ -185,21 +208,35 @@ def _pid(rank: int) -> int:
     return rank + 1  # 0 would be the idle process of the operating system
 
 
-def _rank_events(spans: Spans, rank: int, names: list[str], clock: str) -> Iterator[str]:
+def _rank_events(
+    spans: Spans, rank: int, names: list[str], clock: str, waits: WaitSlices
+) -> Iterator[str]:
     pid, rows = _pid(rank), spans.rows(rank=rank)
     who = ", ".join(filter(None, (spans.headers[rank].host, clock)))
     yield about(pid, 0, "process_name", name=f"rank {rank} ({who})")
     yield about(pid, 0, "process_sort_index", sort_index=rank)
     arguments = _arguments(spans, rows)
-    on_steps = np.isin(spans.kind[rows], [_STEP, _EPOCH])
+    steps, epochs = (rows[spans.kind[rows] == kind] for kind in (_STEP, _EPOCH))
+    others = rows[~np.isin(spans.kind[rows], (_STEP, _EPOCH))]
     tid = 0  # counted before use: thread 0 would melt into the process's main thread
-    for label, own in [("steps", rows[on_steps]), *_threads(spans, rows[~on_steps])]:
+    for label, own in [("epochs", epochs), ("steps", steps), *_threads(spans, others)]:
+        apart: list[int] = []  # waits that would cut a slice in two
         for number, lane in enumerate(lanes(spans, own), start=1):
             tid += 1
-            title = label if number == 1 else f"{label} ({number})"
-            yield about(pid, tid, "thread_name", name=title)
-            yield about(pid, tid, "thread_sort_index", sort_index=tid)
-            yield from _slices(spans, lane, f'"pid":{pid},"tid":{tid}', names, arguments)
+            yield from _named(pid, tid, label if number == 1 else f"{label} ({number})")
+            drawn, more = waits.merged(lane, tid)
+            apart += more
+            slices = _slices(spans, lane, f'"pid":{pid},"tid":{tid}', names, arguments)
+            yield from (next(slices) if at >= 0 else waits.slice(at, pid, tid) for at in drawn)
+        if apart:
+            tid += 1
+            yield from _named(pid, tid, f"{label}: waiting")
+            yield from (waits.slice(at, pid, tid) for at in apart)
+
+
+def _named(pid: int, tid: int, title: str) -> Iterator[str]:
+    yield about(pid, tid, "thread_name", name=title)
+    yield about(pid, tid, "thread_sort_index", sort_index=tid)
 
 
 def _threads(spans: Spans, rows: Int64s) -> Iterator[tuple[str, Int64s]]:
@@ -216,7 +253,8 @@ def _slices(
     columns = (spans.start_ns, spans.duration_ns, spans.name, spans.kind, spans.step)
     values = zip(rows, *(column[at].tolist() for column in columns), strict=True)
     for row, start, length, name, kind, step in values:
-        what = f'{track},"ts":{micro(start)},"name":{names[name]},"cat":"{KINDS[kind]}"'
+        title = f'"step {step}"' if kind == _STEP else names[name]
+        what = f'{track},"ts":{micro(start)},"name":{title},"cat":"{KINDS[kind]}"'
         more = f'"args":{{"step":{step}{arguments.get(row, "")}}}'
         if kind == _MARK:
             yield f'{{"ph":"i","s":"t",{what},{more}}}'

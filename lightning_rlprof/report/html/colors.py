@@ -4,6 +4,9 @@ import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from lightning_rlprof.report.step_series import UNTRACED, StepSeries
+from lightning_rlprof.tables.spans import Spans
+
 
 class Paint(NamedTuple):
     """A fill and the ink, black or white, that is readable on it."""
@@ -45,6 +48,12 @@ def paints(names: Iterable[str]) -> dict[str, Paint]:
         taken.add(fill)
         chosen[name] = Paint(fill, _ink(fill))
     return chosen
+
+
+def stage_paints(spans: Spans, series: StepSeries) -> dict[str, Paint]:
+    """Return the paint of every stage of a run, and of its parts of a step; untraced has none."""
+    names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
+    return paints((names | {part.stage for part in series.parts}) - {UNTRACED})
 
 
 def _own(name: str, taken: set[str]) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -19,10 +19,12 @@ import numpy as np
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.findings.finding import rows_of
+from lightning_rlprof.analysis.headline import STAGE_TABLES, is_device_trace, lead_tables
 from lightning_rlprof.report.finding_cards import cards
 from lightning_rlprof.report.html import run_facts
-from lightning_rlprof.report.html.colors import paints
+from lightning_rlprof.report.html.colors import stage_paints
 from lightning_rlprof.report.html.tables import GridView, grid
 from lightning_rlprof.report.html.timeline import timeline
 from lightning_rlprof.report.overview import headlines, overview
@@ -107,6 +109,25 @@ _OWN = {
 }
 
 
+def report_tables(
+    spans: Spans, progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Table]:
+    """Return the tables of the report by the name of their analysis; this is most of its time.
+
+    Args:
+        spans: The run.
+        progress: Called after each analysis with (analyses done, analyses in all).
+    """
+    tables = {table.name: table for table in lead_tables(spans)}
+    left_out = STAGE_TABLES if is_device_trace(spans) else tables.keys()
+    analyses = [each.run for each in CATALOG if each.report and each.name not in left_out]
+    for done, analysis in enumerate(analyses, start=1):
+        table = analysis(spans)
+        tables[table.name] = table
+        progress(done, len(analyses))
+    return tables
+
+
 def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> str:
     """Return the report as the text of one HTML file.
 
@@ -119,8 +140,7 @@ def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> s
     Example::
 
         spans = load(path)
-        tables = {each.name: each.run(spans) for each in CATALOG if each.report}
-        write_report(spans, tables, headline(spans), Path("run.html"))
+        write_report(spans, report_tables(spans), headline(spans), Path("run.html"))
     """
     template = _environment().get_template("template.html.j2")
     return template.render(_page(spans, tables, headline))
@@ -146,8 +166,7 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     series, lanes = StepSeries(spans), timeline(spans)
     steps = series.data(_rows(tables, "changes"))
     heat, memory, sizes = series.heat(), series.memory(), series.lengths()
-    names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
-    colors = paints((names | {part["stage"] for part in steps["parts"]}) - {UNTRACED})
+    colors = stage_paints(spans, series)
     word, path = spans.device_word, shlex.quote(str(spans.path))
     shown = {step["number"] for step in lanes["steps"]}
     found = cards(tables["findings"], path, shown, word) if "findings" in tables else []
@@ -164,9 +183,9 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "whatif": _whatif(tables.get("whatif")),
     }
     rows_of_stages = [_rows(tables, name) for name in ("slowest_ranks", "stages")]
-    is_device_trace = "stages" not in tables and "breakdown" in tables
+    of_devices = "stages" not in tables and "breakdown" in tables
     found_overview = overview(series)
-    if is_device_trace:  # all of it would be untraced
+    if of_devices:  # all of it would be untraced
         found_overview = replace(found_overview, segments=[], small=[])
     page = {
         "run": spans.path.resolve().name,
@@ -180,14 +199,14 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "environment": run_facts.environment(spans),
         "versions": run_facts.versions(spans),
         "overview": found_overview,
-        "is_device_trace": is_device_trace,
+        "is_device_trace": of_devices,
         "first": headlines(_rows(tables, "findings")),
         "cards": found,
         "findings_note": _note(tables.get("findings")),
         "whatif_note": _note(tables.get("whatif")),
         "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),
-        "stages": [] if is_device_trace else stage_rows(series, *rows_of_stages),
+        "stages": [] if of_devices else stage_rows(series, *rows_of_stages),
         "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
         "ranks_lead": _ranks_lead(series),
         "stragglers_note": _note(tables.get("stragglers")),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.chrome_trace.writer import lanes, write_trace
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Column, Table
+from lightning_rlprof.tables.table import Column, Table, columns_of
 from tests.builders.runs import MAIN, Row, grpo_run, header, loaded, write_rank
 from tests.effort import examples
 
@@ -140,8 +140,10 @@ def test_every_span_is_there_with_its_exact_nanoseconds(tmp_path: Path) -> None:
         if e["ph"] == "X"
     )
     assert found == sorted(
-        (s.rank, s.name, s.kind, s.step, s.start_ns, s.duration_ns) for s in spans
-    )
+        (s.rank, f"step {s.step}" if s.kind == "step" else s.name, s.kind, s.step, s.start_ns,
+         s.duration_ns)
+        for s in spans
+    )  # fmt: skip
 
 
 def test_times_beyond_what_a_float_holds_stay_exact(tmp_path: Path) -> None:
@@ -173,16 +175,18 @@ def test_tracks_have_names_and_no_thread_is_zero(tmp_path: Path) -> None:
 
     assert _names(events) == {
         (1, 0): "rank 0 (node-a)",
-        (1, 1): "steps",
-        (1, 2): "MainThread",
-        (1, 3): "MainThread (2)",
-        (1, 4): "reward",
+        (1, 1): "epochs",
+        (1, 2): "steps",
+        (1, 3): "MainThread",
+        (1, 4): "MainThread (2)",
+        (1, 5): "reward",
         (2, 0): "rank 1 (node-b)",
-        (2, 1): "steps",
-        (2, 2): "Main",
+        (2, 1): "epochs",
+        (2, 2): "steps",
+        (2, 3): "Main",
     }
     tracks = {e["name"]: e["tid"] for e in events if e["ph"] == "X" and e["pid"] == 1}
-    assert tracks == {"epoch": 1, "step": 1, "a": 2, "task": 3, "b": 4}
+    assert tracks == {"epoch": 1, "step 1": 2, "a": 3, "task": 4, "b": 5}
 
 
 def test_slices_of_a_track_nest_and_begin_in_order(tmp_path: Path) -> None:
@@ -271,8 +275,8 @@ def two_hosts(run: Path, *, unsure: int | None) -> Spans:
     for rank, host in enumerate("ab"):
         write_rank(run, header(rank, 2, host=host), [Row("a", "stage", 1, 5, 9)])
     spans = load(run)
-    cells = [(0, 0), (1, unsure)]
-    columns = (Column("rank", "count"), Column("uncertainty", "duration", "ns"))
+    cells = [(0, 0, 0), (1, 1, unsure)]
+    columns = (*columns_of("count", "rank", "clock"), Column("uncertainty", "duration", "ns"))
     return replace(spans, tables={"clocks": lambda: Table("clocks", columns, cells)})
 
 

@@ -23,6 +23,12 @@ function unfold() {
 addEventListener("hashchange", unfold);
 unfold();
 
+// In a frame of a notebook, a link of the page would open the notebook.
+if (location.protocol === "about:") addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#"]');
+  if (link) { event.preventDefault(); location.hash = link.hash; }
+});
+
 const links = [...document.querySelectorAll("nav a")];
 const watch = new IntersectionObserver((entries) => {
   for (const entry of entries) if (entry.isIntersecting) links.forEach((link) => link.classList.toggle("here", link.hash === `#${entry.target.id}`));

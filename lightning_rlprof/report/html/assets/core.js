@@ -154,7 +154,8 @@ const selection = (() => {
   function set(from, to) {
     range = from === null ? null : [Math.max(0, Math.min(from, to)), Math.min(first.length - 1, Math.max(from, to))];
     const address = range ? `#steps=${first[range[0]]}-${last[range[1]]}` : "#";
-    if (range || location.hash.startsWith("#steps=")) history.replaceState(null, "", address);
+    // A frame's relative addresses are those of the page around it, and may not be set.
+    if (range || location.hash.startsWith("#steps=")) history.replaceState(null, "", location.href.split("#")[0] + address);
     show();
   }
   function show() {

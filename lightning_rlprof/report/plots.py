@@ -1,0 +1,326 @@
+"""Charts of a run for notebooks and papers, drawn by matplotlib: `Plots` is what `Run.plot` is.
+
+matplotlib is imported when the first chart is drawn. Colors are those of the HTML report.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_rlprof.analysis.changes import changes
+from lightning_rlprof.analysis.comparison.compare import compare
+from lightning_rlprof.analysis.device.utilization import breakdown
+from lightning_rlprof.analysis.findings.finding import rows_of
+from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.report.html.colors import stage_paints
+from lightning_rlprof.report.overview import overview
+from lightning_rlprof.report.step_series import Part, StepSeries
+from lightning_rlprof.report.terminal import duration, plain, shortened
+from lightning_rlprof.tables.arrays import Float64s
+from lightning_rlprof.tables.spans import Spans
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_GRAY, _LINE = "#b9bec6", "#5f6672"
+_HATCH = {"stage": "", "waiting": "///", "untraced": "..."}
+_PALE = 0.65  # of the ground over steps that are not counted
+_LONGEST = 40  # characters of a name
+_MOST_TICKS = 16
+_CUT = 97  # percentile of a heat map's values that has the darkest color
+_DEVICE = {
+    "compute": ("#009e73", ""),
+    "exposed communication": ("#0072b2", ""),
+    "exposed memcpy": ("#e69f00", ""),
+    "idle": (_GRAY, "..."),
+    "unknown": ("#eff0f2", "///"),
+}
+
+
+class Plots:
+    """Charts of one run. Each returns the matplotlib ``Axes`` that it drew on.
+
+    Without ``ax`` a chart makes a figure, which a notebook shows after the cell. No chart calls
+    ``show`` or changes ``rcParams``. The label of the axes, ``ax.get_label()``, says in words what
+    the chart shows: use it as the alternative text of the picture. A chart without data says why.
+
+    Args:
+        spans: The run.
+
+    Raises:
+        RlprofError: matplotlib is not installed.
+
+    Example::
+
+        >>> ax = run.plot.steps()                                    # doctest: +SKIP
+        >>> ax.figure.savefig("steps.svg", metadata={"Title": ax.get_label()})  # doctest: +SKIP
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+
+    def __call__(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw `steps`."""
+        return self.steps(ax=ax)
+
+    def steps(self, *, share: bool = False, ax: "Axes | None" = None) -> "Axes":
+        """Draw where the time of each step goes, as stacked bars; means of the ranks, in seconds.
+
+        Waiting for other ranks and untraced time are hatched. Steps that statistics exclude are
+        pale. A dashed line marks a change of level with its ratio, a triangle an outlier. Of more
+        than 1,000 steps, one bar is the mean of several.
+
+        Args:
+            share: Draw shares of the step instead of seconds.
+            ax: Where to draw; None for a new figure.
+        """
+        series, ax = StepSeries(self._spans), _axes(ax)
+        data = series.data(rows_of(changes(self._spans)))
+        if not data["first"]:
+            return _no_data(ax, "no complete step was recorded. End each step with end_step().")
+        first, last = np.array(data["first"]) - 0.5, np.array(data["last"]) + 0.5
+        edges = np.union1d(first, last)  # a gap between recorded steps is a cell of its own
+        at = np.searchsorted(edges, first)
+
+        def cells(us: Sequence[int] | Float64s) -> Float64s:
+            found = np.full(len(edges) - 1, np.nan)
+            found[at] = np.asarray(us, np.float64) / 1e6
+            return found
+
+        wall, below = cells(data["wall"]), np.zeros(len(edges) - 1)
+        scale = 1 / np.where(wall > 0, wall, np.nan) if share else np.ones(len(wall))
+        colors, parts, handles = stage_paints(self._spans, series), series.parts, []
+        for part, own in zip(parts, data["parts"], strict=True):
+            if not any(own["us"]):
+                continue
+            above = below + cells(own["us"]) * scale
+            handles.append(
+                ax.stairs(above, edges, baseline=below, fill=True, **_style(part, colors))
+            )
+            below = np.nan_to_num(above)
+        if not all(data["included"]):
+            pale = np.where(cells(np.array(data["included"]) * 1e6) == 0, below, np.nan)
+            ax.stairs(pale, edges, baseline=0, fill=True, color=ax.get_facecolor(), alpha=_PALE)
+        _mark_changes(ax, data)
+        names = [
+            part.name for part, own in zip(parts, data["parts"], strict=True) if any(own["us"])
+        ]
+        _legend(ax, handles, names)
+        ax.set(xlabel="step", xlim=(edges[0], edges[-1]))
+        ax.set_ylim(bottom=0)
+        ax.set_ylabel("share of the step" if share else "time of a step, mean of ranks")
+        ax.yaxis.set_major_formatter(_ticker().PercentFormatter(1) if share else _seconds())
+        return _labeled(ax, f"Where the time of each step goes. {_shares(series)}")
+
+    def stages(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw how the time of each stage varies over the included steps, on a log axis of seconds.
+
+        Per stage: a tick per step, a box from the lower to the upper quartile, a line at the
+        median. Times are means of the ranks; waiting for other ranks has a row of its own.
+
+        Args:
+            ax: Where to draw; None for a new figure.
+        """
+        series, ax = StepSeries(self._spans), _axes(ax)
+        times = [(part, part.ns[series.included] / 1e9) for part in series.parts]
+        rows = [(part, own[own > 0]) for part, own in times if (own > 0).any()]
+        if not rows:
+            return _no_data(ax, "no step is included. Complete 3 steps or more.")
+        colors, texts = stage_paints(self._spans, series), []
+        for at, (part, own) in enumerate(rows):
+            low, middle, high = np.quantile(own, (0.25, 0.5, 0.75))
+            style = _style(part, colors)
+            ax.plot(own, np.full(len(own), at), "|", color=_LINE, markersize=9, alpha=0.4)
+            ax.barh(at, high - low, left=low, height=0.6, zorder=2, **style)
+            ax.plot([middle, middle], [at - 0.3, at + 0.3], color="black", zorder=3)
+            texts.append(f"{plain(part.name)} {duration(round(middle * 1e9))}")
+        _rows(ax, [part.name for part, _ in rows])
+        ax.set(xscale="log", xlabel="time in a step, mean of ranks")
+        ax.xaxis.set_major_formatter(_seconds())
+        ax.xaxis.set_minor_formatter(_ticker().NullFormatter())
+        return _labeled(ax, f"Time of each stage over the steps. Medians: {', '.join(texts)}.")
+
+    def ranks(self, value: str | None = None, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw a heat map of all ranks and steps, in seconds; the darkest color is the largest 3%.
+
+        Of more than 1,000 steps, one column is the maximum of several; of more than 256 ranks,
+        some are drawn that are spread over the order by their median.
+
+        Args:
+            value: ``arrives late by``, ``waits``, or one of the largest stages; None for the first
+                that the run has.
+            ax: Where to draw; None for a new figure.
+
+        Raises:
+            RlprofError: The run has no such value; the text lists those that it has.
+        """
+        series, ax = StepSeries(self._spans), _axes(ax)
+        heat = series.thinned
+        if not heat.values:
+            return _no_data(ax, "one rank, and no other to compare it with.")
+        chosen = next(iter(heat.values)) if value is None else value
+        if chosen not in heat.values:
+            there = ", ".join(map(repr, heat.values))
+            raise RlprofError(f"unknown value {value!r}", hint=f"Values of this run: {there}")
+        shown = heat.values[chosen] / 1e9
+        some = shown[shown > 0]
+        most = float(np.percentile(some, _CUT)) if len(some) else 1.0
+        edges = np.append(series.numbers[heat.heads], series.numbers[-1] + 1) - 0.5
+        image = ax.pcolormesh(
+            edges, np.arange(len(heat.ranks) + 1) - 0.5, shown, cmap="Blues", vmin=0, vmax=most
+        )
+        bar = ax.figure.colorbar(image, ax=ax, extend="max", format=_seconds())
+        bar.set_label(_name(chosen), parse_math=False)
+        _rows(ax, [str(rank) for rank in heat.ranks.tolist()])
+        ax.set(xlabel="step", ylabel="rank")
+        medians = np.median(shown, axis=1)
+        top = int(np.argmax(medians))
+        text = (
+            f"rank {heat.ranks[top]} has the largest median, {duration(round(medians[top] * 1e9))}"
+        )
+        return _labeled(ax, f"{plain(chosen)} by rank and step: {text}.")
+
+    def compare(self, other: Spans, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw how much longer each stage takes in another run at equal work, with 99% intervals.
+
+        A dot is the ratio of means, other run over this one; 1.0 is marked. The interval is that of
+        the typical step. Verdicts are those of `Run.compare`.
+
+        Args:
+            other: The run to compare with this one.
+            ax: Where to draw; None for a new figure.
+        """
+        ax, table = _axes(ax), compare(self._spans, other)
+        if table.abstained is not None:
+            return _no_data(ax, table.abstained)
+        rows = [row for row in rows_of(table) if row["adjusted"] is not None]
+        colors = stage_paints(self._spans, StepSeries(self._spans))
+        for at, row in enumerate(rows):
+            color = colors[row["stage"]].fill if row["stage"] in colors else _GRAY
+            if row["CI low"] is not None and row["CI high"] is not None:
+                ax.plot([row["CI low"], row["CI high"]], [at, at], color=_LINE, linewidth=2)
+            ax.plot([row["adjusted"]], [at], "o", color=color, markeredgecolor="black")
+        ax.axvline(1.0, color=_LINE, linestyle="--", linewidth=1)
+        _rows(ax, [f"{_name(str(row['stage']))}: {row['verdict']}" for row in rows], longest=200)
+        ax.set(xlabel="time of other run / this run, equal work, 99% CI")
+        texts = [
+            f"{plain(str(row['stage']))} {row['adjusted']:.2f}x, {row['verdict']}" for row in rows
+        ]
+        return _labeled(ax, f"Ratio of times at equal work: {'; '.join(texts)}.")
+
+    def device(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw what the devices did in each stage: shares of its time that add up to 100%.
+
+        Args:
+            ax: Where to draw; None for a new figure.
+        """
+        ax, table = _axes(ax), breakdown(self._spans, per_rank=False)
+        rows = [row for row in rows_of(table) if row["wall"]]
+        if table.abstained is not None or not rows:
+            return _no_data(ax, table.abstained or "the capture has no time of a device.")
+        known = [name for name in _DEVICE if any(row[name] for row in rows)]
+        places, left, handles = np.arange(len(rows)), np.zeros(len(rows)), []
+        for name in known:
+            color, hatch = _DEVICE[name]
+            width = np.array([(row[name] or 0) / row["wall"] for row in rows])
+            handles.append(
+                ax.barh(places, width, left=left, color=color, hatch=hatch, edgecolor="white")
+            )
+            left += width
+        _rows(ax, [str(row["stage"]) for row in rows])
+        _legend(ax, handles, known)
+        ax.set(xlabel="share of the time of devices", xlim=(0, 1))
+        ax.xaxis.set_major_formatter(_ticker().PercentFormatter(1))
+        whole = rows[-1]
+        texts = [f"{name} {whole[name] / whole['wall']:.0%}" for name in known]
+        return _labeled(ax, f"What the devices did, in all: {', '.join(texts)}.")
+
+
+def _axes(ax: "Axes | None") -> Any:
+    """Return where to draw: ``ax``, or the axes of a new figure of pyplot.
+
+    Raises:
+        RlprofError: matplotlib is not installed.
+    """
+    _library("matplotlib")
+    if ax is not None:
+        return ax
+    return _library("matplotlib.pyplot").subplots(figsize=(8, 4), layout="constrained")[1]
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        cure = 'pip install "lightning-rlprof[plot]"'
+        raise RlprofError(f"charts need matplotlib, which is not installed; {cure}") from error
+
+
+def _ticker() -> Any:
+    return _library("matplotlib.ticker")
+
+
+def _seconds() -> Any:
+    return _ticker().EngFormatter("s")
+
+
+def _name(text: str) -> str:
+    return shortened(plain(text), _LONGEST)
+
+
+def _style(part: Part, colors: Any) -> dict[str, Any]:
+    """Return the look of a part: waiting has the color of its stage, and hatching."""
+    fill = colors[part.stage].fill if part.stage in colors else _GRAY
+    return {"facecolor": fill, "hatch": _HATCH[part.kind], "edgecolor": "white", "linewidth": 0}
+
+
+def _legend(ax: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Name the parts beside the chart, the topmost first; no name is read as a formula."""
+    labels = [str(at) for at in range(len(names))]  # matplotlib leaves out labels such as "_a"
+    found = ax.legend(handles[::-1], labels, loc="upper left", bbox_to_anchor=(1, 1))
+    for text, name in zip(found.get_texts(), reversed(names), strict=True):
+        text.set(text=_name(name), parse_math=False)
+
+
+def _rows(ax: Any, names: Sequence[str], longest: int = _LONGEST) -> None:
+    """Name the rows of a chart, the first on top; of very many, some."""
+    every = -(-len(names) // _MOST_TICKS) if len(names) > 2 * _MOST_TICKS else 1
+    texts = [shortened(plain(name), longest) for name in names[::every]]
+    ax.set_yticks(range(0, len(names), every), texts, parse_math=False)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+
+
+def _mark_changes(ax: Any, data: Any) -> None:
+    """Mark changes of level, and outlier steps."""
+    for step, ratio in data["levels"]:
+        ax.axvline(step - 0.5, color=_LINE, linestyle="--", linewidth=1)
+        ax.annotate(
+            f"{ratio:.2f}x", (step - 0.5, 1), (2, -2), xycoords=ax.get_xaxis_transform(),
+            textcoords="offset points", va="top", fontsize="small",
+        )  # fmt: skip
+    if data["outliers"]:
+        steps = np.array(data["outliers"])
+        ax.plot(steps, np.full(len(steps), 0.98), "v", color="black", markersize=5,
+                transform=ax.get_xaxis_transform(), label="outlier")  # fmt: skip
+
+
+def _shares(series: StepSeries) -> str:
+    parts = overview(series).segments
+    texts = ", ".join(f"{plain(part.name)} {part.share:.0%}" for part in parts)
+    return f"Of the mean step: {texts}." if texts else ""
+
+
+def _labeled(ax: "Axes", text: str) -> "Axes":
+    ax.set_label(text.strip())
+    return ax
+
+
+def _no_data(ax: "Axes", reason: str) -> "Axes":
+    """Say on the axes why the chart is missing."""
+    text = f"No data: {plain(reason)}"
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, text, ha="center", va="center", wrap=True, parse_math=False,
+            transform=ax.transAxes)  # fmt: skip
+    return _labeled(ax, text)
