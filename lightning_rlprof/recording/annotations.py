@@ -289,12 +289,15 @@ def count(**numbers: Any) -> None:
         line[9] = total
 
 
-def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
+def listen(
+    sink: Sink | None, *, mirrored: bool = False, told: Callable[[], object] | None = None
+) -> None:
     """Send every marker's spans to a session, or stop with None.
 
     Args:
         sink: The session.
         mirrored: Also call its `enter` and `exit` around each span, for recorders.
+        told: Called after a stage has begun or ended; without it, stages cost no more.
     """
     global _sink
     if _sink is None:
@@ -306,6 +309,8 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     leave: Any = memoryview(b"").__exit__
     if sink is not None:
         enter, leave = _mirrored(sink) if mirrored else _recording(sink)
+        if told is not None:
+            enter, leave = _telling(enter, leave, told)
         # torch.compile looks into context managers since 2.15, and warns of what it meets there.
         enter._torchdynamo_disable = leave._torchdynamo_disable = True
     Marker.__enter__ = enter  # type: ignore[method-assign]
@@ -380,6 +385,20 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
 
     def leave(self: Marker, kind: object, error: object, trace: object) -> None:
         _end_around(sink, self, sink.clock())
+
+    return enter, leave
+
+
+def _telling(begin: Any, end: Any, told: Callable[[], object]) -> tuple[Any, Any]:
+    def enter(self: Marker) -> None:
+        begin(self)
+        if self.kind == "stage":
+            told()
+
+    def leave(self: Marker, kind: object, error: object, trace: object) -> None:
+        end(self, kind, error, trace)
+        if self.kind == "stage":
+            told()
 
     return enter, leave
 

@@ -97,6 +97,7 @@ class Session:
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
         self._mode = ""
+        self._told: Callable[[], object] | None = None
         self._may_capture = config.captures and config.wants_rank(header.rank)
         self._mirrored_step: object = None
         self._tokens = TokenWindow(config)
@@ -253,6 +254,12 @@ class Session:
             line[9] = {**known.counters, **own}
         self._buffer.later(line, known.late)
 
+    def watch_stages(self, told: Callable[[], object] | None) -> None:
+        """Call a function whenever a stage has begun or ended, on any thread; stop with None."""
+        if not self._closed:
+            self._told, self._mode = told, ""
+            self._tune()
+
     def close_kept_window(self) -> None:
         """Close the capture that `keeps_window` left open."""
         self.keeps_window = _closes
@@ -357,7 +364,8 @@ class Session:
         mode = "mirrored" if mirrored else "spans" if self.config.spans else "off"
         if mode != self._mode:  # a change makes the interpreter forget what it learned of markers
             self._mode = mode
-            annotations.listen(None if mode == "off" else self, mirrored=mirrored)
+            sink = None if mode == "off" else self
+            annotations.listen(sink, mirrored=mirrored, told=self._told)
 
 
 def _closes(line: Line) -> bool:

@@ -26,6 +26,7 @@ from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
 from lightning_rlprof.integrations.lightning.evaluation import VERBS, EvaluationBatches
 from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
+from lightning_rlprof.integrations.lightning.stage_on_bar import StageOnBar
 from lightning_rlprof.integrations.lightning.update_stage import (
     UpdateStages,
     check_optimizer_stages,
@@ -210,6 +211,7 @@ class ProfilerCallback(Callback):
         self._verb = "fit"
         self._undo: list[Any] = []
         self._by_name: list[Wraps] = []
+        self._bar: StageOnBar | None = None
         self._own_ended = 0
         self._starts: dict[str, int] = {}
         self._watched: Collection[int] = ()
@@ -224,6 +226,7 @@ class ProfilerCallback(Callback):
             "_trainer": None,
             "_undo": [],
             "_by_name": [],
+            "_bar": None,
             "_starts": {},
             "_watched": (),
         }
@@ -291,6 +294,9 @@ class ProfilerCallback(Callback):
         self._undo += [batches, actions, OptimizerSteps(session)]
         # after them: where an optimizer's step ends an update, that ends last
         self._undo.append(UpdateStages(session, trainer, pl_module, self.give_up))
+        if session.header.rank == 0:
+            self._bar = StageOnBar(session, trainer.progress_bar_callback)
+            self._undo.append(self._bar)
         self._cover_loop(trainer, pl_module)
 
     def _cover_loop(self, trainer: Any, pl_module: Any) -> None:
@@ -345,6 +351,8 @@ class ProfilerCallback(Callback):
 
     def _after_step(self) -> None:
         """Leave the marking to the code, as soon as it has marked a stage."""
+        if self._bar is not None:
+            self._bar.end_step()
         if not self._by_name or self._session is None:
             return
         others = self._session.stage_count - (OwnMarker.ended - self._own_ended)
@@ -373,7 +381,7 @@ class ProfilerCallback(Callback):
 
     def _finish(self, status: str) -> None:
         session, self._session, self._trainer = self._session, None, None
-        undo, self._undo, self._by_name = self._undo, [], []
+        undo, self._undo, self._by_name, self._bar = self._undo, [], [], None
         try:
             for part in undo:
                 part.remove()
