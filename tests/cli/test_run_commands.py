@@ -216,7 +216,7 @@ def test_a_trace_shows_device_kernels_on_demand(rlprof: Run, tmp_path: Path) -> 
     status, out, _ = rlprof("export", capture, "--kernels", "-o", drawn)
     assert (status, "no kernels" in out) == (0, False)
     events = json.loads(drawn.read_text())["traceEvents"]
-    assert "device 0, stream 7" in [event["args"].get("name") for event in events]
+    assert "device 0, stream 7" in [event.get("args", {}).get("name") for event in events]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

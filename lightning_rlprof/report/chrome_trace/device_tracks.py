@@ -2,20 +2,27 @@
 
 import heapq
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import copy_name
+from lightning_rlprof.records.records import KINDS, copy_name
+from lightning_rlprof.report.chrome_trace.counter_tracks import track
 from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
+from lightning_rlprof.report.chrome_trace.waits import MOST_FLOWS
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.interval_nesting import last_begun
+from lightning_rlprof.tables.intervals import covered_before, unions
 from lightning_rlprof.tables.spans import Spans
 
 _FIRST = 1 << 20  # threads of a rank are numbered below
 _UNKNOWN = -(2**63)
 _AT_ONCE = 10_000
+_MARKED = (KINDS.index("stage"), KINDS.index("region"))
+_PARTS = 100  # of a step, in each of which a device has a share of busy time
 # The column that names what ran, and its category in torch.profiler's traces.
 _TABLES = {"kernels": ("kernel", "kernel"), "memcpy": ("kind", "gpu_memcpy")}
 _NUMBERS = ("rank", "device", "stream", "start", "duration", "step", "launch")
@@ -37,11 +44,13 @@ class DeviceTracks:
         parts = [each for name in _TABLES if (each := self._part(spans, name)) is not None]
         if not parts and not self.remarks:
             self.remarks.append("no kernels: the run holds no capture of a device")
+        self._spans = spans
         names = (*_NUMBERS, *_TEXTS)
         none = np.empty(0, np.int64)
         found = {name: np.concatenate([none, *(part[name] for part in parts)]) for name in names}
         order = np.lexsort([found[name] for name in ("start", "stream", "device", "rank")])
         self._columns = {name: column[order] for name, column in found.items()}
+        self._track = np.zeros(len(order), np.int64)  # of each kernel, once it is drawn
         self._encoded = [encoded(text) for text in self._texts]
         if others := sorted({*self._columns["rank"].tolist()} - {*spans.ranks}):
             who = ", ".join(map(str, others))
@@ -61,10 +70,77 @@ class DeviceTracks:
                     about(pid, tid, "thread_name", name=name),
                     about(pid, tid, "thread_sort_index", sort_index=tid),
                 ]
+                self._track[lane] = tid
                 for first in range(0, len(lane), _AT_ONCE):
                     track = f'"pid":{pid},"tid":{tid}'
                     yield [*self._slices(lane[first : first + _AT_ONCE], track)]
                 tid += 1
+        if high > low:
+            yield [*self._busy(low, high, pid)]
+
+    def _busy(self, low: int, high: int, pid: int) -> Iterator[str]:
+        """Yield how busy each device of a rank is, in equal parts of each step with kernels.
+
+        The last value of a capture is 0: what follows was not recorded.
+        """
+        spans, columns = self._spans, self._columns
+        start, length, step = (columns[name][low:high] for name in ("start", "duration", "step"))
+        steps = spans.rows(rank=int(columns["rank"][low]), kind="step")
+        steps = steps[np.isin(spans.step[steps], step)]
+        begins, ends = spans.start_ns[steps], spans.end_ns[steps]
+        if not len(steps):  # a trace without steps
+            begins, ends = start.min(keepdims=True), (start + length).max(keepdims=True)
+        for device in np.unique(columns["device"][low:high]).tolist():
+            own = columns["device"][low:high] == device
+            first, last = start[own], start[own] + length[own]
+            _, first, last = unions(np.zeros(len(first), np.int64), first, last)
+            times, values = [], []
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+                edges = np.unique(np.linspace(begin, end, _PARTS + 1).astype(np.int64))
+                busy = np.diff(covered_before(first, last, edges))
+                times.append(edges)
+                values.append(np.append(100 * busy / np.maximum(np.diff(edges), 1), 0.0))
+            # Where steps follow one another, the next one's first value replaces the 0.
+            whole, shown = np.concatenate(times), np.concatenate(values)
+            kept = np.append(whole[1:] > whole[:-1], True)
+            title = "device busy (%)" if device == _UNKNOWN else f"device {device} busy (%)"
+            yield from track(pid, title, whole[kept], shown[kept])
+
+    def flow_events(self, tracks: Int64s, first_id: int) -> Iterator[str]:
+        """Yield arrows from each mark to the first and the last kernel that was launched in it.
+
+        Args:
+            tracks: Track of each row of the run.
+            first_id: Number of the first arrow.
+        """
+        spans, columns = self._spans, self._columns
+        launch, start = columns["launch"], columns["start"]
+        codes = {name: code for code, name in enumerate(spans.names)}
+        named = np.array([*(codes.get(text, -1) for text in self._texts), -1], np.int64)
+        name = named[columns["range"]]  # -1, unknown, is last
+        name = np.where(name < 0, named[columns["stage"]], name)
+        known = (name >= 0) & (launch != _UNKNOWN) & (launch <= start) & (columns["duration"] > 0)
+        kernels, width = np.flatnonzero(known), len(codes)
+        marks = np.flatnonzero(np.isin(spans.kind, _MARKED))
+        lane = spans.rank[marks] * width + spans.name[marks]
+        order = np.lexsort((spans.start_ns[marks], lane))
+        marks, lane = marks[order], lane[order]
+        own = columns["rank"][kernels] * width + name[kernels]
+        at = last_begun(lane, spans.start_ns[marks], own, launch[kernels])
+        kernels, around = kernels[at >= 0], marks[at[at >= 0]]
+        within = launch[kernels] < spans.end_ns[around]
+        kernels, around = kernels[within], around[within]
+        order = np.lexsort((start[kernels], around))
+        kernels, around = kernels[order], around[order]
+        differs = np.diff(around) != 0
+        ends = (np.append(True, differs) | np.append(differs, True))[: len(around)]
+        pairs = zip(kernels[ends].tolist(), around[ends].tolist(), strict=True)
+        for number, (row, mark) in enumerate(islice(pairs, MOST_FLOWS), start=first_id):
+            pid = int(columns["rank"][row]) + 1
+            what = f'"pid":{pid},"cat":"launch","name":"launch","id":{number}'
+            places = (tracks[mark], int(launch[row])), (self._track[row], int(start[row]))
+            for phase, (tid, time) in zip(('"s"', '"f","bp":"e"'), places, strict=True):
+                yield f'{{"ph":{phase},"tid":{tid},"ts":{micro(time)},{what}}}'
 
     def _part(self, spans: Spans, name: str) -> _Columns | None:
         """Return the columns of a table, with texts as codes of our own; None without it."""

@@ -169,7 +169,8 @@ def _write(
             comma = b",\n"
         if progress is not None:
             progress(done, len(spans.ranks))
-    for flow in waits.flow_events(flows):
+    launches = devices.flow_events(waits.track, len(spans) + 1) if devices else ()
+    for flow in chain(waits.flow_events(flows), launches):
         file.write(f",\n{flow}".encode())
     file.write(b"\n]}\n")
 
