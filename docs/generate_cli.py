@@ -67,14 +67,19 @@ def _sections(name: str, command: Any) -> Iterator[str]:
 
 
 def _usage(param: Any) -> str:
-    name = (param.metavar or param.name).strip("[]{}").upper().removesuffix("...")
-    name += "..." if param.nargs == -1 or getattr(param, "multiple", False) else ""
+    name = _name(param)
     return name if param.required else f"[{name}]"
+
+
+def _name(param: Any) -> str:
+    name: str = (param.metavar or param.name).removesuffix("...").upper()
+    name = name[1:-1] if name[0] + name[-1] in ("[]", "{}") else name
+    return name + ("..." if param.nargs == -1 or getattr(param, "multiple", False) else "")
 
 
 def _row(param: Any) -> str:
     if param.param_type_name == "argument":
-        name = _usage(param).strip("[]")
+        name = _name(param)
     else:
         name = ", ".join([*param.opts, *param.secondary_opts])
     return f"| `{name}` | {_prose(param.help or '')} | {_default(param)} |"

@@ -14,7 +14,8 @@ from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.time_categories import NAMES, Category
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import TraceWriter
-from lightning_rlprof.store.duckdb_tables import sql_name
+from lightning_rlprof.store.column_meanings import meaning
+from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.tables.spans import CORE, Spans
 from lightning_rlprof.tables.table import Column, Table
 from lightning_rlprof.testing import make_header
@@ -46,7 +47,8 @@ _SQL = """## SQL tables
 `rlprof sql RUN QUERY` and `load(RUN).sql(query)` read these; [Tables and SQL](../sql.md) has
 examples. Times count from the first event of the run. `headers.zero_unix_ns` is that moment on
 the wall clock. A column that ends in `_ns` holds nanoseconds, one in `_bytes` bytes. Each counter
-of a span is one more column of `spans`.
+of a span is one more column of `spans`. In Python, the columns of `load(RUN).table(name)` keep
+the profiler's names, such as `kernel` and `start`.
 
 ### Every run
 """
@@ -56,7 +58,8 @@ A table exists if the profiler recorded something for it. These are the columns 
 traces. Nsight Systems adds `sync` (calls that wait for the device) and `gpu_metrics`. torch_npu
 adds `sync`, `communication`, `links`, `step_trace` and sums of operators, and to `kernels` the
 columns `op_type`, `input_shapes`, `block_dim`, `aicore_time_ns` and `vector_time_ns`. Runs of
-several hosts have `clocks`. For their columns use `rlprof sql RUN "describe sync"`.
+several hosts have `clocks`. `rlprof sql RUN --describe` lists the
+columns of any run.
 """
 
 # One event of each category that has a table: a stage, an operator and its kernel, a copy, ...
@@ -133,7 +136,12 @@ def _tables(spans: Spans, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         table: Table = spans.table(name)
         yield f"#### `{name}`\n"
-        yield _columns([Column(sql_name(each), each.kind, each.unit) for each in table.columns])
+        rows = [
+            f"| `{each.name}` | {each.kind} | {each.unit} | {meaning(name, each.name).text} |"
+            for each in sql_columns(table.columns)
+        ]
+        heads = "| column | kind | unit | meaning |\n|---|---|---|---|\n"
+        yield heads + "\n".join(rows) + "\n"
 
 
 def _columns(columns: Iterable[Column]) -> str:

@@ -22,6 +22,7 @@ from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.headline import headline, lead_tables
 from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.lengths import lengths
 from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
@@ -36,10 +37,11 @@ from lightning_rlprof.analysis.stages.overviews import (
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
+from lightning_rlprof.store.duckdb_tables import sql_columns
 from lightning_rlprof.store.open_run import open_run
-from lightning_rlprof.store.run_store import ask
+from lightning_rlprof.store.run_store import ask, described
 from lightning_rlprof.store.sql import Limits
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import CORE, Spans
 from lightning_rlprof.tables.table import Table
 
 
@@ -68,6 +70,7 @@ class Run(Spans):
     idle = idle
     kernels = kernels
     launches = launches
+    lengths = lengths
     ledger = ledger
     links = links
     matmuls = matmuls
@@ -122,8 +125,20 @@ class Run(Spans):
         """
         return ask(self, query, self.table, Limits(memory_gb, timeout_s))
 
+    def describe(self) -> Table:
+        """Return every column of the SQL tables that have data: its unit, and what it means.
+
+        Reads the tables of profilers, which then stay in memory.
+        """
+        own = [self.table(name) for name in CORE]
+        more = [self.try_table(name, []) for name in sorted(self.tables)]
+        tables = [*own, *(table for table in more if table is not None)]
+        return described(
+            {each.name: [column.name for column in sql_columns(each.columns)] for each in tables}
+        )
+
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the headline, the first tables, and what is doubtful."""
+        """Return what a notebook shows: the headline, the overview, and what is doubtful."""
         whose = ("" if each.rank is None else f"rank {each.rank}: " for each in self.warnings)
         texts = map(str.__add__, whose, (each.text for each in self.warnings))
         doubts = "".join(f"<li>{html.escape(text)}</li>" for text in texts)

@@ -68,11 +68,13 @@ def start(
     """Start a session on a fake clock; whatever a test leaves open is closed."""
 
     from lightning_rlprof.config.profiler_config import ProfilerConfig
+    from lightning_rlprof.recording.cpu_wait import CpuWait
     from lightning_rlprof.recording.host_memory import HostMemory
     from lightning_rlprof.recording.session import Session, current
     from lightning_rlprof.testing import make_header
 
-    monkeypatch.setattr(HostMemory, "counters", lambda self: {})  # of the real machine
+    for of_the_machine in (HostMemory, CpuWait):
+        monkeypatch.setattr(of_the_machine, "counters", lambda self: {})
 
     def make(recorders: Any = (), rank: int = 0, **options: Any) -> Any:
         config = ProfilerConfig.build(None, **options)

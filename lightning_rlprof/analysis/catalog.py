@@ -16,6 +16,7 @@ from lightning_rlprof.analysis.efficiency.throughput import throughput
 from lightning_rlprof.analysis.findings.data_quality import data_quality
 from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.ledger.ledger import ledger
+from lightning_rlprof.analysis.lengths import lengths
 from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
@@ -76,6 +77,7 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(steps, "Steps", "Every step of every rank", True, True),
     Analysis(changes, "Steps", "Steps at which time changed, trends, outliers", True, True),
     Analysis(memory, "Memory", "Peak memory of each stage and rank", True, True),
+    Analysis(lengths, "Steps", "How long samples were, by stage", True, True),
     Analysis(rank_status, "Ranks", "How each rank's recording ended", True, True),
     Analysis(breakdown, "Device", "Compute, communication, memcpy and idle time", report=True),
     Analysis(idle, "Device", "Device idle time by cause and stage", report=True),

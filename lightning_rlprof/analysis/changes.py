@@ -6,7 +6,7 @@ Each possible step is tested by least squares, averaged over all correlations of
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from lightning_rlprof.analysis.statistics.pace import (
     joined,
     rotated,
 )
+from lightning_rlprof.records.records import VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -79,11 +80,11 @@ def changes(spans: Spans) -> Table:
     A level change is at least 10%, with 6 steps or more on either side. Its p-value is below 0.001
     over all possible steps, and it fits better than a trend. A trend is at least 25% over the run.
     An outlier takes at least 1.5 times its neighbors, and six spreads more. Warm-up steps are
-    excluded. Abstains below 24 included steps.
+    excluded, as are validations. Abstains below 24 included steps.
     """
     if not len(spans.rows(kind="step")):
         return Table("changes", _COLUMNS, abstained="no complete step was recorded")
-    (side,) = sides([spans])
+    side = _without_validations(sides([spans])[0])
     if side.steps < FEWEST_STEPS:
         reason = f"This run has {side.steps} complete steps; finding changes needs {FEWEST_STEPS}."
         return Table("changes", _COLUMNS, abstained=reason)
@@ -95,6 +96,14 @@ def changes(spans: Spans) -> Table:
         return Table("changes", _COLUMNS, abstained="no step took any time")
     rows = [*_outliers(step, own, ranks), *_levels(step, own, ranks, _CHANCE)]
     return Table("changes", _COLUMNS, sorted(rows, key=lambda row: -int(row[8] or 0)), _NOTE)
+
+
+def _without_validations(side: Side) -> Side:
+    """Return the times of training: a step with a validation is not a slow one."""
+    stages = {name: ns for name, ns in side.stages.items() if name not in VALIDATIONS}
+    apart = [ns for name, ns in side.stages.items() if name in VALIDATIONS]
+    stages[STEP] = side.stages[STEP] - np.sum(apart, axis=0, dtype=np.int64)
+    return replace(side, stages=stages)
 
 
 def _series(side: Side, name: str) -> _Series | None:

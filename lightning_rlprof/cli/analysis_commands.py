@@ -198,11 +198,11 @@ def findings(run: Run = SAVE_PATH) -> None:
         console.say(f"{state:{width}}  {check}: {text}", _STYLES.get(str(state), ""))
     console.say("")
     console.say("Findings", "bold")
-    commands = _print_cards(found, run, spans.device_word)
+    commands = _print_cards(found, spans)
     console.next_command(*(commands or ("rlprof", "report", str(run))))
 
 
-def _print_cards(found: "Table", run: Run, device: str) -> list[str]:
+def _print_cards(found: "Table", spans: "Spans") -> list[str]:
     """Print the findings; returns the words of the command that shows the first one."""
     from lightning_rlprof.report.finding_cards import cards
     from lightning_rlprof.report.terminal import shortened
@@ -211,7 +211,8 @@ def _print_cards(found: "Table", run: Run, device: str) -> list[str]:
         console.say(f"No data. {found.abstained}")
     elif not found.rows:
         console.say("No problems found.")
-    printed = cards(found, shlex.quote(str(run)), device=device)
+    run = shlex.quote(str(spans.path))
+    printed = cards(found, run, device=spans.device_word)
     for at, card in enumerate(printed, start=1):
         console.say(f"{at}. {shortened(card.title, _LONGEST_TITLE)}", "bold")
         console.say(f"   {card.cost}; {card.evidence}")
@@ -223,7 +224,7 @@ def _print_cards(found: "Table", run: Run, device: str) -> list[str]:
             console.say(f"   {command}", "dim")
     if found.note:
         count = found.note.partition(".")[0]
-        console.say(f"{count}. See why: rlprof show {shlex.quote(str(run))} findings", "dim")
+        console.say(f"{count}. See why: rlprof show {run} findings", "dim")
     return shlex.split(printed[0].commands[0]) if printed else []
 
 

@@ -21,7 +21,9 @@ from lightning_rlprof.cli import (
     ascend,
     compare,
     config,
+    init,
     nsys,
+    record,
     run_commands,
 )
 from lightning_rlprof.cli.console import CheckFailedError, did_you_mean, say, use_output
@@ -174,7 +176,7 @@ RUN is one of:
 70   bug of rlprof: a traceback is printed, please report it
 130  interrupted with Ctrl-C
 141  the reader of the output ended early, as in rlprof … | head
-rlprof nsys run returns the exit code of the training.""",
+rlprof run and rlprof nsys run return the exit code of the training.""",
     "environment": """\
 RLPROF=1            record every Lightning training of a process, without code changes
 RLPROF_CONFIG       config file that RLPROF=1 uses
@@ -257,8 +259,12 @@ def _group(name: str, text: str) -> typer.Typer:
     return group
 
 
+_BEHIND: dict[str, Any] = {"allow_interspersed_args": False}  # options of the training
+
+_add("Record", "init", init.init, json=False)
+app.command("run", cls=_Verb, rich_help_panel="Record", context_settings=_BEHIND)(record.run)
 _nsys = _group("nsys", "Run a training under Nsight Systems.")
-_nsys.command("run", cls=_Verb, context_settings={"allow_interspersed_args": False})(nsys.run)
+_nsys.command("run", cls=_Verb, context_settings=_BEHIND)(nsys.run)
 _config = _group("config", "Check a configuration, or print its schema.")
 _config.command("check", cls=_Verb)(_with_output_options(config.check))
 _config.command("schema", cls=_Verb)(config.schema)

@@ -5,9 +5,7 @@ import re
 import secrets
 import shlex
 import shutil
-import signal
 import socket
-import subprocess
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.child_process import run_child
 from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError
 
 if TYPE_CHECKING:
@@ -48,13 +47,6 @@ _RLPROF_OPTIONS = {
 }
 # Variables that choose captured steps.
 _STEPS = ("RLPROF__STEPS", "RLPROF__INTEGRATED__PROFILE_STEP")
-# Signals passed to nsys, which passes INT and TERM to the training. nsys drops the reports if one
-# of them arrives twice (measured with 2022.4 and 2023.4). SLURM sends the last three to the
-# training; what nsys does with them was not measured.
-_PASSED_ON = {
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGTERM),
-    *(signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
-}
 
 
 Command = Annotated[
@@ -184,7 +176,7 @@ def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "Capt
     folder, before = _reports(name)
     with console.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    code = _run(argv, added)
+    code = run_child(argv, os.environ | dict(added))
     new = {path: facts for path, facts in _reports(name)[1].items() if before.get(path) != facts}
     complete = []
     for path, (size, _) in sorted(new.items()):
@@ -201,28 +193,6 @@ def _recorded(argv: list[str], added: Mapping[str, str], name: str, opens: "Capt
     if complete:
         console.next_command("rlprof", "summary", complete[0])
     return code
-
-
-def _run(argv: list[str], added: Mapping[str, str]) -> int:
-    """Run a command, pass signals on, and return its status as a shell does.
-
-    Ctrl-C on a terminal reaches nsys directly; a signal from a process reaches only rlprof.
-    """
-    try:
-        process = subprocess.Popen(argv, env=os.environ | dict(added))
-    except OSError as error:
-        raise RlprofError(f"cannot run {argv[0]}: {error.strerror}") from error
-    wanted = {*_PASSED_ON, signal.SIGCHLD}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    try:
-        while process.poll() is None:
-            arrived = signal.sigtimedwait(wanted, 1.0)
-            # si_code above 0: the kernel sent it, for the terminal
-            if arrived and arrived.si_signo in _PASSED_ON and arrived.si_code <= 0:
-                process.send_signal(arrived.si_signo)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _reports(name: str) -> tuple[Path, dict[Path, tuple[int, int]]]:

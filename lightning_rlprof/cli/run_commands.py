@@ -218,10 +218,12 @@ def describe(spans: "Spans") -> None:
     if "device_ns" in spans.counters:
         console.print_tables([host_vs_device(spans)], limit=FEW)
     console.say("")
-    if is_device_trace(spans) or int(series.included.sum()) < FEWEST:
+    bare, few = is_device_trace(spans), int(series.included.sum()) < FEWEST
+    if bare or few:
         console.say(headline(spans), "bold")
+    if few:
         return
-    first, *more = advice(replace(spans, tables={}), shlex.quote(str(spans.path)))
+    first, *more = advice(spans, tables=bare)
     console.say(first, "bold")
     for line in more:
         console.say(line)
@@ -250,6 +252,9 @@ Memory = Annotated[
         help="Memory limit (default 2, or half of the machine's if that is less)",
     ),
 ]
+Describe = Annotated[
+    bool, typer.Option("--describe", help="List every column: its unit and its meaning")
+]
 Timeout = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit")]
 
 
@@ -261,6 +266,7 @@ def sql(
     force: Force = False,
     memory: Memory = None,
     timeout: Timeout = 60,
+    describe: Describe = False,
 ) -> None:
     """Query a run's tables with SQL (read-only). The first query caches the run.
 
@@ -273,6 +279,9 @@ def sql(
 
     limits = Limits(memory, timeout)
     with open_tables(run) as store:
+        if describe:
+            _describe_tables(store, run, limit)
+            return
         if query is None:
             _list_tables(store, run)
             return
@@ -300,6 +309,14 @@ def open_tables(run: Path) -> "Iterator[Store]":
         with console.bar("Reading") as step:
             store = open_store(copy, progress=step)
         yield store
+
+
+def _describe_tables(store: "Store", run: Path, limit: int | None) -> None:
+    table = store.describe()
+    if console.is_json():
+        console.put_json({"run": str(run), "tables": [table.to_dict()]})
+    else:
+        console.print_tables([table], limit=limit or len(table.rows))
 
 
 def _list_tables(store: "Store", run: Path) -> None:

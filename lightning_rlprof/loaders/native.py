@@ -11,7 +11,7 @@ import numpy as np
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
-from lightning_rlprof.records.records import KINDS, PHASES, Header, Note, Number
+from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
 from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_trace
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
@@ -72,7 +72,6 @@ NO_STAGES = (
 )
 """What a run without marks says of its stages."""
 
-_VALIDATIONS = ("validation", "sanity_check")
 _EVALUATIONS = ("test", "predict")  # of a Trainer that does only this: whole steps
 _HOOK = re.compile(r".+\.on_train_(?:batch_start|batch_end|epoch_end)")  # of other callbacks
 _KIND = {kind: code for code, kind in enumerate(KINDS)}
@@ -139,7 +138,7 @@ def validation_as_stage(spans: Spans) -> Spans:
     A rollout in a validation becomes a region of it, so that no table counts it as training.
     """
     stage, region = KINDS.index("stage"), KINDS.index("region")
-    whole = np.array([*(name in _VALIDATIONS for name in spans.names), False])[spans.name]
+    whole = np.array([*(name in VALIDATIONS for name in spans.names), False])[spans.name]
     alone = np.array([*(name in _EVALUATIONS for name in spans.names), False])[spans.name]
     alone &= np.isin(spans.start_ns, spans.start_ns[spans.kind == KINDS.index("step")])
     whole = (whole | alone) & (spans.kind == region)
@@ -181,7 +180,7 @@ def phases_as_stages(spans: Spans) -> Spans:
     stage, region = KINDS.index("stage"), KINDS.index("region")
     phases = [name in PHASES or bool(_HOOK.fullmatch(name)) for name in spans.names]
     rows = np.array([*phases, False])[spans.name] & (spans.kind == region)
-    validation = np.array([*(name in _VALIDATIONS for name in spans.names), False])[spans.name]
+    validation = np.array([*(name in VALIDATIONS for name in spans.names), False])[spans.name]
     if (~validation & (spans.kind == stage)).any():
         return spans
     validations = np.flatnonzero(spans.kind == stage)

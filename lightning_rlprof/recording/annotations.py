@@ -7,9 +7,11 @@ it runs no Python code at all; `listen` swaps the two methods in when a session 
 A marker that also adds up the seconds that its caller wants to have, recording or not.
 """
 
+import os
+import sys
 from _thread import get_ident
 from collections.abc import Callable, MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from time import perf_counter
 from types import TracebackType
@@ -263,14 +265,17 @@ def mark(name: str, /, **counters: Number) -> None:
         sink.mark(name)
 
 
-def count(**numbers: Number) -> None:
+def count(**numbers: Any) -> None:
     """Add numbers to the innermost open span of this thread or task; outside of spans do nothing.
+
+    A list or a tensor of several numbers is kept as a histogram, four bins per doubling.
 
     Example::
 
         >>> with stage("actor_generate"):
         ...     count(tokens=4096)
         ...     count(tokens=1024, samples=2)
+        ...     count(lengths=[900, 124])  # kept as a histogram
     """
     span = innermost()
     if span is not None:
@@ -307,12 +312,26 @@ def listen(sink: Sink | None, *, mirrored: bool = False) -> None:
     Marker.__exit__ = leave  # type: ignore[method-assign]
 
 
-def tell_first(told: Callable[[Marker], None]) -> None:
-    """Record nothing, but tell of the first span that begins, as in a forked child process."""
+CHILD_MARKS = "RLPROF_CHILD_MARKS"
+"""Variable by which a process that records tells its children where `tell_first` writes."""
+
+
+def tell_first(path: str, where: str) -> None:
+    """Record nothing, but append the first span that begins to a file, as in a child process.
+
+    Nothing is written if the file does not exist, or has a line.
+    """
 
     def enter(self: Marker) -> None:
         listen(None)
-        told(self)
+        data = sys.modules.get("torch.utils.data")
+        worker = data is not None and data.get_worker_info() is not None
+        text = f"{self.name} in a {'DataLoader worker' if worker else where}\n"
+        with suppress(OSError):
+            file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            if not os.fstat(file).st_size:
+                os.write(file, text.encode("utf-8", "replace"))
+            os.close(file)
 
     enter._torchdynamo_disable = True  # type: ignore[attr-defined]
     listen(None)
@@ -405,3 +424,5 @@ def _leave_open(sink: Sink, span: Open) -> None:
 stage._torchdynamo_disable = annotate._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 listen(None)
+if CHILD_MARKS in os.environ:  # of a child that was not forked
+    tell_first(os.environ[CHILD_MARKS], "child process")

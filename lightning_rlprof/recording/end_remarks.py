@@ -1,13 +1,13 @@
 """What a run says at its end: what was asked for and did not happen."""
 
-import mmap
-import sys
+import os
+import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.validation import Section
-from lightning_rlprof.recording.annotations import Marker
+from lightning_rlprof.recording.annotations import CHILD_MARKS
 
 _ASCEND = {"profile_level", "profile_export_type", "profile_analysis"}
 _MOST = 256  # bytes of what a child process says
@@ -91,32 +91,32 @@ def _changed(section: Section, name: str) -> list[str]:
 
 
 class ChildMarks:
-    """Hear of the first mark in a forked child process, which nothing records.
+    """Hear of the first mark in a child process, which nothing records.
 
-    Parent and children share a page of memory, so a child says it without a file or a lock.
+    They share a file, which is empty until then and gone when the run ends. Forked children know
+    its path; others, such as spawned workers of a data loader, have it in their environment.
     """
 
     def __init__(self) -> None:
-        self._page: mmap.mmap | None = None
+        self.path = ""
         with suppress(OSError):
-            self._page = mmap.mmap(-1, _MOST)
-
-    def tell(self, marker: Marker) -> None:
-        """Keep what was marked, in the child."""
-        data = sys.modules.get("torch.utils.data")
-        worker = data is not None and data.get_worker_info() is not None
-        text = f"{marker.name} in a {'DataLoader worker' if worker else 'forked child process'}"
-        if self._page is not None and not self._page[0]:
-            encoded = text.encode()[:_MOST]
-            self._page[: len(encoded)] = encoded
+            file, self.path = tempfile.mkstemp(prefix="rlprof-child-marks-")
+            os.close(file)
+            os.environ[CHILD_MARKS] = self.path
 
     def remark(self) -> list[str]:
         """Say it, in the parent, and forget it."""
-        if self._page is None:
+        path, self.path = self.path, ""
+        if not path:
             return []
-        text = self._page[:].rstrip(b"\0").decode("utf-8", "ignore")
-        self._page.close()
-        self._page = None
+        if os.environ.get(CHILD_MARKS) == path:
+            del os.environ[CHILD_MARKS]
+        try:
+            with open(path, encoding="utf-8", errors="ignore") as file:
+                text = file.readline(_MOST).strip()
+            os.unlink(path)
+        except OSError:
+            return []
         if not text:
             return []
         return [

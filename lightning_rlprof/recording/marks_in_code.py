@@ -11,8 +11,7 @@ import torch
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.recording import annotations
 from lightning_rlprof.recording.annotations import Marker
-from lightning_rlprof.records.records import STAGES
-from lightning_rlprof.records.stage_aliases import standard_stage
+from lightning_rlprof.records.stage_aliases import stage_of_method
 
 _FOREIGN = {
     "torch",
@@ -22,8 +21,6 @@ _FOREIGN = {
     "builtins",
     "collections",
 }
-# Methods of tokenizers and dictionaries, and a part of a rollout.
-_OTHER = {"decode", "prefill", "values"}
 
 
 def names_in_code(module: torch.nn.Module) -> set[str]:
@@ -63,8 +60,8 @@ def rules_by_name(module: torch.nn.Module) -> list[WrapRule]:
     rules = []
     for path, owner in _owners(module):
         for name, method in sorted(_methods(owner).items()):
-            stage = standard_stage(name)
-            if stage in STAGES and name not in _OTHER and _is_users(method):
+            stage = stage_of_method(name)
+            if stage and _is_users(method):
                 with suppress(Exception):  # a name that no rule can have
                     rules.append(WrapRule(target=f"{path}{name}", stage=stage))
     return rules

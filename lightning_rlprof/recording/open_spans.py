@@ -2,10 +2,14 @@
 
 import itertools
 from _thread import get_ident
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
+from math import inf
 from typing import Any, Protocol
 
+from lightning_rlprof.records.histograms import bin_name, bin_of
 from lightning_rlprof.records.records import Kind, Number
 
 # A span is the list that the file will hold, so that no code of rlprof runs per span when it is
@@ -95,5 +99,36 @@ def forget_left() -> None:
 
 
 def counters_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may be numbers; a line with what JSON takes for something else cannot be read."""
-    return {k: v for k, v in given.items() if not isinstance(v, str | list | tuple | dict)}
+    """Return what may be numbers; a line with what JSON takes for something else cannot be read.
+
+    A list, or a tensor with dimensions, becomes a histogram: a counter per bin of its values.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, list | tuple) or getattr(value, "ndim", False):
+            with suppress(Exception):  # of any kind: the training continues
+                found.update(histogram_counters(name, value))
+        elif not isinstance(value, str | dict):
+            found[name] = value
+    return found
+
+
+def histogram_counters(name: str, values: Any) -> dict[str, int]:
+    """Return how many values lie in each bin, by the name of its counter; see `bin_of`.
+
+    All but numbers from zero on are left out.
+    """
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    found: dict[str, int] = {}
+    for value, times in Counter(_flat(listed)).items():
+        key = bin_name(name, bin_of(value))
+        found[key] = found.get(key, 0) + times
+    return found
+
+
+def _flat(values: Any) -> Iterator[float]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        elif isinstance(value, int | float) and 0 <= value < inf:
+            yield value

@@ -13,6 +13,7 @@ from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.clock_sync import Exchange
+from lightning_rlprof.recording.cpu_wait import CpuWait
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
     chosen_stages,
@@ -99,7 +100,7 @@ class Session:
         self._may_capture = config.captures and config.wants_rank(header.rank)
         self._mirrored_step: object = None
         self._tokens = TokenWindow(config)
-        self._memory = HostMemory()
+        self._host = (HostMemory(), CpuWait())
         self._chosen = chosen_stages(config, header.rank)
         buffer.keeps_stages = bool(self._chosen)
         self.child_marks = ChildMarks()
@@ -169,7 +170,8 @@ class Session:
             counters = {**(counters or {}), **known.counters, "capture": 1}
             late = known.late
         if start is not None:
-            counters = {**self._memory.counters(), **(counters or {})}
+            memory, cpu = self._host
+            counters = {**memory.counters(), **cpu.counters(), **(counters or {})}
             span = made(_STEP, self.step, start, now, counters or None)
             self.append(span)
             if self._may_capture:
@@ -307,7 +309,7 @@ class Session:
             if _Process.session is self:
                 _Process.session = None
             self._buffer.close()
-            self._memory.close()
+            self._close_host()
             self.afterwards()
 
     def _remarks(self) -> list[str]:
@@ -331,8 +333,9 @@ class Session:
         annotations.listen(None)
         if _Process.session is self:
             _Process.session = None
+        self.child_marks.remark()
         self._buffer.discard()
-        self._memory.close()
+        self._close_host()
         with suppress(OSError):  # files of other ranks, or of captures
             self.run.rmdir()
 
@@ -341,7 +344,11 @@ class Session:
         self._closed, self._may_capture, self.exchange = True, False, None
         self.append = lambda line: None  # of optimizers, which may go on for long
         self._buffer.leave()
-        self._memory.close()
+        self._close_host()
+
+    def _close_host(self) -> None:
+        for part in self._host:
+            part.close()
 
     def _tune(self) -> None:
         """Choose how markers behave: mirrored only where a capture is or may be open."""
@@ -374,4 +381,4 @@ def _leave_to_parent() -> None:
     annotations.listen(None)
     if session is not None:
         session.leave()
-        annotations.tell_first(session.child_marks.tell)
+        annotations.tell_first(session.child_marks.path, "forked child process")

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 from lightning_rlprof.errors import ConfigError, described
 from lightning_rlprof.recording.open_spans import Line
 from lightning_rlprof.recording.recorders.base import Counters, Late, is_for_the_process, numbers_of
-from lightning_rlprof.records.records import Header, Number, as_number
+from lightning_rlprof.records.records import VALIDATIONS, Header, Number, as_number
 from lightning_rlprof.records.run_directory import TraceWriter
 
-_VALIDATIONS = ("validation", "sanity_check")
 _MOST = 1 << 16  # intervals of a stage that are kept apart
 _LARGEST = 1e300  # beyond it, and where it is not a number, a counter is unknown
 
@@ -41,7 +40,7 @@ class StepTotals(NamedTuple):
     """What is known of a step that ended.
 
     Attributes:
-        ns: How long it took, in nanoseconds; 0 where no step has ended.
+        ns: How long it took without validations, in nanoseconds; 0 where no step has ended.
         captured: Whether a capture was open in it.
         stages: What it spent on each stage of the thread that trains.
     """
@@ -64,14 +63,24 @@ class Tally:
         self._captured = False
         self._times: dict[tuple[str, str], _Union] = {}
         self._sums: dict[tuple[str, str], Number] = {}
+        self._apart = _Union()  # validations
 
     def add(self, lines: Sequence[Line]) -> None:
-        """Add spans in the order in which they ended; those before the step are left out."""
-        began = max((line[4] for line in lines if line[2] == "step"), default=0)
-        for _, name, kind, _, start, end, thread, _, _, counters in lines:
-            if thread == self._thread and kind == "step":
+        """Add spans in the order in which they ended; those before the step are left out.
+
+        So are those in validations.
+        """
+        own = [line for line in lines if line[6] == self._thread]
+        began = 0
+        for _, _, kind, _, start, end, _, _, _, counters in own:
+            if kind == "step":
+                began = max(began, start)
                 self._step, self._captured = (start, end), "capture" in (counters or {})
-            elif thread == self._thread and kind == "stage" and end > began:
+        for line in own:
+            if line[1] in VALIDATIONS:
+                self._apart.add(line[4], line[5])
+        for _, name, _, _, start, end, _, _, _, counters in _trained(own):
+            if end > began:
                 self._add(name, start, end, counters or {})
 
     def totals(self) -> StepTotals:
@@ -86,7 +95,7 @@ class Tally:
         for (stage, counter), value in self._sums.items():
             stages[stage].counters[counter] = value
             stages[stage].counted_ns[counter] = self._times[stage, counter].within(low, high)
-        return StepTotals(high - low, self._captured, stages)
+        return StepTotals(high - low - self._apart.within(low, high), self._captured, stages)
 
     def _add(self, stage: str, start: int, end: int, counters: dict[str, Any]) -> None:
         self._times.setdefault((stage, ""), _Union()).add(start, end)
@@ -96,6 +105,16 @@ class Tally:
                 key = stage, counter
                 self._times.setdefault(key, _Union()).add(start, end)
                 self._sums[key] = self._sums.get(key, 0) + value
+
+
+def _trained(lines: Sequence[Line]) -> list[Line]:
+    """Return the stages that are not in a validation."""
+    apart = [(line[4], line[5]) for line in lines if line[1] in VALIDATIONS]
+    return [
+        line
+        for line in lines
+        if line[2] == "stage" and not any(low <= line[4] and line[5] <= high for low, high in apart)
+    ]
 
 
 class _Union:
@@ -262,12 +281,7 @@ class Buffer:
 
     def has_stages(self) -> bool:
         """Return whether a stage has ended since the step began; those in validations are none."""
-        lines = [*self._flushed, *self._spans]
-        apart = [(line[4], line[5]) for line in lines if line[1] in _VALIDATIONS]
-        found = [line for line in lines if line[2] == "stage"]
-        return any(
-            not any(low <= line[4] and line[5] <= high for low, high in apart) for line in found
-        )
+        return bool(_trained([*self._flushed, *self._spans]))
 
     @property
     def stage_count(self) -> int:

@@ -44,6 +44,9 @@ PHASES: tuple[str, ...] = (
 )
 """Regions that the callback records of Lightning's loop."""
 
+VALIDATIONS: tuple[str, ...] = ("validation", "sanity_check")
+"""Regions that it records of validations in a fit, whose work does not count as training."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

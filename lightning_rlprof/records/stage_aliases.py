@@ -32,6 +32,8 @@ STAGE_ALIASES = {
 
 _STAGE_OF = {alias: stage for stage, names in STAGE_ALIASES.items() for alias in names.split()}
 _STAGE_OF |= {stage: stage for stage in STAGES}
+# Methods of tokenizers and dictionaries, and a part of a rollout.
+_OTHER = {"decode", "prefill", "values"}
 _SIGNS = re.compile(r"[^a-z0-9]+")
 
 
@@ -62,3 +64,15 @@ def standard_stage(name: str) -> str:
     """
     whole, last = plain_names(name)
     return _STAGE_OF.get(whole) or _STAGE_OF.get(last) or name
+
+
+def stage_of_method(name: str) -> str | None:
+    """Return the known stage that a public method's name means; None if it may mean other things.
+
+    Example::
+
+        >>> stage_of_method("generate"), stage_of_method("decode"), stage_of_method("_reward")
+        ('actor_generate', None, None)
+    """
+    stage = standard_stage(name)
+    return stage if stage in STAGES and name not in _OTHER and not name.startswith("_") else None

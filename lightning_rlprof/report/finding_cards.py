@@ -41,7 +41,7 @@ class CardView:
 
 
 def cards(
-    findings: Table, run: str = "RUN", shown: Collection[int] = (), device: str = "GPU"
+    findings: Table, run: str, shown: Collection[int] = (), device: str = "GPU"
 ) -> list[CardView]:
     """Return a card per finding.
 
@@ -63,9 +63,9 @@ def cards(
             row["evidence"],
             _where(row),
             row["step"] if row["step"] in shown else None,
-            row["try"].replace("RUN", run),
-            row["ruled out if"].replace("RUN", run),
-            (row["reproduce"].replace("RUN", run), f"rlprof sql {run} {_quoted(row['query'])}"),
+            row["try"],
+            row["ruled out if"],
+            (row["reproduce"], f"rlprof sql {run} {_quoted(row['query'])}"),
         )
         for row in rows
     ]

@@ -86,10 +86,10 @@ def _rate(series: StepSeries) -> str:
     if series.tokens is None:
         return "Step time, mean of ranks"
     stage, tokens = series.tokens
-    some = series.included & (series.wall_ns > 0)
+    some = series.included & (series.training_ns > 0)
     if not some.any():
         return f"Tokens per second, all ranks ({stage})"
-    rate = float(np.median(tokens[some] / series.wall_ns[some]) * 1e9)
+    rate = float(np.median(tokens[some] / series.training_ns[some]) * 1e9)
     return f"Tokens per second, all ranks ({stage}): median {figure(rate)}"
 
 
@@ -114,17 +114,12 @@ class Headline:
     anchor: str
 
 
-def headlines(findings: Sequence[dict[str, Any]], run: str) -> list[Headline]:
-    """Return the first findings, in their order: problems by cost, then ideas.
-
-    Args:
-        findings: Rows of the analysis.
-        run: How the commands call the run, as a shell takes it.
-    """
+def headlines(findings: Sequence[dict[str, Any]]) -> list[Headline]:
+    """Return the first of the rows of findings, in their order: problems by cost, then ideas."""
     return [
         Headline(
             str(row["finding"]),
-            str(row["try"]).replace("RUN", run),
+            str(row["try"]),
             "takes" if row["kind"] == "idea" else "costs",
             "" if row["share"] is None else _percent(float(row["share"])),
             "" if row["cost"] is None else duration(int(row["cost"])),

@@ -30,12 +30,12 @@ def run_summary(spans: Spans, *, ended: str = "") -> list[str]:
         spans: The run.
         ended: How the training ended, unless it finished: ``stopped by ValueError``.
     """
-    spans = replace(spans, tables={})
+    whole, spans = spans, replace(spans, tables={})
     series, path = StepSeries(spans), shlex.quote(str(spans.path))
     lines = [f"rlprof: {run_line(series)}{_comma(ended)}"]
     if int(series.included.sum()) >= FEWEST:
         lines += _bars(series)
-        lines += advice(spans, path)
+        lines += advice(whole)
     lines.append(f"Recording: {_quality(spans)}, in {path} ({_bytes(spans.path)})")
     lines.append(f"See it:    rlprof report {path} --open")
     return [plain(line) for line in lines]
@@ -51,7 +51,7 @@ def run_line(series: StepSeries) -> str:
     wall = series.wall_ns[some]
     text += f", median {duration(int(np.median(wall)))}, mean {duration(int(wall.mean()))}"
     if series.tokens is not None:
-        rate = float(series.tokens[1][some].sum() / wall.sum() * 1e9)
+        rate = float(series.tokens[1][some].sum() / series.training_ns[some].sum() * 1e9)
         text += f", {figure(rate)} tokens/s"
     return text
 
@@ -96,23 +96,29 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
 
-def advice(spans: Spans, run: str) -> list[str]:
+def advice(spans: Spans, *, tables: bool = False) -> list[str]:
     """Return the first finding with its price and what to try, and the next in a line.
 
     Args:
         spans: The run.
-        run: How the commands call the run, as a shell takes it.
+        tables: Whether to read tables of profilers, too, which can take minutes.
     """
-    first = headlines(rows_of(findings(spans)), run)
+    read = spans if tables else replace(spans, tables={})
+    first = headlines(rows_of(findings(read)))
     if not first:
-        return ["No problem found."]
+        text = "No problem found"
+        more = f" outside captures. For these: rlprof findings {shlex.quote(str(spans.path))}"
+        return [f"{text}{more}" if spans.tables and not tables else f"{text}."]
     top, lines = first[0], []
     label = "Improve first" if top.word == "takes" else "Fix first"
     lines.append(f"{label}: {top.title}{_price(top)}")
-    lines.append(f"  {top.act}")
+    act = f"  {top.act}"
     if len(first) > 1:
         lines.append(f"Then: {first[1].title}{_price(first[1])}")
-    return [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
+    lines = [line if len(line) <= _LINE else f"{line[: _LINE - 1]}…" for line in lines]
+    # Of a long one the first sentence, whole: it may have a command.
+    lines.insert(1, act if len(act) <= _LINE else act.partition(". ")[0])
+    return lines
 
 
 def _price(one: Headline) -> str:

@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from lightning_rlprof.analysis.lengths import bin_counts, included_lengths, quantile_bin
 from lightning_rlprof.analysis.partition import UNTRACED as NO_STAGE
 from lightning_rlprof.analysis.partition import partition
 from lightning_rlprof.analysis.stages.stage_times import WAITING
 from lightning_rlprof.analysis.step_selection import STATES, counted, states
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.analysis.waiting import WaitingTimes, waiting_times
+from lightning_rlprof.records.histograms import bin_start
+from lightning_rlprof.records.records import KINDS, VALIDATIONS
 from lightning_rlprof.tables.arrays import Float64s, Int64s, Mask
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Histogram, Spans
 
 _MOST_PARTS = 14  # stages and waits of their own; the others are drawn as one
 _MOST_COLUMNS = 1_000  # of a chart over the steps: a screen has no more pixels
@@ -28,7 +31,7 @@ _OCTAVE = 12  # shades of a heat map per doubling: neighbors differ by 6%
 
 _KEYS = (
     *("first", "last", "state", "states", "included", "wall", "most", "parts", "tokens", "sizes"),
-    *("levels", "outliers"),
+    *("trained", "levels", "outliers"),
 )
 
 OTHERS, UNTRACED = "other stages", "untraced"
@@ -115,9 +118,24 @@ class StepSeries:
         return [*found, Part(UNTRACED, UNTRACED, "untraced", work[NO_STAGE] / self._count)]
 
     @cached_property
+    def training_ns(self) -> Float64s:
+        """Duration of each step without the validation in it, mean over its ranks."""
+        cells = self.cut.cells(self.spans)
+        codes = [code for code, name in enumerate(self.spans.names) if name in VALIDATIONS]
+        own = np.isin(cells.name, codes)
+        spent = np.bincount(self._place[cells.step[own]], cells.ns[own], len(self.numbers))
+        found: Float64s = self.wall_ns - spent / self._count
+        return found
+
+    @cached_property
     def tokens(self) -> tuple[str, Float64s] | None:
-        """The stage whose tokens are the run's, and those of all ranks in each step."""
+        """The stage whose tokens are the run's, and those of all ranks in each step.
+
+        Those in validations do not count: they are of regions.
+        """
         rows, amounts = self.spans.amounts("tokens")
+        stages = self.spans.kind[rows] == KINDS.index("stage")
+        rows, amounts = rows[stages], amounts[stages]
         names = self.spans.name[rows]
         if not len(rows):
             return None
@@ -156,6 +174,7 @@ class StepSeries:
             "states": STATES,
             "included": np.logical_or.reduceat(self.included, heads).astype(int).tolist(),
             "wall": mean(self.wall_ns),
+            "trained": mean(self.training_ns),
             "most": np.round(np.maximum.reduceat(self.wall_ns, heads) / 1e3).astype(int).tolist(),
             "parts": [
                 {"name": part.name, "stage": part.stage, "kind": part.kind, "us": mean(part.ns)}
@@ -186,6 +205,33 @@ class StepSeries:
             lows, highs = ([int(v) if np.isfinite(v) else None for v in each] for each in pair)
             found.append({"name": name, "title": title, "low": lows, "high": highs})
         return found
+
+    def lengths(self) -> dict[str, Any] | None:
+        """Return the histogram of the stage with most samples, and quantiles by step.
+
+        ``starts`` are the least values of the bins, ``counts`` those of included steps; ``p50`` and
+        ``p95`` of a step are bins, None without samples.
+        """
+        found = included_lengths(self.spans)
+        if not len(found.rows):
+            return None
+        names = self.spans.name[found.rows]
+        code = int(np.argmax(np.bincount(names, found.counts)))
+        found = Histogram(*(column[names == code] for column in found))
+        counts = bin_counts(found.bins, found.counts)
+        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
+        column = np.searchsorted(self.numbers, self.spans.step[found.rows]) // width
+        columns = -(-len(self.numbers) // width)
+        by_step = np.zeros((columns, len(counts)), np.int64)
+        inside = np.isin(self.spans.step[found.rows], self.numbers)
+        np.add.at(by_step, (column[inside], found.bins[inside]), found.counts[inside])
+        quantiles = {
+            name: [quantile_bin(each, part) if each.any() else None for each in by_step]
+            for name, part in (("p50", 0.5), ("p95", 0.95))
+        }
+        starts = [round(bin_start(each), 1) for each in range(len(counts) + 1)]
+        stage = self.spans.names[code]
+        return {"stage": stage, "starts": starts, "counts": counts.tolist(), **quantiles}
 
     @cached_property
     def ranks(self) -> Int64s:

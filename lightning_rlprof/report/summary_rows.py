@@ -30,6 +30,8 @@ class StageRow:
         longest: In the longest step.
         slowest: Slowest rank and its ratio to the others, ``alike``, or empty.
         stands_out: Whether that rank is clearly slower in a stage that matters.
+        inclusive: Mean of whole spans, with the stages and the waiting in them; empty if there are
+            none in them.
     """
 
     name: str
@@ -42,19 +44,26 @@ class StageRow:
     longest: str
     slowest: str
     stands_out: bool
+    inclusive: str
 
 
-def stage_rows(series: StepSeries, slowest: Sequence[Mapping[str, Any]]) -> list[StageRow]:
+def stage_rows(
+    series: StepSeries,
+    slowest: Sequence[Mapping[str, Any]],
+    stages: Sequence[Mapping[str, Any]],
+) -> list[StageRow]:
     """Return a row per part of the included steps, in the order of `StepSeries.parts`.
 
     Args:
         series: The run.
         slowest: Rows of the analysis `slowest_ranks`.
+        stages: Rows of the analysis `stages`.
     """
     some = series.included
     if not some.any():
         return []
     by_stage = {row["stage"]: row for row in slowest}
+    whole_spans = {row["stage"]: row["inclusive mean"] for row in stages}
     whole = float(series.wall_ns[some].sum())
     rows = []
     for part in series.parts:
@@ -66,9 +75,11 @@ def stage_rows(series: StepSeries, slowest: Sequence[Mapping[str, Any]]) -> list
         text, stands_out = _slowest(found, share)
         figures = (own.mean(), *np.quantile(own, (0.5, 0.95)), own.max())
         mean, median, high, longest = (duration(int(ns)) for ns in figures)
+        inclusive = whole_spans.get(part.name) if part.kind == "stage" else None
+        shown = "" if inclusive is None else duration(int(inclusive))
         rows.append(
             StageRow(part.name, part.stage, part.kind, share, mean, median, high, longest, text,
-                     stands_out)
+                     stands_out, shown)
         )  # fmt: skip
     return rows
 

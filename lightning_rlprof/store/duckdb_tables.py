@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,17 @@ HIDDEN = "code"
 """Begins the name of a column of codes."""
 
 
+# One name for one thing in all tables, and no word that SQL reserves.
+_NAMES = {
+    ("kernel", "text"): "name",
+    ("operator", "text"): "name",
+    ("metric", "text"): "name",
+    ("group", "text"): "communicator",
+    ("group size", "count"): "communicator_size",
+}
+_START, _DURATION, _END = "start_ns", "duration_ns", "end_ns"
+
+
 def sql_name(column: Column) -> str:
     """Return the name of a column in SQL: those of times and durations end in their unit.
 
@@ -27,11 +38,35 @@ def sql_name(column: Column) -> str:
 
         >>> sql_name(Column("mean wait", "duration", "ns")), sql_name(Column("end_ns", "time"))
         ('mean_wait_ns', 'end_ns')
+        >>> sql_name(Column("kernel", "text")), sql_name(Column("group", "text"))
+        ('name', 'communicator')
     """
+    if (column.name, column.kind) in _NAMES:
+        return _NAMES[column.name, column.kind]
     name = "_".join(column.name.split())
     return (
         f"{name}_ns" if column.kind in ("duration", "time") and not name.endswith("_ns") else name
     )
+
+
+def sql_columns(columns: Iterable[Column]) -> list[Column]:
+    """Return columns as SQL has them: what has a start and a duration has an end, too.
+
+    Example::
+
+        >>> columns = [Column("start", "time", "ns"), Column("duration", "duration", "ns")]
+        >>> [column.name for column in sql_columns(columns)]
+        ['start_ns', 'duration_ns', 'end_ns']
+    """
+    found = [Column(sql_name(each), each.kind, each.unit) for each in columns]
+    names = [each.name for each in found]
+    if _lacks_end(names):
+        found.insert(names.index(_DURATION) + 1, Column(_END, "time", "ns"))
+    return found
+
+
+def _lacks_end(names: Sequence[str]) -> bool:
+    return _START in names and _DURATION in names and _END not in names
 
 
 def quoted(name: str) -> str:
@@ -90,6 +125,7 @@ def attach(connection: "DuckDBPyConnection", table: Table) -> None:
             connection.register(room, {"code": code, "text": texts})
             joins.append(f"LEFT JOIN {quoted(room)} t{at} ON d.c{at} = t{at}.code")
         picks.append(_pick(own, column, cells))
+    picks = _with_end(picks, table.columns)
     data = f"{table.name} numbers"
     source = _registered(connection, data, _numbers_of(columns))
     select = f"SELECT {', '.join(picks)} FROM {source} d {' '.join(joins)}"
@@ -122,9 +158,20 @@ def given(
         _pick(f"c{at}", column, cells)
         for at, (column, cells) in enumerate(zip(table.columns, columns, strict=True))
     ]
+    picks = _with_end(picks, table.columns)
     picks += [f"k{at} AS {quoted(code_name(at))}" for at in texts]
     source = _registered(connection, f"{table.name} numbers", numbers)
     return f"SELECT {', '.join(picks)} FROM {source}", columns, texts
+
+
+def _with_end(picks: list[str], columns: Sequence[Column]) -> list[str]:
+    """Add the end to what picks each column, if `sql_columns` does."""
+    names = [sql_name(each) for each in columns]
+    if not _lacks_end(names):
+        return picks
+    start, duration = (f"CAST(c{names.index(each)} AS BIGINT)" for each in (_START, _DURATION))
+    at = names.index(_DURATION) + 1
+    return [*picks[:at], f"{start} + {duration} AS {_END}", *picks[at:]]
 
 
 def _pick(own: str, column: Column, cells: Any) -> str:

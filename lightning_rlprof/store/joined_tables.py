@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.cache import Cache
-from lightning_rlprof.store.duckdb_tables import quoted, reader, sql_name
+from lightning_rlprof.store.duckdb_tables import quoted, reader, sql_columns
 from lightning_rlprof.store.parquet import About, files_of, source_of
 from lightning_rlprof.store.sql import text_literal
 from lightning_rlprof.tables.table import Column
@@ -105,9 +105,11 @@ def joined_table(name: str, parts: Sequence[Part]) -> JoinedTable | str:
     if not told:
         return note or "no trace contains it"
     columns = {
-        sql_name(Column(each["name"], each["kind"], each["unit"])): each["kind"] == "time"
+        column.name: column.kind == "time"
         for about in told.values()
-        for each in about["columns"]
+        for column in sql_columns(
+            Column(each["name"], each["kind"], each["unit"]) for each in about["columns"]
+        )
     }
     files = {file: there[path] for path in told for file in files_of(path)}
     return JoinedTable(name, [*files], columns, [*files.values()], note)

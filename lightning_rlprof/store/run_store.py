@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.store.cache import Cache, Parts, make, sources
 from lightning_rlprof.store.cached_run import facts_of, find_cache
+from lightning_rlprof.store.column_meanings import meaning
 from lightning_rlprof.store.duckdb_tables import VISIBLE, attach, quoted
 from lightning_rlprof.store.joined_tables import JoinedTable, Part, joined_table
 from lightning_rlprof.store.parquet import files_of, read_about, source_of
@@ -23,7 +24,7 @@ from lightning_rlprof.store.sql import (
     write_answer,
 )
 from lightning_rlprof.tables.spans import CORE, core_tables
-from lightning_rlprof.tables.table import Table
+from lightning_rlprof.tables.table import Column, Table
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -92,6 +93,16 @@ class Store:
             return answer(told, tables.attach, tables.files, rows, limits)
 
         return _noted(self._ask(query, ask), notes)
+
+    def describe(self) -> Table:
+        """Return every column of every table that has data: its unit, and what it means."""
+        return described({name: self._columns(name) for name in self.tables})
+
+    def _columns(self, name: str) -> list[str]:
+        try:
+            return [str(row[0]) for row in self.sql(f'describe "{name}"').rows]
+        except TraceError:  # without data
+            return []
 
     def write(self, query: str, output: Path, limits: Limits = DEFAULT_LIMITS) -> int:
         """Write what one SELECT says to a .csv or .parquet file; return the number of rows.
@@ -203,6 +214,15 @@ def ask(
         return _noted(found, [table.note for table in told])
     except TraceError as error:
         raise _explained(error, names, untold) from error
+
+
+def described(columns: Mapping[str, Iterable[str]]) -> Table:
+    """Return a row for each column of tables: the table, the column, its unit and its meaning."""
+    rows = [
+        (table, column, *meaning(table, column)) for table, own in columns.items() for column in own
+    ]
+    heads = ("table", "column", "unit", "meaning")
+    return Table("columns", tuple(Column(head, "text") for head in heads), rows)
 
 
 class _Single(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.errors import TraceError
+from lightning_rlprof.records.histograms import bin_in_name
 from lightning_rlprof.records.records import KINDS, Header, Kind, Number, Span
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.table import Column, ColumnRows, PartRows, Table
@@ -51,6 +52,14 @@ class Counter(NamedTuple):
 
     rows: Int64s
     values: npt.NDArray[Any]
+
+
+class Histogram(NamedTuple):
+    """How many values lie in which bins of spans, see `lightning_rlprof.records.histograms`."""
+
+    rows: Int64s
+    bins: Int64s
+    counts: Int64s
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,6 +257,15 @@ class Spans:
             rows, values = rows[sound], values[sound]
         return Counter(rows, values.astype(kind, copy=False))
 
+    def histogram(self, name: str) -> Histogram:
+        """Return the bins that spans counted of a histogram; empty where no span has it."""
+        parts = []
+        for counter, (rows, values) in self.counters.items():
+            if (found := bin_in_name(counter)) is not None and found[0] == name:
+                parts.append((rows, np.full(len(rows), found[1]), values.astype(np.int64)))
+        columns = zip(*parts, strict=True) if parts else ((), (), ())
+        return Histogram(*(np.concatenate([np.zeros(0, np.int64), *each]) for each in columns))
+
     def flagged(self, counter: str) -> Int64s:
         """Return the rows that carry a counter that is not zero, ascending."""
         if counter not in self.counters:
@@ -344,7 +362,8 @@ def _identities(idents: Iterable[int]) -> Any:
 def counter_columns(spans: Spans) -> dict[str, str]:
     """Return the column of each counter that has one: the most frequent, by name."""
     taken = {column.name for column in _SPANS}
-    often = sorted(spans.counters, key=lambda name: (-len(spans.counters[name].rows), name))
+    single = [name for name in spans.counters if bin_in_name(name) is None]
+    often = sorted(single, key=lambda name: (-len(spans.counters[name].rows), name))
     found = {}
     for name in sorted(often[:_MOST_COUNTERS]):
         own = "_".join(name.split()) or "counter"
@@ -364,7 +383,7 @@ def _counters(spans: Spans) -> tuple[list[tuple[Column, Any]], str]:
         unit = "bytes" if name.endswith("bytes") else ""
         kind = "duration" if whole and name.endswith("_ns") else "count" if whole else "number"
         found.append((Column(own, kind, "ns" if kind == "duration" else unit), values))  # type: ignore[arg-type]
-    left = len(spans.counters) - _MOST_COUNTERS
+    left = sum(bin_in_name(name) is None for name in spans.counters) - _MOST_COUNTERS
     return found, f"{left} rarer counters have no column" if left > 0 else ""
 
 

@@ -57,6 +57,15 @@ def test_a_long_step_is_an_outlier_and_names_its_stage() -> None:
     assert row[6] == pytest.approx(2e8, rel=0.1)
 
 
+def test_a_step_with_a_validation_is_no_outlier_and_no_change() -> None:
+    times = 1e8 * np.exp(np.random.default_rng(1).normal(0, 0.02, 60))
+    validations = np.full(60, np.nan)
+    validations[[19, 39]] = 2e9
+    assert changes(run_of({"a": times, "validation": validations})).rows == []
+    found = changes(run_of({"a": times, "b": validations})).column("step")
+    assert {*found} == {20, 40}
+
+
 def test_steps_that_get_slower_little_by_little_are_a_trend() -> None:
     (row,) = changes(play(Job(steps=100, regime=Regime(warming=0.5)), 4)).rows
     assert (row[0], row[1], row[2]) == (TREND, 1, "all")

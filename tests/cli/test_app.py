@@ -96,7 +96,7 @@ PANELS = {
     "Inspect": ["ls", "summary", "show", "report", "sql"],
     "Diagnose": ["findings", "ledger", "stragglers", "critical-path", "whatif", "compare"],
     "Export": ["export", "upload", "ingest"],
-    "Record": ["nsys", "config", "ascend"],
+    "Record": ["init", "run", "nsys", "config", "ascend"],
 }
 
 

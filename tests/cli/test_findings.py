@@ -37,6 +37,15 @@ def test_json_has_both_tables(rlprof: Run, tmp_path: Path) -> None:
     assert data["ranks"] == [0, 1, 2, 3]
 
 
+def test_commands_in_json_have_the_path_of_the_run(rlprof: Run, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "a run", steps=20, slow={2: 0.15})
+    for words in (("findings", run), ("show", run, "findings")):
+        text = rlprof(*words, "--json")[1]
+        rows = json.loads(text)["tables"][-1]["rows"]
+        assert any(f"rlprof stragglers '{tmp_path}/a run' --json" in row for row in rows)
+        assert "RUN" not in text
+
+
 def test_a_run_without_findings(rlprof: Run, tmp_path: Path) -> None:
     _, out, _ = rlprof("findings", short(tmp_path).path)
     assert "ranks: 1 of 2 are missing: 1" in out

@@ -140,6 +140,23 @@ def test_a_bare_trace_shows_what_devices_did_and_no_empty_stages(
     assert names[-3:] == ["breakdown", "kernels", "idle"]
 
 
+def test_the_first_problem_of_a_bare_trace_is_one_of_its_devices(
+    rlprof: Run, tmp_path: Path
+) -> None:
+    trace = ChromeTrace()
+    for step in range(1, 6):
+        trace.mark(f"ProfilerStep#{step}", step * 10_000_000, step * 10_000_000 + 10_000_000)
+    for number in range(500):
+        trace.launched(number, 10_000_000 + 100_000 * number)
+    path = trace.write(tmp_path / "rank0.json")
+
+    out = rlprof("summary", path)[1]
+
+    assert "Device time: idle 100% (mostly host-bound idle)" in out
+    assert "Fix first: Device idle between short kernels" in out
+    assert "No problem found" not in out
+
+
 def test_the_report_of_a_bare_trace_has_device_tables_in_the_place_of_stages(
     rlprof: Run, tmp_path: Path
 ) -> None:

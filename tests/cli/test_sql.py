@@ -146,3 +146,11 @@ def test_a_function_that_cannot_be_interrupted_does_not_keep_the_command(run: Pa
     command = [sys.executable, "-m", "lightning_rlprof", "sql", run, query, "--timeout", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+def test_describe_lists_unit_and_meaning_of_each_column(rlprof: Run, run: Path) -> None:
+    status, out, err = rlprof("sql", run, "--describe")
+    assert (status, err) == (0, "")
+    assert "ns    end, since the first event of the run" in out
+    (table,) = json.loads(rlprof("sql", run, "--describe", "--json")[1])["tables"]
+    assert ["spans", "end_ns", "ns", "end, since the first event of the run"] in table["rows"]

@@ -39,6 +39,7 @@ def test_defaults() -> None:
         "optimizer_stages": [],
         "spans": True,
         "device_time": None,
+        "summary": True,
         "clock_sync_interval_minutes": 2,
         "token_start": None,
         "token_end": None,

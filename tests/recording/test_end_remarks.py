@@ -2,11 +2,13 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 
 import pytest
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
-from lightning_rlprof.recording.annotations import annotate, stage
+from lightning_rlprof.recording.annotations import CHILD_MARKS, annotate, stage
 from lightning_rlprof.recording.end_remarks import never_reached, without_effect
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.recording import read, run_steps
@@ -118,6 +120,38 @@ def test_a_mark_in_a_forked_child_is_said(start, clock):
         "marks in child processes were not recorded, the first one was actor_generate in a "
         "forked child process. Mark in the training process, or use num_workers=0"
     ]
+
+
+def test_a_mark_in_a_child_that_is_not_forked_is_said(start, clock):
+    session = start()
+    code = "from lightning_rlprof import stage\nwith stage('compute_reward'): pass"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    run_steps(session, clock, [1])
+    session.close()
+    assert warnings(session) == [
+        "marks in child processes were not recorded, the first one was compute_reward in a "
+        "child process. Mark in the training process, or use num_workers=0"
+    ]
+    subprocess.run([sys.executable, "-c", code], check=True)  # with nobody to tell
+
+
+@pytest.mark.parametrize("end", ["close", "discard"])
+def test_nothing_is_left_of_the_file_that_children_write(start, end):
+    session = start()
+    path = os.environ[CHILD_MARKS]
+    assert os.path.exists(path)
+    getattr(session, end)()
+    assert CHILD_MARKS not in os.environ
+    assert not os.path.exists(path)
+
+
+def test_without_a_place_for_that_file_the_run_goes_on(start, clock, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    session = start()
+    in_child(lambda: stage("actor_generate").__enter__())
+    run_steps(session, clock, [1])
+    session.close()
+    assert warnings(session) == []
 
 
 def test_a_child_that_marks_nothing_is_not_worth_a_word(start, clock):

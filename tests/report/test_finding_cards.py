@@ -19,7 +19,7 @@ ROW: dict[str, Any] = {
     "try": "prefetch",
     "ruled out if": "it stays",
     "evidence": "3 spans",
-    "reproduce": "rlprof ledger RUN",
+    "reproduce": "rlprof ledger 'my run'",
     "query": "select * from spans where name = 'a'",
     "rank": 3,
     "step": 7,
@@ -39,7 +39,7 @@ def test_price_place_and_commands_are_said() -> None:
         "4.00 s of GPU time (95% CI 3.00 s–5.00 s), 25.0% of the job, high confidence"
     )
     assert card.price == "costs 25.0% · 4.00 s"
-    assert cards(table(kind="idea"))[0].price == "takes 25.0% · 4.00 s"
+    assert cards(table(kind="idea"), "RUN")[0].price == "takes 25.0% · 4.00 s"
     assert card.where == "rank 3, step 7, 1.500000 s to 2.000000 s"
     assert card.step == 7
     assert card.commands == (
@@ -50,16 +50,16 @@ def test_price_place_and_commands_are_said() -> None:
 
 def test_what_is_not_known_is_not_said() -> None:
     blank = {"cost": None, "share": None, "CI low": None, "CI high": None}
-    (card,) = cards(table(**blank, rank=None, step=None, to=None), shown=[7])
+    (card,) = cards(table(**blank, rank=None, step=None, to=None), "RUN", shown=[7])
     assert (card.cost, card.price) == ("no time cost, high confidence", "")
     assert (card.where, card.step) == ("", None)
-    assert cards(table(**{"CI low": None}))[0].cost.startswith("4.00 s of GPU time, 25.0%")
-    assert cards(table(step=None))[0].where == "rank 3, 1.500000 s to 2.000000 s"
-    assert cards(table())[0].step is None, "no timeline shows it"
+    assert cards(table(**{"CI low": None}), "RUN")[0].cost.startswith("4.00 s of GPU time, 25.0%")
+    assert cards(table(step=None), "RUN")[0].where == "rank 3, 1.500000 s to 2.000000 s"
+    assert cards(table(), "RUN")[0].step is None, "no timeline shows it"
 
 
 @pytest.mark.parametrize("name", ["a", "it''s", '$HOME "x" `id` \\ !', "a\nb"])
 def test_a_shell_reads_the_query_as_it_is(name: str) -> None:
     query = f"select * from spans where name = '{name}'"
-    (card,) = cards(table(query=query))
+    (card,) = cards(table(query=query), "RUN")
     assert shlex.split(card.commands[1]) == ["rlprof", "sql", "RUN", query]

@@ -1,9 +1,11 @@
 """The dozen lines that a training prints when it ends."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from lightning_rlprof.loaders.load import load
-from lightning_rlprof.report.run_summary import run_summary
+from lightning_rlprof.report.run_summary import advice, run_summary
+from lightning_rlprof.tables.table import Table
 from tests.builders.runs import Row, grpo_rows, grpo_run, header, loaded, write_rank
 from tests.builders.scripted import Script, play
 
@@ -42,6 +44,19 @@ def test_with_few_steps_or_no_mark_it_says_what_is_needed(tmp_path: Path) -> Non
     assert lines[1] == '  No stage was marked. Mark one: with stage("actor_generate"): ...'
 
 
+def test_captures_that_were_not_read_are_not_called_free_of_problems() -> None:
+    rows = [Row("step", "step", n, 1000 * n, 1000 * n + 1000) for n in range(30)]
+    rows += [row._replace(name="actor_update", kind="stage") for row in rows]
+    spans = loaded(rows)
+    captured = replace(spans, tables={"kernels": lambda: Table("kernels", ())})
+    assert advice(spans) == ["No problem found."]
+    assert advice(captured) == [
+        f"No problem found outside captures. For these: rlprof findings {spans.path}"
+    ]
+    assert "No problem found outside captures." in "".join(run_summary(captured))
+    assert advice(captured, tables=True) == ["No problem found."]
+
+
 def test_how_it_ended_and_what_is_missing_are_said(tmp_path: Path) -> None:
     write_rank(tmp_path / "run", header(0, 2), grpo_rows(6), status="interrupted by ValueError")
     lines = run_summary(load(tmp_path / "run"), ended="interrupted by ValueError")
@@ -55,3 +70,16 @@ def test_names_of_files_steer_no_terminal(tmp_path: Path) -> None:
     lines = run_summary(load(path))
     assert not any("\x1b" in line for line in lines)
     assert "'" in lines[-1], "the path is quoted for a shell"
+
+
+def test_a_command_to_try_is_whole_however_long_the_path(tmp_path: Path) -> None:
+    run, second = tmp_path / ("long" * 20), 10**9
+    counters = [{"host_rss_bytes": step << 24} for step in range(31)]
+    rows = [
+        Row("step", "step", step, step * second, (step + 1) * second, counters=counters[step])
+        for step in range(1, 31)
+    ]
+    write_rank(run, header(), rows)
+    lines = run_summary(load(run))
+    at = lines.index("Fix first: Memory grows every step: host on rank 0")
+    assert lines[at + 1] == f"  Find the stage with rlprof show {run} memory_timeline"

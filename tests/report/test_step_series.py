@@ -112,7 +112,10 @@ def test_the_first_screen_needs_three_steps(tmp_path: Path) -> None:
 def test_rows_of_stages_and_ranks_name_who_is_slow() -> None:
     spans = play(Script(ranks=4, steps=40, slow={2: 0.4}), 3).spans
     series = StepSeries(spans)
-    rows = {row.name: row for row in stage_rows(series, rows_of(slowest_ranks(spans)))}
+    rows = {
+        row.name: row
+        for row in stage_rows(series, rows_of(slowest_ranks(spans)), rows_of(stages(spans)))
+    }
     assert rows["actor_generate"].slowest.startswith("rank 2, 1.4")
     assert rows["actor_generate"].stands_out
     own = next(part.ns for part in series.parts if part.name == "actor_generate")

@@ -48,7 +48,7 @@ def test_a_table_of_a_device_is_made_when_it_is_named(run: Path) -> None:
     assert store.tables == ("spans", "headers", "notes", "warnings", "kernels", "memcpy")
     store.sql(COUNT)
     assert reader.kernels == 0
-    query = 'select kernel, duration_ns from main."Kernels" order by kernel'
+    query = 'select name, duration_ns from main."Kernels" order by name'
     for _ in range(2):
         assert list(store.sql(query).rows) == [("copy", None), ("gemm", 5)]
     again = Reader()

@@ -154,12 +154,12 @@ def device_timeline(spans: Spans) -> DeviceTimeline:
     """
     notes: list[str] = []
     work = device_work(spans, None, notes)
+    if work.hidden_in_graphs:
+        notes.append(GRAPHS_NOTE)
     if not work.duration.any():
         return DeviceTimeline(work=work, notes=notes)
     stage, stages = work.stages(spans.names)
     copies = work.copies is not None or bool((work.kind[work.duration > 0] == COPY).any())
-    if work.hidden_in_graphs:
-        notes.append(GRAPHS_NOTE)
     if not copies:
         notes.append(_NO_COPIES)
     if not work.kernel_count:

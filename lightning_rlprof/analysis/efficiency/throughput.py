@@ -53,6 +53,8 @@ class _Given(NamedTuple):
     peaks: Mapping[int, float | None]
 
 
+_NOTHING = Counter(np.empty(0, np.int64), np.empty(0))
+
 Work = dict[int, tuple[float, int]]
 """By rank: how much a stage counted, and the nanoseconds in which it did."""
 
@@ -89,10 +91,11 @@ def throughput(
         step = containing_step(spans, steps, stages, spans.rank)
         no_steps = ~np.isin(spans.rank[stages], spans.rank[steps])  # such as a rollout role
         stages = stages[no_steps | ((step >= 0) & choice.mask[step])]
-    counters = {name: spans.amounts(name) for name in _COUNTERS}
+    counters = {name: _by_stage(spans, stages, spans.amounts(name)) for name in _COUNTERS}
     of_stages = []
-    for code in np.unique(spans.name[stages]).tolist():
-        work = _work_of_stage(spans, stages[spans.name[stages] == code], counters)
+    for code, own in _by_stage(spans, stages, Counter(stages, np.zeros(len(stages)))).items():
+        counts = {name: found.get(code, _NOTHING) for name, found in counters.items()}
+        work = _work_of_stage(spans, own.rows, counts)
         if any(work.values()):
             longest = max(_sum(work[name], work[name]).ns for name in _COUNTERS)
             of_stages.append((longest, _stage_rows(spans.names[code], work, given)))
@@ -116,12 +119,19 @@ def _check(spans: Spans, **given: float | PerStage | None) -> None:
                 raise RlprofError(f"{option} {number}: must be above 0 and below 1e18")
 
 
+def _by_stage(spans: Spans, stages: Int64s, counter: Counter) -> dict[int, Counter]:
+    """Return the part of a counter that each stage has, by code of its name, ascending."""
+    own = np.isin(counter.rows, stages)
+    rows, values = counter.rows[own], counter.values[own]
+    order = np.argsort(spans.name[rows], kind="stable")
+    codes, firsts = np.unique(spans.name[rows[order]], return_index=True)
+    parts = zip(np.split(rows[order], firsts[1:]), np.split(values[order], firsts[1:]), strict=True)
+    return dict(zip(codes.tolist(), (Counter(*part) for part in parts), strict=False))
+
+
 def _work_of_stage(spans: Spans, stage: Int64s, counters: Mapping[str, Counter]) -> dict[str, Work]:
     """Return each counter of a stage, and the ranks that ran it without counting tokens."""
-    work = {}
-    for name, (rows, amounts) in counters.items():
-        own = np.isin(rows, stage)
-        work[name] = _by_rank(spans, rows[own], amounts[own])
+    work = {name: _by_rank(spans, *counter) for name, counter in counters.items()}
     others = stage[~np.isin(spans.rank[stage], list(work["tokens"]))]
     work[_UNCOUNTED] = _by_rank(spans, others, np.zeros(len(others))) if work["tokens"] else {}
     return work

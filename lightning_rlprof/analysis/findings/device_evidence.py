@@ -215,7 +215,7 @@ def dominant_kernel(run: RunData) -> Results:
         int(high * whole),
         decision,
         f"{len(rows):,} of {len(code):,} kernels",
-        f"select * from kernels where kernel = {quoted(name)} order by duration_ns desc",
+        f"select * from kernels where name = {quoted(name)} order by duration_ns desc",
         place_at(run.spans, int(rank[longest]), from_ns, from_ns + int(duration[longest])),
     )
     return [finding]
@@ -287,8 +287,8 @@ def _small(
     if low < least_ns:
         return NotChecked(rule, "the exposed time may be waiting for peers")
     where = [
-        f'"{name}" is null' if row[name] is None else f'"{name}" = {quoted(row[name])}'
-        for name in _KEYS
+        f"{column} is null" if row[name] is None else f"{column} = {quoted(row[name])}"
+        for name, column in zip(_KEYS, ("operation", "communicator", "stage"), strict=True)
     ]
     speed = f"1/{ratio:.0f} of the bandwidth of the group's larger ones"
     return Finding(

@@ -9,6 +9,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.device.launches import UnmatchedLaunches, unmatched_launches
 from lightning_rlprof.analysis.device.timeline import DeviceTimeline, device_timeline
+from lightning_rlprof.analysis.findings.cpu_contention import CpuWaits, cpu_waits
 from lightning_rlprof.analysis.ledger.accounts import Accounts, compute_accounts
 from lightning_rlprof.analysis.ledger.ledger import cached_accounts
 from lightning_rlprof.analysis.partition import open_spans
@@ -135,6 +136,11 @@ class RunData:
     def launches(self) -> UnmatchedLaunches | None:
         """How many launches have no kernel; None without a torch.profiler capture."""
         return unmatched_launches(self.spans)
+
+    @cached_property
+    def cpu_waits(self) -> CpuWaits | None:
+        """How long training threads waited for a CPU; None if that was not recorded."""
+        return cpu_waits(self.spans)
 
     @cached_property
     def accounts(self) -> Accounts:

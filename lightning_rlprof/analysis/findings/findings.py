@@ -3,6 +3,7 @@
 `CHECKS` lists the functions that measure, and `rules` the rules that they report.
 """
 
+import shlex
 from collections.abc import Callable
 
 from lightning_rlprof.analysis.findings.device_evidence import (
@@ -11,9 +12,10 @@ from lightning_rlprof.analysis.findings.device_evidence import (
     small_collectives,
 )
 from lightning_rlprof.analysis.findings.finding import Finding, NotChecked, Results, RunData
-from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, STRAGGLER
+from lightning_rlprof.analysis.findings.rules import CATEGORY_RULES, CPU_CONTENTION, STRAGGLER
 from lightning_rlprof.analysis.findings.run_evidence import (
     category_shares,
+    cpu_contention,
     low_mfu,
     memory_growth,
     slow_ranks,
@@ -30,6 +32,7 @@ CHECKS: tuple[Callable[[RunData], Results], ...] = (
     small_collectives,
     memory_growth,
     step_changes,
+    cpu_contention,
     low_mfu,
     category_shares,
 )
@@ -61,12 +64,16 @@ _EXPLAINED = "Not listed: the wait of ranks for one another, which the straggler
 def findings(spans: Spans) -> Table:
     """List the problems worth acting on, by cost, then ideas of what might be saved.
 
-    Problems without a cost in time, such as growing memory, come after those with one.
+    Problems without a cost in time, such as growing memory, come after those with one. Waiting for
+    a CPU comes last: it is in the time of everything else. Slow steps, and ranks that wait, are not
+    listed if it explains half of their cost.
 
     ``cost`` is GPU time of the whole job, ``share`` its part of the job. ``CI low`` and ``CI high``
     are its 95% confidence interval, from a bootstrap over steps or parts of the run. A rule reports
     if the whole interval is above its threshold, and passes if all of it is below. Otherwise the
     note lists it as not checked, after a sentence with their number.
+
+    Commands in the texts have the path of the run, as a shell takes it.
 
     ``kind`` is ``problem``, time that was lost, or ``idea``, time that might be saved. ``query`` is
     the SELECT that returns the evidence. ``rank``, ``step``, ``from`` and ``to`` are
@@ -81,12 +88,14 @@ def findings(spans: Spans) -> Table:
     if not results and not len(spans.rows(kind="step")) and not run.devices.lanes:
         return Table("findings", _COLUMNS, abstained="no complete step was recorded")
     found, explained = _without_effects([each for each in results if isinstance(each, Finding)])
-    found.sort(key=lambda each: (each.rule.idea, -(each.cost or 0)))
-    rows = [_row(each, run.accounts.total_ns) for each in found]
+    found.sort(key=lambda each: (each.rule is CPU_CONTENTION, each.rule.idea, -(each.cost or 0)))
+    path = shlex.quote(str(spans.path))
+    rows = [_row(each, run.accounts.total_ns, path) for each in found]
     not_checked: dict[str, list[str]] = {}
     for each in results:
         if isinstance(each, NotChecked):
-            not_checked.setdefault(each.why, []).append(each.rule)
+            names = not_checked.setdefault(each.why, [])
+            names += [each.rule] * (each.rule not in names)
     count = sum(map(len, not_checked.values()))
     notes = (
         [f"{count} {'check was' if count == 1 else 'checks were'} not decided."] if count else []
@@ -108,12 +117,14 @@ def _without_effects(found: list[Finding]) -> tuple[list[Finding], list[str]]:
     return kept, [f"{_EXPLAINED}."] * (len(kept) < len(found))
 
 
-def _row(found: Finding, total_ns: int) -> tuple[Cell, ...]:
+def _row(found: Finding, total_ns: int, path: str) -> tuple[Cell, ...]:
     rule = found.rule
+    texts = (rule.suggestion, rule.ruled_out_if, rule.command)
+    suggestion, ruled_out_if, command = (text.replace("RUN", path) for text in texts)
     share = None if found.cost is None or not total_ns else found.cost / total_ns
     return (
         *(found.title, share, found.cost, found.low, found.high, found.confidence),
         "idea" if rule.idea else "problem",
-        *(rule.suggestion, rule.ruled_out_if, found.evidence, rule.command, found.query),
+        *(suggestion, ruled_out_if, found.evidence, command, found.query),
         *(found.place or (None,) * 4),
     )

@@ -65,7 +65,7 @@ MEMORY_GROWTH = Rule(
 LEVEL_CHANGE = Rule(
     "steps that became slower",
     "Steps take {ratio:.2f}x as long since step {step} ({stage})",
-    0.01,  # of the job
+    0.02,  # of the job
     "See what changed at that step: response lengths, other jobs on the machine, device clocks, a "
     "dataset shard. Count tokens in the stages, so that longer responses are accounted for",
     "It is in the work: tokens or samples per step grew, and were not counted",
@@ -79,10 +79,19 @@ TREND = LEVEL_CHANGE._replace(
 OUTLIER_STEP = Rule(
     "outlier steps",
     "Step {step} took {ratio:.1f}x as long as its neighbors ({stage})",
-    0.01,
+    0.02,
     "See what else ran in this step: a checkpoint, garbage collection, a retry, another job",
     "A second run has no such step",
     "rlprof show RUN changes",
+)
+CPU_CONTENTION = Rule(
+    "CPU contention",
+    "Training threads wait for a CPU",
+    0.05,
+    "Use fewer DataLoader workers and threads (OMP_NUM_THREADS), or move other jobs off the "
+    "machine. All other times include this wait",
+    "The wait stays with fewer threads than CPUs and without other jobs",
+    "rlprof show RUN steps",
 )
 STRAGGLER = Rule(
     "straggler",

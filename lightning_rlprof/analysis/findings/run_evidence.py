@@ -8,6 +8,7 @@ from lightning_rlprof.analysis.device.timeline import idle_causes
 from lightning_rlprof.analysis.device.utilization import IDLE_CATEGORIES
 from lightning_rlprof.analysis.device.work import COMMUNICATION, COPY
 from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of
+from lightning_rlprof.analysis.findings.cpu_contention import CPU_WAIT, EXPLAINED
 from lightning_rlprof.analysis.findings.finding import (
     FEWEST_KERNELS,
     FEWEST_STEPS,
@@ -31,6 +32,7 @@ from lightning_rlprof.analysis.findings.finding import (
 )
 from lightning_rlprof.analysis.findings.rules import (
     CATEGORY_RULES,
+    CPU_CONTENTION,
     LEVEL_CHANGE,
     LOW_MFU,
     MEMORY_GROWTH,
@@ -192,6 +194,9 @@ def _category_share(
         return NotChecked(rule.name, "too few collectives are matched across ranks")
     if isinstance(decision, NotChecked):
         return decision
+    waits = run.cpu_waits if category == Category.COLLECTIVE_WAIT else None
+    if waits is not None and waits.explain_ranks(float(own.sum())):
+        return NotChecked(rule.name, EXPLAINED)
     rows = np.flatnonzero((categories_of(spans.names) == category)[spans.name])
     rows = rows[np.argsort(-spans.duration_ns[rows], kind="stable")][:_SHOWN]
     evidence = f"longest spans (rank/id): {_named(spans, rows)}"
@@ -284,6 +289,7 @@ def _training_flops(spans: Spans) -> tuple[Int64s, Float64s]:
     rows, flops = spans.amounts("flops")
     trains = np.array([kind_of(name) == "training" for name in spans.names], dtype=bool)
     keep = trains[spans.name[rows]] & (flops > 0) & (spans.duration_ns[rows] > 0)
+    keep &= spans.kind[rows] == KINDS.index("stage")  # in validations they are regions
     steps = spans.rows(kind="step")
     complete = np.unique(spans.step[steps[states(spans, steps) == 0]])
     keep &= np.isin(spans.step[rows], complete)
@@ -382,11 +388,44 @@ def step_changes(run: RunData) -> Results:
     if table.abstained is not None:
         return [NotChecked(LEVEL_CHANGE.name, table.abstained.rstrip("."))]
     rows = [row for row in rows_of(table) if row["cost"] > 0]
-    return [
-        _change_finding(spans, row)
-        for row in rows
-        if row["cost"] >= _CHANGE_RULES[row["change"]].threshold * run.accounts.total_ns
-    ]
+    found: Results = []
+    for row in rows:
+        rule, cpu = _CHANGE_RULES[row["change"]], run.cpu_waits
+        if row["cost"] < rule.threshold * run.accounts.total_ns:
+            continue
+        if cpu is not None and cpu.explain_change(row["change"], row["step"], row["delta"]):
+            found.append(NotChecked(rule.name, EXPLAINED))
+        else:
+            found.append(_change_finding(spans, row))
+    return found
+
+
+def cpu_contention(run: RunData) -> Results:
+    """Report that training threads wait for a CPU; nothing if that was not recorded."""
+    spans, waits = run.spans, run.cpu_waits
+    if waits is None:
+        return []
+    if len(waits.steps) < FEWEST_STEPS:
+        why = f"needs {FEWEST_STEPS} steps, has {len(waits.steps)}"
+        return [NotChecked(CPU_CONTENTION.name, why)]
+    own, whole = waits.ns.sum(axis=1).astype(np.float64), waits.wall_ns.astype(np.float64)
+    low, high = share_interval(own, whole)
+    decision = judge(CPU_CONTENTION, low, high)
+    if decision is None or isinstance(decision, NotChecked):
+        return [] if decision is None else [decision]
+    longest = int(waits.steps[np.argmax(own)])
+    rows = spans.rows(kind="step")
+    finding = Finding(
+        CPU_CONTENTION,
+        CPU_CONTENTION.title,
+        *(int(own.sum()), int(low * whole.sum()), int(high * whole.sum())),
+        decision,
+        f"{len(waits.steps)} steps, most of it in step {longest}",
+        f"select rank, step, duration_ns, {CPU_WAIT} from spans where kind = 'step' "
+        f"and {CPU_WAIT} is not null order by {CPU_WAIT} desc",
+        place_of(spans, rows[spans.step[rows] == longest]),
+    )
+    return [finding]
 
 
 _CHANGE_RULES = {LEVEL: LEVEL_CHANGE, TREND: TREND_RULE, OUTLIER: OUTLIER_STEP}

@@ -75,7 +75,9 @@ def slowest_ranks(spans: Spans) -> Table:
     """Name per stage the rank with the most work per step, and the median of its peers.
 
     Work is exclusive time without waiting for other ranks, as far as that is known. Peers are the
-    other ranks that run the stage. Has no data with one rank, or fewer than three steps on a rank.
+    other ranks that run the stage. Untraced time is of no stage: it has no row.
+
+    Has no data with one rank, fewer than three steps on a rank, or without a stage.
     """
     cut = partition(spans)
     choice = counted(spans, cut.steps)
@@ -89,6 +91,7 @@ def slowest_ranks(spans: Spans) -> Table:
         return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained=reason)
     means = totals // count[:, None]
     rows: list[tuple[Cell, ...]] = []
+    totals = totals[:, :UNTRACED]
     for code in np.argsort(-totals.sum(axis=0), kind="stable").tolist():
         if not totals[:, code].any():
             continue
@@ -96,10 +99,11 @@ def slowest_ranks(spans: Spans) -> Table:
         peers = np.delete(means[:, code], slowest)
         peers = peers[peers > 0]
         peer_median = int(np.median(peers)) if len(peers) else None
-        name = (*spans.names, "untraced")[code]
         time = int(means[slowest, code])
         ratio = time / peer_median if peer_median else None
-        rows.append((name, int(ranks[slowest]), time, peer_median, ratio, fewest))
+        rows.append((spans.names[code], int(ranks[slowest]), time, peer_median, ratio, fewest))
+    if not rows:
+        return Table("slowest_ranks", _SLOWEST_COLUMNS, abstained="no stage was recorded")
     return Table("slowest_ranks", _SLOWEST_COLUMNS, rows, f"{choice.note} {_SLOWEST_NOTE}".strip())
 
 

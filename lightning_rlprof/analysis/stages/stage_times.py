@@ -52,8 +52,8 @@ def stages(spans: Spans, *, ranks: Collection[int] | None = None, per_rank: bool
 
     All times are exclusive: each instant of the training thread belongs to the innermost open
     stage. ``mean`` is ``total`` by ``count``, the spans with time in the steps of all ranks.
-    ``inclusive mean`` is the mean of whole spans, with the stages and the waiting in them; None if
-    it is the same. The slowest rank has the most time of that stage per step.
+    ``inclusive mean`` is the mean of whole spans, with the stages nested in them; None if it is the
+    same. The slowest rank has the most time of that stage per step.
 
     Where ranks meet inside a stage, the time that they waited for the last one is not part of the
     stage: it has a row ``waiting in ...`` of its own.
@@ -108,7 +108,7 @@ def _by_span(
     some = choice.mask[waits.step] & (waits.stage != UNTRACED)
     np.subtract.at(exclusive, waits.stage_row[some], waits.ns[some])
     rows, step = cut.stages(spans)  # those without length have no segment
-    rows = np.union1d(rows[choice.mask[step]], np.unique(own.stage[own.stage != UNTRACED]))
+    rows = np.union1d(rows[choice.mask[step]], np.flatnonzero(exclusive))
     at = np.zeros_like(rows) if ranks is None else np.searchsorted(ranks, spans.rank[rows])
     keys = at * len(spans.names) + spans.name[rows]
     found = exclusive_statistics(keys, exclusive[rows], spans.duration_ns[rows])

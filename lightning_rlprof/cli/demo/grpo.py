@@ -172,7 +172,8 @@ class Grpo(pl.LightningModule):
         with self._own("actor_generate"):
             width, kv_cache = self.task.answer_width, self.options.kv_cache
             answers = generate(self.rollout, prompts, width, self.generator, kv_cache)
-            count(tokens=int(answer_mask(answers).sum()))
+            lengths = answer_mask(answers).sum(dim=1)
+            count(tokens=int(lengths.sum()), lengths=lengths)
         with self._own("compute_reward"):
             rewards = torch.tensor(self.task.rewards(entries, self.task.decode(answers)))
         with self._own("actor_compute_log_prob"), torch.no_grad():

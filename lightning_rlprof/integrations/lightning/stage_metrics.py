@@ -1,53 +1,88 @@
 """`StageMetrics`: each step's stages as metrics in the Trainer's own loggers."""
 
+import json
 import logging
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from lightning_rlprof.analysis.efficiency.peak_flops import kind_of, peak_of, token_flops
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.recording import accelerator
+from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.host_memory import host_rss_bytes
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.recording.span_buffer import StepTotals
-from lightning_rlprof.records.records import Number
+from lightning_rlprof.records.records import Header, Number
 
 log = logging.getLogger(__name__)
 
+_RATE = "_tokens_per_s"
+
 
 class StageMetrics(Callback):
-    """Log what each step spent on its stages, on rank 0, at the Trainer's own x-axis.
+    """Log what steps spent on their stages, over all ranks, at the Trainer's own x-axis.
 
-    Put it behind `ProfilerCallback`. Per step it logs ``rlprof/step_s`` and, per stage:
+    Put it behind `ProfilerCallback`. Rank 0 logs ``rlprof/step_s`` and, per stage:
 
     - ``rlprof/<stage>_s``: seconds open on the training thread, nested stages included.
     - ``rlprof/<stage>_share``: share of the step.
     - ``rlprof/<stage>_tokens_per_s``: for stages that count ``tokens``, over the spans that do.
+    - ``rlprof/<stage>_mfu``: share of the device's peak, from 0 to 1, of what `throughput` says.
+
+    Validations are left out of all of these.
 
     ``rlprof/peak_memory_gb`` is the step's highest allocated device memory (its peak is reset each
     step). Without an accelerator it is the resident memory of the process.
+
+    With several ranks these are means over the ranks that have the stage, and tokens per second
+    are sums. ``rlprof/step_s_max``, ``rlprof/<stage>_s_max`` and ``rlprof/peak_memory_gb_max`` are
+    those of the highest rank, and ``rlprof/ranks`` is how many ranks the row contains. No rank
+    waits for another: of each rank the row contains the newest values that have arrived.
 
     Where Lightning does not log at every batch (``log_every_n_steps``, gradient accumulation) a row
     is of all batches since the one before: means per batch, their shares and rates, the highest
     memory. Times of steps with a capture, which take longer, are left out where a row has others.
 
+    Args:
+        parameters: Of the model, one number or by stage: MFU from tokens, where no ``flops`` are
+            counted.
+        peak_tflops: Of one device, in 10^12 FLOP/s; None takes the vendor's number, if it is known.
+
+    Raises:
+        ConfigError: A number is not above 0 and below 1e18.
+
     Example::
 
-        >>> callbacks = [ProfilerCallback(), StageMetrics()]
+        >>> callbacks = [ProfilerCallback(), StageMetrics(parameters=7e9)]
     """
 
     _seen: StepTotals | None = None
     _failed = False
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        parameters: float | Mapping[str, float] | None = None,
+        peak_tflops: float | None = None,
+    ) -> None:
+        by_stage = parameters if isinstance(parameters, Mapping) else {"": parameters}
+        for name, values in {"parameters": by_stage, "peak_tflops": {"": peak_tflops}}.items():
+            for value in values.values():
+                if value is not None and not 0 < value < 1e18:
+                    raise ConfigError(f"{name}={value} must be above 0 and below 1e18")
+        self._parameters, self._peak_tflops = by_stage, peak_tflops
         self._sums, self._captured = _Sums(), _Sums()
+        self._ranks = _Ranks()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse a Trainer without a ProfilerCallback, and one in the other order."""
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         ours = [one for one in trainer.callbacks if isinstance(one, ProfilerCallback)]
         # Lightning puts that of RLPROF=1 behind all others, where it serves as well.
-        self._sums, self._captured = _Sums(), _Sums()
+        self._sums, self._captured, self._ranks = _Sums(), _Sums(), _Ranks()
         if stage == "fit" and not any(one in before or one.by_environment for one in ours):
             raise ConfigError(
                 "StageMetrics needs a ProfilerCallback before it: "
@@ -72,8 +107,15 @@ class StageMetrics(Callback):
         loop = trainer.fit_loop
         x, every = loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps
         if every and (x + 1) % every == 0 and not loop._should_accumulate():
-            metrics = (self._sums if self._sums.steps else self._captured).metrics()
+            sums = self._sums if self._sums.steps else self._captured
+            peak = self._peak_tflops or peak_of(session.header.hardware)
+            own = {**sums.metrics(), **sums.mfu(self._parameters, peak)}
             self._sums, self._captured = _Sums(), _Sums()
+            try:
+                metrics = self._ranks.combined(own, session.header)
+            except Exception as error:  # the connection to the other ranks
+                metrics = own
+                self.give_up(error)
             # A logger of the user's own may know nothing of ranks.
             for logger in trainer.loggers if trainer.is_global_zero else ():
                 try:
@@ -94,8 +136,9 @@ class _Sums:
     def __init__(self) -> None:
         self.steps = self._ns = 0
         self._memory_gb: float | None = None
-        # Of each stage: nanoseconds, tokens, and the nanoseconds of the spans that counted them.
-        self._stages: dict[str, tuple[int, Number, int]] = {}
+        # Of each stage: nanoseconds; and of a counter, its sum and that of the spans that counted.
+        self._stages: dict[str, int] = {}
+        self._counts: dict[tuple[str, str], tuple[Number, int]] = {}
 
     def reach(self, memory_gb: float | None) -> None:
         if memory_gb is not None:
@@ -105,23 +148,80 @@ class _Sums:
         self.steps += 1
         self._ns += step.ns
         for name, spent in step.stages.items():
-            ns, tokens, counted_ns = self._stages.get(name, (0, 0, 0))
-            tokens += spent.counters.get("tokens", 0)
-            counted_ns += spent.counted_ns.get("tokens", 0)
-            self._stages[name] = ns + spent.ns, tokens, counted_ns
+            self._stages[name] = self._stages.get(name, 0) + spent.ns
+            for counter in ("tokens", "flops"):
+                if counter in spent.counted_ns:
+                    total, ns = self._counts.get((name, counter), (0, 0))
+                    total += spent.counters[counter]
+                    self._counts[name, counter] = total, ns + spent.counted_ns[counter]
+
+    def mfu(self, parameters: Mapping[str, float | None], peak: float | None) -> dict[str, float]:
+        """Return the share of the peak of each stage that counts FLOPs, or tokens of a known size.
+
+        What is above the peak is left out: its FLOPs or tokens are wrong.
+        """
+        found = {}
+        for stage in self._stages if peak else ():
+            flops, ns = self._counts.get((stage, "flops"), (0, 0))
+            size, kind = parameters.get(stage, parameters.get("")), kind_of(stage)
+            if not ns and size and kind:
+                tokens, ns = self._counts.get((stage, "tokens"), (0, 0))
+                flops = tokens * token_flops(size, kind)
+            if ns and peak and 0 <= flops / ns / 1_000 <= peak:
+                found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
+        return found
 
     def metrics(self) -> dict[str, float]:
         found = {}
-        for stage, (ns, tokens, counted_ns) in self._stages.items():
+        for stage, ns in self._stages.items():
             found[f"rlprof/{stage}_s"] = ns / self.steps / 1e9
             found[f"rlprof/{stage}_share"] = ns / self._ns
+            tokens, counted_ns = self._counts.get((stage, "tokens"), (0, 0))
             if counted_ns:
-                found[f"rlprof/{stage}_tokens_per_s"] = tokens / (counted_ns / 1e9)
+                found[f"rlprof/{stage}{_RATE}"] = tokens / (counted_ns / 1e9)
         # After them, as a stage may be called "step".
         found["rlprof/step_s"] = self._ns / self.steps / 1e9
         if self._memory_gb is not None:
             found["rlprof/peak_memory_gb"] = self._memory_gb
         return found
+
+
+class _Ranks:
+    """The newest metrics of every rank, through the store of the process group.
+
+    It uses no collective: ranks that train apart, or one that has failed, hold up no other.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[str] = []
+
+    def combined(self, own: dict[str, float], header: Header) -> dict[str, float]:
+        """Send this rank's metrics; on rank 0, return those of all ranks that have sent some."""
+        store: Any = default_store()
+        if header.world_size == 1 or store is None:
+            return own
+        place = f"rlprof/metrics/{header.run_id}"
+        if header.rank:
+            store.set(f"{place}/{header.rank}", json.dumps(own))
+            return own
+        if len(self._known) < header.world_size - 1:
+            keys = [f"{place}/{rank}" for rank in range(1, header.world_size)]
+            self._known = [key for key in keys if key in self._known or store.check([key])]
+        if store.has_extended_api():  # one message for all of them
+            sent = store.multi_get(self._known) if self._known else []
+        else:
+            sent = [store.get(key) for key in self._known]
+        return _over_ranks([own, *map(json.loads, sent)])
+
+
+def _over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]
+        found[name] = sum(values) if name.endswith(_RATE) else fmean(values)
+        if name.endswith(("_s", "_gb")) and not name.endswith(_RATE):
+            found[f"{name}_max"] = max(values)
+    return {**found, "rlprof/ranks": len(rows)}
 
 
 def _memory_gb(kind: str, *, keep_peak: bool) -> float | None:

@@ -323,6 +323,7 @@ _COPY_COLUMNS = (
     Column("bytes", "count", "bytes"),
     *_LAST_COLUMNS,
     Column("launch duration", "duration", "ns"),
+    Column("thread", "count"),
     Column("graph", "count"),
 )
 _COLLECTIVE_COLUMNS = (
@@ -409,7 +410,7 @@ def copy_table(trace: KinetoTrace, rank: int) -> Table:
         _rename_texts(rows["name"], list(trace.columns.names), copy_kind),
         known(rows["bytes"], nothing=MISSING),
     ]
-    last = [known(rows[name]) for name in ("call_ns", "graph")]
+    last = [known(rows[name]) for name in ("call_ns", "thread", "graph")]
     cells = [*_first_cells(rows, rank), *middle, *_last_cells(trace, rows), *last]
     note = "; ".join([*trace.losses(COPY), *remarks])
     return Table("memcpy", _COPY_COLUMNS, ColumnRows(cells), note)

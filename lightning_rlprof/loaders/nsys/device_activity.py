@@ -118,8 +118,7 @@ class Device:
             distinct(self._innermost(rows), self.ranges.names),
             self._launch_ns(rows),
             rows.call_ns,
-            # As in `Spans.threads`: the process stands above.
-            np.where(rows.launches.thread == NOWHERE, UNKNOWN, rows.launches.thread & 0xFFFFFF),
+            _thread(rows),
             self._replays(rows),
         ), "; ".join([*rows.remarks, *self._graphs(columns)])
 
@@ -132,6 +131,7 @@ class Device:
         last = {
             Column("launch", "time", "ns"): known(self._launch_ns(rows)),
             Column("launch duration", "duration", "ns"): known(rows.call_ns),
+            Column("thread", "count"): known(_thread(rows)),
             Column("graph", "count"): known(self._replays(rows)),
         }
         return self._table("memcpy", rows, middle, last)
@@ -275,6 +275,12 @@ class Device:
 
 def _replayed(columns: Mapping[str, Int64s]) -> Any:
     return (columns["graphNodeId"] > 0) | (columns["graphId"] > 0)
+
+
+def _thread(rows: _Rows) -> Int64s:
+    """Return the identity of the thread of each launch, as in `Spans.threads`."""
+    thread = rows.launches.thread  # the process stands above
+    return np.where(thread == NOWHERE, UNKNOWN, thread & 0xFFFFFF)
 
 
 def _pairs(first: Int64s, second: Int64s) -> Int64s:

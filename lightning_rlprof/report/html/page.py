@@ -40,6 +40,7 @@ _SCRIPTS = (
     "stages.js",
     "ranks.js",
     "memory.js",
+    "samples.js",
     "whatif.js",
     "tables.js",
     "boot.js",
@@ -94,7 +95,16 @@ _TITLES = {
     "memory": "Peak memory by stage and rank, from captures",
 }
 _FOLDED = ("gaps", "regions", "background_stages", "changes")
-_OWN = {"data_quality", "findings", "stages", "slowest_ranks", "steps", "whatif", "rank_status"}
+_OWN = {
+    "data_quality",
+    "findings",
+    "stages",
+    "slowest_ranks",
+    "steps",
+    "whatif",
+    "rank_status",
+    "lengths",
+}
 
 
 def render_report(spans: Spans, tables: Mapping[str, Table], headline: str) -> str:
@@ -135,7 +145,7 @@ def write_report(spans: Spans, tables: Mapping[str, Table], headline: str, path:
 def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str, Any]:
     series, lanes = StepSeries(spans), timeline(spans)
     steps = series.data(_rows(tables, "changes"))
-    heat, memory = series.heat(), series.memory()
+    heat, memory, sizes = series.heat(), series.memory(), series.lengths()
     names = {spans.names[code] for code in spans.name[spans.rows(kind="stage")].tolist()}
     colors = paints((names | {part["stage"] for part in steps["parts"]}) - {UNTRACED})
     word, path = spans.device_word, shlex.quote(str(spans.path))
@@ -150,8 +160,10 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "timeline": lanes,
         "heat": heat,
         "memory": memory,
+        "lengths": sizes,
         "whatif": _whatif(tables.get("whatif")),
     }
+    rows_of_stages = [_rows(tables, name) for name in ("slowest_ranks", "stages")]
     is_device_trace = "stages" not in tables and "breakdown" in tables
     found_overview = overview(series)
     if is_device_trace:  # all of it would be untraced
@@ -169,13 +181,13 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "versions": run_facts.versions(spans),
         "overview": found_overview,
         "is_device_trace": is_device_trace,
-        "first": headlines(_rows(tables, "findings"), path),
+        "first": headlines(_rows(tables, "findings")),
         "cards": found,
         "findings_note": _note(tables.get("findings")),
         "whatif_note": _note(tables.get("whatif")),
         "has_whatif": bool(data["whatif"]),
         "absent": _absent(tables),
-        "stages": [] if is_device_trace else stage_rows(series, _rows(tables, "slowest_ranks")),
+        "stages": [] if is_device_trace else stage_rows(series, *rows_of_stages),
         "ranks": rank_rows(series, _rows(tables, "stragglers"), _rows(tables, "rank_status")),
         "ranks_lead": _ranks_lead(series),
         "stragglers_note": _note(tables.get("stragglers")),
@@ -183,6 +195,9 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
         "steps": steps,
         "heat": heat,
         "memory": memory,
+        "lengths": sizes,
+        "length_rows": _rows(tables, "lengths"),
+        "length_note": _note(tables.get("lengths")),
         "paints": colors,
         "memory_tables": [grids.pop(name) for name in ("memory",) if name in grids],
         "sections": _sections(grids),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_rlprof.records.histograms import bin_in_name
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
@@ -47,7 +48,8 @@ def timeline(spans: Spans) -> dict[str, Any]:
         []
     """
     steps = _steps(spans)
-    counters = {name: at for at, name in enumerate(sorted(spans.counters))}
+    single = sorted(name for name in spans.counters if bin_in_name(name) is None)
+    counters = {name: at for at, name in enumerate(single)}
     return {
         "steps": _choose(spans, steps, counters),
         "total": sum(step.number > 0 for step in steps),
@@ -210,5 +212,6 @@ def _numbers(spans: Spans, row: int, counters: dict[str, int]) -> list[Any]:
     found: list[Any] = []
     for name, value in (spans.counters_of(row) or {}).items():
         plain = isinstance(value, int) or math.isfinite(value)  # integers may exceed a float
-        found += [counters[name], value if plain else str(value)]
+        if name in counters:  # bins of histograms are not
+            found += [counters[name], value if plain else str(value)]
     return [found] if found else []

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -224,3 +225,21 @@ def brute(spans: Spans) -> dict[Any, Mapping[str, float | None]]:
         }
         for key, own in amounts.items()
     }
+
+
+def test_thousands_of_stages_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        Row(f"stage {at}", "stage", 1, 9 * at, 9 * at + 8, counters={"tokens": at + 1})
+        for at in range(2_000)
+    ]
+    spans = loaded([*rows, Row("step", "step", 1, 0, 18_000)])
+    looked, isin = [0], np.isin
+
+    def counted(values: Any, wanted: Any) -> Any:
+        looked[0] += len(values)
+        return isin(values, wanted)
+
+    monkeypatch.setattr(np, "isin", counted)
+    table = throughput(spans)
+    assert sorted(table.column("tokens")) == [*range(1, 2_001)]  # type: ignore[type-var]
+    assert looked[0] < 30 * len(spans), "the spans are not searched for each stage"

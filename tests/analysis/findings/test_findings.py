@@ -101,7 +101,7 @@ def test_a_rule_fires_above_its_threshold_with_price_and_evidence(category: Cate
     assert row["cost"] == pytest.approx(share * STEPS * LENGTH, rel=1e-5)
     assert row["share"] == pytest.approx(share, rel=1e-5)
     assert row["CI low"] <= row["cost"] <= row["CI high"] + 1
-    assert str(row["reproduce"]).startswith("rlprof ledger RUN")
+    assert str(row["reproduce"]).startswith("rlprof ledger job ")
     if NAMES[category]:
         assert str(row["evidence"]).startswith("longest spans (rank/id): 0/")
     else:
@@ -176,7 +176,7 @@ def test_a_slow_rank_is_a_finding_and_a_healthy_one_is_not() -> None:
     spans = play(Script(slow={3: 0.2}), 5).spans
     row = cells(findings(spans), "Rank 3 is a straggler (slow host)")
     assert row["CI low"] < row["cost"] < row["CI high"]
-    assert row["reproduce"] == "rlprof stragglers RUN --json"
+    assert row["reproduce"] == f"rlprof stragglers {spans.path} --json"
     found = Run.of(spans).sql(str(row["query"]))
     assert set(found.column("rank")) == {3} == {row["rank"]}
     assert (found.column("start_ns")[0], found.column("step")[0]) == (row["from"], row["step"])
@@ -247,7 +247,7 @@ def test_steps_that_became_slower_are_a_finding_with_step_stage_size_and_price()
     row = cells(table, title)
     assert row["CI low"] < row["cost"] < row["CI high"]
     assert row["step"] in (30, 31)
-    assert row["reproduce"] == "rlprof show RUN changes"
+    assert row["reproduce"] == "rlprof show paced changes"
 
 
 def test_an_outlier_step_is_a_finding_only_if_it_costs_enough() -> None:

@@ -77,6 +77,16 @@ def test_it_is_silent_where_mfu_is_fine_or_means_nothing_or_is_not_known(spans: 
     assert mfu_results(spans) == []
 
 
+def test_a_forward_in_a_validation_is_no_training() -> None:
+    rows: list[Row] = []
+    for step in range(1, 13):
+        times = (step, step * STEP_NS, (step + 1) * STEP_NS, MAIN)
+        rows += [Row("step", "step", *times), Row("validation", "region", *times)]
+        rows += [Row("actor_update", "stage", *times, None, {"flops": 0.05 * PEAK})]
+    spans = loaded(rows)
+    assert mfu_results(replace(spans, headers={0: replace(header(0, 1), device=H100)})) == []
+
+
 @pytest.mark.parametrize(
     ("mfus", "why"),
     [

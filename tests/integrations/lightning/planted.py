@@ -75,7 +75,7 @@ class Sampling(Training):
 
     @torch.no_grad()
     def generate(self, tokens: torch.Tensor) -> torch.Tensor:
-        for _ in range(12):
+        for _ in range(16):
             tokens = torch.cat([tokens, self(tokens)[:, -1:].argmax(-1)], 1)
         return tokens
 

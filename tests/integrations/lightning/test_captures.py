@@ -193,13 +193,24 @@ class Rows(Dataset[torch.Tensor]):
             return torch.ones(4)
 
 
-def test_marks_in_a_worker_of_the_data_loader_are_said_at_the_end(tmp_path: Path) -> None:
-    data = DataLoader(Rows(), num_workers=1, multiprocessing_context="fork")
+@pytest.mark.parametrize(
+    "way", ["fork", *(pytest.param(way, marks=pytest.mark.deep) for way in ("spawn", "forkserver"))]
+)
+def test_marks_in_a_worker_of_the_data_loader_are_said_at_the_end(way: str, tmp_path: Path) -> None:
+    data = DataLoader(Rows(), num_workers=1, multiprocessing_context=way, persistent_workers=True)
     callback = ProfilerCallback(profile_save_path=str(tmp_path))
     make_trainer(callback).fit(Tiny(), data)
     assert warnings_of(callback) == [
         "marks in child processes were not recorded, the first one was actor_generate in a "
         "DataLoader worker. Mark in the training process, or use num_workers=0"
+    ]
+
+
+def test_a_chosen_stage_that_the_module_never_marks_is_said_at_the_end(tmp_path: Path) -> None:
+    callback, _ = captured(tmp_path, stage=["actor_update", "critic_update"], steps="all")
+    assert warnings_of(callback) == [
+        "stage critic_update was never marked; stages seen: actor_update. "
+        'Mark it with stage("critic_update"), or add a rule: wrap: {METHOD: critic_update}'
     ]
 
 

@@ -6,15 +6,22 @@ from typing import Any
 import pytest
 import pytorch_lightning
 import torch
+from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.tuner import Tuner
 from torch.utils.data import DataLoader
 
+from lightning_rlprof.analysis.efficiency.throughput import throughput
+from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.stage_times import stages
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
+from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
+from lightning_rlprof.report.run_summary import run_line
+from lightning_rlprof.report.step_series import StepSeries
+from lightning_rlprof.tables.table import figure
 from tests.builders.models import (
     PACKAGES,
     Tiny,
@@ -24,6 +31,7 @@ from tests.builders.models import (
     steps_of,
     trace_of,
 )
+from tests.integrations.lightning.test_stage_metrics import Logged
 
 VERBS = {"validate": "validation", "test": "test", "predict": "predict"}
 
@@ -144,6 +152,79 @@ def test_sanity_checks_and_validations_of_a_fit_are_no_training(tmp_path: Path) 
         if spans.names[spans.name[row]] == "actor_generate"
     ]
     assert rollouts == [1, 2, 3, 4]
+
+
+class Counts(Rolls):
+    """Counts tokens: many more in validations, which generate with another number of spans."""
+
+    def roll(self, batch: torch.Tensor) -> torch.Tensor:
+        with stage("actor_generate", tokens=10 if self.training else 1_000, flops=1):
+            return self.layer(batch)
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Train eight batches with four validations inside of steps; returns the run and its logs."""
+    folder = tmp_path_factory.mktemp("counted")
+    callback = ProfilerCallback(profile_save_path=str(folder / "runs"))
+    logger = TensorBoardLogger(folder / "logs", name="", version="")
+    trainer = make_trainer(
+        callback, StageMetrics(), logger=logger, val_check_interval=2, max_epochs=2
+    )
+    trainer.fit(Counts(), loader(), loader())
+    assert callback.run is not None
+    return callback.run, folder / "logs"
+
+
+def test_no_table_counts_the_rollouts_of_validations(counted: tuple[Path, Path]) -> None:
+    spans = load(counted[0])
+    row = dict(zip(stages(spans).column("stage"), stages(spans).rows, strict=True))
+    generated = row["actor_generate"][2]
+    assert row["actor_generate"][8] == 8
+    assert row["validation"][8] == 3  # the fourth is after the last step
+    rate = dict(zip(throughput(spans).column("stage"), throughput(spans).rows, strict=True))
+    assert rate["actor_generate"][8] == 80
+    account = ledger(spans)
+    assert (
+        dict(zip(account.column("category"), account.column("total"), strict=True))["rollout"]
+        == generated
+    )
+
+
+def test_tokens_per_second_are_those_of_training(counted: tuple[Path, Path]) -> None:
+    spans = load(counted[0])
+    series = StepSeries(spans)
+    assert series.tokens is not None
+    assert series.tokens[1].tolist() == [10] * 8
+    steps, validations = spans.rows(kind="step"), spans.rows(kind="stage", name="validation")
+    inside = validations[spans.start_ns[validations] < spans.end_ns[steps].max()]
+    ns = spans.duration_ns[steps].sum() - spans.duration_ns[inside].sum()
+    assert series.training_ns.sum() == ns
+    assert run_line(series).endswith(f"{figure(80 / ns * 1e9)} tokens/s")
+
+
+def test_stage_metrics_log_training_alone(counted: tuple[Path, Path]) -> None:
+    spans, logged = load(counted[0]), Logged(counted[1])
+    steps, rollouts = (
+        spans.rows(kind=kind, name=name)
+        for kind, name in (("step", "step"), ("stage", "actor_generate"))
+    )
+    validations = spans.rows(kind="stage", name="validation")
+    trained = spans.duration_ns[steps].astype(float)
+    for row in validations:
+        within = (spans.start_ns[steps] <= spans.start_ns[row]) & (
+            spans.end_ns[steps] >= spans.end_ns[row]
+        )
+        trained[within] -= spans.duration_ns[row]
+    own = spans.duration_ns[rollouts]
+    for name, expected in (
+        ("step_s", trained / 1e9),
+        ("actor_generate_s", own / 1e9),
+        ("actor_generate_share", own / trained),
+        ("actor_generate_tokens_per_s", 10 / own * 1e9),
+    ):
+        values = [value for _, value in logged.of(f"rlprof/{name}")]
+        assert values == pytest.approx(expected.tolist(), rel=1e-5), name
 
 
 # ---- tuners

@@ -21,13 +21,13 @@ STEPS, SECONDS = 60, 180
 PLANTED = {
     "slow_loader": "Trainer waits for data",
     "slow_worker": "Trainer waits for data",
-    "late_rank": "Rank 1 is a straggler (slow, work not counted)",
+    "late_rank": "Rank 1 is a straggler in training_step (slow, work not counted)",
     "leak": "Memory grows every step: host on rank 0",
     "generation": "Rollout takes most of the time",
     "recipe": "Rollout takes most of the time",
 }
-# What else runs on the machine makes steps slower, and to name these is right.
-MACHINE = ("Step ", "Steps ")
+# What else runs on the machine may be named, but only below what is planted.
+MACHINE = "Training threads wait for a CPU"
 UNTRACED = "A large share of the time is untraced"
 
 
@@ -46,8 +46,7 @@ def trained(problem: str, folder: Path) -> Spans:
 
 
 def named(spans: Spans) -> list[str]:
-    """Return the findings in order, without those on the machine."""
-    return [text for text in findings(spans).column("finding") if not text.startswith(MACHINE)]
+    return [str(text) for text in findings(spans).column("finding")]
 
 
 @pytest.mark.parametrize("problem", PLANTED)
@@ -60,14 +59,16 @@ def test_the_planted_problem_is_named_first_with_its_price(problem: str, tmp_pat
     assert PLANTED[problem] in text
     summary = run("lightning_rlprof", "summary", str(tmp_path))
     ledger = run("lightning_rlprof", "ledger", str(tmp_path))
-    assert "First finding: " in summary
+    first = next(line for line in summary.splitlines() if line.startswith(("Fix", "Improve")))
+    label = "Improve" if problem in ("generation", "recipe") else "Fix"
+    assert first.startswith(f"{label} first: {PLANTED[problem]}")
     assert not re.search(r"\bGPUs?\b|\bRUN\b", text + summary + ledger)
     assert not re.search(r"\de-\d", ledger)
 
 
 @pytest.mark.parametrize("problem", ["healthy", "healthy_ranks"])
 def test_a_healthy_run_is_accused_of_nothing(problem: str, tmp_path: Path) -> None:
-    assert set(named(trained(problem, tmp_path))) <= {UNTRACED}
+    assert set(named(trained(problem, tmp_path))) <= {UNTRACED, MACHINE}
 
 
 def test_the_recipe_gives_generation_what_it_calls(tmp_path: Path) -> None:

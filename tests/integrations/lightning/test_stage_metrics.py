@@ -1,5 +1,7 @@
-"""`StageMetrics`: what reaches TensorBoard, at which x, from which rank."""
+"""`StageMetrics`: what reaches each logger, at which x, from which ranks."""
 
+import csv
+import json
 import logging
 import os
 import time
@@ -7,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning
 import torch
-from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.integrations.lightning import stage_metrics
 from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
+from lightning_rlprof.recording import annotations
 from lightning_rlprof.testing import FakeRecorder
 from tests.builders.models import (
     PACKAGES,
@@ -129,20 +133,165 @@ class Plain(Logger):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         with self.path.open("a") as file:
-            print(os.getpid(), step, "rlprof/step_s" in metrics, file=file)
+            print(os.getpid(), step, json.dumps(metrics), file=file)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
 
 
-def test_only_rank_0_logs(tmp_path: Path) -> None:
+class Slower(Tiny):
+    """Rank 1 takes longer, and has a stage of its own."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        if self.global_rank:
+            with annotations.stage("compute_reward"):
+                time.sleep(0.05)
+        return super().training_step(batch, batch_idx)
+
+
+def test_rank_0_logs_means_and_maxima_of_all_ranks(tmp_path: Path) -> None:
     callback = ProfilerCallback(profile_save_path=str(tmp_path / "runs"))
     make_trainer(
         callback, StageMetrics(), logger=Plain(tmp_path / "rows"), devices=2, strategy="ddp_fork",
         use_distributed_sampler=False,
-    ).fit(Tiny(), loader())  # fmt: skip
-    rows = [line.split() for line in (tmp_path / "rows").read_text().splitlines()]
-    ranks = {trace.header.rank: str(trace.header.pid) for trace in only_run(tmp_path / "runs")}
-    assert rows == [[ranks[0], str(x), "True"] for x in range(4)]
+    ).fit(Slower(), loader())  # fmt: skip
+    rows = [line.split(maxsplit=2) for line in (tmp_path / "rows").read_text().splitlines()]
+    traces = {trace.header.rank: trace for trace in only_run(tmp_path / "runs")}
+    pid = str(traces[0].header.pid)
+    assert [row[:2] for row in rows] == [[pid, str(x)] for x in range(4)]
+    # backward waits for the other rank: what that sent after its step before has arrived
+    for x in range(1, 4):
+        found = json.loads(rows[x][2])
+        own, *late = (
+            seconds(traces[rank], "step", at) for rank, at in ((0, x), (1, x), (1, x - 1))
+        )
+        assert found["rlprof/ranks"] == 2
+        assert found["rlprof/step_s"] in [pytest.approx((own + each) / 2) for each in late]
+        assert found["rlprof/step_s_max"] in [pytest.approx(max(own, each)) for each in late]
+        late = [seconds(traces[1], "compute_reward", at) for at in (x, x - 1)]
+        assert found["rlprof/compute_reward_s"] in [pytest.approx(each) for each in late]
+        own, *late = (
+            8 / seconds(traces[rank], "actor_update", at)
+            for rank, at in ((0, x), (1, x), (1, x - 1))
+        )
+        rate = found["rlprof/actor_update_tokens_per_s"]
+        assert rate in [pytest.approx(own + each) for each in late]
+
+
+def seconds(trace: Any, name: str, at: int) -> float:
+    span = of(trace, name)[at]
+    return (span.end_ns - span.start_ns) / 1e9
+
+
+def test_a_store_that_fails_leaves_the_metrics_of_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise ConnectionError("the store is gone")
+
+    monkeypatch.setattr(stage_metrics, "default_store", Gone)
+    monkeypatch.setattr(pytorch_lightning.Trainer, "world_size", 2)
+    _, events = logged(tmp_path)
+    assert events.names() == {*UPDATE, *ALWAYS}
+    assert [one.message for one in caplog.records if "the store is gone" in one.message] == [
+        "stage metrics could not be logged: the store is gone"
+    ]
+
+
+# ---- MFU
+
+
+class Counts(Tiny):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        with annotations.stage("compute_reward", flops=2_000_000):
+            pass
+        return super().training_step(batch, batch_idx)
+
+
+def mfu_of(folder: Path, **options: Any) -> tuple[Any, dict[str, list[float]]]:
+    callback = ProfilerCallback(profile_save_path=str(folder / "runs"))
+    logger = TensorBoardLogger(folder / "logs", name="", version="")
+    make_trainer(callback, StageMetrics(**options), logger=logger).fit(Counts(), loader())
+    events = Logged(folder / "logs")
+    names = [name for name in events.names() if name.endswith("_mfu")]
+    return trace_of(callback), {name: [value for _, value in events.of(name)] for name in names}
+
+
+def test_mfu_is_of_counted_flops_or_of_tokens_and_the_models_size(tmp_path: Path) -> None:
+    trace, found = mfu_of(tmp_path, parameters={"actor_update": 1_000.0}, peak_tflops=1e6)
+    flops = {"compute_reward": 2_000_000, "actor_update": 6 * 1_000 * 8}
+    assert found == {
+        f"rlprof/{name}_mfu": [
+            pytest.approx(each / seconds(trace, name, at) / 1e18, rel=1e-5) for at in range(4)
+        ]
+        for name, each in flops.items()
+    }
+
+
+def test_mfu_above_the_peak_is_left_out_as_is_one_without_a_peak(tmp_path: Path) -> None:
+    assert mfu_of(tmp_path / "above", parameters=1e9, peak_tflops=1e-6)[1] == {}
+    assert mfu_of(tmp_path / "unknown", parameters=1e9)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"parameters": 0.0}, "parameters"),
+        ({"parameters": {"actor_update": 1e20}}, "parameters"),
+        ({"peak_tflops": -1.0}, "peak_tflops"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.* must be above 0 and below 1e18"):
+        StageMetrics(**options)
+
+
+# ---- other loggers
+
+
+def fit_with(logger: Any, folder: Path) -> Any:
+    callback = ProfilerCallback(profile_save_path=str(folder / "runs"))
+    make_trainer(callback, StageMetrics(), logger=logger).fit(Tiny(), loader())
+    return trace_of(callback)
+
+
+def test_csv(tmp_path: Path) -> None:
+    trace = fit_with(CSVLogger(tmp_path, name="", version=""), tmp_path)
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
+    assert {*UPDATE, *ALWAYS} <= {*rows[0]}
+    found = [float(row["rlprof/step_s"]) for row in rows]
+    assert found == pytest.approx([seconds(trace, "step", at) for at in range(4)])
+
+
+@pytest.mark.deep
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    from pytorch_lightning.loggers import WandbLogger
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(save_dir=tmp_path, offline=True)
+    trace = fit_with(logger, tmp_path)
+    summary = dict(logger.experiment.summary)
+    wandb.finish()
+    assert summary["rlprof/step_s"] == pytest.approx(seconds(trace, "step", 3))
+    assert (summary["trainer/global_step"], {*UPDATE, *ALWAYS} <= {*summary}) == (3, True)
+
+
+@pytest.mark.deep
+def test_mlflow(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    from pytorch_lightning.loggers import MLFlowLogger
+
+    logger = MLFlowLogger(tracking_uri=f"file:{tmp_path / 'mlruns'}")
+    trace = fit_with(logger, tmp_path)
+    for name in (*UPDATE, *ALWAYS):
+        rows = logger.experiment.get_metric_history(logger.run_id, name)
+        assert sorted(row.step for row in rows) == [0, 1, 2, 3]
+    rows = sorted(logger.experiment.get_metric_history(logger.run_id, "rlprof/step_s"),
+                  key=lambda row: row.step)  # fmt: skip
+    expected = [seconds(trace, "step", at) for at in range(4)]
+    assert [row.value for row in rows] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("before", [[], [StageMetrics()]])

@@ -283,12 +283,12 @@ def test_a_copy_is_a_row_with_its_launch_and_what_that_lay_in(tmp_path: Path) ->
 
     assert [column.name for column in table.columns] == [
         "rank", "device", "stream", "kind", "bytes", "start", "duration", "stage", "step", "launch",
-        "launch duration", "graph",
+        "launch duration", "thread", "graph",
     ]  # fmt: skip
     assert table.columns[4].unit == "bytes"
     assert list(table.rows) == [
-        (2, 1, 9, "memset", None, 250, 10, None, None, None, None, None),
-        (2, 1, 9, "HtoD", 4096, 300, 50, "weight_sync", 3, 200, 5, None),
+        (2, 1, 9, "memset", None, 250, 10, None, None, None, None, None, None),
+        (2, 1, 9, "HtoD", 4096, 300, 50, "weight_sync", 3, 200, 5, 1, None),
     ]
     assert table.note == ("1 copies have no recorded launch: their stage may be unknown")
 

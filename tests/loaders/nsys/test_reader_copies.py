@@ -29,10 +29,10 @@ def test_copies_have_kind_and_bytes(export: NsysExport) -> None:
 
     assert table.columns[4].unit == "bytes"
     assert list(table.rows) == [
-        (0, 1, 14, "HtoD", 4096, 600, 10, "actor_update", 3, 150, 40, None),
-        (0, 1, 14, "PtoP", 7, 601, 9, None, None, None, None, None),
-        (0, 1, 14, "kind 99", None, 602, 8, None, None, None, None, None),
-        (0, 1, 14, None, 0, 603, 7, None, None, None, None, None),
+        (0, 1, 14, "HtoD", 4096, 600, 10, "actor_update", 3, 150, 40, 100, None),
+        (0, 1, 14, "PtoP", 7, 601, 9, None, None, None, None, None, None),
+        (0, 1, 14, "kind 99", None, 602, 8, None, None, None, None, None, None),
+        (0, 1, 14, None, 0, 603, 7, None, None, None, None, None, None),
     ]
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.headline import headline
 from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.stages.stage_times import stages
+from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.report.html.page import render_report, write_report
 from lightning_rlprof.report.terminal import duration
@@ -63,6 +65,26 @@ def poked(source: str, script: str) -> str:
     source, count = re.subn(r"<meta http-equiv[^>]*>", "", source)
     assert count == 1
     return source.replace("</body>", f"<script>{script}</script></body>")
+
+
+def test_a_stage_with_inner_ones_has_the_time_of_whole_spans_beside_its_own(
+    tmp_path: Path,
+) -> None:
+    rows = []
+    for step in range(1, 5):
+        now = step * 10**9
+        rows.append(Row("step", "step", step, now, now + 10**9))
+        rows.append(Row("actor_update", "stage", step, now, now + 900 * 10**6))
+        rows.append(Row("weight_sync", "stage", step, now, now + 300 * 10**6))
+    page = source_of(spans_of(tmp_path / "run", rows))
+    cells = {
+        name: re.findall(r'<td class="(?:num|faint)">(.*?)</td>', row)
+        for name, row in re.findall(r'<tr data-part="(.*?)">(.*?)</tr>', page)
+    }
+    assert cells["actor_update"] == [*["600 ms"] * 4, "900 ms"]
+    assert cells["weight_sync"] == [*["300 ms"] * 4, "–"]
+    plain = source_of(grpo_run(tmp_path / "plain", steps=4))
+    assert ("Whole spans" in page, "Whole spans" in plain) == (True, False)
 
 
 def test_the_charts_are_drawn_without_error(tmp_path: Path, browse: Browse) -> None:
@@ -255,6 +277,16 @@ def test_tables_with_names_of_their_own_come_last(tmp_path: Path) -> None:
     folds = [text for tag, text in page.texts if tag == "summary" and text.strip()]
     assert folds[-2:] == ["Mine", "Tables without data"]
     assert "MB/s" in page.text()
+
+
+def test_an_accelerator_without_a_capture_is_told_how_to_make_one(tmp_path: Path) -> None:
+    write_rank(tmp_path / "gpu", header(device="cuda"), grpo_rows(4))
+    write_rank(tmp_path / "cpu", header(), grpo_rows(4))
+    gpu, cpu = (source_of(load(tmp_path / name)) for name in ("gpu", "cpu"))
+    assert "Device" in titles_of(gpu)
+    (code,) = re.findall(r"<code>(integrated: .*?)</code>", gpu)
+    ProfilerConfig.build(yaml.safe_load(code))
+    assert "Device" not in titles_of(cpu)
 
 
 def test_a_page_needs_no_table(tmp_path: Path) -> None:

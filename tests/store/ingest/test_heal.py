@@ -49,7 +49,7 @@ def test_a_rotten_table_of_one_of_many_traces_is_an_error_that_says_what_to_dele
 ) -> None:
     rot(kernels(folder, 1), part)
     with pytest.raises(TraceError, match=r"delete .*\.rlprof-cache|ingest"):
-        open_store(folder).sql("select sum(start_ns), max(kernel) from kernels")
+        open_store(folder).sql("select sum(start_ns), max(name) from kernels")
     shutil.rmtree(kernels(folder, 1).parent)
     assert list(open_store(folder).sql(QUERY).rows) == ALL
 

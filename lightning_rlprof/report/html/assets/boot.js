@@ -6,7 +6,7 @@ if (!rate.isEmpty && byId("rate")) { rate.listen(); selection.follow.push(rate.d
 if (!stepBars.isEmpty && byId("step-bars")) { stepBars.listen(); selection.follow.push(stepBars.draw); }
 if (!timeline.isEmpty) { timeline.start(); exportable("timeline", () => timeline.rows()); }
 if (!stageTable.isEmpty) stageTable.start();
-for (const [key, plot] of [["heat", heat], ["memory", memoryPlot], ["whatif", whatifPlot]]) {
+for (const [key, plot] of [["heat", heat], ["memory", memoryPlot], ["samples", samples], ["whatif", whatifPlot]]) {
   if (plot.isEmpty) byId(key === "whatif" ? "whatif-plot" : "")?.closest("figure").remove();
   else { plot.start(); redraws.push(plot.draw); drawn.push(key); }
 }

@@ -1,6 +1,6 @@
 // All steps as stacked bars, and throughput above them on the first screen.
 const stepBars = (() => {
-  const { first, last, parts, wall, most, tokens, levels, outliers, states, state, sizes } = data.steps;
+  const { first, last, parts, wall, trained, most, tokens, levels, outliers, states, state, sizes } = data.steps;
   const host = byId("step-bars");
   const LEFT = 48, RIGHT = 4, TOP = 20, HEIGHT = 190, FOOT = 18;
   let relative = false, width = 0, cursor = -1, start = null, line = null;
@@ -108,7 +108,7 @@ const stepBars = (() => {
   function hover(event) {
     const column = columnAt(event);
     const rows = parts.filter((part) => part.us[column]).map((part) => [{ part }, us(part.us[column]), percent(part.us[column] / Math.max(1, wall[column]))]);
-    if (tokens) rows.push(["tokens/s", Math.round(tokens[column] / Math.max(1e-9, wall[column] * sizes[column] / 1e6)).toLocaleString("en")]);
+    if (tokens) rows.push(["tokens/s", Math.round(tokens[column] / Math.max(1e-9, trained[column] * sizes[column] / 1e6)).toLocaleString("en")]);
     const about = [states[state[column]] === "complete" ? "" : states[state[column]], sizes[column] > 1 ? `longest ${us(most[column])}` : ""].filter(Boolean).join(" · ");
     showTip(event, `${name(column)}: ${us(wall[column])}`, about, rows);
   }
@@ -166,9 +166,9 @@ const stepBars = (() => {
 
 // Throughput over the steps, from zero; the duration of steps where nothing counts tokens.
 const rate = (() => {
-  const { first, last, wall, tokens, sizes } = data.steps;
+  const { first, last, wall, trained, tokens, sizes } = data.steps;
   const host = byId("rate");
-  const values = tokens ? tokens.map((sum, column) => sum / Math.max(1e-9, wall[column] * sizes[column] / 1e6)) : wall;
+  const values = tokens ? tokens.map((sum, column) => sum / Math.max(1e-9, trained[column] * sizes[column] / 1e6)) : wall;
   const text = (value) => (tokens ? `${Math.round(value).toLocaleString("en")} tokens/s` : us(value));
   const HEIGHT = 62, FOOT = 15;
   let width = 0;

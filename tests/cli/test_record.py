@@ -1,0 +1,177 @@
+"""`rlprof run`: real trainings that know nothing of rlprof, and programs that train nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from tests.builders.models import only_run, steps_of
+from tests.places import ROOT
+
+Run = Callable[..., tuple[int, str, str]]
+
+TRAIN = """
+import os
+from tests.builders.models import Tiny, loader, make_trainer
+ranks = int(os.environ.get("WORLD_SIZE", 1))
+options = dict(strategy="ddp", use_distributed_sampler=False) if ranks > 1 else {}
+make_trainer(devices=ranks, **options).fit(Tiny(), loader())
+"""
+SHOWS = """
+import json, os, sys
+print(json.dumps({k: v for k, v in os.environ.items() if k.startswith("RLPROF")}),
+      file=open("seen.json", "w"))
+sys.exit(3)
+"""
+PYTHON = ("--", sys.executable, "-c")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def seen() -> dict[str, str]:
+    return json.loads(Path("seen.json").read_text())
+
+
+def trained(*words: str) -> Any:
+    """Run the command on a script, in a process; the package is installed there."""
+    Path("train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "lightning_rlprof", "run", "profile_save_path=runs", *words]
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+# ---- trainings
+
+
+@pytest.mark.deep
+def test_a_script_that_knows_nothing_is_recorded_and_says_where() -> None:
+    done = trained("steps=[2]", "--", sys.executable, "train.py")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    (trace,) = only_run(Path("runs"))
+    assert (steps_of(trace), trace.status) == ([1, 2, 3, 4], "finished")
+    assert trace.header.config["steps"] == [2]
+    assert done.stderr.count(f"{Path('runs').resolve()}") == 2  # of the training's summary alone
+    assert "Recorded" not in done.stderr
+
+
+@pytest.mark.deep
+def test_without_a_summary_rlprof_says_where_the_run_is() -> None:
+    done = trained("summary=false", "--", sys.executable, "train.py")
+    (run,) = Path("runs").iterdir()
+    assert done.stderr.splitlines()[-1] == f"Recorded {run}"
+
+
+@pytest.mark.deep
+def test_all_ranks_that_torchrun_starts_write_one_run() -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    done = trained("--", *torchrun, "--nproc-per-node=2", "train.py")
+    assert done.returncode == 0, done.stderr
+    traces = only_run(Path("runs"))
+    assert [(each.header.rank, steps_of(each)) for each in traces] == [
+        (rank, [1, 2, 3, 4]) for rank in (0, 1)
+    ]
+
+
+# ---- programs that train nothing
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "failed"),
+    [("", 0, ""), ("exit(7)", 7, ", and the program ended with status 7")],
+)
+def test_a_program_that_trains_nothing_says_so_in_a_line_and_keeps_its_status(
+    rlprof: Run, code: str, status: int, failed: str
+) -> None:
+    assert rlprof("run", *PYTHON, code) == (
+        status,
+        "",
+        f"warning: no Lightning training reached its first step{failed}, so profiler_data has no "
+        "new run. It records Lightning trainings, in any Python that has lightning-rlprof; a "
+        "ProfilerCallback in the code saves where the code says.\n",
+    )
+
+
+def test_a_program_that_was_killed_has_the_status_of_a_shell(rlprof: Run) -> None:
+    assert rlprof("run", *PYTHON, "import os; os.kill(os.getpid(), 9)")[0] == 137
+
+
+# ---- what the program is given
+
+
+def test_the_variables_say_what_the_words_say(rlprof: Run) -> None:
+    Path("rl.yaml").write_text("steps: [1]\n")
+    words = ("--config", "rl.yaml", "--stage", "actor_update", "auto_stages=false")
+    assert rlprof("run", *words, *PYTHON, SHOWS)[0] == 3
+    assert seen() == {
+        "RLPROF": "1",
+        "RLPROF_CONFIG": str(Path("rl.yaml").resolve()),
+        "RLPROF__INTEGRATED": '{"stage": "actor_update"}',
+        "RLPROF__AUTO_STAGES": "false",
+    }
+
+
+def test_words_win_over_variables_and_leave_the_others(
+    rlprof: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPROF__INTEGRATED__STAGE", "actor_generate")
+    monkeypatch.setenv("RLPROF__INTEGRATED__PROFILE_STEP_END", "9")
+    monkeypatch.setenv("RLPROF__STEPS", "[2]")
+    stages = ("--stage", "actor_update", "--stage", "compute_reward")
+    rlprof("run", *stages, "roles.Actor.ranks=[0]", *PYTHON, SHOWS)
+    with monkeypatch.context() as changed:
+        for name in [name for name in os.environ if name.startswith("RLPROF")]:
+            changed.delenv(name)
+        for name, value in seen().items():
+            changed.setenv(name, value)
+        config = ProfilerConfig.build()
+    assert config.integrated.stage == ["actor_update", "compute_reward"]
+    assert (config.integrated.profile_step_end, config.steps) == (9, [2])
+    assert [*config.roles] == ["Actor"]
+
+
+def test_the_file_of_the_variable_is_checked(rlprof: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLPROF_CONFIG", "missing.yaml")
+    status, _, err = rlprof("run", *PYTHON, SHOWS)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "configuration 'missing.yaml' cannot be read" in err
+    assert not Path("seen.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["stage=actor_updat"], "did you mean 'actor_update'", ""),
+        (["--stage", "a", "stage=b"], "--stage and stage= both choose", "Give one of them"),
+        (["steps=[1", *PYTHON, SHOWS], "steps=[1 is not valid YAML", ""),
+        (["nosuch=1"], "nosuch is not an option", ""),
+        (["--", "-m", "train"], "'-m' is an option, not a program", "python -m train"),
+        (["steps=[1]", "--config", "x"], "'--config' is an option", "before KEY=VALUE"),
+        (["steps=[1]", "--"], "no program to run", "rlprof run -- python train.py"),
+        (["--", "./no.py"], "cannot run ./no.py: No such file", "python ./no.py"),
+    ],
+)
+def test_mistakes_end_in_a_line_before_the_program_starts(
+    rlprof: Run, words: list[str], error: str, hint: str
+) -> None:
+    command = [] if "--" in words or "--config" in words else [*PYTHON, SHOWS]
+    status, out, err = rlprof("run", *words, *command)
+    assert (status, out, err.count("\n")) == (2, "", 2 if hint else 1), err
+    assert error in err
+    assert hint in err
+    assert not Path("seen.json").exists()
+
+
+def test_options_of_the_program_are_its_own(rlprof: Run) -> None:
+    code = "import sys; sys.exit(sys.argv[1:] != ['--config', 'x', '--', 'a=b'])"
+    assert rlprof("run", *PYTHON, code, "--config", "x", "--", "a=b")[0] == 0
