@@ -1,5 +1,6 @@
 # Every target sets itself up: `make demo` or `make test` in a fresh clone is enough.
-# PYTHON=python3.12 chooses the interpreter of .venv; ARGS="…" is passed to demo and pytest; tests run
+# The demo has an environment of its own, .demo, without the developers' tools.
+# PYTHON=python3.12 chooses the interpreter; ARGS="…" is passed to demo and pytest; tests run
 # in JOBS processes.
 
 PYTHON ?= python3
@@ -7,8 +8,8 @@ ARGS ?=
 JOBS ?= 2
 BIN := .venv/bin
 DEV := .venv/.dev
-DEMO := .venv/.demo
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+DEMO := .demo/.installed
+PIP := bin/python -m pip install --quiet --constraint constraints.txt
 
 # PyTorch's CPU build where there is no NVIDIA driver: PyPI's Linux build brings gigabytes of CUDA.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
@@ -33,22 +34,23 @@ help: ## show this list
 
 setup: $(DEV) ## create the virtual environment .venv with the developers' tools
 
-.venv/.python:
+.venv/.python .demo/.python: %/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "Python 3.10 or newer is needed: make PYTHON=python3.11 …" >&2; exit 1; }
-	@$(PYTHON) -m venv .venv || \
-		{ echo "could not create .venv; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	@test -z "$(TORCH_INDEX)" || $(PIP) --retries 1 --index-url $(TORCH_INDEX) --no-deps torch || \
+	@$(PYTHON) -m venv $* || \
+		{ echo "could not create $*; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@test -z "$(TORCH_INDEX)" || \
+		$*/$(PIP) --retries 1 --index-url $(TORCH_INDEX) --no-deps torch || \
 		echo "PyTorch's CPU index is not reachable; taking torch from the default index" >&2
 	@touch $@
 
-$(DEMO): .venv/.python pyproject.toml constraints.txt
-	$(PIP) --editable '.[demo]'
+$(DEMO): .demo/.python pyproject.toml constraints.txt
+	.demo/$(PIP) --editable '.[demo]'
 	@touch $@
 
 $(DEV): .venv/.python pyproject.toml constraints.txt
-	$(PIP) --editable '.[dev,docs]'
-	@touch $@ $(DEMO)
+	.venv/$(PIP) --editable '.[dev,docs]'
+	@touch $@
 
 npu: $(NPU) ## get torch_npu and msprof-analyze for tests/ascend (Linux x86_64, 500 MB in .npu)
 
@@ -61,7 +63,7 @@ npu: $(NPU) ## get torch_npu and msprof-analyze for tests/ascend (Linux x86_64, 
 		echo "WARNING: NO TORCH_NPU: tests/ascend is skipped, in whole or in part" >&2
 
 demo: $(DEMO) ## train a small policy with GRPO and show where each step went (ARGS="--steps 40")
-	$(BIN)/rlprof demo $(ARGS)
+	.demo/bin/rlprof demo $(ARGS)
 
 test: $(DEV) ## run the quick tests, doctests included, in minutes (ARGS="-k stage" runs some of them)
 	$(PYTEST) -m "not deep" $(ARGS)

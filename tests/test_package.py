@@ -107,6 +107,13 @@ def test_the_base_package_brings_no_training_framework():
     assert not re.search(r'"(torch|[\w-]*lightning)', base)
 
 
+def test_make_demo_installs_no_tools_of_developers():
+    make = ["make", "--directory", TOP, "--dry-run", "--always-make", "demo"]
+    done = subprocess.run(make, check=True, capture_output=True, text=True)
+    installed = re.findall(r"(\S+)/bin/python -m pip .*--editable (\S+)", done.stdout)
+    assert installed == [(".demo", "'.[demo]'")]
+
+
 def test_the_lowest_versions_that_are_allowed_are_tested():
     asked = (TOP / "pyproject.toml").read_text()
     asked = asked[asked.index("\ndependencies = [") : asked.index("\ndocs = [")]

@@ -67,7 +67,7 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 class _Verb(TyperCommand):
-    """A command whose help is plain text in sections: Rich's boxes would take 90 ms to import."""
+    """A command whose help is plain text in sections: Rich's boxes would take 57 ms."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
