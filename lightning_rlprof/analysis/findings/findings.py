@@ -106,7 +106,7 @@ def findings(spans: Spans) -> Table:
         else f"Not checked: {rules[0]} ({why})."
         for why, rules in not_checked.items()
     ]
-    return Table("findings", _COLUMNS, rows, " ".join([*explained, *notes]))
+    return Table("findings", _COLUMNS, rows, " ".join([*notes, *explained]))
 
 
 def _without_effects(found: list[Finding]) -> tuple[list[Finding], list[str]]:
