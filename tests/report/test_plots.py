@@ -12,6 +12,7 @@ import pytest
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
@@ -185,7 +186,7 @@ def test_names_of_a_run_are_text_and_not_formulas() -> None:
     for chart in (plots.steps, plots.stages, plots.ranks):
         figure = Figure()
         chart(ax=figure.subplots())
-        figure.canvas.draw()
+        FigureCanvasAgg(figure).draw()
     assert "\\x1b" in plots.steps(ax=on_figure()).get_label()
     assert max(map(len, legend_of(plots.steps(ax=on_figure())))) == 40
 

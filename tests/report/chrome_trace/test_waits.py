@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from lightning_rlprof.analysis.waiting import find_waits
+from lightning_rlprof.analysis.waiting import Waits, find_waits
 from lightning_rlprof.report.chrome_trace import waits as waits_module
 from tests.analysis.test_waiting import Job
 from tests.builders.chrome_tracks import Tracks
@@ -69,6 +70,25 @@ def test_a_wait_that_would_cut_a_slice_in_two_has_a_track_of_its_own(tmp_path: P
     for (leaves, source), (reaches, target) in tracks.flows:
         assert (leaves, source.name) == ("rank 1 (node-a)", "barrier")
         assert (reaches, target.name) == ("rank 0 (node-a)", "hook")
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "track"),
+    [(60, 100, "Main"), (10, 60, "Main"), (20, 50, "Main"), (5, 70, "Main"),
+     (50, 100, "Main: waiting"), (5, 30, "Main: waiting")],
+)  # fmt: skip
+def test_a_wait_is_inside_its_stage_wherever_it_nests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, end: int, track: str
+) -> None:
+    rows = [Row("update", "stage", 1, 0, 100), Row("backward", "region", 1, 10, 60)]
+    spans = loaded(rows, [Row("update", "stage", 1, 0, 100)])
+    row, last = (np.array([at]) for at in (0, 2))
+    waits = Waits(row, np.array([start]), np.array([end]), np.array([True]), last)
+    monkeypatch.setattr(waits_module, "find_waits", lambda spans: waits)
+    tracks = Tracks(spans, tmp_path / "t.json")
+    found = tracks.slices["rank 0 (node-a)", track]
+    assert [(s.start, s.end) for s in found if s.name == "waiting"] == [(start, end)]
+    assert [target.name for _, (_, target) in tracks.flows] == ["waiting"]
 
 
 def test_of_very_many_waits_the_longest_have_arrows(
