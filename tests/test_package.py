@@ -101,6 +101,14 @@ def test_without_torch_the_demo_says_what_to_install():
     assert hint == 'hint: pip install "lightning-rlprof[demo]"'
 
 
+def test_without_torch_the_selftest_says_what_to_install():
+    code = WITHOUT.format(names={"torch"}) + (
+        "from lightning_rlprof.cli.doctor.selftest import run_selftest\n"
+        "print(run_selftest()[0].fix)"
+    )
+    assert last_line(code) == COMMAND
+
+
 def test_the_base_package_brings_no_training_framework():
     asked = (TOP / "pyproject.toml").read_text()
     base = asked[asked.index("\ndependencies = [") : asked.index("\n[project.optional-dep")]

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
@@ -35,6 +36,9 @@ def run_selftest() -> list[Check]:
 
     Needs a minute where the analysis of an Ascend capture is part of it.
     """
+    if find_spec("torch") is None:
+        cure = 'pip install "lightning-rlprof[lightning]"'
+        return [Check("training", "missing", "torch is not installed", cure)]
     folder = Path(tempfile.mkdtemp(prefix="rlprof-selftest-"))
     try:
         answer = ask(_TRAIN, str(folder), timeout_s=_TRAIN_S)
