@@ -6,8 +6,8 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_LARGEST = 64 * 2**20
-"""Bytes of a run above which the summary would keep the process from ending: some seconds."""
+_LARGEST = 32 * 2**20
+"""Bytes of a run above which the summary would keep the process from ending: two seconds."""
 
 
 def print_summary(run: Path, status: str) -> None:
