@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.open_run import SAVE_PATH, Limit, Run, about, answer, open_run
+from lightning_rlprof.cli.open_run import SAVE_PATH, Limit, Run, about, answer, open_run, run_at
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import RemotePath, place
 
@@ -377,7 +377,7 @@ def whatif(
 def whatif_check(
     run: Run,
     new_run: Annotated[
-        Path, typer.Argument(parser=place, metavar="NEW_RUN", help="The run after the change")
+        Path, typer.Argument(parser=run_at, metavar="NEW_RUN", help="The run after the change")
     ],
 ) -> None:
     """Compare the saved predictions of a run with a later run.

@@ -162,6 +162,7 @@ _TOPICS = {
     "inputs": """\
 RUN is one of:
   a run directory            profiler_data/my-run (contains rank-*.jsonl)
+  the start of a run's name  20261125, if only one run in profiler_data begins like that
   a directory of runs        profiler_data (the newest run is used)
   a rank file                profiler_data/my-run/rank-00000.jsonl
   a torch.profiler trace     trace.json, trace.json.gz, or a directory of traces

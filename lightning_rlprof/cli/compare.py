@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.open_run import Limit, about, limited, open_run, print_warnings
+from lightning_rlprof.cli.open_run import (
+    Limit,
+    about,
+    limited,
+    open_run,
+    print_warnings,
+    run_at,
+)
 from lightning_rlprof.errors import RlprofError
-from lightning_rlprof.system.location import place
 
 if TYPE_CHECKING:
     from lightning_rlprof.tables.spans import Spans
@@ -17,18 +23,18 @@ if TYPE_CHECKING:
 
 
 A = Annotated[
-    Path | None, typer.Argument(parser=place, metavar="A", help="Baseline run, or its URL")
+    Path | None, typer.Argument(parser=run_at, metavar="A", help="Baseline run, or its URL")
 ]
 B = Annotated[
-    Path | None, typer.Argument(parser=place, metavar="B", help="Changed run, or its URL")
+    Path | None, typer.Argument(parser=run_at, metavar="B", help="Changed run, or its URL")
 ]
 Baseline = Annotated[
     list[Path] | None,
-    typer.Option(parser=place, metavar="RUN", help="Several baseline runs: one option for each"),
+    typer.Option(parser=run_at, metavar="RUN", help="Several baseline runs: one option for each"),
 ]
 Candidate = Annotated[
     list[Path] | None,
-    typer.Option(parser=place, metavar="RUN", help="Several changed runs: one option for each"),
+    typer.Option(parser=run_at, metavar="RUN", help="Several changed runs: one option for each"),
 ]
 FailIfSlower = Annotated[
     str | None,

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from lightning_rlprof.cli import console
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath, local_path, place
 
 if TYPE_CHECKING:
@@ -23,18 +25,38 @@ FEW = 8
 # One is in each warning that part of a profiler's file is missing, with how much was read.
 _TRUNCATED = ("the rest is", "truncated after")
 
-Run = Annotated[
-    Path,
-    typer.Argument(
-        parser=place,
-        metavar="RUN",
-        help="Run directory, a directory of runs (newest is used), a trace file, or a URL. "
-        "See rlprof help inputs.",
-    ),
-]
 SAVE_PATH = Path("profiler_data")
 """Where trainings write unless they are told otherwise: the newest run there is the default RUN."""
 
+
+def run_at(text: str | Path) -> Path:
+    """Return what a user calls a run: a path, a URL, or the start of the name of one run here.
+
+    Raises:
+        RlprofError: Several runs of ``profiler_data`` begin like that.
+    """
+    path = place(text)
+    if isinstance(path, RemotePath) or path.exists() or len(path.parts) != 1:
+        return path
+    runs = sorted(run for run in SAVE_PATH.glob(f"{escape(path.name)}*") if rank_files(run))
+    if len(runs) > 1:
+        names = ", ".join(run.name for run in runs[:FEW])
+        hint = f"{names}{' and more' if len(runs) > FEW else ''}"
+        raise RlprofError(
+            f"{len(runs)} runs in {SAVE_PATH} begin with '{path.name}'", hint=hint, code="usage"
+        )
+    return runs[0] if runs else path
+
+
+Run = Annotated[
+    Path,
+    typer.Argument(
+        parser=run_at,
+        metavar="RUN",
+        help="Run directory, start of a run's name in profiler_data, a directory of runs (newest "
+        "is used), a trace file, or a URL. See rlprof help inputs.",
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="Write to this file"),

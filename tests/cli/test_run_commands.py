@@ -378,6 +378,23 @@ def test_without_run_the_newest_one_here_is_taken(
     assert "profiler_data/mine on cpu" in rlprof("summary")[1]
 
 
+def test_a_run_is_found_by_the_start_of_its_name(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("20261125-a", "20261126-b", "[x]"):
+        grpo_run(tmp_path / "profiler_data" / name, steps=5)
+    assert "profiler_data/20261126-b on cpu" in rlprof("summary", "20261126")[1]
+    assert "profiler_data/[x] on cpu" in rlprof("summary", "[x")[1]
+    assert rlprof("compare", "20261125", "20261126")[0] == 0
+    status, _, err = rlprof("summary", "2026")
+    assert status == 2
+    assert err == (
+        "rlprof: error: 2 runs in profiler_data begin with '2026'\n  hint: 20261125-a, 20261126-b\n"
+    )
+    assert "no such run or trace: 'other'" in rlprof("summary", "other")[2]
+
+
 def test_ls_lists_runs_and_names_the_next_command(rlprof: Run, tmp_path: Path, hints: None) -> None:
     grpo_run(tmp_path / "one", steps=5)
     status, out, err = rlprof("ls", tmp_path)
