@@ -96,6 +96,16 @@ class StepSeries:
         self.included[self._place[choice.mask]] = True
         self.note = choice.note
 
+    @property
+    def _column_steps(self) -> int:
+        """How many steps a column of a chart stands for."""
+        return max(1, -(-len(self.numbers) // _MOST_COLUMNS))
+
+    @cached_property
+    def _heads(self) -> Int64s:
+        """Index of the first step of each column of a chart."""
+        return np.arange(0, len(self.numbers), self._column_steps)
+
     @cached_property
     def wall_ns(self) -> Float64s:
         """Duration of each step, mean over its ranks."""
@@ -169,8 +179,7 @@ class StepSeries:
         Args:
             changes: Rows of the analysis `changes`.
         """
-        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
-        heads = np.arange(0, len(self.numbers), width)
+        heads = self._heads
         last = np.append(heads[1:], len(self.numbers)) - 1 if len(heads) else heads
         sizes = np.diff(np.append(heads, len(self.numbers)))
 
@@ -203,8 +212,6 @@ class StepSeries:
 
     def memory(self) -> list[dict[str, Any]]:
         """Return for each kind of memory the lowest and the highest rank of each step, in bytes."""
-        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
-        heads = np.arange(0, len(self.numbers), width)
         found = []
         for name, (counter, title) in _MEMORY.items():
             rows, values = self.spans.amounts(counter)
@@ -215,7 +222,7 @@ class StepSeries:
             low, high = np.full(len(self.numbers), np.inf), np.full(len(self.numbers), -np.inf)
             np.minimum.at(low, place, values[own])
             np.maximum.at(high, place, values[own])
-            pair = (np.minimum.reduceat(low, heads), np.maximum.reduceat(high, heads))
+            pair = (np.minimum.reduceat(low, self._heads), np.maximum.reduceat(high, self._heads))
             lows, highs = ([int(v) if np.isfinite(v) else None for v in each] for each in pair)
             found.append({"name": name, "title": title, "low": lows, "high": highs})
         return found
@@ -233,10 +240,8 @@ class StepSeries:
         code = int(np.argmax(np.bincount(names, found.counts)))
         found = Histogram(*(column[names == code] for column in found))
         counts = bin_counts(found.bins, found.counts)
-        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
-        column = np.searchsorted(self.numbers, self.spans.step[found.rows]) // width
-        columns = -(-len(self.numbers) // width)
-        by_step = np.zeros((columns, len(counts)), np.int64)
+        column = np.searchsorted(self.numbers, self.spans.step[found.rows]) // self._column_steps
+        by_step = np.zeros((len(self._heads), len(counts)), np.int64)
         inside = np.isin(self.spans.step[found.rows], self.numbers)
         np.add.at(by_step, (column[inside], found.bins[inside]), found.counts[inside])
         quantiles = {
@@ -276,15 +281,14 @@ class StepSeries:
     @cached_property
     def thinned(self) -> "Heat":
         """`by_rank` as a heat map can draw it: of several steps in one column the maximum."""
-        width = max(1, -(-len(self.numbers) // _MOST_COLUMNS))
-        heads = np.arange(0, len(self.numbers), width)
         if not self.by_rank:
-            return Heat(self.ranks, heads, {})
-        shown = _telling(self.ranks, next(iter(self.by_rank.values())))
+            return Heat(self.ranks, self._heads, {})
+        shown = _drawn_ranks(self.ranks, next(iter(self.by_rank.values())))
         columns = {
-            name: np.maximum.reduceat(ns[shown], heads, axis=1) for name, ns in self.by_rank.items()
+            name: np.maximum.reduceat(ns[shown], self._heads, axis=1)
+            for name, ns in self.by_rank.items()
         }
-        return Heat(self.ranks[shown], heads, columns)
+        return Heat(self.ranks[shown], self._heads, columns)
 
     def heat(self) -> dict[str, Any]:
         """Return `thinned` as shades, as plain data for JSON.
@@ -309,7 +313,7 @@ class StepSeries:
         return found
 
 
-def _telling(ranks: Int64s, ns: Float64s) -> Int64s:
+def _drawn_ranks(ranks: Int64s, ns: Float64s) -> Int64s:
     """Return the ranks to draw, ascending: of very many, spread over the order by their median."""
     if len(ranks) <= _MOST_HEAT_RANKS:
         return np.arange(len(ranks))

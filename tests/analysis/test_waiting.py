@@ -1,4 +1,4 @@
-"""Waiting for other ranks is no work, with clocks or without them."""
+"""Waiting for other ranks does not count as work, with clocks or without them."""
 
 import random
 import tempfile

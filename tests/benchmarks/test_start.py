@@ -1,4 +1,4 @@
-"""The benchmark of starting: it runs, and a command that fails is no fast answer."""
+"""The benchmark of starting: it runs, and it refuses to time a command that fails."""
 
 import subprocess
 import sys
