@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.report.step_series import Part, StepSeries, mean_parts
-from lightning_rlprof.report.terminal import duration
+from lightning_rlprof.report.terminal import duration, percent
 from lightning_rlprof.tables.table import figure
 
 _SMALL = 0.01  # of the step: such parts are drawn, and listed together
@@ -121,13 +121,9 @@ def headlines(findings: Sequence[dict[str, Any]]) -> list[Headline]:
             str(row["finding"]),
             str(row["try"]),
             "takes" if row["kind"] == "idea" else "costs",
-            "" if row["share"] is None else _percent(float(row["share"])),
+            "" if row["share"] is None else percent(float(row["share"])),
             "" if row["cost"] is None else duration(int(row["cost"])),
             f"finding-{at}",
         )
         for at, row in enumerate(findings[:3], start=1)
     ]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"

@@ -12,7 +12,7 @@ from lightning_rlprof.analysis.findings.findings import findings
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.report.overview import Headline, headlines, overview
 from lightning_rlprof.report.step_series import StepSeries
-from lightning_rlprof.report.terminal import duration, plain, size
+from lightning_rlprof.report.terminal import duration, percent, plain, size
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import figure
 
@@ -82,7 +82,7 @@ def _bars(series: StepSeries) -> list[str]:
     width = max(len(name) for name, _, _ in rows)
     most = max(share for _, share, _ in rows)
     return [
-        f"  {name:{width}}  {_percent(share):>5}  {_bar(share / most):{_BAR}}  {time}"
+        f"  {name:{width}}  {percent(share):>5}  {_bar(share / most):{_BAR}}  {time}"
         for name, share, time in rows
     ]
 
@@ -90,10 +90,6 @@ def _bars(series: StepSeries) -> list[str]:
 def _bar(part: float) -> str:
     eighths = round(8 * _BAR * part)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
 
 def advice(spans: Spans, *, tables: bool = False) -> list[str]:

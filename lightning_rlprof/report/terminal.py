@@ -43,6 +43,17 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def percent(share: float) -> str:
+    """Return a share of 1 in percent: with a decimal only below 10%.
+
+    Example::
+
+        >>> [percent(share) for share in (0.5, 0.0996, 0.0123)]
+        ['50%', '10%', '1.2%']
+    """
+    return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
+
+
 def duration(ns: int) -> str:
     """Return nanoseconds in readable units, with three significant digits.
 
