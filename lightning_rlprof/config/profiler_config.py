@@ -188,6 +188,11 @@ class Options(Section):
         description="Whether rank 0 prints a summary when training ends: step time, where it "
         "goes, what to fix first.",
     )
+    log_report: bool = Field(
+        False,
+        description="Whether rank 0 logs the HTML report as an artifact of the Trainer's W&B and "
+        "MLflow loggers when training ends.",
+    )
     clock_sync_interval_minutes: NonNegativeFloat = Field(
         default=2,
         description=(

@@ -40,6 +40,7 @@ def test_defaults() -> None:
         "spans": True,
         "device_time": None,
         "summary": True,
+        "log_report": False,
         "clock_sync_interval_minutes": 2,
         "token_start": None,
         "token_end": None,

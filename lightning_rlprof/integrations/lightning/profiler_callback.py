@@ -26,6 +26,7 @@ from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.integrations.lightning.callback_base import Callback, guarded
 from lightning_rlprof.integrations.lightning.evaluation import VERBS, EvaluationBatches
 from lightning_rlprof.integrations.lightning.profiler_actions import Actions, Cover
+from lightning_rlprof.integrations.lightning.report_artifact import log_report
 from lightning_rlprof.integrations.lightning.stage_on_bar import StageOnBar
 from lightning_rlprof.integrations.lightning.update_stage import (
     UpdateStages,
@@ -380,6 +381,7 @@ class ProfilerCallback(Callback):
         self._finish(f"stopped by an error in rlprof: {type(error).__name__}")
 
     def _finish(self, status: str) -> None:
+        loggers = self._trainer.loggers if self._trainer else ()
         session, self._session, self._trainer = self._session, None, None
         undo, self._undo, self._by_name, self._bar = self._undo, [], [], None
         try:
@@ -396,8 +398,11 @@ class ProfilerCallback(Callback):
                 self.run = None
             else:
                 session.close(status)
-                if session.config.summary and session.header.rank == 0:
-                    print_summary(session.run, status)
+                if session.header.rank == 0:
+                    if session.config.summary:
+                        print_summary(session.run, status)
+                    if session.config.log_report:
+                        log_report(session.run, loggers)
         except Exception as error:
             log.error("the run could not be finished: %s", error, exc_info=error)
 

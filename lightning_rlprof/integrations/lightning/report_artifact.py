@@ -1,0 +1,66 @@
+"""Log a run's HTML report as an artifact of the Trainer's W&B and MLflow loggers."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+def log_report(run: Path, loggers: Sequence[Any]) -> None:
+    """Write ``report.html`` into the run and log it; a failure is one warning.
+
+    W&B gets an artifact ``rlprof-<run>`` of type ``report``, MLflow a file in ``rlprof/``. Ranks
+    that still write are read as far as they have come.
+
+    Args:
+        run: The run directory.
+        loggers: Of the Trainer; those of other kinds are left alone.
+    """
+    try:
+        takers = [(take, each) for each in loggers if (take := _taker(each))]
+        if not takers:
+            log.warning(
+                "log_report: the Trainer has no WandbLogger or MLFlowLogger; write the report with "
+                "rlprof report %s",
+                run,
+            )
+            return
+        page = _write(run)
+    except Exception as error:
+        log.warning("the report of %s failed: %s", run, error, exc_info=error)
+        return
+    for take, each in takers:
+        try:
+            take(each, page)
+        except Exception as error:  # the others get theirs
+            log.warning("%s could not be logged: %s", page, error, exc_info=error)
+
+
+def _write(run: Path) -> Path:
+    # The reading side, which a training needs only here.
+    from lightning_rlprof.analysis.headline import headline
+    from lightning_rlprof.loaders.load import load
+    from lightning_rlprof.report.html.page import report_tables, write_report
+
+    spans, page = load(run), run / "report.html"
+    write_report(spans, report_tables(spans), headline(spans), page)
+    return page
+
+
+def _taker(logger: Any) -> Any:
+    # By name: importing a logger's module would import W&B or MLflow for everyone.
+    kinds = {kind.__name__ for kind in type(logger).__mro__}
+    return next((take for name, take in _TAKERS.items() if name in kinds), None)
+
+
+def _to_wandb(logger: Any, page: Path) -> None:
+    logger.experiment.log_artifact(str(page), name=f"rlprof-{page.parent.name}", type="report")
+
+
+def _to_mlflow(logger: Any, page: Path) -> None:
+    logger.experiment.log_artifact(logger.run_id, str(page), artifact_path="rlprof")
+
+
+_TAKERS = {"WandbLogger": _to_wandb, "MLFlowLogger": _to_mlflow}
