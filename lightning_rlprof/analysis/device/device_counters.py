@@ -1,6 +1,6 @@
 """Hardware counters over time, such as SM activity: per rank, device and metric, by stage."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +31,11 @@ _ALL = "all"
 _NONE = -1
 
 
-class _Samples(NamedTuple):
-    """Samples as columns; `_NONE` if rank, device or name are unknown."""
+class Samples(NamedTuple):
+    """Samples as columns; -1 if rank, device or name are unknown.
+
+    ``time`` is in nanoseconds.
+    """
 
     rank: Int64s
     device: Int64s
@@ -40,10 +43,10 @@ class _Samples(NamedTuple):
     time: Int64s
     value: Float64s
 
-    def rows(self, at: Any) -> "_Samples":
+    def rows(self, at: Any) -> "Samples":
         """Return some samples, by positions or a mask."""
         columns: tuple[Any, ...] = self
-        return _Samples(*(column[at] for column in columns))
+        return Samples(*(column[at] for column in columns))
 
 
 def device_counters(spans: Spans) -> Table:
@@ -57,26 +60,31 @@ def device_counters(spans: Spans) -> Table:
     """
     notes: list[str] = []
     rows: list[tuple[Cell, ...]] = []
-    for name in _TABLES:
-        if (table := spans.try_table(name, notes)) is not None:
-            rows += _rows(spans, *_samples(table, name, notes))
+    for samples, metrics in counter_samples(spans, notes):
+        rows += _rows(spans, samples, metrics)
     if not rows:
         return Table("device_counters", _COLUMNS, abstained=" ".join([_NO_COUNTERS, *notes]))
     return Table("device_counters", _COLUMNS, rows, " ".join([*notes, _NOTE]))
 
 
-def _samples(table: Table, name: str, notes: list[str]) -> tuple[_Samples, Sequence[str]]:
-    """Return the samples of a table that have a value, and the names of metrics."""
-    value = np.array(table.column("value"), dtype=np.float64)  # None becomes nan
-    keep = np.isfinite(value)
-    if lost := int(np.count_nonzero(~keep)):
-        notes.append(f"Left out of {name}: {lost} samples without a value.")
-    codes, metrics = table.texts("metric")
-    rank, device = (optional_numbers(table, each, _NONE) for each in ("rank", "device"))
-    return _Samples(rank, device, codes, table.numbers("time"), value).rows(keep), metrics
+def counter_samples(spans: Spans, notes: list[str]) -> Iterator[tuple[Samples, Sequence[str]]]:
+    """Yield the samples with a value, and the names of their metrics, of each table of counters.
+
+    What is left out is noted.
+    """
+    for name in _TABLES:
+        if (table := spans.try_table(name, notes)) is None:
+            continue
+        value = np.array(table.column("value"), dtype=np.float64)  # None becomes nan
+        keep = np.isfinite(value)
+        if lost := int(np.count_nonzero(~keep)):
+            notes.append(f"Left out of {name}: {lost} samples without a value.")
+        codes, metrics = table.texts("metric")
+        rank, device = (optional_numbers(table, each, _NONE) for each in ("rank", "device"))
+        yield Samples(rank, device, codes, table.numbers("time"), value).rows(keep), metrics
 
 
-def _rows(spans: Spans, samples: _Samples, metrics: Sequence[str]) -> list[tuple[Cell, ...]]:
+def _rows(spans: Spans, samples: Samples, metrics: Sequence[str]) -> list[tuple[Cell, ...]]:
     """Summarize the counters of a table, ordered by metric, device and rank, the whole first."""
     ranks, rank = np.unique(samples.rank, return_inverse=True)
     devices, device = np.unique(samples.device, return_inverse=True)
@@ -102,7 +110,7 @@ def _rows(spans: Spans, samples: _Samples, metrics: Sequence[str]) -> list[tuple
     return rows
 
 
-def _lasting(spans: Spans, key: Int64s, samples: _Samples) -> Int64s:
+def _lasting(spans: Spans, key: Int64s, samples: Samples) -> Int64s:
     """Return how long each value lasted: to the next sample, or to the end of the capture."""
     time = samples.time
     lasting = np.diff(time, append=time[-1:])
@@ -117,7 +125,7 @@ def _lasting(spans: Spans, key: Int64s, samples: _Samples) -> Int64s:
     return lasting
 
 
-def _stages(spans: Spans, samples: _Samples) -> Int64s:
+def _stages(spans: Spans, samples: Samples) -> Int64s:
     """Return the code of the innermost stage that each sample's host was in, or `_NONE`.
 
     In a run with one rank, a sample without a rank belongs to it.

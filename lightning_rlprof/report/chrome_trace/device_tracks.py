@@ -1,13 +1,14 @@
 """What devices ran as tracks of a Chrome trace: kernels and copies, one track per stream."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_rlprof.analysis.device.device_counters import Samples, counter_samples
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import KINDS, copy_name
 from lightning_rlprof.report.chrome_trace.counter_tracks import track
@@ -32,7 +33,7 @@ _Columns = dict[str, Int64s]
 
 
 class DeviceTracks:
-    """Kernels and copies of a run by rank, device and stream.
+    """Kernels and copies of a run by rank, device and stream, and counters of its devices.
 
     Attributes:
         remarks: What is not there, and why.
@@ -45,6 +46,7 @@ class DeviceTracks:
         if not parts and not self.remarks:
             self.remarks.append("no kernels: the run holds no capture of a device")
         self._spans = spans
+        self._counters = [*counter_samples(spans, self.remarks)]
         names = (*_NUMBERS, *_TEXTS)
         none = np.empty(0, np.int64)
         found = {name: np.concatenate([none, *(part[name] for part in parts)]) for name in names}
@@ -76,7 +78,10 @@ class DeviceTracks:
                     yield [*self._slices(lane[first : first + _AT_ONCE], track)]
                 tid += 1
         if high > low:
-            yield [*self._busy(low, high, pid)]
+            yield [*self._busy(low, high, pid), *self._queued(low, high, pid)]
+        for samples, metrics in self._counters:
+            if sampled := [*self._sampled(samples, metrics, rank, pid)]:
+                yield sampled
 
     def _busy(self, low: int, high: int, pid: int) -> Iterator[str]:
         """Yield how busy each device of a rank is, in equal parts of each step with kernels.
@@ -103,8 +108,38 @@ class DeviceTracks:
             # Where steps follow one another, the next one's first value replaces the 0.
             whole, shown = np.concatenate(times), np.concatenate(values)
             kept = np.append(whole[1:] > whole[:-1], True)
-            title = "device busy (%)" if device == _UNKNOWN else f"device {device} busy (%)"
-            yield from track(pid, title, whole[kept], shown[kept])
+            yield from track(pid, f"{_device(device)} busy (%)", whole[kept], shown[kept])
+
+    def _queued(self, low: int, high: int, pid: int) -> Iterator[str]:
+        """Yield how much of each device's work was launched and had not started."""
+        start, launch, devices = (
+            self._columns[name][low:high] for name in ("start", "launch", "device")
+        )
+        known = (launch != _UNKNOWN) & (launch <= start)
+        for device in np.unique(devices[known]).tolist():
+            own = known & (devices == device)
+            times = np.concatenate([launch[own], start[own]])
+            change = np.repeat([1.0, -1.0], int(own.sum()))
+            order = np.argsort(times, kind="stable")
+            times, depth = times[order], np.cumsum(change[order])
+            last = np.append(times[1:] != times[:-1], True)  # of changes at one time
+            yield from track(pid, f"{_device(device)} launch queue depth", times[last], depth[last])
+
+    def _sampled(
+        self, samples: Samples, metrics: Sequence[str], rank: int, pid: int
+    ) -> Iterator[str]:
+        """Yield what a profiler sampled; what has no rank is at the first one."""
+        first = rank == self._spans.ranks[0]
+        mine = samples.rows((samples.rank == rank) | (first & (samples.rank < 0)))
+        order = np.lexsort((mine.time, mine.device, mine.metric))
+        mine = mine.rows(order)
+        heads = np.flatnonzero((np.diff(mine.metric) != 0) | (np.diff(mine.device) != 0)) + 1
+        for rows in np.split(np.arange(len(order)), heads) if len(order) else ():
+            own = mine.rows(rows)
+            code, device = int(own.metric[0]), int(own.device[0])
+            name = metrics[code] if code >= 0 else "counter"
+            title = name if device < 0 else f"device {device} {name}"
+            yield from track(pid, title, own.time, own.value)
 
     def flow_events(self, tracks: Int64s, first_id: int) -> Iterator[str]:
         """Yield arrows from each mark to the first and the last kernel that was launched in it.
@@ -210,6 +245,10 @@ class DeviceTracks:
                 f'{{"ph":"X",{track},"ts":{micro(start)},"dur":{micro(length)},'
                 f'"name":{texts[name]},"cat":{texts[category]},"args":{{{",".join(told)}}}}}'
             )
+
+
+def _device(number: int) -> str:
+    return "device" if number == _UNKNOWN else f"device {number}"
 
 
 def _numbers(cells: Any) -> Int64s:

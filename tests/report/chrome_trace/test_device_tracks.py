@@ -142,6 +142,32 @@ def test_a_device_is_busy_where_any_of_its_streams_is(tmp_path: Path) -> None:
     ]
 
 
+def test_the_launch_queue_is_as_deep_as_what_was_launched_and_has_not_started(
+    tmp_path: Path,
+) -> None:
+    kernels = [(0, 0, 7, 20, 40, 10), (0, 0, 7, 40, 50, 12), (0, 0, 9, 20, 30, UNKNOWN)]
+    counters = Tracks(_spans(kernels=lambda: _kernels(*kernels)), tmp_path / "t.json", kernels=True)
+    assert counters.counters["rank 0 (node-a)", "device 0 launch queue depth"] == [
+        *((10, 1.0), (12, 2.0), (20, 1.0), (40, 0.0))
+    ]
+
+
+def test_counters_of_a_profiler_are_tracks_of_their_rank(tmp_path: Path) -> None:
+    kinds = {"rank": "count", "device": "count", "time": "duration", "metric": "text"}
+    columns = [*(Column(name, kind) for name, kind in kinds.items()), Column("value", "number")]
+    table = Table(
+        "gpu_metrics", columns,
+        [(0, 1, 5, "SM active (%)", 7.0), (0, 1, 9, "SM active (%)", 30.5),
+         (1, None, 6, "power (W)", 300.0), (None, 0, 5, "SM active (%)", 1.0)],
+    )  # fmt: skip
+    found = Tracks(_spans(gpu_metrics=lambda: table), tmp_path / "t.json", kernels=True).counters
+    assert found == {
+        ("rank 0 (node-a)", "device 1 SM active (%)"): [(5, 7.0), (9, 30.5)],
+        ("rank 0 (node-a)", "device 0 SM active (%)"): [(5, 1.0)],
+        ("rank 1 (node-a)", "power (W)"): [(6, 300.0)],
+    }
+
+
 def test_many_kernels_are_written_some_at_a_time(tmp_path: Path) -> None:
     rows = [(0, 0, 7, 2 * at, 2 * at + 1, UNKNOWN) for at in range(25_000)]
     tracks = DeviceTracks(_spans(kernels=lambda: _kernels(*rows)))

@@ -1,11 +1,15 @@
 """The HTML report in a real browser: what is on screen where, used by mouse and keys, for all."""
 
+import os
 import re
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+from matplotlib.image import imread, imsave
 
 from lightning_rlprof.analysis.catalog import CATALOG
 from lightning_rlprof.analysis.headline import headline
@@ -211,3 +215,41 @@ def test_a_large_job_fits_into_two_megabytes_and_opens(tab: Tab, tmp_path: Path)
     assert drawing < 10_000
     assert selecting < 5_000
     assert tab.problems == []
+
+
+SCREENS = Path(__file__).with_name("screens")
+BLOCK = 20  # pixels: fonts of another machine move text by a few
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "width", "height", "theme"),
+    [
+        ("desktop-light", 1280, 900, "light"),
+        ("desktop-dark", 1280, 900, "dark"),
+        ("phone", 390, 840, "light"),
+    ],
+)
+def test_the_first_screen_looks_as_it_did(
+    tab: Tab, page: Path, tmp_path: Path, name: str, width: int, height: int, theme: str
+) -> None:
+    """UPDATE_SCREENS=1 stores the new ones; look at them before they are committed."""
+    tab.resize(width, height)
+    tab.theme(theme)
+    tab.open(page)
+    tab.picture(tmp_path / "screen.png")
+    now, stored = coarse(tmp_path / "screen.png"), SCREENS / f"{name}.png"
+    if "UPDATE_SCREENS" in os.environ:
+        imsave(stored, now)
+    difference = np.abs(now - imread(stored)[..., :3]).max(axis=2)
+    assert difference.mean() < 0.03, "a color or a font has changed"
+    assert (difference > 0.15).mean() < 0.05, "a chart or a box has changed"
+
+
+def coarse(picture: Path) -> npt.NDArray[np.float32]:
+    """Return the mean color of each block of a PNG, 0 to 1."""
+    pixels = imread(picture)[..., :3]
+    height, width = (size - size % BLOCK for size in pixels.shape[:2])
+    blocks = pixels[:height, :width].reshape(height // BLOCK, BLOCK, width // BLOCK, BLOCK, 3)
+    means: npt.NDArray[np.float32] = blocks.mean(axis=(1, 3))
+    return means
