@@ -253,11 +253,10 @@ def _from_spans(spans: Spans) -> dict[Group, _Samples]:
         recorded = [spans.amounts(name, np.int64).rows for name in names]
         rows = _stages_and_steps(spans, np.unique(np.concatenate(recorded)))
         values = np.array([_amounts(spans, name)[rows] for name in names])
-        for rank in np.unique(spans.rank[rows]).tolist():
-            at = np.flatnonzero(spans.rank[rows] == rank)
-            at = at[np.argsort(spans.end_ns[rows[at]], kind="stable")]
+        order = np.lexsort((spans.end_ns[rows], spans.rank[rows]))
+        for at in np.split(order, group_starts(spans.rank[rows])[1:]) if len(rows) else ():
             own, (allocated, peak, reserved) = rows[at], values[:, at]
-            found[rank, component, None] = _Samples(
+            found[int(spans.rank[own[0]]), component, None] = _Samples(
                 spans.end_ns[own],
                 allocated,
                 np.maximum(peak, allocated),

@@ -107,7 +107,7 @@ def compute_accounts(
     ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
     start, end = _job_times(spans, devices.by_rank)
     steps = _job_steps(spans)
-    warm = warm_up(spans)
+    warm = np.append(np.isin(steps.number, warm_up(spans)), False)
     job = _Job(spans, categories, waits, steps, cuts, warm, devices.by_rank, start, end)
     # A thousand ranks for a hundred days exceed 64 bits.
     dtype = np.int64 if (end - start) * (len(ranks) + len(silent)) < 2**63 else object
@@ -152,7 +152,8 @@ class _Steps(NamedTuple):
 class _Job(NamedTuple):
     """What cuts the time of a rank; ``waits`` as from `_waits`.
 
-    All time in the steps ``warm_up`` is warm-up, whatever ran in it. ``cuts`` are the times between
+    All time in the steps that ``warm_up`` marks is warm-up, whatever ran in it; its last item is
+    for time outside steps. ``cuts`` are the times between
     parts, None to count by steps.
     """
 
@@ -161,7 +162,7 @@ class _Job(NamedTuple):
     waits: Int64s
     steps: _Steps
     cuts: Int64s | None
-    warm_up: Int64s
+    warm_up: Mask
     devices: Mapping[int, DeviceTime]
     start_ns: int
     end_ns: int
@@ -203,7 +204,7 @@ def _rank_times(job: _Job, rank: int) -> _RankTimes:
     length, width = np.diff(times), len(Category)
     painted = paint(*cells_of(times, steps.start_ns, steps.end_ns), len(length))
     step = np.append(steps.number, OUTSIDE)[painted]  # -1, for none, reads the last item
-    warms = np.append(np.isin(job.steps.number, job.warm_up), False)[step]  # -1 likewise
+    warms = job.warm_up[step]  # likewise
     categories = {Category(each) for each in np.unique(activity.category).tolist()}
     category, kernels_ns = host_categories(activity, times), np.zeros(width, np.int64)
     by_kernels, waits = np.zeros((2, len(length)), dtype=bool)

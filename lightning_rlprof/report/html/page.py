@@ -187,15 +187,16 @@ def _page(spans: Spans, tables: Mapping[str, Table], headline: str) -> dict[str,
     found_overview = overview(series)
     if of_devices:  # all of it would be untraced
         found_overview = replace(found_overview, segments=[], small=[])
+    config, missing = run_facts.configuration(spans), run_facts.missing(spans)
     page = {
         "run": spans.path.resolve().name,
         "headline": headline,
         "facts": run_facts.facts(spans),
-        "missing": run_facts.missing(spans),
+        "missing": missing,
         "remarks": run_facts.remarks(spans),
-        "checks": run_facts.checks(tables.get("data_quality"), run_facts.missing(spans)),
-        "changed": run_facts.changed_settings(spans),
-        "config": run_facts.configuration(spans),
+        "checks": run_facts.checks(tables.get("data_quality"), missing),
+        "changed": run_facts.changed_settings(config),
+        "config": config,
         "environment": run_facts.environment(spans),
         "versions": run_facts.versions(spans),
         "overview": found_overview,

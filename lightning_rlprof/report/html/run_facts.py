@@ -79,12 +79,12 @@ def checks(table: Table | None, missing: Sequence[Remark]) -> list[Check]:
     return [Check("files", state, "see below" if missing else "every line could be read")]
 
 
-def changed_settings(spans: Spans) -> list[tuple[str, str, str]]:
+def changed_settings(config: Sequence[Fact]) -> list[tuple[str, str, str]]:
     """Return the settings that differ from the defaults: key, default and value."""
     default = dict(_flat(ProfilerConfig().dump()))
     return [
         (fact.name, default[fact.name], fact.value)
-        for fact in configuration(spans)
+        for fact in config
         if fact.name in default and default[fact.name] != fact.value
     ]
 
@@ -102,7 +102,7 @@ def remarks(spans: Spans) -> list[Remark]:
 
 def configuration(spans: Spans) -> list[Fact]:
     """Return the configuration by dotted key; where ranks differ, each value and its ranks."""
-    return _agreed({rank: dict(_flat(header.config)) for rank, header in spans.headers.items()})
+    return _agreed({rank: header.config for rank, header in spans.headers.items()})
 
 
 def versions(spans: Spans) -> list[Fact]:
@@ -110,11 +110,15 @@ def versions(spans: Spans) -> list[Fact]:
     return _agreed({rank: header.versions for rank, header in spans.headers.items()})
 
 
-def _agreed(values: Mapping[int, Mapping[str, str]]) -> list[Fact]:
-    table: dict[str, dict[str, list[int]]] = {}
+def _agreed(values: Mapping[int, Mapping[str, Any]]) -> list[Fact]:
+    """Return facts by dotted key. Ranks that agree in all are looked at once."""
+    alike: dict[str, list[int]] = {}
     for rank, own in values.items():
-        for key, value in own.items():
-            table.setdefault(key, {}).setdefault(value, []).append(rank)
+        alike.setdefault(json.dumps(own, default=str), []).append(rank)
+    table: dict[str, dict[str, list[int]]] = {}
+    for ranks in alike.values():
+        for key, value in _flat(values[ranks[0]]):
+            table.setdefault(key, {}).setdefault(value, []).extend(ranks)
     rows = []
     for key, found in table.items():
         agreed = len(found) == 1 and len(next(iter(found.values()))) == len(values)
