@@ -17,7 +17,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.open_run import SAVE_PATH, Limit, Run, about, answer, open_run, run_at
+from lightning_rlprof.cli.completion import (
+    SAVE_PATH,
+    complete_analysis,
+    complete_run,
+    complete_run_or_analysis,
+    complete_stage,
+)
+from lightning_rlprof.cli.open_run import (
+    RUN_HELP,
+    Run,
+    about,
+    answer,
+    is_absent,
+    open_run,
+    run_at,
+)
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import RemotePath, place
 
@@ -28,8 +43,19 @@ if TYPE_CHECKING:
 
 _LIMIT = 50
 
+RunOrName = Annotated[
+    Path,
+    typer.Argument(
+        parser=run_at, autocompletion=complete_run_or_analysis, metavar="RUN", help=RUN_HELP
+    ),
+]
 Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Analysis to show; omit it to list them all")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        autocompletion=complete_analysis,
+        help="Analysis to show; omit it to list them all",
+    ),
 ]
 Rank = Annotated[int | None, typer.Option(metavar="N", help="Show only this rank")]
 Params = Annotated[
@@ -47,10 +73,9 @@ Peak = Annotated[
 
 
 def show(
-    run: Run,
+    run: RunOrName = SAVE_PATH,
     name: Name = None,
     rank: Rank = None,
-    limit: Limit = None,
     params: Params = None,
     peak_tflops: Peak = None,
 ) -> None:
@@ -60,7 +85,9 @@ def show(
     """
     from lightning_rlprof.analysis.catalog import ANALYSES
 
-    if name is not None and name not in ANALYSES and str(run) in ANALYSES:
+    if name is None and is_absent(run) and console.did_you_mean(str(run), ANALYSES):
+        run, name = SAVE_PATH, str(run)  # of the newest run
+    elif name is not None and name not in ANALYSES and str(run) in ANALYSES:
         run, name = place(name), str(run)  # in the other order
     if name is None:
         _list_analyses(open_run(run), run)
@@ -81,8 +108,7 @@ def show(
     spans = open_run(run)
     table = _of_rank(ANALYSES[name], spans, rank, given)
     files = _memory_files(spans) if name in ("memory", "memory_timeline") else []
-    rows = limit or (None if console.is_json() else _LIMIT)
-    answer(spans, [table], "", facts={"files": files} if files else None, limit=rows)
+    answer(spans, [table], "", facts={"files": files} if files else None, rows=_LIMIT)
     if not console.is_json():
         _print_memory_files(files)
 
@@ -319,14 +345,25 @@ _PREDICTIONS = "predictions.jsonl"
 
 Speedup = Annotated[
     list[str] | None,
-    typer.Option(metavar="STAGE=N", help="Make a stage N times as fast (repeatable)"),
+    typer.Option(
+        metavar="STAGE=N",
+        autocompletion=complete_stage,
+        help="Make a stage N times as fast (repeatable)",
+    ),
 ]
 Remove = Annotated[
-    list[str] | None, typer.Option(metavar="STAGE", help="Remove a stage (repeatable)")
+    list[str] | None,
+    typer.Option(
+        metavar="STAGE", autocompletion=complete_stage, help="Remove a stage (repeatable)"
+    ),
 ]
 Overlap = Annotated[
     list[str] | None,
-    typer.Option(metavar="STAGE", help="Assume a stage fully overlaps with the rest (repeatable)"),
+    typer.Option(
+        metavar="STAGE",
+        autocompletion=complete_stage,
+        help="Assume a stage fully overlaps with the rest (repeatable)",
+    ),
 ]
 StopRolloutAt = Annotated[
     float | None,
@@ -377,7 +414,13 @@ def whatif(
 def whatif_check(
     run: Run,
     new_run: Annotated[
-        Path, typer.Argument(parser=run_at, metavar="NEW_RUN", help="The run after the change")
+        Path,
+        typer.Argument(
+            parser=run_at,
+            autocompletion=complete_run,
+            metavar="NEW_RUN",
+            help="The run after the change",
+        ),
     ],
 ) -> None:
     """Compare the saved predictions of a run with a later run.

@@ -69,6 +69,13 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
 class _Verb(TyperCommand):
     """A command whose help is plain text in sections: Rich's boxes would take 57 ms."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words of a command line; of one to complete, only which are given."""
+        if ctx.resilient_parsing:
+            for param in self.get_params(ctx):  # Typer would import Pydantic, 50 ms
+                param.process_value = lambda ctx, value: value  # type: ignore[method-assign]
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
         _write_options(self, ctx, formatter)
@@ -210,7 +217,7 @@ def _with_output_options(
     verb: Callable[..., None], *, formats: bool = False, json: bool = True
 ) -> Callable[..., None]:
     """Give a verb the options of `use_output`, which is called with them before it runs."""
-    absent = {"output_format": not formats, "as_json": not json}
+    absent = {"output_format": not formats, "limit": not formats, "as_json": not json}
     options = [
         each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for each in inspect.signature(use_output).parameters.values()

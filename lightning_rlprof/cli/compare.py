@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.completion import complete_run
 from lightning_rlprof.cli.open_run import (
-    Limit,
     about,
-    limited,
+    as_json,
     open_run,
     print_warnings,
     run_at,
@@ -23,10 +23,16 @@ if TYPE_CHECKING:
 
 
 A = Annotated[
-    Path | None, typer.Argument(parser=run_at, metavar="A", help="Baseline run, or its URL")
+    Path | None,
+    typer.Argument(
+        parser=run_at, autocompletion=complete_run, metavar="A", help="Baseline run, or its URL"
+    ),
 ]
 B = Annotated[
-    Path | None, typer.Argument(parser=run_at, metavar="B", help="Changed run, or its URL")
+    Path | None,
+    typer.Argument(
+        parser=run_at, autocompletion=complete_run, metavar="B", help="Changed run, or its URL"
+    ),
 ]
 Baseline = Annotated[
     list[Path] | None,
@@ -74,7 +80,6 @@ def compare(
     run_noise: RunNoise = None,
     level: Level = "stages",
     stage: Stage = None,
-    limit: Limit = None,
 ) -> None:
     """Compare two runs, or several of each, adjusting for different amounts of work.
 
@@ -86,7 +91,7 @@ def compare(
             raise RlprofError("--fail-if-slower applies to --level stages only")
         if len(before) + len(after) > 2:
             raise RlprofError(f"--level {level} compares one run with one run")
-        _compare_traces(open_run(before[0]), open_run(after[0]), level, stage, limit)
+        _compare_traces(open_run(before[0]), open_run(after[0]), level, stage)
         return
     if stage is not None:
         raise RlprofError("--stage applies to --level operators and --level kernels only")
@@ -99,7 +104,6 @@ def compare(
         [open_run(each) for each in after],
         slowdown,
         noise or 0.0,
-        limit,
     )
 
 
@@ -124,7 +128,6 @@ def _compare_runs(
     after: "list[Spans]",
     slowdown: float | None,
     noise: float,
-    limit: int | None,
 ) -> None:
     from lightning_rlprof.analysis.comparison.comparability import comparability, score_of
     from lightning_rlprof.analysis.comparison.compare import compare as compare_table
@@ -142,10 +145,10 @@ def _compare_runs(
             for side, runs in (("a", before), ("b", after))
         }
         facts["comparability_score"] = score
-        facts["tables"] = [limited([table], limit)[0].to_dict(), alike.to_dict()]
+        facts["tables"] = as_json([table, alike])
         console.put_json(facts | ({"fail_if_slower": check._asdict()} if check else {}))
     elif console.is_csv():
-        console.print_tables([table], limit=limit)
+        console.print_tables([table])
     else:
         if check:
             text = f"{check.result}: {check.text}"
@@ -154,7 +157,7 @@ def _compare_runs(
             else:
                 console.say(escape_markdown(text))
                 console.say("")
-        _print_runs(before, after, table, alike, limit)
+        _print_runs(before, after, table, alike)
         if judged.machine:
             console.warn("all stages changed alike: the machine rather than the code")
     raise typer.Exit(_EXIT_CODES[check.result] if check else 0)
@@ -165,13 +168,11 @@ def _compare_traces(
     after: "Spans",
     by: Literal["operators", "kernels"],
     stage: str | None,
-    limit: int | None,
 ) -> None:
     """Print what changed by operator or kernel."""
     from lightning_rlprof.analysis.comparison.trace_diff import trace_diff
 
-    top = limit or (None if console.is_json() else _LIMIT)
-    table = trace_diff(before, after, by=by, stage=stage, top=top)
+    table = trace_diff(before, after, by=by, stage=stage, top=console.limit(_LIMIT))
     if console.is_json():
         facts = {"a": about(before), "b": about(after)}
         console.put_json(facts | {"tables": [table.to_dict()]})
@@ -205,7 +206,6 @@ def _print_runs(
     after: "list[Spans]",
     table: "Table",
     alike: "Table",
-    limit: int | None,
 ) -> None:
     from lightning_rlprof.analysis.comparison.comparability import HARDLY, score_of
 
@@ -216,7 +216,7 @@ def _print_runs(
     if one and console.is_table() and before[0].path.resolve() == after[0].path.resolve():
         console.say("A and B are the same run, so nothing changed.")
         return
-    console.print_tables([_for_people(table)], limit=limit)
+    console.print_tables([_for_people(table)])
     _print_undecided(table)
     score = score_of(alike)
     if score < 1:

@@ -45,6 +45,7 @@ class _Output:
     format: Format = "table"
     quiet: bool = False
     hints: bool = True
+    limit: int | None = None
 
 
 _output = _Output()
@@ -67,6 +68,17 @@ def use_output(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON", rich_help_panel=_PANEL)
     ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--limit",
+            min=1,
+            metavar="N",
+            help="Maximum rows of each table",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -80,7 +92,12 @@ def use_output(
 ) -> None:
     """Set how this process prints, until the next call; the parameters are options of verbs."""
     _output.format = "json" if as_json else output_format
-    _output.quiet, _output.hints = quiet, not no_hints
+    _output.quiet, _output.hints, _output.limit = quiet, not no_hints, limit
+
+
+def limit(for_people: int | None = None) -> int | None:
+    """Return the most rows of a table: what ``--limit`` says, else all, or some for people."""
+    return _output.limit or (for_people if _output.format in ("table", "markdown") else None)
 
 
 def is_json() -> bool:
@@ -146,13 +163,13 @@ def put_json(data: Any) -> None:
 
 
 def print_tables(
-    tables: "Iterable[Table]", *, limit: int | None = None, every_column: bool = False
+    tables: "Iterable[Table]", *, rows: int | None = None, every_column: bool = False
 ) -> None:
     """Print tables for people, as CSV (a blank line between two), or as Markdown.
 
     CSV contains every column and exact numbers: nanoseconds, bytes, shares from 0 to 1. Text that
-    a spreadsheet would run as a formula begins with an apostrophe there. Without a limit, people
-    see 200 rows of a table.
+    a spreadsheet would run as a formula begins with an apostrophe there. People see 200 rows of a
+    table, or ``rows``, and all see as many as `limit` says.
     """
     from lightning_rlprof.report.terminal import markdown, render
     from lightning_rlprof.tables.table import no_formula
@@ -160,7 +177,7 @@ def print_tables(
     for at, table in enumerate(tables):
         if _output.format == "table":
             _console().print(
-                "", render(table, rows=limit or _MOST_ROWS, every=every_column), sep="\n"
+                "", render(table, rows=limit(rows or _MOST_ROWS), every=every_column), sep="\n"
             )
             continue
         if at:
@@ -170,9 +187,9 @@ def print_tables(
         if _output.format == "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(no_formula(column.name) for column in table.columns)
-            writer.writerows(map(no_formula, row) for row in table.rows[:limit])
+            writer.writerows(map(no_formula, row) for row in table.rows[: limit(rows)])
         else:
-            sys.stdout.write(markdown(table, rows=limit) + "\n")
+            sys.stdout.write(markdown(table, rows=limit(rows)) + "\n")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -186,11 +203,14 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
-def destination(given: Path | None, source: Path, name: str, *, force: bool) -> Path:
+def destination(
+    given: Path | None, source: Path, name: str, *, force: bool, mark: bytes = b""
+) -> Path:
     """Return where to write: the given path, or a name derived from the input.
 
     Derived names are inside a run directory, and next to any other input: inside a folder of traces
-    the new file would be read as one more trace.
+    the new file would be read as one more trace. A file of a derived name with ``mark`` in its
+    first KB is an earlier one of rlprof's, which is replaced.
 
     Raises:
         RlprofError: The file exists without ``--force``, is part of the input, or its directory
@@ -208,7 +228,8 @@ def destination(given: Path | None, source: Path, name: str, *, force: bool) -> 
         raise RlprofError(f"{path} is a directory", hint="-o takes the name of a file.")
     if path.exists() and not path.is_file():  # such as /dev/null, which root could replace
         raise RlprofError(f"{path} is not a regular file", hint=other)
-    if path.exists() and not force:
+    own = mark and path == derived and path.exists() and mark in path.read_bytes()[:1024]
+    if path.exists() and not force and not own:
         raise RlprofError(f"{path} exists already", hint=f"Replace it with --force. {other}")
     if not path.parent.is_dir():
         raise RlprofError(f"directory {path.parent} does not exist")

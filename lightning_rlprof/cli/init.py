@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lightning_rlprof.cli import console
-from lightning_rlprof.cli.open_run import SAVE_PATH, Force
+from lightning_rlprof.cli.completion import SAVE_PATH
+from lightning_rlprof.cli.open_run import Force
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 

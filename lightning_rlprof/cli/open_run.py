@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.completion import SAVE_PATH, complete_run, runs_here
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import RemotePath, local_path, place
@@ -24,9 +25,6 @@ FEW = 8
 
 # One is in each warning that part of a profiler's file is missing, with how much was read.
 _TRUNCATED = ("the rest is", "truncated after")
-
-SAVE_PATH = Path("profiler_data")
-"""Where trainings write unless they are told otherwise: the newest run there is the default RUN."""
 
 
 def run_at(text: str | Path) -> Path:
@@ -48,26 +46,19 @@ def run_at(text: str | Path) -> Path:
     return runs[0] if runs else path
 
 
+RUN_HELP = (
+    "Run directory, start of a run's name in profiler_data, a directory of runs (newest is used), "
+    "a trace file, or a URL. See rlprof help inputs."
+)
 Run = Annotated[
     Path,
-    typer.Argument(
-        parser=run_at,
-        metavar="RUN",
-        help="Run directory, start of a run's name in profiler_data, a directory of runs (newest "
-        "is used), a trace file, or a URL. See rlprof help inputs.",
-    ),
+    typer.Argument(parser=run_at, autocompletion=complete_run, metavar="RUN", help=RUN_HELP),
 ]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", parser=local_path, metavar="PATH", help="Write to this file"),
 ]
 Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite the file if it exists")]
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        "-n", "--limit", min=1, metavar="N", help="Maximum rows to print (default 50; JSON all)"
-    ),
-]
 
 
 def open_run(path: Path) -> "Spans":
@@ -81,14 +72,22 @@ def open_run(path: Path) -> "Spans":
         return load(path, progress=step, cache=True)
 
 
+def is_absent(path: Path) -> bool:
+    """Return whether a path of this machine does not exist."""
+    return not isinstance(path, RemotePath) and not path.exists()
+
+
 def check_exists(path: Path) -> None:
     """Raise an error that lists the newest runs of the directory, if a path does not exist."""
-    if isinstance(path, RemotePath) or path.exists():
+    if not is_absent(path):
         return
     runs = {file.parent for file in path.parent.glob("*/rank-*.jsonl")}
     newest = sorted(runs, key=lambda run: -run.stat().st_mtime)
     names = ", ".join(str(run) for run in newest[:3])
     hint = f"Newest runs there: {names}" if names else "See rlprof help inputs."
+    if not names and len(path.parts) == 1:
+        names = ", ".join(runs_here()[:3])
+        hint = f"Newest runs in {SAVE_PATH}: {names}" if names else hint
     if path == SAVE_PATH:
         hint = "Pass RUN. To record one: rlprof demo"
     raise RlprofError(f"no such run or trace: '{path}'", hint=hint, code="not_found")
@@ -110,28 +109,28 @@ def answer(
     title: str,
     *,
     facts: dict[str, Any] | None = None,
-    limit: int | None = None,
+    rows: int | None = None,
     then: Sequence[str | Path] = (),
 ) -> None:
     """Print the tables of a command below a title, and how many warnings the run has.
 
-    JSON contains ``facts`` before the tables. ``then`` is the next command, without ``rlprof``.
+    JSON contains ``facts`` before the tables. People see ``rows`` of each table, unless they want
+    others. ``then`` is the next command, without ``rlprof``.
     """
     if console.is_json():
-        cut = [table.to_dict() for table in limited(tables, limit)]
-        console.put_json(about(spans) | (facts or {}) | {"tables": cut})
+        console.put_json(about(spans) | (facts or {}) | {"tables": as_json(tables)})
         return
     console.status(f"{spans.path}: {title}" if title else str(spans.path), "bold")
-    console.print_tables(tables, limit=limit)
+    console.print_tables(tables, rows=rows)
     console.status("")
     count_warnings(spans)
     if then:
         console.next_command("rlprof", *then)
 
 
-def limited(tables: "Sequence[Table]", limit: int | None) -> "list[Table]":
-    """Return tables with at most `limit` rows each."""
-    return [replace(table, rows=table.rows[:limit]) if limit else table for table in tables]
+def as_json(tables: "Sequence[Table]") -> list[dict[str, Any]]:
+    """Return tables for JSON, with the rows that the user asked for."""
+    return [replace(table, rows=table.rows[: console.limit()]).to_dict() for table in tables]
 
 
 def print_warnings(spans: "Spans") -> None:

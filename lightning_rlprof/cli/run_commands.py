@@ -10,22 +10,24 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from lightning_rlprof.cli import console
+from lightning_rlprof.cli.completion import SAVE_PATH, complete_run
 from lightning_rlprof.cli.open_run import (
     FEW,
-    SAVE_PATH,
+    RUN_HELP,
     Force,
-    Limit,
     Output,
     Run,
     about,
+    as_json,
     check_exists,
     open_run,
     print_warnings,
+    run_at,
     warn_of_ranks,
 )
 from lightning_rlprof.errors import RlprofError, TraceError
@@ -51,7 +53,6 @@ def list_runs(
     path: Annotated[
         Path, typer.Argument(parser=local_path, metavar="PATH", help="Directory of runs")
     ] = SAVE_PATH,
-    limit: Limit = None,
 ) -> None:
     """List the runs of a directory, newest first."""
     from lightning_rlprof.loaders.run_list import run_list
@@ -61,9 +62,9 @@ def list_runs(
         raise RlprofError(f"{path} is not a directory", hint="See its run: rlprof summary RUN")
     table = run_list(path)
     if console.is_json():
-        console.put_json({"path": str(path), "tables": [table.to_dict()]})
+        console.put_json({"path": str(path), "tables": as_json([table])})
         return
-    console.print_tables([table], limit=limit or _SHOWN_RUNS)
+    console.print_tables([table], rows=_SHOWN_RUNS)
     console.next_command("rlprof", "summary", path / str(table.rows[0][0]))
 
 
@@ -85,7 +86,7 @@ def summary(
         names = {table.name for table in tables}
         tables += [table for table in lead_tables(spans) if table.name not in names]
         facts = about(spans) | {"headline": headline(spans)}
-        console.put_json(facts | {"tables": [table.to_dict() for table in tables]})
+        console.put_json(facts | {"tables": as_json(tables)})
         return
     if console.is_table():
         describe(spans)
@@ -105,7 +106,8 @@ def report(
 ) -> None:
     """Write one HTML file with the run's tables, timeline and configuration."""
     spans = open_run(run)
-    path = console.destination(output, spans.path, "report.html", force=force)
+    mark = b"rlprof report</title>"
+    path = console.destination(output, spans.path, "report.html", force=force, mark=mark)
     from lightning_rlprof.analysis.headline import headline
     from lightning_rlprof.report.html.page import report_tables, write_report
 
@@ -204,7 +206,7 @@ def describe(spans: "Spans") -> None:
     console.say(run_line(series))
     console.print_tables(lead_tables(spans))
     if "device_ns" in spans.counters:
-        console.print_tables([host_vs_device(spans)], limit=FEW)
+        console.print_tables([host_vs_device(spans)], rows=FEW)
     console.say("")
     bare, few = is_device_trace(spans), int(series.included.sum()) < FEWEST
     if bare or few:
@@ -246,10 +248,19 @@ Describe = Annotated[
 Timeout = Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit")]
 
 
+def _run_or_query(text: str | Path) -> Path | str:
+    """Return a run, or the text of a query, which is then of the newest run."""
+    return text if str(text).split()[1:] and not Path(text).exists() else run_at(text)
+
+
 def sql(
-    run: Run,
+    run: Annotated[
+        Any,
+        typer.Argument(
+            parser=_run_or_query, autocompletion=complete_run, metavar="RUN", help=RUN_HELP
+        ),
+    ] = SAVE_PATH,
     query: Query = None,
-    limit: Limit = None,
     output: Rows = None,
     force: Force = False,
     memory: Memory = None,
@@ -262,20 +273,24 @@ def sql(
     """
     if output is not None and console.is_json():
         raise RlprofError("--json prints the rows and -o writes them: choose one")
+    if isinstance(run, str):
+        if query is not None:
+            check_exists(Path(run))
+        run, query = SAVE_PATH, run
     path = None if output is None else console.destination(output, run, "", force=force)
     from lightning_rlprof.store.sql import Limits
 
     limits = Limits(memory, timeout)
     with open_tables(run) as store:
         if describe:
-            _describe_tables(store, run, limit)
+            _describe_tables(store, run)
             return
         if query is None:
             _list_tables(store, run)
             return
         try:
             if path is None:
-                _print_rows(store, run, query, limit, limits)
+                _print_rows(store, run, query, limits)
             else:
                 with console.writing(path):
                     rows = store.write(query, path, limits)
@@ -299,12 +314,12 @@ def open_tables(run: Path) -> "Iterator[Store]":
         yield store
 
 
-def _describe_tables(store: "Store", run: Path, limit: int | None) -> None:
+def _describe_tables(store: "Store", run: Path) -> None:
     table = store.describe()
     if console.is_json():
-        console.put_json({"run": str(run), "tables": [table.to_dict()]})
+        console.put_json({"run": str(run), "tables": as_json([table])})
     else:
-        console.print_tables([table], limit=limit or len(table.rows))
+        console.print_tables([table], rows=len(table.rows))
 
 
 def _list_tables(store: "Store", run: Path) -> None:
@@ -323,9 +338,8 @@ def _list_tables(store: "Store", run: Path) -> None:
     console.next_command("rlprof", "sql", run, f"describe {store.tables[0]}")
 
 
-def _print_rows(store: "Store", run: Path, query: str, limit: int | None, limits: "Limits") -> None:
-    rows = limit if console.is_json() or console.is_csv() else limit or _LIMIT
-    table = store.sql(query, rows, limits)
+def _print_rows(store: "Store", run: Path, query: str, limits: "Limits") -> None:
+    table = store.sql(query, console.limit(_LIMIT), limits)
     warnings = [(rank, text) for rank, text in store.sql("select rank, text from warnings").rows]
     if console.is_json():
         found = [{"rank": rank, "text": text} for rank, text in warnings]
@@ -383,7 +397,7 @@ def _print_outcomes(table: "Table") -> None:
     columns = (*table.columns[:_WHY], *table.columns[_WHY + 1 :])
     good = [(*row[:_WHY], *row[_WHY + 1 :]) for row in table.rows if row[2] != "failed"]
     if good:
-        console.print_tables([replace(table, columns=columns, rows=good)], limit=_LIMIT)
+        console.print_tables([replace(table, columns=columns, rows=good)], rows=_LIMIT)
         console.status("")
     paths_by_reason: dict[str, list[str]] = {}
     for path, _, _, why, *_ in sorted(table.rows, key=lambda row: row[2] != "failed"):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from lightning_rlprof.cli import app
+from lightning_rlprof.analysis.catalog import CATALOG
+from lightning_rlprof.cli import app, completion
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.testing import make_header
@@ -57,7 +58,7 @@ def test_with_json_an_error_is_json(rlprof: Run, tmp_path: Path) -> None:
             "message": f"no such run or trace: '{tmp_path}/nope'",
             "hint": "See rlprof help inputs.",
         }
-    assert json.loads(rlprof("sql", "--json")[2])["error"]["code"] == "usage"
+    assert json.loads(rlprof("sql", ".", "x", "y", "--json")[2])["error"]["code"] == "usage"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -76,7 +77,8 @@ def test_a_name_outside_the_encoding_of_the_terminal_is_escaped(
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["sql"], "missing argument 'RUN'", "See rlprof sql --help"),
+        (["whatif", "check"], "missing argument 'RUN'", "See rlprof whatif check --help"),
+        (["summary", "--limt", "3"], "no such option: --limt (Possible options: --limit", "See rl"),
         (["summary", "x", "--bogus"], "no such option: --bogus", "See rlprof summary --help"),
         (["--bogus"], "no such option: --bogus", "See rlprof --help"),
         (["config", "bogus"], "no such command 'bogus'", "See rlprof config --help"),
@@ -126,6 +128,7 @@ COMPLETE = {"_RLPROF_COMPLETE": "complete_bash", "COMP_WORDS": "rlprof su", "COM
         (["summary", "--help"], {}, "Usage: rlprof summary"),
         (["config", "check", "--help"], {}, "Usage: rlprof config check"),
         ([], COMPLETE, "summary"),
+        ([], COMPLETE | {"COMP_WORDS": "rlprof show . ker", "COMP_CWORD": "3"}, "kernels"),
     ],
 )
 def test_version_help_and_completion_import_little(
@@ -319,3 +322,54 @@ def test_the_version_is_that_of_the_package(
         app.main()
     assert ended.value.code == 0
     assert capsys.readouterr().out == "rlprof 1.2.3\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("rlprof summary 2", ["20261125-a"]),
+        ("rlprof compare 2", ["20261125-a"]),
+        ("rlprof show mem", ["memory", "memory_timeline"]),
+        ("rlprof show 20261125-a idl", ["idle"]),
+        ("rlprof whatif --remove actor_up", ["actor_update"]),
+        ("rlprof summary --lim", ["--limit"]),
+    ],
+)
+def test_the_shell_completes_runs_analyses_and_stages(
+    words: str,
+    completed: list[str],
+    rlprof: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grpo_run(tmp_path / "profiler_data" / "20261125-a")
+    monkeypatch.chdir(tmp_path)
+    values = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    for name, value in (COMPLETE | values).items():
+        monkeypatch.setenv(name, value)
+    assert rlprof()[1].split() == completed
+
+
+def test_completion_knows_every_analysis() -> None:
+    assert tuple(each.name for each in CATALOG) == completion.ANALYSIS_NAMES
+
+
+def test_without_a_run_the_newest_one_is_taken(
+    rlprof: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grpo_run(tmp_path / "profiler_data" / "20261125-a")
+    monkeypatch.chdir(tmp_path)
+    assert rlprof("show", "stages") == rlprof("show", "profiler_data", "stages")
+    query = "select count(*) from spans -- a//b"
+    assert rlprof("sql", query) == rlprof("sql", "profiler_data", query)
+    assert rlprof("show", "kernel")[2] == (
+        "rlprof: error: unknown analysis 'kernel'\n"
+        "  hint: did you mean 'kernels'? List all: rlprof show profiler_data\n"
+    )
+    assert rlprof("summary", "nope")[2] == (
+        "rlprof: error: no such run or trace: 'nope'\n"
+        "  hint: Newest runs in profiler_data: 20261125-a\n"
+    )
+    for words in (["summary"], ["findings"], ["stragglers"], ["ledger"], ["whatif"]):
+        tables = json.loads(rlprof(*words, "--json", "-n", 1)[1])["tables"]
+        assert {len(table["rows"]) for table in tables} <= {0, 1}

@@ -180,6 +180,8 @@ def test_report_is_written_into_the_run_and_never_over_a_file(rlprof: Run, tmp_p
     assert status == 0
     assert out == f"Wrote {path}\n"
     assert "Median step" in path.read_text()
+    assert rlprof("report", tmp_path)[0] == 0  # over an earlier report
+    assert rlprof("report", tmp_path, "-o", path)[0] == 0
 
     path.write_text("mine")
     status, out, err = rlprof("report", tmp_path)

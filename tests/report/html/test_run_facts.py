@@ -68,7 +68,9 @@ def test_facts_count_what_is_there_and_what_should_be(tmp_path: Path) -> None:
 def test_settings_that_differ_from_the_defaults_are_listed_with_these(tmp_path: Path) -> None:
     config = {"integrated": {"stage": "actor_update", "profile_level": "level0"}, "own": 1}
     write_rank(tmp_path / "run", header(config=config), grpo_rows(3))
-    assert changed_settings(configuration(load(tmp_path / "run"))) == [("integrated.stage", "all", "actor_update")]
+    assert changed_settings(configuration(load(tmp_path / "run"))) == [
+        ("integrated.stage", "all", "actor_update")
+    ]
 
 
 def test_without_the_checks_it_says_whether_anything_is_missing(tmp_path: Path) -> None:

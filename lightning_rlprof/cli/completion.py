@@ -1,0 +1,68 @@
+"""What the shell completes: runs, analyses and stages. Files are completed by the shell itself."""
+
+from pathlib import Path
+
+from lightning_rlprof.records.records import STAGES
+
+SAVE_PATH = Path("profiler_data")
+"""Where trainings write unless they are told otherwise: the newest run there is the default RUN."""
+
+# The names in `analysis.catalog`, whose import takes longer than a person waits for a completion.
+ANALYSIS_NAMES = (
+    "data_quality",
+    "findings",
+    "ledger",
+    "stragglers",
+    "critical_path",
+    "whatif",
+    "stages",
+    "host_vs_device",
+    "background_stages",
+    "regions",
+    "gaps",
+    "slowest_ranks",
+    "steps",
+    "changes",
+    "memory",
+    "lengths",
+    "rank_status",
+    "breakdown",
+    "idle",
+    "overlap",
+    "device_critical_path",
+    "kernels",
+    "launches",
+    "operators",
+    "matmuls",
+    "modules",
+    "communication",
+    "links",
+    "memory_timeline",
+    "throughput",
+    "device_counters",
+)
+
+
+def runs_here() -> list[str]:
+    """Return the names of the runs in ``profiler_data``, newest first."""
+    return sorted({file.parent.name for file in SAVE_PATH.glob("*/rank-*.jsonl")}, reverse=True)
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Return the runs here whose names begin like that."""
+    return [name for name in runs_here() if name.startswith(incomplete)]
+
+
+def complete_analysis(incomplete: str) -> list[str]:
+    """Return the analyses whose names begin like that."""
+    return [name for name in ANALYSIS_NAMES if name.startswith(incomplete)]
+
+
+def complete_run_or_analysis(incomplete: str) -> list[str]:
+    """Return what the first argument of ``rlprof show`` may be."""
+    return complete_run(incomplete) + complete_analysis(incomplete)
+
+
+def complete_stage(incomplete: str) -> list[str]:
+    """Return the stages with known names that begin like that."""
+    return [name for name in STAGES if name.startswith(incomplete)]
