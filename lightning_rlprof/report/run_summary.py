@@ -118,7 +118,10 @@ def advice(spans: Spans, *, tables: bool = False) -> list[str]:
 
 
 def _price(one: Headline) -> str:
-    return f" ({one.word} {one.share})" if one.share else ""
+    if not one.share:
+        return ""
+    # Of the job: warm-up and what is outside steps included, unlike the shares above.
+    return f" ({'' if one.word == 'takes' else 'costs '}{one.share} of the job)"
 
 
 def _quality(spans: Spans) -> str:

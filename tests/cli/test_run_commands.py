@@ -29,7 +29,7 @@ def test_summary_shows_stages_headline_and_the_next_command(
     assert (status, err) == (0, f"next: rlprof findings '{tmp_path}/my run'\n")
     assert "my run on cpu\n5 steps on 2 ranks, median " in out
     assert "\nstages\n" in out
-    assert "\nImprove first: Rollout takes most of the time (takes 64%)\n" in out
+    assert "\nImprove first: Rollout takes most of the time (64% of the job)\n" in out
     assert "\x1b" not in out
 
 
