@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from lightning_rlprof.errors import ConfigError, RecorderError, RlprofError, TraceError
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
     from lightning_rlprof.integrations.lightning.stage_metrics import StageMetrics
+    from lightning_rlprof.integrations.loop import start_session, step
     from lightning_rlprof.integrations.ray import ray_runtime_env
-    from lightning_rlprof.recording.annotations import annotate, count, mark, stage
+    from lightning_rlprof.recording.annotations import annotate, count, mark, record, stage
     from lightning_rlprof.recording.memory_log import log_memory, log_memory_around
     from lightning_rlprof.recording.rank_timings import gather_timings, reduce_timings, tail_ratio
     from lightning_rlprof.recording.recorders.base import Recorder
-    from lightning_rlprof.recording.start import start_session
     from lightning_rlprof.records.records import STAGES, Span
     from lightning_rlprof.run import Run, load
 
@@ -46,9 +46,11 @@ __all__ = [
     "log_memory_around",
     "mark",
     "ray_runtime_env",
+    "record",
     "reduce_timings",
     "stage",
     "start_session",
+    "step",
     "tail_ratio",
 ]
 
@@ -74,7 +76,9 @@ _HOME = {
     "ray_runtime_env": "integrations.ray",
     "reduce_timings": "recording.rank_timings",
     "stage": "recording.annotations",
-    "start_session": "recording.start",
+    "record": "recording.annotations",
+    "start_session": "integrations.loop",
+    "step": "integrations.loop",
     "tail_ratio": "recording.rank_timings",
 }
 

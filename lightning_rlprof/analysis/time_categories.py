@@ -56,50 +56,64 @@ ENCLOSING = (Category.WEIGHT_SYNC, Category.REWARD, Category.EVALUATION)
 NAMES: dict[Category, str] = {
     Category.COMPUTE: """
         actor_compute_log_prob actor_image_embeds actor_update reference_compute_log_prob
-        critic_compute_values critic_update compute_advantage
-        training_step backward optimizer_step
-        actor_train adv advantage advantages clip_grad_norm clip_gradients compute_advantages
-        compute_log_prob compute_log_probs compute_loss compute_values critic_train forward
-        forward_backward forward_step log_prob log_probs loss lr_scheduler_step micro_batch
+        critic_compute_values critic_update compute_advantage training_step backward
+        optimizer_step actor_train adv advantage advantages clip_grad_norm clip_gradients
+        compute_advantages compute_log_prob compute_log_probs compute_loss compute_values
+        critic_train forward forward_backward forward_step log_prob log_probs loss
+        lr_scheduler_step micro_batch cal_old_log_probs_values cal_ref_log_probs compute_logp
+        critic_ppo_update critic_train_step fwd_logprobs_values_reward get_logprobs
+        get_reference_policy_logprobs get_per_token_logps_and_entropies advantage_calculation
+        apply_reward_kl_penalty compute_advantages_and_returns make_experience policy_train
+        recompute_logp ref_compute_log_prob ref_logp ref_model_update
+        reference_model_calculate_logprobs run_training step_train teacher_log_probs teacher_logp
+        train_critic_and_policy train_timer update_ref_with_policy value_inference value_training
         old_log_prob old_log_probs policy_and_reference_logprobs policy_training ppo_update ref
         ref_log_prob ref_log_probs reference_log_prob reference_log_probs train train_batch
         train_step training update update_actor update_critic update_policy values zero_grad""",
     Category.COMMUNICATION: """
-        all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single
-        allgather allreduce alltoall broadcast broadcast_object_list grad_sync gradient_sync
-        reduce_scatter reduce_scatter_tensor sync_gradients""",
+        all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all
+        all_to_all_single allgather allreduce alltoall broadcast broadcast_object_list grad_sync
+        gradient_sync reduce_scatter reduce_scatter_tensor sync_gradients""",
     Category.COLLECTIVE_WAIT: """
         barrier dist_barrier monitored_barrier wait_for_peer wait_for_peers wait_for_ranks""",
     Category.MEMCPY: """
-        batch_transfer batch_to_device copy_to_device d2h device_to_host h2d host_to_device
-        memcpy to_device""",
+        batch_transfer batch_to_device copy_to_device d2h device_to_host h2d host_to_device memcpy
+        to_device""",
     Category.HOST_IDLE: """
-        balance_batch collate data_preprocess data_processing pack_sequences prepare_batch
-        preprocess tokenize""",
+        balance_batch clear_batches collate convert_to_training_input data_preprocess
+        data_processing logprob_inference_prep pack_sequences postprocess_generator_output
+        prepare_batch prepare_inputs training_prep preprocess tokenize""",
     Category.ROLLOUT: "actor_generate " + STAGE_ALIASES["actor_generate"],
     Category.ROLLOUT_TAIL: "generation_tail rollout_tail",
     Category.WEIGHT_SYNC: "weight_sync " + STAGE_ALIASES["weight_sync"],
     Category.REWARD: "compute_reward " + STAGE_ALIASES["compute_reward"],
     Category.DATA_WAIT: """
-        data_fetch
-        buffer_starvation dataloader_next enumerate_dataloader fetch_batch get_batch next_batch
-        queue_get starvation train_wait wait_for_batch wait_for_data wait_for_rollout
-        wait_for_rollouts wait_for_sample wait_for_samples""",
+        data_fetch buffer_starvation data_loading dataloader_next enumerate_dataloader
+        exposed_generation fetch_batch get_batch load_data next_batch queue_get starvation
+        switch_wait train_wait wait_for_enough_samples wait_for_generation_buffer
+        waiting_for_buffer wait_for_batch wait_for_data wait_for_rollout wait_for_rollouts
+        wait_for_sample wait_for_samples""",
     Category.BACKPRESSURE: """
         back_pressure backpressure buffer_full buffer_full_backoff generation_limit_pause
         queue_put staleness_wait wait_for_consumer wait_for_space wait_for_trainer""",
     Category.OFFLOAD: """
+        actor_offload actor_onload critic_offload critic_onload ref_offload ref_onload
+        rollout_continue_generation rollout_offload rollout_onload rollout_pause
+        rollout_pause_generation rollout_resume step_stop_server switch_to_rollout
+        switch_to_trainer teacher_offload teacher_onload prepare_for_generation_total
         finish_generation load_to_gpu offload offload_model offload_optimizer offload_to_cpu
         onload onload_kv onload_model onload_optimizer onload_weights prepare_for_generation
         prepare_for_training release_memory_occupation resume_memory_occupation sleep wake
         wake_up""",
     Category.EVALUATION: """
-        save_checkpoint validation sanity_check
-        checkpoint checkpointing eval eval_rollout evaluate evaluation load_checkpoint
-        modelcheckpoint_on_train_batch_end modelcheckpoint_on_train_epoch_end save save_model
-        test testing validate""",
+        save_checkpoint validation sanity_check checkpoint checkpointing eval eval_rollout
+        evaluate evaluation load_checkpoint checkpoint_for_recover dump_data_batch
+        dump_rollout_generations save_checkpoints save_ckpt save_hf_model val val_step
+        validate_time modelcheckpoint_on_train_batch_end modelcheckpoint_on_train_epoch_end save
+        save_model test testing validate""",
     Category.PYTHON_GC: "garbage_collection gc gc_collect",
-    Category.PROFILER: "rlprof_open_capture rlprof_close_capture",
+    Category.PROFILER: """
+        rlprof_open_capture rlprof_close_capture start_profile stop_profile""",
 }
 """Names of each category: rlprof's first, then those of verl, slime, NeMo-RL and others."""
 

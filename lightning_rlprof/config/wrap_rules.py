@@ -10,11 +10,13 @@ from pydantic import BeforeValidator, Field, model_validator
 from lightning_rlprof.config.validation import Section, refused
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.([^\W\d]\w*|\d+))*")
+_IMPORTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def _target(value: Any) -> Any:
-    if isinstance(value, str) and not _DOTTED.fullmatch(value):
-        raise refused("is not a dotted method name, such as policy.generate", value)
+    if isinstance(value, str) and not (_DOTTED.fullmatch(value) or _IMPORTED.fullmatch(value)):
+        known = "policy.generate, or package.module:Class.method"
+        raise refused(f"is not a dotted method name, such as {known}", value)
     return value
 
 
@@ -54,7 +56,7 @@ class ArgumentStages(Section):
 
 
 class WrapRule(Section):
-    """One method of the LightningModule and its stage.
+    """One method and its stage.
 
     Example::
 
@@ -64,7 +66,9 @@ class WrapRule(Section):
     """
 
     target: Annotated[str, BeforeValidator(_target)] = Field(
-        description="Dotted method name, starting at the LightningModule: `policy.generate`."
+        description="Dotted method name, starting at the LightningModule or at what "
+        "`session.wrap` is given: `policy.generate`. Of a class or module, by its import path: "
+        "`package.module:Class.method`."
     )
     stage: str | None = Field(default=None, description="Stage of every call.")
     by_grad: GradStages | None = Field(
@@ -87,6 +91,11 @@ class WrapRule(Section):
             text = f"needs exactly one of {', '.join(ways)}; {len(given)} given"
             raise refused(text, self.target, "target")
         return self
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the target is an import path, not a method of an object."""
+        return ":" in self.target
 
     def names(self) -> dict[str, str]:
         """Every stage that this rule can give, by the key that names it."""

@@ -125,6 +125,7 @@ def read_run(
             progress(count, len(files))
     if not ranks:
         raise broken[0]
+    _close_world(ranks)
     if path.is_dir():
         world = max(rank.header.world_size for rank in ranks.values())
         problems += missing(world, [*ranks, *(each.rank for each in problems)])
@@ -238,6 +239,13 @@ def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
     text = f"ignored the world size {head.world_size} of its header (allowed: 1 to {_MOST_RANKS})"
     problems.append(RunWarning(head.rank, text))
     return replace(head, world_size=head.rank + 1)
+
+
+def _close_world(ranks: "dict[int, _Rank]") -> None:
+    """Let the world of ranks that came and went be as large as all of them."""
+    for rank, own in ranks.items():
+        if own.header.open_world:
+            ranks[rank] = replace(own, header=replace(own.header, world_size=max(ranks) + 1))
 
 
 def _is_possible(sent: int, arrived: int, answered: int, received: int) -> bool:

@@ -79,6 +79,9 @@ class Sink(Protocol):
     def append(self) -> Callable[[Line], None]:
         """Where ended spans go."""
 
+    def step_at(self, time_ns: int) -> int:
+        """Return the step in which an instant lies."""
+
     def enter(self, name: str, kind: Kind) -> object:
         """Tell the recorders that a span begins; return what `exit` needs."""
 
@@ -105,7 +108,7 @@ class Marker:
     generator gives a span per item: the time between two belongs to the consumer.
     """
 
-    __slots__ = ("counters", "kind", "name")
+    __slots__ = ("counters", "kind", "last", "name")
 
     def __init__(self, name: str, kind: Kind, counters: dict[str, Number] | None = None) -> None:
         if not isinstance(name, str):
@@ -113,6 +116,7 @@ class Marker:
         self.name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
         self.kind = kind
         self.counters = counters
+        self.last: Open | None = None  # the span that any thread began last
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
@@ -265,6 +269,38 @@ def mark(name: str, /, **counters: Number) -> None:
         sink.mark(name)
 
 
+def record(
+    name: str, start_ns: int, end_ns: int, *, step: int | None = None, **counters: Number
+) -> None:
+    """Record a stage whose two ends are known, such as one that a timer of your own measured.
+
+    It may cross others, and be of any thread. Not recording, this does nothing.
+
+    Args:
+        name: As in `stage`.
+        start_ns: Start by ``time.perf_counter_ns()``.
+        end_ns: End by the same clock, not before the start.
+        step: Its step; unset, the one in which it starts.
+        **counters: Numbers to store with it.
+
+    Example::
+
+        >>> import time
+        >>> start = time.perf_counter_ns()
+        >>> record("compute_reward", start, time.perf_counter_ns(), samples=8)
+    """
+    sink = _sink
+    if sink is None:
+        return
+    marker, start, end = Marker(name, "stage"), int(start_ns), int(end_ns)
+    number = sink.step_at(start) if step is None else int(step)
+    line = made(marker, number, start, max(start, end), open_spans.counters_of(counters) or None)
+    line[8] = None  # what is open here and now need not be around it
+    sink.append(line)
+    if end > sink.flush_at_ns:
+        sink.flush()
+
+
 def count(**numbers: Any) -> None:
     """Add numbers to the innermost open span of this thread or task; outside of spans do nothing.
 
@@ -357,7 +393,8 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
             above = above[1]
         thread, new, more = ident(), next(ids), self.counters
         line = ["span", self.name, self.kind, sink.step, clock(), None, thread, new, parent, more]
-        put((line, above, self, None))
+        self.last = span = (line, above, self, None)
+        put(span)
 
     def leave(self: Marker, kind, error, trace, get=opened.get, put=sink.append, clock=sink.clock):  # type: ignore[no-untyped-def]
         now, span = clock(), get()
@@ -381,7 +418,9 @@ def _mirrored(sink: Sink) -> tuple[Any, Any]:
     def enter(self: Marker) -> None:
         token = sink.enter(self.name, self.kind)
         above = innermost()
-        opened.set((made(self, sink.step, sink.clock(), None, self.counters), above, self, token))
+        span = made(self, sink.step, sink.clock(), None, self.counters), above, self, token
+        self.last = span
+        opened.set(span)
 
     def leave(self: Marker, kind: object, error: object, trace: object) -> None:
         _end_around(sink, self, sink.clock())
@@ -415,7 +454,7 @@ def _end_around(sink: Sink, marker: Marker, now: int) -> None:
         for one in inside:
             _leave_open(sink, one)
     else:
-        span = open_spans.left_open(marker)
+        span = open_spans.left_open(marker) or _of_another_thread(marker)
         if span is None:
             return
     span[0][5] = now
@@ -424,6 +463,14 @@ def _end_around(sink: Sink, marker: Marker, now: int) -> None:
     sink.append(span[0])
     if span[1] is None and now > sink.flush_at_ns:
         sink.flush()
+
+
+def _of_another_thread(marker: Marker) -> Open | None:
+    """Return the open span that another thread began last: this one ends it."""
+    span = marker.last
+    if span is None or span[0][5] is not None or span[0][6] == get_ident():
+        return None
+    return None if open_spans.is_left(span) else span
 
 
 _STILL_OPEN = (

@@ -12,6 +12,7 @@ import torch
 from lightning_rlprof.config.wrap_rules import WrapRule, texts_of
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording.annotations import Marker, OwnMarker, annotate, in_stage, stage
+from lightning_rlprof.system.post_import import when_imported
 
 ValueOf = Callable[[tuple[Any, ...], dict[str, Any]], object]
 _ABSENT = object()
@@ -84,7 +85,8 @@ class Wraps:
         self._calls: list[_Calls] = []
         try:
             for rule in rules:
-                self._install(root, rule)
+                if not rule.is_imported:
+                    self._install(root, rule)
         except BaseException:
             self.remove()
             raise
@@ -127,6 +129,60 @@ class Wraps:
         self._installed.append((owner, name, mine, before))
         if before is _ABSENT and mine.__self__ is owner:
             mine.__func__.__name__ = name  # by which pickle will look for it
+
+
+class ImportedWraps:
+    """Functions and methods of classes that are marked by import path until `remove`.
+
+    Those of modules that are imported later are marked then. Code that has taken a function by
+    name before (``from module import function``) keeps what it has; methods are found by all.
+    """
+
+    def __init__(self, rules: Sequence[WrapRule]) -> None:
+        self._calls: dict[str, _Calls] = {}
+        self._installed: list[tuple[object, str, object, object]] = []
+        self._missing: list[str] = []
+        for rule in rules:
+            if rule.is_imported:
+                self._calls[rule.target] = _Calls(rule)
+                module = rule.target.partition(":")[0]
+                when_imported(module, functools.partial(self._install, rule))
+
+    def remove(self) -> None:
+        """Remove the marks, except where other code replaced the method since."""
+        for owner, name, mine, before in reversed(self._installed):
+            if vars(owner).get(name) is mine:
+                if before is _ABSENT:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+        self._installed.clear()
+
+    def remarks(self) -> list[str]:
+        """Say which rules gave no call a stage, and why."""
+        found = [text for calls in self._calls.values() if (text := calls.remark())]
+        return self._missing + found
+
+    def _install(self, rule: WrapRule, module: object) -> None:
+        *path, name = rule.target.partition(":")[2].split(".")
+        owner: Any = module
+        try:
+            for part in path:
+                owner = getattr(owner, part)
+            method = inspect.getattr_static(owner, name)
+        except AttributeError as error:
+            self._missing.append(f"wrap: {rule.target!r} does not exist ({error})")
+            return
+        kind = type(method) if isinstance(method, staticmethod | classmethod) else None
+        function = method.__func__ if kind else method
+        if not inspect.isroutine(function):
+            self._missing.append(f"wrap: {rule.target!r} is not a function or method")
+            return
+        marked: Any = _marked(function, self._calls[rule.target])
+        mine = kind(marked) if kind else marked
+        before = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, mine)
+        self._installed.append((owner, name, mine, before))
 
 
 def _find(root: object, target: str) -> tuple[object, str]:

@@ -92,6 +92,11 @@ def left_open(marker: Named) -> Open | None:
     return None
 
 
+def is_left(span: Open) -> bool:
+    """Return whether `leave_open` keeps a span."""
+    return any(each[0] is span[0] for each in _left)
+
+
 def forget_left() -> None:
     """Forget all of them: another session begins."""
     _left.clear()

@@ -2,13 +2,16 @@
 
 import logging
 import os
+import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
@@ -22,15 +25,18 @@ from lightning_rlprof.recording.end_remarks import (
     never_reached,
 )
 from lightning_rlprof.recording.host_memory import HostMemory
+from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder
 from lightning_rlprof.recording.span_buffer import Buffer, StepTotals, open_writer
+from lightning_rlprof.recording.stage_sums import StageSums
 from lightning_rlprof.records.records import Header, Kind, Number
 from lightning_rlprof.records.run_directory import rank_directory
 
 log = logging.getLogger(__name__)
 
 _STEP = annotations.Marker("step", "step")
+_MOST_STEPS = 1_000  # whose starts are kept for intervals that are recorded late
 _STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
 
 
@@ -82,6 +88,7 @@ class Session:
         _refuse_a_second()
         self.config, self.run, self.header, self.clock = config, run, header, clock
         self.step = self._ended = 0
+        self._steps: list[tuple[int, int]] = []  # start and number of the last ones
         self._buffer = buffer = Buffer(open_writer(run, header), clock)
         self.append, self.add = buffer.append, buffer.add
         self.last_stages, self.take_back = buffer.last_stages, buffer.take_back
@@ -93,6 +100,12 @@ class Session:
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
         # Whether the window of a stage stays open when it ends, until `close_kept_window`.
+        # Whether steps are of the thread whose stages they contain, whoever begins and ends them.
+        self.follows_threads = False
+        self.before_close: list[Callable[[], object]] = []
+        self.wrap_rules: Sequence[WrapRule] = ()
+        self.unwrapped = ""  # what to say if `wrap` is never called
+        self.status = ""  # how it was closed
         self.keeps_window: Callable[[Line], bool] = _closes
         self.afterwards: Callable[[], object] = bool  # called when all files are complete
         self.exchange: Exchange | None = None  # where ranks on several hosts compare their clocks
@@ -135,6 +148,7 @@ class Session:
         """End the step, write it, and expect the next one: what follows belongs to that."""
         end = self._end_step(None)
         self._edge, self._ended, self._totals = end, self.step, None
+        self._steps = [*self._steps[-_MOST_STEPS:], (self._step_start or end, self.step)]
         self.flush_at_ns = end + _STAGE_NS
         if self._may_capture:
             self._end_window()
@@ -174,6 +188,8 @@ class Session:
             memory, cpu = self._host
             counters = {**memory.counters(), **cpu.counters(), **(counters or {})}
             span = made(_STEP, self.step, start, now, counters or None)
+            if self.follows_threads:
+                span[6] = self._trainer_thread = self._buffer.follow()
             self.append(span)
             if self._may_capture:
                 self._buffer.later(span, late)
@@ -202,9 +218,31 @@ class Session:
         return self._step_start
 
     @property
+    def next_step(self) -> int:
+        """The number of the next step that begins, where nothing else numbers them."""
+        return self._ended + 1
+
+    def step_at(self, time_ns: int) -> int:
+        """Return the step in which an instant lies, of the last ones; 0 before the first."""
+        if self._step_start is not None and time_ns >= self._step_start:
+            return self.step
+        at = bisect_right(self._steps, (time_ns, sys.maxsize)) - 1
+        return self._steps[at][1] if at >= 0 else self.step if not self._steps else 0
+
+    @property
     def has_steps(self) -> bool:
         """Whether a step has ended."""
         return self._ended > 0
+
+    def metrics(self) -> dict[str, float]:
+        """Return the seconds, shares and tokens/s of the last step, by names for any logger.
+
+        The names are those of `StageMetrics`; the values are of this rank.
+        """
+        sums = StageSums()
+        if self.step_totals.ns:
+            sums.add(self.step_totals)
+        return sums.metrics()
 
     @property
     def step_totals(self) -> StepTotals:
@@ -254,6 +292,21 @@ class Session:
             line[9] = {**known.counters, **own}
         self._buffer.later(line, known.late)
 
+    def wrap(self, root: object) -> None:
+        """Mark the methods of an object that the configuration's ``wrap`` names, until the end.
+
+        Raises:
+            ConfigError: A target does not exist or cannot be marked; nothing stays marked.
+        """
+        wraps = Wraps(root, self.wrap_rules)
+        self.unwrapped = ""
+
+        def remove() -> None:
+            wraps.remove()
+            self.remarks += wraps.remarks()
+
+        self.before_close.append(remove)
+
     def watch_stages(self, told: Callable[[], object] | None) -> None:
         """Call a function whenever a stage has begun or ended, on any thread; stop with None."""
         if not self._closed:
@@ -302,6 +355,12 @@ class Session:
         """
         if self._closed:
             return
+        self.status = status
+        for remove in self.before_close:
+            try:
+                remove()
+            except Exception as error:
+                log.warning("%s could not be removed: %s", remove, error, exc_info=error)
         try:
             self.abandon_step(interrupted=status != "finished")
             if self.exchange is not None and status == "finished":

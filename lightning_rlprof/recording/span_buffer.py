@@ -65,6 +65,10 @@ class Tally:
         self._sums: dict[tuple[str, str], Number] = {}
         self._apart = _Union()  # validations
 
+    def follow(self, thread: int) -> None:
+        """Let the spans of another thread count from now on."""
+        self._thread = thread
+
     def add(self, lines: Sequence[Line]) -> None:
         """Add spans in the order in which they ended; those before the step are left out.
 
@@ -155,17 +159,22 @@ _MOST_LATE = 1 << 14  # spans whose numbers are waited for; each is asked at the
 _thread_of = itemgetter(6)
 
 
+class RankTakenError(ConfigError):
+    """The run directory has a file of this rank already."""
+
+
 def open_writer(run: Path, header: Header) -> TraceWriter:
     """Open the file of a rank.
 
     Raises:
-        ConfigError: The run directory cannot be written, or has this rank already.
+        RankTakenError: The run directory has this rank already.
+        ConfigError: The run directory cannot be written.
     """
     try:
         return TraceWriter(run, header)
     except OSError as error:
         if isinstance(error, FileExistsError) and run.is_dir():
-            raise ConfigError(
+            raise RankTakenError(
                 f"integrated.profile_save_path: {run} has rank {header.rank} already, of another "
                 "process; give each process a rank of its own, or each training a run name"
             ) from error
@@ -278,6 +287,20 @@ class Buffer:
                     if line[1] in names:
                         return last, line
         return last, None
+
+    def follow(self) -> int:
+        """Return the thread whose stages count in this step, and let them be those of its totals.
+
+        It is the one before, unless it has no stage and others have: then the one with most.
+        """
+        spent: dict[int, int] = {}
+        for line in (*self._flushed, *self._spans):
+            if line[2] == "stage":
+                spent[line[6]] = spent.get(line[6], 0) + line[5] - line[4]
+        if spent and self._thread not in spent:
+            self._thread = max(spent, key=spent.__getitem__)
+            self._tally.follow(self._thread)
+        return self._thread
 
     def has_stages(self) -> bool:
         """Return whether a stage has ended since the step began; those in validations are none."""

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -47,12 +48,15 @@ def start_session(
     device: str = "cpu",
     recorders: Sequence[Recorder] | None = None,
     on_finish: OnFinish | None = None,
+    open_world: bool = False,
+    packages: Sequence[str] = (),
 ) -> Session:
-    """Start recording this process, for a loop without a Trainer; see `Session` for the steps.
+    """Start recording this process, whose place in the job is known; see `Session` for the steps.
 
     All ranks need the same ``name`` of the run directory. ``hosts`` have as many ranks each; unset,
     torchrun says. ``device`` is a kind as `device_kind` names it; ``recorders`` replace those of
     the configuration. ``on_finish`` is called with a `Finished` when the run's files are complete.
+    In an open world ranks come and go. ``packages`` are those whose versions are recorded, too.
 
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
@@ -68,7 +72,8 @@ def start_session(
     if on_finish is not None:
         called = getattr(on_finish, "__qualname__", type(on_finish).__qualname__)
         shown["on_finish"] = {**shown["on_finish"], "function": called}
-    header = replace(header, config=shown)
+    header = replace(header, config=shown, open_world=open_world)
+    header = replace(header, versions={**header.versions, **_versions(packages)})
     session = Session(config, run, header, chosen)
     _remark(session, own=recorders is not None)
     session.afterwards = partial(run_finish, config, header, run, names, on_finish)
@@ -134,12 +139,7 @@ def make_header(
     config: ProfilerConfig, run_id: str, rank: int, world_size: int, device: str
 ) -> Header:
     """Describe this rank; the two clocks are read one right after the other."""
-    versions = {"python": sys.version.split()[0]}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = {"python": sys.version.split()[0], **_versions(_PACKAGES)}
     model = device_name(device)
     clock_ns = time.perf_counter_ns()
     return Header(
@@ -157,3 +157,12 @@ def make_header(
         versions=versions,
         device_name=model,
     )
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

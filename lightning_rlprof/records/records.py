@@ -93,7 +93,8 @@ class Header:
 
     ``unix_ns`` and ``clock_ns`` are read together: ``unix = t - clock_ns + unix_ns`` turns a span's
     time into the host's wall clock. ``device`` is the kind, ``device_name`` the model; what other
-    tools recorded has the model alone, as ``device``.
+    tools recorded has the model alone, as ``device``. ``world_size`` of an open world, where
+    processes come and go, is that of the ranks up to this one.
     """
 
     format: int
@@ -109,6 +110,7 @@ class Header:
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     device_name: str | None = None
+    open_world: bool = False
 
     @property
     def hardware(self) -> str:

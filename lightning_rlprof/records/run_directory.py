@@ -139,7 +139,7 @@ class TraceWriter:
 
     def __init__(self, run: Path, header: Header) -> None:
         run.mkdir(parents=True, exist_ok=True)
-        self.path = run / f"rank-{header.rank:05d}{_SUFFIX}"
+        self.path = rank_file(run, header.rank)
         # O_EXCL: two jobs that were given one directory must fail here, not mix their lines. Names
         # and notes are the training's and may be secret, so that only its user reads them.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
@@ -236,6 +236,11 @@ def append_note(path: Path, note: Note) -> None:
         os.write(file, b"\n" * torn + msgspec.json.encode(line) + b"\n")
     finally:
         os.close(file)
+
+
+def rank_file(run: Path, rank: int) -> Path:
+    """Return the trace file of a rank inside a run directory."""
+    return run / f"rank-{rank:05d}{_SUFFIX}"
 
 
 def rank_directory(run: Path, rank: int) -> Path:

@@ -6,27 +6,38 @@ from lightning_rlprof.records.records import STAGES
 
 STAGE_ALIASES = {
     "actor_generate": """
-        actor_rollout agenerate decode gen generate generate_async generate_samples
-        generate_sequences generation prefill rollout rollouts sglang_generate vllm_generate""",
+        actor_rollout agenerate decode gen gen_max generate generate_and_rm generate_async
+        generate_batch generate_samples generate_sequences generation policy_generation prefill
+        rollout rollout_batch rollouts sglang_generate step_generate vllm_generate""",
     "actor_compute_log_prob": """
-        actor_log_prob compute_actor_log_prob compute_log_prob compute_log_probs log_prob log_probs
-        old_log_prob old_log_probs""",
+        actor_log_prob cal_old_log_probs_values compute_actor_log_prob compute_log_prob
+        compute_log_probs compute_logp get_logprobs log_prob log_probs old_log_prob old_log_probs
+        recompute_logp""",
     "actor_update": """
-        actor_train policy_training ppo_update train_actor update_actor update_policy""",
+        actor_train policy_train policy_training ppo_update step_train train_actor update_actor
+        update_policy""",
     "reference_compute_log_prob": """
-        compute_ref_log_prob compute_ref_log_probs compute_reference_log_prob ref ref_log_prob
-        ref_log_probs reference_log_prob reference_log_probs""",
-    "critic_compute_values": "compute_values critic_values values",
-    "critic_update": "critic_train train_critic update_critic",
+        cal_ref_log_probs compute_ref_log_prob compute_ref_log_probs compute_reference_log_prob
+        get_reference_policy_logprobs ref ref_compute_log_prob ref_log_prob ref_log_probs ref_logp
+        reference_log_prob reference_log_probs reference_model_calculate_logprobs""",
+    "critic_compute_values": "compute_values critic_values value_inference values",
+    "critic_update": """
+        critic_ppo_update critic_train critic_train_step train_critic update_critic
+        value_training""",
     "compute_reward": """
-        compute_rewards compute_rm_score env env_step environment environment_step judge reward
-        reward_calculation reward_fn rewards rm rm_score sandbox score scoring tool tool_call
-        tool_calls toolcall verifier verify""",
-    "compute_advantage": "adv advantage advantages compute_advantages",
+        cal_token_reward calculate_rewards compute_rewards compute_rm_score compute_score env
+        env_step environment environment_step get_token_reward group_reward_model judge reward
+        reward_calculation reward_evaluation reward_fn reward_model reward_postprocess rewards rm
+        rm_score sandbox score scoring tool tool_call tool_calls toolcall verifier verify""",
+    "compute_advantage": """
+        adv advantage advantage_calculation advantages apply_reward_kl_penalty compute_advantages
+        compute_advantages_and_returns""",
     "weight_sync": """
-        broadcast_weights load_weights publish_weights refit refit_bubble refit_event_wait
-        refit_policy_generation reshard sync_weights update_rollout_weights update_weights
-        weight_update""",
+        broadcast_to_vllm broadcast_weights load_weights model_update param_sync publish_weights
+        push_weights refit refit_bubble refit_event_wait refit_policy_generation reshard
+        step_model_update sync_rollout_weights sync_weights transfer_and_update_weights
+        update_rollout_weights update_weights update_weights_from_disk
+        update_weights_from_distributed weight_update""",
 }
 """Names of verl, slime, NeMo-RL and others for each stage of `STAGES` that has some."""
 
@@ -40,13 +51,15 @@ _SIGNS = re.compile(r"[^a-z0-9]+")
 def plain_names(name: str) -> tuple[str, str]:
     """Return a name without capitals, signs, and what follows a ``#``; then its last part alone.
 
+    Parts are divided by dots and slashes.
+
     Example::
 
         >>> plain_names("Engine.wake-up"), plain_names("Optimizer.step#Adam.step")
         (('engine_wake_up', 'wake_up'), ('optimizer_step', 'step'))
     """
     whole = name.lower().partition("#")[0]
-    last = whole.rpartition(".")[2]
+    last = re.split(r"[./]", whole)[-1]
     return _SIGNS.sub("_", whole).strip("_"), _SIGNS.sub("_", last).strip("_")
 
 

@@ -1,24 +1,16 @@
 """`ProfilerCallback`: each Lightning hook is one call to the session.
 
 Begin and end the steps of a training around each of its batches.
-
-Record every optimizer step of the process as a region, through torch's global hooks.
 """
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import ConfigError, RecorderError
@@ -37,7 +29,7 @@ from lightning_rlprof.recording.annotations import Marker, OwnMarker
 from lightning_rlprof.recording.marks_in_code import has_marks, rules_by_name
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.on_finish import OnFinish
-from lightning_rlprof.recording.open_spans import made
+from lightning_rlprof.recording.optimizer_steps import OptimizerSteps
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import recorder_names
 from lightning_rlprof.recording.session import Session, current
@@ -99,72 +91,6 @@ class Batches:
             except Exception as ours:
                 self._give_up(ours)
         self._inside = False
-
-
-_UPDATE = Marker("optimizer_step", "region")
-_MOST = 64  # optimizers that step one another
-
-
-class _Running(threading.local):
-    """Steps that have begun in this thread, outermost first: whose each is, and since when.
-
-    The third item is what a capture knows each by, or None.
-
-    One that raises is never heard of again: it stays until one below it ends, or too many came.
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[int, int, object]] = []
-
-
-class OptimizerSteps:
-    """Record ``optimizer_step`` regions until `remove`, also of optimizers unknown to Lightning.
-
-    Under automatic optimisation Lightning runs the training step and the backward pass inside
-    ``optimizer.step``; `closure_done`, called just before the update, cuts them off. An optimizer
-    that steps another one has a region around that one's.
-
-    Args:
-        session: Where spans go.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._running = _Running()
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
-
-    def closure_done(self) -> None:
-        """Restart regions: what ran since the optimizer was called was not an update."""
-        now, steps = self._session.clock(), self._running.steps
-        steps[:] = [(whose, now, token) for whose, _, token in steps]
-        if steps and self._session.mirrors:  # which torch's own row began before
-            whose, _, token = steps[-1]
-            steps[-1] = whose, now, token or self._session.enter(_UPDATE.name, _UPDATE.kind)
-
-    def remove(self) -> None:
-        """Stop listening."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        steps = self._running.steps
-        steps.append((id(optimizer), self._session.clock(), None))
-        if len(steps) > _MOST:
-            del steps[0]
-
-    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        session, steps = self._session, self._running.steps
-        while steps:
-            whose, start, token = steps.pop()
-            if whose == id(optimizer):  # not its `record`: a frame less
-                line = made(_UPDATE, session.step, start, session.clock(), None)
-                if token is not None:
-                    session.exit((line, None, _UPDATE, token))
-                session.append(line)
-                return
 
 
 log = logging.getLogger(__name__)

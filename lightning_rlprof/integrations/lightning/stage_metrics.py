@@ -15,11 +15,10 @@ from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.host_memory import host_rss_bytes
 from lightning_rlprof.recording.session import current
 from lightning_rlprof.recording.span_buffer import StepTotals
-from lightning_rlprof.records.records import Header, Number
+from lightning_rlprof.recording.stage_sums import RATE, StageSums
+from lightning_rlprof.records.records import Header
 
 log = logging.getLogger(__name__)
-
-_RATE = "_tokens_per_s"
 
 
 class StageMetrics(Callback):
@@ -74,7 +73,7 @@ class StageMetrics(Callback):
                 if value is not None and not 0 < value < 1e18:
                     raise ConfigError(f"{name}={value} must be above 0 and below 1e18")
         self._parameters, self._peak_tflops = by_stage, peak_tflops
-        self._sums, self._captured = _Sums(), _Sums()
+        self._sums, self._captured = StageSums(), StageSums()
         self._ranks = _Ranks()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -82,7 +81,7 @@ class StageMetrics(Callback):
         before = trainer.callbacks[: trainer.callbacks.index(self)]
         ours = [one for one in trainer.callbacks if isinstance(one, ProfilerCallback)]
         # Lightning puts that of RLPROF=1 behind all others, where it serves as well.
-        self._sums, self._captured, self._ranks = _Sums(), _Sums(), _Ranks()
+        self._sums, self._captured, self._ranks = StageSums(), StageSums(), _Ranks()
         if stage == "fit" and not any(one in before or one.by_environment for one in ours):
             raise ConfigError(
                 "StageMetrics needs a ProfilerCallback before it: "
@@ -109,8 +108,8 @@ class StageMetrics(Callback):
         if every and (x + 1) % every == 0 and not loop._should_accumulate():
             sums = self._sums if self._sums.steps else self._captured
             peak = self._peak_tflops or peak_of(session.header.hardware)
-            own = {**sums.metrics(), **sums.mfu(self._parameters, peak)}
-            self._sums, self._captured = _Sums(), _Sums()
+            own = {**sums.metrics(), **_mfu(sums, self._parameters, peak)}
+            self._sums, self._captured = StageSums(), StageSums()
             try:
                 metrics = self._ranks.combined(own, session.header)
             except Exception as error:  # the connection to the other ranks
@@ -130,60 +129,23 @@ class StageMetrics(Callback):
         self._failed = True
 
 
-class _Sums:
-    """What some steps spent, together."""
+def _mfu(
+    sums: StageSums, parameters: Mapping[str, float | None], peak: float | None
+) -> dict[str, float]:
+    """Return the share of the peak of each stage that counts FLOPs, or tokens of a known size.
 
-    def __init__(self) -> None:
-        self.steps = self._ns = 0
-        self._memory_gb: float | None = None
-        # Of each stage: nanoseconds; and of a counter, its sum and that of the spans that counted.
-        self._stages: dict[str, int] = {}
-        self._counts: dict[tuple[str, str], tuple[Number, int]] = {}
-
-    def reach(self, memory_gb: float | None) -> None:
-        if memory_gb is not None:
-            self._memory_gb = max(memory_gb, self._memory_gb or 0.0)
-
-    def add(self, step: StepTotals) -> None:
-        self.steps += 1
-        self._ns += step.ns
-        for name, spent in step.stages.items():
-            self._stages[name] = self._stages.get(name, 0) + spent.ns
-            for counter in ("tokens", "flops"):
-                if counter in spent.counted_ns:
-                    total, ns = self._counts.get((name, counter), (0, 0))
-                    total += spent.counters[counter]
-                    self._counts[name, counter] = total, ns + spent.counted_ns[counter]
-
-    def mfu(self, parameters: Mapping[str, float | None], peak: float | None) -> dict[str, float]:
-        """Return the share of the peak of each stage that counts FLOPs, or tokens of a known size.
-
-        What is above the peak is left out: its FLOPs or tokens are wrong.
-        """
-        found = {}
-        for stage in self._stages if peak else ():
-            flops, ns = self._counts.get((stage, "flops"), (0, 0))
-            size, kind = parameters.get(stage, parameters.get("")), kind_of(stage)
-            if not ns and size and kind:
-                tokens, ns = self._counts.get((stage, "tokens"), (0, 0))
-                flops = tokens * token_flops(size, kind)
-            if ns and peak and 0 <= flops / ns / 1_000 <= peak:
-                found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
-        return found
-
-    def metrics(self) -> dict[str, float]:
-        found = {}
-        for stage, ns in self._stages.items():
-            found[f"rlprof/{stage}_s"] = ns / self.steps / 1e9
-            found[f"rlprof/{stage}_share"] = ns / self._ns
-            tokens, counted_ns = self._counts.get((stage, "tokens"), (0, 0))
-            if counted_ns:
-                found[f"rlprof/{stage}{_RATE}"] = tokens / (counted_ns / 1e9)
-        # After them, as a stage may be called "step".
-        found["rlprof/step_s"] = self._ns / self.steps / 1e9
-        if self._memory_gb is not None:
-            found["rlprof/peak_memory_gb"] = self._memory_gb
-        return found
+    What is above the peak is left out: its FLOPs or tokens are wrong.
+    """
+    found = {}
+    for stage in sums.stages if peak else ():
+        flops, ns = sums.counts.get((stage, "flops"), (0, 0))
+        size, kind = parameters.get(stage, parameters.get("")), kind_of(stage)
+        if not ns and size and kind:
+            tokens, ns = sums.counts.get((stage, "tokens"), (0, 0))
+            flops = tokens * token_flops(size, kind)
+        if ns and peak and 0 <= flops / ns / 1_000 <= peak:
+            found[f"rlprof/{stage}_mfu"] = flops / ns / 1_000 / peak
+    return found
 
 
 class _Ranks:
@@ -218,8 +180,8 @@ def _over_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if name in row]
-        found[name] = sum(values) if name.endswith(_RATE) else fmean(values)
-        if name.endswith(("_s", "_gb")) and not name.endswith(_RATE):
+        found[name] = sum(values) if name.endswith(RATE) else fmean(values)
+        if name.endswith(("_s", "_gb")) and not name.endswith(RATE):
             found[f"{name}_max"] = max(values)
     return {**found, "rlprof/ranks": len(rows)}
 

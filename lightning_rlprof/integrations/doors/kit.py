@@ -1,0 +1,206 @@
+"""What doors share: a session that is started when it is needed, and hooks that never raise."""
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning_rlprof.integrations.loop import start_session
+from lightning_rlprof.recording.annotations import annotate, count, record, stage
+from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.records.stage_aliases import standard_stage
+
+log = logging.getLogger(__name__)
+
+
+class Kit:
+    """One door's hooks.
+
+    Args:
+        name: Of the framework.
+        packages: Distributions whose versions the run is to contain.
+    """
+
+    def __init__(self, name: str, *packages: str) -> None:
+        self.name, self._packages = name, packages
+        self._failed: set[str] = set()
+        self._notes: list[str] = []
+
+    def session(self, **options: Any) -> Session | None:
+        """Return the session of this process, started now if there is none; None if it cannot be.
+
+        Args:
+            **options: As of `start_session`.
+        """
+        session = current()
+        if session is None and "session" not in self._failed:
+            try:
+                session = self.new_session(**options)
+            except Exception as error:
+                self._say("session", error)
+        return session
+
+    def new_session(self, **options: Any) -> Session:
+        """Start a session; raises what `start_session` raises."""
+        config = os.environ.get("RLPROF_CONFIG") or None
+        session = start_session(config, packages=self._packages, **options)
+        for text in self._notes:
+            session.note("warning", text)
+        self._notes.clear()
+        return session
+
+    def quiet(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a hook that logs what it raises, once, and returns None then."""
+
+        @functools.wraps(hook)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return hook(*args, **kwargs)
+            except Exception as error:
+                self._say(getattr(hook, "__qualname__", repr(hook)), error)
+            return None
+
+        return call
+
+    def _say(self, what: str, error: Exception) -> None:
+        if what not in self._failed:
+            self._failed.add(what)
+            log.warning(
+                "rlprof's door to %s: %s failed, the training goes on: %s",
+                self.name,
+                what,
+                error,
+                exc_info=error,
+            )
+
+    def missing(self, text: str) -> None:
+        """Note once, in the log and in the run, what this version of the framework lacks."""
+        if text in self._failed:
+            return
+        self._failed.add(text)
+        whole = f"{self.name}: {text}, so it is not recorded"
+        if (session := current()) is not None:
+            session.note("warning", whole)
+        else:
+            log.warning("%s", whole)
+            self._notes.append(whole)
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+        """Replace a function of a class or module by what is made of it; note if it is absent.
+
+        A method that a class inherits is left to the class that has it.
+        """
+        if owner is None:
+            return False
+        before = inspect.getattr_static(owner, name, None)
+        if before is None:
+            self.missing(f"{getattr(owner, '__qualname__', owner.__name__)} has no {name}")
+            return False
+        if name not in vars(owner) or getattr(before, "_rlprof", False):
+            return True
+        kind = type(before) if isinstance(before, staticmethod | classmethod) else None
+        made = make(before.__func__ if kind else before)
+        made._rlprof = True
+        setattr(owner, name, kind(made) if kind else made)
+        return True
+
+    def marks(
+        self,
+        owner: Any,
+        name: str,
+        marker: str,
+        counts: Callable[[Any], Mapping[str, Any]] | None = None,
+    ) -> bool:
+        """Mark every call of a method as a stage.
+
+        Args:
+            owner: Class or module.
+            name: Of the method.
+            marker: The stage.
+            counts: Given what the method returned, what to `count`.
+        """
+        around = stage(marker)
+        counted = self.quiet(lambda found: count(**counts(found))) if counts else None
+
+        def make(function: Any) -> Any:
+            if counted is None or inspect.iscoroutinefunction(function):
+                return around(function)
+
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with around:
+                    found = function(*args, **kwargs)
+                    counted(found)
+                    return found
+
+            return call
+
+        return self.replace(owner, name, make)
+
+    def regions(self, owner: Any, name: str, marker: str) -> bool:
+        """Mark every call of a method as a region."""
+        return self.replace(owner, name, annotate(marker))
+
+
+class Timers:
+    """Intervals of a framework's own timers, by the names that it gives them.
+
+    A timer that is known as a step begins and ends one; any other is a stage, under the name of the
+    known stage that it means.
+
+    Args:
+        kit: Of the framework.
+        steps: Names of timers that are steps.
+        stages: Names that mean something else here than everywhere.
+        ignored: Names that are sums of others.
+        first: Timer with which a step begins, and the one before ends, where no timer is a step.
+        last: Timer with which a step ends, likewise.
+    """
+
+    def __init__(
+        self,
+        kit: Kit,
+        steps: tuple[str, ...] = (),
+        stages: Mapping[str, str] | None = None,
+        ignored: tuple[str, ...] = (),
+        first: str | None = None,
+        last: str | None = None,
+    ) -> None:
+        self._kit, self._steps, self._first, self._last = kit, {*steps}, first, last
+        self._stages, self._ignored = dict(stages or {}), {*ignored}
+        self._open: dict[Any, int] = {}
+        self.start, self.stop = kit.quiet(self._start), kit.quiet(self._stop)
+
+    def stage_of(self, name: str) -> str:
+        """Return the stage that a timer's name means."""
+        return self._stages.get(name) or standard_stage(name)
+
+    def is_step(self, name: str) -> bool:
+        """Return whether a timer's name is that of a step."""
+        return name in self._steps
+
+    def _start(self, key: Any, name: str) -> None:
+        session = self._kit.session()
+        if session is None:
+            return
+        if self.is_step(name):
+            session.begin_step(session.next_step)
+        elif self._first or self._last:
+            if name == self._first and not session.waiting and session.step_start_ns is not None:
+                session.end_step()
+            if session.waiting or session.step_start_ns is None:
+                session.begin_step(session.next_step)
+        self._open[key] = session.clock()
+
+    def _stop(self, key: Any, name: str) -> None:
+        session, start = current(), self._open.pop(key, None)
+        if session is None or start is None:
+            return
+        if self.is_step(name):
+            session.end_step()
+        elif name not in self._ignored:
+            record(self.stage_of(name), start, session.clock())
+            if name == self._last:
+                session.end_step()

@@ -1,0 +1,153 @@
+"""Doors to frameworks that time their stages by a class of their own, in one table.
+
+Each row says which class it is, which methods begin and end an interval, where its name is, and
+which names are steps.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lightning_rlprof.integrations.doors.kit import Kit, Timers
+
+NameOf = Callable[..., str | None]
+
+
+class TimerClass(NamedTuple):
+    """One framework's class of timers.
+
+    Attributes:
+        framework: As users call it.
+        kind: Name of the class.
+        methods: Names of the methods that begin and end an interval, in pairs.
+        name_of: The name of an interval, from the timer and the arguments of the method; None if it
+            has none.
+        by_instance: Whether each object has one interval at a time, whatever its name.
+        steps: Names that are steps.
+        stages: Names that mean something else here than everywhere.
+        ignored: Names that are sums of others.
+        first: Name with which a step begins, where none is a step.
+        last: Name with which a step ends, likewise.
+    """
+
+    framework: str
+    kind: str
+    methods: tuple[tuple[str, str], ...]
+    name_of: NameOf
+    by_instance: bool = True
+    steps: tuple[str, ...] = ()
+    stages: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+    first: str | None = None
+    last: str | None = None
+
+
+def _argument(timer: Any, name: str = "", *args: Any, **kwargs: Any) -> str | None:
+    return str(kwargs.get("label", name)) or None
+
+
+def _own(attribute: str) -> NameOf:
+    def name_of(timer: Any, *args: Any, **kwargs: Any) -> str | None:
+        found = getattr(timer, attribute, None)
+        return None if found is None else str(found)
+
+    return name_of
+
+
+_BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
+
+TIMER_CLASSES: dict[str, TimerClass] = {
+    "codetiming._timer": TimerClass(
+        "codetiming",
+        "Timer",
+        (("start", "stop"),),
+        _own("name"),
+        steps=("step_total", "pipeline_step_total", "step"),
+    ),
+    "sheeprl.utils.timer": TimerClass(
+        "sheeprl",
+        "timer",
+        (("__enter__", "__exit__"),),
+        _own("name"),
+        stages=(
+            ("Time/env_interaction_time", "actor_generate"),
+            ("Time/train_time", "actor_update"),
+        ),
+        last="Time/train_time",
+    ),
+    "skyrl.train.utils.utils": TimerClass(
+        "SkyRL",
+        "Timer",
+        _BOTH_CONTEXTS,
+        _own("message"),
+        steps=("step",),
+        ignored=("train_critic_and_policy", "run_training"),
+    ),
+    "nemo_rl.utils.timer": TimerClass(
+        "NeMo-RL",
+        "Timer",
+        (("start", "stop"),),
+        _argument,
+        by_instance=False,
+        steps=("total_step_time",),
+        ignored=("prepare_for_generation/total",),
+    ),
+    "slime.observability.timer": TimerClass(
+        "slime",
+        "Timer",
+        (("start", "end"),),
+        _argument,
+        by_instance=False,
+        ignored=("train",),
+        first="train_wait",
+    ),
+}
+"""By the module that has the class."""
+
+TIMER_CLASSES["slime.utils.timer"] = TIMER_CLASSES["slime.observability.timer"]
+
+_PACKAGES = {"codetiming": ("codetiming",), "NeMo-RL": ("nemo-rl",), "SkyRL": ("skyrl",)}
+
+
+def install(module: Any) -> None:
+    """Let the timers of a module record what they time."""
+    row = TIMER_CLASSES[module.__name__]
+    kit = Kit(row.framework, *_PACKAGES.get(row.framework, (row.framework,)))
+    timers = Timers(kit, row.steps, dict(row.stages), row.ignored, row.first, row.last)
+    kind = getattr(module, row.kind, None)
+    if kind is None:
+        kit.missing(f"{module.__name__} has no {row.kind}")
+        return
+    for begin, end in row.methods:
+        kit.replace(kind, begin, functools.partial(_around, row, timers.start, first=False))
+        kit.replace(kind, end, functools.partial(_around, row, timers.stop, first=True))
+
+
+def _around(row: TimerClass, tell: Callable[..., Any], function: Any, *, first: bool) -> Any:
+    """Tell of an interval's begin after a method has run, of its end before it runs."""
+
+    def told(timer: Any, args: Any, kwargs: Any) -> None:
+        name = row.name_of(timer, *args, **kwargs)
+        if name is not None:
+            tell(id(timer) if row.by_instance else (id(timer), name), name)
+
+    async def call_awaited(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if first:
+            told(self, args, kwargs)
+        found = await function(self, *args, **kwargs)
+        if not first:
+            told(self, args, kwargs)
+        return found
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if first:
+            told(self, args, kwargs)
+        found = function(self, *args, **kwargs)
+        if not first:
+            told(self, args, kwargs)
+        return found
+
+    return functools.wraps(function)(
+        call_awaited if inspect.iscoroutinefunction(function) else call
+    )

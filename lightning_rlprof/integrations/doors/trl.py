@@ -1,0 +1,100 @@
+"""Door to TRL: what its trainers do inside of the Hugging Face Trainer's `training_step`.
+
+Steps, the update and the optimizer are those of `doors.transformers`.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_rlprof.integrations.doors.kit import Kit
+from lightning_rlprof.recording.annotations import stage
+
+KIT = Kit("TRL", "trl")
+
+_REFERENCE, _OLD = stage("reference_compute_log_prob"), stage("actor_compute_log_prob")
+
+
+def install(module: Any) -> None:
+    """Mark the methods of one module of TRL."""
+    name = module.__name__.rpartition(".")[2]
+    _INSTALL[name](module)
+
+
+def _on_policy(kind: str) -> Any:
+    def install_trainer(module: Any) -> None:
+        trainer = getattr(module, kind, None)
+        if trainer is None:
+            KIT.missing(f"{module.__name__} has no {kind}")
+            return
+        KIT.marks(trainer, "_generate_and_score_completions", "compute_advantage")
+        KIT.marks(trainer, "_generate_single_turn", "actor_generate", _generated)
+        KIT.marks(trainer, "_calculate_rewards", "compute_reward")
+        KIT.replace(trainer, "_get_per_token_logps_and_entropies", _log_probs)
+        if hasattr(trainer, "_tool_call_loop"):
+            KIT.marks(trainer, "_tool_call_loop", "tool_calls")
+
+    return install_trainer
+
+
+def _generated(found: Any) -> Mapping[str, Any]:
+    """Return what one call of ``_generate_single_turn`` generated.
+
+    GRPO returns the ids of completions and their log-probs, RLOO the ids alone.
+    """
+    ids = found[0] if isinstance(found, tuple) else found
+    lengths = [len(each) for each in ids]
+    return {"tokens": sum(lengths), "samples": len(lengths), "lengths": lengths}
+
+
+def _log_probs(function: Any) -> Any:
+    """Mark the passes without gradients: of the reference, or of the policy that generated."""
+    import torch
+
+    @functools.wraps(function)
+    def call(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():  # a part of the update
+            return function(self, model, *args, **kwargs)
+        with _REFERENCE if _is_reference(self, model) else _OLD:
+            return function(self, model, *args, **kwargs)
+
+    return call
+
+
+def _is_reference(trainer: Any, model: Any) -> bool:
+    """Return whether a model now computes what the reference would."""
+    if model is getattr(trainer, "ref_model", None):
+        return True
+    for module in model.modules():
+        if hasattr(module, "disable_adapters") and hasattr(module, "active_adapters"):  # PEFT
+            return bool(module.disable_adapters) or "ref" in module.active_adapters
+    return False
+
+
+_is_reference = KIT.quiet(_is_reference)
+
+
+def _vllm(module: Any) -> None:
+    KIT.marks(getattr(module, "VLLMGeneration", None), "sync_weights", "weight_sync")
+
+
+def _online_dpo(module: Any) -> None:
+    trainer = module.OnlineDPOTrainer
+    KIT.marks(trainer, "training_step", "actor_update")
+    KIT.marks(trainer, "_generate", "actor_generate")
+    KIT.marks(trainer, "_generate_vllm", "actor_generate")
+    KIT.marks(trainer, "_calculate_rewards_from_functions", "compute_reward")
+    KIT.marks(trainer, "_move_model_to_vllm", "weight_sync")
+
+
+def _async_grpo(module: Any) -> None:
+    KIT.marks(module.AsyncGRPOTrainer, "_sync_weight", "weight_sync")
+
+
+_INSTALL = {
+    "grpo_trainer": _on_policy("GRPOTrainer"),
+    "rloo_trainer": _on_policy("RLOOTrainer"),
+    "vllm_generation": _vllm,
+    "online_dpo_trainer": _online_dpo,
+    "async_grpo_trainer": _async_grpo,
+}

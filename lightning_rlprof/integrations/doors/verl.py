@@ -1,0 +1,76 @@
+"""Door to verl: the timers of its driver, and the calls of its workers.
+
+On the driver a step is the timer ``step``. A worker has no steps of its own: each call of its
+update ends one. Where generation runs ahead, ``gen`` on the trainer waits for samples.
+"""
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_rlprof.integrations.doors.kit import Kit, Timers
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.session import current
+
+KIT = Kit("verl", "verl", "vllm", "sglang", "ray", "transformers")
+_TIMERS = Timers(KIT, steps=("step",))
+
+_ASYNCHRONOUS = (
+    "verl.experimental.fully_async_policy.fully_async_trainer",
+    "verl.trainer.ppo.v1.trainer_separate_async",
+    "verl.trainer.ppo.v1.trainer_colocate_async",
+)
+_UPDATES = ("actor_update", "train_batch", "critic_update", "update_actor", "update_critic")
+
+
+def install(module: Any) -> None:
+    """Replace the timer of ``verl.utils.profiler.performance``, or the states of workers."""
+    if module.__name__ == "verl.utils.tracking":
+        KIT.replace(getattr(module, "RLInsightLogger", None), "trace_state", _trace_state)
+    else:
+        KIT.replace(module, "_timer", _timer)
+
+
+def _timer(function: Any) -> Any:
+    @functools.wraps(function)
+    def timer(name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        inner = function(name, *args, **kwargs)
+        KIT.session(role="controller")
+        if _TIMERS.is_step(name):
+            _TIMERS.start(name, name)
+            yield from inner
+            _TIMERS.stop(name, name)  # not of a step that raised
+        else:
+            with stage(_stage_of(str(name))):
+                yield from inner
+
+    return timer
+
+
+def _stage_of(name: str) -> str:
+    if name == "gen" and any(each in sys.modules for each in _ASYNCHRONOUS):
+        return "wait_for_samples"
+    return _TIMERS.stage_of(name)
+
+
+def _trace_state(function: Any) -> Any:
+    @functools.wraps(function)
+    def trace_state(cls: Any, state_name: str, *args: Any, **kwargs: Any) -> Any:
+        return _state(str(state_name), function(cls, state_name, *args, **kwargs))
+
+    return trace_state
+
+
+@contextmanager
+def _state(name: str, inner: Any) -> Iterator[Any]:
+    """Mark what a worker does, and end its step with an update."""
+    session = KIT.session(role="worker")
+    if session is not None and session.step_start_ns is None:
+        KIT.quiet(session.begin_step)(session.next_step)
+    last = name.rpartition(".")[2]
+    with stage(_TIMERS.stage_of("actor_update" if last == "train_batch" else last)), inner as found:
+        yield found
+    if last in _UPDATES and session is not None and session is current():
+        KIT.quiet(session.end_step)()

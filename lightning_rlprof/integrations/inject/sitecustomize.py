@@ -1,0 +1,35 @@
+"""Opens rlprof's doors in every Python that a program under ``rlprof run`` starts.
+
+Python imports this by its name, because `rlprof run` puts its folder in front of PYTHONPATH. It
+then runs the ``sitecustomize`` that it hides, if there is one.
+"""
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+_here = os.path.dirname(os.path.abspath(__file__))
+
+
+def _run_hidden() -> None:
+    others = [path for path in sys.path if os.path.abspath(path or ".") != _here]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _open_doors() -> None:
+    try:
+        from lightning_rlprof.integrations.doors.registry import open_doors
+    except ImportError:  # a virtual environment without rlprof
+        return
+    open_doors()
+
+
+try:
+    _run_hidden()
+finally:
+    _open_doors()
