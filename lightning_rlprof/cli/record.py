@@ -1,8 +1,10 @@
-"""The verb ``run``: a program whose Lightning trainings are recorded, without a change of code."""
+"""The verb ``run``: a program whose trainings are recorded, without a change of code."""
 
+import itertools
 import json
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +14,7 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.child_process import run_child
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.integrations.launch import launched
 from lightning_rlprof.records.run_directory import rank_files
 from lightning_rlprof.system.location import local_path
 
@@ -21,9 +24,10 @@ _HOW = (
     "python -m train"
 )
 _NOTHING = (
-    "It records Lightning trainings, in any Python that has lightning-rlprof; a ProfilerCallback "
-    "in the code saves where the code says."
+    "See which frameworks are recorded: rlprof doctor. A loop of your own needs start_session(). A "
+    "ProfilerCallback in the code saves where the code says."
 )
+_ISOLATED = re.compile(r"-[a-zA-Z]*[IES]")
 
 Words = Annotated[
     list[str],
@@ -47,7 +51,7 @@ Stages = Annotated[
 
 
 def run(words: Words, config: Config = None, stage: Stages = None) -> None:
-    """Record all Lightning trainings of a program, without changing its code.
+    """Record a program's trainings without changing its code: Lightning, TRL, verl and others.
 
     The exit status is that of the program. Processes that it starts are recorded as well.
 
@@ -67,11 +71,14 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
     checked = ProfilerConfig.build(file, **given)
     folder = Path(checked.integrated.profile_save_path)
     before = _entries(folder)
+    if _is_isolated(command):
+        text = f"'{shlex.join(command[:2])}' ignores PYTHONPATH"
+        console.say(f"warning: {text}, so only Lightning is recorded", "yellow", err=True)
     code = run_child(command, _environment(file, given))
     runs = [path for path in sorted(_entries(folder) - before) if rank_files(path)]
     if not runs:
         failed = f", and the program ended with status {code}" if code else ""
-        text = f"no Lightning training reached its first step{failed}, so {folder} has no new run"
+        text = f"no training reached its first step{failed}, so {folder} has no new run"
         console.say(f"warning: {text}. {_NOTHING}", "yellow", err=True)
     elif code or not checked.summary:  # its own summary may not have said where
         for path in runs:
@@ -92,6 +99,12 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:at]), command
 
 
+def _is_isolated(command: Sequence[str]) -> bool:
+    """Return whether a Python is told to ignore the variables or folders that doors need."""
+    options = itertools.takewhile(lambda word: word.startswith("-"), command[1:])
+    return "python" in Path(command[0]).name and any(map(_ISOLATED.fullmatch, options))
+
+
 def _environment(file: str | None, given: dict[str, Any]) -> dict[str, str]:
     """Return the program's variables: ours, with keys laid over those of the same name."""
     from lightning_rlprof.config.profiler_config import ProfilerConfig
@@ -105,7 +118,7 @@ def _environment(file: str | None, given: dict[str, Any]) -> dict[str, str]:
     kept |= {name: json.dumps(laid[key], default=str) for key, name in names.items()}
     if file:
         kept["RLPROF_CONFIG"] = os.path.abspath(file)  # the program may change its directory
-    return {**kept, "RLPROF": "1"}
+    return {**kept, **launched(kept)}
 
 
 def _entries(folder: Path) -> set[Path]:

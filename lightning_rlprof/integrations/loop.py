@@ -79,7 +79,7 @@ def start_session(
     built = ProfilerConfig.build(config, **options)
     running = current()
     if running is not None and running not in _own:
-        log.warning("%s is already being recorded in this process: it goes on", running.run)
+        log.warning("%s is already being recorded in this process, and continues", running.run)
         return _Guest(running)
     if running is not None:
         log.warning("%s ends here: another session starts in this process", running.run)

@@ -22,9 +22,7 @@ from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.start import new_run_name
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
 
-JOB = "RLPROF_JOB"
-"""Variable that ``rlprof run`` gives all processes of a program: they write one run."""
-
+_JOB = "RLPROF_JOB"  # by which `rlprof run` says that processes are of one program
 _AGREEMENTS = ".jobs"  # folder beside the runs
 _FRESH_S = 600  # ranks of a job whose name may come again start within this
 
@@ -36,7 +34,7 @@ class Place(NamedTuple):
         rank: Global rank; None if nothing says it: the first free one is taken.
         world_size: Number of ranks; None if the world may grow.
         hosts: Number of hosts, as far as it is known.
-        job: What all processes of the job have in common; empty for a process by itself.
+        job: What all processes of the job have in common; empty for a process alone.
         is_unique: Whether no other job has, or will have, the same ``job``.
     """
 
@@ -84,8 +82,8 @@ def _ranks(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def _job(environ: Mapping[str, str]) -> tuple[str, bool]:
-    if JOB in environ:
-        return environ[JOB], True
+    if _JOB in environ:
+        return environ[_JOB], True
     if "SLURM_STEP_NUM_TASKS" in environ:
         return f"slurm {environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}", True
     if "RANK" not in environ or "MASTER_PORT" not in environ:
@@ -119,7 +117,7 @@ _agreed = 0  # names that this process took from the store
 def shared_run(folder: Path, place: Place) -> str:
     """Return the name of the run that the processes of a job record into now.
 
-    The n-th run of one process is the n-th of all. A process by itself gets a name of its own.
+    The n-th run of one process is the n-th of all. A process alone gets a name of its own.
 
     Args:
         folder: Where runs are written; it is made if it is missing.
@@ -127,7 +125,7 @@ def shared_run(folder: Path, place: Place) -> str:
     """
     global _agreed
     store: Any = default_store()
-    if store is not None and JOB not in os.environ:
+    if store is not None and _JOB not in os.environ:
         with suppress(Exception):  # a store that cannot compare and set, or that is gone
             name: bytes = store.compare_set(f"rlprof/run/{_agreed}", "", new_run_name())
             _agreed += 1

@@ -100,7 +100,7 @@ class Session:
         self._edge: int | None = None
         self._trainer_thread = threading.get_ident()
         # Whether the window of a stage stays open when it ends, until `close_kept_window`.
-        # Whether steps are of the thread whose stages they contain, whoever begins and ends them.
+        # Whether steps are of the thread whose stages they contain, not of the one that ends them.
         self.follows_threads = False
         self.before_close: list[Callable[[], object]] = []
         self.wrap_rules: Sequence[WrapRule] = ()

@@ -18,7 +18,7 @@ def when_imported(name: str, hook: Hook) -> None:
 
     Args:
         name: Full name of the module.
-        hook: Called in the thread that imports it, before the importing code goes on.
+        hook: Called in the thread that imports it, before the importing code continues.
     """
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
@@ -70,5 +70,5 @@ _finder = _Finder()
 def _call(hook: Hook, module: ModuleType) -> None:
     try:
         hook(module)
-    except Exception as error:  # whatever imports the module goes on
+    except Exception as error:  # the importing code continues
         log.warning("%s could not be prepared: %s", module.__name__, error, exc_info=error)

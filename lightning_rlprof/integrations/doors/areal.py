@@ -13,7 +13,7 @@ from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
 
 KIT = Kit("AReaL", "areal", "sglang", "vllm")
-_TIMERS = Timers(KIT, stages={"rollout": "wait_for_samples"})
+_TIMERS = Timers(KIT, stages={"rollout": "wait_for_samples", "train_step": "actor_update"})
 _LAST = "clear_batches"  # of a step
 
 

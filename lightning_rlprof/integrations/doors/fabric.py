@@ -23,7 +23,7 @@ def install(module: Any) -> None:
     Args:
         module: ``lightning.fabric.fabric`` or ``lightning_fabric.fabric``.
     """
-    fabric = module.Fabric
+    fabric = KIT.find(module, "Fabric")
     KIT.replace(fabric, "setup", _start_before)
     KIT.replace(fabric, "setup_module", _start_before)
     KIT.replace(fabric, "setup_optimizers", _start_before)
@@ -31,7 +31,7 @@ def install(module: Any) -> None:
     for name in _COLLECTIVES:
         KIT.replace(fabric, name, Marker(name, "region"))
     KIT.marks(fabric, "save", "save_checkpoint")
-    optimizer = getattr(module, "_FabricOptimizer", None)
+    optimizer = KIT.find(module, "_FabricOptimizer")
     KIT.replace(optimizer, "step", lambda function: _ending(_unless_inside(function)))
 
 

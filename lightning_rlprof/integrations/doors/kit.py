@@ -68,7 +68,7 @@ class Kit:
         if what not in self._failed:
             self._failed.add(what)
             log.warning(
-                "rlprof's door to %s: %s failed, the training goes on: %s",
+                "rlprof's door to %s: %s failed, the training continues: %s",
                 self.name,
                 what,
                 error,
@@ -86,6 +86,13 @@ class Kit:
         else:
             log.warning("%s", whole)
             self._notes.append(whole)
+
+    def find(self, module: Any, name: str) -> Any:
+        """Return a class or function of a module; None, which is noted, if it is absent."""
+        found = getattr(module, name, None)
+        if found is None:
+            self.missing(f"{module.__name__} has no {name}")
+        return found
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
         """Replace a function of a class or module by what is made of it; note if it is absent.

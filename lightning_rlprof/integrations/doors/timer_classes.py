@@ -6,6 +6,7 @@ which names are steps.
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class TimerClass(NamedTuple):
         ignored: Names that are sums of others.
         first: Name with which a step begins, where none is a step.
         last: Name with which a step ends, likewise.
+        unless: A package that has a door of its own and uses these timers.
     """
 
     framework: str
@@ -41,6 +43,7 @@ class TimerClass(NamedTuple):
     ignored: tuple[str, ...] = ()
     first: str | None = None
     last: str | None = None
+    unless: str | None = None
 
 
 def _argument(timer: Any, name: str = "", *args: Any, **kwargs: Any) -> str | None:
@@ -64,6 +67,7 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         (("start", "stop"),),
         _own("name"),
         steps=("step_total", "pipeline_step_total", "step"),
+        unless="verl",
     ),
     "sheeprl.utils.timer": TimerClass(
         "sheeprl",
@@ -115,10 +119,7 @@ def install(module: Any) -> None:
     row = TIMER_CLASSES[module.__name__]
     kit = Kit(row.framework, *_PACKAGES.get(row.framework, (row.framework,)))
     timers = Timers(kit, row.steps, dict(row.stages), row.ignored, row.first, row.last)
-    kind = getattr(module, row.kind, None)
-    if kind is None:
-        kit.missing(f"{module.__name__} has no {row.kind}")
-        return
+    kind = kit.find(module, row.kind)
     for begin, end in row.methods:
         kit.replace(kind, begin, functools.partial(_around, row, timers.start, first=False))
         kit.replace(kind, end, functools.partial(_around, row, timers.stop, first=True))
@@ -129,7 +130,7 @@ def _around(row: TimerClass, tell: Callable[..., Any], function: Any, *, first: 
 
     def told(timer: Any, args: Any, kwargs: Any) -> None:
         name = row.name_of(timer, *args, **kwargs)
-        if name is not None:
+        if name is not None and row.unless not in sys.modules:
             tell(id(timer) if row.by_instance else (id(timer), name), name)
 
     async def call_awaited(self: Any, *args: Any, **kwargs: Any) -> Any:

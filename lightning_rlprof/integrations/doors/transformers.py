@@ -20,14 +20,17 @@ def install(module: Any) -> None:
     Args:
         module: ``transformers.trainer``.
     """
-    trainer = module.Trainer
+    trainer, base = KIT.find(module, "Trainer"), KIT.find(module, "TrainerCallback")
+    callbacks = KIT.find(module, "DEFAULT_CALLBACKS")
+    if trainer is None or base is None or callbacks is None:
+        return
     KIT.marks(trainer, "training_step", "actor_update")
     KIT.marks(trainer, "get_batch_samples", "data_fetch")
     KIT.marks(trainer, "_save_checkpoint", "save_checkpoint")
     KIT.replace(trainer, "evaluate", Marker(VALIDATIONS[0], "region"))
-    callback = _callback(module.TrainerCallback)
-    if all(kind.__name__ != callback.__name__ for kind in module.DEFAULT_CALLBACKS):
-        module.DEFAULT_CALLBACKS.append(callback)
+    callback = _callback(base)
+    if all(kind.__name__ != callback.__name__ for kind in callbacks):
+        callbacks.append(callback)
 
 
 class _Training:

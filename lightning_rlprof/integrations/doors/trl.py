@@ -23,9 +23,8 @@ def install(module: Any) -> None:
 
 def _on_policy(kind: str) -> Any:
     def install_trainer(module: Any) -> None:
-        trainer = getattr(module, kind, None)
+        trainer = KIT.find(module, kind)
         if trainer is None:
-            KIT.missing(f"{module.__name__} has no {kind}")
             return
         KIT.marks(trainer, "_generate_and_score_completions", "compute_advantage")
         KIT.marks(trainer, "_generate_single_turn", "actor_generate", _generated)
@@ -75,11 +74,11 @@ _is_reference = KIT.quiet(_is_reference)
 
 
 def _vllm(module: Any) -> None:
-    KIT.marks(getattr(module, "VLLMGeneration", None), "sync_weights", "weight_sync")
+    KIT.marks(KIT.find(module, "VLLMGeneration"), "sync_weights", "weight_sync")
 
 
 def _online_dpo(module: Any) -> None:
-    trainer = module.OnlineDPOTrainer
+    trainer = KIT.find(module, "OnlineDPOTrainer")
     KIT.marks(trainer, "training_step", "actor_update")
     KIT.marks(trainer, "_generate", "actor_generate")
     KIT.marks(trainer, "_generate_vllm", "actor_generate")
@@ -88,7 +87,7 @@ def _online_dpo(module: Any) -> None:
 
 
 def _async_grpo(module: Any) -> None:
-    KIT.marks(module.AsyncGRPOTrainer, "_sync_weight", "weight_sync")
+    KIT.marks(KIT.find(module, "AsyncGRPOTrainer"), "_sync_weight", "weight_sync")
 
 
 _INSTALL = {

@@ -28,7 +28,7 @@ _UPDATES = ("actor_update", "train_batch", "critic_update", "update_actor", "upd
 def install(module: Any) -> None:
     """Replace the timer of ``verl.utils.profiler.performance``, or the states of workers."""
     if module.__name__ == "verl.utils.tracking":
-        KIT.replace(getattr(module, "RLInsightLogger", None), "trace_state", _trace_state)
+        KIT.replace(KIT.find(module, "RLInsightLogger"), "trace_state", _trace_state)
     else:
         KIT.replace(module, "_timer", _timer)
 

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch  # noqa: F401 - the first to be missing, before Lightning, which needs it
+
 __all__ = ["Callback", "guarded"]
 
 log = logging.getLogger(__name__)

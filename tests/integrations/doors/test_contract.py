@@ -1,0 +1,204 @@
+"""The contract of every door: steps, stages by their known names, and no harm to the program."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lightning_rlprof.integrations.doors.registry import DOORS
+from lightning_rlprof.integrations.launch import launched
+from lightning_rlprof.run import Run, load
+from tests.places import ROOT
+
+PROGRAMS = ROOT / "tests" / "doubles" / "programs"
+DOUBLES = ROOT / "tests" / "doubles" / "frameworks"
+
+
+class Case(NamedTuple):
+    """What a program records.
+
+    Attributes:
+        steps: Complete ones.
+        stages: Their names, with the share of a step that each has at least.
+        role: Of the process.
+    """
+
+    steps: int
+    stages: dict[str, float]
+    role: str = "actor"
+
+
+CASES = {
+    "sheeprl": Case(4, {"actor_generate": 0.3, "actor_update": 0.3}),
+    "skyrl": Case(
+        4,
+        {
+            "wait_for_generation_buffer": 0.15,
+            "compute_advantage": 0.03,
+            "actor_update": 0.2,
+            "weight_sync": 0.03,
+        },
+    ),
+    "nemo_rl": Case(4, {"weight_sync": 0.03, "actor_generate": 0.3, "actor_update": 0.2}),
+    "slime": Case(
+        5,
+        {
+            "reference_compute_log_prob": 0.05,
+            "actor_update": 0.2,
+            "weight_sync": 0.03,
+            "train_wait": 0.1,
+        },
+    ),
+    "areal": Case(
+        4,
+        {
+            "wait_for_samples": 0.15,
+            "reference_compute_log_prob": 0.03,
+            "compute_advantage": 0.02,
+            "actor_update": 0.2,
+            "weight_sync": 0.03,
+            "clear_batches": 0,
+        },
+    ),
+    "openrlhf": Case(
+        4,
+        {
+            "actor_generate": 0.25,
+            "make_experience": 0.05,
+            "compute_advantage": 0.03,
+            "actor_update": 0.15,
+            "weight_sync": 0.03,
+        },
+        "controller",
+    ),
+    "prime_rl": Case(4, {"wait_for_samples": 0.2, "actor_update": 0.4}),
+    "verl": Case(
+        4,
+        {
+            "actor_generate": 0.2,
+            "compute_reward": 0.02,
+            "actor_compute_log_prob": 0.05,
+            "reference_compute_log_prob": 0.05,
+            "actor_update": 0.15,
+        },
+        "controller",
+    ),
+    "verl_worker": Case(4, {"reference_compute_log_prob": 0.2, "actor_update": 0.4}, "worker"),
+    "codetiming": Case(4, {"actor_generate": 0.3, "actor_update": 0.25}),
+    "fabric": Case(4, {"actor_update": 0.01}),
+}
+UNTRACED = 0.25
+"""Of a busy machine; docs/integrations says how much it is on a quiet one."""
+
+
+def ran(program: str, folder: Path, *paths: Path, **variables: str) -> str:
+    """Run a program with its doors open; returns what it wrote to standard error."""
+    environ = {
+        **os.environ,
+        **launched({**os.environ, "RLPROF_JOB": f"{folder}"}),
+        "RLPROF__INTEGRATED__PROFILE_SAVE_PATH": str(folder / "runs"),
+        **variables,
+    }
+    places = [environ["PYTHONPATH"], *map(str, paths), str(DOUBLES), str(ROOT)]
+    environ["PYTHONPATH"] = os.pathsep.join(places)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=300,
+        check=False, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def shares(run: Run) -> dict[str, float]:
+    """Return the share of the steps of each stage, and of the time in none."""
+    table = run.stages()
+    return {
+        str(name): float(share)
+        for name, share in zip(table.column("stage"), table.column("share"), strict=True)
+    }
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", CASES)
+def test_a_door_records_steps_and_stages(name: str, tmp_path: Path) -> None:
+    said = ran((PROGRAMS / f"{name}.py").read_text(), tmp_path)
+    case, run = CASES[name], load(tmp_path / "runs")
+    assert len(run.rows(kind="step")) == case.steps, said
+    assert {header.role for header in run.headers.values()} == {case.role}
+    found = shares(run)
+    untraced = found.pop("untraced", 0.0)
+    assert found.keys() == case.stages.keys()
+    for stage, least in case.stages.items():
+        assert found[stage] >= least, found
+    if name != "fabric":  # its rollout is the program's own
+        assert untraced < UNTRACED
+    assert "Traceback" not in said
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_whose_recording_fails_runs_as_before(name: str, tmp_path: Path) -> None:
+    program = (PROGRAMS / f"{name}.py").read_text()
+    (tmp_path / "taken").write_text("a file where runs should be")
+    place = str(tmp_path / "taken")
+    said = ran(program, tmp_path, RLPROF__INTEGRATED__PROFILE_SAVE_PATH=place)
+    lines = [line for line in said.splitlines() if line.startswith("rlprof's door to")]
+    assert len(lines) == 1, said
+    assert "failed, the training continues: integrated.profile_save_path" in lines[0]
+
+
+# What an unknown version may look like: the modules are there, and nothing of what doors look for.
+EMPTY = """
+import importlib, importlib.machinery, importlib.util, sys, types
+
+class Empty:
+    def find_spec(self, name, path=None, target=None):
+        if name in wanted or any(each.startswith(f"{name}.") for each in wanted):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        module.Trainer = module.Fabric = type("Trainer", (), {})
+        module.TrainerCallback, module.DEFAULT_CALLBACKS = type("Callback", (), {}), []
+
+from lightning_rlprof.integrations.doors.registry import DOORS
+
+wanted = {module for door in DOORS for module in door.modules}
+sys.meta_path.insert(1, Empty())
+for module in sorted(wanted):
+    importlib.import_module(module)
+print("imported", len(wanted), file=sys.stderr)
+"""
+
+
+@pytest.mark.deep
+def test_an_unknown_version_is_a_line_each_and_no_error(tmp_path: Path) -> None:
+    said = ran(EMPTY, tmp_path)
+    assert said.splitlines()[-1].startswith("imported ")
+    assert "Traceback" not in said
+    assert "SkyRL: skyrl.train.utils.utils has no Timer, so it is not recorded" in said
+    assert "transformers: Trainer has no training_step, so it is not recorded" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.deep
+def test_doors_can_be_chosen_and_need_rlprof(tmp_path: Path) -> None:
+    program = (PROGRAMS / "codetiming.py").read_text()
+    ran(program, tmp_path, RLPROF_DOORS="trl, verl")
+    ran(program, tmp_path, RLPROF="0")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.deep
+def test_the_sitecustomize_that_is_hidden_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.hidden_ran = True")
+    said = ran("import sys; print(sys.hidden_ran, file=sys.stderr)", tmp_path, tmp_path)
+    assert said == "True\n"
+
+
+def test_every_door_has_a_case() -> None:
+    tested = {name.partition("_worker")[0] for name in CASES} | {"transformers", "trl"}
+    assert {door.name.lower().replace("-", "_") for door in DOORS} == tested
