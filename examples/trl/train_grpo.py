@@ -16,6 +16,7 @@ KINDS = {"GRPO": (GRPOConfig, GRPOTrainer), "RLOO": (RLOOConfig, RLOOTrainer)}
 
 
 def save_model(folder):
+    """Save a tokenizer and a model of two layers."""
     tokenizer = Tokenizer(models.WordLevel({sign: at for at, sign in enumerate(SIGNS)}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     PreTrainedTokenizerFast(
@@ -32,6 +33,7 @@ def save_model(folder):
 
 
 def reward(completions, **kwargs):
+    """Score a completion by how many different signs it has."""
     if "raise" in sys.argv and reward.calls > 1:
         raise RuntimeError("the judge is gone")
     reward.calls += 1

@@ -95,7 +95,7 @@ def start_session(
         "packages": packages,
     }
     session = _start(built, folder, name, place, others)
-    _own.append(session)
+    _own[:] = [session]
     remember(session.run)
     session.follows_threads = True
     _mark_all(session, built)
@@ -216,7 +216,8 @@ class _Guest(Session):
 class step(ContextDecorator):  # noqa: N801 - a name like `stage`
     """Mark one step of the loop; steps follow one another without a gap.
 
-    Without a session this does nothing. A step that raises stays in the run, as interrupted.
+    Without a session, and in a training that has steps of its own, this does nothing. A step that
+    raises stays in the run, as interrupted.
 
     Args:
         number: The step, such as the version of the weights; unset, the one after the last.
@@ -232,7 +233,7 @@ class step(ContextDecorator):  # noqa: N801 - a name like `stage`
 
     def __enter__(self) -> None:
         """Begin the step."""
-        if (session := current()) is not None:
+        if (session := current()) in _own and session is not None:
             session.begin_step(session.next_step if self._number is None else self._number)
 
     def __exit__(
@@ -242,7 +243,7 @@ class step(ContextDecorator):  # noqa: N801 - a name like `stage`
         trace: TracebackType | None,
     ) -> None:
         """End the step."""
-        if (session := current()) is not None:
+        if (session := current()) in _own and session is not None:
             if kind is None:
                 session.end_step()
             else:
