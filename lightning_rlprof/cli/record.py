@@ -14,8 +14,9 @@ import typer
 from lightning_rlprof.cli import console
 from lightning_rlprof.cli.child_process import run_child
 from lightning_rlprof.errors import RlprofError
+from lightning_rlprof.integrations.end_summary import print_summary
 from lightning_rlprof.integrations.launch import launched
-from lightning_rlprof.records.run_directory import rank_files
+from lightning_rlprof.records.run_directory import rank_files, read_trace
 from lightning_rlprof.system.location import local_path
 
 _OVERRIDE = re.compile(r"\+?\w[\w.]*=")
@@ -80,8 +81,10 @@ def run(words: Words, config: Config = None, stage: Stages = None) -> None:
         failed = f", and the program ended with status {code}" if code else ""
         text = f"no training reached its first step{failed}, so {folder} has no new run"
         console.say(f"warning: {text}. {_NOTHING}", "yellow", err=True)
-    elif code or not checked.summary:  # its own summary may not have said where
-        for path in runs:
+    for path in runs:
+        if checked.summary and not code and _was_killed(path):
+            print_summary(path, "finished")
+        elif code or not checked.summary:  # its own summary may not have said where
             console.say(f"Recorded {path}", err=True)
     raise typer.Exit(code)
 
@@ -97,6 +100,11 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if command[0].startswith("-"):
         raise RlprofError(f"'{command[0]}' is an option, not a program", hint=_HOW, code="usage")
     return list(words[:at]), command
+
+
+def _was_killed(run: Path) -> bool:
+    """Return whether rank 0 had no chance to print a summary, as a worker of Ray."""
+    return read_trace(rank_files(run)[0]).status is None
 
 
 def _is_isolated(command: Sequence[str]) -> bool:

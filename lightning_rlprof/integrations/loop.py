@@ -193,7 +193,8 @@ def _then(first: Callable[[], object], second: Callable[[], object]) -> Callable
 
 
 def _summarize(session: Session) -> None:
-    if session.config.summary and session.header.rank == 0 and session.has_steps:
+    wanted = session.config.summary and session.header.rank == 0 and session.has_steps
+    if wanted and "ipykernel" not in sys.modules:  # a notebook shows the run itself
         print_summary(session.run, session.status)
 
 

@@ -218,6 +218,9 @@ def _read_rank(file: Path, names: dict[str, int], threads: dict[Thread, int]) ->
         )
     if not -_LARGEST < trace.header.unix_ns - trace.header.clock_ns < _LARGEST_ANCHOR:
         raise TraceError(f"{file}: the clock values in its header are out of range")
+    if trace.header.open_world and not trace.lost_lines:
+        # Ray kills a worker whose job has ended: that it was, no worker can write.
+        trace.status = trace.status or "finished"
     lines, problems = _valid_spans(trace)
     columns = _columns(lines, number, trace.threads, names, threads)
     order = np.lexsort((columns["id"], columns["start_ns"]))

@@ -96,9 +96,9 @@ def test_a_program_that_trains_nothing_says_so_in_a_line_and_keeps_its_status(
     assert rlprof("run", *PYTHON, code) == (
         status,
         "",
-        f"warning: no Lightning training reached its first step{failed}, so profiler_data has no "
-        "new run. It records Lightning trainings, in any Python that has lightning-rlprof; a "
-        "ProfilerCallback in the code saves where the code says.\n",
+        f"warning: no training reached its first step{failed}, so profiler_data has no new run. "
+        "See which frameworks are recorded: rlprof doctor. A loop of your own needs "
+        "start_session(). A ProfilerCallback in the code saves where the code says.\n",
     )
 
 
@@ -113,7 +113,9 @@ def test_the_variables_say_what_the_words_say(rlprof: Run) -> None:
     Path("rl.yaml").write_text("steps: [1]\n")
     words = ("--config", "rl.yaml", "--stage", "actor_update", "auto_stages=false")
     assert rlprof("run", *words, *PYTHON, SHOWS)[0] == 3
-    assert seen() == {
+    found = seen()
+    assert len(found.pop("RLPROF_JOB")) == 16
+    assert found == {
         "RLPROF": "1",
         "RLPROF_CONFIG": str(Path("rl.yaml").resolve()),
         "RLPROF__INTEGRATED": '{"stage": "actor_update"}',
@@ -175,3 +177,9 @@ def test_mistakes_end_in_a_line_before_the_program_starts(
 def test_options_of_the_program_are_its_own(rlprof: Run) -> None:
     code = "import sys; sys.exit(sys.argv[1:] != ['--config', 'x', '--', 'a=b'])"
     assert rlprof("run", *PYTHON, code, "--config", "x", "--", "a=b")[0] == 0
+
+
+def test_a_python_that_ignores_variables_is_told_apart(rlprof: Run) -> None:
+    _, _, err = rlprof("run", "python", "-Im", "this")
+    text = "warning: 'python -Im' ignores PYTHONPATH, so only Lightning is recorded"
+    assert err.splitlines()[0] == text

@@ -389,3 +389,48 @@ def test_a_warning_of_the_log_is_all_that_a_lost_place_costs(
         session.before_close.append(lambda: 1 / 0)
     assert session.status == "finished"
     assert any("could not be removed: division by zero" in text for text in caplog.messages)
+
+
+RAY_PROGRAM = """
+import sys, time
+import ray
+from codetiming import Timer
+
+@ray.remote(num_cpus=0.1)
+class Worker:
+    def update(self):
+        with Timer(name="step_total", logger=None), Timer(name="step_train", logger=None):
+            time.sleep(0.01)
+
+@ray.remote(num_cpus=0.1, runtime_env={"env_vars": {"MINE": "1"}})
+class Parent:
+    def __init__(self):
+        self.child = Worker.remote()
+
+    def update(self):
+        import os
+        ray.get(self.child.update.remote())
+        return os.environ["MINE"]
+
+ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+workers = [Worker.remote(), Parent.remote()]
+for _ in range(3):
+    found = ray.get([worker.update.remote() for worker in workers])
+assert found == [None, "1"]
+ray.shutdown()
+"""
+
+
+@pytest.mark.deep
+def test_ray_actors_nested_too_are_ranks_of_one_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RAY_PROGRAM)
+    save = {"RLPROF__INTEGRATED__PROFILE_SAVE_PATH": str(tmp_path / "runs")}
+    words = ("-m", "lightning_rlprof", "run", "--", sys.executable, str(tmp_path / "train.py"))
+    done = run_program(sys.executable, *words, **save)
+    assert done.returncode == 0, done.stderr
+    [run] = runs(tmp_path / "runs")
+    assert run.ranks == (0, 1)  # the parent has no timer of its own
+    assert run.steps().column("step") == [1, 2, 3] * 2
+    assert set(names(run)) == {"actor_update"}
+    assert not run.warnings
+    assert "rlprof: 3 steps on 2 ranks" in done.stderr
