@@ -28,7 +28,7 @@ _NOTHING = (
     "See which frameworks are recorded: rlprof doctor. A loop of your own needs start_session(). A "
     "ProfilerCallback in the code saves where the code says."
 )
-_ISOLATED = re.compile(r"-[a-zA-Z]*[IES]")
+_ISOLATED = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*")
 
 Words = Annotated[
     list[str],

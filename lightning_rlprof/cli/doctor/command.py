@@ -10,7 +10,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 
 if TYPE_CHECKING:
-    from lightning_rlprof.cli.doctor.machine import Check
+    from lightning_rlprof.cli.doctor.machine import Check, Framework
 
 
 _STYLES = {"ok": "green", "missing": "dim", "warn": "yellow", "broken": "red"}
@@ -39,7 +39,7 @@ def doctor(
     if selftest:
         _selftest()
         return
-    from lightning_rlprof.cli.doctor.machine import check_needs, diagnose, recordable
+    from lightning_rlprof.cli.doctor.machine import check_needs, diagnose, doors, recordable
     from lightning_rlprof.config.profiler_config import ProfilerConfig
 
     settings = ProfilerConfig.build(config)
@@ -49,9 +49,11 @@ def doctor(
     checks, records = [*found.checks.values()], recordable(found)
     if console.is_json():
         data: dict[str, Any] = {"device": found.device, "records": records}
-        console.put_json(data | {"checks": _data(checks), "needs": _data(needs)})
+        data |= {"checks": _data(checks), "needs": _data(needs)}
+        console.put_json(data | {"frameworks": [each._asdict() for each in doors()]})
     else:
         _print_checks(checks)
+        _print_doors(doors())
         if config:
             console.say(f"{config} needs:", "bold")
             _print_checks(needs)
@@ -74,6 +76,17 @@ def _selftest() -> None:
     if failed := [check.name for check in checks if check.state != "ok"]:
         raise console.CheckFailedError(f"self-test failed: {', '.join(failed)}")
     console.status("Self-test passed. Temporary files were removed.", "bold")
+
+
+def _print_doors(found: "list[Framework]") -> None:
+    """Print the frameworks that ``rlprof run`` records, first those that are installed."""
+    console.say("Frameworks that rlprof run records:", "bold")
+    width = max(len(each.name) for each in found)
+    for each in found:
+        if each.installed:
+            console.say(f"  {each.name:{width}}  {each.installed}, tested with {each.tested}")
+    if absent := [each.name for each in found if not each.installed]:
+        console.say(f"  not installed here: {', '.join(absent)}", "dim")
 
 
 def _data(checks: "list[Check]") -> list[dict[str, str]]:

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.recording.nsys.command_line import installed_version
 from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
@@ -121,6 +122,29 @@ def recordable(found: Diagnosis) -> list[str]:
     if found.checks["nvtx"].state == found.checks["nsys"].state == "ok":
         names += ["nvtx", "nsight"]
     return names + (["mstx", "npu_profiler"] if found.device == "npu" else [])
+
+
+class Framework(NamedTuple):
+    """A framework that is recorded without a change of code.
+
+    Attributes:
+        name: As users call it.
+        package: The distribution.
+        installed: Its version here, None without it.
+        tested: With what it was tested.
+    """
+
+    name: str
+    package: str
+    installed: str | None
+    tested: str
+
+
+def doors() -> list[Framework]:
+    """Return the frameworks that ``rlprof run`` records, and which of them are installed."""
+    return [
+        Framework(door.name, door.package, installed(door.package), door.tested) for door in DOORS
+    ]
 
 
 def installed(package: str) -> str | None:

@@ -37,7 +37,7 @@ _TIMERS = "timer_classes"
 _DOUBLE = "a double of its functions"
 
 DOORS = (
-    Door("transformers", "transformers", ("transformers.trainer",), "transformers", "5.23"),
+    Door("transformers", "transformers", ("transformers.trainer",), "transformers", "5.24"),
     Door(
         "TRL",
         "trl",

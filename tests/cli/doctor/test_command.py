@@ -17,6 +17,12 @@ CHECKS = (
 )
 
 
+FRAMEWORKS = [
+    machine.Framework("TRL", "trl", "1.16.0", "1.16"),
+    machine.Framework("verl", "verl", None, "0.9.1"),
+]
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Findings as above, without looking at this machine; returns what was asked about."""
@@ -27,6 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return Diagnosis("cpu", {check.name: check for check in CHECKS})
 
     monkeypatch.setattr(machine, "diagnose", diagnose)
+    monkeypatch.setattr(machine, "doors", lambda: FRAMEWORKS)
     return seen
 
 
@@ -39,6 +46,9 @@ def test_a_line_per_finding_and_below_it_the_cure(rlprof: Run, asked: list[Any])
         "                install it\n"
         "broken   disk   only 1 GiB free\n"
         "                remove old runs\n"
+        "Frameworks that rlprof run records:\n"
+        "  TRL   1.16.0, tested with 1.16\n"
+        "  not installed here: verl\n"
         "This machine can record: spans, memory, torch_profiler\n",
         "",
     )
@@ -51,6 +61,12 @@ def test_as_json_it_is_the_findings(rlprof: Run, asked: list[Any]) -> None:
     assert (status, err) == (0, "")
     assert (data["device"], data["needs"]) == ("cpu", [])
     assert data["records"] == ["spans", "memory", "torch_profiler"]
+    assert data["frameworks"][1] == {
+        "name": "verl",
+        "package": "verl",
+        "installed": None,
+        "tested": "0.9.1",
+    }
     assert data["checks"][2] == {
         "name": "nsys",
         "state": "missing",
