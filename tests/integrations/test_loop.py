@@ -422,6 +422,30 @@ ray.shutdown()
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_example_of_a_plain_loop_is_recorded(ranks: int, tmp_path: Path) -> None:
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    save = {"RLPROF__INTEGRATED__PROFILE_SAVE_PATH": str(tmp_path)}
+    done = run_program(sys.executable, *words, str(ROOT / "examples" / "loop" / "train.py"), **save)
+    assert done.returncode == 0, done.stderr
+    [run] = runs(tmp_path)
+    assert run.ranks == tuple(range(ranks))
+    assert set(names(run)) == {"actor_generate", "compute_reward", "actor_update"}
+    assert f"rlprof: 10 steps on {ranks} rank" in done.stderr
+
+
+@pytest.mark.deep
+def test_the_example_on_ray_is_one_run_of_two_roles(tmp_path: Path) -> None:
+    save = {"RLPROF__INTEGRATED__PROFILE_SAVE_PATH": str(tmp_path)}
+    words = ("-m", "lightning_rlprof", "run", "--", sys.executable)
+    done = run_program(sys.executable, *words, str(ROOT / "examples" / "ray" / "train.py"), **save)
+    assert done.returncode == 0, done.stderr
+    [run] = runs(tmp_path)
+    assert {header.role for header in run.headers.values()} == {"rollout", "actor"}
+    assert sorted(set(names(run))) == ["actor_generate", "actor_update"]
+
+
+@pytest.mark.deep
 def test_ray_actors_nested_too_are_ranks_of_one_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RAY_PROGRAM)
     save = {"RLPROF__INTEGRATED__PROFILE_SAVE_PATH": str(tmp_path / "runs")}

@@ -94,6 +94,12 @@ UNTRACED = 0.25
 """Of a busy machine; docs/integrations says how much it is on a quiet one."""
 
 
+def program_of(name: str) -> str:
+    """Return an example, or a program for a double of a framework."""
+    example = ROOT / "examples" / name / "train.py"
+    return (example if example.exists() else PROGRAMS / f"{name}.py").read_text()
+
+
 def ran(program: str, folder: Path, *paths: Path, **variables: str) -> str:
     """Run a program with its doors open; returns what it wrote to standard error."""
     environ = {
@@ -124,7 +130,7 @@ def shares(run: Run) -> dict[str, float]:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_a_door_records_steps_and_stages(name: str, tmp_path: Path) -> None:
-    said = ran((PROGRAMS / f"{name}.py").read_text(), tmp_path)
+    said = ran(program_of(name), tmp_path)
     case, run = CASES[name], load(tmp_path / "runs")
     assert len(run.rows(kind="step")) == case.steps, said
     assert {header.role for header in run.headers.values()} == {case.role}
@@ -141,7 +147,7 @@ def test_a_door_records_steps_and_stages(name: str, tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_a_program_whose_recording_fails_runs_as_before(name: str, tmp_path: Path) -> None:
-    program = (PROGRAMS / f"{name}.py").read_text()
+    program = program_of(name)
     (tmp_path / "taken").write_text("a file where runs should be")
     place = str(tmp_path / "taken")
     said = ran(program, tmp_path, RLPROF__INTEGRATED__PROFILE_SAVE_PATH=place)
@@ -186,7 +192,7 @@ def test_an_unknown_version_is_a_line_each_and_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_doors_can_be_chosen_and_need_rlprof(tmp_path: Path) -> None:
-    program = (PROGRAMS / "codetiming.py").read_text()
+    program = program_of("codetiming")
     ran(program, tmp_path, RLPROF_DOORS="trl, verl")
     ran(program, tmp_path, RLPROF="0")
     assert not (tmp_path / "runs").exists()

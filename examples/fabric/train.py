@@ -1,3 +1,5 @@
+"""A loop of one's own in Lightning Fabric: `rlprof run -- python train.py`."""
+
 import torch
 from lightning.fabric import Fabric
 

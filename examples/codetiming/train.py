@@ -1,3 +1,5 @@
+"""Stages that codetiming times, as ROLL's do: `rlprof run -- python train.py`."""
+
 import time
 
 from codetiming import Timer
