@@ -83,6 +83,7 @@ NAMES: dict[Category, str] = {
         balance_batch clear_batches collate convert_to_training_input data_preprocess
         data_processing logprob_inference_prep pack_sequences postprocess_generator_output
         prepare_batch prepare_inputs training_prep preprocess tokenize""",
+    Category.UNATTRIBUTED_IDLE: "idle",
     Category.ROLLOUT: "actor_generate " + STAGE_ALIASES["actor_generate"],
     Category.ROLLOUT_TAIL: "generation_tail rollout_tail",
     Category.WEIGHT_SYNC: "weight_sync " + STAGE_ALIASES["weight_sync"],

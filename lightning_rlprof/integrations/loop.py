@@ -98,6 +98,7 @@ def start_session(
     _own[:] = [session]
     remember(session.run)
     session.follows_threads = True
+    session.idles = place.is_actor and session.header.role != "controller"
     _mark_all(session, built)
     _end_with_process(session)
     session.afterwards = _then(session.afterwards, partial(_summarize, session))

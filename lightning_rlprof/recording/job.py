@@ -36,6 +36,7 @@ class Place(NamedTuple):
         hosts: Number of hosts, as far as it is known.
         job: What all processes of the job have in common; empty for a process alone.
         is_unique: Whether no other job has, or will have, the same ``job``.
+        is_actor: Whether it is a worker of Ray, which waits for calls between its steps.
     """
 
     rank: int | None
@@ -43,6 +44,7 @@ class Place(NamedTuple):
     hosts: int | None
     job: str
     is_unique: bool
+    is_actor: bool = False
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place:
@@ -53,10 +55,10 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
         >>> find_place({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"})[:2]
         (1, 4)
         >>> find_place({})
-        Place(rank=0, world_size=1, hosts=None, job='', is_unique=False)
+        Place(rank=0, world_size=1, hosts=None, job='', is_unique=False, is_actor=False)
     """
     rank, world = _ranks(environ)
-    ray = None if rank is not None else _ray_job()
+    ray = _ray_job()
     job, is_unique = _job(environ)
     if not job and ray:
         job, is_unique = ray, True
@@ -65,7 +67,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
         world, hosts = None, 1  # whether others come, and where, is unknown
     elif rank is None:
         rank, world = 0, 1
-    return Place(rank, world, hosts, job, is_unique)
+    return Place(rank, world, hosts, job, is_unique, bool(ray))
 
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int | None, int | None]:

@@ -36,6 +36,7 @@ from lightning_rlprof.records.run_directory import rank_directory
 log = logging.getLogger(__name__)
 
 _STEP = annotations.Marker("step", "step")
+_IDLE = annotations.Marker("idle", "stage")
 _MOST_STEPS = 1_000  # whose starts are kept for intervals that are recorded late
 _STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
 
@@ -102,6 +103,8 @@ class Session:
         # Whether the window of a stage stays open when it ends, until `close_kept_window`.
         # Whether steps are of the thread whose stages they contain, not of the one that ends them.
         self.follows_threads = False
+        # Whether the time between two steps is idle: an actor that waits for its next call.
+        self.idles = False
         self.before_close: list[Callable[[], object]] = []
         self.wrap_rules: Sequence[WrapRule] = ()
         self.unwrapped = ""  # what to say if `wrap` is never called
@@ -135,6 +138,8 @@ class Session:
     def begin_step(self, step: int) -> None:
         """Know that a step has begun; it counts from where the one before it ended."""
         step = int(step)  # of NumPy, too
+        if self.idles and self.waiting and self._step_start is not None:
+            self.append(made(_IDLE, step, self._step_start, self.clock(), None))
         if step != self.step or self._step_start is None:
             self._open_step(step)
         self.waiting = False

@@ -442,7 +442,7 @@ def test_the_example_on_ray_is_one_run_of_two_roles(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     [run] = runs(tmp_path)
     assert {header.role for header in run.headers.values()} == {"rollout", "actor"}
-    assert sorted(set(names(run))) == ["actor_generate", "actor_update"]
+    assert sorted(set(names(run))) == ["actor_generate", "actor_update", "idle"]
 
 
 @pytest.mark.deep
@@ -455,6 +455,6 @@ def test_ray_actors_nested_too_are_ranks_of_one_run(tmp_path: Path) -> None:
     [run] = runs(tmp_path / "runs")
     assert run.ranks == (0, 1)  # the parent has no timer of its own
     assert run.steps().column("step") == [1, 2, 3] * 2
-    assert set(names(run)) == {"actor_update"}
+    assert set(names(run)) == {"actor_update", "idle"}
     assert not run.warnings
     assert "rlprof: 3 steps on 2 ranks" in done.stderr

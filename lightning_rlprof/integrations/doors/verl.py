@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit, Timers
-from lightning_rlprof.recording.annotations import stage
-from lightning_rlprof.recording.session import current
+from lightning_rlprof.recording.annotations import record, stage
+from lightning_rlprof.recording.session import Session, current
 
 KIT = Kit("verl", "verl", "vllm", "sglang", "ray", "transformers")
 _TIMERS = Timers(KIT, steps=("step",))
@@ -67,10 +67,29 @@ def _trace_state(function: Any) -> Any:
 def _state(name: str, inner: Any) -> Iterator[Any]:
     """Mark what a worker does, and end its step with an update."""
     session = KIT.session(role="worker")
-    if session is not None and session.step_start_ns is None:
-        KIT.quiet(session.begin_step)(session.next_step)
+    _begin(session)
     last = name.rpartition(".")[2]
     with stage(_TIMERS.stage_of("actor_update" if last == "train_batch" else last)), inner as found:
         yield found
-    if last in _UPDATES and session is not None and session is current():
-        KIT.quiet(session.end_step)()
+    _end(session, is_update=last in _UPDATES)
+
+
+_ended: list[int] = []  # when the last call of this worker ended
+
+
+@KIT.quiet
+def _begin(session: Session | None) -> None:
+    """Begin a step, if none has begun; what a worker does between calls is to wait for them."""
+    if session is not None:
+        if session.step_start_ns is None or session.waiting:
+            session.begin_step(session.next_step)
+        elif _ended:
+            record("idle", _ended[-1], session.clock())
+
+
+@KIT.quiet
+def _end(session: Session | None, *, is_update: bool) -> None:
+    if session is not None and session is current():
+        _ended[:] = [session.clock()]
+        if is_update:
+            session.end_step()
