@@ -10,6 +10,7 @@ import numpy as np
 
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, clock_table, on_axis
+from lightning_rlprof.loaders.process_roles import drivers_wait, give_steps
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
 from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_trace
@@ -130,7 +131,7 @@ def read_run(
         world = max(rank.header.world_size for rank in ranks.values())
         problems += missing(world, [*ranks, *(each.rank for each in problems)])
     spans = _assemble(path, dict(sorted(ranks.items())), names, threads, problems)
-    return phases_as_stages(validation_as_stage(spans))
+    return phases_as_stages(validation_as_stage(drivers_wait(spans)))
 
 
 def validation_as_stage(spans: Spans) -> Spans:
@@ -323,7 +324,7 @@ def _check_ids(columns: dict[str, Int64s], rank: int) -> list[RunWarning]:
 def _assemble(
     path: Path,
     ranks: dict[int, _Rank],
-    names: Mapping[str, int],
+    names: dict[str, int],
     threads: Mapping[Thread, int],
     problems: list[RunWarning],
 ) -> Spans:
@@ -347,6 +348,10 @@ def _assemble(
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero
+    if any(header.open_world for header in headers.values()):
+        columns = {number: rank.columns for number, rank in ranks.items()}
+        counters = {number: rank.counters for number, rank in ranks.items()}
+        give_steps(columns, counters, headers, names.setdefault("step", len(names)))
     every = list(ranks.values())
     counts = [len(rank.columns["id"]) for rank in every]
     joined: dict[str, Any] = {

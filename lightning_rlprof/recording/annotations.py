@@ -301,14 +301,19 @@ def record(
         sink.flush()
 
 
+_VERSION, _VERSION_END = "version", "version_end"
+
+
 def count(**numbers: Any) -> None:
     """Add numbers to the innermost open span of this thread or task; outside of spans do nothing.
 
-    A list or a tensor of several numbers is kept as a histogram, four bins per doubling.
+    A list or a tensor of several numbers is kept as a histogram, four bins per doubling. A
+    ``version`` of the weights is not added up: the first one stays, and the last one that differs
+    is ``version_end``, as of a response that was continued after a weight sync.
 
     Example::
 
-        >>> with stage("actor_generate"):
+        >>> with stage("actor_generate", version=3):
         ...     count(tokens=4096)
         ...     count(tokens=1024, samples=2)
         ...     count(lengths=[900, 124])  # kept as a histogram
@@ -319,6 +324,10 @@ def count(**numbers: Any) -> None:
         total = dict(line[9] or {})  # a copy: the marker's own are those of every span of it
         for name, number in open_spans.counters_of(numbers).items():
             try:
+                if name == _VERSION and name in total:
+                    if number != total[name]:
+                        total[_VERSION_END] = number
+                    continue
                 total[name] = total.get(name, 0) + number
             except Exception:  # tensors that do not fit: the training continues
                 total[name] = number

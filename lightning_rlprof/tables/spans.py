@@ -419,3 +419,16 @@ def _headers(spans: Spans) -> list[tuple[Any, ...]]:
         )
         for rank, header in spans.headers.items()
     ]
+
+
+_WORK = (KINDS.index("step"), KINDS.index("stage"))
+
+DRIVER = "controller"
+"""Role of a process that hands out work and waits for it."""
+
+
+def drivers(spans: Spans) -> frozenset[int]:
+    """Return the ranks of drivers whose workers are in the run, too."""
+    own = {rank for rank, header in spans.headers.items() if header.role == DRIVER}
+    others = np.isin(spans.kind, _WORK) & ~np.isin(spans.rank, sorted(own))
+    return frozenset(own if own and others.any() else ())

@@ -400,3 +400,17 @@ def test_a_name_of_a_megabyte_is_cut_since_each_span_repeats_it(sink):
     with stage("x" * 1_000_000), annotate("y" * 1_000):
         pass
     assert [len(row[1]) for row in sink.rows] == [1_000, 1_001]
+
+
+def test_versions_of_weights_are_not_added_up(start):
+    session = start()
+    with stage("actor_generate", version=3):
+        count(version=3, tokens=5)
+        count(version=4, tokens=6)
+    with stage("actor_generate"):
+        count(version=7)
+    session.flush()
+    assert [span.counters for span in spans(session, "actor_generate")] == [
+        {"version": 3, "version_end": 4, "tokens": 11},
+        {"version": 7},
+    ]

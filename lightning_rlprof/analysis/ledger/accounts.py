@@ -27,7 +27,7 @@ from lightning_rlprof.analysis.waiting import find_waits
 from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import UNKNOWN, Int64s, Mask
 from lightning_rlprof.tables.intervals import cells_of, edges, open_count
-from lightning_rlprof.tables.spans import Spans
+from lightning_rlprof.tables.spans import Spans, drivers
 
 OUTSIDE = -1
 """Index of the time outside steps in ``Accounts.ns``."""
@@ -104,7 +104,7 @@ def compute_accounts(
     waits, alone = _waits(spans, categories)
     missing = _missing_ranks(spans)
     silent = tuple(sorted(missing - {*devices.by_rank}))
-    ranks = tuple(sorted({*spans.ranks, *missing} - {*silent}))
+    ranks = tuple(sorted({*spans.ranks, *missing} - {*silent} - drivers(spans)))
     start, end = _job_times(spans, devices.by_rank)
     steps = _job_steps(spans)
     warm = np.append(np.isin(steps.number, warm_up(spans)), False)

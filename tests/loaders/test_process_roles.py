@@ -1,0 +1,95 @@
+"""Runs of many processes: servers without steps, and drivers that wait for their workers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_rlprof.loaders.load import load
+from lightning_rlprof.records.run_directory import TraceWriter
+from lightning_rlprof.run import Run
+from lightning_rlprof.run import load as load_run
+from lightning_rlprof.testing import make_header
+
+MS = 1_000_000
+
+
+def wrote(
+    run: Path, rank: int, role: str, *spans: tuple[Any, ...], open_world: bool = True
+) -> None:
+    """Write a rank: name, kind, step, start and end in milliseconds, and counters, of each span."""
+    header = replace(make_header(rank, rank + 1), role=role, open_world=open_world)
+    writer = TraceWriter(run, header)
+    writer.write(
+        [
+            ["span", name, kind, step, start * MS, end * MS, 1, number, None, *(more or [None])]
+            for number, (name, kind, step, start, end, *more) in enumerate(spans, start=1)
+        ]
+    )
+    writer.close()
+
+
+def trainer(first: int = 0) -> list[tuple[Any, ...]]:
+    """Two steps of 10 ms with an update of 6 ms each."""
+    return [
+        span
+        for step in (1, 2)
+        for span in (
+            ("actor_update", "stage", step, first + 10 * step - 8, first + 10 * step - 2),
+            ("step", "step", step, first + 10 * step - 10, first + 10 * step),
+        )
+    ]
+
+
+def shares(run: Run, rank: int) -> dict[str, int]:
+    """Return milliseconds of each stage on a rank."""
+    table = run.stages(ranks=[rank])
+    pairs = zip(table.column("stage"), table.column("total"), strict=True)
+    return {str(name): round(int(str(total)) / MS) for name, total in pairs}
+
+
+def test_a_server_without_steps_gets_those_of_the_trainer(tmp_path: Path) -> None:
+    wrote(tmp_path, 0, "actor", *trainer())
+    requests = [("generate", "stage", 0, at, at + 3, {"tokens": at}) for at in (1, 5, 12)]
+    wrote(tmp_path, 1, "rollout", *requests)
+    run = load_run(tmp_path)
+    own = [span for span in run if span.rank == 1]
+    assert [(span.name, span.step) for span in own] == [
+        *(("step", 1), ("generate", 1), ("generate", 1), ("step", 2), ("generate", 2))
+    ]
+    assert [span.counters.get("tokens") for span in own if span.kind == "stage"] == [1, 5, 12]
+    assert shares(run, 1) == {"generate": 9, "untraced": 11}
+    assert {header.world_size for header in run.headers.values()} == {2}
+    assert not run.warnings
+
+
+def test_without_any_step_a_server_has_one_as_long_as_its_record(tmp_path: Path) -> None:
+    requests = [("generate", "stage", 0, at, at + 3) for at in (1, 5, 12)]
+    wrote(tmp_path, 0, "rollout", *requests)
+    run = load_run(tmp_path)
+    assert run.steps().column("step") == [1]
+    assert shares(run, 0) == {"generate": 9, "untraced": 5}
+
+
+def test_a_rank_of_a_known_world_keeps_what_it_wrote(tmp_path: Path) -> None:
+    wrote(tmp_path, 0, "actor", ("generate", "stage", 0, 1, 4), open_world=False)
+    assert not len(load(tmp_path).rows(kind="step"))
+
+
+@pytest.mark.parametrize("with_workers", [False, True])
+def test_a_driver_waits_where_its_workers_work(with_workers: bool, tmp_path: Path) -> None:
+    wrote(tmp_path, 0, "controller", *trainer())
+    if with_workers:
+        wrote(tmp_path, 1, "worker", *trainer())
+    run = load_run(tmp_path)
+    table = run.stages()
+    pairs = zip(table.column("stage"), table.column("total"), strict=True)
+    assert {str(name): round(int(str(total)) / MS) for name, total in pairs} == {
+        "actor_update": 12,
+        "untraced": 8,
+    }
+    ledger = run.ledger()
+    assert sum(int(str(each)) for each in ledger.column("total") if each is not None) == 20 * MS
+    regions = [span.name for span in run if span.kind == "region"]
+    assert regions == ["step", "actor_update", "step", "actor_update"] * with_workers
