@@ -31,6 +31,7 @@ from lightning_rlprof.analysis.stages.overviews import (
     host_vs_device,
     rank_status,
     regions,
+    roles,
     slowest_ranks,
     steps,
 )
@@ -82,6 +83,7 @@ class Run(Spans):
     operators = operators
     overlap = overlap
     rank_status = rank_status
+    roles = roles
     regions = regions
     slowest_ranks = slowest_ranks
     stages = stages

@@ -25,6 +25,7 @@ from lightning_rlprof.analysis.stages.overviews import (
     host_vs_device,
     rank_status,
     regions,
+    roles,
     slowest_ranks,
     steps,
 )
@@ -78,6 +79,7 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(changes, "Steps", "Steps at which time changed, trends, outliers", True, True),
     Analysis(memory, "Memory", "Peak memory of each stage and rank", True, True),
     Analysis(lengths, "Steps", "How long samples were, by stage", True, True),
+    Analysis(roles, "Ranks", "Roles of a job: ranks, when, and how busy", True, True),
     Analysis(rank_status, "Ranks", "How each rank's recording ended", True, True),
     Analysis(breakdown, "Device", "Compute, communication, memcpy and idle time", report=True),
     Analysis(idle, "Device", "Device idle time by cause and stage", report=True),

@@ -6,6 +6,7 @@ from lightning_rlprof.analysis.device.kernels import kernels
 from lightning_rlprof.analysis.device.timeline import device_timeline
 from lightning_rlprof.analysis.device.utilization import breakdown, device_headline, idle
 from lightning_rlprof.analysis.device.work import device_work
+from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.analysis.stages.stage_times import stages, stages_headline
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.tables.spans import Spans
@@ -39,7 +40,11 @@ def is_device_trace(spans: Spans) -> bool:
 
 
 def lead_tables(spans: Spans) -> list[Table]:
-    """Return the table of stages; of a device trace breakdown, largest kernels, and idle time."""
+    """Return the table of stages, and that of roles if there are several.
+
+    Of a device trace it is breakdown, largest kernels, and idle time.
+    """
     if is_device_trace(spans):
         return [breakdown(spans), kernels(spans, top=_KERNELS), idle(spans)]
-    return [stages(spans)]
+    several = roles(spans)
+    return [stages(spans)] if several.abstained is not None else [stages(spans), several]

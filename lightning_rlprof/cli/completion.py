@@ -25,6 +25,7 @@ ANALYSIS_NAMES = (
     "changes",
     "memory",
     "lengths",
+    "roles",
     "rank_status",
     "breakdown",
     "idle",

@@ -93,3 +93,28 @@ def test_a_driver_waits_where_its_workers_work(with_workers: bool, tmp_path: Pat
     assert sum(int(str(each)) for each in ledger.column("total") if each is not None) == 20 * MS
     regions = [span.name for span in run if span.kind == "region"]
     assert regions == ["step", "actor_update", "step", "actor_update"] * with_workers
+
+
+def test_roles_say_who_worked_who_waited_and_when(tmp_path: Path) -> None:
+    wrote(tmp_path, 0, "controller", *trainer())
+    wrote(tmp_path, 1, "actor", *trainer())
+    waits = [("wait_for_samples", "stage", 1, 1, 5), ("idle", "stage", 1, 5, 7)]
+    wrote(
+        tmp_path, 2, "rollout", *waits, ("generate", "stage", 1, 7, 15), ("step", "step", 1, 0, 20)
+    )
+    table = load_run(tmp_path).roles()
+    assert [row[:5] for row in table.rows] == [
+        ("controller", 1, 1, 0, 20 * MS),
+        ("actor", 1, 1, 0, 20 * MS),
+        ("rollout", 1, 1, 0, 20 * MS),
+    ]
+    assert [row[5:] for row in table.rows] == [
+        (None,) * 4,
+        (0.6, 0, 0, 0.4),
+        (0.4, 0.2, 0.1, 0.3),
+    ]
+
+
+def test_one_role_is_no_table(tmp_path: Path) -> None:
+    wrote(tmp_path, 0, "actor", *trainer())
+    assert load_run(tmp_path).roles().abstained == "all ranks have the role actor"

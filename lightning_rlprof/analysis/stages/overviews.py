@@ -17,10 +17,11 @@ from lightning_rlprof.analysis.partition import (
 from lightning_rlprof.analysis.stages.stage_times import STATISTICS, exclusive_statistics
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, STATES, Counted, counted, states
+from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.analysis.waiting import stage_work
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
-from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table
+from lightning_rlprof.tables.table import Cell, Column, ColumnRows, Table, columns_of
 
 _MOST_STAGES = 30
 
@@ -138,6 +139,54 @@ def rank_status(spans: Spans) -> Table:
         known = (rank, header.host, header.hardware, len(mine))
         rows.append((*known, count, took, last - first - took, status))
     return Table("rank_status", _STATUS_COLUMNS, rows)
+
+
+_ROLE_COLUMNS = (
+    Column("role", "text"),
+    *columns_of("count", "ranks", "hosts"),
+    *columns_of("duration", "from", "to", unit="ns"),
+    *columns_of("share", "working", "waiting", "idle", "untraced"),
+)
+_ROLE_NOTE = (
+    "Shares of the time in steps. waiting: for data, for space, or for other ranks. idle: between "
+    "the calls of an actor. A driver waits wherever its workers work, and has no shares."
+)
+_WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
+
+
+def roles(spans: Spans) -> Table:
+    """List the roles of a run: how many ranks, from when to when, and how busy they are.
+
+    ``from`` and ``to`` are the first and the last event of the role, since the first of the run.
+    The four shares add up to 1.
+
+    Abstains if all ranks have one role.
+    """
+    found: dict[str, list[int]] = {}
+    for rank, header in spans.headers.items():
+        found.setdefault(header.role, []).append(rank)
+    if len(found) < 2:
+        reason = f"all ranks have the role {next(iter(found), 'actor')}"
+        return Table("roles", _ROLE_COLUMNS, abstained=reason)
+    cut = partition(spans)
+    times = cut.by_rank(spans, np.ones(len(cut.steps), dtype=bool))
+    category = categories_of(spans.names)[:-1]
+    is_idle = category == Category.UNATTRIBUTED_IDLE
+    is_wait = np.isin(category, _WAITS)
+    groups = (~is_idle & ~is_wait, is_wait, is_idle)
+    rows: list[tuple[Cell, ...]] = []
+    for role, ranks in found.items():
+        own = np.isin(spans.rank, ranks)
+        first, last = (None, None)
+        if own.any():
+            first, last = int(spans.start_ns[own].min()), int(spans.end_ns[own].max())
+        ns = times.ns[np.isin(times.ranks, ranks)].sum(axis=0)
+        total = int(ns.sum())
+        parts = [int(ns[:-1][group].sum()) for group in groups] + [int(ns[-1])]
+        shares = [part / total if total else None for part in parts]
+        hosts = len({spans.headers[rank].host for rank in ranks})
+        rows.append((role, len(ranks), hosts, first, last, *shares))
+    return Table("roles", _ROLE_COLUMNS, rows, _ROLE_NOTE)
 
 
 _DEVICE_COLUMNS = (

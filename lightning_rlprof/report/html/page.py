@@ -94,6 +94,7 @@ _TITLES = {
     "background_stages": "Stages on other threads and outside steps",
     "changes": "Changes and outliers",
     "rank_status": "What each rank recorded",
+    "roles": "Roles",
     "memory": "Peak memory by stage and rank, from captures",
 }
 _FOLDED = ("gaps", "regions", "background_stages", "changes")
@@ -104,6 +105,7 @@ _OWN = {
     "slowest_ranks",
     "steps",
     "whatif",
+    "roles",
     "rank_status",
     "lengths",
 }
