@@ -20,6 +20,7 @@ from lightning_rlprof.recording.job import Place, find_place, free_ranks, rememb
 from lightning_rlprof.recording.method_wrapping import ImportedWraps
 from lightning_rlprof.recording.on_finish import OnFinish
 from lightning_rlprof.recording.optimizer_steps import BackwardPasses, OptimizerSteps
+from lightning_rlprof.recording.record_functions import RecordFunctions
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.recording.span_buffer import RankTakenError
@@ -145,9 +146,9 @@ def _start(
 
 
 def _mark_all(session: Session, config: ProfilerConfig) -> None:
-    """Mark what the configuration names by import path, backward passes and optimizer steps."""
+    """Mark what the configuration names by import path, and what goes through torch's hooks."""
     imported = ImportedWraps(config.wrap)
-    parts: list[Any] = [imported, OptimizerSteps(session), BackwardPasses()]
+    parts: list[Any] = [imported, OptimizerSteps(session), BackwardPasses(), RecordFunctions()]
     session.before_close += [part.remove for part in parts]
     session.before_close.append(partial(_remark, session, imported))
     if missing := [rule.target for rule in config.wrap if not rule.is_imported]:

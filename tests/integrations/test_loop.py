@@ -458,3 +458,19 @@ def test_ray_actors_nested_too_are_ranks_of_one_run(tmp_path: Path) -> None:
     assert set(names(run)) == {"actor_update", "idle"}
     assert not run.warnings
     assert "rlprof: 3 steps on 2 ranks" in done.stderr
+
+
+def test_record_functions_with_the_name_of_a_stage_are_stages(tmp_path: Path) -> None:
+    from torch.profiler import record_function
+
+    before = vars(record_function)["__enter__"]
+    with started(tmp_path), step():
+        with record_function("update_actor"), record_function("aten::mine"):
+            pass
+        with stage("actor_generate"), record_function("actor_generate"):
+            pass
+        with pytest.raises(KeyError), record_function("reward"):
+            raise KeyError
+    assert vars(record_function)["__enter__"] is before
+    [run] = runs(tmp_path)
+    assert names(run) == ["actor_update", "actor_generate", "compute_reward"]

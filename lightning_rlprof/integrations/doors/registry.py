@@ -67,6 +67,13 @@ DOORS = (
     ),
     Door("sheeprl", "sheeprl", ("sheeprl.utils.timer",), _TIMERS, _DOUBLE),
     Door("codetiming", "codetiming", ("codetiming._timer",), _TIMERS, "1.4"),
+    Door(
+        "OpenTelemetry",
+        "opentelemetry-sdk",
+        ("opentelemetry.sdk.trace",),
+        _TIMERS,
+        "1.45",
+    ),
     Door("SkyRL", "skyrl", ("skyrl.train.utils.utils",), _TIMERS, _DOUBLE),
     Door("NeMo-RL", "nemo-rl", ("nemo_rl.utils.timer",), _TIMERS, _DOUBLE),
     Door(

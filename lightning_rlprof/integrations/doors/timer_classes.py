@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lightning_rlprof.integrations.doors.kit import Kit, Timers
+from lightning_rlprof.records.records import STAGES
+from lightning_rlprof.records.stage_aliases import standard_stage
 
 NameOf = Callable[..., str | None]
 
@@ -31,6 +33,7 @@ class TimerClass(NamedTuple):
         first: Name with which a step begins, where none is a step.
         last: Name with which a step ends, likewise.
         unless: A package that has a door of its own and uses these timers.
+        only_known: Whether names that mean no known stage, nor a step, are left out.
     """
 
     framework: str
@@ -44,6 +47,7 @@ class TimerClass(NamedTuple):
     first: str | None = None
     last: str | None = None
     unless: str | None = None
+    only_known: bool = False
 
 
 def _argument(timer: Any, name: str = "", *args: Any, **kwargs: Any) -> str | None:
@@ -58,6 +62,7 @@ def _own(attribute: str) -> NameOf:
     return name_of
 
 
+_STEPS = ("step", "step_total", "pipeline_step_total")
 _BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
 
 TIMER_CLASSES: dict[str, TimerClass] = {
@@ -66,8 +71,16 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         "Timer",
         (("start", "stop"),),
         _own("name"),
-        steps=("step_total", "pipeline_step_total", "step"),
+        steps=_STEPS,
         unless="verl",
+    ),
+    "opentelemetry.sdk.trace": TimerClass(
+        "OpenTelemetry",
+        "Span",
+        (("start", "end"),),
+        _own("name"),
+        steps=_STEPS,
+        only_known=True,
     ),
     "sheeprl.utils.timer": TimerClass(
         "sheeprl",
@@ -111,7 +124,12 @@ TIMER_CLASSES: dict[str, TimerClass] = {
 
 TIMER_CLASSES["slime.utils.timer"] = TIMER_CLASSES["slime.observability.timer"]
 
-_PACKAGES = {"codetiming": ("codetiming",), "NeMo-RL": ("nemo-rl",), "SkyRL": ("skyrl",)}
+_PACKAGES = {
+    "OpenTelemetry": ("opentelemetry-sdk",),
+    "codetiming": ("codetiming",),
+    "NeMo-RL": ("nemo-rl",),
+    "SkyRL": ("skyrl",),
+}
 
 
 def install(module: Any) -> None:
@@ -130,7 +148,9 @@ def _around(row: TimerClass, tell: Callable[..., Any], function: Any, *, first: 
 
     def told(timer: Any, args: Any, kwargs: Any) -> None:
         name = row.name_of(timer, *args, **kwargs)
-        if name is not None and row.unless not in sys.modules:
+        if name is None or row.unless in sys.modules:
+            return
+        if not row.only_known or name in row.steps or standard_stage(name) in STAGES:
             tell(id(timer) if row.by_instance else (id(timer), name), name)
 
     async def call_awaited(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -90,6 +90,7 @@ CASES = {
         4, {"reference_compute_log_prob": 0.2, "actor_update": 0.4, "idle": 0}, "worker"
     ),
     "codetiming": Case(4, {"actor_generate": 0.3, "actor_update": 0.25}),
+    "opentelemetry": Case(4, {"actor_generate": 0.3, "actor_update": 0.25}),
     "fabric": Case(4, {"actor_update": 0.01}),
 }
 UNTRACED = 0.25
