@@ -210,9 +210,29 @@ def _add_rank(rank: _Rank, ranks: dict[int, _Rank]) -> list[RunWarning]:
     return []
 
 
+def from_traces(path: Path, traces: Sequence[RankTrace]) -> Spans:
+    """Return what logs of other programs told of ranks as one run.
+
+    Args:
+        path: What the user asked for.
+        traces: One per rank; of two with one rank the second is left out, with a warning.
+    """
+    ranks: dict[int, _Rank] = {}
+    names: dict[str, int] = {}
+    threads: dict[Thread, int] = {}
+    problems: list[RunWarning] = []
+    for trace in traces:
+        problems += _add_rank(_rank_of(trace, names, threads), ranks)
+    _close_world(ranks)
+    return drivers_wait(_assemble(path, dict(sorted(ranks.items())), names, threads, problems))
+
+
 def _read_rank(file: Path, names: dict[str, int], threads: dict[Thread, int]) -> _Rank:
-    trace = read_trace(file)
-    number = trace.header.rank
+    return _rank_of(read_trace(file), names, threads)
+
+
+def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]) -> _Rank:
+    file, number = trace.path, trace.header.rank
     if not 0 <= number < _MOST_RANKS:
         raise TraceError(
             f"{file}: rank {number} in its header is out of range (0 to {_MOST_RANKS - 1})"
