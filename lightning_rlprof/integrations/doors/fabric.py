@@ -5,6 +5,7 @@ A step ends with an optimizer's step. ``Fabric.backward`` and the optimizer's st
 """
 
 import functools
+import sys
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
@@ -14,6 +15,7 @@ from lightning_rlprof.recording.session import Session, current
 KIT = Kit("Fabric", "lightning", "sheeprl")
 
 _UPDATE = stage("actor_update")
+_TIMED = "sheeprl.utils.timer"  # whose door marks updates and steps
 _COLLECTIVES = ("all_reduce", "all_gather", "barrier", "broadcast")
 
 
@@ -63,7 +65,7 @@ def _unless_inside(function: Any) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if in_stage():
+        if in_stage() or _TIMED in sys.modules:
             return function(*args, **kwargs)
         with _UPDATE:
             return function(*args, **kwargs)
@@ -84,6 +86,8 @@ def _ending(function: Any) -> Any:
 @KIT.quiet
 def _end() -> None:
     session = current()
-    if session is not None and [session] == _owned and not in_stage():
+    if _TIMED in sys.modules or in_stage():
+        return
+    if session is not None and [session] == _owned:
         session.begin_step(session.next_step)
         session.end_step()

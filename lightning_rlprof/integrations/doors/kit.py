@@ -164,6 +164,7 @@ class Timers:
         ignored: Names that are sums of others.
         first: Timer with which a step begins, and the one before ends, where no timer is a step.
         last: Timer with which a step ends, likewise.
+        joined: Timer of one turn of a loop: what is between two turns is the loop's, too.
     """
 
     def __init__(
@@ -174,7 +175,9 @@ class Timers:
         ignored: tuple[str, ...] = (),
         first: str | None = None,
         last: str | None = None,
+        joined: str | None = None,
     ) -> None:
+        self._joined, self._turn_ended = joined, 0
         self._kit, self._steps, self._first, self._last = kit, {*steps}, first, last
         self._stages, self._ignored = dict(stages or {}), {*ignored}
         self._open: dict[Any, int] = {}
@@ -199,7 +202,10 @@ class Timers:
                 session.end_step()
             if session.waiting or session.step_start_ns is None:
                 session.begin_step(session.next_step)
-        self._open[key] = session.clock()
+        start = session.clock()
+        if name == self._joined:
+            start = self._turn_ended or start
+        self._open[key], self._turn_ended = start, 0
 
     def _stop(self, key: Any, name: str) -> None:
         session, start = current(), self._open.pop(key, None)
@@ -208,6 +214,8 @@ class Timers:
         if self.is_step(name):
             session.end_step()
         elif name not in self._ignored:
-            record(self.stage_of(name), start, session.clock())
+            now = session.clock()
+            record(self.stage_of(name), start, now)
+            self._turn_ended = now if name == self._joined else 0
             if name == self._last:
                 session.end_step()

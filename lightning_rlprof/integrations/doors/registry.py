@@ -65,7 +65,7 @@ DOORS = (
         "fabric",
         "2.6",
     ),
-    Door("sheeprl", "sheeprl", ("sheeprl.utils.timer",), _TIMERS, _DOUBLE),
+    Door("sheeprl", "sheeprl", ("sheeprl.utils.timer",), _TIMERS, "0.8.4"),
     Door("codetiming", "codetiming", ("codetiming._timer",), _TIMERS, "1.4"),
     Door(
         "OpenTelemetry",
@@ -74,7 +74,7 @@ DOORS = (
         _TIMERS,
         "1.45",
     ),
-    Door("SkyRL", "skyrl", ("skyrl.train.utils.utils",), _TIMERS, _DOUBLE),
+    Door("SkyRL", "skyrl", ("skyrl.train.utils.utils",), _TIMERS, "the timer of 0.3.0"),
     Door("NeMo-RL", "nemo-rl", ("nemo_rl.utils.timer",), _TIMERS, _DOUBLE),
     Door(
         "slime",
@@ -83,11 +83,15 @@ DOORS = (
         _TIMERS,
         _DOUBLE,
     ),
-    Door("AReaL", "areal", ("areal.utils.stats_tracker",), "areal", _DOUBLE),
+    Door("AReaL", "areal", ("areal.utils.stats_tracker",), "areal", "the timer of 1.0.4"),
     Door(
         "OpenRLHF",
         "openrlhf",
-        ("openrlhf.trainer.ppo_trainer", "openrlhf.trainer.ppo_utils.experience_maker"),
+        (
+            "openrlhf.trainer.ppo_trainer",
+            "openrlhf.trainer.ppo_utils.experience_maker",
+            "openrlhf.trainer.ppo_utils.samples_generator",
+        ),
         "openrlhf",
         _DOUBLE,
     ),

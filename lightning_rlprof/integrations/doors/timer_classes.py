@@ -32,6 +32,7 @@ class TimerClass(NamedTuple):
         ignored: Names that are sums of others.
         first: Name with which a step begins, where none is a step.
         last: Name with which a step ends, likewise.
+        joined: Name of one turn of a loop: what is between two turns is the loop's, too.
         unless: A package that has a door of its own and uses these timers.
         only_known: Whether names that mean no known stage, nor a step, are left out.
     """
@@ -46,6 +47,7 @@ class TimerClass(NamedTuple):
     ignored: tuple[str, ...] = ()
     first: str | None = None
     last: str | None = None
+    joined: str | None = None
     unless: str | None = None
     only_known: bool = False
 
@@ -92,6 +94,7 @@ TIMER_CLASSES: dict[str, TimerClass] = {
             ("Time/train_time", "actor_update"),
         ),
         last="Time/train_time",
+        joined="Time/env_interaction_time",
     ),
     "skyrl.train.utils.utils": TimerClass(
         "SkyRL",
@@ -136,7 +139,7 @@ def install(module: Any) -> None:
     """Let the timers of a module record what they time."""
     row = TIMER_CLASSES[module.__name__]
     kit = Kit(row.framework, *_PACKAGES.get(row.framework, (row.framework,)))
-    timers = Timers(kit, row.steps, dict(row.stages), row.ignored, row.first, row.last)
+    timers = Timers(kit, row.steps, dict(row.stages), row.ignored, row.first, row.last, row.joined)
     kind = kit.find(module, row.kind)
     for begin, end in row.methods:
         kit.replace(kind, begin, functools.partial(_around, row, timers.start, first=False))

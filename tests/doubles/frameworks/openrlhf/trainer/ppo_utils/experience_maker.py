@@ -1,12 +1,6 @@
-"""Double of OpenRLHF 0.11.2: generation and experience."""
+"""Double of OpenRLHF 0.11.2: experience."""
 
 import time
-
-
-class SamplesGenerator:
-    def generate_samples(self, **generate_kwargs):
-        time.sleep(0.01)
-        return [1, 2, 3, 4], 0.5, 4, False
 
 
 class RemoteExperienceMaker:
