@@ -1,7 +1,7 @@
 """Logs that frameworks write of their own stages: AReaL's perf tracer, and verl's file logger.
 
 AReaL writes Chrome events, one JSON object per line, in microseconds since its tracer began: there
-is no wall clock, so processes are aligned by nothing but their steps. verl writes one object per
+isn't a wall clock, so processes are aligned by nothing but their steps. verl writes one object per
 step with the seconds of each of its timers: their order is assumed.
 """
 
@@ -59,7 +59,9 @@ def read_areal(path: Path) -> RankTrace:
             begin = start * _US
             spans.append(_line(name, "stage", step + 1, begin, begin + length * _US, thread))
     trace = _trace(path, _tiled(spans), rank, role, process, lost)
-    trace.notes.append(Note(0, "info", "AReaL's trace has no wall clock: compare no ranks by time"))
+    trace.notes.append(
+        Note(0, "info", "AReaL's trace lacks a wall clock: don't compare ranks by time")
+    )
     return trace
 
 

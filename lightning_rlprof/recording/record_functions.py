@@ -9,14 +9,25 @@ from lightning_rlprof.recording.open_spans import innermost
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.stage_aliases import standard_stage
 
+
+class _OwnName(str):
+    """The name of a row that shows a span of rlprof's own."""
+
+    __slots__ = ()
+
+
+def own_row(name: str) -> record_function:
+    """Return a row in torch's traces that is not recorded as a stage."""
+    return record_function(_OwnName(name))
+
+
 _MOST = 1_000  # names that are remembered; some programs put a number into each
 
 
 class RecordFunctions:
     """Record those whose names mean a known stage, until `remove`; others are left alone.
 
-    One inside a span of the same name is what a recorder shows of that span, and no stage of its
-    own.
+    One inside a span of the same name is not another stage.
     """
 
     def __init__(self) -> None:
@@ -26,6 +37,8 @@ class RecordFunctions:
 
         def begin(self: Any) -> Any:
             name = self.name
+            if isinstance(name, _OwnName):
+                return enter(self)
             marker = known.get(name)
             if marker is None and name not in known and len(known) < _MOST:
                 found = standard_stage(name)

@@ -47,7 +47,7 @@ def test_areals_events_are_stages_and_its_steps_follow_one_another(tmp_path: Pat
         "actor_update": 18 * MS,
         "untraced": 10 * MS,
     }
-    assert any("no wall clock" in note.text for note in run.notes)
+    assert any("lacks a wall clock" in note.text for note in run.notes)
 
 
 def test_a_folder_of_areals_traces_is_one_run(tmp_path: Path) -> None:
