@@ -80,6 +80,17 @@ def device_backend() -> str:
     return _BACKENDS.get(device_kind(), "gloo")
 
 
+def allocator_bytes(kind: str) -> dict[str, int]:
+    """Return the keys of `memory_bytes` that torch's allocator knows; the driver isn't asked."""
+    found: dict[str, int] = {}
+    stats = _ask(kind, "memory_stats")
+    for key, name, question in _ALLOCATOR:
+        value = stats.get(name) if stats is not None else question and _ask(kind, question)
+        if value is not None:
+            found[key] = int(value)
+    return found
+
+
 def memory_bytes(kind: str) -> dict[str, int]:
     """Return the memory of the calling thread's device in bytes, by torch's allocator and driver.
 
@@ -89,12 +100,7 @@ def memory_bytes(kind: str) -> dict[str, int]:
     processes, and what this one holds outside torch's allocator, such as its CUDA context, NCCL's
     buffers or the pool of a rollout engine. What a device cannot tell is left out.
     """
-    found: dict[str, int] = {}
-    stats = _ask(kind, "memory_stats")
-    for key, name, question in _ALLOCATOR:
-        value = stats.get(name) if stats is not None else question and _ask(kind, question)
-        if value is not None:
-            found[key] = int(value)
+    found = allocator_bytes(kind)
     used, _ = _used_and_total(kind)
     if used is not None:
         found["device_used_bytes"] = used

@@ -91,6 +91,9 @@ class Sink(Protocol):
     def mark(self, name: str) -> None:
         """Tell the recorders of an instant."""
 
+    def stage_ended(self, line: Line) -> None:
+        """Add to a stage of a millisecond or more how much memory there is at its end."""
+
     def flush(self) -> None:
         """Bring completed spans to the disk."""
 
@@ -98,6 +101,7 @@ class Sink(Protocol):
         """Say something in the log and in the run."""
 
 
+_LONG_NS = 1_000_000  # of a stage that is worth 2 µs more
 _LONGEST_NAME = 1_000  # characters; a name stands in the file once for every span
 
 
@@ -413,6 +417,8 @@ def _recording(sink: Sink) -> tuple[Any, Any]:
                 if marker is not self:
                     break
                 line[5] = now
+                if now - line[4] > _LONG_NS and self.kind == "stage":
+                    sink.stage_ended(line)
                 put(line)
                 if above is None and now > sink.flush_at_ns:
                     sink.flush()
@@ -469,6 +475,8 @@ def _end_around(sink: Sink, marker: Marker, now: int) -> None:
     span[0][5] = now
     if span[3] is not None:
         sink.exit(span)
+    elif now - span[0][4] > _LONG_NS and marker.kind == "stage":
+        sink.stage_ended(span[0])
     sink.append(span[0])
     if span[1] is None and now > sink.flush_at_ns:
         sink.flush()

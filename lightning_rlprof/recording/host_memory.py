@@ -38,21 +38,21 @@ class HostMemory:
         Children are those that the calling thread started, such as DataLoader workers. Both are
         left out where they are unknown.
         """
-        own, now = self._own(), perf_counter_ns()
-        found = {} if own is None else {"host_rss_bytes": own}
+        found, now = self.own(), perf_counter_ns()
         if now - self._children_at >= _CHILDREN_EVERY_NS:
             self._children_at = now
             children = [size for pid in _children() if (size := resident_bytes(pid)) is not None]
             found |= {"children_rss_bytes": sum(children)} if children else {}
         return found
 
-    def _own(self) -> int | None:
+    def own(self) -> dict[str, int]:
+        """Return ``host_rss_bytes``, nothing where it is unknown."""
         if self._statm < 0:
-            return None
+            return {}
         try:
-            return pages(os.pread(self._statm, 80, 0))
+            return {"host_rss_bytes": pages(os.pread(self._statm, 80, 0))}
         except (OSError, IndexError, ValueError):
-            return None
+            return {}
 
 
 def _children() -> list[str]:

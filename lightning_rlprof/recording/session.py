@@ -14,6 +14,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
+from lightning_rlprof.recording.accelerator import allocator_bytes
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.cpu_wait import CpuWait
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 _STEP = annotations.Marker("step", "step")
 _IDLE = annotations.Marker("idle", "stage")
 _MOST_STEPS = 1_000  # whose starts are kept for intervals that are recorded late
+_ASKED_NS = 50_000_000
 _STAGE_NS = 1_000_000_000  # what took minutes is written when it ends, before its step does
 
 
@@ -118,6 +120,7 @@ class Session:
         self._mirrored_step: object = None
         self._tokens = TokenWindow(config)
         self._host = (HostMemory(), CpuWait())
+        self._has_allocator = header.device != "cpu"
         self._chosen = chosen_stages(config, header.rank)
         buffer.keeps_stages = bool(self._chosen)
         self.child_marks = ChildMarks()
@@ -265,6 +268,18 @@ class Session:
     ) -> None:
         """Add a span whose two ends are known; its parent is the span that is open now."""
         self.append(made(marker, self.step, start_ns, end_ns, counters))
+
+    def stage_ended(self, line: Line) -> None:
+        """Add the memory at the end of a stage: resident memory, and that of torch's allocator.
+
+        The first takes 2 µs. torch's statistics take some 50 µs, so that only stages of 50 ms or
+        more have them.
+        """
+        found = self._host[0].own()
+        if self._has_allocator and line[5] - line[4] > _ASKED_NS:
+            found |= allocator_bytes(self.header.device)
+        if found:
+            line[9] = {**(line[9] or {}), **found}
 
     # ---- what markers call while a capture is open or may open
 

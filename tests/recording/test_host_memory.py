@@ -4,6 +4,7 @@ import mmap
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ import pytest
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.recording import host_memory
+from lightning_rlprof.recording import session as session_module
+from lightning_rlprof.recording.annotations import annotate, stage
 from lightning_rlprof.recording.host_memory import HostMemory, host_rss_bytes
 from lightning_rlprof.recording.session import Session
-from lightning_rlprof.testing import make_header
+from lightning_rlprof.testing import FakeClock, make_header
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"), reason="memory is read from Linux' /proc"
@@ -74,3 +77,33 @@ def test_every_step_has_it_without_any_capture(tmp_path: Path) -> None:
     counter = load(tmp_path / "run").counters["host_rss_bytes"]
     assert len(counter.rows) == 2
     assert min(counter.values) > 1 << 20
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("device", "milliseconds", "recorded"),
+    [
+        ("cpu", 1, set()),
+        ("cpu", 2, {"host_rss_bytes"}),
+        ("cuda", 50, {"host_rss_bytes"}),
+        ("cuda", 51, {"host_rss_bytes", "device_peak_bytes"}),
+    ],
+)
+def test_a_stage_of_a_millisecond_or_more_has_the_memory_at_its_end(
+    device: str,
+    milliseconds: int,
+    recorded: set[str],
+    nested: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a fake device, whose allocator is asked only at the end of long stages."""
+    monkeypatch.setattr(session_module, "allocator_bytes", lambda kind: {"device_peak_bytes": 5})
+    clock = FakeClock()
+    header = make_header(device=device)
+    with Session(ProfilerConfig(), tmp_path, header, clock=clock) as session:
+        with annotate("train") if nested else nullcontext(), stage("actor_update", tokens=3):
+            clock.advance(milliseconds * 1_000_000)
+        session.flush()
+    [span] = [span for span in load(tmp_path) if span.name == "actor_update"]
+    assert set(span.counters) == {"tokens", *recorded}
