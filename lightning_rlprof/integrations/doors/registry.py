@@ -37,6 +37,7 @@ _TIMERS = "timer_classes"
 _DOUBLE = "a double of its functions"
 
 DOORS = (
+    Door("Ray", "ray", ("ray",), "ray", "2.60"),
     Door("transformers", "transformers", ("transformers.trainer",), "transformers", "5.24"),
     Door(
         "TRL",

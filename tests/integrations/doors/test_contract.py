@@ -209,5 +209,5 @@ def test_the_sitecustomize_that_is_hidden_runs_too(tmp_path: Path) -> None:
 
 
 def test_every_door_has_a_case() -> None:
-    tested = {name.partition("_worker")[0] for name in CASES} | {"transformers", "trl"}
+    tested = {name.partition("_worker")[0] for name in CASES} | {"transformers", "trl", "ray"}
     assert {door.name.lower().replace("-", "_") for door in DOORS} == tested
