@@ -19,11 +19,10 @@ from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.job import Place, find_place, free_ranks, remember, shared_run
 from lightning_rlprof.recording.method_wrapping import ImportedWraps
 from lightning_rlprof.recording.on_finish import OnFinish
-from lightning_rlprof.recording.optimizer_steps import BackwardPasses, OptimizerSteps
-from lightning_rlprof.recording.record_functions import RecordFunctions
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.recording.span_buffer import RankTakenError
+from lightning_rlprof.recording.torch_hooks import BackwardPasses, OptimizerSteps, RecordFunctions
 
 log = logging.getLogger(__name__)
 

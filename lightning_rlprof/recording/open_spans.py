@@ -38,6 +38,12 @@ _names: set[str] = set()
 _MOST_LEFT = 1_000
 
 
+class OwnName(str):
+    """The name of a row in a profiler's trace that shows a span of rlprof's own."""
+
+    __slots__ = ()
+
+
 class Named(Protocol):
     """What a span is an instance of."""
 

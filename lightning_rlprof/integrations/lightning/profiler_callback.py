@@ -29,11 +29,11 @@ from lightning_rlprof.recording.annotations import Marker, OwnMarker
 from lightning_rlprof.recording.marks_in_code import has_marks, rules_by_name
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.on_finish import OnFinish
-from lightning_rlprof.recording.optimizer_steps import OptimizerSteps
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import recorder_names
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.recording.start import new_run_name, start_session
+from lightning_rlprof.recording.torch_hooks import OptimizerSteps
 from lightning_rlprof.records.records import STAGES, Kind
 
 

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerAction, record_function
 
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.recording.record_functions import own_row
+from lightning_rlprof.recording.open_spans import OwnName
 from lightning_rlprof.recording.recorders.torch_profiler.event_budget import Budget
 from lightning_rlprof.records.records import STAGES, Kind
 
@@ -82,7 +82,7 @@ class _Row:
     row: Any = None
 
     def begin(self) -> None:
-        row = own_row(self.text)
+        row = record_function(OwnName(self.text))
         row.__enter__()
         self.row = row
 
@@ -147,7 +147,7 @@ class TorchWindow:
     def mark(self, name: str) -> None:
         """Add a row of zero length."""
         if self._is_recording():
-            with own_row(name):
+            with record_function(OwnName(name)):
                 pass
 
     def close(self) -> None:

@@ -1,18 +1,21 @@
-"""Regions of backward passes and optimizer steps, through torch's own hooks."""
+"""What torch's own hooks tell: optimizer steps, backward passes, and ``record_function`` stages."""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.profiler import record_function
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from lightning_rlprof.recording.annotations import Marker
-from lightning_rlprof.recording.open_spans import made
+from lightning_rlprof.recording.annotations import Marker, stage
+from lightning_rlprof.recording.open_spans import OwnName, innermost, made
 from lightning_rlprof.recording.session import Session
+from lightning_rlprof.records.records import STAGES
+from lightning_rlprof.records.stage_aliases import standard_stage
 
 _UPDATE = Marker("optimizer_step", "region")
 _MOST = 64  # optimizers that step one another
@@ -95,3 +98,48 @@ class BackwardPasses:
         """Restore torch's function, unless other code replaced it since."""
         if torch.autograd.backward is self._mine:
             torch.autograd.backward = self._torchs
+
+
+_MOST_NAMES = 1_000  # that are remembered; some programs put a number into each
+
+
+class RecordFunctions:
+    """Record those whose names mean a known stage, until `remove`; others are left alone.
+
+    One inside a span of the same name is not another stage.
+    """
+
+    def __init__(self) -> None:
+        self._torchs = vars(record_function)["__enter__"], vars(record_function)["__exit__"]
+        enter, leave = self._torchs
+        known: dict[str, Marker | None] = {}
+
+        def begin(self: Any) -> Any:
+            name = self.name
+            if isinstance(name, OwnName):
+                return enter(self)
+            marker = known.get(name)
+            if marker is None and name not in known and len(known) < _MOST_NAMES:
+                found = standard_stage(name)
+                marker = known[name] = stage(found) if found in STAGES else None
+            around = innermost() if marker is not None else None
+            if marker is None or (around is not None and around[2].name in (name, marker.name)):
+                return enter(self)
+            self.rlprof_marker = marker
+            marker.__enter__()
+            return enter(self)
+
+        def end(self: Any, *error: Any) -> Any:
+            found = leave(self, *error)
+            if (marker := vars(self).pop("rlprof_marker", None)) is not None:
+                marker.__exit__(None, None, None)
+            return found
+
+        self._mine = begin, end
+        record_function.__enter__, record_function.__exit__ = begin, end  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Restore torch's methods, unless other code replaced them since."""
+        if (record_function.__enter__, record_function.__exit__) == self._mine:
+            enter, leave = self._torchs
+            record_function.__enter__, record_function.__exit__ = enter, leave  # type: ignore[method-assign]
