@@ -61,7 +61,9 @@ def start_session(
     Raises ConfigError or RecorderError where what was asked for does not fit this job or machine.
     """
     config = config or ProfilerConfig()
-    _check_place(config, name, rank, world_size)
+    if not open_world:  # where the ranks that the configuration names may still come
+        config.check_world(world_size)
+    _check_place(name, rank, world_size)
     header = make_header(config, name or new_run_name(), rank, world_size, device)
     run = Path(config.integrated.profile_save_path, header.run_id).absolute()
     names = recorder_names(config, device, rank) if recorders is None else _names(recorders)
@@ -81,9 +83,8 @@ def start_session(
     return session
 
 
-def _check_place(config: ProfilerConfig, name: str | None, rank: int, world_size: int) -> None:
+def _check_place(name: str | None, rank: int, world_size: int) -> None:
     """Refuse ranks outside the job, and a run name that is not a single directory."""
-    config.check_world(world_size)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0 to below it")
     if name and (name in (".", "..") or {*name} & {*"/\\\0"}):

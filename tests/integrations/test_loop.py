@@ -474,3 +474,31 @@ def test_record_functions_with_the_name_of_a_stage_are_stages(tmp_path: Path) ->
     assert vars(record_function)["__enter__"] is before
     [run] = runs(tmp_path)
     assert names(run) == ["actor_update", "actor_generate", "compute_reward"]
+
+
+def test_a_callback_wraps_import_paths_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = types.ModuleType("door_here")
+    here.Policy = Policy  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "door_here", here)
+
+    class Generates(Tiny):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+            Policy().generate()
+            return super().training_step(batch, batch_idx)
+
+    rules = {"door_here:Policy.generate": "actor_generate", "never_here:x": "weight_sync"}
+    callback = ProfilerCallback(profile_save_path=str(tmp_path), wrap=rules)
+    make_trainer(callback).fit(Generates(), loader())
+    [run] = runs(tmp_path)
+    assert names(run).count("actor_generate") == 4
+    assert [note.text for note in run.notes if note.level == "warning"] == [
+        "wrap: 'never_here:x' was never called"
+    ]
+
+
+def test_a_configuration_may_name_ranks_that_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPROF_JOB", "x")
+    with started(tmp_path, ranks=[0, 5]) as session:
+        assert (session.header.rank, session.header.open_world) == (0, True)

@@ -27,7 +27,7 @@ from lightning_rlprof.integrations.lightning.update_stage import (
 from lightning_rlprof.recording.accelerator import device_kind
 from lightning_rlprof.recording.annotations import Marker, OwnMarker
 from lightning_rlprof.recording.marks_in_code import has_marks, rules_by_name
-from lightning_rlprof.recording.method_wrapping import Wraps
+from lightning_rlprof.recording.method_wrapping import ImportedWraps, Wraps
 from lightning_rlprof.recording.on_finish import OnFinish
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.recording.recorders.registry import recorder_names
@@ -205,6 +205,7 @@ class ProfilerCallback(Callback):
         )
         self.run, self._trainer, self._verb = session.run, trainer, verb
         self._starts = {}
+        self._undo.append(ImportedWraps(self.config.wrap))
         with suppress(Exception):  # the module may make it in its own setup, which comes later
             self._undo += [Wraps(pl_module, self.config.wrap)]
         stages = {*STAGES, *self.config.custom_stages}
@@ -313,7 +314,7 @@ class ProfilerCallback(Callback):
         try:
             for part in undo:
                 part.remove()
-                if isinstance(part, Wraps) and session is not None:
+                if isinstance(part, Wraps | ImportedWraps) and session is not None:
                     for text in part.remarks():
                         session.note("warning", text)
             if session is None:
