@@ -1,9 +1,10 @@
 """What `lightning_rlprof.load` returns: a run with every analysis as a method, shown as tables."""
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 
 from lightning_rlprof.analysis.changes import changes
@@ -38,6 +39,7 @@ from lightning_rlprof.analysis.stages.overviews import (
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.whatif.whatif import whatif
+from lightning_rlprof.loaders.join_ranks import as_one
 from lightning_rlprof.report.html.notebook import ReportFrame, overview_html
 from lightning_rlprof.report.plots import Plots
 from lightning_rlprof.store.duckdb_tables import sql_columns
@@ -168,7 +170,7 @@ class Run(Spans):
 
 
 def load(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     progress: Callable[[int, int], None] | None = None,
     cache: bool = False,
@@ -178,11 +180,14 @@ def load(
     Takes what `lightning_rlprof.loaders.load.load` takes, and a directory with a trace per rank.
 
     Args:
-        path: What to read.
+        path: What to read. Several are read as one run, aligned by their wall clocks: a trainer and
+            a rollout server that were recorded apart. Their ranks are numbered one after another.
         progress: Called after each file with (files read, files in all).
         cache: Write a cache of a large external trace; reading writes nothing else.
 
     Raises:
         TraceError: Nothing there can be read; the text says why.
     """
+    if not isinstance(path, str | PathLike):
+        return Run.of(as_one([open_run(each, progress=progress, cache=cache) for each in path]))
     return Run.of(open_run(path, progress=progress, cache=cache))

@@ -72,6 +72,35 @@ def open_run(path: Path) -> "Spans":
         return load(path, progress=step, cache=True)
 
 
+Others = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        parser=run_at,
+        autocompletion=complete_run,
+        metavar="[RUN]...",
+        help="With --as-one: runs that were recorded apart, such as a rollout server's",
+    ),
+]
+AsOne = Annotated[bool, typer.Option("--as-one", help="Read several runs as one")]
+
+
+def open_runs(run: Path, others: Sequence[Path] | None, as_one: bool) -> "Spans":
+    """Read a run, or several as one."""
+    if others and not as_one:
+        raise RlprofError(
+            f"{1 + len(others)} runs were given",
+            hint="--as-one reads them as one. To compare them: rlprof compare",
+            code="usage",
+        )
+    if not others:
+        return open_run(run)
+    from lightning_rlprof.run import load
+
+    for each in (run, *others):
+        check_exists(each)
+    return load([run, *others])
+
+
 def is_absent(path: Path) -> bool:
     """Return whether a path of this machine does not exist."""
     return not isinstance(path, RemotePath) and not path.exists()

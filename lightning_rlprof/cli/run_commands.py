@@ -19,13 +19,16 @@ from lightning_rlprof.cli.completion import SAVE_PATH, complete_run
 from lightning_rlprof.cli.open_run import (
     FEW,
     RUN_HELP,
+    AsOne,
     Force,
+    Others,
     Output,
     Run,
     about,
     as_json,
     check_exists,
     open_run,
+    open_runs,
     print_warnings,
     run_at,
     warn_of_ranks,
@@ -70,6 +73,8 @@ def list_runs(
 
 def summary(
     run: Run = SAVE_PATH,
+    others: Others = None,
+    as_one: AsOne = False,
     by: Annotated[
         list[_Part] | None, typer.Option(metavar="PART", help="Add one row per rank: rank")
     ] = None,
@@ -79,7 +84,7 @@ def summary(
     from lightning_rlprof.analysis.headline import headline, lead_tables
     from lightning_rlprof.analysis.stages.stage_times import stages
 
-    spans = open_run(run)
+    spans = open_runs(run, others, as_one)
     ranks = [stages(spans, per_rank=True)] if by else []
     if console.is_json():
         tables = [each.run(spans) for each in CATALOG if each.summary] + ranks
@@ -100,12 +105,14 @@ def summary(
 
 def report(
     run: Run = SAVE_PATH,
+    others: Others = None,
+    as_one: AsOne = False,
     output: Output = None,
     force: Force = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser")] = False,
 ) -> None:
     """Write one HTML file with the run's tables, timeline and configuration."""
-    spans = open_run(run)
+    spans = open_runs(run, others, as_one)
     mark = b"rlprof report</title>"
     path = console.destination(output, spans.path, "report.html", force=force, mark=mark)
     from lightning_rlprof.analysis.headline import headline

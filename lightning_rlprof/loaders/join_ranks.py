@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,6 +221,51 @@ def join(parts: Sequence[Spans], lost: Sequence[RunWarning] = ()) -> Spans:
         ),
         unix_ns=zero,
         tables={name: partial(_join_table, name, parts, later) for name in names},
+    )
+
+
+def as_one(parts: Sequence[Spans]) -> Spans:
+    """Return runs that were recorded apart as one, such as a trainer's and a rollout server's.
+
+    Ranks of each run are numbered behind those of the runs before it. Runs are aligned by the wall
+    clocks of their hosts, which nothing compares.
+
+    Raises:
+        ValueError: There are no runs.
+    """
+    worlds = [max(header.world_size for header in part.headers.values()) for part in parts]
+    first = [sum(worlds[:at]) for at in range(len(parts))]
+    return join([_behind(part, by, sum(worlds)) for part, by in zip(parts, first, strict=True)])
+
+
+def _behind(part: Spans, by: int, world: int) -> Spans:
+    """Number the ranks of a run from another one on."""
+
+    def moved(rank: int | None) -> int | None:
+        return None if rank is None else rank + by
+
+    def table(read: Callable[[], Table]) -> Table:
+        found = read()
+        names = [column.name for column in found.columns]
+        if found.abstained is not None or "rank" not in names:
+            return found
+        at = names.index("rank")
+        rows = [(*row[:at], moved(row[at]), *row[at + 1 :]) for row in found.rows]  # type: ignore[arg-type]
+        return replace(found, rows=rows)
+
+    return replace(
+        part,
+        rank=part.rank + by,
+        headers={
+            rank + by: replace(header, rank=rank + by, world_size=world)
+            for rank, header in part.headers.items()
+        },
+        threads=tuple(each._replace(rank=each.rank + by) for each in part.threads),
+        statuses={rank + by: status for rank, status in part.statuses.items()},
+        notes=tuple(note._replace(rank=moved(note.rank)) for note in part.notes),
+        warnings=tuple(each._replace(rank=moved(each.rank)) for each in part.warnings),
+        wall_off={rank + by: off for rank, off in part.wall_off.items()},
+        tables={name: partial(table, read) for name, read in part.tables.items()},
     )
 
 

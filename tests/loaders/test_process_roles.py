@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.cli.app import main
 from lightning_rlprof.loaders.load import load
 from lightning_rlprof.records.run_directory import TraceWriter
 from lightning_rlprof.run import Run
@@ -118,3 +119,44 @@ def test_roles_say_who_worked_who_waited_and_when(tmp_path: Path) -> None:
 def test_one_role_is_no_table(tmp_path: Path) -> None:
     wrote(tmp_path, 0, "actor", *trainer())
     assert load_run(tmp_path).roles().abstained == "all ranks have the role actor"
+
+
+def apart(folder: Path) -> tuple[Path, Path]:
+    """A trainer and a rollout server, which know nothing of one another; both are rank 0."""
+    wrote(folder / "trainer", 0, "actor", *trainer(), open_world=False)
+    requests = [("generate", "stage", 0, at, at + 3, {"tokens": at}) for at in (1, 5, 12)]
+    wrote(folder / "server", 0, "rollout", *requests)
+    return folder / "trainer", folder / "server"
+
+
+def test_runs_that_were_recorded_apart_are_read_as_one(tmp_path: Path) -> None:
+    run = load_run([*apart(tmp_path)])
+    assert {rank: header.role for rank, header in run.headers.items()} == {0: "actor", 1: "rollout"}
+    assert shares(run, 0) == {"actor_update": 12, "untraced": 8}
+    assert shares(run, 1) == {"generate": 9, "untraced": 5}
+    assert run.amounts("tokens")[1].tolist() == [1, 5, 12]
+    assert {run.threads[code].rank for code in run.thread[run.rank == 1]} == {1}
+    assert [row[0] for row in run.roles().rows] == ["actor", "rollout"]
+    assert {header.world_size for header in run.headers.values()} == {2}
+
+
+def test_the_command_line_reads_them_as_one_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [str(path) for path in apart(tmp_path)]
+
+    def ran(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["rlprof", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    status, out, _ = ran("summary", *paths, "--as-one")
+    assert (status, "2 ranks" in out, "rollout" in out) == (0, True, True)
+    assert ran("report", *paths, "--as-one", "-o", str(tmp_path / "x.html"))[0] == 0
+    status, _, err = ran("summary", *paths)
+    assert (status, err) == (
+        2,
+        "rlprof: error: 2 runs were given\n"
+        "  hint: --as-one reads them as one. To compare them: rlprof compare\n",
+    )
