@@ -305,7 +305,7 @@ import sys
 from lightning_rlprof.cli import app, run_commands
 def interrupt(*given):
     raise KeyboardInterrupt
-run_commands.open_run = interrupt
+run_commands.open_runs = interrupt
 sys.argv = ["rlprof", "summary", "RUN"]
 app.main()
 """
