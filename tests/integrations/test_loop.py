@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -431,7 +432,8 @@ def test_the_example_of_a_plain_loop_is_recorded(ranks: int, tmp_path: Path) -> 
     [run] = runs(tmp_path)
     assert run.ranks == tuple(range(ranks))
     assert set(names(run)) == {"actor_generate", "compute_reward", "actor_update"}
-    assert f"rlprof: 10 steps on {ranks} rank" in done.stderr
+    # The ranks do not wait for one another: rank 0 may be done before another one has begun.
+    assert re.search(f"rlprof: 10 steps on [1-{ranks}] rank", done.stderr)
 
 
 @pytest.mark.deep
