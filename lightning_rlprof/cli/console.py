@@ -228,14 +228,19 @@ def destination(
         raise RlprofError(f"{path} is a directory", hint="-o takes the name of a file.")
     if path.exists() and not path.is_file():  # such as /dev/null, which root could replace
         raise RlprofError(f"{path} is not a regular file", hint=other)
-    own = mark and path == derived and path.exists() and mark in path.read_bytes()[:1024]
-    if path.exists() and not force and not own:
+    if path.exists() and not force and not (path == derived and _begins_with(path, mark)):
         raise RlprofError(f"{path} exists already", hint=f"Replace it with --force. {other}")
     if not path.parent.is_dir():
         raise RlprofError(f"directory {path.parent} does not exist")
     if path.exists() and path != derived and _is_read(path, source):
         raise RlprofError(f"{path} is part of the input", hint=other)
     return path
+
+
+def _begins_with(path: Path, mark: bytes) -> bool:
+    """Return whether a mark is in the first KB of a file; an empty one is in none."""
+    with path.open("rb") as file:
+        return bool(mark) and mark in file.read(1024)
 
 
 def _is_read(path: Path, source: Path) -> bool:

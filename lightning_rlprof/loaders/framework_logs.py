@@ -18,7 +18,6 @@ from lightning_rlprof.system.files import open_file
 
 _US, _S = 1_000, 1_000_000_000
 _LONGEST = 1 << 20  # bytes of a line
-_STEP = "timing_s/step"
 _TIMING = "timing_s/"
 # verl's timers in the order in which its trainer runs them; others follow in that of the log.
 _ORDER = (

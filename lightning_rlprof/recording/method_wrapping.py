@@ -63,6 +63,21 @@ class _Calls:
         )
 
 
+_Installed = list[tuple[Any, str, object, object]]
+"""What was replaced: the owner, the name, the marked function, and what was there before."""
+
+
+def _restore(installed: _Installed) -> None:
+    """Undo replacements, last first, except where other code replaced the function since."""
+    for owner, name, mine, before in reversed(installed):
+        if vars(owner).get(name) is mine:
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+    installed.clear()
+
+
 class Wraps:
     """Methods of one module that are marked until `remove`.
 
@@ -81,7 +96,7 @@ class Wraps:
 
     def __init__(self, root: object, rules: Sequence[WrapRule], *, by_name: bool = False) -> None:
         self._by_name = by_name
-        self._installed: list[tuple[object, str, object, object]] = []
+        self._installed: _Installed = []
         self._calls: list[_Calls] = []
         try:
             for rule in rules:
@@ -93,13 +108,7 @@ class Wraps:
 
     def remove(self) -> None:
         """Remove the marks, except where other code replaced the method since."""
-        for owner, name, mine, before in reversed(self._installed):
-            if vars(owner).get(name) is mine:
-                if before is _ABSENT:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, before)
-        self._installed.clear()
+        _restore(self._installed)
 
     def remarks(self) -> list[str]:
         """Say which rules gave no call a stage, and why."""
@@ -140,7 +149,7 @@ class ImportedWraps:
 
     def __init__(self, rules: Sequence[WrapRule]) -> None:
         self._calls: dict[str, _Calls] = {}
-        self._installed: list[tuple[object, str, object, object]] = []
+        self._installed: _Installed = []
         self._missing: list[str] = []
         for rule in rules:
             if rule.is_imported:
@@ -150,13 +159,7 @@ class ImportedWraps:
 
     def remove(self) -> None:
         """Remove the marks, except where other code replaced the method since."""
-        for owner, name, mine, before in reversed(self._installed):
-            if vars(owner).get(name) is mine:
-                if before is _ABSENT:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, before)
-        self._installed.clear()
+        _restore(self._installed)
 
     def remarks(self) -> list[str]:
         """Say which rules gave no call a stage, and why."""
