@@ -1,6 +1,7 @@
 """Door to AReaL: `stats_tracker.record_timing`, which its trainers call for every phase.
 
-An update of the weights ends a step. Where rollouts run ahead, ``rollout`` waits for samples.
+Its last phase, ``clear_batches``, ends a step. ``rollout`` is a wait for samples, as rollouts run
+ahead.
 """
 
 import functools

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_rlprof.integrations.loop import start_session
-from lightning_rlprof.recording.annotations import annotate, count, record, stage
+from lightning_rlprof.recording.annotations import count, record, stage
 from lightning_rlprof.recording.session import Session, current
 from lightning_rlprof.records.stage_aliases import standard_stage
 
@@ -145,10 +145,6 @@ class Kit:
             return call
 
         return self.replace(owner, name, make)
-
-    def regions(self, owner: Any, name: str, marker: str) -> bool:
-        """Mark every call of a method as a region."""
-        return self.replace(owner, name, annotate(marker))
 
 
 class Timers:

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
+from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.session import current
 
 KIT = Kit("OpenRLHF", "openrlhf", "vllm", "ray", "transformers")
@@ -32,8 +33,6 @@ def install(module: Any) -> None:
 
 
 def _marked(marker: str, function: Any) -> Any:
-    from lightning_rlprof.recording.annotations import stage
-
     around = stage(marker)
     begin = KIT.quiet(_begin)
 

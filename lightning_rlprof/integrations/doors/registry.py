@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lightning_rlprof.integrations.lightning.autoload import is_on
 from lightning_rlprof.system.post_import import when_imported
 
-DISABLED = "RLPROF_DOORS"
+CHOSEN = "RLPROF_DOORS"
 """Variable that names the doors to open, by commas; unset, all; ``none``, none."""
 
 
@@ -117,7 +117,7 @@ def open_doors() -> None:
     """
     if not is_on():
         return
-    wanted = os.environ.get(DISABLED, "").lower().replace(" ", "")
+    wanted = os.environ.get(CHOSEN, "").lower().replace(" ", "")
     for door in DOORS:
         if door.name in _opened or (wanted and door.name.lower() not in wanted.split(",")):
             continue

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lightning_rlprof.integrations.doors.kit import Kit, Timers
+from lightning_rlprof.integrations.doors.registry import DOORS
 from lightning_rlprof.records.records import STAGES
 from lightning_rlprof.records.stage_aliases import standard_stage
 
@@ -21,7 +22,6 @@ class TimerClass(NamedTuple):
     """One framework's class of timers.
 
     Attributes:
-        framework: As users call it.
         kind: Name of the class.
         methods: Names of the methods that begin and end an interval, in pairs.
         name_of: The name of an interval, from the timer and the arguments of the method; None if it
@@ -37,7 +37,6 @@ class TimerClass(NamedTuple):
         only_known: Whether names that mean no known stage, nor a step, are left out.
     """
 
-    framework: str
     kind: str
     methods: tuple[tuple[str, str], ...]
     name_of: NameOf
@@ -69,7 +68,6 @@ _BOTH_CONTEXTS = (("__enter__", "__exit__"), ("__aenter__", "__aexit__"))
 
 TIMER_CLASSES: dict[str, TimerClass] = {
     "codetiming._timer": TimerClass(
-        "codetiming",
         "Timer",
         (("start", "stop"),),
         _own("name"),
@@ -77,7 +75,6 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         unless="verl",
     ),
     "opentelemetry.sdk.trace": TimerClass(
-        "OpenTelemetry",
         "Span",
         (("start", "end"),),
         _own("name"),
@@ -85,7 +82,6 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         only_known=True,
     ),
     "sheeprl.utils.timer": TimerClass(
-        "sheeprl",
         "timer",
         (("__enter__", "__exit__"),),
         _own("name"),
@@ -97,7 +93,6 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         joined="Time/env_interaction_time",
     ),
     "skyrl.train.utils.utils": TimerClass(
-        "SkyRL",
         "Timer",
         _BOTH_CONTEXTS,
         _own("message"),
@@ -105,7 +100,6 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         ignored=("train_critic_and_policy", "run_training"),
     ),
     "nemo_rl.utils.timer": TimerClass(
-        "NeMo-RL",
         "Timer",
         (("start", "stop"),),
         _argument,
@@ -114,7 +108,6 @@ TIMER_CLASSES: dict[str, TimerClass] = {
         ignored=("prepare_for_generation/total",),
     ),
     "slime.observability.timer": TimerClass(
-        "slime",
         "Timer",
         (("start", "end"),),
         _argument,
@@ -127,18 +120,12 @@ TIMER_CLASSES: dict[str, TimerClass] = {
 
 TIMER_CLASSES["slime.utils.timer"] = TIMER_CLASSES["slime.observability.timer"]
 
-_PACKAGES = {
-    "OpenTelemetry": ("opentelemetry-sdk",),
-    "codetiming": ("codetiming",),
-    "NeMo-RL": ("nemo-rl",),
-    "SkyRL": ("skyrl",),
-}
-
 
 def install(module: Any) -> None:
     """Let the timers of a module record what they time."""
     row = TIMER_CLASSES[module.__name__]
-    kit = Kit(row.framework, *_PACKAGES.get(row.framework, (row.framework,)))
+    door = next(each for each in DOORS if module.__name__ in each.modules)
+    kit = Kit(door.name, door.package)
     timers = Timers(kit, row.steps, dict(row.stages), row.ignored, row.first, row.last, row.joined)
     kind = kit.find(module, row.kind)
     for begin, end in row.methods:
