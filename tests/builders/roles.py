@@ -1,7 +1,8 @@
 """One of four processes that play a job by a script of sleeps over gloo; not a test.
 
 Usage: ``python -m tests.builders.roles FOLDER RANK HOW``; ``HOW`` is ``whole`` or ``dies``. Each
-process writes what it measured of itself, a JSON line per step, beside the run.
+process writes what it measured of itself, a JSON line per step, beside the run: of every part the
+nanoseconds inside of its marker and around it, as the scheduler may stop a process between the two.
 """
 
 import json
@@ -10,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,28 +58,33 @@ SCRIPT = {
 }
 
 
-def play(part: Part) -> int:
-    """Sleep as long as the script says, inside of a marker; return how long that took."""
-    start = time.perf_counter_ns()
-    with stage(part.name) if part.is_stage else annotate(part.name):
-        time.sleep(part.ms / 1e3)
-    return time.perf_counter_ns() - start
+def measure(marker: AbstractContextManager[object], work: Callable[[], object]) -> tuple[int, int]:
+    """Work inside of a marker; return how long that took inside of it, and around it."""
+    around = time.perf_counter_ns()
+    with marker:
+        inside = time.perf_counter_ns()
+        work()
+        inside = time.perf_counter_ns() - inside
+    return inside, time.perf_counter_ns() - around
 
 
-def gather() -> int:
-    """Meet the others in a collective, which ends for all at once; return how long that took."""
+def play(part: Part) -> tuple[int, int]:
+    """Sleep as long as the script says, inside of a marker."""
+    marker = stage(part.name) if part.is_stage else annotate(part.name)
+    return measure(marker, lambda: time.sleep(part.ms / 1e3))
+
+
+def gather() -> tuple[int, int]:
+    """Meet the others in a collective, which ends for all at once."""
     one = torch.ones(1)
-    start = time.perf_counter_ns()
-    with annotate("all_reduce"):
-        dist.all_reduce(one)
-    return time.perf_counter_ns() - start
+    return measure(annotate("all_reduce"), lambda: dist.all_reduce(one))
 
 
 def main(folder: Path, rank: int, how: str) -> None:
     """Play one role for some steps."""
     role = [*SCRIPT][rank]
     config = ProfilerConfig.build(profile_save_path=str(folder / "runs"), role=role)
-    together: Callable[[], int] = gather if how == "whole" else lambda: 0
+    together = gather if how == "whole" else lambda: (0, 0)
     file = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=file, rank=rank, world_size=len(SCRIPT))
     dist.barrier()

@@ -18,7 +18,9 @@ from tests.builders.roles import DIES, SCRIPT, STEPS
 from tests.places import ROOT
 
 SECONDS = 120
-Measured = list[list[dict[str, int]]]
+Between = tuple[int, int]
+"""Nanoseconds inside of a marker and around it: what is recorded lies between them."""
+Measured = list[list[dict[str, Between]]]
 
 
 def play(folder: Path, how: str) -> tuple[Spans, Measured, list[int]]:
@@ -49,20 +51,32 @@ def by_rank(spans: Spans) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
-def expected(measured: Measured, rank: int) -> Counter[str]:
+def expected(measured: Measured, rank: int) -> dict[str, Between]:
     """Return what a rank measured, its collectives divided by what all of them measured."""
-    found = Counter[str]()
+    least, most = Counter[str](), Counter[str]()
     for step, own in enumerate(measured[rank]):
-        found.update(own)
-        shortest = min(steps[step]["all_reduce"] for steps in measured if step < len(steps))
-        found["exposed communication"] += shortest
-        found["collective wait"] += own["all_reduce"] - shortest
-    del found["all_reduce"]
-    return +found
+        together = [steps[step]["all_reduce"] for steps in measured if step < len(steps)]
+        shortest = min(inside for inside, _ in together), min(around for _, around in together)
+        inside, around = own["all_reduce"]
+        parts = {**own, "exposed communication": shortest}
+        parts["collective wait"] = (max(inside - shortest[1], 0), around - shortest[0])
+        del parts["all_reduce"]
+        for label, between in parts.items():
+            least[label] += between[0]
+            most[label] += between[1]
+    return {label: (least[label], ns) for label, ns in most.items() if ns}
 
 
-def close(ns: int, measured_ns: int) -> bool:
-    return abs(ns - measured_ns) <= max(2_000_000, 0.02 * measured_ns)
+def close(ns: int, between: Between) -> bool:
+    slack = max(2_000_000, 0.02 * between[1])
+    return between[0] - slack <= ns <= between[1] + slack
+
+
+def wrong(line: dict[str, Any], wanted: dict[str, Between]) -> dict[str, tuple[int, Between]]:
+    """Return the labels that a rank's line has otherwise than was measured."""
+    labels = {*line, *wanted} - {"rank", "wall", "untraced"}
+    found = {each: (int(line.get(each) or 0), wanted.get(each, (0, 0))) for each in labels}
+    return {each: pair for each, pair in found.items() if not close(*pair)}
 
 
 def check_sum(spans: Spans) -> None:
@@ -79,9 +93,7 @@ def test_four_scripted_roles_come_out_as_they_measured_themselves(tmp_path: Path
     assert statuses == [0] * 4
     check_sum(spans)
     for rank, (line, script) in enumerate(zip(by_rank(spans), SCRIPT.values(), strict=True)):
-        wanted = expected(measured, rank)
-        labels = {*line, *wanted} - {"rank", "wall", "untraced"}
-        assert [each for each in labels if not close(line.get(each, 0), wanted[each])] == []
+        assert wrong(line, expected(measured, rank)) == {}
         for part in script:  # a sleep may be late, never early
             assert line[part.label] >= STEPS * part.ms * 1_000_000
 
@@ -93,9 +105,10 @@ def test_a_role_that_is_killed_is_untraced_from_its_last_step_on(tmp_path: Path)
     assert [status != 0 for status in statuses] == [rank == DIES for rank in range(4)]
     check_sum(spans)
     assert len(measured[DIES]) == 1
-    for rank, line in enumerate(by_rank(spans)):
-        wanted = expected(measured, rank)
-        assert [each for each in wanted if not close(line.get(each, 0), wanted[each])] == []
-    dead = by_rank(spans)[DIES]
-    assert dead["untraced"] >= dead["wall"] - sum(expected(measured, DIES).values()) - 2_000_000
+    lines = by_rank(spans)
+    for rank, line in enumerate(lines):
+        assert wrong(line, expected(measured, rank)) == {}
+    dead = lines[DIES]
+    traced = sum(around for _, around in expected(measured, DIES).values())
+    assert dead["untraced"] >= dead["wall"] - traced - 2_000_000
     assert f"Rank {DIES}: file is truncated " in category_totals(compute_accounts(spans)).note
