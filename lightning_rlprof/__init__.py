@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from lightning_rlprof.recording.memory_log import log_memory, log_memory_around
     from lightning_rlprof.recording.rank_timings import gather_timings, reduce_timings, tail_ratio
     from lightning_rlprof.recording.recorders.base import Recorder
-    from lightning_rlprof.records.records import STAGES, Span
+    from lightning_rlprof.recording.samples import Sample, sample
+    from lightning_rlprof.records.records import FATES, STAGES, Span
     from lightning_rlprof.run import Run, load
 
 __all__ = [
+    "FATES",
     "STAGES",
     "ConfigError",
     "ProfilerCallback",
@@ -35,6 +37,7 @@ __all__ = [
     "RecorderError",
     "RlprofError",
     "Run",
+    "Sample",
     "Span",
     "StageMetrics",
     "TraceError",
@@ -48,6 +51,7 @@ __all__ = [
     "ray_runtime_env",
     "record",
     "reduce_timings",
+    "sample",
     "stage",
     "start_session",
     "step",
@@ -61,8 +65,10 @@ _HOME = {
     "Recorder": "recording.recorders.base",
     "RecorderError": "errors",
     "RlprofError": "errors",
+    "FATES": "records.records",
     "Run": "run",
     "STAGES": "records.records",
+    "Sample": "recording.samples",
     "Span": "records.records",
     "StageMetrics": "integrations.lightning.stage_metrics",
     "TraceError": "errors",
@@ -77,6 +83,7 @@ _HOME = {
     "reduce_timings": "recording.rank_timings",
     "stage": "recording.annotations",
     "record": "recording.annotations",
+    "sample": "recording.samples",
     "start_session": "integrations.loop",
     "step": "integrations.loop",
     "tail_ratio": "recording.rank_timings",

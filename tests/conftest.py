@@ -68,8 +68,7 @@ def start(
     """Start a session on a fake clock; whatever a test leaves open is closed."""
 
     from lightning_rlprof.config.profiler_config import ProfilerConfig
-    from lightning_rlprof.recording.cpu_wait import CpuWait
-    from lightning_rlprof.recording.host_memory import HostMemory
+    from lightning_rlprof.recording.host_usage import CpuWait, HostMemory
     from lightning_rlprof.recording.session import Session, current
     from lightning_rlprof.testing import make_header
 

@@ -20,6 +20,11 @@ from lightning_rlprof.analysis.lengths import lengths
 from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.operators.costs import modules, operators
+from lightning_rlprof.analysis.samples.fates import samples
+from lightning_rlprof.analysis.samples.length_balance import length_balance
+from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
+from lightning_rlprof.analysis.samples.sample_path import sample_path
+from lightning_rlprof.analysis.samples.staleness import staleness
 from lightning_rlprof.analysis.stages.overviews import (
     background_stages,
     host_vs_device,
@@ -35,7 +40,7 @@ from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
 
-Group = Literal["Steps", "Ranks", "Device", "Memory", "Diagnosis"]
+Group = Literal["Steps", "Ranks", "Device", "Memory", "Samples", "Diagnosis"]
 
 
 class Analysis(NamedTuple):
@@ -78,7 +83,13 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(steps, "Steps", "Every step of every rank", True, True),
     Analysis(changes, "Steps", "Steps at which time changed, trends, outliers", True, True),
     Analysis(memory, "Memory", "Peak memory of each stage and rank", True, True),
-    Analysis(lengths, "Steps", "How long samples were, by stage", True, True),
+    Analysis(samples, "Samples", "Fates of samples, and useful tokens", True, True),
+    Analysis(lengths, "Samples", "How long samples were, by stage", True, True),
+    Analysis(long_tail, "Samples", "Idle time of the last responses, and cuts", True, True),
+    Analysis(tail_causes, "Samples", "Why the last responses are late", True, True),
+    Analysis(staleness, "Samples", "Age of weights, waits and queue by update", True, True),
+    Analysis(length_balance, "Samples", "Tokens by rank: as trained, and at best", True, True),
+    Analysis(sample_path, "Samples", "One sample from prompt to update", True, True),
     Analysis(roles, "Ranks", "Roles of a job: ranks, when, and how busy", True, True),
     Analysis(rank_status, "Ranks", "How each rank's recording ended", True, True),
     Analysis(breakdown, "Device", "Compute, communication, memcpy and idle time", report=True),

@@ -71,6 +71,16 @@ Peak = Annotated[
     ),
 ]
 
+SampleNumber = Annotated[
+    int | None,
+    typer.Option("--sample", metavar="N", help="sample_path: number of the sample to follow"),
+]
+_OPTIONS = {
+    "parameters": ("--params", "throughput"),
+    "peak_tflops": ("--peak-tflops", "throughput"),
+    "sample": ("--sample", "sample_path"),
+}
+
 
 def show(
     run: RunOrName = SAVE_PATH,
@@ -78,6 +88,7 @@ def show(
     rank: Rank = None,
     params: Params = None,
     peak_tflops: Peak = None,
+    sample: SampleNumber = None,
 ) -> None:
     """Show one analysis. Omit NAME to list them all.
 
@@ -101,10 +112,11 @@ def show(
         if value is not None and not 0 < value < 1e18:
             text = f"{option} {value} is not between 0 and 1e18"
             raise RlprofError(text, hint=f"For example {option} {example}")
-    given = {"parameters": params, "peak_tflops": peak_tflops}
-    given = {option: value for option, value in given.items() if value is not None}
-    if given and name != "throughput":
-        raise RlprofError(f"--params and --peak-tflops apply to 'throughput', not to '{name}'")
+    every = {"parameters": params, "peak_tflops": peak_tflops, "sample": sample}
+    given = {option: value for option, value in every.items() if value is not None}
+    for option, analysis in map(_OPTIONS.__getitem__, given):
+        if name != analysis:
+            raise RlprofError(f"{option} applies to '{analysis}', not to '{name}'")
     spans = open_run(run)
     table = _of_rank(ANALYSES[name], spans, rank, given)
     files = _memory_files(spans) if name in ("memory", "memory_timeline") else []

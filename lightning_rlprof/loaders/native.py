@@ -13,8 +13,9 @@ from lightning_rlprof.loaders.clocks.clock_alignment import Meetings, OnAxis, cl
 from lightning_rlprof.loaders.process_roles import drivers_wait, give_steps
 from lightning_rlprof.loaders.rank_names import disagreeing, missing, rank_in_name
 from lightning_rlprof.records.records import KINDS, PHASES, VALIDATIONS, Header, Note, Number
-from lightning_rlprof.records.run_directory import RankTrace, SpanLine, read_trace
+from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLine, read_trace
 from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.sample_names import sample_names
 from lightning_rlprof.tables.spans import NO_PARENT, Counter, RankNote, RunWarning, Spans, Thread
 
 
@@ -96,6 +97,7 @@ class _Rank:
     status: str | None
     problems: list[RunWarning]
     meetings: Meetings
+    samples: list[SampleLine]
 
 
 def read_run(
@@ -253,7 +255,9 @@ def _rank_of(trace: RankTrace, names: dict[str, int], threads: dict[Thread, int]
         (rank, [each for each in readings if _is_possible(*each)])
         for rank, readings in trace.exchanges
     ]
-    return _Rank(file, head, columns, counters, trace.notes, trace.status, problems, exchanges)
+    named = [each for each in trace.samples if 0 <= each.id < _LARGEST]
+    parts = head, columns, counters, trace.notes, trace.status, problems, exchanges, named
+    return _Rank(file, *parts)
 
 
 def _checked_header(head: Header, problems: list[RunWarning]) -> Header:
@@ -365,6 +369,9 @@ def _assemble(
     }
     table = clock_table(headers, clocks, lives)
     tables = {"clocks": lambda known=table: known} if table is not None else {}
+    if any(rank.samples for rank in ranks.values()):
+        named = sample_names({number: rank.samples for number, rank in ranks.items()})
+        tables[named.name] = lambda known=named: known
     for number, rank in ranks.items():
         for column in ("start_ns", "end_ns"):
             rank.columns[column] = clocks[number].unix(rank.columns[column]) - zero

@@ -94,6 +94,9 @@ class Sink(Protocol):
     def stage_ended(self, line: Line) -> None:
         """Add to a stage of a millisecond or more how much memory there is at its end."""
 
+    def add(self, line: tuple[Any, ...], /) -> None:
+        """Add a line of another kind."""
+
     def flush(self) -> None:
         """Bring completed spans to the disk."""
 
@@ -364,6 +367,11 @@ def listen(
         enter._torchdynamo_disable = leave._torchdynamo_disable = True
     Marker.__enter__ = enter  # type: ignore[method-assign]
     Marker.__exit__ = leave  # type: ignore[method-assign]
+
+
+def listener() -> Sink | None:
+    """Return the session that gets the spans, or None."""
+    return _sink
 
 
 CHILD_MARKS = "RLPROF_CHILD_MARKS"

@@ -17,7 +17,6 @@ from lightning_rlprof.recording import annotations, capture
 from lightning_rlprof.recording.accelerator import allocator_bytes
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.clock_sync import Exchange
-from lightning_rlprof.recording.cpu_wait import CpuWait
 from lightning_rlprof.recording.end_remarks import (
     ChildMarks,
     chosen_stages,
@@ -25,7 +24,7 @@ from lightning_rlprof.recording.end_remarks import (
     never_marked,
     never_reached,
 )
-from lightning_rlprof.recording.host_memory import HostMemory
+from lightning_rlprof.recording.host_usage import CpuWait, HostMemory
 from lightning_rlprof.recording.method_wrapping import Wraps
 from lightning_rlprof.recording.open_spans import Line, Open, made
 from lightning_rlprof.recording.recorders.base import Late, Recorder

@@ -48,6 +48,25 @@ VALIDATIONS: tuple[str, ...] = ("validation", "sanity_check")
 """Regions that it records of validations in a fit, whose work does not count as training."""
 
 
+SAMPLE, FIRST_TOKEN = "sample", "first token"
+"""How the marks of a sample are named: ``sample trained`` tells its fate, by the counter sample."""
+
+Fate = Literal[
+    "trained",
+    "zero_advantage",
+    "truncated",
+    "filtered",
+    "stale",
+    "aborted",
+    "retried",
+    "evaluation",
+]
+"""What became of a sample; if several are recorded, the first of these counts."""
+
+FATES: tuple[Fate, ...] = get_args(Fate)
+"""All fates, from the one that used the sample most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """One named stretch of time on one rank.

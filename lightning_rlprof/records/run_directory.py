@@ -7,6 +7,7 @@ array whose first item says what it is::
     ["thread", ident, name]
     ["count", id, counters]          numbers of a span that became known later
     ["note", clock_ns, level, text]
+    ["sample", id, prompt, group, attempt]
     ["clock", rank, [[sent, arrived, answered, received], …]]    its clock, by ping-pongs with it
     ["end", clock_ns, status]
 
@@ -68,6 +69,15 @@ class _CountLine(msgspec.Struct, array_like=True, tag="count", frozen=True, gc=F
     counters: dict[str, Number | None]
 
 
+class SampleLine(msgspec.Struct, array_like=True, tag="sample", frozen=True, gc=False):
+    """What a sample is called; its phases are spans with its number."""
+
+    id: int
+    prompt: str
+    group: str
+    attempt: int
+
+
 class _NoteLine(msgspec.Struct, array_like=True, tag="note", frozen=True):
     clock_ns: int
     level: str
@@ -84,8 +94,8 @@ class _EndLine(msgspec.Struct, array_like=True, tag="end", frozen=True):
     status: str
 
 
-_KINDS = {"span", "count", "thread", "note", "clock", "end"}
-_Line = SpanLine | _CountLine | _ThreadLine | _NoteLine | _ClockLine | _EndLine
+_KINDS = {"span", "count", "thread", "sample", "note", "clock", "end"}
+_Line = SpanLine | _CountLine | _ThreadLine | SampleLine | _NoteLine | _ClockLine | _EndLine
 
 
 @dataclass
@@ -98,6 +108,7 @@ class RankTrace:
         spans: Completed spans in the order in which they ended.
         late: Counters that were written after their span, by its id.
         threads: Names of threads by identity.
+        samples: What samples are called.
         notes: What the recording had to say.
         exchanges: Of each meeting the other rank, and `clock.from_exchange` readings.
         status: ``finished``, the reason of an interruption, or None when the file just stops.
@@ -109,6 +120,7 @@ class RankTrace:
     spans: list[SpanLine] = field(default_factory=list)
     late: dict[int, dict[str, Number | None]] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
+    samples: list[SampleLine] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     exchanges: list[tuple[int, list[_Reading]]] = field(default_factory=list)
     status: str | None = None
@@ -373,6 +385,8 @@ def _sort_in(trace: RankTrace, line: _Line) -> None:
             trace.late.setdefault(line.id, {}).update(line.counters)
         case _ThreadLine():
             trace.threads[line.ident] = line.name
+        case SampleLine():
+            trace.samples.append(line)
         case _NoteLine():
             trace.notes.append(Note(line.clock_ns, line.level, _cut(line.text)))
         case _ClockLine():

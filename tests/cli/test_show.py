@@ -33,6 +33,7 @@ def test_without_a_name_all_analyses_are_listed_by_group(rlprof: Run, tmp_path: 
         "Steps",
         "Device",
         "Memory",
+        "Samples",
     ]
     listed = {line.split()[0]: line for line in lines if line.startswith("  ")}
     assert listed.keys() == ANALYSES.keys()
@@ -86,7 +87,7 @@ def test_rows_of_one_rank_and_a_limit(rlprof: Run, tmp_path: Path) -> None:
         (("ledger", "--rank", "0"), "--rank does not apply to 'ledger': it has no rank column\n"),
         (("stages", "--rank", "7"), "rank 7 is not in this run (ranks: 0)\n"),
         (("rank_status", "--rank", "7"), "rank 7 is not in this run (ranks: 0)\n"),
-        (("stages", "--params", "1e9"), "--params and --peak-tflops apply to 'throughput', not"),
+        (("stages", "--params", "1e9"), "--params applies to 'throughput', not to 'stages'"),
     ],
 )
 def test_what_cannot_be_shown_is_an_error(

@@ -22,6 +22,7 @@ class RolloutRequests:
     Attributes:
         row: Row of each rollout's stage, ascending.
         first: Index of its first request; the last entry is the number of requests.
+        request: Row of each request.
         start_ns: When each request was sent.
         end_ns: When its response was complete.
         tokens: Tokens that it counted, or -1.
@@ -29,6 +30,7 @@ class RolloutRequests:
 
     row: Int64s
     first: Int64s
+    request: Int64s
     start_ns: Int64s
     end_ns: Int64s
     tokens: Int64s
@@ -44,7 +46,12 @@ def find_requests(spans: Spans, rows: Int64s) -> RolloutRequests | None:
     A request is an innermost rollout span that starts within the stage, on any thread of its rank.
     """
     rollout = categories_of(spans.names)[spans.name] == Category.ROLLOUT
-    rows = rows[rollout[rows]]
+    return requests_within(spans, rows[rollout[rows]])
+
+
+def requests_within(spans: Spans, rows: Int64s) -> RolloutRequests | None:
+    """Find the requests that start within some spans, which are not among them, as above."""
+    rollout = categories_of(spans.names)[spans.name] == Category.ROLLOUT
     there = np.flatnonzero(rollout & np.isin(spans.kind, _KINDS))
     own = there[~np.isin(there, rows)]
     width = int(spans.id.max(initial=0)) + 2
@@ -63,7 +70,7 @@ def find_requests(spans: Spans, rows: Int64s) -> RolloutRequests | None:
     at, values = spans.amounts("tokens", np.int64)
     tokens[at] = values
     times = (spans.start_ns[own], spans.end_ns[own])
-    return RolloutRequests(row, np.append(first, len(own)), *times, tokens[own])
+    return RolloutRequests(row, np.append(first, len(own)), own, *times, tokens[own])
 
 
 def slots(start_ns: Int64s, end_ns: Int64s) -> int:

@@ -22,7 +22,7 @@ import torch
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError, described
-from lightning_rlprof.recording import accelerator, host_memory
+from lightning_rlprof.recording import accelerator, host_usage
 from lightning_rlprof.recording.recorders.base import Recorder
 from lightning_rlprof.records.records import Header, Kind, Number
 
@@ -314,7 +314,7 @@ class _Sampler:
 
     def _sample(self) -> None:
         found: dict[str, int | None] = {**accelerator.memory_bytes(self._kind)}
-        found["host_rss_bytes"] = host_memory.host_rss_bytes()
+        found["host_rss_bytes"] = host_usage.host_rss_bytes()
         values = (found.get(name) for name in _COLUMNS)
         known = (_UNKNOWN if value is None else value for value in values)
         self._numbers.extend((perf_counter_ns(), *known))
@@ -377,7 +377,7 @@ class MemoryRecorder(Recorder):
         peak = self._peaks.pop(token)
         if "device_peak_bytes" in found:
             found["device_peak_bytes"] = peak
-        rss = host_memory.host_rss_bytes()
+        rss = host_usage.host_rss_bytes()
         if rss is not None:
             found["host_rss_bytes"] = rss
         return found

@@ -29,6 +29,7 @@ from lightning_rlprof.report.chrome_trace.counter_tracks import CounterTracks
 from lightning_rlprof.report.chrome_trace.device_tracks import DeviceTracks
 from lightning_rlprof.report.chrome_trace.encoding import about, encoded, micro
 from lightning_rlprof.report.chrome_trace.job_tracks import job_events
+from lightning_rlprof.report.chrome_trace.sample_arrows import sample_arrows
 from lightning_rlprof.report.chrome_trace.waits import WaitSlices
 from lightning_rlprof.report.step_series import StepSeries
 from lightning_rlprof.tables.arrays import Int64s
@@ -170,7 +171,8 @@ def _write(
         if progress is not None:
             progress(done, len(spans.ranks))
     launches = devices.flow_events(waits.track, len(spans) + 1) if devices else ()
-    for flow in chain(waits.flow_events(flows), launches):
+    arrows = () if watermark else sample_arrows(analyzed, waits.track)
+    for flow in chain(waits.flow_events(flows), launches, arrows):
         file.write(f",\n{flow}".encode())
     file.write(b"\n]}\n")
 

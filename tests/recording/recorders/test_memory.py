@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.errors import RecorderError
-from lightning_rlprof.recording import accelerator, host_memory
+from lightning_rlprof.recording import accelerator, host_usage
 from lightning_rlprof.recording.annotations import stage
 from lightning_rlprof.recording.recorders import memory
 from lightning_rlprof.recording.recorders.base import Recorder
@@ -91,7 +91,7 @@ def test_on_a_cpu_a_kept_allocation_is_seen_in_the_hosts_memory(tmp_path: Path) 
 def test_where_the_host_tells_nothing_a_span_has_no_host_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_memory, "host_rss_bytes", lambda: None)
+    monkeypatch.setattr(host_usage, "host_rss_bytes", lambda: None)
     with one_step(tmp_path, "cpu"), stage("actor_update"):
         pass
     assert recorded(tmp_path)["actor_update"].counters is None
@@ -571,7 +571,7 @@ def test_it_samples_every_interval_until_it_is_closed(
             enough.set()
         return len(sampled)
 
-    monkeypatch.setattr(host_memory, "host_rss_bytes", count)
+    monkeypatch.setattr(host_usage, "host_rss_bytes", count)
     recorder = MemoryTimelineRecorder("cpu", 0.01)
     recorder.open(tmp_path)
     assert enough.wait(30)
@@ -586,7 +586,7 @@ def test_it_samples_every_interval_until_it_is_closed(
 def test_the_columns_of_a_fake_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator()
     allocator.install(monkeypatch)
-    monkeypatch.setattr(host_memory, "host_rss_bytes", lambda: None)
+    monkeypatch.setattr(host_usage, "host_rss_bytes", lambda: None)
     recorder = MemoryTimelineRecorder("fake", LONG_MS)
     recorder.open(tmp_path)
     recorder.close()
@@ -600,7 +600,7 @@ def test_the_columns_of_a_fake_device(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_is_not_known_yet_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([{}, {"device_allocated_bytes": 0}])
     monkeypatch.setattr(accelerator, "memory_bytes", lambda kind: next(answers))
-    monkeypatch.setattr(host_memory, "host_rss_bytes", lambda: 7)
+    monkeypatch.setattr(host_usage, "host_rss_bytes", lambda: 7)
     recorder = MemoryTimelineRecorder("fake", LONG_MS)
     recorder.open(tmp_path)
     recorder.close()

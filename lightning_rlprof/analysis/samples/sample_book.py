@@ -1,0 +1,210 @@
+"""The samples of a run as columns: fate, tokens, versions, and their spans in order of time."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.records.records import FATES, KINDS, SAMPLE
+from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
+from lightning_rlprof.tables.sample_names import SAMPLE_NAMES
+from lightning_rlprof.tables.spans import Spans
+
+UNKNOWN = -1
+"""Stands for a number that was not recorded."""
+
+NO_FATE = len(FATES)
+"""Stands for the fate of a sample of which none was recorded, or an unknown one."""
+
+NO_SAMPLES = (
+    "No samples were recorded. Wrap each response in sample(prompt_id, group=...) and tell its "
+    "fate with end(); TRL's trainers do it by themselves"
+)
+_MARK = KINDS.index("mark")
+
+
+class Named(NamedTuple):
+    """Texts of samples, as indices into ``texts``."""
+
+    code: Int64s
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SampleBook:
+    """One entry per sample, ascending by number.
+
+    Attributes:
+        id: Number of each sample.
+        prompt: Its prompt.
+        group: Its group.
+        attempt: Attempts before it, or `UNKNOWN`.
+        fate: Index into `FATES`, or `NO_FATE`.
+        fate_row: Row of the mark that tells the fate, or `UNKNOWN`.
+        tokens: Tokens of its rollout phases, else those told with its fate, else `UNKNOWN`.
+        version: Version of the weights at its start, or `UNKNOWN`.
+        version_end: The same at its end.
+        reward: Reward, or NaN.
+        rows: Rows of its spans and marks, by sample and start, fates left out.
+        first: Index of each sample's first row; the last entry is the number of rows.
+        again: How many fates were told of a sample that had one already.
+    """
+
+    id: Int64s
+    prompt: Named
+    group: Named
+    attempt: Int64s
+    fate: Int64s
+    fate_row: Int64s
+    tokens: Int64s
+    version: Int64s
+    version_end: Int64s
+    reward: npt.NDArray[np.float64]
+    rows: Int64s
+    first: Int64s
+    again: int
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.id)
+
+    def spans_of(self, at: int) -> Int64s:
+        """Return the rows of one sample."""
+        return self.rows[self.first[at] : self.first[at + 1]]
+
+    @property
+    def owner(self) -> Int64s:
+        """The sample of each of `rows`."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first))
+
+    def of_rows(self, rows: Int64s) -> Int64s:
+        """Return the sample whose span a row is, or `UNKNOWN`."""
+        order = np.argsort(self.rows, kind="stable")
+        at = np.searchsorted(self.rows[order], rows).clip(max=max(len(order) - 1, 0))
+        known = self.rows[order][at] == rows if len(order) else np.zeros(len(rows), bool)
+        return np.where(known, self.owner[order][at] if len(order) else UNKNOWN, UNKNOWN)
+
+    def fates(self, *names: str) -> Mask:
+        """Return which samples have one of some fates."""
+        return np.isin(self.fate, [FATES.index(name) for name in names])
+
+
+_LAST: "WeakKeyDictionary[Spans, SampleBook]" = WeakKeyDictionary()
+
+
+def sample_book(spans: Spans) -> SampleBook:
+    """Return the samples of a run; the last book is kept as long as the run is."""
+    found = _LAST.get(spans)
+    if found is None:
+        found = _LAST[spans] = _read(spans)
+    return found
+
+
+def _read(spans: Spans) -> SampleBook:
+    rows, number = spans.amounts("sample", np.int64)
+    codes = np.array([*map(_fate_code, spans.names), UNKNOWN], np.int64)
+    is_fate = (spans.kind[rows] == _MARK) & (codes[spans.name[rows]] >= 0)
+    if SAMPLE_NAMES not in spans.tables and not is_fate.any():
+        rows, number, is_fate = rows[:0], number[:0], is_fate[:0]  # numbers of the user's own
+    ids, prompt, group, attempt = _names(spans, number)
+    owner = np.searchsorted(ids, number)
+    told, of = rows[is_fate], owner[is_fate]
+    order = np.lexsort((spans.start_ns[told], codes[spans.name[told]], of))
+    told, of = told[order], of[order]
+    first = group_starts(of)
+    fate, fate_row = np.full(len(ids), NO_FATE), np.full(len(ids), UNKNOWN)
+    fate[of[first]] = codes[spans.name[told[first]]]
+    fate_row[of[first]] = told[first]
+    rows, owner = rows[~is_fate], owner[~is_fate]
+    order = np.lexsort((spans.end_ns[rows], spans.start_ns[rows], owner))
+    rows, owner = rows[order], owner[order]
+    starts = np.searchsorted(owner, np.arange(len(ids) + 1))
+    versions = _versions(spans, rows, owner, len(ids))
+    reward = np.full(len(ids), np.nan)
+    _fill(reward, fate_row, *spans.amounts("reward", np.float64))
+    tokens = _tokens(spans, rows, owner, fate_row)
+    again = len(told) - len(first)
+    return SampleBook(
+        ids, prompt, group, attempt, fate, fate_row, tokens, *versions, reward, rows, starts, again
+    )
+
+
+def _fate_code(name: str) -> int:
+    """Return the fate that a mark tells, `UNKNOWN` if it tells none."""
+    head, _, fate = name.partition(" ")
+    if head != SAMPLE or not fate:
+        return UNKNOWN
+    return FATES.index(fate) if fate in FATES else NO_FATE
+
+
+def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Named, Named, Int64s]:
+    """Return all numbers of samples, and what they are called; the first rank that says it wins."""
+    table = spans.try_table(SAMPLE_NAMES, [])
+    if table is None:
+        ids = np.unique(number)
+        unknown = Named(np.full(len(ids), UNKNOWN), ())
+        return ids, unknown, unknown, np.full(len(ids), UNKNOWN)
+    named = table.numbers("sample", UNKNOWN)
+    ids = np.unique(np.concatenate([number, named[named >= 0]]))
+    known, at = np.unique(named, return_index=True)
+    place = np.searchsorted(known, ids).clip(max=max(len(known) - 1, 0))
+    has = known[place] == ids if len(known) else np.zeros(len(ids), bool)
+    row = at[place] if len(known) else np.zeros(len(ids), np.int64)
+
+    def of(column: str) -> Named:
+        codes, texts = table.texts(column)
+        return Named(np.where(has, codes[row], UNKNOWN), tuple(texts))
+
+    attempt = np.where(has, table.numbers("attempt", UNKNOWN)[row], UNKNOWN)
+    return ids, of("prompt"), of("group"), attempt
+
+
+def _versions(spans: Spans, rows: Int64s, owner: Int64s, samples: int) -> tuple[Int64s, Int64s]:
+    """Return the first and the last version of each sample's spans."""
+    version, last = np.full((2, len(spans)), UNKNOWN)
+    at, values = spans.amounts("version", np.int64)
+    version[at] = last[at] = values
+    at, values = spans.amounts("version_end", np.int64)
+    last[at] = values
+    known = version[rows] >= 0
+    rows, owner = rows[known], owner[known]
+    begin, end = np.full((2, samples), UNKNOWN)
+    first = group_starts(owner)
+    begin[owner[first]] = version[rows[first]]
+    np.maximum.at(end, owner, last[rows])
+    return begin, end
+
+
+def _tokens(spans: Spans, rows: Int64s, owner: Int64s, fate_row: Int64s) -> Int64s:
+    """Return the tokens of each sample's rollout phases, else those told with its fate."""
+    found = np.full(len(fate_row), UNKNOWN)
+    at, values = spans.amounts("tokens", np.int64)
+    _fill(found, fate_row, at, values)
+    counted = np.full(len(spans), UNKNOWN)
+    counted[at] = values
+    generates = (categories_of(spans.names) == Category.ROLLOUT)[spans.name[rows]]
+    keep = generates & (counted[rows] >= 0)
+    sums = np.zeros(len(found), np.int64)
+    np.add.at(sums, owner[keep], counted[rows[keep]])
+    some = np.unique(owner[keep])
+    found[some] = sums[some]
+    return found
+
+
+def _fill(
+    found: npt.NDArray[np.generic], fate_row: Int64s, at: Int64s, values: npt.NDArray[np.generic]
+) -> None:
+    """Put what fates counted into an array of samples."""
+    place = np.searchsorted(at, fate_row).clip(max=max(len(at) - 1, 0))
+    has = (at[place] == fate_row) if len(at) else np.zeros(len(fate_row), bool)
+    found[has] = values[place[has]]
+
+
+def rollout_rows(spans: Spans, book: SampleBook) -> Int64s:
+    """Return the phases in which samples were generated, by sample and start."""
+    generates = (categories_of(spans.names) == Category.ROLLOUT)[spans.name[book.rows]]
+    found: Int64s = book.rows[generates & (spans.kind[book.rows] != _MARK)]
+    return found

@@ -1,0 +1,174 @@
+"""Follow one sample through a job: its phases on any process, its tokens, and its fate.
+
+A phase is a span that carries the sample's number, a fate a mark that does. Prompt, group and
+attempt stand in the file once for each process that has the sample.
+"""
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from lightning_rlprof.recording import annotations, open_spans
+from lightning_rlprof.recording.annotations import Marker, Sink, in_stage, mark
+from lightning_rlprof.records.records import FATES, FIRST_TOKEN, SAMPLE, Fate, Number
+
+_LONGEST = 200  # characters of a prompt's or a group's name
+_told_wrong = False
+
+
+class Sample:
+    """One response to a prompt, from its generation to what became of it; made by `sample`.
+
+    It can be pickled, also into another process or a later run, where it stays the same sample.
+    As ``with``, an exception ends it as ``aborted``.
+
+    Attributes:
+        id: Number that no other sample has, 52 bits.
+        prompt: Name of its prompt.
+        group: Name of its group: the samples whose rewards are compared.
+        attempt: How many attempts at this sample came before.
+        version: Version of the weights, counted with every phase; set it when it changes.
+        replica: Number of the inference server, counted with every phase.
+        fate: What became of it as far as this process knows, or None.
+    """
+
+    __slots__ = ("_written_by", "attempt", "fate", "group", "id", "prompt", "replica", "version")
+
+    def __init__(
+        self,
+        prompt: str,
+        group: str,
+        attempt: int = 0,
+        version: Number | None = None,
+        replica: int | None = None,
+    ) -> None:
+        self.id = int.from_bytes(os.urandom(7), "big") >> 4  # exact in JavaScript, too
+        self.prompt, self.group, self.attempt = prompt, group, attempt
+        self.version, self.replica = version, replica
+        self.fate: Fate | None = None
+        self._written_by: Sink | None = None
+        self._write_name()
+
+    def __repr__(self) -> str:
+        return f"<sample {self.id} of {self.prompt}>"
+
+    def __enter__(self) -> "Sample":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End a sample that an exception or a cancellation leaves; others continue elsewhere."""
+        if kind is not None and self.fate is None:
+            self.end("aborted")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "_written_by"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._written_by = None
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def phase(self, name: str, /, **counters: Any) -> Marker:
+        """Mark a phase, in a ``with`` statement: ``actor_generate``, ``compute_reward``, a tool.
+
+        Within a stage it is a region, elsewhere a stage. `count` in it adds tokens. A response
+        that is continued with other weights has a phase for each of its versions.
+
+        Args:
+            name: As in `stage`.
+            **counters: Numbers to store with it.
+        """
+        self._write_name()
+        own = {**self._numbers(), **open_spans.counters_of(counters)}
+        return Marker(name, "region" if in_stage() else "stage", own)
+
+    def first_token(self) -> None:
+        """Record that the first token is there."""
+        self._write_name()
+        mark(FIRST_TOKEN, sample=self.id)
+
+    def end(self, fate: Fate, /, **counters: Any) -> None:
+        """Record what became of the sample.
+
+        If several fates are recorded, the first of them in the order of `FATES` counts.
+
+        Args:
+            fate: One of `FATES`; another word is recorded, and counts as unknown.
+            **counters: Numbers to store with it, such as ``tokens``, ``reward``, ``advantage``, and
+                ``trainer_version``, that of the weights which it updates.
+        """
+        sink = annotations.listener()
+        if fate not in FATES and sink is not None:
+            _say_once(sink, fate)
+        self.fate = fate
+        self._write_name()
+        mark(f"{SAMPLE} {fate}", sample=self.id, **counters)
+
+    def retry(self) -> "Sample":
+        """End this attempt as ``retried``, and return the next one."""
+        self.end("retried")
+        return Sample(self.prompt, self.group, self.attempt + 1, self.version, self.replica)
+
+    def _numbers(self) -> dict[str, Number]:
+        found: dict[str, Number] = {"sample": self.id}
+        if self.version is not None:
+            found["version"] = self.version
+        if self.replica is not None:
+            found["replica"] = self.replica
+        return found
+
+    def _write_name(self) -> None:
+        sink = annotations.listener()
+        if sink is not None and sink is not self._written_by:
+            self._written_by = sink
+            sink.add((SAMPLE, self.id, self.prompt, self.group, self.attempt))
+
+
+def sample(
+    prompt_id: object,
+    /,
+    *,
+    group: object = None,
+    version: Number | None = None,
+    replica: int | None = None,
+) -> Sample:
+    """Begin a sample: one response to a prompt, which is followed through all processes.
+
+    Not recording, a phase costs 2 µs.
+
+    Args:
+        prompt_id: Names the prompt; cut after 200 characters. Give a number rather than its text.
+        group: Names the group whose rewards are compared; unset, the prompt.
+        version: Version of the weights that generate it.
+        replica: Number of the inference server.
+
+    Example::
+
+        >>> with sample("gsm8k/17", group="gsm8k/17", version=3) as response:
+        ...     with response.phase("actor_generate"):
+        ...         annotations.count(tokens=120)
+        ...     with response.phase("compute_reward"):
+        ...         pass
+        >>> response.end("trained", reward=1.0, trainer_version=4)
+    """
+    prompt = _short(prompt_id)
+    return Sample(prompt, prompt if group is None else _short(group), 0, version, replica)
+
+
+def _short(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _say_once(sink: Sink, fate: str) -> None:
+    global _told_wrong
+    if not _told_wrong:
+        _told_wrong = True
+        say: Callable[[str, str], None] = sink.note
+        say("warning", f"unknown fate {fate!r} of a sample (allowed: {', '.join(FATES)})")
