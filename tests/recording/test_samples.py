@@ -27,11 +27,11 @@ def begin(folder: Path, **more: Any) -> Any:
 def test_phases_carry_the_sample_and_names_stand_in_the_run(tmp_path: Path) -> None:
     with begin(tmp_path) as session:
         session.begin_step(1)
-        with stage("actor_generate"), sample(17, group="g", version=3, replica=1) as own:
-            with own.phase("actor_generate"):
-                own.first_token()
-                count(tokens=20)
-                count(version=4)
+        own = sample(17, group="g", version=3, replica=1)
+        with stage("actor_generate"), own, own.phase("actor_generate"):
+            own.first_token()
+            count(tokens=20)
+            count(version=4)
         with own.phase("compute_reward"):
             pass
         own.end("trained", reward=0.5, trainer_version=4)
@@ -95,7 +95,8 @@ def test_an_unknown_fate_is_said_once_and_counted(
         for name in ("a", "b"):
             sample(name).end("filtred")  # type: ignore[arg-type]
     said = [each for each in caplog.messages if "filtred" in each]
-    assert len(said) == 1 and "allowed: trained, zero_advantage" in said[0]
+    assert len(said) == 1
+    assert "allowed: trained, zero_advantage" in said[0]
     assert counts(load(session.run))["unknown"] == 2
 
 
@@ -104,9 +105,8 @@ def _work(folder: str, tasks: Any, done: Any) -> None:
         for own in iter(tasks.get, None):
             with own.phase("compute_reward"):
                 pass
-            if own.attempt == 0 and own.prompt.endswith("3"):
-                own = own.retry()
-            done.put(own)
+            again = own.attempt == 0 and own.prompt.endswith("3")
+            done.put(own.retry() if again else own)
 
 
 def test_samples_cross_processes_and_a_restart_and_the_books_stay_exact(tmp_path: Path) -> None:

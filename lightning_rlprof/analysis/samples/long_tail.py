@@ -84,10 +84,8 @@ def long_tail(spans: Spans) -> Table:
             order = np.argsort(ends, kind="stable")
             last = max(int(np.ceil(share * len(ends))), 1) - 1
             since = int(ends[order[last]])
-            left.append(int(ends.max()) - since)
-            idle += sum(
-                _idle_ns(found, at, since, int(ends.max())) for at in pool.rollouts.tolist()
-            )
+            left.append(until - since)
+            idle += sum(_idle_ns(found, at, since, until) for at in pool.rollouts.tolist())
             cut.append(pool.requests[order[last + 1 :]])
         lost = np.concatenate(cut)
         rows.append(

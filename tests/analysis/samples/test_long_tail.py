@@ -65,7 +65,8 @@ def test_idle_time_is_that_of_the_list_schedule(jobs: list[list[int]], slots: in
 def test_a_cut_says_how_long_and_how_good_the_lost_ones_were() -> None:
     lengths = [10] * 9 + [100]
     row = long_tail(loaded(rank(lengths, 10))).rows[2]
-    assert row[0] == 0.9 and row[1] == 90 * MS
+    assert row[0] == 0.9
+    assert row[1] == 90 * MS
     assert row[3] == 81 * MS  # nine of ten slots
     assert row[5:] == (1, 100 / 190, 100 / 19, pytest.approx(-0.5))
 
