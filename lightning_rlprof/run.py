@@ -38,6 +38,7 @@ from lightning_rlprof.analysis.stages.overviews import (
 )
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
+from lightning_rlprof.analysis.weight_sync import weight_sync
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.loaders.join_ranks import as_one
 from lightning_rlprof.report.html.notebook import ReportFrame, overview_html
@@ -93,6 +94,7 @@ class Run(Spans):
     stragglers = stragglers
     throughput = throughput
     trace_diff = trace_diff
+    weight_sync = weight_sync
     whatif = whatif
 
     @classmethod

@@ -36,6 +36,7 @@ from lightning_rlprof.analysis.stages.overviews import (
 )
 from lightning_rlprof.analysis.stages.stage_times import gaps, stages
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
+from lightning_rlprof.analysis.weight_sync import weight_sync
 from lightning_rlprof.analysis.whatif.whatif import whatif
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Table
@@ -104,6 +105,7 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(matmuls, "Device", "Matmuls and attention against peak FLOP/s"),
     Analysis(modules, "Device", "Modules by device and host time"),
     Analysis(communication, "Ranks", "Collectives: transfer, wait, bandwidth", report=True),
+    Analysis(weight_sync, "Steps", "Weight sync in parts, against its lower bound", report=True),
     Analysis(links, "Ranks", "Bandwidth of links between ranks, the slowest first"),
     Analysis(memory_timeline, "Memory", "Peak, fragmentation and growth of device memory"),
     Analysis(throughput, "Diagnosis", "Tokens/s, samples/s and MFU of each stage"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lightning_rlprof.analysis.step_selection import counted
+from lightning_rlprof.analysis.step_selection import in_included
 from lightning_rlprof.records.histograms import bin_start
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Histogram, Spans
@@ -51,9 +51,7 @@ def lengths(spans: Spans) -> Table:
 def included_lengths(spans: Spans) -> Histogram:
     """Return the lengths of included steps, and those outside steps."""
     found = spans.histogram(LENGTHS)
-    steps = spans.rows(kind="step")
-    left_out = np.setdiff1d(spans.step[steps], spans.step[steps[counted(spans, steps).mask]])
-    keep = ~np.isin(spans.step[found.rows], left_out)
+    keep = in_included(spans, found.rows)
     return Histogram(*(column[keep] for column in found))
 
 

@@ -132,7 +132,10 @@ def partition(spans: Spans, ranks: Collection[int] | None = None) -> Partition:
     last = _LAST.get(spans)
     if last is None or last[0] != asked:
         steps = rows_on_ranks(spans, "step", ranks)
-        last = _LAST[spans] = asked, Partition(steps, *_segments(spans, steps))
+        last = _LAST[spans] = (
+            asked,
+            Partition(steps, *divide(spans, steps, spans.rows(kind="stage"))),
+        )
     return last[1]
 
 
@@ -152,12 +155,16 @@ def rows_on_ranks(spans: Spans, kind: Kind, ranks: Collection[int] | None) -> In
     return rows[np.isin(spans.rank[rows], list(ranks))]
 
 
-def _segments(spans: Spans, steps: Int64s) -> tuple[Segments, Segments]:
+def divide(spans: Spans, steps: Int64s, stages: Int64s) -> tuple[Segments, Segments]:
     """Cut all wherever a stage begins or ends, with any nesting; return steps and what is beside.
 
-    What is beside the steps are stages only.
+    What is beside the steps are stages only. Rows of any other spans can be cut in the same way.
+
+    Args:
+        spans: The run.
+        steps: Rows to divide, ascending.
+        stages: Rows to divide them by, ascending.
     """
-    stages = spans.rows(kind="stage")
     rows = np.append(steps, stages)
     times = np.append(spans.start_ns[rows], spans.end_ns[rows])
     threads = np.tile(spans.thread[rows], 2)

@@ -101,6 +101,13 @@ def counted(spans: Spans, steps: Int64s) -> Counted:
     return Counted(mask, len(np.unique(numbers[mask])), note)
 
 
+def in_included(spans: Spans, rows: Int64s) -> Mask:
+    """Mark the rows of included steps, see `counted`, and those outside steps."""
+    steps = spans.rows(kind="step")
+    left_out = np.setdiff1d(spans.step[steps], spans.step[steps[counted(spans, steps).mask]])
+    return ~np.isin(spans.step[rows], left_out)
+
+
 MOST_SPANS = 1_300_000
 """Number of spans up to which a run is analyzed whole: 64 ranks x 1,000 steps x 20."""
 

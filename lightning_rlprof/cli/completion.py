@@ -43,6 +43,7 @@ ANALYSIS_NAMES = (
     "matmuls",
     "modules",
     "communication",
+    "weight_sync",
     "links",
     "memory_timeline",
     "throughput",
