@@ -78,19 +78,15 @@ _NO_PROBE = (
 )
 
 
-class _Groups(NamedTuple):
-    """Sums by rank and part; arrays of shape (ranks, parts).
+class _Pieces(NamedTuple):
+    """One entry per sync and part, and per whole sync; ``moved`` is `UNKNOWN` without bytes."""
 
-    ``moved`` is `UNKNOWN` where no bytes are known, and ``whole`` the same of whole syncs, by rank.
-    """
-
-    parts: list[str]
-    syncs: Int64s
-    begun: Int64s
+    sync: Int64s
+    part: Int64s
     ns: Int64s
     hidden: Int64s
+    begun: Int64s
     moved: Int64s
-    whole: Int64s
 
 
 def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
@@ -102,8 +98,8 @@ def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
 
     ``hidden`` is the time on threads without steps in which the rank's training thread is in a
     stage, other than a weight sync or waiting; ``exposed`` is the rest. ``bytes`` are per sync,
-    ``bandwidth`` is bytes by time. ``bound`` is bytes by the median bandwidth of spans named
-    ``bandwidth_probe``. Excluded steps are left out.
+    ``bandwidth`` is the median of bytes by time. ``bound`` is bytes by the median bandwidth of
+    spans named ``bandwidth_probe``. Excluded steps are left out.
 
     Args:
         spans: The run.
@@ -115,17 +111,15 @@ def weight_sync(spans: Spans, *, ranks: Collection[int] | None = None) -> Table:
     if not len(syncs):
         return Table("weight_sync", _COLUMNS, abstained=_NO_SYNC)
     remarks = [counted(spans, spans.rows(kind="step")).note]
-    found = _groups(spans, syncs, remarks)
-    by_role: dict[str, list[int]] = {}
-    for at, rank in enumerate(spans.ranks):
-        if found.syncs[at]:
-            by_role.setdefault(spans.headers[rank].role, []).append(at)
+    parts, pieces = _pieces(spans, syncs, remarks)
+    role = [spans.headers[rank].role for rank in spans.rank[syncs].tolist()]
     rates = _probes(spans)
     rows: list[tuple[Cell, ...]] = []
-    for role, own in sorted(by_role.items(), key=lambda item: -int(found.ns[item[1]].sum())):
-        rate = rates.get(role, rates.get(""))
-        rows += _rows(role, rate, _Groups(found.parts, *(column[own] for column in found[1:])))
-    if (found.whole == UNKNOWN).all() and (found.moved == UNKNOWN).all():
+    for each in sorted(set(role)):
+        own = np.array([other == each for other in role])[pieces.sync]
+        rate = rates.get(each, rates.get(""))
+        rows += _rows(each, rate, parts, _Pieces(*(column[own] for column in pieces)))
+    if (pieces.moved == UNKNOWN).all():
         remarks.append(_NO_BYTES)
     remarks.append(f"Measured bandwidth: {rates['']:.4g} GB/s." if rates else _NO_PROBE)
     return Table("weight_sync", _COLUMNS, rows, " ".join(filter(None, remarks)))
@@ -151,34 +145,50 @@ def _around(spans: Spans, rows: Int64s) -> Int64s:
     return parents(spans.thread[rows], spans.start_ns[rows], spans.end_ns[rows])
 
 
-def _groups(spans: Spans, syncs: Int64s, remarks: list[str]) -> _Groups:
-    """Sum time, bytes and spans of the parts of syncs by rank and part."""
+def _pieces(spans: Spans, syncs: Int64s, remarks: list[str]) -> tuple[list[str], _Pieces]:
+    """Return the names of parts, whole syncs last, and what each sync has of each."""
     rows = _work(spans, None)
     lane, start = spans.thread, spans.start_ns
     within = Enclosing(lane[syncs], start[syncs], spans.end_ns[syncs]).at(lane[rows], start[rows])
+    within = np.where(np.isin(rows, syncs), np.searchsorted(syncs, rows), within)
     inside = (within != NONE) & (spans.end_ns[rows] <= spans.end_ns[syncs[within]])
-    rows = rows[inside | np.isin(rows, syncs)]
-    parts, part, is_first, moved = _parts_of(spans, rows)
+    rows, within = rows[inside], within[inside]
+    parts, part, begins, moved = _parts_of(spans, rows)
     cut = divide(spans, syncs, np.sort(rows))[0]
     of_row = np.full(len(spans), UNKNOWN)
     of_row[rows] = part
-    ranks = np.array(spans.ranks)
-    by_segment = (np.searchsorted(ranks, spans.rank[cut.stage]), of_row[cut.stage])
-    by_span = (np.searchsorted(ranks, spans.rank[rows]), part)
-    ns, hidden, count, size, known = np.zeros((5, len(ranks), len(parts)), np.int64)
-    np.add.at(ns, by_segment, cut.end_ns - cut.start_ns)
-    np.add.at(hidden, by_segment, _hidden(spans, cut, rows))
-    np.add.at(count, by_span, is_first)
-    np.add.at(size, by_span, np.maximum(moved, 0))
-    np.add.at(known, by_span, moved != UNKNOWN)
-    at_rest, transfer = len(parts) - 1, [*PARTS].index(TRANSFER)
-    stated = np.where(known[:, at_rest] > 0, size[:, at_rest], UNKNOWN)
-    amount = np.where(known > 0, size, _collectives(spans, cut, by_segment, ns.shape, remarks))
-    whole = np.where(amount[:, transfer] == UNKNOWN, amount[:, at_rest], amount[:, transfer])
-    whole = np.where(stated == UNKNOWN, whole, stated)
-    amount[:, at_rest] = UNKNOWN
-    times = np.bincount(np.searchsorted(ranks, spans.rank[syncs]), minlength=len(ranks))
-    return _Groups(parts, times, count, ns, hidden, amount, whole)
+    width, at_rest = len(parts) + 1, len(parts) - 1
+    whole_keys = np.arange(len(syncs)) * width + width - 1
+    by_segment, by_span = cut.step * width + of_row[cut.stage], within * width + part
+    keys = np.unique(np.concatenate([by_segment, by_span, whole_keys]))
+
+    def summed(own: Int64s, values: Int64s) -> Int64s:
+        found = np.zeros(len(keys), np.int64)
+        np.add.at(found, np.searchsorted(keys, own), values)
+        return found
+
+    def of_syncs(values: Int64s, code: int) -> Int64s:
+        found = np.full(len(syncs), UNKNOWN)
+        own = keys % width == code
+        found[keys[own] // width] = values[own]
+        return found
+
+    both = np.append(by_segment, cut.step * width + width - 1)
+    ns = summed(both, np.tile(cut.end_ns - cut.start_ns, 2))
+    hidden = summed(both, np.tile(_hidden(spans, cut, rows), 2))
+    counted_bytes = summed(by_span, moved != UNKNOWN) > 0
+    size = np.where(counted_bytes, summed(by_span, np.maximum(moved, 0)), UNKNOWN)
+    stated = of_syncs(size, at_rest)
+    at, profiled = _collectives(spans, cut, remarks)
+    has_calls = ~counted_bytes & (summed(by_segment[at], np.ones_like(at)) > 0)
+    size = np.where(has_calls, summed(by_segment[at], profiled), size)
+    transfer, rest = (of_syncs(size, code) for code in ([*PARTS].index(TRANSFER), at_rest))
+    whole = np.where(stated != UNKNOWN, stated, np.where(transfer != UNKNOWN, transfer, rest))
+    size[keys % width == at_rest] = UNKNOWN
+    size[np.searchsorted(keys, whole_keys)] = whole
+    begun = summed(by_span, begins) + summed(whole_keys, np.ones_like(whole_keys))
+    found = _Pieces(keys // width, keys % width, ns, hidden, begun, size)
+    return [*parts, WHOLE], found
 
 
 def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, Int64s]:
@@ -242,26 +252,16 @@ def _hidden(spans: Spans, cut: Segments, members: Int64s) -> Int64s:
     return found
 
 
-def _collectives(
-    spans: Spans,
-    cut: Segments,
-    groups: tuple[Int64s, Int64s],
-    shape: tuple[int, ...],
-    remarks: list[str],
-) -> Int64s:
-    """Sum the bytes of profiled collectives that start in each group; `UNKNOWN` without any."""
-    found = np.full(shape, UNKNOWN)
+def _collectives(spans: Spans, cut: Segments, remarks: list[str]) -> tuple[Int64s, Int64s]:
+    """Return the segments in which profiled collectives with known bytes start, and the bytes."""
     table = spans.try_table("collectives", remarks)
     if table is None or not len(table.rows):
-        return found
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     calls = calls_of(table)
     within = Enclosing(spans.rank[cut.stage], cut.start_ns, cut.end_ns)
     at = within.at(calls.rank, calls.start_ns)
     some = (at != NONE) & (calls.bytes != UNKNOWN)
-    keys = tuple(codes[at[some]] for codes in groups)
-    found[keys] = 0
-    np.add.at(found, keys, calls.bytes[some])
-    return found
+    return at[some], calls.bytes[some]
 
 
 def _probes(spans: Spans) -> dict[str, float]:
@@ -277,32 +277,29 @@ def _probes(spans: Spans) -> dict[str, float]:
     return {role: float(np.median(own)) for role, own in by_role.items()}
 
 
-def _rows(role: str, rate: float | None, own: _Groups) -> list[tuple[Cell, ...]]:
+def _rows(role: str, rate: float | None, parts: list[str], own: _Pieces) -> list[tuple[Cell, ...]]:
     """Return the rows of a role: whole syncs, then their parts in order."""
-    whole, syncs = int(own.ns.sum()), int(own.syncs.sum())
-    totals = own.ns.sum(axis=0)
-    custom = len(PARTS) + np.argsort(-totals[len(PARTS) : -1], kind="stable")
-    order = [*range(len(PARTS)), *custom.tolist(), len(own.parts) - 1]
-    columns = [(WHOLE, own.ns.sum(axis=1), own.hidden.sum(axis=1), own.whole, own.syncs)]
-    columns += [
-        (own.parts[at], own.ns[:, at], own.hidden[:, at], own.moved[:, at], own.begun[:, at])
-        for at in order
-        if totals[at] or own.begun[:, at].any()
-    ]
+    totals, counts = (np.bincount(own.part, each, len(parts)) for each in (own.ns, own.begun))
+    custom = len(PARTS) + np.argsort(-totals[len(PARTS) : -2], kind="stable")
+    order = [len(parts) - 1, *range(len(PARTS)), *custom.tolist(), len(parts) - 2]
+    syncs = len(np.unique(own.sync))
+    whole = int(own.ns[own.part == order[0]].sum())
     rows: list[tuple[Cell, ...]] = []
-    for part, ns, hidden, moved, count in columns:
-        total, covered = int(ns.sum()), int(hidden.sum())
+    for code in order:
+        if not totals[code] and not counts[code]:
+            continue
+        some = own.part == code
+        total, hidden, count = (int(each[some].sum()) for each in (own.ns, own.hidden, own.begun))
         speed, size, bound, ratio = None, None, None, None
-        told = moved != UNKNOWN
+        told = some & (own.moved != UNKNOWN)
         if told.any():
-            size = mean(int(moved[told].sum()), int(own.syncs[told].sum()))
-            took = int(ns[told].sum())
-            speed = int(moved[told].sum()) / took if took else None
-            if rate is not None and part not in _LOCAL:
+            size = mean(int(own.moved[told].sum()), int(np.count_nonzero(told)))
+            fast = told & (own.ns > 0)
+            speed = float(np.median(own.moved[fast] / own.ns[fast])) if fast.any() else None
+            if rate is not None and parts[code] not in _LOCAL:
                 bound = round(size / rate)
                 ratio = rate / speed if speed else None
-        times = (total - covered, covered)
         share = total / whole if whole else None
-        head = (part, role, mean(total, syncs), share, speed, ratio)
-        rows.append((*head, *times, size, bound, total, int(count.sum())))
+        head = (parts[code], role, mean(total, syncs), share, speed, ratio)
+        rows.append((*head, total - hidden, hidden, size, bound, total, count))
     return rows

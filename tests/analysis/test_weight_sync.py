@@ -1,13 +1,20 @@
 """Parts of a weight sync against every nanosecond; bytes, bounds, and what hides a sync."""
 
+import json
+import os
+import statistics
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_rlprof.analysis.step_selection import warm_up
 from lightning_rlprof.analysis.time_categories import Category, category_of
 from lightning_rlprof.analysis.weight_sync import PARTS, weight_sync
 from lightning_rlprof.loaders.load import load
@@ -16,7 +23,9 @@ from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Table, columns_of
 from tests.builders.oracle import runs
 from tests.builders.runs import MAIN, Row, header, loaded, write_rank
+from tests.builders.synced_weights import BYTES, CONVERT_MS, PAUSE_MS, RANKS, RUNS
 from tests.effort import examples
+from tests.places import ROOT
 
 SIDE = MAIN + 1
 NAMES = {
@@ -55,7 +64,7 @@ TYPICAL = [
     part("broadcast_weights", 500, 900),
     part("bucket 0", 500, 650, bytes=600),
     part("bucket 1", 660, 880, bytes=400),
-    part("load_weights", 900, 1000),
+    part("load_weights", 900, 1000, bytes=1000),
     part("warming", 1000, 1020),
     part("flush_cache", 1020, 1050),
     part("continue_generation", 1050, 1060),
@@ -73,7 +82,7 @@ def test_a_sync_is_cut_by_the_names_of_its_spans_and_the_parts_add_up() -> None:
         ("gather/reshard", 100, 1, 1000, 10.0, 200, 0.5),
         ("convert/quantize", 200, 1, None, None, None, None),
         ("transfer", 400, 1, 1000, 2.5, 200, 2.0),
-        ("load", 100, 1, None, None, None, None),
+        ("load", 100, 1, 1000, 10.0, None, None),
         ("cache flush", 30, 1, None, None, None, None),
         ("resume", 10, 1, None, None, None, None),
         ("warming", 20, 1, None, None, None, None),
@@ -142,7 +151,7 @@ def test_a_sync_on_another_thread_is_hidden_behind_the_stages_of_the_training_th
     assert shown == {"whole sync": (400, 200), "load": (100, 100), "rest": (300, 100)}
 
 
-def test_roles_have_rows_of_their_own_and_probes_of_their_own(tmp_path: Any) -> None:
+def test_roles_have_rows_of_their_own_and_probes_of_their_own(tmp_path: Path) -> None:
     for rank, role in enumerate(("trainer", "rollout")):
         rows = [
             sync(0, 100, counters={"bytes": 50}),
@@ -277,3 +286,43 @@ def test_it_does_not_fail_on_odd_runs(rows: list[list[Row]]) -> None:
 def test_it_does_not_fail_on_bytes_that_nothing_can_have(odd: float) -> None:
     probe = part("bandwidth_probe", 30, 40, bytes=odd)
     weight_sync(loaded([sync(0, 20), part("broadcast", 0, 0, bytes=odd), probe]))
+
+
+@pytest.mark.deep
+def test_two_gloo_ranks_that_broadcast_50_mb_come_out_as_scripted(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.builders.synced_weights", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": path}
+    processes = [
+        subprocess.Popen([*command, str(rank)], cwd=ROOT, env=env) for rank in range(RANKS)
+    ]
+    try:
+        assert [process.wait(120) for process in processes] == [0] * RANKS
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    names = {
+        **{"drain/pause": "pause_generation", "convert/quantize": "convert_weights"},
+        **{"transfer": "broadcast_weights", "load": "load_weights"},
+    }
+    for rank in range(RANKS):
+        lines = (tmp_path / f"measured-{rank}.jsonl").read_text().splitlines()
+        ratios = []
+        for folder in sorted((tmp_path / "runs").iterdir()):
+            spans = load(folder)
+            warm = warm_up(spans).tolist()
+            own = [json.loads(line) for line in lines]
+            own = [each for each in own if each["run"] == folder.name and each["step"] not in warm]
+            found = {part: row for (_, part), row in rows_of(spans, ranks=[rank]).items()}
+            whole = found.pop("whole sync")
+            for name, marker in names.items():
+                took = statistics.mean(each[marker] for each in own)
+                assert abs(found[name]["time per sync"] - took) < max(2e6, 0.05 * took), name
+            for name, ms in (("drain/pause", PAUSE_MS), ("convert/quantize", CONVERT_MS)):
+                assert found[name]["time per sync"] >= ms * 1e6
+            assert found["transfer"]["bytes"] == whole["bytes"] == BYTES
+            assert sum(row["total"] for row in found.values()) == whole["total"]
+            ratios.append(found["transfer"]["x of bound"])
+        assert len(ratios) == RUNS
+        assert statistics.median(ratios) == pytest.approx(1, abs=0.15)
