@@ -26,6 +26,7 @@ from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.lengths import lengths
 from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
+from lightning_rlprof.analysis.memory_phases import memory_phases
 from lightning_rlprof.analysis.operators.costs import modules, operators
 from lightning_rlprof.analysis.stages.overviews import (
     background_stages,
@@ -81,6 +82,7 @@ class Run(Spans):
     links = links
     matmuls = matmuls
     memory = memory
+    memory_phases = memory_phases
     memory_timeline = memory_timeline
     modules = modules
     operators = operators

@@ -19,6 +19,7 @@ from lightning_rlprof.analysis.ledger.ledger import ledger
 from lightning_rlprof.analysis.lengths import lengths
 from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
+from lightning_rlprof.analysis.memory_phases import memory_phases
 from lightning_rlprof.analysis.operators.costs import modules, operators
 from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.length_balance import length_balance
@@ -108,6 +109,7 @@ CATALOG: tuple[Analysis, ...] = (
     Analysis(weight_sync, "Steps", "Weight sync in parts, against its lower bound", report=True),
     Analysis(links, "Ranks", "Bandwidth of links between ranks, the slowest first"),
     Analysis(memory_timeline, "Memory", "Peak, fragmentation and growth of device memory"),
+    Analysis(memory_phases, "Memory", "What each stage leaves in memory, and which one leaks"),
     Analysis(throughput, "Diagnosis", "Tokens/s, samples/s and MFU of each stage"),
     Analysis(device_counters, "Device", "Counters of device tools, over time and by stage"),
 )

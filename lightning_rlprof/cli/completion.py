@@ -46,6 +46,7 @@ ANALYSIS_NAMES = (
     "weight_sync",
     "links",
     "memory_timeline",
+    "memory_phases",
     "throughput",
     "device_counters",
 )

@@ -43,6 +43,7 @@ from lightning_rlprof.analysis.findings.rules import (
 from lightning_rlprof.analysis.findings.rules import TREND as TREND_RULE
 from lightning_rlprof.analysis.ledger.accounts import OUTSIDE, Accounts
 from lightning_rlprof.analysis.memory import growth, lowest_by_step, memory_timeline
+from lightning_rlprof.analysis.memory_phases import leaking_phases
 from lightning_rlprof.analysis.step_selection import states
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import (
@@ -510,6 +511,8 @@ def _memory_finding(spans: Spans, row: Row, ranks: int) -> Finding | NotChecked:
     where = f"rank {rank}" + (f" and {ranks - 1} more" if ranks > 1 else "")
     if low * len(steps) < MEMORY_GROWTH.threshold * lowest.max():
         return NotChecked(MEMORY_GROWTH.name, f"it nearly stopped in the second half, on {where}")
+    phases = leaking_phases(spans, rank, component)
+    named = f", added by {', '.join(phases)}" if phases else ""
     rows = spans.rows(kind="step", rank=rank)
     rows = rows[(spans.step[rows] >= steps[half]) & (spans.step[rows] <= steps[-1])]
     return Finding(
@@ -518,7 +521,7 @@ def _memory_finding(spans: Spans, row: Row, ranks: int) -> Finding | NotChecked:
         *(None, None, None),
         HIGH if low > slope / 2 else MEDIUM,
         f"{slope / _MIB:.3g} MiB per step (99% CI {low / _MIB:.3g}–{high / _MIB:.3g}) "
-        f"in steps {steps[half]}–{steps[-1]}",
+        f"in steps {steps[half]}–{steps[-1]}{named}",
         _memory_query(spans, rank, component, rows),
         place_of(spans, rows[-1:]),
     )

@@ -94,6 +94,22 @@ def test_it_fires_on_a_leak_in_a_tools_table_and_its_link_returns_the_samples() 
     assert len(Run.of(spans).sql(claim.query).rows) == 3 * 12
 
 
+def test_its_evidence_names_the_stage_that_leaks() -> None:
+    rows = [
+        Row(name, kind, at + 1, at * STEP_NS + start, at * STEP_NS + end, counters=counts)  # type: ignore[arg-type]
+        for at, bytes_ in enumerate(leaking(30))
+        for name, kind, start, end, own in (
+            ("actor_generate", "stage", 0, 10, bytes_),
+            ("actor_update", "stage", 10, 20, bytes_ + 50 * MIB),
+            ("step", "step", 0, STEP_NS, bytes_ + 50 * MIB),
+        )
+        for counts in [{"host_rss_bytes": own}]
+    ]
+    (claim,) = results(loaded(rows))
+    assert isinstance(claim, Finding)
+    assert claim.evidence.endswith("in steps 16–30, added by actor_update")
+
+
 @pytest.mark.parametrize(
     "held",
     [
