@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from time import perf_counter_ns
 
-from lightning_rlprof.system.process_memory import pages, resident_bytes
+from lightning_rlprof.system.process_memory import limit_bytes, pages, resident_bytes
 
 _CHILDREN_EVERY_NS = 100_000_000  # each child costs the reading of a file
 
@@ -22,6 +22,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._children_at = 0
+        self._limit = limit_bytes()
         self._statm = -1
         with suppress(OSError):
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -36,9 +37,12 @@ class HostMemory:
         """Return ``host_rss_bytes``, and ``children_rss_bytes`` at most every 100 ms.
 
         Children are those that the calling thread started, such as DataLoader workers. Both are
-        left out where they are unknown.
+        left out where they are unknown. The first call also returns ``host_limit_bytes``: what the
+        container allows, else the memory of the machine.
         """
         found, now = self.own(), perf_counter_ns()
+        if found and self._limit is not None:
+            found["host_limit_bytes"], self._limit = self._limit, None
         if now - self._children_at >= _CHILDREN_EVERY_NS:
             self._children_at = now
             children = [size for pid in _children() if (size := resident_bytes(pid)) is not None]

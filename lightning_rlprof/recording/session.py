@@ -14,7 +14,7 @@ from lightning_rlprof.config.profiler_config import ProfilerConfig
 from lightning_rlprof.config.wrap_rules import WrapRule
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording import annotations, capture
-from lightning_rlprof.recording.accelerator import allocator_bytes
+from lightning_rlprof.recording.accelerator import allocator_bytes, device_memory
 from lightning_rlprof.recording.capture import GENERATION, Capture, TokenWindow
 from lightning_rlprof.recording.clock_sync import Exchange
 from lightning_rlprof.recording.end_remarks import (
@@ -120,6 +120,7 @@ class Session:
         self._tokens = TokenWindow(config)
         self._host = (HostMemory(), CpuWait())
         self._has_allocator = header.device != "cpu"
+        self._has_total = False
         self._chosen = chosen_stages(config, header.rank)
         buffer.keeps_stages = bool(self._chosen)
         self.child_marks = ChildMarks()
@@ -277,6 +278,9 @@ class Session:
         found = self._host[0].own()
         if self._has_allocator and line[5] - line[4] > _ASKED_NS:
             found |= allocator_bytes(self.header.device)
+            if not self._has_total and (total := device_memory()[1]) is not None:
+                found["device_total_bytes"] = total
+            self._has_total = True
         if found:
             line[9] = {**(line[9] or {}), **found}
 

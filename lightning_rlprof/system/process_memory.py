@@ -1,7 +1,9 @@
 """Memory that a process has, and that the machine has."""
 
 import os
+from pathlib import Path
 
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -25,3 +27,13 @@ def machine_bytes() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * _PAGE
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def limit_bytes() -> int | None:
+    """Return how much memory this process may have: that of its container, else of the machine."""
+    machine = machine_bytes()
+    try:
+        container = int(_CGROUP_LIMIT.read_text())
+    except (OSError, ValueError):  # no container, or "max"
+        return machine
+    return container if machine is None else min(container, machine)

@@ -273,8 +273,8 @@ def test_a_leak_in_one_phase_is_found_there_with_its_rate(
         if names != [PHASES[phase]]:
             missed.append(seed)
             continue
-        for name in ("all", PHASES[phase]):
-            off.append(abs(found[name]["added per step"] / rate - 1))
+        rates = (found[name]["added per step"] for name in ("all", PHASES[phase]))
+        off += [abs(each / rate - 1) for each in rates]
     assert len(missed) <= 0.02 * SEEDS
     assert max(off) < 0.1
 

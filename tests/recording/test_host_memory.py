@@ -16,6 +16,7 @@ from lightning_rlprof.recording import session as session_module
 from lightning_rlprof.recording.annotations import annotate, stage
 from lightning_rlprof.recording.host_usage import HostMemory, host_rss_bytes
 from lightning_rlprof.recording.session import Session
+from lightning_rlprof.system import process_memory
 from lightning_rlprof.testing import FakeClock, make_header
 
 pytestmark = pytest.mark.skipif(
@@ -77,6 +78,39 @@ def test_every_step_has_it_without_any_capture(tmp_path: Path) -> None:
     counter = load(tmp_path / "run").counters["host_rss_bytes"]
     assert len(counter.rows) == 2
     assert min(counter.values) > 1 << 20
+
+
+def test_the_first_step_has_the_limit_of_the_container_or_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "memory.max"
+    monkeypatch.setattr(process_memory, "_CGROUP_LIMIT", file)
+    assert process_memory.limit_bytes() == process_memory.machine_bytes()
+    file.write_text("max\n")
+    assert process_memory.limit_bytes() == process_memory.machine_bytes()
+    file.write_text("1048576\n")
+    with Session(ProfilerConfig.build(profile=False), tmp_path / "run", make_header()) as session:
+        for step in (1, 2):
+            session.begin_step(step)
+            session.end_step()
+    counter = load(tmp_path / "run").counters["host_limit_bytes"]
+    assert (len(counter.rows), counter.values.tolist()) == (1, [1 << 20])
+
+
+def test_the_first_long_stage_has_the_memory_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a fake device."""
+    monkeypatch.setattr(session_module, "allocator_bytes", lambda kind: {})
+    monkeypatch.setattr(session_module, "device_memory", lambda: (5, 7))
+    clock = FakeClock()
+    with Session(ProfilerConfig(), tmp_path, make_header(device="cuda"), clock=clock) as session:
+        for milliseconds in (50, 51, 52):
+            with stage("actor_update"):
+                clock.advance(milliseconds * 1_000_000)
+        session.flush()
+    totals = [(span.counters or {}).get("device_total_bytes") for span in load(tmp_path)]
+    assert totals == [None, 7, None]
 
 
 @pytest.mark.parametrize("nested", [False, True])

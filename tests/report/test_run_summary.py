@@ -82,4 +82,4 @@ def test_a_command_to_try_is_whole_however_long_the_path(tmp_path: Path) -> None
     write_rank(run, header(), rows)
     lines = run_summary(load(run))
     at = lines.index("Fix first: Memory grows every step: host on rank 0")
-    assert lines[at + 1] == f"  Find the stage with rlprof show {run} memory_timeline"
+    assert lines[at + 1] == f"  Find the stage with rlprof show {run} memory_phases"

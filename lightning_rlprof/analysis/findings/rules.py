@@ -57,7 +57,7 @@ MEMORY_GROWTH = Rule(
     "memory growth",
     "Memory grows every step: {what}",
     0.02,  # growth over all steps, as a share of the peak
-    "Find the stage with rlprof show RUN memory_timeline. Then compare memory snapshots of two "
+    "Find the stage with rlprof show RUN memory_phases. Then compare memory snapshots of two "
     "steps far apart (memory.level: snapshot)",
     "It stops in a run of twice as many steps, or batches get longer",
     "rlprof show RUN memory_timeline",
