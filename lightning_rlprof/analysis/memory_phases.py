@@ -144,8 +144,7 @@ def _rows(spans: Spans, component: str, only: int | None = None) -> list[_Row]:
     rows, values, is_step = rows[keep], values[keep], is_step[keep]
     order = np.lexsort((-spans.start_ns[rows], is_step, spans.end_ns[rows], spans.rank[rows]))
     rows, values, is_step = rows[order], values[order], is_step[order]
-    change = np.diff(values, prepend=values[:1])
-    change[group_starts(spans.rank[rows])] = 0
+    change = np.diff(values, prepend=values[:1])  # of a rank's first: a constant
     own = (spans.step[rows] > 0) & in_included(spans, rows)
     if not own.any():  # a profiler recorded it, which excludes the steps
         own = spans.step[rows] > 0

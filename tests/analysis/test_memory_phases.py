@@ -1,8 +1,12 @@
 """Leaks are found in the phase that leaks; noise, sawtooths and plateaus are no leaks."""
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_rlprof.analysis.memory_phases import FEWEST_STEPS, leaking_phases, memory_phases
+from lightning_rlprof.loaders.load import load
 from lightning_rlprof.tables.spans import Counter, Spans
+from tests.builders.leaking import LEAKS as LEAKING
+from tests.builders.leaking import STAGES
 from tests.builders.oracle import runs
 from tests.builders.runs import MAIN, Row, loaded
 from tests.effort import DEEP, examples
+from tests.places import ROOT
 
 Float64s = npt.NDArray[np.float64]
 PAGE, KIB, MIB, GIB = 4096, 2**10, 2**20, 2**30
@@ -102,6 +110,11 @@ def test_two_phases_that_leak_are_both_named() -> None:
     found = verdicts(run_of(held))
     assert [phase for phase in PHASES if found[phase] == "leak"] == [PHASES[1], PHASES[3]]
     assert leaking_phases(run_of(held), 0, "host") == [PHASES[3], PHASES[1]]
+
+
+def test_a_phase_that_adds_a_tenth_of_the_growth_is_not_named() -> None:
+    held = 4 * GIB + leaking(40, 1, 64 * KIB) + leaking(40, 3, MIB)
+    assert leaking_phases(run_of(held), 0, "host") == [PHASES[3]]
 
 
 def test_if_one_phase_frees_less_than_another_adds_either_may_leak() -> None:
@@ -314,3 +327,33 @@ def test_it_does_not_fail_on_odd_runs(rows: list[list[Row]]) -> None:
     memory_phases(
         loaded(*[[row._replace(counters={HOST: row.end_ns}) for row in own] for own in rows])
     )
+
+
+def recorded(folder: Path, how: str, steps: int) -> Spans:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "tests.builders.leaking", str(folder), how, str(steps)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=True)
+    return load(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps"), [(MIB, 100), pytest.param(64 * KIB, 400, marks=pytest.mark.deep)]
+)
+def test_a_real_process_that_leaks_is_found_with_its_rate(
+    rate: int, steps: int, tmp_path: Path
+) -> None:
+    found = table(recorded(tmp_path, str(rate), steps))
+    shown = {phase: row["verdict"] for phase, row in found.items()}
+    assert shown.pop("rest of step") == "flat"
+    assert shown == {"all": "leak", **dict.fromkeys(STAGES, "flat"), LEAKING: "leak"}
+    assert found["all"]["added per step"] == pytest.approx(rate, rel=0.1)
+    assert found[LEAKING]["added per step"] == pytest.approx(rate, rel=0.1)
+    assert found["all"]["steps left"] > 0
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("how", ["0", "sawtooth", "plateau"])
+def test_a_real_process_that_does_not_leak_is_no_leak(how: str, tmp_path: Path) -> None:
+    found = verdicts(recorded(tmp_path, how, 400))
+    assert "leak" not in found.values()
+    assert how == "0" or found["all"] == how

@@ -1,0 +1,53 @@
+"""A process that records steps whose update keeps memory in some way; not a test.
+
+Usage: ``python -m tests.builders.leaking FOLDER HOW STEPS``; ``HOW`` is bytes to leak per step,
+``sawtooth`` or ``plateau``.
+"""
+
+import mmap
+import random
+import sys
+import time
+from pathlib import Path
+
+from lightning_rlprof.config.profiler_config import ProfilerConfig
+from lightning_rlprof.recording.annotations import stage
+from lightning_rlprof.recording.start import start_session
+
+LEAKS = "actor_update"
+STAGES = ("actor_generate", "compute_reward", LEAKS)
+
+
+def work(sizes: random.Random) -> None:
+    """Take memory of changing size for two milliseconds, and free it.
+
+    Large buffers go back to the system, as those of tensors. Small ones stay in the heap, where a
+    later stage takes them.
+    """
+    end = time.perf_counter_ns() + 2_000_000
+    small = [b"x" * sizes.randint(100, 20_000) for _ in range(20)]
+    with mmap.mmap(-1, sizes.randint(100_000, 2_000_000)) as large:
+        large[:: mmap.PAGESIZE] = b"x" * -(-len(large) // mmap.PAGESIZE)
+        while time.perf_counter_ns() < end:
+            small[0] = small[-1]
+
+
+def main(folder: Path, how: str, steps: int) -> None:
+    """Record the steps."""
+    sizes, kept = random.Random(0), list[bytes]()
+    config = ProfilerConfig.build(profile_save_path=str(folder), summary=False)
+    with start_session(config, name="run", rank=0, world_size=1) as session:
+        for step in range(1, steps + 1):
+            session.begin_step(step)
+            for name in STAGES:
+                with stage(name):
+                    work(sizes)
+                    if name == LEAKS and not (how == "plateau" and step > steps // 3):
+                        kept.append(b"x" * (int(how) if how.isdigit() else 256_000))
+                    if how == "sawtooth" and step % 40 == 0:
+                        kept.clear()
+            session.end_step()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
