@@ -17,7 +17,7 @@ from lightning_rlprof.recording.annotations import annotate, count, stage
 from lightning_rlprof.recording.start import start_session
 from tests.builders.roles import measure
 
-RANKS, RUNS, STEPS = 2, 7, 5
+RANKS, STEPS = 2, 40
 PAUSE_MS, CONVERT_MS = 40, 60
 TENSORS, BYTES = 4, 50_000_000
 
@@ -45,27 +45,34 @@ def sync(weights: dict[str, torch.Tensor]) -> dict[str, int]:
         return {name: measure(annotate(name), work)[0] for name, work in parts.items()}
 
 
+def probe(weights: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Broadcast the same tensors alone, after as long a sleep: CPUs are slow for a while then."""
+    time.sleep((PAUSE_MS + CONVERT_MS) / 1e3)
+    with annotate("bandwidth_probe"):
+        for tensor in weights.values():
+            dist.broadcast(tensor, 0)
+            count(bytes=tensor.nbytes)
+    return {}
+
+
 def main(folder: Path, rank: int) -> None:
-    """Sync weights in each step of some runs, beside a raw broadcast of as many bytes."""
+    """Sync weights in each step, before or after a raw broadcast of them."""
     file = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=file, rank=rank, world_size=RANKS)
     weights = {f"layer.{at}": torch.rand(BYTES // 4 // TENSORS) for at in range(TENSORS)}
-    raw = torch.rand(BYTES // 4)
     config = ProfilerConfig.build(profile_save_path=str(folder / "runs"))
-    with (folder / f"measured-{rank}.jsonl").open("w") as measured:
-        for run in range(RUNS):
-            name = f"run-{run}"
-            with start_session(config, name=name, rank=rank, world_size=RANKS) as session:
-                for step in range(1, STEPS + 1):
-                    session.begin_step(step)
-                    time.sleep(CONVERT_MS / 1e3)  # after which CPUs are slow for a while
-                    with annotate("bandwidth_probe"):
-                        dist.broadcast(raw, 0)
-                        count(bytes=raw.nbytes)
-                    dist.barrier()
-                    took = sync(weights)
-                    session.end_step()
-                    measured.write(json.dumps({"run": name, "step": step, **took}) + "\n")
+    with (
+        (folder / f"measured-{rank}.jsonl").open("w") as measured,
+        start_session(config, name="run", rank=rank, world_size=RANKS) as session,
+    ):
+        for step in range(1, STEPS + 1):
+            session.begin_step(step)
+            took: dict[str, int] = {}
+            for part in (probe, sync) if step % 2 else (sync, probe):
+                dist.barrier()
+                took |= part(weights)
+            session.end_step()
+            measured.write(json.dumps(took) + "\n")
     dist.destroy_process_group()
 
 
