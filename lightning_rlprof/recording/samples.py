@@ -88,6 +88,21 @@ class Sample:
         own = {**self._numbers(), **open_spans.counters_of(counters)}
         return Marker(name, "region" if in_stage() else "stage", own)
 
+    def record(self, name: str, start_ns: int, end_ns: int, /, **counters: Any) -> None:
+        """Record a phase whose two ends are known, as an engine tells them of its requests.
+
+        Args:
+            name: As in `stage`.
+            start_ns: Start by ``time.perf_counter_ns()``.
+            end_ns: End by the same clock.
+            **counters: Numbers to store with it.
+        """
+        sink = annotations.listener()
+        if sink is not None:
+            marker, start = self.phase(name, **counters), int(start_ns)
+            step, end = sink.step_at(start), max(start, int(end_ns))
+            sink.append(open_spans.made(marker, step, start, end, marker.counters))
+
     def first_token(self) -> None:
         """Record that the first token is there."""
         self._write_name()

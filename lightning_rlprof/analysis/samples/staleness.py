@@ -10,6 +10,7 @@ from lightning_rlprof.analysis.samples.sample_book import (
     sample_book,
 )
 from lightning_rlprof.analysis.time_categories import Category, categories_of
+from lightning_rlprof.records.records import KINDS
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -80,11 +81,10 @@ def _trainer_versions(spans: Spans, fates: Int64s) -> Int64s:
 def _ready_ns(spans: Spans, book: SampleBook) -> Int64s:
     """Return when the last phase of each sample ended; of one without phases, its fate."""
     found = np.where(book.fate_row >= 0, spans.end_ns[book.fate_row], np.iinfo(np.int64).max)
-    some = np.diff(book.first) > 0
     last = np.full(len(book), np.iinfo(np.int64).min)
-    np.maximum.at(last, book.owner, spans.end_ns[book.rows])
-    found[some] = last[some]
-    return found
+    phases = spans.kind[book.rows] != KINDS.index("mark")
+    np.maximum.at(last, book.owner[phases], spans.end_ns[book.rows[phases]])
+    return np.where(last > np.iinfo(np.int64).min, last, found)
 
 
 def _row(

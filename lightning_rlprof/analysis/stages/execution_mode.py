@@ -27,11 +27,7 @@ def execution_mode(spans: Spans) -> Mode | None:
     ``integrated``: a rank does both. ``separated``: other ranks generate, in turns with updates.
     ``asynchronous``: they do both at once for more than 10% of the time of the shorter one.
     """
-    stages = spans.rows(kind="stage")
-    names = spans.name[stages]
-    generates = stages[(categories_of(spans.names) == Category.ROLLOUT)[names]]
-    is_update = np.array([standard_stage(name) == "actor_update" for name in spans.names] + [False])
-    updates = stages[is_update[names]]
+    generates, updates = _rollouts_and_updates(spans)
     if not len(generates) or not len(updates):
         return None
     if np.isin(spans.rank[generates], spans.rank[updates]).any():
@@ -42,6 +38,20 @@ def execution_mode(spans: Spans) -> Mode | None:
     shorter = min((end - begin).sum(), (last - first).sum())
     share = both.sum() / max(shorter, 1)
     return Mode.ASYNCHRONOUS if share > _AT_THE_SAME_TIME else Mode.SEPARATED
+
+
+def generating_and_training_ranks(spans: Spans) -> tuple[Int64s, Int64s]:
+    """Return the ranks that generate, and those that update."""
+    generates, updates = _rollouts_and_updates(spans)
+    return np.unique(spans.rank[generates]), np.unique(spans.rank[updates])
+
+
+def _rollouts_and_updates(spans: Spans) -> tuple[Int64s, Int64s]:
+    stages = spans.rows(kind="stage")
+    names = spans.name[stages]
+    generates = (categories_of(spans.names) == Category.ROLLOUT)[names]
+    is_update = np.array([standard_stage(name) == "actor_update" for name in spans.names] + [False])
+    return stages[generates], stages[is_update[names]]
 
 
 def _union(spans: Spans, rows: Int64s) -> tuple[Int64s, Int64s]:

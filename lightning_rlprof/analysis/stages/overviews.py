@@ -14,6 +14,7 @@ from lightning_rlprof.analysis.partition import (
     partition,
     rows_on_ranks,
 )
+from lightning_rlprof.analysis.stages.execution_mode import execution_mode
 from lightning_rlprof.analysis.stages.stage_times import STATISTICS, exclusive_statistics
 from lightning_rlprof.analysis.statistics.group_summary import mean, summarize
 from lightning_rlprof.analysis.step_selection import FEWEST, STATES, Counted, counted, states
@@ -146,11 +147,14 @@ _ROLE_COLUMNS = (
     *columns_of("count", "ranks", "hosts"),
     *columns_of("duration", "from", "to", unit="ns"),
     *columns_of("share", "working", "waiting", "idle", "untraced"),
+    *columns_of("share", "data wait", "backpressure", "weight sync"),
 )
 _ROLE_NOTE = (
-    "Shares of the time in steps. waiting: for data, for space, or for other ranks. idle: between "
-    "the calls of an actor. A driver waits wherever its workers work, and has no shares."
+    "Shares of the time in steps; the first four add up. waiting: for data (data wait), for space "
+    "(backpressure), or for other ranks. working contains the weight sync. idle: between the calls "
+    "of an actor. A driver waits wherever its workers work, and has no shares."
 )
+_WHO_WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.WEIGHT_SYNC)
 _WAITS = (Category.DATA_WAIT, Category.BACKPRESSURE, Category.COLLECTIVE_WAIT)
 
 
@@ -158,7 +162,7 @@ def roles(spans: Spans) -> Table:
     """List the roles of a run: how many ranks, from when to when, and how busy they are.
 
     ``from`` and ``to`` are the first and the last event of the role, since the first of the run.
-    The four shares add up to 1.
+    The first four shares add up to 1. The note names the mode, see `execution_mode`.
 
     Abstains if all ranks have one role.
     """
@@ -183,10 +187,13 @@ def roles(spans: Spans) -> Table:
         ns = times.ns[np.isin(times.ranks, ranks)].sum(axis=0)
         total = int(ns.sum())
         parts = [int(ns[:-1][group].sum()) for group in groups] + [int(ns[-1])]
+        parts += [int(ns[:-1][category == each].sum()) for each in _WHO_WAITS]
         shares = [part / total if total else None for part in parts]
         hosts = len({spans.headers[rank].host for rank in ranks})
         rows.append((role, len(ranks), hosts, first, last, *shares))
-    return Table("roles", _ROLE_COLUMNS, rows, _ROLE_NOTE)
+    mode = execution_mode(spans)
+    head = "" if mode is None else f"Rollout and training are {mode.value}. "
+    return Table("roles", _ROLE_COLUMNS, rows, head + _ROLE_NOTE)
 
 
 _DEVICE_COLUMNS = (

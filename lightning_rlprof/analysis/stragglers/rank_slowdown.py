@@ -190,7 +190,8 @@ def _relative_slowdown(
     took = (np.where(valid, ns, 0.0) @ member) / there
     charged = (np.where(valid, np.maximum(ns - early, 0.0), 0.0) @ member) / there
     own, others = (took, charged) if waited else (charged, took)
-    found: Float64s = own / leave_one_out_median(others, len(took) // 2) - 1.0
+    usually = leave_one_out_median(others, len(took) // 2)
+    found: Float64s = own / np.where(usually > 0, usually, np.nan) - 1.0
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from lightning_rlprof.analysis.critical_path.replay import longest_path, replay
 from lightning_rlprof.analysis.critical_path.step_graph import StepGraph, step_graph
+from lightning_rlprof.analysis.stages.execution_mode import Mode, execution_mode
 from lightning_rlprof.analysis.step_selection import FEWEST
 from lightning_rlprof.analysis.time_categories import Category, category_of
 from lightning_rlprof.analysis.whatif.edits import (
@@ -20,6 +21,7 @@ from lightning_rlprof.analysis.whatif.edits import (
     shorten_stages,
     workload,
 )
+from lightning_rlprof.analysis.whatif.pools import Pools, find_pools
 from lightning_rlprof.analysis.whatif.rollout_requests import (
     find_requests,
     replicas_added,
@@ -89,6 +91,9 @@ def whatif(
     ``hours saved`` are of all ranks together. Abstains if the replay of the unchanged steps is more
     than 1% off.
 
+    Of an asynchronous run it is the mean step, by `Pools` instead of a replay: rollout and training
+    overlap, and each may be faster or get more ranks.
+
     Args:
         spans: The run.
         speedup: Speed of stages relative to now, by name; 2 halves their time.
@@ -99,6 +104,8 @@ def whatif(
     Raises:
         TraceError: A stage isn't in the run, or a number is out of bounds.
     """
+    if execution_mode(spans) == Mode.ASYNCHRONOUS:
+        return _asynchronous(spans, speedup or {}, remove, overlap, rollout or Rollout())
     graph = step_graph(spans)
     if isinstance(graph, str):
         return Table("whatif", _COLUMNS, abstained=graph)
@@ -119,6 +126,67 @@ def whatif(
     why = "" if any(row[0] == _BALANCED for row in rows) else f" {_NOT_BALANCED}"
     rows.sort(key=lambda row: -int(row[3] or 0))
     return Table("whatif", _COLUMNS, rows, f"{text}{why} {graph.note}")
+
+
+def _asynchronous(
+    spans: Spans,
+    speedup: Mapping[str, float],
+    remove: Sequence[str],
+    overlap: Sequence[str],
+    rollout: Rollout,
+) -> Table:
+    pools = find_pools(spans)
+    if isinstance(pools, str):
+        return Table("whatif", _COLUMNS, abstained=pools)
+    _check(rollout)
+    if rollout.stop_at is not None or rollout.max_tokens is not None:
+        text = "rollouts of an asynchronous run can't be stopped or capped here"
+        raise TraceError(f"{text}: see `rlprof show RUN long_tail`")
+    work = pools.training[:-1] + pools.rollout
+    known = {name: ns for name, ns in zip(pools.names, work.tolist(), strict=True) if ns}
+    for name in (*speedup, *remove, *overlap):
+        if name not in known:
+            raise _unknown_stage(name, known)
+    changes = {
+        f"{name} {speed:g}x faster": pools.predicted_ns({name: _speed(name, speed)})
+        for name, speed in speedup.items()
+    }
+    changes |= {f"{name} removed": pools.predicted_ns(removed=[name]) for name in remove}
+    changes |= {f"{name} overlapped": pools.predicted_ns(removed=[name]) for name in overlap}
+    added = [rollout.add_replicas] if rollout.add_replicas else []
+    if not changes and not added:
+        most = sorted(known, key=known.__getitem__, reverse=True)[:_SHOWN]
+        changes = {f"{name} 2x faster": pools.predicted_ns({name: 2.0}) for name in most}
+        added = [1, 2]
+    changes |= {f"+{more} rollout replicas": pools.predicted_ns(more=more) for more in added}
+    now, steps = float(pools.step_ns.mean()), len(pools.step_ns)
+    around = _NORMAL * float(pools.step_ns.std(ddof=1)) / np.sqrt(steps)
+    rows: list[tuple[Cell, ...]] = []
+    for text, then in changes.items():
+        saved = now - then
+        hours = saved * steps * len(spans.ranks) / _HOUR_NS
+        bounds = round(max(then - around, 0)), round(then + around)
+        rows.append((text, round(now), round(then), round(saved), saved / now, hours, *bounds))
+    rows.sort(key=lambda row: -int(row[3] or 0))
+    return Table("whatif", _COLUMNS, rows, _pools_note(pools))
+
+
+def _pools_note(pools: Pools) -> str:
+    train, roll, step = (
+        each / 1e6 for each in (pools.training_ns, pools.rollout_ns, pools.step_ns.mean())
+    )
+    return (
+        f"Asynchronous, mean of {len(pools.step_ns)} steps: a step takes as long as the slower "
+        f"pool. Per step, training works {train:.3g} ms, and each rollout rank {roll:.3g} ms "
+        f"({pools.ranks} of them). The rest of {step:.3g} ms stays. Added ranks are like the present ones, "
+        "on hardware of their own."
+    )
+
+
+def _speed(name: str, speed: float) -> float:
+    if not 0 < speed < np.inf:
+        raise TraceError(f"speedup {speed} of {name} must be above 0, for instance 2")
+    return speed
 
 
 def _replayed_ns(graph: StepGraph, edit: Edit) -> Int64s:
@@ -144,9 +212,8 @@ def _stage_edits(
     if even is not None:
         yield _BALANCED, even
     for name, speed in speedup.items():
-        if not 0 < speed < np.inf:
-            raise TraceError(f"speedup {speed} of {name} must be above 0, for instance 2")
-        yield f"{name} {speed:g}x faster", scale_stage(graph, _stage_code(graph, name), 1 / speed)
+        slower = 1 / _speed(name, speed)
+        yield f"{name} {speed:g}x faster", scale_stage(graph, _stage_code(graph, name), slower)
     for name in remove:
         yield f"{name} removed", scale_stage(graph, _stage_code(graph, name), 0.0)
     for name in overlap:
@@ -190,13 +257,17 @@ def _check(asked: Rollout) -> None:
 def _stage_code(graph: StepGraph, name: str) -> int:
     there = _stages(graph)
     if name not in there:
-        close = get_close_matches(name, there, n=1)
-        raise TraceError(
-            f"unknown stage {name!r}. Stages in this run: {', '.join(there)}",
-            hint=f"did you mean {close[0]!r}?" if close else "",
-            code="unknown_stage",
-        )
+        raise _unknown_stage(name, there)
     return there[name]
+
+
+def _unknown_stage(name: str, there: Iterable[str]) -> TraceError:
+    close = get_close_matches(name, [*there], n=1)
+    return TraceError(
+        f"unknown stage {name!r}. Stages in this run: {', '.join(there)}",
+        hint=f"did you mean {close[0]!r}?" if close else "",
+        code="unknown_stage",
+    )
 
 
 def _stages(graph: StepGraph) -> dict[str, int]:
