@@ -25,6 +25,8 @@ def install(module: Any) -> None:
     if trainer is None or base is None or callbacks is None:
         return
     KIT.marks(trainer, "training_step", "actor_update")
+    if hasattr(trainer, "_clip_grad_norm"):  # since 5.0
+        KIT.marks(trainer, "_clip_grad_norm", "actor_update")
     KIT.marks(trainer, "get_batch_samples", "data_fetch")
     KIT.marks(trainer, "_save_checkpoint", "save_checkpoint")
     KIT.replace(trainer, "evaluate", Marker(VALIDATIONS[0], "region"))

@@ -1,12 +1,15 @@
 """Door to TRL: what its trainers do inside of the Hugging Face Trainer's `training_step`.
 
-Steps, the update and the optimizer are those of `doors.transformers`.
+Steps, the update and the optimizer are those of `doors.transformers`. Asynchronous GRPO has a file
+of its own, `doors.trl_async`.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from lightning_rlprof.integrations.doors import trl_async
 from lightning_rlprof.integrations.doors.kit import Kit
 from lightning_rlprof.recording.annotations import stage
 
@@ -77,23 +80,44 @@ def _vllm(module: Any) -> None:
     KIT.marks(KIT.find(module, "VLLMGeneration"), "sync_weights", "weight_sync")
 
 
+def _preference(module: Any) -> None:
+    """Mark the passes of the reference, around which DPO and KTO keep activations."""
+    KIT.replace(module, "disable_gradient_checkpointing", _of_reference)
+
+
+def _of_reference(function: Any) -> Any:
+    @functools.wraps(function)
+    @contextmanager
+    def reference(*args: Any, **kwargs: Any) -> Iterator[None]:
+        with _REFERENCE, function(*args, **kwargs):
+            yield
+
+    return reference
+
+
 def _online_dpo(module: Any) -> None:
     trainer = KIT.find(module, "OnlineDPOTrainer")
     KIT.marks(trainer, "training_step", "actor_update")
-    KIT.marks(trainer, "_generate", "actor_generate")
-    KIT.marks(trainer, "_generate_vllm", "actor_generate")
+    KIT.marks(trainer, "_generate", "actor_generate", _completed)
+    KIT.marks(trainer, "_generate_vllm", "actor_generate", _completed)
+    KIT.replace(trainer, "_forward", _log_probs)
     KIT.marks(trainer, "_calculate_rewards_from_functions", "compute_reward")
     KIT.marks(trainer, "_move_model_to_vllm", "weight_sync")
 
 
-def _async_grpo(module: Any) -> None:
-    KIT.marks(KIT.find(module, "AsyncGRPOTrainer"), "_sync_weight", "weight_sync")
+def _completed(found: Any) -> Mapping[str, Any]:
+    """Return what one call of online DPO generated: the fourth it returns masks completions."""
+    lengths = found[3].sum(1).tolist()
+    return {"tokens": sum(lengths), "samples": len(lengths), "lengths": lengths}
 
 
 _INSTALL = {
     "grpo_trainer": _on_policy("GRPOTrainer"),
     "rloo_trainer": _on_policy("RLOOTrainer"),
+    "dpo_trainer": _preference,
+    "kto_trainer": _preference,
     "vllm_generation": _vllm,
     "online_dpo_trainer": _online_dpo,
-    "async_grpo_trainer": _async_grpo,
+    "async_grpo_trainer": trl_async.install_trainer,
+    "async_rollout_worker": trl_async.install_worker,
 }

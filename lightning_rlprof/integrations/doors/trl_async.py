@@ -1,0 +1,201 @@
+"""Door to TRL's asynchronous GRPO: the trainer, and the rollout process that it spawns.
+
+The trainer's steps and updates are those of `doors.transformers`. The rollout process records into
+the same run with the role ``rollout``; its step is one version of the weights, by its number.
+"""
+
+import functools
+from typing import Any
+
+from lightning_rlprof.integrations.doors.kit import Kit
+from lightning_rlprof.recording.annotations import count, mark, record, stage
+from lightning_rlprof.recording.session import Session, current
+
+KIT = Kit("TRL", "trl", "vllm", "transformers")
+
+_SYNC, _WAIT = stage("weight_sync"), stage("wait_for_samples")
+_count = KIT.quiet(count)
+_GENERATE, _REWARD = stage("actor_generate"), stage("compute_reward")
+
+
+def install_trainer(module: Any) -> None:
+    """Mark where the trainer waits for samples, and where it publishes weights."""
+    KIT.replace(KIT.find(module, "AsyncGRPOTrainer"), "_sync_weight", _publishes)
+    KIT.replace(KIT.find(module, "RolloutQueueDataset"), "__init__", _takes_samples)
+
+
+def install_worker(module: Any) -> None:
+    """Mark the start of the rollout process, and record what its loop does, in that process."""
+    KIT.marks(KIT.find(module, "AsyncRolloutWorker"), "start", "wait_for_rollout")
+    KIT.replace(KIT.find(module, "_AsyncRolloutLoop"), "run", _recorded)
+
+
+def _publishes(function: Any) -> Any:
+    """Mark a weight sync, with the version that it publishes; only the main process knows that."""
+
+    @KIT.quiet
+    def published(trainer: Any) -> None:
+        if trainer.accelerator.is_main_process:
+            count(version=trainer.model_version)
+
+    @functools.wraps(function)
+    def sync_weight(self: Any) -> Any:
+        with _SYNC:
+            found = function(self)
+            published(self)
+            return found
+
+    return sync_weight
+
+
+def _takes_samples(function: Any) -> Any:
+    @KIT.quiet
+    def watch(dataset: Any) -> None:
+        dataset.queue = _Taken(dataset.queue)
+
+    @functools.wraps(function)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        function(self, *args, **kwargs)
+        watch(self)
+
+    return init
+
+
+class _Watched:
+    """A queue, of which one method is watched."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+
+class _Taken(_Watched):
+    """The queue of rollouts as the trainer has it: to wait for one is a stage."""
+
+    _group: Any = None
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        with _WAIT:
+            sample = self._queue.get(*args, **kwargs)
+        self._took(sample)
+        return sample
+
+    @KIT.quiet
+    def _took(self, sample: Any) -> None:
+        if sample.group_id != self._group:  # the samples of a group follow one another
+            self._group = sample.group_id
+            mark("sample taken", sample=self._group)
+
+
+class _Given(_Watched):
+    """The same queue as the rollouts have it: the time in which it was full is a stage."""
+
+    _since: int | None = None
+
+    def put_nowait(self, item: Any) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except Exception:  # TRL tries again
+            self._full()
+            raise
+        self._put()
+
+    @KIT.quiet
+    def _full(self) -> None:
+        session = current()
+        if self._since is None and session is not None:
+            self._since = session.clock()
+
+    @KIT.quiet
+    def _put(self) -> None:
+        session, since = current(), self._since
+        if since is not None and session is not None:
+            record("backpressure", since, session.clock())
+        self._since = None
+
+
+def _recorded(function: Any) -> Any:
+    begin, end = KIT.quiet(_begin), KIT.quiet(_end)
+
+    @functools.wraps(function)
+    def run(self: Any) -> Any:
+        session = begin(self)
+        try:
+            found = function(self)
+        except BaseException as error:
+            end(session, f"interrupted by {type(error).__name__}")
+            raise
+        end(session, "finished")  # here: a spawned process does not run what atexit knows
+        return found
+
+    return run
+
+
+def _begin(loop: Any) -> Session | None:
+    """Record this process, and mark the methods of the class of loops that runs in it."""
+    started = None
+    if current() is None:
+        started = KIT.session(role="rollout")
+    for name, make in (("_generate_one", _generates), ("_score_group", _scores)):
+        KIT.replace(_owner(loop, name), name, make)
+    KIT.marks(_owner(loop, "_execute_tool_calls"), "_execute_tool_calls", "tool_calls")
+    loop.rollout_buffer = _Given(loop.rollout_buffer)
+    if started is not None:
+        started.begin_step(loop.model_version)
+    return started
+
+
+def _owner(loop: Any, name: str) -> Any:
+    """Return the class that defines what a loop calls, which may be one of the user's."""
+    return next((kind for kind in type(loop).__mro__ if name in vars(kind)), type(loop))
+
+
+def _end(session: Session | None, status: str) -> None:
+    if session is not None:
+        session.close(status)
+
+
+def _generates(function: Any) -> Any:
+    """Mark one rollout; the weights may change while it is written."""
+
+    @functools.wraps(function)
+    async def generate_one(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _GENERATE:
+            _count(sample=kwargs.get("group_id", 0), version=self.model_version)
+            found = await function(self, *args, **kwargs)
+            _generated(self, found)
+        _follow(self)
+        return found
+
+    return generate_one
+
+
+@KIT.quiet
+def _generated(loop: Any, found: Any) -> None:
+    tokens = len(found[1])
+    _count(version=loop.model_version, tokens=tokens, samples=1, lengths=[tokens])
+
+
+def _scores(function: Any) -> Any:
+    """Mark the scoring of a group, which makes its samples."""
+
+    @functools.wraps(function)
+    async def score_group(self: Any, group: Any) -> Any:
+        with _REWARD:
+            _count(sample=group.group_id)
+            samples = await function(self, group)
+            _count(samples=len(samples))
+        return samples
+
+    return score_group
+
+
+@KIT.quiet
+def _follow(loop: Any) -> None:
+    """Begin the step of a new version of the weights."""
+    session, version = current(), loop.model_version
+    if session is not None and session.header.role == "rollout" and version != session.step:
+        session.end_step()
+        session.begin_step(version)
