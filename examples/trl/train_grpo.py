@@ -5,31 +5,11 @@ import sys
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
-import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_llama import save_model
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-SIGNS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdefghijklmnopqrstuvwxyz +=?"]
 KINDS = {"GRPO": (GRPOConfig, GRPOTrainer), "RLOO": (RLOOConfig, RLOOTrainer)}
-
-
-def save_model(folder):
-    """Save a tokenizer and a model of two layers."""
-    tokenizer = Tokenizer(models.WordLevel({sign: at for at, sign in enumerate(SIGNS)}, "<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(SIGNS), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-            num_attention_heads=4, max_position_embeddings=256, pad_token_id=0, eos_token_id=1,
-            bos_token_id=1,
-        )
-    ).save_pretrained(folder)  # fmt: skip
 
 
 def reward(completions, **kwargs):

@@ -61,7 +61,12 @@ def _steps(spans: Spans) -> Iterator[_Result]:
     steps = np.unique(spans.step[rows])
     count = len(steps)
     by_rank = {rank: spans.step[spans.rows(kind="step", rank=rank)] for rank in spans.ranks}
-    incomplete = [rank for rank, own in by_rank.items() if len(np.unique(own)) < count]
+    of_role: dict[str, set[int]] = {}  # in asynchronous training, roles have steps of their own
+    for rank, header in spans.headers.items():
+        of_role.setdefault(header.role, set()).update(by_rank[rank].tolist())
+    incomplete = [
+        rank for rank, own in by_rank.items() if of_role[spans.headers[rank].role] - {*own.tolist()}
+    ]
     text = f"{count} of {count} complete"
     if incomplete:
         text = f"some of {count} are missing on {_ranks_listed(incomplete)}"

@@ -14,7 +14,6 @@ from lightning_rlprof.recording.session import Session, current
 KIT = Kit("TRL", "trl", "vllm", "transformers")
 
 _SYNC, _WAIT = stage("weight_sync"), stage("wait_for_samples")
-_count = KIT.quiet(count)
 _GENERATE, _REWARD = stage("actor_generate"), stage("compute_reward")
 
 
@@ -117,34 +116,41 @@ class _Given(_Watched):
 
 
 def _recorded(function: Any) -> Any:
-    begin, end = KIT.quiet(_begin), KIT.quiet(_end)
-
     @functools.wraps(function)
     def run(self: Any) -> Any:
-        session = begin(self)
+        session = _begin()
+        _watch(self)
         try:
             found = function(self)
         except BaseException as error:
-            end(session, f"interrupted by {type(error).__name__}")
+            _end(session, f"interrupted by {type(error).__name__}")
             raise
-        end(session, "finished")  # here: a spawned process does not run what atexit knows
+        _end(session, "finished")  # here: a spawned process does not run what atexit knows
         return found
 
     return run
 
 
-def _begin(loop: Any) -> Session | None:
-    """Record this process, and mark the methods of the class of loops that runs in it."""
-    started = None
-    if current() is None:
-        started = KIT.session(role="rollout")
-    for name, make in (("_generate_one", _generates), ("_score_group", _scores)):
-        KIT.replace(_owner(loop, name), name, make)
+@KIT.quiet
+def _begin() -> Session | None:
+    """Record this process; None if a session of another records it."""
+    return KIT.session(role="rollout") if current() is None else None
+
+
+@KIT.quiet
+def _end(session: Session | None, status: str) -> None:
+    if session is not None:
+        session.close(status)
+
+
+@KIT.quiet
+def _watch(loop: Any) -> None:
+    """Mark the methods of the class of loops that runs in this process, and begin its step."""
+    KIT.replace(_owner(loop, "_generate_one"), "_generate_one", _generates)
+    KIT.replace(_owner(loop, "_score_group"), "_score_group", _scores)
     KIT.marks(_owner(loop, "_execute_tool_calls"), "_execute_tool_calls", "tool_calls")
+    _follow(loop)
     loop.rollout_buffer = _Given(loop.rollout_buffer)
-    if started is not None:
-        started.begin_step(loop.model_version)
-    return started
 
 
 def _owner(loop: Any, name: str) -> Any:
@@ -152,9 +158,15 @@ def _owner(loop: Any, name: str) -> Any:
     return next((kind for kind in type(loop).__mro__ if name in vars(kind)), type(loop))
 
 
-def _end(session: Session | None, status: str) -> None:
-    if session is not None:
-        session.close(status)
+@KIT.quiet
+def _follow(loop: Any) -> None:
+    """Begin the step of a new version of the weights, if there is one."""
+    session, version = current(), loop.model_version
+    if session is None or session.header.role != "rollout" or version == session.step:
+        return
+    if session.step_start_ns is not None:
+        session.end_step()
+    session.begin_step(version)
 
 
 def _generates(function: Any) -> Any:
@@ -163,7 +175,7 @@ def _generates(function: Any) -> Any:
     @functools.wraps(function)
     async def generate_one(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _GENERATE:
-            _count(sample=kwargs.get("group_id", 0), version=self.model_version)
+            _asked(self, **kwargs)
             found = await function(self, *args, **kwargs)
             _generated(self, found)
         _follow(self)
@@ -173,9 +185,14 @@ def _generates(function: Any) -> Any:
 
 
 @KIT.quiet
+def _asked(loop: Any, *, group_id: int, **others: Any) -> None:
+    count(sample=group_id, version=loop.model_version)
+
+
+@KIT.quiet
 def _generated(loop: Any, found: Any) -> None:
     tokens = len(found[1])
-    _count(version=loop.model_version, tokens=tokens, samples=1, lengths=[tokens])
+    count(version=loop.model_version, tokens=tokens, samples=1, lengths=[tokens])
 
 
 def _scores(function: Any) -> Any:
@@ -184,18 +201,14 @@ def _scores(function: Any) -> Any:
     @functools.wraps(function)
     async def score_group(self: Any, group: Any) -> Any:
         with _REWARD:
-            _count(sample=group.group_id)
             samples = await function(self, group)
-            _count(samples=len(samples))
+            _scored(group, samples)
         return samples
 
     return score_group
 
 
 @KIT.quiet
-def _follow(loop: Any) -> None:
-    """Begin the step of a new version of the weights."""
-    session, version = current(), loop.model_version
-    if session is not None and session.header.role == "rollout" and version != session.step:
-        session.end_step()
-        session.begin_step(version)
+def _scored(group: Any, samples: Any) -> None:
+    """Count what a group came to; its samples have lengths, rewards and the version, too."""
+    count(sample=group.group_id, samples=len(samples))

@@ -62,6 +62,8 @@ def test_steps_that_ranks_lack_are_a_warning(spans: Spans) -> None:
     names = ("name", "kind", "rank", "step", "start_ns", "end_ns", "thread", "id", "parent")
     cut = replace(spans, **{name: getattr(spans, name)[keep] for name in names}, counters={})
     assert checks(cut)["steps"] == ("warn", "some of 4 are missing on rank 2")
+    roles = {**cut.headers, 2: replace(cut.headers[2], role="rollout")}
+    assert checks(replace(cut, headers=roles))["steps"] == ("ok", "4 of 4 complete")
     none = replace(spans, kind=np.full(len(spans), KINDS.index("stage")))
     assert checks(none)["steps"] == ("not checked", "needs a complete step")
 

@@ -16,8 +16,7 @@ os.environ |= {
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import TrainerCallback
 from trl.chat_template_utils import qwen2_5_chat_template
 from trl.experimental.async_grpo import (
     AsyncGRPOConfig,
@@ -28,15 +27,21 @@ from trl.experimental.async_grpo import (
 )
 from trl.experimental.async_grpo.vllm_client import VLLMClient
 
-SIGNS = ["<pad>", "<eos>", "<unk>", *"0123456789abcdefghijklmnopqrstuvwxyz +=?"]
+from examples.trl.tiny_llama import save_model
 
 
 def reward(completions, **kwargs):
     """Score a completion by how many different signs it has."""
-    if "raise" in sys.argv:
-        raise RuntimeError("the judge is gone")
     time.sleep(0.01)
     return [float(len(set(each[0]["content"]))) for each in completions]
+
+
+class Raises(TrainerCallback):
+    """Ends the training by an exception."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            raise RuntimeError("the disk is full")
 
 
 class Attention:
@@ -48,7 +53,8 @@ class Attention:
         window_size,
     ):  # fmt: skip
         """Return attention of each segment to its path; queries are the last of the keys."""
-        assert causal and window_size == (-1, -1)
+        assert causal
+        assert window_size == (-1, -1)
         groups = query.shape[1] // key.shape[1]
         key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
         found = []
@@ -87,30 +93,12 @@ class Transfer:
         pass
 
 
-def save_model(folder):
-    """Save a tokenizer and a model of two layers."""
-    words = models.WordLevel({sign: at for at, sign in enumerate(SIGNS)}, "<unk>")
-    tokenizer = Tokenizer(words)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
-        chat_template=qwen2_5_chat_template,
-    ).save_pretrained(folder)  # fmt: skip
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(SIGNS), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-            num_attention_heads=4, max_position_embeddings=512, pad_token_id=0, eos_token_id=1,
-            bos_token_id=1,
-        )
-    ).save_pretrained(folder)  # fmt: skip
-
-
 if __name__ == "__main__":  # the rollout process imports this file, too
     url, steps = sys.argv[1], int(sys.argv[2])
     async_grpo_trainer.get_peak_flops_per_device = lambda *of: None  # of a GPU
     packing._flash_attn = lambda: Attention
     async_rollout_worker.is_vllm_available = lambda: True
-    save_model("model")
+    save_model("model", chat_template=qwen2_5_chat_template)
     questions = [f"{one}+{other}=?" for one in range(10) for other in range(10)]
     trainer = AsyncGRPOTrainer(
         model="model",
@@ -126,5 +114,6 @@ if __name__ == "__main__":  # the rollout process imports this file, too
             vllm_server_base_url=url, max_inflight_tasks=8, queue_maxsize=4,
         ),
         weight_transfer=Transfer(url),
+        callbacks=[Raises()] * ("raise" in sys.argv),
     )  # fmt: skip
     trainer.train()

@@ -5,25 +5,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lightning_rlprof.analysis.findings.finding import rows_of
+from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.run import Run, load
+from tests.doubles.trl.vllm_server import VLLMServer
 from tests.integrations.doors.test_contract import UNTRACED, shares
 from tests.places import ROOT
 
-PROGRAM = ROOT / "examples" / "trl" / "train_grpo.py"
+EXAMPLES = ROOT / "examples" / "trl"
+PROGRAM = EXAMPLES / "train_grpo.py"
+ASYNC = ROOT / "tests" / "doubles" / "trl" / "train_async_grpo.py"
 STAGES = {
     "actor_generate", "actor_update", "compute_advantage", "compute_reward",
     "reference_compute_log_prob", "data_fetch", "untraced",
 }  # fmt: skip
 
 
-def trained(folder: Path, *words: str, python: tuple[str, ...] = ()) -> tuple[int, str]:
+def trained(
+    folder: Path, *words: str, python: tuple[str, ...] = (), program: Path = PROGRAM
+) -> tuple[int, str]:
     """Run the program with the command of the README; returns its status and what it wrote."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "lightning_rlprof", "run", "--", sys.executable, *python,
-         str(PROGRAM), *words],
+         str(program), *words],
         env=environ, capture_output=True, text=True, timeout=600, check=False, cwd=folder,
     )  # fmt: skip
     return done.returncode, done.stderr
@@ -70,3 +78,89 @@ def test_an_exception_of_the_training_passes_and_the_run_says_so(tmp_path: Path)
     run = only(tmp_path)
     assert run.statuses == {0: "interrupted by RuntimeError"}
     assert len(run.rows(kind="step")) >= 2
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["DPO", "online DPO"])
+def test_preferences_are_recorded_with_their_reference_apart(kind: str, tmp_path: Path) -> None:
+    status, said = trained(tmp_path, kind, program=EXAMPLES / "train_dpo.py")
+    assert status == 0, said
+    run = only(tmp_path)
+    assert run.steps().column("step") == [1, 2, 3, 4]
+    found = shares(run)
+    own = {"actor_update", "reference_compute_log_prob", "data_fetch", "untraced"}
+    online = {"actor_generate", "compute_reward"} if kind == "online DPO" else set()
+    assert found.keys() == own | online
+    assert 0.01 < found["reference_compute_log_prob"] < found["actor_update"]
+    assert found["untraced"] < UNTRACED
+    passes = np.flatnonzero(run.name == run.names.index("reference_compute_log_prob"))
+    assert np.bincount(run.step[passes]).tolist() == [0, 2, 2, 2, 2]  # two micro-batches
+    if online:
+        assert found["actor_generate"] > 0.3
+        assert all(0 < each <= 2 * 2 * 4 * 24 for each in run.amounts("tokens")[1])
+    assert run.statuses == {0: "finished"}
+
+
+def numbered(run: Run, counter: str, rank: int, name: str) -> list[int]:
+    """Return a counter of the spans or marks of a name on a rank, in order."""
+    rows, values = run.amounts(counter)
+    own = (run.rank[rows] == rank) & (run.name[rows] == run.names.index(name))
+    return [int(each) for each in values[own]]
+
+
+@pytest.mark.deep
+def test_async_grpo_is_recorded_in_both_processes_on_doubles_of_vllm_nccl_and_attention(
+    tmp_path: Path,
+) -> None:
+    with VLLMServer() as server:
+        status, said = trained(tmp_path, server.url, "6", program=ASYNC)
+    assert status == 0, said
+    assert server.refused == []
+    run = only(tmp_path)
+    assert {rank: header.role for rank, header in run.headers.items()} == {0: "actor", 1: "rollout"}
+    assert run.statuses == {0: "finished", 1: "finished"}
+    on = [{run.names[code] for code in run.name[run.rows(kind="stage", rank=r)]} for r in (0, 1)]
+    assert on[0] == {
+        "wait_for_rollout", "weight_sync", "data_fetch", "wait_for_samples", "actor_update"
+    }  # fmt: skip
+    assert on[1] - {"backpressure"} == {"actor_generate", "compute_reward"}
+
+    trainer, rollout = rows_of(roles(run))
+    assert (trainer["role"], rollout["role"]) == ("actor", "rollout")
+    assert trainer["waiting"] > 0.05
+    assert trainer["working"] > 0.05
+    assert rollout["working"] > 0.5
+    assert max(trainer["untraced"], rollout["untraced"]) < UNTRACED
+
+    assert run.step[run.rows(kind="step", rank=0)].tolist() == [1, 2, 3, 4, 5, 6]
+    assert numbered(run, "version", 0, "weight_sync") == [1, 2, 3, 4, 5, 6, 7]
+    steps = run.step[run.rows(kind="step", rank=1)]
+    assert steps[0] == 1
+    assert steps[-1] >= 5  # the last ones may not have ended
+    versions = numbered(run, "version", 1, "actor_generate")
+    assert {*versions} <= {*range(1, 8)}
+    taken = numbered(run, "sample", 0, "sample taken")
+    assert len(taken) == len({*taken})
+    assert {*taken} <= {*numbered(run, "sample", 1, "compute_reward")}
+    assert {*taken} <= {*numbered(run, "sample", 1, "actor_generate")}
+    assert all(0 < each <= 24 for each in numbered(run, "tokens", 1, "actor_generate"))
+
+
+@pytest.mark.deep
+def test_async_grpo_on_two_ranks_adds_one_rollout_process(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    with VLLMServer() as server:
+        status, said = trained(tmp_path, server.url, "3", python=launcher, program=ASYNC)
+    assert status == 0, said
+    found = {rank: header.role for rank, header in only(tmp_path).headers.items()}
+    assert found == {0: "actor", 1: "actor", 2: "rollout"}
+
+
+@pytest.mark.deep
+def test_an_exception_in_async_grpo_passes_and_the_rollout_process_ends(tmp_path: Path) -> None:
+    with VLLMServer() as server:
+        status, said = trained(tmp_path, server.url, "6", "raise", program=ASYNC)
+    assert status == 1
+    assert "RuntimeError: the disk is full" in said
+    run = only(tmp_path)
+    assert run.statuses == {0: "interrupted by RuntimeError", 1: "finished"}
