@@ -106,6 +106,7 @@ def test_a_rollout_has_its_group_its_tokens_and_the_versions_that_wrote_it(folde
     assert counted(run, "compute_reward") == [{"sample": group, "samples": 2} for group in (7, 8)]
     assert len(counted(run, "tool_calls")) == 4
     assert run.step[run.rows(kind="step")].tolist() == [3]  # version 4 has not ended
+    assert run.step[run.rows(name="actor_generate")].tolist() == [3] * 4
     assert run.statuses == {0: "finished"}
 
 
@@ -116,13 +117,16 @@ def test_a_full_queue_is_backpressure_once_until_there_is_room(folder: Path) -> 
     assert len(counted(run, "backpressure")) == 3  # four samples, and room for the first
 
 
-def test_a_loop_of_the_users_own_is_recorded_too(folder: Path) -> None:
+@pytest.mark.parametrize("calls_ours", [True, False])
+def test_a_loop_of_the_users_own_is_recorded_once(calls_ours: bool, folder: Path) -> None:
     kind = make_loop()
     installed(kind)
 
     class Own(kind):  # type: ignore[misc]
         async def _generate_one(self, *args: Any, **kwargs: Any) -> Any:
-            return await super()._generate_one(*args, **kwargs)
+            if calls_ours:
+                return await super()._generate_one(*args, **kwargs)
+            return ["message"], [5], ["row"], 0, 0, None
 
     _, run = ran(folder, Own())
     assert len(counted(run, "actor_generate")) == 4
