@@ -28,6 +28,11 @@ from lightning_rlprof.analysis.links import links
 from lightning_rlprof.analysis.memory import memory, memory_timeline
 from lightning_rlprof.analysis.memory_phases import memory_phases
 from lightning_rlprof.analysis.operators.costs import modules, operators
+from lightning_rlprof.analysis.samples.fates import samples
+from lightning_rlprof.analysis.samples.length_balance import length_balance
+from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
+from lightning_rlprof.analysis.samples.sample_path import sample_path
+from lightning_rlprof.analysis.samples.staleness import staleness
 from lightning_rlprof.analysis.stages.overviews import (
     background_stages,
     host_vs_device,
@@ -77,9 +82,11 @@ class Run(Spans):
     idle = idle
     kernels = kernels
     launches = launches
-    lengths = lengths
     ledger = ledger
+    length_balance = length_balance
+    lengths = lengths
     links = links
+    long_tail = long_tail
     matmuls = matmuls
     memory = memory
     memory_phases = memory_phases
@@ -90,10 +97,14 @@ class Run(Spans):
     rank_status = rank_status
     roles = roles
     regions = regions
+    sample_path = sample_path
+    samples = samples
     slowest_ranks = slowest_ranks
     stages = stages
+    staleness = staleness
     steps = steps
     stragglers = stragglers
+    tail_causes = tail_causes
     throughput = throughput
     trace_diff = trace_diff
     weight_sync = weight_sync

@@ -110,9 +110,9 @@ def test_roles_say_who_worked_who_waited_and_when(tmp_path: Path) -> None:
         ("rollout", 1, 1, 0, 20 * MS),
     ]
     assert [row[5:] for row in table.rows] == [
-        (None,) * 4,
-        (0.6, 0, 0, 0.4),
-        (0.4, 0.2, 0.1, 0.3),
+        (None,) * 7,
+        (0.6, 0, 0, 0.4, 0, 0, 0),
+        (0.4, 0.2, 0.1, 0.3, 0.2, 0, 0),
     ]
 
 

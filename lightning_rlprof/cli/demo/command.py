@@ -11,6 +11,7 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 
 _SAVE_PATH = Path("profiler_data")
+_TASK, _ASYNC_STEPS = "spell_backward", 60
 _SLOW = "Inject a slow rank"
 # With 10 steps stragglers was wrong, with 14 inconclusive; 40 decide in nearly every demo.
 _STEPS_TO_FIND_SLOW = 40
@@ -49,8 +50,24 @@ def demo(
             rich_help_panel=_SLOW,
         ),
     ] = None,
+    asynchronous: Annotated[
+        bool,
+        typer.Option("--async", help="Train on Ray, with rollout actors that run ahead"),
+    ] = False,
+    kill_rollout: Annotated[
+        bool, typer.Option("--kill-rollout", help="With --async: kill a rollout actor halfway")
+    ] = False,
 ) -> None:
     """Train a small policy with GRPO on the CPU and show where each step's time went."""
+    if asynchronous:
+        single = {"--ranks": ranks, "--slow-rank": slow_rank, "--kv-cache": kv_cache or None}
+        for option, value in single.items():
+            if value is not None:
+                raise RlprofError(f"{option} doesn't apply to --async")
+        _asynchronous(steps or _ASYNC_STEPS, task or _TASK, output, kill=kill_rollout)
+        return
+    if kill_rollout:
+        raise RlprofError("--kill-rollout needs --async")
     if slow_by is not None and slow_rank is None:
         raise RlprofError("--slow-by needs --slow-rank", hint="For example --slow-rank 1")
     given: dict[str, Any] = {"steps": steps, "task": task, "ranks": ranks}
@@ -96,3 +113,34 @@ def demo(
         status("A KV cache removes the bottleneck. Add --kv-cache, then compare the two runs.")
         next_command("rlprof", "demo", "--kv-cache", *options)
         next_command("rlprof", "compare", run, output)
+
+
+def _asynchronous(steps: int, task: str, output: Path, *, kill: bool) -> None:
+    from lightning_rlprof.loaders.load import load
+
+    if steps < 1:
+        raise RlprofError(f"--steps {steps} is too small; give a number from 1 up")
+    status("Training asynchronously on Ray. This takes half a minute ...")
+    with progress_bar("warm start") as update:
+        try:
+            from lightning_rlprof.cli.demo.asynchronous import run_async_demo
+        except ModuleNotFoundError as error:
+            text = f"the demo needs {error.name}, which is not installed"
+            raise RlprofError(text, hint='pip install "lightning-rlprof[demo,ray]"') from error
+
+        result = run_async_demo(
+            steps,
+            task,
+            0,
+            output,
+            kill=kill,
+            progress=lambda step, steps, reward: update(step, steps, f"reward {reward:.2f}"),
+        )
+    killed = " One rollout actor was killed halfway." if kill else ""
+    say(f"Trained for {steps} steps in {result.seconds:.0f} s.{killed}")
+    exact = f"{result.exact_before:.2f} → {result.exact_after:.2f}"
+    say(f"Held-out exact match, before and after training: {exact}", "bold")
+    describe(load(result.run))
+    wrote(result.run)
+    next_command("rlprof", "show", result.run, "samples")
+    next_command("rlprof", "report", result.run, "--open")

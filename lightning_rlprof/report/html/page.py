@@ -80,6 +80,13 @@ _SECTIONS = (
         "The work that determines step time, and the slack of the rest.",
         ("critical_path",),
     ),
+    _Section(
+        "fates",
+        "Sample fates",
+        "Every sample is counted once, so the fates add up to what was generated.",
+        ("samples", "long_tail", "staleness"),
+        ("tail_causes", "length_balance", "sample_path"),
+    ),
 )
 _TITLES = {
     "breakdown": "Device time by category",
@@ -95,6 +102,13 @@ _TITLES = {
     "changes": "Changes and outliers",
     "rank_status": "What each rank recorded",
     "roles": "Roles",
+    "samples": "Samples by fate",
+    "long_tail": "Long tail of rollouts",
+    "tail_causes": "Why the last responses are late",
+    "staleness": "Staleness by update",
+    "length_balance": "Tokens by rank",
+    "sample_path": "One sample, from prompt to update",
+    "weight_sync": "Parts of weight syncs",
     "memory": "Peak memory by stage and rank, from captures",
 }
 _FOLDED = ("gaps", "regions", "background_stages", "changes")
