@@ -11,10 +11,12 @@ from typing import Any
 
 from lightning_rlprof.integrations.doors import trl_async
 from lightning_rlprof.integrations.doors.kit import Kit
+from lightning_rlprof.integrations.doors.trl_samples import sampled
 from lightning_rlprof.recording.annotations import stage
 
 KIT = Kit("TRL", "trl")
 
+_REWARD = stage("compute_reward")
 _REFERENCE, _OLD = stage("reference_compute_log_prob"), stage("actor_compute_log_prob")
 
 
@@ -31,7 +33,7 @@ def _on_policy(kind: str) -> Any:
             return
         KIT.marks(trainer, "_generate_and_score_completions", "compute_advantage")
         KIT.marks(trainer, "_generate_single_turn", "actor_generate", _generated)
-        KIT.marks(trainer, "_calculate_rewards", "compute_reward")
+        KIT.replace(trainer, "_calculate_rewards", lambda each: _REWARD(sampled(each, KIT)))
         KIT.replace(trainer, "_get_per_token_logps_and_entropies", _log_probs)
         if hasattr(trainer, "_tool_call_loop"):
             KIT.marks(trainer, "_tool_call_loop", "tool_calls")

@@ -53,9 +53,14 @@ def test_a_trainer_is_recorded_without_a_change(kind: str, tmp_path: Path) -> No
     assert found.keys() == STAGES - ({"reference_compute_log_prob"} - found.keys())
     assert found["actor_generate"] > 0.3
     assert found["untraced"] < UNTRACED
-    tokens = run.amounts("tokens")[1]
-    assert len(tokens) == 4
-    assert all(0 < each <= 4 * 24 for each in tokens)
+    rows, tokens = run.amounts("tokens")
+    generated = tokens[np.isin(rows, run.rows(kind="stage"))]
+    assert len(generated) == 4
+    assert all(0 < each <= 4 * 24 for each in generated)
+    fates = {row[0]: row for row in run.samples().rows}
+    assert fates["generated"][1] == 4 * 4 == sum(row[1] for row in run.samples().rows[1:])
+    assert fates["generated"][3] == generated.sum()
+    assert {*fates} <= {"generated", "trained", "zero_advantage"}
     assert run.headers[0].versions.keys() >= {"trl", "transformers", "accelerate"}
     assert run.statuses == {0: "finished"}
     assert "rlprof: 4 steps on 1 rank" in said
