@@ -11,7 +11,7 @@ import lightning_rlprof
 from tests.places import ROOT
 
 TOP = ROOT
-UNTESTED = {"torch", "torch_npu", "ray", "reasoning-gym"}
+UNTESTED = {"torch", "torch_npu", "ray", "reasoning-gym", "accelerate", "gguf", "transformers"}
 
 
 @pytest.mark.parametrize("name", lightning_rlprof.__all__)

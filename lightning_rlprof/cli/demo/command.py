@@ -1,11 +1,14 @@
 """The verb ``demo``: record a small GRPO training on this machine, and show where its time went."""
 
+import os
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
 
 from lightning_rlprof.cli.console import next_command, progress_bar, say, status, warn, wrote
+from lightning_rlprof.cli.demo.options import DemoOptions
 from lightning_rlprof.cli.run_commands import describe
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
@@ -18,12 +21,20 @@ _STEPS_TO_FIND_SLOW = 40
 
 
 def demo(
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="small (default), or smollm2: SmolLM2-135M from PyPI"),
+    ] = None,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of RL steps (default: 300)")
+        int | None,
+        typer.Option(metavar="N", help="Number of RL steps (default: 300; smollm2: 8)"),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="TASK", help="reasoning-gym task (default: spell_backward)"),
+        typer.Option(
+            metavar="TASK",
+            help="reasoning-gym task (default: spell_backward; smollm2: chain_sum)",
+        ),
     ] = None,
     kv_cache: Annotated[bool, typer.Option("--kv-cache", help="Generate with a KV cache")] = False,
     ranks: Annotated[
@@ -58,9 +69,9 @@ def demo(
         bool, typer.Option("--kill-rollout", help="With --async: kill a rollout actor halfway")
     ] = False,
 ) -> None:
-    """Train a small policy with GRPO on the CPU and show where each step's time went."""
+    """Train a policy with GRPO on the CPU and show where each step's time went."""
     if asynchronous:
-        single = {"--ranks": ranks, "--slow-rank": slow_rank, "--kv-cache": kv_cache or None}
+        single = {"--model": model, "--ranks": ranks, "--slow-rank": slow_rank, "--kv-cache": kv_cache or None}
         for option, value in single.items():
             if value is not None:
                 raise RlprofError(f"{option} doesn't apply to --async")
@@ -70,35 +81,41 @@ def demo(
         raise RlprofError("--kill-rollout needs --async")
     if slow_by is not None and slow_rank is None:
         raise RlprofError("--slow-by needs --slow-rank", hint="For example --slow-rank 1")
-    given: dict[str, Any] = {"steps": steps, "task": task, "ranks": ranks}
+    given: dict[str, Any] = {"model": model, "steps": steps, "task": task, "ranks": ranks}
     given |= {"slow_rank": slow_rank, "slow_by": slow_by}
     chosen = {name: value for name, value in given.items() if value is not None}
-    if slow_rank is not None and steps is not None and steps < _STEPS_TO_FIND_SLOW:
+    wanted = DemoOptions(kv_cache=kv_cache, save_path=output, **chosen)
+    number = wanted.steps or wanted.recipe.steps
+    if slow_rank is not None and number < _STEPS_TO_FIND_SLOW:
         warn(
-            f"{steps} steps are too few to find a slow rank reliably. "
+            f"{number} steps are too few to find a slow rank reliably. "
             f"Use --steps {_STEPS_TO_FIND_SLOW} or more."
         )
     from lightning_rlprof.loaders.load import load
 
-    status("Training a small policy with GRPO. This takes a minute or two ...")
+    status(f"Training {wanted.recipe.title} with GRPO. This takes a minute or two ...")
+    # Before torch starts its threads: with a busy neighbour, threads that spin while they wait made
+    # a step of SmolLM2 six times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with progress_bar("warm start") as update:
         try:
-            from lightning_rlprof.cli.demo.grpo import DemoOptions
             from lightning_rlprof.cli.demo.run import run_demo
         except ModuleNotFoundError as error:
             text = f"the demo needs {error.name}, which is not installed"
             raise RlprofError(text, hint='pip install "lightning-rlprof[demo]"') from error
 
         result = run_demo(
-            DemoOptions(kv_cache=kv_cache, save_path=output, **chosen),
+            wanted,
             progress=lambda step, steps, reward: update(step, steps, f"reward {reward:.2f}"),
         )
     run = result.run
     if run is None:
         raise RlprofError(f"the training left no run in {output}; see the messages above")
-    rewards = f"Mean reward {result.rewards[0]:.2f} → {result.rewards[-1]:.2f}."
+    quarter = max(1, len(result.rewards) // 4)
+    first, last = fmean(result.rewards[:quarter]), fmean(result.rewards[-quarter:])
     trained = f"Trained {result.parameters:,} parameters for {len(result.rewards)} steps"
-    say(f"{trained} in {result.seconds:.0f} s. {rewards}")
+    say(f"{trained} in {result.seconds:.0f} s.")
+    say(f"Mean reward, in the first and last quarter of the steps: {first:.2f} → {last:.2f}")
     exact = f"{result.exact_before:.2f} → {result.exact_after:.2f}"
     say(f"Held-out exact match, before and after GRPO: {exact}", "bold")
     describe(load(run))

@@ -5,8 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
@@ -14,65 +12,19 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_rlprof.cli.demo.options import DemoOptions, Recipe
 from lightning_rlprof.cli.demo.policy import Policy, answer_mask, generate, token_log_probs
 from lightning_rlprof.cli.demo.task import Task
-from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.recording.annotations import count, stage
 
-PROMPTS, SAMPLES, MINIBATCHES = 8, 8, 2
-"""Prompts per step and rank, answers sampled per prompt, optimizer steps per RL step."""
+MINIBATCHES = 2
+"""Optimizer steps per RL step."""
 
 CLIP, KL = 0.2, 0.001
 """How far the probability ratio may move, and the weight of the divergence from the reference."""
 
-LEARNING_RATE, GRADIENT_CLIP = 3e-4, 1.0
-"""Of AdamW, and the largest norm of the gradient; a task is learned on one CPU thread."""
-
-_MOST_RANKS = 64
-
-
-@dataclass(frozen=True)
-class DemoOptions:
-    """What a demo trains.
-
-    Attributes:
-        task: One of `demo.task.TASKS`.
-        steps: RL steps.
-        kv_cache: Generate with a cache of keys and values; without it, generation dominates a step.
-        ranks: Processes; more than one train together by DDP over gloo.
-        save_path: Where the run directory goes.
-        seed: Chooses weights, prompts and samples; on one rank it decides the whole result.
-        warmup_steps: Steps of the supervised warm start; None takes the task's own number.
-        slow_rank: A rank that is made slow, to see it found; None for none.
-        slow_by: How much longer it takes for its own stages, those without waiting for others.
-
-    Raises:
-        ConfigError: A number is too small or too large, or `slow_rank` is not one of the ranks.
-    """
-
-    task: str = "spell_backward"
-    steps: int = 300
-    kv_cache: bool = False
-    ranks: int = 1
-    save_path: Path = Path("profiler_data")
-    seed: int = 0
-    warmup_steps: int | None = None
-    slow_rank: int | None = None
-    slow_by: float = 0.15
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
-        for name, value in (("steps", self.steps), ("ranks", self.ranks)):
-            if value < 1:
-                raise ConfigError(f"{name}={value} is too small; give a number from 1 up")
-        if self.ranks > _MOST_RANKS:
-            text = f"ranks={self.ranks} is too large: each is a process here"
-            raise ConfigError(f"{text}; give a number up to {_MOST_RANKS}")
-        if self.slow_rank is not None and not 0 <= self.slow_rank < self.ranks:
-            have = f"0 to {self.ranks - 1}"
-            raise ConfigError(f"slow_rank={self.slow_rank} is not trained here; ranks are {have}")
-        if not 0 < self.slow_by <= 10:
-            raise ConfigError(f"slow_by={self.slow_by} is not allowed; 0.15 is 15 %, 10 the most")
+GRADIENT_CLIP = 1.0
+"""The largest norm of the gradient."""
 
 
 def group_advantages(rewards: Tensor) -> Tensor:
@@ -110,18 +62,21 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def exact_match(policy: Policy, task: Task) -> float:
-    """Share of the held-out prompts that the policy, always picking the likeliest, gets right."""
-    prompts = task.encode_prompts(task.held_out)
-    texts = task.decode(generate(policy, prompts, task.answer_width, kv_cache=True))
+    """Share of the held-out prompts that the policy gets right, its answers sampled as in training.
+
+    GRPO raises that share; the share by the likeliest tokens may stay, as for a model that can add.
+    """
+    prompts, draw = task.encode_prompts(task.held_out), torch.Generator().manual_seed(0)
+    texts = task.decode(generate(policy, prompts, task.answer_width, draw, kv_cache=True))
     return task.exact(task.held_out, texts)
 
 
-def warm_start(policy: Policy, task: Task, steps: int, seed: int) -> None:
-    """Teach the policy by right answers for that many steps of 64."""
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-3)
+def warm_start(policy: Policy, task: Task, steps: int, seed: int, recipe: Recipe) -> None:
+    """Teach the policy by right answers for that many steps."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=recipe.warmup_rate)
     draw = random.Random(f"warm start {seed}")
     for _ in range(steps):
-        entries = draw.choices(task.train, k=64)
+        entries = draw.choices(task.train, k=recipe.warmup_batch)
         prompts, answers = task.encode_prompts(entries), task.encode_answers(entries)
         loss = masked_mean(-token_log_probs(policy, prompts, answers), answer_mask(answers))
         optimizer.zero_grad()
@@ -141,21 +96,23 @@ class Grpo(pl.LightningModule):
         """The policy is trained in place; the reference and rollout models are copies of it."""
         super().__init__()
         self.automatic_optimization = False
-        self.task, self.options = task, options
+        self.task, self.options, self.recipe = task, options, options.recipe
+        self.steps = options.steps or self.recipe.steps
         self.policy = policy
         self.reference = deepcopy(policy).requires_grad_(False)
         self.rollout = deepcopy(policy).requires_grad_(False)
-        self.rewards = torch.full((options.steps,), torch.nan).share_memory_()
+        self.rewards = torch.full((self.steps,), torch.nan).share_memory_()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW on the policy alone."""
-        return torch.optim.AdamW(self.policy.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+        rate = self.recipe.learning_rate
+        return torch.optim.AdamW(self.policy.parameters(), lr=rate, weight_decay=0.0)
 
     def train_dataloader(self) -> DataLoader[list[int]]:
         """For each step the numbers of its prompts in ``task.train``; each rank draws its own."""
         seed, pool = f"{self.options.seed}/{self.global_rank}", range(len(self.task.train))
-        steps = range(self.options.steps)
-        batches = [random.Random(f"{seed}/{step}").sample(pool, PROMPTS) for step in steps]
+        draws = [random.Random(f"{seed}/{step}") for step in range(self.steps)]
+        batches = [draw.sample(pool, self.recipe.prompts) for draw in draws]
         return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
 
     def on_train_start(self) -> None:
@@ -165,7 +122,7 @@ class Grpo(pl.LightningModule):
 
     def training_step(self, batch: Sequence[int], batch_idx: int) -> None:
         """One RL step: answer the prompts, mark the answers, learn from the marks."""
-        entries = [self.task.train[number] for number in batch for _ in range(SAMPLES)]
+        entries = [self.task.train[number] for number in batch for _ in range(self.recipe.samples)]
         prompts = self.task.encode_prompts(entries).to(self.device)
         with self._own("weight_sync"):
             self.rollout.load_state_dict(self.policy.state_dict())
@@ -181,7 +138,7 @@ class Grpo(pl.LightningModule):
         with self._own("reference_compute_log_prob"), torch.no_grad():
             reference = token_log_probs(self.reference, prompts, answers)
         with self._own("compute_advantage"):
-            groups = rewards.to(self.device).view(-1, SAMPLES)
+            groups = rewards.to(self.device).view(-1, self.recipe.samples)
             advantages = group_advantages(groups).view(-1, 1)
         with stage("actor_update"):
             self._update(prompts, answers, old, reference, advantages)

@@ -1,6 +1,7 @@
-"""The demo's policy: a small character transformer in plain torch, and how it writes answers."""
+"""The demo's policies: a small character transformer in plain torch, and how all write answers."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,25 @@ from torch.nn import functional
 
 from lightning_rlprof.cli.demo.task import END, PAD
 
-Cache = dict[int, tuple[Tensor, Tensor]]
-"""Keys and values of the positions read so far, by layer: ``(batch, heads, time, _)``."""
+Cache = dict[int, Any]
+"""What a policy keeps of the positions that it has read; empty before the first."""
+
+
+class Policy(nn.Module):
+    """A causal language model that the demo trains.
+
+    ``end`` is the token that ends an answer. `PAD` is in every vocabulary and never in an answer.
+    """
+
+    end: int
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None, last: int = 0) -> Tensor:
+        """Logits of the token after each one: ``(batch, time) -> (batch, time, vocabulary)``.
+
+        With a cache, ``tokens`` holds only the positions that the cache has not read. ``last``
+        limits the logits to that many positions at the end; 0 is all.
+        """
+        raise NotImplementedError
 
 
 class _Block(nn.Module):
@@ -47,11 +65,13 @@ class _Block(nn.Module):
         return out
 
 
-class Policy(nn.Module):
+class SmallPolicy(Policy):
     """A causal transformer over characters: pre-norm, learned positions.
 
     ``context`` is the longest sequence that it reads, ``width`` the size of its hidden state.
     """
+
+    end = END
 
     def __init__(
         self, vocabulary: int, context: int, width: int = 96, layers: int = 2, heads: int = 4
@@ -66,17 +86,14 @@ class Policy(nn.Module):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=1 / math.sqrt(width))
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits of the token after each one: ``(batch, time) -> (batch, time, vocabulary)``.
-
-        With a cache, ``tokens`` holds only the positions that the cache has not read.
-        """
+    def forward(self, tokens: Tensor, cache: Cache | None = None, last: int = 0) -> Tensor:
+        """Keys and values of each layer are in the cache: ``(batch, heads, time, _)``."""
         start = cache[0][0].shape[2] if cache else 0
         places = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         hidden = self.tokens(tokens) + self.positions(places)
         for block in self.blocks:
             hidden = block(hidden, cache)
-        logits: Tensor = self.out(self.norm(hidden))
+        logits: Tensor = self.out(self.norm(hidden[:, -last:]))
         return logits
 
 
@@ -90,19 +107,19 @@ def generate(
 ) -> Tensor:
     """Answers of the policy to the prompts: ``(batch, prompt) -> (batch, length)``.
 
-    Each answer ends with `END` unless it fills ``length``; `PAD` follows. Samples at temperature 1
-    from ``generator``, or takes the likeliest token when it is None. The random numbers drawn do
-    not depend on ``kv_cache``.
+    Each answer ends with the policy's ``end`` unless it fills ``length``; `PAD` follows. Samples at
+    temperature 1 from ``generator``, or takes the likeliest token when it is None. The random
+    numbers drawn do not depend on ``kv_cache``.
     """
     cache: Cache | None = {} if kv_cache else None
     answers = torch.full((len(prompts), length), PAD, device=prompts.device)
     seen, fresh = prompts, prompts
     done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     for place in range(length):
-        logits = policy(fresh if kv_cache else seen, cache)[:, -1]
+        logits = policy(fresh if kv_cache else seen, cache, last=1)[:, -1]
         token = _pick(logits, generator).masked_fill(done, PAD)
         answers[:, place] = token
-        done |= token == END
+        done |= token == policy.end
         if bool(done.all()):
             break
         fresh = token[:, None]
@@ -111,10 +128,10 @@ def generate(
 
 
 def _pick(logits: Tensor, generator: torch.Generator | None) -> Tensor:
-    logits = logits[:, END:]  # never PAD: it stands for neither a character nor the end
+    logits = logits[:, PAD + 1 :]  # it stands for neither text nor the end
     if generator is None:
-        return logits.argmax(1) + END
-    return torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0] + END
+        return logits.argmax(1) + PAD + 1
+    return torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0] + PAD + 1
 
 
 def answer_mask(answers: Tensor) -> Tensor:
@@ -122,13 +139,13 @@ def answer_mask(answers: Tensor) -> Tensor:
     return answers != PAD
 
 
-def token_log_probs(policy: nn.Module, prompts: Tensor, answers: Tensor) -> Tensor:
+def token_log_probs(policy: Policy, prompts: Tensor, answers: Tensor) -> Tensor:
     """Log-probability of each answer token given what precedes it: ``(batch, length)``.
 
     Of the distribution that `generate` samples from, so without `PAD`; at padding the value means
     nothing, see `answer_mask`.
     """
     tokens = torch.cat([prompts, answers], 1)
-    logits = policy(tokens[:, :-1])[:, prompts.shape[1] - 1 :, END:]
-    picked = (answers - END).clamp_min(0)[..., None]
+    logits = policy(tokens[:, :-1], last=answers.shape[1])[..., PAD + 1 :]
+    picked = (answers - PAD - 1).clamp_min(0)[..., None]
     return functional.log_softmax(logits, 2).gather(2, picked)[..., 0]

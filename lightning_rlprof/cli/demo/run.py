@@ -17,9 +17,11 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
-from lightning_rlprof.cli.demo.grpo import DemoOptions, Grpo, exact_match, warm_start
-from lightning_rlprof.cli.demo.policy import Policy
-from lightning_rlprof.cli.demo.task import make_task
+from lightning_rlprof.cli.demo.grpo import Grpo, exact_match, warm_start
+from lightning_rlprof.cli.demo.options import DemoOptions
+from lightning_rlprof.cli.demo.policy import Policy, SmallPolicy
+from lightning_rlprof.cli.demo.smollm2 import load_smollm2
+from lightning_rlprof.cli.demo.task import Characters, Task, make_task
 
 Progress = Callable[[int, int, float], None]
 """Called after each step with its number, the number of steps and the step's mean reward."""
@@ -60,29 +62,27 @@ def run_demo(
     callbacks: Sequence[pl.Callback] = (),
     progress: Progress = lambda *_: None,
 ) -> DemoResult:
-    """Train a small policy by GRPO and say how much better it answers prompts that it never saw.
+    """Train a policy by GRPO and say how much better it answers prompts that it never saw.
 
-    Lightning is quiet from then on, and torch computes on one thread. With several ranks the
-    callbacks are pickled and run in the ranks' processes, and the script that calls this needs
+    Lightning is quiet from then on, and torch computes on the recipe's threads. With several ranks
+    the callbacks are pickled and run in the ranks' processes, and the script that calls this needs
     ``if __name__ == "__main__":``. ``progress`` is called here, on a thread.
 
     Raises:
-        ConfigError: The task is unknown.
-        RecorderError: reasoning-gym is not installed.
+        RlprofError: A package that the task or the model needs is not installed.
     """
     # First: it imports the other Lightning, which resets the loggers, and may refuse the path.
     from lightning_rlprof.integrations.lightning.profiler_callback import ProfilerCallback
 
     profiler = ProfilerCallback(profile_save_path=str(options.save_path), summary=False)
     callbacks = [profiler, *callbacks]
-    be_quiet()
+    be_quiet(options.recipe.threads)
     start = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        task = make_task(options.task, options.seed)
-        policy = Policy(task.vocabulary, task.prompt_width + task.answer_width)
+        policy, task = _policy_and_task(options)
         warmup = task.warmup_steps if options.warmup_steps is None else options.warmup_steps
-        warm_start(policy, task, warmup, options.seed)
+        warm_start(policy, task, warmup, options.seed, options.recipe)
         before = exact_match(policy, task)
         model = Grpo(policy, task, options)
         known = _runs(options)
@@ -100,21 +100,27 @@ def run_demo(
     )
 
 
+def _policy_and_task(options: DemoOptions) -> tuple[Policy, Task]:
+    name, held_out = options.task or options.recipe.tasks[0], options.recipe.held_out
+    if options.model == "smollm2":
+        policy, tokens = load_smollm2()
+        return policy, make_task(name, options.seed, held_out, tokens)
+    task = make_task(name, options.seed, held_out)
+    assert isinstance(task.tokenizer, Characters)
+    return SmallPolicy(task.tokenizer.vocabulary, task.prompt_width + task.answer_width), task
+
+
 def _runs(options: DemoOptions) -> set[Path]:
     return {file.parent for file in options.save_path.glob("*/rank-*.jsonl")}
 
 
-def be_quiet() -> None:
-    """Let Lightning log errors only, and torch compute on one thread, in this process.
-
-    More threads are slower here: the matrices are small, and with a busy neighbour a step on two
-    threads took 3 s instead of 0.4 s.
-    """
+def be_quiet(threads: int = 1) -> None:
+    """Let Lightning log errors only, and torch compute on that many threads, in this process."""
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     for message in _ADVICE:
         warnings.filterwarnings("ignore", message=message)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
 
 
 class _QuietDDP(DDPStrategy):

@@ -1,35 +1,65 @@
-"""Tasks for the demo's policy: reasoning-gym writes the questions and marks the answers."""
+"""Tasks for the demo's policies: reasoning-gym writes the questions and marks the answers."""
 
 import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lightning_rlprof.cli.console import did_you_mean
-from lightning_rlprof.errors import ConfigError, RecorderError
+from lightning_rlprof.errors import RecorderError
 
 PAD = 0
 """Token before a short prompt and after the end of an answer."""
 
 END = 1
-"""Token that ends an answer; also the one that ends a prompt and asks for the answer."""
+"""Of `Characters`, the token that ends an answer, and a prompt, where it asks for the answer."""
 
 _SPECIAL = 2
-_HELD_OUT = 256
 _ENTRIES = 6000
 
 Entry = dict[str, Any]
 
 
+class Tokenizer(Protocol):
+    """Turns a task's texts into tokens of a policy and back."""
+
+    def prompt(self, text: str) -> list[int]:
+        """Tokens that ask for the answer to ``text``."""
+
+    def answer(self, text: str) -> list[int]:
+        """Tokens of an answer, with the one that ends it."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of an answer, up to its first special token."""
+
+
+class Characters:
+    """A token for each character that occurs in some texts."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.characters = "".join(sorted(set("".join(texts))))
+        self.vocabulary = _SPECIAL + len(self.characters)
+
+    def prompt(self, text: str) -> list[int]:
+        """The characters, then `END`."""
+        return [*(_SPECIAL + self.characters.index(letter) for letter in text), END]
+
+    answer = prompt
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The characters up to the first special token."""
+        letters = takewhile(lambda token: token >= _SPECIAL, tokens)
+        return "".join(self.characters[token - _SPECIAL] for token in letters)
+
+
 class Task:
     """Prompts to train on, prompts never trained on, and reasoning-gym's verifier of the answers.
 
-    ``train`` and ``held_out`` are reasoning-gym entries; no prompt of one is in the other. A token
-    stands for a character of ``characters``. ``prompt_width`` and ``answer_width`` are the most
-    tokens of a prompt and of an answer, `END` included.
+    ``train`` and ``held_out`` are reasoning-gym entries; no prompt of one is in the other.
+    ``prompt_width`` and ``answer_width`` are the most tokens of a prompt and of a right answer.
+    Without a tokenizer, tokens are the `Characters` of the texts.
 
     Raises:
         RecorderError: reasoning-gym is not installed.
@@ -40,9 +70,9 @@ class Task:
     wrong: float
     """The most that a wrong answer may earn."""
     warmup_steps: int
-    """Steps of supervised warm start that leave the policy right about once in five."""
+    """Steps of supervised warm start that leave the policy right now and then, not often."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int, held_out: int, tokenizer: Tokenizer | None) -> None:
         try:
             import reasoning_gym
         except ImportError as error:
@@ -54,19 +84,18 @@ class Task:
             self.name, seed=seed, size=_ENTRIES, **self.options
         )
         entries = list({self.prompt(entry): entry for entry in self.dataset}.values())
-        self.train, self.held_out = entries[_HELD_OUT:], entries[:_HELD_OUT]
+        self.train, self.held_out = entries[held_out:], entries[:held_out]
         prompts, answers = [*map(self.prompt, entries)], [*map(self.answer, entries)]
-        self.prompt_width = 1 + max(map(len, prompts))
-        self.answer_width = 1 + max(map(len, answers))
-        self.characters = "".join(sorted(set("".join(prompts + answers))))
-        self.vocabulary = _SPECIAL + len(self.characters)
+        self.tokenizer = tokenizer or Characters(prompts + answers)
+        self.prompt_width = max(len(self.tokenizer.prompt(text)) for text in prompts)
+        self.answer_width = max(len(self.tokenizer.answer(text)) for text in answers)
 
     def prompt(self, entry: Entry) -> str:
-        """The characters that the policy reads for this entry."""
+        """What the policy reads for this entry."""
         raise NotImplementedError
 
     def answer(self, entry: Entry) -> str:
-        """The characters that a perfect policy writes for this entry."""
+        """What a perfect policy writes for this entry."""
         raise NotImplementedError
 
     def verifier_text(self, text: str) -> str:
@@ -75,21 +104,17 @@ class Task:
 
     def encode_prompts(self, entries: Sequence[Entry]) -> Tensor:
         """Tokens of the prompts, padded on the left: ``(entries, prompt_width)``."""
-        rows = [self._tokens(self.prompt(entry)) for entry in entries]
+        rows = [self.tokenizer.prompt(self.prompt(entry)) for entry in entries]
         return torch.tensor([[PAD] * (self.prompt_width - len(row)) + row for row in rows])
 
     def encode_answers(self, entries: Sequence[Entry]) -> Tensor:
-        """Tokens of the right answers, `END` then `PAD` after them: ``(entries, answer_width)``."""
-        rows = [self._tokens(self.answer(entry)) for entry in entries]
+        """Tokens of the right answers, `PAD` after them: ``(entries, answer_width)``."""
+        rows = [self.tokenizer.answer(self.answer(entry)) for entry in entries]
         return torch.tensor([row + [PAD] * (self.answer_width - len(row)) for row in rows])
-
-    def _tokens(self, text: str) -> list[int]:
-        return [*(_SPECIAL + self.characters.index(letter) for letter in text), END]
 
     def decode(self, tokens: Tensor) -> list[str]:
         """Text of each row of answers, up to its first special token."""
-        rows = [takewhile(lambda token: token >= _SPECIAL, row) for row in tokens.tolist()]
-        return ["".join(self.characters[token - _SPECIAL] for token in row) for row in rows]
+        return [self.tokenizer.text(row) for row in tokens.tolist()]
 
     def score(self, entries: Sequence[Entry], texts: Sequence[str]) -> list[float]:
         """Reasoning-gym's own score of each text, from 0 to 1."""
@@ -147,19 +172,35 @@ def _digits(numbers: Sequence[str]) -> str:
     return "".join(str(int(float(number))) for number in numbers)
 
 
-TASKS = {task.name: task for task in (_NumberSorting, _SpellBackward)}
+class _ChainSum(Task):
+    """Two numbers of one digit, so that all prompts have the same length.
+
+    The answer repeats the problem, as a chat model does; the verifier reads what follows ``=``.
+    """
+
+    name, wrong, warmup_steps = "chain_sum", 0.5, 3
+    options: Mapping[str, Any] = {"max_terms": 2, "max_digits": 1}
+
+    def prompt(self, entry: Entry) -> str:
+        return f"{entry['metadata']['expression']} ="
+
+    def answer(self, entry: Entry) -> str:
+        return f"{self.prompt(entry)} {entry['answer']}"
+
+    def verifier_text(self, text: str) -> str:
+        return text.rpartition("=")[2].strip()
+
+
+TASKS = {task.name: task for task in (_NumberSorting, _SpellBackward, _ChainSum)}
 """The tasks that the demo offers, by reasoning-gym's names."""
 
 
-def make_task(name: str, seed: int = 0) -> Task:
+def make_task(
+    name: str, seed: int = 0, held_out: int = 256, tokenizer: Tokenizer | None = None
+) -> Task:
     """The task of that name, its entries drawn with that seed.
 
     Raises:
-        ConfigError: The name is not one of `TASKS`.
         RecorderError: reasoning-gym is not installed.
     """
-    if name not in TASKS:
-        near = did_you_mean(name, TASKS)
-        hint = f"; {near}" if near else ""
-        raise ConfigError(f"task={name!r} is unknown; allowed: {', '.join(TASKS)}{hint}")
-    return TASKS[name](seed)
+    return TASKS[name](seed, held_out, tokenizer)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lightning_rlprof.cli.demo.options import RECIPES, DemoOptions
 from tests.builders.runs import grpo_rows, header, write_rank
 
 Run = Callable[..., tuple[int, str, str]]
@@ -16,26 +17,27 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Put a demo in place that trains nothing, and return what it was asked for."""
     seen: dict[str, Any] = {}
 
-    def run_demo(options: dict[str, Any], progress: Callable[[int, int, float], None]) -> Any:
-        seen.update(options)
+    def run_demo(options: DemoOptions, progress: Callable[[int, int, float], None]) -> Any:
+        default = vars(DemoOptions())
+        seen.update({key: value for key, value in vars(options).items() if value != default[key]})
         progress(1, 2, 0.25)
         progress(2, 2, 0.75)
-        run = options["save_path"] / "run"
+        run = options.save_path / "run"
         if "lost" not in str(run):
             write_rank(run, header(), grpo_rows(4))
         return SimpleNamespace(
             exact_before=0.21,
             exact_after=0.86,
-            rewards=(0.25, 0.75),
+            rewards=(0.25, 0.9, 0.0, 0.1, 0.75),
             seconds=58.4,
             parameters=239_872,
             run=run if run.is_dir() else None,
         )
 
-    for name, faked in {"run": {"run_demo": run_demo}, "grpo": {"DemoOptions": dict}}.items():
-        module = ModuleType(f"lightning_rlprof.cli.demo.{name}")
-        vars(module).update(faked)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    module = ModuleType("lightning_rlprof.cli.demo.run")
+    vars(module).update(run_demo=run_demo)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which the command sets
     return seen
 
 
@@ -45,8 +47,9 @@ def test_the_demo_shows_what_was_learned_where_time_went_and_what_to_type(
     status, out, err = rlprof("demo", "-o", tmp_path)
 
     assert status == 0
-    assert asked == {"kv_cache": False, "save_path": tmp_path}
-    assert "Trained 239,872 parameters for 2 steps in 58 s. Mean reward 0.25 → 0.75.\n" in out
+    assert asked == {"save_path": tmp_path}
+    assert "Trained 239,872 parameters for 5 steps in 58 s.\n" in out
+    assert "Mean reward, in the first and last quarter of the steps: 0.25 → 0.75\n" in out
     assert "Held-out exact match, before and after GRPO: 0.21 → 0.86\n" in out
     assert "actor_generate" in out
     assert out.endswith(
@@ -75,17 +78,16 @@ def test_options_reach_the_demo_and_a_cached_one_offers_no_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("demo", "--steps", 7, "--task", "sums", "--ranks", 2, "--kv-cache")
+    words = ("demo", "--steps", 7, "--task", "number_sorting", "--ranks", 2, "--kv-cache")
 
     status, out, err = rlprof(*words)
 
     assert status == 0
     assert asked == {
         "steps": 7,
-        "task": "sums",
+        "task": "number_sorting",
         "ranks": 2,
         "kv_cache": True,
-        "save_path": Path("profiler_data"),
     }
     assert out.endswith("Wrote profiler_data/run\n")
     assert err.endswith("next: rlprof findings profiler_data/run\n")
@@ -111,3 +113,20 @@ def test_a_slow_rank_is_made_and_the_command_that_finds_it_is_next(
     status, _, err = rlprof("demo", "-o", tmp_path, "--slow-by", 0.3)
     assert status == 2
     assert err == "rlprof: error: --slow-by needs --slow-rank\n  hint: For example --slow-rank 1\n"
+
+
+def test_the_model_reaches_the_demo_and_is_repeated_in_what_to_type_next(
+    rlprof: Run, asked: dict[str, Any], hints: None, tmp_path: Path
+) -> None:
+    status, out, err = rlprof("demo", "--model", "smollm2", "-o", tmp_path)
+
+    assert (status, asked) == (0, {"model": "smollm2", "save_path": tmp_path})
+    assert "Training SmolLM2-135M with GRPO." in out + err
+    assert f"next: rlprof demo --kv-cache --model smollm2 -o {tmp_path}\n" in err
+
+
+def test_help_names_the_defaults_of_the_recipes(rlprof: Run) -> None:
+    text = " ".join(rlprof("demo", "--help")[1].split())
+    small, smollm2 = RECIPES["small"], RECIPES["smollm2"]
+    assert f"(default: {small.steps}; smollm2: {smollm2.steps})" in text
+    assert f"(default: {small.tasks[0]}; smollm2: {smollm2.tasks[0]})" in text

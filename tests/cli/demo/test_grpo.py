@@ -3,6 +3,7 @@
 import math
 import random
 from copy import copy
+from dataclasses import replace
 
 import pytest
 import pytorch_lightning as pl
@@ -10,7 +11,6 @@ import torch
 
 from lightning_rlprof.cli.demo import grpo
 from lightning_rlprof.cli.demo.grpo import (
-    DemoOptions,
     Grpo,
     clipped_loss,
     exact_match,
@@ -19,7 +19,8 @@ from lightning_rlprof.cli.demo.grpo import (
     masked_mean,
     warm_start,
 )
-from lightning_rlprof.cli.demo.policy import Policy, token_log_probs
+from lightning_rlprof.cli.demo.options import RECIPES, DemoOptions
+from lightning_rlprof.cli.demo.policy import Policy, SmallPolicy, token_log_probs
 from lightning_rlprof.cli.demo.run import be_quiet
 from lightning_rlprof.cli.demo.task import PAD, Task
 
@@ -27,7 +28,7 @@ from lightning_rlprof.cli.demo.task import PAD, Task
 def small(task: Task, seed: int = 0) -> Policy:
     torch.manual_seed(seed)
     context = task.prompt_width + task.answer_width
-    return Policy(task.vocabulary, context, width=32, layers=1, heads=2)
+    return SmallPolicy(task.tokenizer.vocabulary, context, width=32, layers=1, heads=2)
 
 
 def fit(module: Grpo, *callbacks: pl.Callback) -> None:
@@ -104,10 +105,10 @@ def test_the_warm_start_lowers_the_loss_of_prompts_that_it_has_not_seen(spelling
     prompts = spelling.encode_prompts(spelling.held_out)
     answers = spelling.encode_answers(spelling.held_out)
     for steps in (0, 15):
-        warm_start(policy, spelling, steps, seed=0)
+        warm_start(policy, spelling, steps, 0, RECIPES["small"])
         loss = masked_mean(-token_log_probs(policy, prompts, answers), answers != PAD)
         losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(spelling.vocabulary), abs=1.0)
+    assert losses[0] == pytest.approx(math.log(spelling.tokenizer.vocabulary), abs=1.0)
     assert losses[1] < losses[0] - 0.3
 
 
@@ -115,7 +116,7 @@ class Echo:
     """Pays for answers that begin with the first character of the alphabet."""
 
     def __init__(self, task: Task) -> None:
-        self.first = task.characters[0]
+        self.first = task.tokenizer.characters[0]
 
     def score_answer(self, answer: str, entry: object) -> float:
         return 0.8 * answer.startswith(self.first)
@@ -124,7 +125,8 @@ class Echo:
 def test_grpo_raises_a_reward_that_the_policy_had_never_been_taught(
     spelling: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo, "LEARNING_RATE", 3e-3)
+    fast = replace(RECIPES["small"], learning_rate=3e-3)
+    monkeypatch.setitem(RECIPES, "small", fast)
     easy = copy(spelling)
     easy.dataset = Echo(spelling)
     module = Grpo(small(easy), easy, DemoOptions(steps=25, kv_cache=True))
@@ -163,7 +165,7 @@ def test_three_steps_train_the_policy_and_only_it(
 ) -> None:
     monkeypatch.setattr(grpo, "GRADIENT_CLIP", 0.01)
     policy = small(spelling)
-    warm_start(policy, spelling, steps=5, seed=0)
+    warm_start(policy, spelling, 5, 0, RECIPES["small"])
     module, watch = Grpo(policy, spelling, DemoOptions(steps=3)), Watch()
     reference = {name: value.clone() for name, value in module.reference.state_dict().items()}
     fit(module, watch)

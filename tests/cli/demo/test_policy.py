@@ -3,14 +3,20 @@
 import pytest
 import torch
 
-from lightning_rlprof.cli.demo.policy import Policy, answer_mask, generate, token_log_probs
+from lightning_rlprof.cli.demo.policy import (
+    Policy,
+    SmallPolicy,
+    answer_mask,
+    generate,
+    token_log_probs,
+)
 from lightning_rlprof.cli.demo.task import END, PAD, Task
 
 
 @pytest.fixture
 def policy() -> Policy:
     torch.manual_seed(1)
-    return Policy(vocabulary=12, context=16, width=16, layers=2, heads=2)
+    return SmallPolicy(vocabulary=12, context=16, width=16, layers=2, heads=2)
 
 
 def prompts_of(rows: int) -> torch.Tensor:
@@ -18,7 +24,9 @@ def prompts_of(rows: int) -> torch.Tensor:
 
 
 def test_the_default_policy_has_about_a_quarter_million_parameters(spelling: Task) -> None:
-    policy = Policy(spelling.vocabulary, spelling.prompt_width + spelling.answer_width)
+    policy = SmallPolicy(
+        spelling.tokenizer.vocabulary, spelling.prompt_width + spelling.answer_width
+    )
     assert sum(weights.numel() for weights in policy.parameters()) == pytest.approx(240e3, rel=0.05)
 
 

@@ -8,7 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_rlprof.cli.demo.grpo import DemoOptions
+from lightning_rlprof.cli.demo.options import DemoOptions
 from lightning_rlprof.cli.demo.run import DemoResult, be_quiet, run_demo
 from lightning_rlprof.errors import ConfigError
 

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_rlprof.analysis.stragglers.stragglers import stragglers
 from lightning_rlprof.analysis.stragglers.verdicts import IMBALANCE, INCONCLUSIVE
-from lightning_rlprof.cli.demo.grpo import DemoOptions
+from lightning_rlprof.cli.demo.options import DemoOptions
 from lightning_rlprof.cli.demo.run import run_demo
 from lightning_rlprof.errors import ConfigError
 from lightning_rlprof.loaders.load import load

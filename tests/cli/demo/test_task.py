@@ -6,11 +6,12 @@ import sys
 import pytest
 import torch
 
-from lightning_rlprof.cli.demo.task import END, PAD, TASKS, Task, make_task
-from lightning_rlprof.errors import ConfigError, RecorderError
+from lightning_rlprof.cli.demo.options import RECIPES
+from lightning_rlprof.cli.demo.task import END, PAD, Task, make_task
+from lightning_rlprof.errors import RecorderError
 
 
-@pytest.fixture(params=TASKS)
+@pytest.fixture(params=RECIPES["small"].tasks)
 def task(request: pytest.FixtureRequest, spelling: Task, sorting: Task) -> Task:
     return {one.name: one for one in (spelling, sorting)}[request.param]
 
@@ -71,9 +72,10 @@ def test_tokens_keep_the_text(task: Task) -> None:
     assert answers.shape == (40, task.answer_width)
     assert task.decode(answers) == [task.answer(entry) for entry in entries]
     assert bool((prompts[:, -1] == END).all())
-    texts = ["".join(task.characters[token - 2] for token in row if token > END) for row in prompts]
+    letters = task.tokenizer.characters
+    texts = ["".join(letters[token - 2] for token in row if token > END) for row in prompts]
     assert texts == [task.prompt(entry) for entry in entries]
-    assert int(answers.max()) < task.vocabulary
+    assert int(answers.max()) < task.tokenizer.vocabulary
 
 
 def test_an_answer_stops_at_its_first_special_token(spelling: Task) -> None:
@@ -88,13 +90,16 @@ def test_the_seed_decides_the_prompts(sorting: Task) -> None:
     assert other.train != sorting.train
 
 
-def test_an_unknown_task_names_those_allowed() -> None:
-    with pytest.raises(ConfigError, match=r"'spel_backward' is unknown; allowed: number_sorting,"):
-        make_task("spel_backward")
-    with pytest.raises(ConfigError, match=r"did you mean 'spell_backward'\?"):
-        make_task("spel_backward")
-    with pytest.raises(ConfigError, match=r"allowed: number_sorting, spell_backward$"):
-        make_task("xyz")
+def test_the_verifier_of_sums_reads_what_follows_the_equals_sign() -> None:
+    sums = make_task("chain_sum", held_out=32)
+    entry = next(entry for entry in sums.held_out if entry["answer"] == "-4")
+    problem = sums.prompt(entry)
+    texts = [f"{problem} -4", "-4", "the answer = -4", f"{problem} 4", problem, ""]
+    assert sums.answer(entry) == texts[0]
+    assert sums.rewards([entry] * 6, texts) == [1.0, 0.5, 0.5, 0.0, 0.0, 0.0]
+    assert {len(sums.prompt(entry)) for entry in sums.train} == {7}  # no prompt is padded
+    assert len(sums.held_out) == 32
+    assert len(sums.train) > 100
 
 
 def test_without_reasoning_gym_the_error_says_how_to_install_it(

@@ -1,0 +1,131 @@
+"""What a demo trains, and the recipes of its models."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_rlprof.cli.console import did_you_mean
+from lightning_rlprof.errors import ConfigError
+
+_MOST_RANKS = 64
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained, so that a demo takes a minute or two on two CPU cores.
+
+    Attributes:
+        title: What the model is, for people.
+        tasks: Of `demo.task.TASKS`, those that it can learn; the first is the default.
+        steps: RL steps, unless the options say otherwise.
+        prompts: Prompts per step and rank.
+        samples: Answers sampled per prompt.
+        held_out: Prompts that are not trained on, for the exact match before and after.
+        warmup_batch: Right answers per step of the supervised warm start.
+        warmup_rate: Learning rate of the warm start.
+        learning_rate: Learning rate of GRPO.
+        threads: Threads that torch computes on. Small matrices are slower on more: with a busy
+            neighbour a step of the small policy took 3 s on two threads instead of 0.4 s.
+    """
+
+    title: str
+    tasks: tuple[str, ...]
+    steps: int
+    prompts: int
+    samples: int
+    held_out: int
+    warmup_batch: int
+    warmup_rate: float
+    learning_rate: float
+    threads: int
+
+
+RECIPES = {
+    "small": Recipe(
+        title="a small policy",
+        tasks=("spell_backward", "number_sorting"),
+        steps=300,
+        prompts=8,
+        samples=8,
+        held_out=256,
+        warmup_batch=64,
+        warmup_rate=2e-3,
+        learning_rate=3e-4,
+        threads=1,
+    ),
+    "smollm2": Recipe(
+        title="SmolLM2-135M",
+        tasks=("chain_sum",),
+        steps=8,
+        prompts=4,
+        samples=4,
+        held_out=64,
+        warmup_batch=16,
+        warmup_rate=2e-5,
+        learning_rate=1e-5,
+        threads=2,
+    ),
+}
+"""The models that the demo offers."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What a demo trains.
+
+    Attributes:
+        model: One of `RECIPES`.
+        task: One of the recipe's tasks; None takes the first.
+        steps: RL steps; None takes the recipe's.
+        kv_cache: Generate with a cache of keys and values; without it, generation dominates a step.
+        ranks: Processes; more than one train together by DDP over gloo.
+        save_path: Where the run directory goes.
+        seed: Chooses weights, prompts and samples; on one rank it decides the whole result.
+        warmup_steps: Steps of the supervised warm start; None takes the task's own number.
+        slow_rank: A rank that is made slow, to see it found; None for none.
+        slow_by: How much longer it takes for its own stages, those without waiting for others.
+
+    Raises:
+        ConfigError: A name is unknown, a number is too small or too large, or `slow_rank` is not
+            one of the ranks.
+    """
+
+    model: str = "small"
+    task: str | None = None
+    steps: int | None = None
+    kv_cache: bool = False
+    ranks: int = 1
+    save_path: Path = Path("profiler_data")
+    seed: int = 0
+    warmup_steps: int | None = None
+    slow_rank: int | None = None
+    slow_by: float = 0.15
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        _one_of("model", self.model, RECIPES)
+        if self.task is not None:
+            _one_of("task", self.task, self.recipe.tasks)
+        for name, value in (("steps", self.steps), ("ranks", self.ranks)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} is too small; give a number from 1 up")
+        if self.ranks > _MOST_RANKS:
+            text = f"ranks={self.ranks} is too large: each is a process here"
+            raise ConfigError(f"{text}; give a number up to {_MOST_RANKS}")
+        if self.slow_rank is not None and not 0 <= self.slow_rank < self.ranks:
+            have = f"0 to {self.ranks - 1}"
+            raise ConfigError(f"slow_rank={self.slow_rank} is not trained here; ranks are {have}")
+        if not 0 < self.slow_by <= 10:
+            raise ConfigError(f"slow_by={self.slow_by} is not allowed; 0.15 is 15 %, 10 the most")
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the model is trained."""
+        return RECIPES[self.model]
+
+
+def _one_of(key: str, name: str, allowed: Collection[str]) -> None:
+    if name not in allowed:
+        near = did_you_mean(name, allowed)
+        hint = f"; {near}" if near else ""
+        raise ConfigError(f"{key}={name!r} is unknown; allowed: {', '.join(allowed)}{hint}")
