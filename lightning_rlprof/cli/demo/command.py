@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +26,7 @@ def demo(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of RL steps (default: 300; smollm2: 8)"),
+        typer.Option(metavar="N", help="Number of RL steps (default: 300; smollm2: 16)"),
     ] = None,
     task: Annotated[
         str | None,
@@ -111,11 +110,8 @@ def demo(
     run = result.run
     if run is None:
         raise RlprofError(f"the training left no run in {output}; see the messages above")
-    quarter = max(1, len(result.rewards) // 4)
-    first, last = fmean(result.rewards[:quarter]), fmean(result.rewards[-quarter:])
     trained = f"Trained {result.parameters:,} parameters for {len(result.rewards)} steps"
     say(f"{trained} in {result.seconds:.0f} s.")
-    say(f"Mean reward, in the first and last quarter of the steps: {first:.2f} → {last:.2f}")
     exact = f"{result.exact_before:.2f} → {result.exact_after:.2f}"
     say(f"Held-out exact match, before and after GRPO: {exact}", "bold")
     describe(load(run))
@@ -127,7 +123,7 @@ def demo(
     if not kv_cache:
         options = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
         options += [] if output == _SAVE_PATH else ["-o", str(output)]
-        status("A KV cache removes the bottleneck. Add --kv-cache, then compare the two runs.")
+        status("The rollout has no KV cache. Add one with --kv-cache, then compare the two runs.")
         next_command("rlprof", "demo", "--kv-cache", *options)
         next_command("rlprof", "compare", run, output)
 

@@ -56,8 +56,8 @@ RECIPES = {
     "smollm2": Recipe(
         title="SmolLM2-135M",
         tasks=("chain_sum",),
-        steps=8,
-        prompts=4,
+        steps=16,
+        prompts=2,
         samples=4,
         held_out=64,
         warmup_batch=16,
