@@ -22,23 +22,22 @@ from torch import Tensor
 from lightning_rlprof.cli.demo.grpo import (
     CLIP,
     GRADIENT_CLIP,
-    LEARNING_RATE,
-    SAMPLES,
     clipped_loss,
     exact_match,
     group_advantages,
     masked_mean,
     warm_start,
 )
-from lightning_rlprof.cli.demo.policy import Policy, answer_mask, token_log_probs
-from lightning_rlprof.cli.demo.task import END, PAD, Task, make_task
+from lightning_rlprof.cli.demo.options import RECIPES, DemoOptions
+from lightning_rlprof.cli.demo.policy import Policy, SmallPolicy, answer_mask, token_log_probs
+from lightning_rlprof.cli.demo.task import END, PAD, Characters, Task, make_task
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.loop import start_session, step
 from lightning_rlprof.recording.annotations import annotate, count, mark, stage
 from lightning_rlprof.recording.samples import Sample, sample
 
-ACTORS, BATCH, UPDATE = 2, 6, 4
-"""Rollout actors, groups that each of them generates at once, groups that an update takes."""
+ACTORS, BATCH, UPDATE, SAMPLES = 2, 6, 4, 8
+"""Rollout actors, groups that they generate at once, groups of an update, samples of a group."""
 
 MAX_STALENESS = 2
 """Versions that a group may be behind the weights that it updates."""
@@ -47,6 +46,7 @@ _MOST_AHEAD = UPDATE * MAX_STALENESS  # groups, before another batch is asked fo
 _SLOTS = 24  # sequences that an actor decodes at the same time
 _SLOW_VERIFIER, _VERIFIER_S = 0.04, 0.15
 _JOB = "RLPROF_JOB"
+_RECIPE = RECIPES["small"]
 
 
 class Group(NamedTuple):
@@ -86,14 +86,20 @@ class AsyncResult:
     run: Path
 
 
+def _policy_and_task(name: str, seed: int) -> tuple[SmallPolicy, Task]:
+    task = make_task(name, seed, _RECIPE.held_out)
+    assert isinstance(task.tokenizer, Characters)
+    return SmallPolicy(task.tokenizer.vocabulary, task.prompt_width + task.answer_width), task
+
+
 class Rollout:
     """A rollout actor: the policy, and the samples that it is asked for."""
 
     def __init__(self, task: str, seed: int, number: int, save_path: str) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(seed + number)
-        self.number, self.task = number, make_task(task, seed)
-        self.policy = Policy(self.task.vocabulary, self.task.prompt_width + self.task.answer_width)
+        self.number = number
+        self.policy, self.task = _policy_and_task(task, seed)
         self.draw = random.Random(f"{seed}/{number}")
         start_session(role="rollout", profile_save_path=save_path, summary=False)
 
@@ -103,7 +109,7 @@ class Rollout:
             size = sum(each.nbytes for each in weights.values())
             count(bytes=size)
             self.policy.load_state_dict(weights)
-        return size
+        return int(size)
 
     def receive(self, payload: Tensor) -> int:
         """Take bytes and do nothing with them, to measure how fast they come."""
@@ -170,7 +176,9 @@ class Trainer:
 
     def __init__(self, task: Task, policy: Policy, actors: list[Any], seed: int) -> None:
         self.task, self.policy, self.actors = task, policy, dict(enumerate(actors))
-        self.optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(
+            policy.parameters(), lr=_RECIPE.learning_rate, weight_decay=0.0
+        )
         self.version = 0
         self._draw = random.Random(seed)
         self._asked: dict[Any, Asked] = {}
@@ -310,9 +318,9 @@ def run_async_demo(
     start = time.perf_counter()
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    task = make_task(task_name, seed)
-    policy = Policy(task.vocabulary, task.prompt_width + task.answer_width)
-    warm_start(policy, task, task.warmup_steps, seed)
+    DemoOptions(task=task_name, steps=steps)  # refuses what cannot be trained
+    policy, task = _policy_and_task(task_name, seed)
+    warm_start(policy, task, task.warmup_steps, seed, _RECIPE)
     before = exact_match(policy, task)
     os.environ[_JOB] = f"demo {os.getpid()} {time.time_ns()}"
     try:

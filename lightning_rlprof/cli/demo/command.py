@@ -70,7 +70,12 @@ def demo(
 ) -> None:
     """Train a policy with GRPO on the CPU and show where each step's time went."""
     if asynchronous:
-        single = {"--model": model, "--ranks": ranks, "--slow-rank": slow_rank, "--kv-cache": kv_cache or None}
+        single = {
+            "--model": model,
+            "--ranks": ranks,
+            "--slow-rank": slow_rank,
+            "--kv-cache": kv_cache or None,
+        }
         for option, value in single.items():
             if value is not None:
                 raise RlprofError(f"{option} doesn't apply to --async")
