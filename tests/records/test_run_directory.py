@@ -81,7 +81,7 @@ def test_a_damaged_line_is_counted_and_its_neighbours_survive(writer):
 
 
 def test_kinds_of_lines_from_a_later_version_are_skipped_silently(writer):
-    writer.write([SPAN, ("sample", 1, 2), SPAN])
+    writer.write([SPAN, ("reading", 1, 2), SPAN])
     trace = read_trace(writer.path)
     assert (len(trace.spans), trace.lost_lines) == (2, 0)
 

@@ -21,7 +21,7 @@ NO_FATE = len(FATES)
 
 NO_SAMPLES = (
     "No samples were recorded. Wrap each response in sample(prompt_id, group=...) and tell its "
-    "fate with end(); TRL's trainers do it by themselves"
+    "fate with end(); TRL's trainers need no change"
 )
 _MARK = KINDS.index("mark")
 

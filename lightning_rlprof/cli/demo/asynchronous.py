@@ -121,7 +121,7 @@ class Rollout:
             return self._rollout(samples, entries, version)
 
     def _rollout(self, samples: list[Sample], entries: list[int], version: int) -> list[Group]:
-        """Decode as many sequences at a time as there are slots; each ends by itself."""
+        """Decode as many sequences at a time as there are slots, and end each at its own end."""
         prompts = self.task.encode_prompts([self.task.train[each] for each in entries])
         answers = torch.full((len(samples), self.task.answer_width), PAD)
         waiting = deque(range(len(samples)))
