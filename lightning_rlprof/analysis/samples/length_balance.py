@@ -89,7 +89,7 @@ def balanced(lengths: Int64s, parts: int) -> Int64s:
     Example::
 
         >>> balanced(np.array([8, 7, 6, 5, 4]), 2).tolist()
-        [0, 1, 1, 0, 0]
+        [1, 0, 1, 0, 0]
     """
     # A partial solution: its spread, a number to break ties, and per part its sum and its members.
     heap = []
