@@ -94,7 +94,7 @@ def memory(spans: Spans) -> Table:
     )
     highest, step = np.empty((2, len(_COUNTERS), len(keys)), np.int64)
     for at, counter in enumerate(_COUNTERS):
-        values = _amounts(spans, counter)[rows]
+        values = spans.per_row(counter, _UNKNOWN)[rows]
         order = np.lexsort((-values, group))
         first = order[group_starts(group[order])]
         highest[at] = values[first]
@@ -114,14 +114,6 @@ def memory(spans: Spans) -> Table:
 
 def _stages_and_steps(spans: Spans, rows: Int64s) -> Int64s:
     return rows[np.isin(spans.kind[rows], [_STAGE, _STEP])]
-
-
-def _amounts(spans: Spans, counter: str) -> Int64s:
-    """Return the bytes that each span counted, else `_UNKNOWN`."""
-    rows, values = spans.amounts(counter, np.int64)
-    found = np.full(len(spans), _UNKNOWN)
-    found[rows] = values
-    return found
 
 
 def _known(size: int) -> int | None:
@@ -252,7 +244,7 @@ def _from_spans(spans: Spans) -> dict[Group, _Samples]:
     for component, names in _SPAN_COUNTERS.items():
         recorded = [spans.amounts(name, np.int64).rows for name in names]
         rows = _stages_and_steps(spans, np.unique(np.concatenate(recorded)))
-        values = np.array([_amounts(spans, name)[rows] for name in names])
+        values = np.array([spans.per_row(name, _UNKNOWN)[rows] for name in names])
         order = np.lexsort((spans.end_ns[rows], spans.rank[rows]))
         for at in np.split(order, group_starts(spans.rank[rows])[1:]) if len(rows) else ():
             own, (allocated, peak, reserved) = rows[at], values[:, at]

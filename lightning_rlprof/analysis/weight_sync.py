@@ -206,13 +206,10 @@ def _parts_of(spans: Spans, rows: Int64s) -> tuple[list[str], Int64s, Int64s, In
             known[code] = parts[usual]
         elif categories[code] == Category.WEIGHT_SYNC:
             known[code] = UNKNOWN
-    counts = np.full(len(spans), UNKNOWN)
-    counter = spans.amounts("bytes", np.int64)
-    counts[counter.rows] = counter.values
     of_span: list[int] = []
     has_bytes: list[bool] = []
     first, moved = [], []
-    columns = (_around(spans, rows), spans.name[rows], counts[rows])
+    columns = (_around(spans, rows), spans.name[rows], spans.per_row("bytes", UNKNOWN)[rows])
     for around, code, size in zip(*(column.tolist() for column in columns), strict=True):
         above = of_span[around] if around != NONE else UNKNOWN
         if code in known:

@@ -5,8 +5,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-JOB = "RLPROF_JOB"
-"""Variable that all processes of a program share: they write one run."""
+from lightning_rlprof.records.records import JOB_VARIABLE
 
 INJECT = Path(__file__).with_name("inject")
 """Folder whose ``sitecustomize`` opens the doors."""
@@ -30,6 +29,6 @@ def launched(environ: Mapping[str, str]) -> dict[str, str]:
     ]
     return {
         "RLPROF": "1",
-        JOB: environ.get(JOB) or secrets.token_hex(8),
+        JOB_VARIABLE: environ.get(JOB_VARIABLE) or secrets.token_hex(8),
         "PYTHONPATH": os.pathsep.join([str(INJECT), *paths]),
     }

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.recording.clock_sync import default_store
 from lightning_rlprof.recording.start import new_run_name
+from lightning_rlprof.records.records import JOB_VARIABLE
 from lightning_rlprof.records.run_directory import rank_file, rank_files, read_header
 
-_JOB = "RLPROF_JOB"  # by which `rlprof run` says that processes are of one program
 _AGREEMENTS = ".jobs"  # folder beside the runs
 _FRESH_S = 600  # ranks of a job whose name may come again start within this
 
@@ -84,8 +84,8 @@ def _ranks(environ: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def _job(environ: Mapping[str, str]) -> tuple[str, bool]:
-    if _JOB in environ:
-        return environ[_JOB], True
+    if JOB_VARIABLE in environ:
+        return environ[JOB_VARIABLE], True
     if "SLURM_STEP_NUM_TASKS" in environ:
         return f"slurm {environ.get('SLURM_JOB_ID')}.{environ.get('SLURM_STEP_ID')}", True
     if "RANK" not in environ or "MASTER_PORT" not in environ:
@@ -127,7 +127,7 @@ def shared_run(folder: Path, place: Place) -> str:
     """
     global _agreed
     store: Any = default_store()
-    if store is not None and _JOB not in os.environ:
+    if store is not None and JOB_VARIABLE not in os.environ:
         with suppress(Exception):  # a store that cannot compare and set, or that is gone
             name: bytes = store.compare_set(f"rlprof/run/{_agreed}", "", new_run_name())
             _agreed += 1

@@ -5,7 +5,6 @@ attempt stand in the file once for each process that has the sample.
 """
 
 import os
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -185,5 +184,4 @@ def _say_once(sink: Sink, fate: str) -> None:
     global _told_wrong
     if not _told_wrong:
         _told_wrong = True
-        say: Callable[[str, str], None] = sink.note
-        say("warning", f"unknown fate {fate!r} of a sample (allowed: {', '.join(FATES)})")
+        sink.note("warning", f"unknown fate {fate!r} of a sample (allowed: {', '.join(FATES)})")

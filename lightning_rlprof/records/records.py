@@ -11,6 +11,9 @@ FORMAT = 1
 EXPORT: Mapping[str, str] = {"written_by": "lightning_rlprof"}
 """What an exported trace says of itself beside its events."""
 
+JOB_VARIABLE = "RLPROF_JOB"
+"""Variable of the environment that all processes of a program share: they write one run."""
+
 Number = int | float
 """What a counter may hold."""
 

@@ -14,7 +14,7 @@ _COLUMNS = (
     Column("rank", "count"),
     Column("sample", "count"),
     Column("prompt", "text"),
-    Column("group", "text"),
+    Column("prompt group", "text"),
     Column("attempt", "count"),
 )
 

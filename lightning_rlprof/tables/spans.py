@@ -257,6 +257,13 @@ class Spans:
             rows, values = rows[sound], values[sound]
         return Counter(rows, values.astype(kind, copy=False))
 
+    def per_row(self, name: str, unknown: int = -1) -> Int64s:
+        """Return a counter as an integer for each row, ``unknown`` where a span lacks it."""
+        found = np.full(len(self), unknown)
+        rows, values = self.amounts(name, np.int64)
+        found[rows] = values
+        return found
+
     def histogram(self, name: str) -> Histogram:
         """Return the bins that spans counted of a histogram; empty where no span has it."""
         parts = []

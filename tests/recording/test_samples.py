@@ -57,6 +57,8 @@ def test_phases_carry_the_sample_and_names_stand_in_the_run(tmp_path: Path) -> N
         "tokens": 20,
     }
     assert list(spans.table("sample_names").rows) == [(0, own.id, "17", "g", 0)]
+    names = load(session.run).sql("select sample, prompt, prompt_group from sample_names")
+    assert list(names.rows) == [(own.id, "17", "g")]
 
 
 def test_nothing_is_recorded_and_nothing_raised_without_a_session() -> None:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_rlprof.analysis.samples.sample_book import NO_SAMPLES, sample_book
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.analysis.samples.sample_book import NO_SAMPLES, USED, sample_book
+from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
-_USED = ("trained", "zero_advantage", "truncated")
 _COLUMNS = (
     Column("order", "text"),
     *columns_of("count", "least tokens", "most tokens"),
@@ -33,15 +32,15 @@ def length_balance(spans: Spans) -> Table:
     book = sample_book(spans)
     if not len(book):
         return Table("length_balance", _COLUMNS, abstained=NO_SAMPLES)
-    used = np.flatnonzero(book.fates(*_USED) & (book.tokens >= 0))
+    used = np.flatnonzero(book.fates(*USED) & (book.tokens >= 0))
     order = np.lexsort((used, spans.start_ns[_first_rows(book.first, book.rows)[used]]))
     used = used[order]
     step = spans.step[book.fate_row[used]]
     rank = spans.rank[book.fate_row[used]]
     sums: dict[str, list[list[Int64s]]] = {"as generated": [], "as trained": [], "best": []}
     samples = 0
-    for number in np.unique(step).tolist():
-        own = np.flatnonzero(step == number)
+    by_step = np.argsort(step, kind="stable")
+    for own in np.split(by_step, group_starts(step[by_step])[1:]) if len(step) else ():
         ranks, place = np.unique(rank[own], return_inverse=True)
         if len(ranks) < 2:
             continue

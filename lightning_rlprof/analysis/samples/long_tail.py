@@ -47,9 +47,9 @@ _CAUSE_COLUMNS = (
     Column("samples", "count"),
 )
 _CAUSE_NOTE = (
-    "How much later than the mean the last 10% of each rollout's responses ended; the causes add "
-    "up to it. A sample is charged to the cause that delayed it most under `samples`. slow "
-    "replica: time beyond what the mean time per token explains."
+    "time: by how much the last 10% of each rollout's responses ended later than the mean; the "
+    "causes add up to it. samples: those that this cause delayed most. slow replica: time beyond "
+    "what the mean time per token explains."
 )
 _NO_CAUSES = "Needs rollouts of four samples or more, each with phases and tokens: see sample()"
 
@@ -118,12 +118,11 @@ def _pools(spans: Spans) -> tuple[RolloutRequests | None, list[_Pool]]:
     together = spans.step[found.row]
     if execution_mode(spans) == Mode.ASYNCHRONOUS:
         together = np.arange(many)
-    counts = np.diff(found.first)
-    of = np.repeat(np.arange(many), counts)
+    order = np.argsort(together, kind="stable")
     pools = []
-    for each in np.unique(together).tolist():
-        own = np.flatnonzero(together == each)
-        pools.append(_Pool(own, np.flatnonzero(np.isin(of, own))))
+    for own in np.split(order, group_starts(together[order])[1:]):
+        requests = [np.arange(*found.first[at : at + 2]) for at in own.tolist()]
+        pools.append(_Pool(own, np.concatenate(requests)))
     return found, pools
 
 
@@ -139,7 +138,7 @@ def _rewards(spans: Spans, found: RolloutRequests) -> npt.NDArray[np.float64]:
     book = sample_book(spans)
     if not len(book):
         return np.full(len(found.request), np.nan)
-    at = book.of_rows(found.request)
+    at = book.of_row[found.request]
     return np.where(at >= 0, book.reward[at], np.nan)
 
 
@@ -168,13 +167,13 @@ def tail_causes(spans: Spans) -> Table:
     Abstains without samples that have phases and tokens.
     """
     book = sample_book(spans)
-    found, pools = _pools(spans)
-    parts = None if found is None or not len(book) else _parts(spans, book)
-    if found is None or parts is None:
+    found, pools = _pools(spans) if len(book) else (None, [])
+    if found is None:
         return Table("tail_causes", _CAUSE_COLUMNS, abstained=_NO_CAUSES)
+    parts = _parts(spans, book)
     total, main = np.zeros(len(_CAUSES), np.int64), np.zeros(len(_CAUSES), np.int64)
     for pool in pools:
-        own = np.unique(book.of_rows(found.request[pool.requests]))
+        own = np.unique(book.of_row[found.request[pool.requests]])
         own = own[(own >= 0) & (book.tokens[own] >= 0)]
         if len(own) < 4:
             continue
@@ -199,7 +198,7 @@ def _parts(spans: Spans, book: SampleBook) -> tuple[Int64s, Int64s, Int64s, Int6
     first, last = np.zeros((2, len(book)), np.int64)
     generation, tools = np.zeros((2, len(book)), np.int64)
     rows = rollout_rows(spans, book)
-    of = book.of_rows(rows)
+    of = book.of_row[rows]
     np.add.at(generation, of, spans.duration_ns[rows])
     begins = group_starts(of)
     first[of[begins]] = spans.start_ns[rows[begins]]

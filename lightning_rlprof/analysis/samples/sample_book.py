@@ -1,7 +1,7 @@
 """The samples of a run as columns: fate, tokens, versions, and their spans in order of time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,18 +19,14 @@ UNKNOWN = -1
 NO_FATE = len(FATES)
 """Stands for the fate of a sample of which none was recorded, or an unknown one."""
 
+USED = ("trained", "zero_advantage", "truncated")
+"""Fates of the samples that an update takes, whether or not they change the weights."""
+
 NO_SAMPLES = (
     "No samples were recorded. Wrap each response in sample(prompt_id, group=...) and tell its "
     "fate with end(); TRL's trainers need no change"
 )
 _MARK = KINDS.index("mark")
-
-
-class Named(NamedTuple):
-    """Texts of samples, as indices into ``texts``."""
-
-    code: Int64s
-    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +35,8 @@ class SampleBook:
 
     Attributes:
         id: Number of each sample.
-        prompt: Its prompt.
-        group: Its group.
+        prompt: Its prompt as an index into `prompts`, or `UNKNOWN`.
+        prompts: Names of prompts.
         attempt: Attempts before it, or `UNKNOWN`.
         fate: Index into `FATES`, or `NO_FATE`.
         fate_row: Row of the mark that tells the fate, or `UNKNOWN`.
@@ -50,12 +46,13 @@ class SampleBook:
         reward: Reward, or NaN.
         rows: Rows of its spans and marks, by sample and start, fates left out.
         first: Index of each sample's first row; the last entry is the number of rows.
+        of_row: Sample of each row of the run, or `UNKNOWN`; fates have none.
         again: How many fates were told of a sample that had one already.
     """
 
     id: Int64s
-    prompt: Named
-    group: Named
+    prompt: Int64s
+    prompts: Sequence[str]
     attempt: Int64s
     fate: Int64s
     fate_row: Int64s
@@ -65,6 +62,7 @@ class SampleBook:
     reward: npt.NDArray[np.float64]
     rows: Int64s
     first: Int64s
+    of_row: Int64s
     again: int
 
     def __len__(self) -> int:
@@ -78,14 +76,7 @@ class SampleBook:
     @property
     def owner(self) -> Int64s:
         """The sample of each of `rows`."""
-        return np.repeat(np.arange(len(self)), np.diff(self.first))
-
-    def of_rows(self, rows: Int64s) -> Int64s:
-        """Return the sample whose span a row is, or `UNKNOWN`."""
-        order = np.argsort(self.rows, kind="stable")
-        at = np.searchsorted(self.rows[order], rows).clip(max=max(len(order) - 1, 0))
-        known = self.rows[order][at] == rows if len(order) else np.zeros(len(rows), bool)
-        return np.where(known, self.owner[order][at] if len(order) else UNKNOWN, UNKNOWN)
+        return self.of_row[self.rows]
 
     def fates(self, *names: str) -> Mask:
         """Return which samples have one of some fates."""
@@ -109,7 +100,7 @@ def _read(spans: Spans) -> SampleBook:
     is_fate = (spans.kind[rows] == _MARK) & (codes[spans.name[rows]] >= 0)
     if SAMPLE_NAMES not in spans.tables and not is_fate.any():
         rows, number, is_fate = rows[:0], number[:0], is_fate[:0]  # numbers of the user's own
-    ids, prompt, group, attempt = _names(spans, number)
+    ids, prompt, prompts, attempt = _names(spans, number)
     owner = np.searchsorted(ids, number)
     told, of = rows[is_fate], owner[is_fate]
     order = np.lexsort((spans.start_ns[told], codes[spans.name[told]], of))
@@ -122,14 +113,16 @@ def _read(spans: Spans) -> SampleBook:
     order = np.lexsort((spans.end_ns[rows], spans.start_ns[rows], owner))
     rows, owner = rows[order], owner[order]
     starts = np.searchsorted(owner, np.arange(len(ids) + 1))
+    of_row = np.full(len(spans), UNKNOWN)
+    of_row[rows] = owner
     versions = _versions(spans, rows, owner, len(ids))
-    reward = np.full(len(ids), np.nan)
-    _fill(reward, fate_row, *spans.amounts("reward", np.float64))
-    tokens = _tokens(spans, rows, owner, fate_row)
+    every = np.append(np.full(len(spans), np.nan), np.nan)  # the last is that of `UNKNOWN`
+    at, values = spans.amounts("reward")
+    every[at] = values
+    tokens, reward = _tokens(spans, rows, owner, fate_row), every[fate_row]
     again = len(told) - len(first)
-    return SampleBook(
-        ids, prompt, group, attempt, fate, fate_row, tokens, *versions, reward, rows, starts, again
-    )
+    told_of = ids, prompt, prompts, attempt, fate, fate_row, tokens, *versions, reward
+    return SampleBook(*told_of, rows, starts, of_row, again)
 
 
 def _fate_code(name: str) -> int:
@@ -140,35 +133,29 @@ def _fate_code(name: str) -> int:
     return FATES.index(fate) if fate in FATES else NO_FATE
 
 
-def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Named, Named, Int64s]:
-    """Return all numbers of samples, and what they are called; the first rank that says it wins."""
+def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Int64s, Sequence[str], Int64s]:
+    """Return all numbers of samples, their prompts as codes and texts, and their attempts.
+
+    Of several ranks that name a sample, the first one counts.
+    """
     table = spans.try_table(SAMPLE_NAMES, [])
     if table is None:
         ids = np.unique(number)
-        unknown = Named(np.full(len(ids), UNKNOWN), ())
-        return ids, unknown, unknown, np.full(len(ids), UNKNOWN)
-    named = table.numbers("sample", UNKNOWN)
-    ids = np.unique(np.concatenate([number, named[named >= 0]]))
-    known, at = np.unique(named, return_index=True)
-    place = np.searchsorted(known, ids).clip(max=max(len(known) - 1, 0))
-    has = known[place] == ids if len(known) else np.zeros(len(ids), bool)
-    row = at[place] if len(known) else np.zeros(len(ids), np.int64)
-
-    def of(column: str) -> Named:
-        codes, texts = table.texts(column)
-        return Named(np.where(has, codes[row], UNKNOWN), tuple(texts))
-
-    attempt = np.where(has, table.numbers("attempt", UNKNOWN)[row], UNKNOWN)
-    return ids, of("prompt"), of("group"), attempt
+        return ids, np.full(len(ids), UNKNOWN), (), np.full(len(ids), UNKNOWN)
+    named, row = np.unique(table.numbers("sample", UNKNOWN), return_index=True)
+    ids = np.union1d(number, named)
+    row_of = np.full(len(ids), UNKNOWN)
+    row_of[np.searchsorted(ids, named)] = row
+    codes, texts = table.texts("prompt")
+    attempts = table.numbers("attempt", UNKNOWN)
+    prompt, attempt = (np.append(own, UNKNOWN)[row_of] for own in (codes, attempts))
+    return ids, prompt, texts, attempt
 
 
 def _versions(spans: Spans, rows: Int64s, owner: Int64s, samples: int) -> tuple[Int64s, Int64s]:
     """Return the first and the last version of each sample's spans."""
-    version, last = np.full((2, len(spans)), UNKNOWN)
-    at, values = spans.amounts("version", np.int64)
-    version[at] = last[at] = values
-    at, values = spans.amounts("version_end", np.int64)
-    last[at] = values
+    version, last = spans.per_row("version", UNKNOWN), spans.per_row("version_end", UNKNOWN)
+    last = np.where(last == UNKNOWN, version, last)
     known = version[rows] >= 0
     rows, owner = rows[known], owner[known]
     begin, end = np.full((2, samples), UNKNOWN)
@@ -180,11 +167,8 @@ def _versions(spans: Spans, rows: Int64s, owner: Int64s, samples: int) -> tuple[
 
 def _tokens(spans: Spans, rows: Int64s, owner: Int64s, fate_row: Int64s) -> Int64s:
     """Return the tokens of each sample's rollout phases, else those told with its fate."""
-    found = np.full(len(fate_row), UNKNOWN)
-    at, values = spans.amounts("tokens", np.int64)
-    _fill(found, fate_row, at, values)
-    counted = np.full(len(spans), UNKNOWN)
-    counted[at] = values
+    counted = spans.per_row("tokens", UNKNOWN)
+    found = np.append(counted, UNKNOWN)[fate_row]
     generates = (categories_of(spans.names) == Category.ROLLOUT)[spans.name[rows]]
     keep = generates & (counted[rows] >= 0)
     sums = np.zeros(len(found), np.int64)
@@ -192,15 +176,6 @@ def _tokens(spans: Spans, rows: Int64s, owner: Int64s, fate_row: Int64s) -> Int6
     some = np.unique(owner[keep])
     found[some] = sums[some]
     return found
-
-
-def _fill(
-    found: npt.NDArray[np.generic], fate_row: Int64s, at: Int64s, values: npt.NDArray[np.generic]
-) -> None:
-    """Put what fates counted into an array of samples."""
-    place = np.searchsorted(at, fate_row).clip(max=max(len(at) - 1, 0))
-    has = (at[place] == fate_row) if len(at) else np.zeros(len(fate_row), bool)
-    found[has] = values[place[has]]
 
 
 def rollout_rows(spans: Spans, book: SampleBook) -> Int64s:

@@ -1,7 +1,5 @@
 """One sample from its prompt to the update that it trained, phase by phase."""
 
-from typing import Any
-
 import numpy as np
 
 from lightning_rlprof.analysis.samples.sample_book import (
@@ -11,9 +9,10 @@ from lightning_rlprof.analysis.samples.sample_book import (
     SampleBook,
     sample_book,
 )
+from lightning_rlprof.analysis.stages.execution_mode import rollouts_and_updates
 from lightning_rlprof.errors import TraceError
 from lightning_rlprof.records.records import FATES, KINDS
-from lightning_rlprof.records.stage_aliases import standard_stage
+from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
@@ -52,7 +51,6 @@ def sample_path(spans: Spans, sample: int | None = None) -> Table:
     if not rows:
         return Table("sample_path", _COLUMNS, abstained=f"sample {book.id[at]} has no phases")
     zero = int(spans.start_ns[rows].min())
-    told = {name: _counter(spans, name) for name in ("tokens", "version")}
     cells: list[tuple[Cell, ...]] = []
     reached = zero
     for row in rows:
@@ -60,9 +58,10 @@ def sample_path(spans: Spans, sample: int | None = None) -> Table:
         if start > reached and cells:
             cells.append((_WAIT, None, None, reached - zero, start - reached, None, None))
         rank = int(spans.rank[row])
-        counters = [told[name].get(row) for name in ("tokens", "version")]
+        counters = spans.counters_of(row) or {}
         name, role = spans.names[spans.name[row]], spans.headers[rank].role
-        cells.append((name, rank, role, start - zero, end - start, *counters))
+        told = counters.get("tokens"), counters.get("version")
+        cells.append((name, rank, role, start - zero, end - start, *told))
         reached = max(reached, end)
     return Table("sample_path", _COLUMNS, cells, _note(book, at, reached - zero))
 
@@ -93,32 +92,38 @@ def _events(spans: Spans, book: SampleBook, at: int) -> list[int]:
     fate = int(book.fate_row[at])
     if fate != UNKNOWN:
         rows.append(fate)
-        rows += [row for row in update_of(spans, fate) if row not in rows]
+        update = int(updates_of(spans, book.fate_row[at : at + 1])[0])
+        rows += [update] if update != UNKNOWN and update not in rows else []
     return sorted(rows, key=lambda row: (int(spans.start_ns[row]), int(spans.end_ns[row])))
 
 
-def update_of(spans: Spans, fate: int) -> list[int]:
-    """Return the update nearest to a fate, in its step and on its rank."""
-    stages = spans.rows(kind="stage", rank=int(spans.rank[fate]))
-    stages = stages[spans.step[stages] == spans.step[fate]]
-    named = [standard_stage(spans.names[each]) == "actor_update" for each in spans.name[stages]]
-    stages = stages[np.array(named, bool)]
-    if not len(stages):
-        return []
-    time = spans.start_ns[fate]
-    away = np.maximum(spans.start_ns[stages] - time, 0) + np.maximum(time - spans.end_ns[stages], 0)
-    return [int(stages[np.argmin(away)])]
+def updates_of(spans: Spans, fates: Int64s) -> Int64s:
+    """Return the row of the update nearest to each fate in its step and on its rank.
 
-
-def _counter(spans: Spans, name: str) -> dict[int, Any]:
-    at, values = spans.amounts(name, np.int64)
-    return dict(zip(at.tolist(), values.tolist(), strict=True))
+    `UNKNOWN` stands for none.
+    """
+    updates = rollouts_and_updates(spans)[1]
+    both = np.append(updates, fates)
+    lane = np.unique(np.stack([spans.rank[both], spans.step[both]]), axis=1, return_inverse=True)[1]
+    lane = lane.ravel()
+    order = np.argsort(lane[: len(updates)], kind="stable")
+    updates, lanes = updates[order], lane[: len(updates)][order]
+    wanted, found = lane[len(updates) :], np.full(len(fates), UNKNOWN)
+    own = np.argsort(wanted, kind="stable")
+    for at in np.split(own, group_starts(wanted[own])[1:]) if len(own) else ():
+        rows = updates[slice(*np.searchsorted(lanes, wanted[at[0]] + np.arange(2)))]
+        if len(rows):
+            time = spans.start_ns[fates[at]][:, None]
+            away = np.maximum(spans.start_ns[rows] - time, 0)
+            away += np.maximum(time - spans.end_ns[rows], 0)
+            found[at] = rows[away.argmin(axis=1)]
+    return found
 
 
 def _note(book: SampleBook, at: int, took_ns: int) -> str:
     code = int(book.fate[at])
     fate = FATES[code] if code != NO_FATE else "unknown"
-    prompt = book.prompt.texts[book.prompt.code[at]] if book.prompt.code[at] >= 0 else "unknown"
+    prompt = book.prompts[book.prompt[at]] if book.prompt[at] != UNKNOWN else "unknown"
     attempt = f", attempt {book.attempt[at] + 1}" if book.attempt[at] > 0 else ""
     return (
         f"Sample {book.id[at]} of prompt {prompt}{attempt}: {fate}, {took_ns / 1e9:.3g} s from its "

@@ -1,21 +1,20 @@
 """How old the weights are that generated the samples of each update, and how long these waited."""
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_rlprof.analysis.samples.sample_book import (
     NO_SAMPLES,
     UNKNOWN,
+    USED,
     SampleBook,
     sample_book,
 )
 from lightning_rlprof.analysis.time_categories import Category, categories_of
 from lightning_rlprof.records.records import KINDS
-from lightning_rlprof.tables.arrays import Int64s
+from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
 
-_USED = ("trained", "zero_advantage", "truncated")
 _COLUMNS = (
     Column("step", "text"),
     *columns_of("count", "samples", "version"),
@@ -31,8 +30,8 @@ _NOTE = (
     "last phase to the fate. queue: complete samples that waited when the update began."
 )
 _NO_VERSIONS = (
-    "No sample has both versions. Give sample(..., version=...) that of the weights that generate, "
-    "and end(..., trainer_version=...) that of the weights that are updated"
+    "No sample has both versions. Pass that of the generating weights to sample(version=...), and "
+    "that of the weights which are updated to end(trainer_version=...)"
 )
 
 
@@ -47,27 +46,28 @@ def staleness(spans: Spans) -> Table:
     book = sample_book(spans)
     if not len(book):
         return Table("staleness", _COLUMNS, abstained=NO_SAMPLES)
-    used = np.flatnonzero(book.fates(*_USED))
+    used = np.flatnonzero(book.fates(*USED))
     version = _trainer_versions(spans, book.fate_row[used])
     used, version = used[version >= 0], version[version >= 0]
     used, version = used[book.version[used] >= 0], version[book.version[used] >= 0]
     if not len(used):
         return Table("staleness", _COLUMNS, abstained=_NO_VERSIONS)
     step = spans.step[book.fate_row[used]]
+    order = np.argsort(step, kind="stable")
+    first = group_starts(step[order])
     ready = _ready_ns(spans, book)
-    rows = [_row("all", spans, book, used, version, ready)]
-    for number in np.unique(step).tolist():
-        own = step == number
-        rows.append(_row(str(number), spans, book, used[own], version[own], ready))
+    rows = [("all", *_numbers(spans, book, used, version, ready), None)]
+    for own, queue in zip(
+        np.split(order, first[1:]), _queues(spans, book, ready, used, order, first), strict=True
+    ):
+        name, numbers = str(step[own[0]]), _numbers(spans, book, used[own], version[own], ready)
+        rows.append((name, *numbers, queue))
     return Table("staleness", _COLUMNS, rows, _NOTE)
 
 
 def _trainer_versions(spans: Spans, fates: Int64s) -> Int64s:
     """Return the version of the weights that each fate's update starts from, or `UNKNOWN`."""
-    found = np.full(len(spans), UNKNOWN)
-    at, values = spans.amounts("trainer_version", np.int64)
-    found[at] = values
-    version = found[fates]
+    version = spans.per_row("trainer_version", UNKNOWN)[fates]
     at, values = spans.amounts("version", np.int64)
     syncs = (categories_of(spans.names) == Category.WEIGHT_SYNC)[spans.name[at]]
     at, values = at[syncs], values[syncs]
@@ -87,31 +87,32 @@ def _ready_ns(spans: Spans, book: SampleBook) -> Int64s:
     return np.where(last > np.iinfo(np.int64).min, last, found)
 
 
-def _row(
-    name: str,
-    spans: Spans,
-    book: SampleBook,
-    used: Int64s,
-    version: Int64s,
-    ready: npt.NDArray[np.int64],
+def _queues(
+    spans: Spans, book: SampleBook, ready: Int64s, used: Int64s, order: Int64s, first: Int64s
+) -> list[int]:
+    """Return how many complete samples wait when each update begins, with its first fate."""
+    begins = np.minimum.reduceat(spans.start_ns[book.fate_row[used[order]]], first)
+    left = np.where(book.fate_row >= 0, spans.start_ns[book.fate_row], np.iinfo(np.int64).max - 1)
+    gone = np.sort(np.maximum(ready, left + 1))  # one that leaves as the update begins is in it
+    here = np.searchsorted(np.sort(ready), begins, "right")
+    found: list[int] = (here - np.searchsorted(gone, begins, "right")).tolist()
+    return found
+
+
+def _numbers(
+    spans: Spans, book: SampleBook, used: Int64s, version: Int64s, ready: Int64s
 ) -> tuple[Cell, ...]:
+    """Return the cells of some samples but the first and the last."""
     behind = version - book.version[used]
-    fate = spans.start_ns[book.fate_row[used]]
-    wait = np.maximum(fate - ready[used], 0)
-    mixed = float((book.version_end[used] > book.version[used]).mean())
-    begins = int(fate.min())
-    left = np.where(book.fate_row >= 0, spans.start_ns[book.fate_row], np.iinfo(np.int64).max)
-    queue = None if name == "all" else int(((ready <= begins) & (left >= begins)).sum())
+    wait = np.maximum(spans.start_ns[book.fate_row[used]] - ready[used], 0)
     whole = len(np.unique(version)) == 1
     return (
-        name,
         len(used),
         int(version[0]) if whole else None,
         float(behind.mean()),
         int(behind.max()),
         float((behind > 0).mean()),
-        mixed,
+        float((book.version_end[used] > book.version[used]).mean()),
         int(np.median(wait)),
         int(wait.max()),
-        queue,
     )

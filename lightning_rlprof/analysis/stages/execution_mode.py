@@ -27,7 +27,7 @@ def execution_mode(spans: Spans) -> Mode | None:
     ``integrated``: a rank does both. ``separated``: other ranks generate, in turns with updates.
     ``asynchronous``: they do both at once for more than 10% of the time of the shorter one.
     """
-    generates, updates = _rollouts_and_updates(spans)
+    generates, updates = rollouts_and_updates(spans)
     if not len(generates) or not len(updates):
         return None
     if np.isin(spans.rank[generates], spans.rank[updates]).any():
@@ -42,11 +42,12 @@ def execution_mode(spans: Spans) -> Mode | None:
 
 def generating_and_training_ranks(spans: Spans) -> tuple[Int64s, Int64s]:
     """Return the ranks that generate, and those that update."""
-    generates, updates = _rollouts_and_updates(spans)
+    generates, updates = rollouts_and_updates(spans)
     return np.unique(spans.rank[generates]), np.unique(spans.rank[updates])
 
 
-def _rollouts_and_updates(spans: Spans) -> tuple[Int64s, Int64s]:
+def rollouts_and_updates(spans: Spans) -> tuple[Int64s, Int64s]:
+    """Return the rows of the stages that generate, and of those that update the actor."""
     stages = spans.rows(kind="stage")
     names = spans.name[stages]
     generates = (categories_of(spans.names) == Category.ROLLOUT)[names]

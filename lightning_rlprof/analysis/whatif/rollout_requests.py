@@ -66,11 +66,10 @@ def requests_within(spans: Spans, rows: Int64s) -> RolloutRequests | None:
     if not len(own):
         return None
     row, first = np.unique(stage, return_index=True)
-    tokens = np.full(len(spans), -1)
-    at, values = spans.amounts("tokens", np.int64)
-    tokens[at] = values
     times = (spans.start_ns[own], spans.end_ns[own])
-    return RolloutRequests(row, np.append(first, len(own)), own, *times, tokens[own])
+    return RolloutRequests(
+        row, np.append(first, len(own)), own, *times, spans.per_row("tokens")[own]
+    )
 
 
 def slots(start_ns: Int64s, end_ns: Int64s) -> int:

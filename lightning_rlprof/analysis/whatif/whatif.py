@@ -178,8 +178,8 @@ def _pools_note(pools: Pools) -> str:
     return (
         f"Asynchronous, mean of {len(pools.step_ns)} steps: a step takes as long as the slower "
         f"pool. Per step, training works {train:.3g} ms, and each rollout rank {roll:.3g} ms "
-        f"({pools.ranks} of them). The rest of {step:.3g} ms stays. Added ranks are like the "
-        "present ones, on hardware of their own."
+        f"({pools.ranks} of them). What neither explains of the {step:.3g} ms of a step stays. "
+        "Added ranks are like the present ones, on hardware of their own."
     )
 
 

@@ -10,8 +10,10 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +30,18 @@ from lightning_rlprof.cli.demo.grpo import (
     masked_mean,
     warm_start,
 )
-from lightning_rlprof.cli.demo.options import RECIPES, DemoOptions
-from lightning_rlprof.cli.demo.policy import Policy, SmallPolicy, answer_mask, token_log_probs
-from lightning_rlprof.cli.demo.task import END, PAD, Characters, Task, make_task
+from lightning_rlprof.cli.demo.options import DemoOptions
+from lightning_rlprof.cli.demo.policy import Policy, answer_mask, token_log_probs
+from lightning_rlprof.cli.demo.run import Progress, policy_and_task
+from lightning_rlprof.cli.demo.task import END, PAD, Task
 from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.integrations.loop import start_session, step
 from lightning_rlprof.recording.annotations import annotate, count, mark, stage
 from lightning_rlprof.recording.samples import Sample, sample
+from lightning_rlprof.records.records import JOB_VARIABLE
+
+STEPS = 60
+"""Updates, unless the options say otherwise."""
 
 ACTORS, BATCH, UPDATE, SAMPLES = 2, 6, 4, 8
 """Rollout actors, groups that they generate at once, groups of an update, samples of a group."""
@@ -45,8 +52,6 @@ MAX_STALENESS = 2
 _MOST_AHEAD = UPDATE * MAX_STALENESS  # groups, before another batch is asked for
 _SLOTS = 24  # sequences that an actor decodes at the same time
 _SLOW_VERIFIER, _VERIFIER_S = 0.04, 0.15
-_JOB = "RLPROF_JOB"
-_RECIPE = RECIPES["small"]
 
 
 class Group(NamedTuple):
@@ -75,41 +80,31 @@ class AsyncResult:
         exact_before: Share of held-out prompts answered right after the warm start.
         exact_after: The same after training.
         seconds: Wall time of everything.
-        killed: Whether a rollout actor was killed.
         run: The run directory.
     """
 
     exact_before: float
     exact_after: float
     seconds: float
-    killed: bool
     run: Path
-
-
-def _policy_and_task(name: str, seed: int) -> tuple[SmallPolicy, Task]:
-    task = make_task(name, seed, _RECIPE.held_out)
-    assert isinstance(task.tokenizer, Characters)
-    return SmallPolicy(task.tokenizer.vocabulary, task.prompt_width + task.answer_width), task
 
 
 class Rollout:
     """A rollout actor: the policy, and the samples that it is asked for."""
 
-    def __init__(self, task: str, seed: int, number: int, save_path: str) -> None:
-        torch.set_num_threads(1)
-        torch.manual_seed(seed + number)
+    def __init__(self, options: DemoOptions, number: int) -> None:
+        torch.set_num_threads(options.recipe.threads)
+        torch.manual_seed(options.seed + number)
         self.number = number
-        self.policy, self.task = _policy_and_task(task, seed)
-        self.draw = random.Random(f"{seed}/{number}")
-        start_session(role="rollout", profile_save_path=save_path, summary=False)
+        self.policy, self.task = policy_and_task(options)
+        self.draw = random.Random(f"{options.seed}/{number}")
+        start_session(role="rollout", profile_save_path=str(options.save_path), summary=False)
 
-    def update(self, weights: dict[str, Tensor], version: int) -> int:
-        """Load weights; return how many bytes they have."""
+    def update(self, weights: dict[str, Tensor], version: int) -> None:
+        """Load weights."""
         with stage("weight_sync", version=version), annotate("load_weights"):
-            size = sum(each.nbytes for each in weights.values())
-            count(bytes=size)
+            count(bytes=sum(each.nbytes for each in weights.values()))
             self.policy.load_state_dict(weights)
-        return int(size)
 
     def receive(self, payload: Tensor) -> int:
         """Take bytes and do nothing with them, to measure how fast they come."""
@@ -174,13 +169,13 @@ class Rollout:
 class Trainer:
     """The trainer: asks the actors ahead, trains on what comes, and keeps the books."""
 
-    def __init__(self, task: Task, policy: Policy, actors: list[Any], seed: int) -> None:
+    def __init__(self, options: DemoOptions, task: Task, policy: Policy, actors: list[Any]) -> None:
         self.task, self.policy, self.actors = task, policy, dict(enumerate(actors))
         self.optimizer = torch.optim.AdamW(
-            policy.parameters(), lr=_RECIPE.learning_rate, weight_decay=0.0
+            policy.parameters(), lr=options.recipe.learning_rate, weight_decay=0.0
         )
         self.version = 0
-        self._draw = random.Random(seed)
+        self._draw = random.Random(options.seed)
         self._asked: dict[Any, Asked] = {}
         self._buffer: deque[Group] = deque()
 
@@ -214,9 +209,8 @@ class Trainer:
 
     def _ahead(self) -> int:
         """Return how many groups are asked for or wait in the buffer."""
-        return sum(len(each.samples) // SAMPLES for each in self._asked.values()) + len(
-            self._buffer
-        )
+        asked = sum(len(each.samples) // SAMPLES for each in self._asked.values())
+        return asked + len(self._buffer)
 
     def _calls(self, actor: int) -> int:
         return sum(each.actor == actor for each in self._asked.values())
@@ -259,12 +253,10 @@ class Trainer:
 
     def close(self) -> None:
         """Say that what is still asked for, or was not taken, is not used."""
-        for asked in self._asked.values():
-            for own in asked.samples:
-                own.end("aborted")
-        for group in self._buffer:
-            for own in group.samples:
-                own.end("aborted")
+        left = [each.samples for each in self._asked.values()]
+        left += [group.samples for group in self._buffer]
+        for own in chain.from_iterable(left):
+            own.end("aborted")
 
     def train(self, groups: list[Group]) -> float:
         """Update the policy; say of each sample what became of it. Return the mean reward."""
@@ -294,43 +286,31 @@ class Trainer:
 
 
 def run_async_demo(
-    steps: int,
-    task_name: str,
-    seed: int,
-    save_path: Path,
-    *,
-    kill: bool = False,
-    progress: Callable[[int, int, float], None] = lambda *_: None,
+    options: DemoOptions, *, kill: bool = False, progress: Progress = lambda *_: None
 ) -> AsyncResult:
     """Train the demo's policy asynchronously, and record trainer and rollout actors as one run.
 
     Args:
-        steps: Updates.
-        task_name: One of `TASKS`.
-        seed: Chooses weights and prompts; which groups come first is up to the machine.
-        save_path: Where the run directory goes.
+        options: What is trained; the seed decides nothing of which groups come first.
         kill: Whether to kill a rollout actor halfway.
         progress: Called after each step.
-
-    Raises:
-        ConfigError: The task is unknown.
     """
     start = time.perf_counter()
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    DemoOptions(task=task_name, steps=steps)  # refuses what cannot be trained
-    policy, task = _policy_and_task(task_name, seed)
-    warm_start(policy, task, task.warmup_steps, seed, _RECIPE)
+    options = replace(options, save_path=options.save_path.absolute())
+    steps = options.steps or STEPS
+    torch.set_num_threads(options.recipe.threads)
+    torch.manual_seed(options.seed)
+    policy, task = policy_and_task(options)
+    warm_start(policy, task, task.warmup_steps, options.seed, options.recipe)
     before = exact_match(policy, task)
-    os.environ[_JOB] = f"demo {os.getpid()} {time.time_ns()}"
-    try:
+    with _one_job():
         ray.init(num_cpus=ACTORS, include_dashboard=False, log_to_driver=False, logging_level=40)
-        where = str(save_path.absolute())
         remote: Any = ray.remote(num_cpus=0, max_restarts=0)(Rollout)
-        actors = [remote.remote(task_name, seed, each, where) for each in range(ACTORS)]
+        actors = [remote.remote(options, each) for each in range(ACTORS)]
         ray.get([actor.receive.remote(torch.zeros(1)) for actor in actors])
+        where = str(options.save_path)
         with start_session(role="trainer", profile_save_path=where, summary=False) as session:
-            trainer = Trainer(task, policy, actors, seed)
+            trainer = Trainer(options, task, policy, actors)
             trainer.measure()
             trainer.publish()
             for number in range(1, steps + 1):
@@ -341,8 +321,18 @@ def run_async_demo(
                     ray.kill(actors[-1])
                 progress(number, steps, reward)
             trainer.close()
+    after = exact_match(policy, task)
+    return AsyncResult(before, after, time.perf_counter() - start, session.run)
+
+
+@contextmanager
+def _one_job() -> Iterator[None]:
+    """Let this process and the actors that it starts write one run; end Ray at last."""
+    before = os.environ.get(JOB_VARIABLE)
+    os.environ[JOB_VARIABLE] = before or f"demo {os.getpid()} {time.time_ns()}"
+    try:
+        yield
     finally:
         ray.shutdown()
-        del os.environ[_JOB]
-    after = exact_match(policy, task)
-    return AsyncResult(before, after, time.perf_counter() - start, kill, session.run)
+        if before is None:
+            del os.environ[JOB_VARIABLE]

@@ -1,6 +1,8 @@
 """The verb ``demo``: record a small GRPO training on this machine, and show where its time went."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,6 @@ from lightning_rlprof.errors import RlprofError
 from lightning_rlprof.system.location import local_path
 
 _SAVE_PATH = Path("profiler_data")
-_TASK, _ASYNC_STEPS = "spell_backward", 60
 _SLOW = "Inject a slow rank"
 # With 10 steps stragglers was wrong, with 14 inconclusive; 40 decide in nearly every demo.
 _STEPS_TO_FIND_SLOW = 40
@@ -69,26 +70,21 @@ def demo(
     ] = False,
 ) -> None:
     """Train a policy with GRPO on the CPU and show where each step's time went."""
-    if asynchronous:
-        single = {
-            "--model": model,
-            "--ranks": ranks,
-            "--slow-rank": slow_rank,
-            "--kv-cache": kv_cache or None,
-        }
-        for option, value in single.items():
-            if value is not None:
-                raise RlprofError(f"{option} doesn't apply to --async")
-        _asynchronous(steps or _ASYNC_STEPS, task or _TASK, output, kill=kill_rollout)
-        return
-    if kill_rollout:
-        raise RlprofError("--kill-rollout needs --async")
     if slow_by is not None and slow_rank is None:
         raise RlprofError("--slow-by needs --slow-rank", hint="For example --slow-rank 1")
+    if kill_rollout and not asynchronous:
+        raise RlprofError("--kill-rollout needs --async")
+    others = {"model": model, "ranks": ranks, "slow-rank": slow_rank, "kv-cache": kv_cache or None}
+    for name, value in others.items():
+        if asynchronous and value is not None:
+            raise RlprofError(f"--{name} doesn't apply to --async")
     given: dict[str, Any] = {"model": model, "steps": steps, "task": task, "ranks": ranks}
     given |= {"slow_rank": slow_rank, "slow_by": slow_by}
     chosen = {name: value for name, value in given.items() if value is not None}
     wanted = DemoOptions(kv_cache=kv_cache, save_path=output, **chosen)
+    if asynchronous:
+        _asynchronous(wanted, kill=kill_rollout)
+        return
     number = wanted.steps or wanted.recipe.steps
     if slow_rank is not None and number < _STEPS_TO_FIND_SLOW:
         warn(
@@ -102,23 +98,16 @@ def demo(
     # a step of SmolLM2 six times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with progress_bar("warm start") as update:
-        try:
+        with _installed("demo"):
             from lightning_rlprof.cli.demo.run import run_demo
-        except ModuleNotFoundError as error:
-            text = f"the demo needs {error.name}, which is not installed"
-            raise RlprofError(text, hint='pip install "lightning-rlprof[demo]"') from error
 
-        result = run_demo(
-            wanted,
-            progress=lambda step, steps, reward: update(step, steps, f"reward {reward:.2f}"),
-        )
+        result = run_demo(wanted, progress=_shown(update))
     run = result.run
     if run is None:
         raise RlprofError(f"the training left no run in {output}; see the messages above")
     trained = f"Trained {result.parameters:,} parameters for {len(result.rewards)} steps"
     say(f"{trained} in {result.seconds:.0f} s.")
-    exact = f"{result.exact_before:.2f} → {result.exact_after:.2f}"
-    say(f"Held-out exact match, before and after GRPO: {exact}", "bold")
+    _say_exact(result.exact_before, result.exact_after)
     describe(load(run))
     wrote(run)
     if slow_rank is not None:
@@ -133,32 +122,38 @@ def demo(
         next_command("rlprof", "compare", run, output)
 
 
-def _asynchronous(steps: int, task: str, output: Path, *, kill: bool) -> None:
+def _asynchronous(wanted: DemoOptions, *, kill: bool) -> None:
     from lightning_rlprof.loaders.load import load
 
-    if steps < 1:
-        raise RlprofError(f"--steps {steps} is too small; give a number from 1 up")
     status("Training asynchronously on Ray. This takes half a minute ...")
     with progress_bar("warm start") as update:
-        try:
+        with _installed("demo,ray"):
             from lightning_rlprof.cli.demo.asynchronous import run_async_demo
-        except ModuleNotFoundError as error:
-            text = f"the demo needs {error.name}, which is not installed"
-            raise RlprofError(text, hint='pip install "lightning-rlprof[demo,ray]"') from error
 
-        result = run_async_demo(
-            steps,
-            task,
-            0,
-            output,
-            kill=kill,
-            progress=lambda step, steps, reward: update(step, steps, f"reward {reward:.2f}"),
-        )
+        result = run_async_demo(wanted, kill=kill, progress=_shown(update))
     killed = " One rollout actor was killed halfway." if kill else ""
-    say(f"Trained for {steps} steps in {result.seconds:.0f} s.{killed}")
-    exact = f"{result.exact_before:.2f} → {result.exact_after:.2f}"
-    say(f"Held-out exact match, before and after training: {exact}", "bold")
+    say(f"Trained in {result.seconds:.0f} s.{killed}")
+    _say_exact(result.exact_before, result.exact_after)
     describe(load(result.run))
     wrote(result.run)
     next_command("rlprof", "show", result.run, "samples")
     next_command("rlprof", "report", result.run, "--open")
+
+
+@contextmanager
+def _installed(extra: str) -> Iterator[None]:
+    """Say which extra has a package that an import lacks."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        text = f"the demo needs {error.name}, which is not installed"
+        raise RlprofError(text, hint=f'pip install "lightning-rlprof[{extra}]"') from error
+
+
+def _shown(update: Callable[[int, int, str], None]) -> Callable[[int, int, float], None]:
+    """Return what shows the progress of a training."""
+    return lambda step, steps, reward: update(step, steps, f"reward {reward:.2f}")
+
+
+def _say_exact(before: float, after: float) -> None:
+    say(f"Held-out exact match, before and after GRPO: {before:.2f} → {after:.2f}", "bold")

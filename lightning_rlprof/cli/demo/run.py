@@ -80,7 +80,7 @@ def run_demo(
     start = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        policy, task = _policy_and_task(options)
+        policy, task = policy_and_task(options)
         warmup = task.warmup_steps if options.warmup_steps is None else options.warmup_steps
         warm_start(policy, task, warmup, options.seed, options.recipe)
         before = exact_match(policy, task)
@@ -100,7 +100,8 @@ def run_demo(
     )
 
 
-def _policy_and_task(options: DemoOptions) -> tuple[Policy, Task]:
+def policy_and_task(options: DemoOptions) -> tuple[Policy, Task]:
+    """Return what the options train, before the warm start."""
     name, held_out = options.task or options.recipe.tasks[0], options.recipe.held_out
     if options.model == "smollm2":
         policy, tokens = load_smollm2()

@@ -62,6 +62,10 @@ def test_a_killed_rollout_actor_leaves_books_that_balance_on_one_axis(
         (("--kill-rollout",), "--kill-rollout needs --async"),
         (("--async", "--ranks", "2"), "--ranks doesn't apply to --async"),
         (("--async", "--slow-rank", "1"), "--slow-rank doesn't apply to --async"),
+        (("--async", "--kv-cache"), "--kv-cache doesn't apply to --async"),
+        (("--async", "--model", "smollm2"), "--model doesn't apply to --async"),
+        (("--async", "--steps", "0"), "steps=0 is too small"),
+        (("--async", "--task", "spell"), "task='spell' is unknown"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
