@@ -10,7 +10,14 @@ from typing import Any
 
 from lightning_rlprof.recording import annotations, open_spans
 from lightning_rlprof.recording.annotations import Marker, Sink, in_stage, mark
-from lightning_rlprof.records.records import FATES, FIRST_TOKEN, SAMPLE, Fate, Number
+from lightning_rlprof.records.records import (
+    FATES,
+    FIRST_TOKEN,
+    NO_KNOWN_FATE,
+    SAMPLE,
+    Fate,
+    Number,
+)
 
 _LONGEST = 200  # characters of a prompt's or a group's name
 _told_wrong = False
@@ -113,7 +120,7 @@ class Sample:
         If several fates are recorded, the first of them in the order of `FATES` counts.
 
         Args:
-            fate: One of `FATES`; another word is recorded, and counts as unknown.
+            fate: One of `FATES`; another word is said once, and counts as unknown.
             **counters: Numbers to store with it, such as ``tokens``, ``reward``, ``advantage``, and
                 ``trainer_version``, that of the weights which it updates.
         """
@@ -122,7 +129,8 @@ class Sample:
             _say_once(sink, fate)
         self.fate = fate
         self._write_name()
-        mark(f"{SAMPLE} {fate}", sample=self.id, **counters)
+        known = fate if fate in FATES else NO_KNOWN_FATE
+        mark(f"{SAMPLE} {known}", sample=self.id, **counters)
 
     def retry(self) -> "Sample":
         """End this attempt as ``retried``, and return the next one."""

@@ -66,6 +66,9 @@ Fate = Literal[
 ]
 """What became of a sample; if several are recorded, the first of these counts."""
 
+NO_KNOWN_FATE = "unknown"
+"""Stands in the mark for a word that is none of them."""
+
 FATES: tuple[Fate, ...] = get_args(Fate)
 """All fates, from the one that used the sample most."""
 

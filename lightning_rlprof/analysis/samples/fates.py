@@ -6,11 +6,12 @@ from lightning_rlprof.analysis.ledger.ledger import cached_accounts
 from lightning_rlprof.analysis.samples.sample_book import (
     NO_FATE,
     NO_SAMPLES,
+    USED,
     SampleBook,
     rollout_rows,
     sample_book,
 )
-from lightning_rlprof.records.records import FATES
+from lightning_rlprof.records.records import FATES, NO_KNOWN_FATE
 from lightning_rlprof.tables.arrays import Int64s
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table
@@ -50,7 +51,7 @@ def samples(spans: Spans) -> Table:
         own = book.fate == code
         if not own.any() and code != _TRAINED:
             continue
-        name = FATES[code] if code != NO_FATE else "unknown"
+        name = FATES[code] if code != NO_FATE else NO_KNOWN_FATE
         part = int(tokens[own].sum())
         left -= 0 if code == _TRAINED else part
         number = int(own.sum())
@@ -80,9 +81,10 @@ def _note(spans: Spans, book: SampleBook, total: int, useful: int) -> str:
         texts.append(
             "unknown: no fate was recorded, as of samples that were in flight when the run ended."
         )
-    silent = int((book.tokens < 0).sum())
+    silent = int((book.fates(*USED) & (book.tokens < 0)).sum())
     if silent:
-        texts.append(f"{silent:,} of them have no tokens: call count(tokens=...) in their phase.")
+        text = "of the samples that an update took have no tokens"
+        texts.append(f"{silent:,} {text}: call count(tokens=...) in their phase.")
     if book.again:
         texts.append(f"{book.again:,} fates were told of samples that had one; each counts once.")
     return " ".join(texts)

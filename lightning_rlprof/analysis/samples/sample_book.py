@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_rlprof.analysis.time_categories import Category, categories_of
-from lightning_rlprof.records.records import FATES, KINDS, SAMPLE
+from lightning_rlprof.records.records import FATES, KINDS, NO_KNOWN_FATE, SAMPLE
 from lightning_rlprof.tables.arrays import Int64s, Mask, group_starts
 from lightning_rlprof.tables.sample_names import SAMPLE_NAMES
 from lightning_rlprof.tables.spans import Spans
@@ -27,6 +27,7 @@ NO_SAMPLES = (
     "fate with end(); TRL's trainers need no change"
 )
 _MARK = KINDS.index("mark")
+_FATE_CODES = {f"{SAMPLE} {fate}": code for code, fate in enumerate((*FATES, NO_KNOWN_FATE))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +127,8 @@ def _read(spans: Spans) -> SampleBook:
 
 
 def _fate_code(name: str) -> int:
-    """Return the fate that a mark tells, `UNKNOWN` if it tells none."""
-    head, _, fate = name.partition(" ")
-    if head != SAMPLE or not fate:
-        return UNKNOWN
-    return FATES.index(fate) if fate in FATES else NO_FATE
+    """Return the fate that a mark tells, `UNKNOWN` if it tells none, as ``sample taken``."""
+    return _FATE_CODES.get(name, UNKNOWN)
 
 
 def _names(spans: Spans, number: Int64s) -> tuple[Int64s, Int64s, Sequence[str], Int64s]:

@@ -11,7 +11,7 @@ from lightning_rlprof.analysis.samples.sample_book import (
 )
 from lightning_rlprof.analysis.stages.execution_mode import rollouts_and_updates
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.records.records import FATES, KINDS
+from lightning_rlprof.records.records import FATES, KINDS, NO_KNOWN_FATE
 from lightning_rlprof.tables.arrays import Int64s, group_starts
 from lightning_rlprof.tables.spans import Spans
 from lightning_rlprof.tables.table import Cell, Column, Table, columns_of
@@ -122,7 +122,7 @@ def updates_of(spans: Spans, fates: Int64s) -> Int64s:
 
 def _note(book: SampleBook, at: int, took_ns: int) -> str:
     code = int(book.fate[at])
-    fate = FATES[code] if code != NO_FATE else "unknown"
+    fate = FATES[code] if code != NO_FATE else NO_KNOWN_FATE
     prompt = book.prompts[book.prompt[at]] if book.prompt[at] != UNKNOWN else "unknown"
     attempt = f", attempt {book.attempt[at] + 1}" if book.attempt[at] > 0 else ""
     return (

@@ -106,9 +106,9 @@ class Rollout:
             count(bytes=sum(each.nbytes for each in weights.values()))
             self.policy.load_state_dict(weights)
 
-    def receive(self, payload: Tensor) -> int:
-        """Take bytes and do nothing with them, to measure how fast they come."""
-        return payload.nbytes
+    def is_ready(self) -> bool:
+        """Answer once the actor has started."""
+        return True
 
     def rollout(self, samples: list[Sample], entries: list[int], version: int) -> list[Group]:
         """Answer and score one prompt per sample; return the groups."""
@@ -180,12 +180,13 @@ class Trainer:
         self._buffer: deque[Group] = deque()
 
     def measure(self) -> None:
-        """Send as many bytes as the weights have through the object store, to compare with."""
+        """Put as many bytes as the weights have into the object store, to compare with."""
         size = sum(each.nbytes for each in self.policy.state_dict().values())
         payload = torch.zeros(size, dtype=torch.uint8)
-        with annotate("bandwidth_probe"):
-            count(bytes=size)
-            ray.get(self.actors[0].receive.remote(ray.put(payload)))
+        for _ in range(5):
+            with annotate("bandwidth_probe"):
+                count(bytes=size)
+                ray.put(payload)
 
     def publish(self) -> None:
         """Let every actor that lives load the weights before its next batch."""
@@ -307,7 +308,7 @@ def run_async_demo(
         ray.init(num_cpus=ACTORS, include_dashboard=False, log_to_driver=False, logging_level=40)
         remote: Any = ray.remote(num_cpus=0, max_restarts=0)(Rollout)
         actors = [remote.remote(options, each) for each in range(ACTORS)]
-        ray.get([actor.receive.remote(torch.zeros(1)) for actor in actors])
+        ray.get([actor.is_ready.remote() for actor in actors])
         where = str(options.save_path)
         with start_session(role="trainer", profile_save_path=where, summary=False) as session:
             trainer = Trainer(options, task, policy, actors)

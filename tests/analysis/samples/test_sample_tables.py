@@ -35,7 +35,7 @@ def as_dict(table: Table, row: int) -> dict[str, object]:
     return dict(zip([each.name for each in table.columns], table.rows[row], strict=True))
 
 
-told = st.tuples(st.integers(0, 30), st.sampled_from([*FATES, "nonsense"]), st.integers(0, 99))
+told = st.tuples(st.integers(0, 30), st.sampled_from([*FATES, "unknown"]), st.integers(0, 99))
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,6 +68,14 @@ def test_fates_add_up_to_what_was_generated_under_drops_and_duplicates(
 
 def test_numbers_of_the_users_own_are_not_samples() -> None:
     assert samples(loaded([step(1, 0, 9), phase(1, 1, 2)])).abstained is not None
+
+
+def test_other_marks_of_a_sample_are_no_fates() -> None:
+    rows = [step(1, 0, 9), phase(1, 1, 2), fate(1, "taken", 3)]
+    assert samples(loaded(rows)).abstained is not None
+    table = samples(loaded([*rows, fate(1, "stale", 4)]))
+    assert [row[:2] for row in table.rows] == [("generated", 1), ("stale", 1), ("trained", 0)]
+    assert "had one" not in table.note
 
 
 def test_useful_tokens_are_per_time_of_all_ranks() -> None:
