@@ -13,13 +13,13 @@ from lightning_rlprof.loaders.ascend.reader import read_ascend
 from lightning_rlprof.loaders.clocks.clock_from_collectives import aligned
 from lightning_rlprof.loaders.discovery import read_ranks, traces
 from lightning_rlprof.loaders.formats import NSYS_SUFFIXES, identify
-from lightning_rlprof.loaders.framework_logs import READERS, kind_of_log
+from lightning_rlprof.loaders.frameworks.logs import READERS, SUFFIXES, Log, kind_of_log
+from lightning_rlprof.loaders.join_ranks import as_one
 from lightning_rlprof.loaders.kineto.reader import read_kineto
 from lightning_rlprof.loaders.native import from_traces, read_run
 from lightning_rlprof.loaders.nsys.reader import read_nsys
 from lightning_rlprof.loaders.run_captures import with_kernels
 from lightning_rlprof.records.run_directory import rank_files, read_header
-from lightning_rlprof.system.files import open_file
 from lightning_rlprof.system.location import RemotePath, place, redact
 from lightning_rlprof.tables.spans import RankNote, Spans
 from lightning_rlprof.tables.table import Table
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from lightning_rlprof.system.remote_files import Fetched
 
 _FEW = 8
-
-_LONGEST_HEAD = 1 << 20  # bytes of a first line
 
 
 def load(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> Spans:
@@ -103,9 +101,9 @@ def _read_run(run: Path, progress: Callable[[int, int], None] | None) -> Spans:
 
 def _read_file(path: Path, progress: Callable[[int, int], None] | None) -> Spans:
     """Read one file by what is in it; the rank files of a run need no look."""
+    if kind := kind_of_log(path):
+        return _read_logs(path, {kind: [path]})
     format_ = identify(path)
-    if format_ == "rlprof" and (kind := _kind_of_log(path)):
-        return from_traces(path, [READERS[kind](path)])
     if format_ == "rlprof":
         return with_kernels(read_run(path, [path], progress), path.parent)
     if format_ is None:
@@ -127,7 +125,7 @@ def _read_traces(
         raise TraceError(text)
     files = traces(path)
     if not files and (logs := _logs(path, names)):
-        return from_traces(path, [READERS[kind](file) for file, kind in logs])
+        return _read_logs(path, logs)
     if len(files) == 1:
         return _read_file(files[0], progress)
     one_tool = len({file.suffix in NSYS_SUFFIXES for file in files}) == 1
@@ -137,18 +135,25 @@ def _read_traces(
     return dataclasses.replace(run, path=path)
 
 
-def _kind_of_log(path: Path) -> str | None:
-    try:
-        with open_file(path) as file:
-            return kind_of_log(file.readline(_LONGEST_HEAD))
-    except OSError:
-        return None
+def _logs(path: Path, names: list[str]) -> dict[Log, list[Path]]:
+    """Return the logs of frameworks in a directory by their kind."""
+    found: dict[Log, list[Path]] = {}
+    for name in sorted(names):
+        file = path / name
+        if name.endswith(SUFFIXES) and file.is_file() and (kind := kind_of_log(file)):
+            found.setdefault(kind, []).append(file)
+    return found
 
 
-def _logs(path: Path, names: list[str]) -> list[tuple[Path, str]]:
-    """Return the logs of frameworks in a directory, and what kind each is."""
-    files = [path / name for name in sorted(names) if name.endswith(".jsonl")]
-    return [(file, kind) for file in files if (kind := _kind_of_log(file))]
+def _read_logs(path: Path, logs: dict[Log, list[Path]]) -> Spans:
+    """Read logs of each kind together; nothing aligns the clocks of several kinds."""
+    read = [from_traces(path, READERS[kind](files)) for kind, files in logs.items()]
+    if len(read) == 1:
+        return read[0]
+    text = f"logs of {len(read)} kinds are one run ({', '.join(logs)}): compare no times of theirs"
+    spans = as_one(read)
+    notes = (RankNote(None, 0, "warning", text), *spans.notes)
+    return dataclasses.replace(spans, path=path, notes=notes)
 
 
 def _read_trace(path: Path) -> Spans:

@@ -1,0 +1,1 @@
+"""What frameworks write of their own stages and samples: AReaL, slime, verl, rl-insight."""

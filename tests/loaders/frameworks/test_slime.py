@@ -1,0 +1,230 @@
+"""slime's dumps of rollouts: doubles of ``Sample.to_dict`` and of the events of its trace."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_rlprof.analysis.samples.fates import samples
+from lightning_rlprof.analysis.samples.long_tail import long_tail, tail_causes
+from lightning_rlprof.analysis.samples.sample_path import sample_path
+from lightning_rlprof.errors import TraceError
+from lightning_rlprof.run import Run, load
+from tests.loaders.frameworks.records import ZERO, Part, plain, sample
+from tests.places import ROOT
+
+torch = pytest.importorskip("torch")
+
+MS = 1_000_000
+
+
+def dump(path: Path, own: Sequence[Mapping[str, object]], rollout: int = 0) -> Path:
+    torch.save({"rollout_id": rollout, "samples": [*own]}, path)
+    return path
+
+
+def fates(run: Run) -> dict[object, object]:
+    table = samples(run)
+    return dict(zip(table.column("fate"), table.column("samples"), strict=True))
+
+
+def test_the_phases_of_a_sample_are_its_innermost_generations_and_its_reward(
+    tmp_path: Path,
+) -> None:
+    own = sample(3, plain(0, 2, 50), length=50)
+    run = load(dump(tmp_path / "rollout_0.pt", [own]))
+    assert [
+        (span.name, span.kind, span.step, span.start_ns // MS, span.end_ns // MS) for span in run
+    ] == [
+        ("actor_generate", "stage", 1, 0, 1750),
+        ("step", "step", 1, 0, 2250),
+        ("compute_reward", "stage", 1, 1750, 2250),
+        ("sample completed", "mark", 1, 2250, 2250),
+    ]
+    generate, _, _, fate = run
+    number = int((generate.counters or {})["sample"])
+    assert 0 <= number < 2**52
+    assert generate.counters == {"sample": number, "tokens": 50, "version": 3}
+    assert fate.counters == {"sample": number, "tokens": 50, "reward": 1.0}
+    assert run.table("sample_names").rows == [(0, number, "prompt 1", "prompt 1", 0)]
+    assert run.headers[0].role == "rollout"
+    assert run.unix_ns == pytest.approx((ZERO + 0.25) * 1e9, abs=256)
+    assert fates(run) == {"generated": 1, "unknown": 1, "trained": 0}
+    assert [row[0] for row in sample_path(run).rows] == [
+        *("actor_generate", "compute_reward", "sample completed")
+    ]
+    assert not run.warnings
+
+
+def test_json_of_the_same_samples_is_read_the_same(tmp_path: Path) -> None:
+    own = [sample(index, plain(index, index + 2, 9), length=9) for index in range(3)]
+    wanted = [*load(dump(tmp_path / "rollout_4.pt", own, 4))]
+    whole, lines = tmp_path / "r.json", tmp_path / "rollout_4.jsonl"
+    whole.write_text(json.dumps({"rollout_id": 4, "samples": own}, indent=1))
+    lines.write_text("".join(json.dumps(each) + "\n" for each in own))
+    assert [*load(whole)] == [*load(lines)] == wanted
+    assert wanted[0].step == 5
+
+
+@pytest.mark.parametrize(
+    ("versions", "first", "last"),
+    [
+        (["4", "5"], {"version": 4}, {"version": 5}),
+        (["4"], {"version": 4}, {"version_end": 4}),
+        (["4", "5", "6"], {"version": 4}, {"version_end": 6}),
+        (["default"], {}, {}),
+        ([], {}, {}),
+        (None, {}, {}),
+    ],
+)
+def test_weights_of_a_partial_rollout(
+    versions: object, first: dict[str, int], last: dict[str, int], tmp_path: Path
+) -> None:
+    parts: list[Part] = [
+        ("sglang_generate", 0, 1, None, {"completion_tokens": 10}),
+        ("my_tool", 1, 2, None, {}),
+        ("sglang_generate", 2, 3, None, {"completion_tokens": 20}),
+    ]
+    own = sample(1, parts, length=35, weight_versions=versions)
+    run = load(dump(tmp_path / "rollout_0.pt", [own]))
+    told = [dict(span.counters or {}) for span in run if span.name == "actor_generate"]
+    number = told[0]["sample"]
+    assert told == [
+        {"sample": number, "tokens": 10, **first},
+        {"sample": number, "tokens": 20, **last},
+    ]
+
+
+def test_without_counts_of_the_server_the_response_length_is_the_tokens(tmp_path: Path) -> None:
+    parts: list[Part] = [("sglang_generate", 0, 1, None, {}), ("sglang_generate", 1, 2, None, {})]
+    run = load(dump(tmp_path / "rollout_0.pt", [sample(1, parts, length=35)]))
+    assert samples(run).rows[0][3] == 35
+
+
+def test_a_custom_generation_without_spans_is_the_whole(tmp_path: Path) -> None:
+    parts: list[Part] = [
+        ("generate_and_rm_group", 0, 3, None, {}),
+        ("generate_and_rm", 0, 2, "generate_and_rm_group/0", {}),
+        ("reward_model", 1, 2, "generate_and_rm/1", {}),
+    ]
+    run = load(dump(tmp_path / "rollout_0.pt", [sample(1, parts, length=7)]))
+    assert [(span.name, span.kind) for span in run if span.kind in ("stage", "region")] == [
+        ("actor_generate", "stage"),
+        ("compute_reward", "region"),
+    ]
+    # A sample that waited and was aborted generated nothing.
+    silent = sample(2, parts[:2], status="aborted")
+    other = sample(3, plain(0, 1, 5), length=5)
+    run = load(dump(tmp_path / "rollout_1.pt", [silent, other], 1))
+    assert [span.name for span in run if span.kind == "stage"] == [
+        *("actor_generate", "compute_reward")
+    ]
+    assert fates(run) == {"generated": 2, "aborted": 1, "unknown": 1, "trained": 0}
+
+
+def test_fates_are_those_that_slime_knows(tmp_path: Path) -> None:
+    own = [
+        sample(0, plain(0, 1, 1)),
+        sample(1, plain(0, 1, 1), status="truncated"),
+        sample(2, plain(0, 1, 1), status="aborted"),
+        sample(3, plain(0, 1, 1), status="failed"),
+        sample(4, plain(0, 1, 1), remove_sample=True),
+        sample(5, plain(0, 1, 1), reward={"score": 1.0}),
+    ]
+    dump(tmp_path / "rollout_0.pt", own)
+    later = [sample(6, plain(9, 10, 1)), sample(7, plain(9, 10, 1), status="truncated")]
+    dump(tmp_path / "rollout_eval_0.pt", later)
+    assert fates(load(tmp_path)) == {
+        "generated": 8, "evaluation": 2, "aborted": 2, "filtered": 1, "truncated": 1,
+        "unknown": 2, "trained": 0,
+    }  # fmt: skip
+
+
+def test_a_folder_of_rollouts_is_one_run_whose_steps_are_rollouts(tmp_path: Path) -> None:
+    # Sample 9 begins in rollout 0, is aborted there, and ends in rollout 1.
+    resumed: list[Part] = [
+        ("sglang_generate", 3, 4, None, {"completion_tokens": 5}),
+        ("sglang_generate", 10.5, 12, None, {"completion_tokens": 6}),
+    ]
+    dump(tmp_path / "rollout_0.pt", [sample(n, plain(0, 3, 9), length=9) for n in range(4)], 0)
+    second = [sample(n, plain(10, 14, 9), length=9) for n in range(4, 7)]
+    dump(tmp_path / "rollout_1.pt", [*second, sample(9, resumed, length=11)], 1)
+    torch.save({"model": {"weight": torch.zeros(3)}}, tmp_path / "checkpoint.pt")
+    run = load(tmp_path)
+    steps = [
+        (span.step, span.start_ns // MS, span.end_ns // MS) for span in run if span.kind == "step"
+    ]
+    assert steps == [(1, 0, 10000), (2, 10000, 14250)]
+    nine = [span for span in run if (span.counters or {}).get("tokens") in (5, 6)]
+    assert [span.step for span in nine] == [1, 2]
+    assert samples(run).rows[0][1:4:2] == (8, 7 * 9 + 11)
+
+
+def test_the_long_tail_of_a_rollout(tmp_path: Path) -> None:
+    own = [sample(at, plain(0, 1.25, 100), group=at, length=100) for at in range(9)]
+    own.append(sample(9, plain(0, 10.25, 1000), length=1000, reward=0.0))
+    run = load(dump(tmp_path / "rollout_0.pt", own))
+    row = long_tail(run).rows[2]
+    assert (row[0], row[1], row[5]) == (0.9, 9_000 * MS, 1)
+    assert row[3] == pytest.approx(8_100 * MS)  # nine of ten slots
+    assert row[6:] == (1000 / 1900, 1000 / 190, pytest.approx(-0.9))
+    assert tail_causes(run).rows[0][0] == "long responses"
+
+
+class _Own:
+    """Stands for a class of a user, whose pickle must not be loaded."""
+
+    made = 0
+
+    def __setstate__(self, state: object) -> None:
+        _Own.made += 1
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), _Own(), Path("x")])
+def test_a_dump_with_other_objects_is_refused_in_one_line(value: object, tmp_path: Path) -> None:
+    path = dump(tmp_path / "rollout_0.pt", [sample(1, plain(0, 1, 1), metadata={"own": value})])
+    with pytest.raises(TraceError, match=r"refused by torch.load\(weights_only=True\)") as error:
+        load(path)
+    assert "\n" not in str(error.value)
+    assert "it holds objects of " in str(error.value)
+    assert "convert it to JSON Lines" in error.value.hint
+    assert not _Own.made
+
+
+def test_the_documented_conversion_makes_such_a_dump_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [sample(1, plain(0, 1, 8), length=8, metadata={"own": np.zeros(3)})]
+    own[0]["reward"] = np.float64(0.5)
+    (tmp_path / "dumps").mkdir()
+    path = dump(tmp_path / "dumps" / "rollout_0.pt", own)
+    page = (ROOT / "docs" / "integrations" / "slime.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec(page.split("```python\n")[1].split("```")[0], {})
+    run = load(path.with_suffix(".jsonl"))
+    assert samples(run).rows[0][1:4:2] == (1, 8)
+    assert [dict(span.counters or {})["reward"] for span in run if span.kind == "mark"] == [0.5]
+
+
+def test_old_torch_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dump(tmp_path / "rollout_0.pt", [sample(1, plain(0, 1, 1))])
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    with pytest.raises(TraceError, match=r"PyTorch 2.5.1 may run code") as error:
+        load(path)
+    assert "torch>=2.6" in error.value.hint
+
+
+def test_samples_that_come_from_one_rollout_share_their_spans(tmp_path: Path) -> None:
+    one = sample(1, plain(0, 1, 8), length=8)
+    run = load(dump(tmp_path / "rollout_0.pt", [one, one | {"index": 2}]))
+    assert samples(run).rows[0][1:4:2] == (1, 8)
+
+
+def test_samples_without_a_trace_are_counted(tmp_path: Path) -> None:
+    own = [sample(1, plain(0, 1, 8)), sample(2, [], length=5) | {"trace": None}]
+    run = load(dump(tmp_path / "rollout_0.pt", own))
+    assert samples(run).rows[0][1:4:2] == (2, 13)
+    with pytest.raises(TraceError, match="its samples have no trace"):
+        load(dump(tmp_path / "rollout_1.pt", own[1:]))
