@@ -71,12 +71,11 @@ def _generation_ns(spans: Spans, book: SampleBook) -> Int64s:
 def _note(spans: Spans, book: SampleBook, total: int, useful: int) -> str:
     texts = []
     seconds = cached_accounts(spans).total_ns / 1e9
-    if total and seconds:
-        per = f"{spans.device_word}-second"
-        texts.append(
-            f"{useful / seconds:,.3g} useful tokens per {per}, of {total / seconds:,.3g} generated."
-        )
     unknown = int((book.fate == NO_FATE).sum())
+    if total and seconds:
+        per, every = f"{spans.device_word}-second", f"{total / seconds:,.3g}"
+        known = f"{useful / seconds:,.3g} useful tokens per {per}, of {every} generated."
+        texts.append(known if useful or not unknown else f"{every} tokens generated per {per}.")
     if unknown:
         texts.append(
             "unknown: no fate was recorded, as of samples that were in flight when the run ended."

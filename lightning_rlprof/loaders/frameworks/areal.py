@@ -19,6 +19,7 @@ from lightning_rlprof.loaders.frameworks.log_lines import (
     objects,
     rank_trace,
     read_each,
+    rollout_stages,
     sample_number,
     step_spans,
     text,
@@ -139,7 +140,8 @@ def read_sessions(paths: Sequence[Path]) -> list[RankTrace]:
     found = []
     for file in files:
         spans = in_steps([span for each in file.sessions for span in _spans(each, file)], starts)
-        spans += step_spans(starts, reached)
+        stage = "evaluation" if file.role == _EVALUATES else "actor_generate"
+        spans += rollout_stages(spans, stage) + step_spans(starts, reached)
         torn = sum(each.torn for each in file.sessions)
         notes = [("info", _STEPS), ("info", _ACCEPTED), *(("warning", why) for why in broken)]
         notes += [("warning", _NO_TIMES.format(torn))] * (torn > 0)
@@ -156,7 +158,7 @@ def read_sessions(paths: Sequence[Path]) -> list[RankTrace]:
 
 def _spans(session: _Session, file: _File) -> Iterator[SpanLine]:
     for name, start, end in session.phases:
-        yield line(name, "stage", start, end, counters={SAMPLE: session.number})
+        yield line(name, "region", start, end, counters={SAMPLE: session.number})
     fate = _FATES.get(session.status, session.status)
     if file.role == _EVALUATES and fate == session.status:
         fate = "evaluation"

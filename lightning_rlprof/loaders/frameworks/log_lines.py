@@ -170,6 +170,19 @@ def in_steps(spans: Iterable[SpanLine], starts: Mapping[int, int]) -> list[SpanL
     ]
 
 
+def rollout_stages(spans: Iterable[SpanLine], name: str) -> list[SpanLine]:
+    """Return for each step the stage from its first phase to the end of its last one.
+
+    Phases of samples overlap, so that none of them alone is what the process does.
+    """
+    lives: dict[int, tuple[int, int]] = {}
+    for each in spans:
+        if each.kind == "region":
+            first, last = lives.get(each.step, (each.start_ns, each.end_ns))
+            lives[each.step] = min(first, each.start_ns), max(last, each.end_ns)
+    return [line(name, "stage", *life, step) for step, life in lives.items()]
+
+
 def rank_trace(
     path: Path,
     spans: Sequence[SpanLine],

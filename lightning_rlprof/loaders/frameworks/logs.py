@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import ZipFile
 
 from lightning_rlprof.loaders.frameworks.areal import read_events, read_sessions
 from lightning_rlprof.loaders.frameworks.log_lines import LONGEST, as_object
@@ -44,7 +43,9 @@ def kind_of_log(path: Path) -> Log | None:
             head = file.read(_HEAD)
             if path.suffix == ".json":
                 return "slime" if _DUMP.match(head) else None
-            return "slime" if path.suffix == ".pt" and _is_dump(path) else None
+            # torch.save writes an archive whose first part is the pickle, not compressed.
+            is_dump = head[:2] == b"PK" and b"rollout_id" in head and b"samples" in head
+            return "slime" if path.suffix == ".pt" and is_dump else None
     except OSError:
         return None
 
@@ -53,18 +54,6 @@ def _kind_of_lines(lines: Iterable[bytes]) -> Log | None:
     found = (as_object(each) for each in lines)
     kinds = (_kind_of_object(each) for each in found if each is not None)
     return next((kind for kind in kinds if kind is not None), None)
-
-
-def _is_dump(path: Path) -> bool:
-    """Tell whether the pickle in a file of torch begins as slime's dumps; it is not unpickled."""
-    try:
-        with ZipFile(path) as archive:
-            name = next(each for each in archive.namelist() if each.endswith("/data.pkl"))
-            with archive.open(name) as pickle:
-                head = pickle.read(_HEAD)
-    except Exception:  # zipfile raises errors of many kinds for what is damaged
-        return False
-    return b"rollout_id" in head and b"samples" in head
 
 
 def _kind_of_object(first: Mapping[str, Any]) -> Log | None:

@@ -1,12 +1,14 @@
 """Dumps of slime's rollouts: samples, each with a trace of what was done for it.
 
 slime writes them with ``--save-debug-rollout-data``, as pickles. They are loaded with
-``torch.load(weights_only=True)`` alone: any other way runs the code that a pickle names.
+``torch.load(weights_only=True)`` alone: any other way runs the code that a pickle names. An
+interpreter of its own does it, so that nothing here needs PyTorch.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,20 +24,50 @@ from lightning_rlprof.loaders.frameworks.log_lines import (
     objects,
     rank_trace,
     read_each,
+    rollout_stages,
     sample_number,
     step_spans,
     text,
     wall_clock,
     whole,
 )
-from lightning_rlprof.records.records import SAMPLE, Kind, Number
+from lightning_rlprof.records.records import SAMPLE, Number
 from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLine
 from lightning_rlprof.records.stage_aliases import standard_stage
 from lightning_rlprof.system.files import open_file
+from lightning_rlprof.system.subprocess_python import InterpreterError, ask
 
-_OLDEST_TORCH = (2, 6)  # before it, weights_only could be made to run code: CVE-2025-32434
 _HINT = "If you trust the file, convert it to JSON Lines: docs/integrations/slime.md"
-_REFUSED = re.compile(r"(?:GLOBAL|global:?|class) ([\w.]+)")
+_TORCH = "pip install 'torch>=2.6'"
+# Before PyTorch 2.6, weights_only could be made to run code: CVE-2025-32434.
+_LOAD = """
+import json, torch
+folder, *paths = sys.argv[1:]
+answer["version"] = torch.__version__
+is_safe = [int(part) for part in torch.__version__.split(".")[:2]] >= [2, 6]
+fields = (
+    "index", "group_index", "status", "remove_sample", "reward", "response_length",
+    "weight_versions", "trace",
+)
+answer["refused"] = refused = {}
+for at, path in enumerate(paths if is_safe else ()):
+    try:
+        dump = torch.load(path, map_location="cpu", weights_only=True)
+        samples = dump["samples"]
+        with open(os.path.join(folder, f"{at}.jsonl"), "w") as file:
+            for each in samples:
+                try:
+                    own = {name: each[name] for name in fields if name in each}
+                    own["rollout_id"] = dump.get("rollout_id")
+                    line = json.dumps(own, default=str, skipkeys=True)
+                except Exception:
+                    line = "null"
+                print(line, file=file)
+    except Exception as error:
+        refused[path] = str(error)[:10_000]
+answer["is_safe"] = is_safe
+"""
+_REFUSED = re.compile(r"(?:GLOBAL|class) ([\w.]+)")
 _EVALUATION = re.compile(r"eval_\d+$")
 _GENERATE, _WHOLE, _GROUP = "actor_generate", "generate_and_rm", "generate_and_rm_group"
 _FATES = {"truncated": "truncated", "aborted": "aborted", "failed": "aborted"}
@@ -85,9 +117,12 @@ def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     Raises:
         TraceError: None of the files can be read, or no sample has a trace.
     """
-    read, broken = read_each(paths, _read)
+    with TemporaryDirectory() as folder:
+        plain = _unpickled([each for each in paths if each.suffix == ".pt"], Path(folder))
+        read, broken = read_each(paths, lambda path: _read(path, plain.get(path, path)))
     spans, names = list[SpanLine](), list[SampleLine]()
-    lives, seen, torn = list[tuple[_Dump, int, int]](), set[str](), 0
+    lives, parts = list[tuple[_Dump, int, int]](), list[tuple[bool, int, int]]()
+    seen, torn = set[str](), 0
     for dump in (each for dumps, _ in read for each in dumps):
         before, ends = len(spans), list[tuple[Mapping[str, Any], int, int | None]]()
         for sample in dump.samples:
@@ -99,6 +134,7 @@ def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
             torn += trace.torn
         if len(spans) == before:
             continue
+        parts.append((dump.evaluates, before, len(spans)))
         first = min(each.start_ns for each in spans[before:])
         last = max(each.end_ns for each in spans[before:])
         lives.append((dump, first, last))
@@ -107,7 +143,11 @@ def read_slime(paths: Sequence[Path]) -> list[RankTrace]:
     if not spans:
         raise TraceError(f"{paths[0]}: {_NO_TRACE}")
     zero, starts = min(first for _, first, _ in lives), _starts(lives, spans)
-    spans = in_steps(spans, starts) + step_spans(starts, max(last for *_, last in lives))
+    spans = in_steps(spans, starts)
+    for evaluates, stage in ((False, _GENERATE), (True, "evaluation")):
+        own = [each for what, *ends in parts if what == evaluates for each in spans[slice(*ends)]]
+        spans += rollout_stages(own, stage)
+    spans += step_spans(starts, max(last for *_, last in lives))
     notes = [("warning", each) for each in broken]
     notes += [("warning", _TORN.format(torn))] * (torn > 0)
     lost = sum(count for _, count in read)
@@ -188,9 +228,10 @@ def _phases(number: int, sample: Mapping[str, Any], trace: _Trace, before: int) 
             continue
         counters = {SAMPLE: number, **told.get(each.id, {})}
         parent = place.get(each.parent)
-        kind: Kind = "stage" if parent is None else "region"
         name = text(standard_stage(each.name))
-        found.append(line(name, kind, each.start_ns, each.end_ns, parent=parent, counters=counters))
+        found.append(
+            line(name, "region", each.start_ns, each.end_ns, parent=parent, counters=counters)
+        )
         place[each.id] = before + len(found)
     for name, at in trace.moments:
         found.append(line(name, "mark", at, at, counters={SAMPLE: number}))
@@ -267,19 +308,21 @@ def _name(number: int, dump: _Dump, sample: Mapping[str, Any]) -> SampleLine:
             (sample.get("group_index"), told.get("group_id")),
         )
     )
-    name = f"sample {text(index)}" if group is None else f"prompt {text(group)}"
+    name = f"sample {text(index)}" if group is None else text(group)
     if dump.evaluates:
         name = f"evaluation {dump.number}, {name}"
     return SampleLine(number, name, name, whole(told.get("attempt")) or 0)
 
 
-def _read(path: Path) -> tuple[list[_Dump], int]:
+def _read(path: Path, plain: Path | TraceError) -> tuple[list[_Dump], int]:
     """Return the rollouts of a file, and the number of samples or lines that cannot be read."""
+    if isinstance(plain, TraceError):
+        raise plain
     stem = re.search(r"\d+$", path.stem)
     number = int(stem[0][-9:]) if stem else 0
     evaluates = _EVALUATION.search(path.stem) is not None
     found, lost = dict[int, list[Mapping[str, Any]]](), 0
-    for each in _dicts(path):
+    for each in objects(plain) if plain.suffix == ".jsonl" else [_whole_object(plain)]:
         told = each or {}
         samples = told.get("samples", [told])
         own = whole(told.get("rollout_id"))
@@ -293,12 +336,6 @@ def _read(path: Path) -> tuple[list[_Dump], int]:
     return [_Dump(each, evaluates, samples) for each, samples in found.items()], lost
 
 
-def _dicts(path: Path) -> Iterator[Mapping[str, Any] | None]:
-    if path.suffix == ".jsonl":
-        return objects(path)
-    return iter([_unpickled(path) if path.suffix == ".pt" else _whole_object(path)])
-
-
 def _whole_object(path: Path) -> Mapping[str, Any] | None:
     try:
         with open_file(path) as file:
@@ -307,23 +344,28 @@ def _whole_object(path: Path) -> Mapping[str, Any] | None:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _unpickled(path: Path) -> Mapping[str, Any]:
-    """Load plain data and tensors; nothing else, so that no code of the file runs."""
+def _unpickled(paths: Sequence[Path], folder: Path) -> dict[Path, Path | TraceError]:
+    """Write the samples of dumps as lines into a folder, or return why one is refused."""
+    if not paths:
+        return {}
+    size = sum(path.stat().st_size for path in paths)
     try:
-        import torch
-    except ImportError as error:
-        text = f"{path}: PyTorch is needed to read it, and isn't installed"
-        raise TraceError(text, hint="pip install 'torch>=2.6'") from error
-    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _OLDEST_TORCH:
-        text = f"{path}: PyTorch {torch.__version__} may run code of such a file"
-        raise TraceError(text, hint="pip install 'torch>=2.6'")
-    try:
-        dump = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or hostile pickle can raise anything
-        refused = _REFUSED.search(str(error))
-        why = f"it holds objects of {refused[1]}" if refused else "it is damaged"
-        text = f"{path}: refused by torch.load(weights_only=True), because {why}"
-        raise TraceError(text, hint=_HINT) from error
-    if not isinstance(dump, dict) or not isinstance(dump.get("samples"), list):
-        raise TraceError(f"{path}: is not a dump of slime's rollouts (it has no list of samples)")
-    return dump
+        told = ask(_LOAD, str(folder), *map(str, paths), timeout_s=60 + size / 1e6)
+    except InterpreterError as error:
+        why = f"{paths[0]}: PyTorch, which is needed to read it, failed: {error}"
+        raise TraceError(why, hint=_TORCH) from error
+    if not told["is_safe"]:
+        why = f"{paths[0]}: PyTorch {told['version']} may run code of such a file"
+        raise TraceError(why, hint=_TORCH)
+    return {
+        path: _refusal(path, told["refused"][str(path)])
+        if str(path) in told["refused"]
+        else folder / f"{at}.jsonl"
+        for at, path in enumerate(paths)
+    }
+
+
+def _refusal(path: Path, text: str) -> TraceError:
+    named = _REFUSED.search(text)
+    why = f"it holds objects of {named[1]}" if named else "it is damaged, or not a dump of slime's"
+    return TraceError(f"{path}: refused by torch.load(weights_only=True): {why}", hint=_HINT)

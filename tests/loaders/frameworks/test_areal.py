@@ -93,10 +93,10 @@ def test_a_session_is_a_sample_and_its_task_the_group(tmp_path: Path) -> None:
     ]
     own = [span for span in run if (span.counters or {}).get("sample") == names[0][1]]
     assert [(span.name, span.kind, span.start_ns // MS, span.end_ns // MS) for span in own] == [
-        ("actor_generate", "stage", 0, 1000),
-        ("tool_call", "stage", 1000, 1500),
-        ("actor_generate", "stage", 1500, 2000),
-        ("compute_reward", "stage", 2000, 2250),
+        ("actor_generate", "region", 0, 1000),
+        ("tool_call", "region", 1000, 1500),
+        ("actor_generate", "region", 1500, 2000),
+        ("compute_reward", "region", 2000, 2250),
         ("sample accepted", "mark", 2500, 2500),
     ]
     # What the update does with an accepted one is not known; a failed one ends with its session.
@@ -135,6 +135,11 @@ def test_a_step_of_sessions_begins_when_none_is_open_on_any_rank(tmp_path: Path)
         if span.kind == "step"
     ] == [(0, 1, 0, 10.0), (0, 2, 10, 19.25), (1, 1, 0, 10.0), (1, 2, 10, 19.25)]
     assert {span.step for span in run if span.start_ns >= 10**10} == {2}
+    assert [
+        (span.rank, span.step, span.start_ns // 10**9, span.end_ns // 10**9)
+        for span in run
+        if span.kind == "stage"
+    ] == [(0, 1, 0, 4), (0, 2, 10, 14), (1, 1, 0, 2), (1, 2, 10, 19)]
     tail = long_tail(run).rows
     # Of eight responses in each step, the fourth ends at 2.0 and 14.0 s, the last at 4.0 and 19.0.
     assert [row[1] for row in tail if row[0] == 0.5] == [pytest.approx(3.5e9)]
@@ -148,6 +153,7 @@ def test_evaluations_are_of_their_role(tmp_path: Path) -> None:
     ]
     run = load(write(tmp_path / "sessions-r0.jsonl", records))
     assert fates(run) == {"generated": 2, "evaluation": 1, "filtered": 1, "trained": 0}
+    assert [span.name for span in run if span.kind == "stage"] == ["evaluation"]
 
 
 def test_events_and_sessions_of_one_folder_are_one_run_that_is_not_aligned(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from lightning_rlprof.analysis.samples.fates import samples
 from lightning_rlprof.analysis.samples.long_tail import long_tail
 from lightning_rlprof.errors import TraceError
-from lightning_rlprof.run import load
+from lightning_rlprof.run import Run, load
 from tests.loaders.frameworks.records import plain, sample, session
 
 GIANT = 10 << 20
@@ -57,8 +57,13 @@ def lines(record: Writer, count: int = 8) -> list[str]:
     return [json.dumps(record(at)) for at in range(count)]
 
 
-def stages(path: Path) -> int:
-    return len(load(path).rows(kind="stage"))
+def parts(path: Path) -> int:
+    return counted(load(path))
+
+
+def counted(run: Run) -> int:
+    """Return the number of regions, or of stages where there are none."""
+    return len(run.rows(kind="region")) or len(run.rows(kind="stage"))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +106,10 @@ def test_a_damaged_line_alone_is_lost(
     path = tmp_path / "log.jsonl"
     whole = lines(record)
     path.write_text("\n".join(whole))  # the last line has no end
-    count = stages(path)
+    count = parts(path)
     path.write_text("\n".join([*whole[:place], damage, *whole[place:]]))
     run = load(path)
-    assert len(run.rows(kind="stage")) == count
+    assert counted(run) == count
     assert [each.text for each in run.warnings] == ["1 of its lines can't be read"]
 
 
@@ -113,10 +118,10 @@ def test_a_file_that_is_cut_loses_its_last_line(record: Writer, tmp_path: Path) 
     path = tmp_path / "log.jsonl"
     text = "\n".join(lines(record))
     path.write_text("\n".join(lines(record, 7)))
-    count = stages(path)
+    count = parts(path)
     path.write_text(text[: len(text) - 5])
     run = load(path)
-    assert len(run.rows(kind="stage")) == count
+    assert counted(run) == count
     assert [each.text for each in run.warnings] == ["1 of its lines can't be read"]
 
 
@@ -125,11 +130,11 @@ def test_a_line_of_ten_megabytes_is_read(record: Writer, tmp_path: Path) -> None
     path = tmp_path / "log.jsonl"
     own = [record(at) for at in range(8)]
     path.write_text("\n".join(map(json.dumps, own)))
-    count = stages(path)
+    count = parts(path)
     own[0]["note"] = "x" * GIANT
     path.write_text("\n".join(map(json.dumps, own)))
     run = load(path)
-    assert len(run.rows(kind="stage")) == count
+    assert counted(run) == count
     assert not run.warnings
 
 
@@ -167,7 +172,7 @@ def test_a_wrong_value_costs_no_more_than_its_line(record: Writer, tmp_path: Pat
     path = tmp_path / "log.jsonl"
     whole = [record(at) for at in range(8)]
     path.write_text("\n".join(map(json.dumps, whole)))
-    wanted = stages(path)
+    wanted = parts(path)
     picked = random.Random(0)
     cases = [(way, new) for way in places(whole[3]) for new in HOSTILE]
     cases = picked.sample(cases, min(len(cases), 250))
@@ -176,7 +181,7 @@ def test_a_wrong_value_costs_no_more_than_its_line(record: Writer, tmp_path: Pat
         wrong = changed(whole[3], way, new, gone=new is ...)
         path.write_text("\n".join(map(json.dumps, [*whole[:3], wrong, *whole[4:]])))
         run = load(path)
-        assert wanted - 2 <= len(run.rows(kind="stage")), (way, new)  # two phases to a sample
+        assert wanted - 2 <= counted(run), (way, new)  # two phases to a sample
         for table in (samples(run), long_tail(run), run.stages(), run.headline()):
             assert table is not None
         numbers = [span.end_ns for span in run if span.step < 100]
@@ -189,4 +194,4 @@ def test_a_broken_file_beside_others_is_a_warning_or_one_line(
 ) -> None:
     (tmp_path / "a-r0.jsonl").write_text("\n".join(lines(record)))
     (tmp_path / "b-r1.jsonl").write_text("")
-    assert stages(tmp_path) == stages(tmp_path / "a-r0.jsonl")
+    assert parts(tmp_path) == parts(tmp_path / "a-r0.jsonl")

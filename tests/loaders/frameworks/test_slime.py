@@ -1,6 +1,7 @@
 """slime's dumps of rollouts: doubles of ``Sample.to_dict`` and of the events of its trace."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +22,12 @@ MS = 1_000_000
 
 
 def dump(path: Path, own: Sequence[Mapping[str, object]], rollout: int = 0) -> Path:
-    torch.save({"rollout_id": rollout, "samples": [*own]}, path)
+    """Write samples as slime does, or as JSON, which is read without an interpreter of its own."""
+    told = {"rollout_id": rollout, "samples": [*own]}
+    if path.suffix == ".pt":
+        torch.save(told, path)
+    else:
+        path.write_text(json.dumps(told))
     return path
 
 
@@ -34,21 +40,22 @@ def test_the_phases_of_a_sample_are_its_innermost_generations_and_its_reward(
     tmp_path: Path,
 ) -> None:
     own = sample(3, plain(0, 2, 50), length=50)
-    run = load(dump(tmp_path / "rollout_0.pt", [own]))
+    run = load(dump(tmp_path / "rollout_0.json", [own]))
     assert [
         (span.name, span.kind, span.step, span.start_ns // MS, span.end_ns // MS) for span in run
     ] == [
-        ("actor_generate", "stage", 1, 0, 1750),
+        ("actor_generate", "region", 1, 0, 1750),
+        ("actor_generate", "stage", 1, 0, 2250),
         ("step", "step", 1, 0, 2250),
-        ("compute_reward", "stage", 1, 1750, 2250),
+        ("compute_reward", "region", 1, 1750, 2250),
         ("sample completed", "mark", 1, 2250, 2250),
     ]
-    generate, _, _, fate = run
+    generate, *_, fate = run
     number = int((generate.counters or {})["sample"])
     assert 0 <= number < 2**52
     assert generate.counters == {"sample": number, "tokens": 50, "version": 3}
     assert fate.counters == {"sample": number, "tokens": 50, "reward": 1.0}
-    assert run.table("sample_names").rows == [(0, number, "prompt 1", "prompt 1", 0)]
+    assert run.table("sample_names").rows == [(0, number, "1", "1", 0)]
     assert run.headers[0].role == "rollout"
     assert run.unix_ns == pytest.approx((ZERO + 0.25) * 1e9, abs=256)
     assert fates(run) == {"generated": 1, "unknown": 1, "trained": 0}
@@ -88,8 +95,9 @@ def test_weights_of_a_partial_rollout(
         ("sglang_generate", 2, 3, None, {"completion_tokens": 20}),
     ]
     own = sample(1, parts, length=35, weight_versions=versions)
-    run = load(dump(tmp_path / "rollout_0.pt", [own]))
+    run = load(dump(tmp_path / "rollout_0.json", [own]))
     told = [dict(span.counters or {}) for span in run if span.name == "actor_generate"]
+    told = [each for each in told if each]
     number = told[0]["sample"]
     assert told == [
         {"sample": number, "tokens": 10, **first},
@@ -99,7 +107,7 @@ def test_weights_of_a_partial_rollout(
 
 def test_without_counts_of_the_server_the_response_length_is_the_tokens(tmp_path: Path) -> None:
     parts: list[Part] = [("sglang_generate", 0, 1, None, {}), ("sglang_generate", 1, 2, None, {})]
-    run = load(dump(tmp_path / "rollout_0.pt", [sample(1, parts, length=35)]))
+    run = load(dump(tmp_path / "rollout_0.json", [sample(1, parts, length=35)]))
     assert samples(run).rows[0][3] == 35
 
 
@@ -109,16 +117,16 @@ def test_a_custom_generation_without_spans_is_the_whole(tmp_path: Path) -> None:
         ("generate_and_rm", 0, 2, "generate_and_rm_group/0", {}),
         ("reward_model", 1, 2, "generate_and_rm/1", {}),
     ]
-    run = load(dump(tmp_path / "rollout_0.pt", [sample(1, parts, length=7)]))
-    assert [(span.name, span.kind) for span in run if span.kind in ("stage", "region")] == [
-        ("actor_generate", "stage"),
-        ("compute_reward", "region"),
+    run = load(dump(tmp_path / "rollout_0.json", [sample(1, parts, length=7)]))
+    assert [(span.name, span.parent) for span in run if span.kind == "region"] == [
+        ("actor_generate", None),
+        ("compute_reward", 1),
     ]
     # A sample that waited and was aborted generated nothing.
     silent = sample(2, parts[:2], status="aborted")
     other = sample(3, plain(0, 1, 5), length=5)
-    run = load(dump(tmp_path / "rollout_1.pt", [silent, other], 1))
-    assert [span.name for span in run if span.kind == "stage"] == [
+    run = load(dump(tmp_path / "rollout_1.json", [silent, other], 1))
+    assert [span.name for span in run if span.kind == "region"] == [
         *("actor_generate", "compute_reward")
     ]
     assert fates(run) == {"generated": 2, "aborted": 1, "unknown": 1, "trained": 0}
@@ -133,10 +141,13 @@ def test_fates_are_those_that_slime_knows(tmp_path: Path) -> None:
         sample(4, plain(0, 1, 1), remove_sample=True),
         sample(5, plain(0, 1, 1), reward={"score": 1.0}),
     ]
-    dump(tmp_path / "rollout_0.pt", own)
-    later = [sample(6, plain(9, 10, 1)), sample(7, plain(9, 10, 1), status="truncated")]
-    dump(tmp_path / "rollout_eval_0.pt", later)
-    assert fates(load(tmp_path)) == {
+    dump(tmp_path / "rollout_0.json", own)
+    later = [sample(6, plain(9, 11, 1)), sample(7, plain(9, 10, 1), status="truncated")]
+    dump(tmp_path / "rollout_eval_0.json", later)
+    run = load(tmp_path)
+    stages = [(each.name, each.start_ns // MS) for each in run if each.kind == "stage"]
+    assert stages == [("actor_generate", 0), ("evaluation", 9000)]
+    assert fates(run) == {
         "generated": 8, "evaluation": 2, "aborted": 2, "filtered": 1, "truncated": 1,
         "unknown": 2, "trained": 0,
     }  # fmt: skip
@@ -157,6 +168,8 @@ def test_a_folder_of_rollouts_is_one_run_whose_steps_are_rollouts(tmp_path: Path
         (span.step, span.start_ns // MS, span.end_ns // MS) for span in run if span.kind == "step"
     ]
     assert steps == [(1, 0, 10000), (2, 10000, 14250)]
+    stages = [(each.start_ns // MS, each.end_ns // MS) for each in run if each.kind == "stage"]
+    assert stages == [(0, 3750), (10000, 14250)]
     nine = [span for span in run if (span.counters or {}).get("tokens") in (5, 6)]
     assert [span.step for span in nine] == [1, 2]
     assert samples(run).rows[0][1:4:2] == (8, 7 * 9 + 11)
@@ -165,7 +178,7 @@ def test_a_folder_of_rollouts_is_one_run_whose_steps_are_rollouts(tmp_path: Path
 def test_the_long_tail_of_a_rollout(tmp_path: Path) -> None:
     own = [sample(at, plain(0, 1.25, 100), group=at, length=100) for at in range(9)]
     own.append(sample(9, plain(0, 10.25, 1000), length=1000, reward=0.0))
-    run = load(dump(tmp_path / "rollout_0.pt", own))
+    run = load(dump(tmp_path / "rollout_0.json", own))
     row = long_tail(run).rows[2]
     assert (row[0], row[1], row[5]) == (0.9, 9_000 * MS, 1)
     assert row[3] == pytest.approx(8_100 * MS)  # nine of ten slots
@@ -173,24 +186,43 @@ def test_the_long_tail_of_a_rollout(tmp_path: Path) -> None:
     assert tail_causes(run).rows[0][0] == "long responses"
 
 
-class _Own:
-    """Stands for a class of a user, whose pickle must not be loaded."""
+class _Hostile:
+    """Its pickle makes a folder when it is loaded."""
 
-    made = 0
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def __setstate__(self, state: object) -> None:
-        _Own.made += 1
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.folder),)
 
 
-@pytest.mark.parametrize("value", [np.zeros(3), _Own(), Path("x")])
-def test_a_dump_with_other_objects_is_refused_in_one_line(value: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["array", "path", "hostile"])
+def test_a_dump_with_other_objects_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    value = {"array": np.zeros(3), "path": made, "hostile": _Hostile(made)}[kind]
     path = dump(tmp_path / "rollout_0.pt", [sample(1, plain(0, 1, 1), metadata={"own": value})])
     with pytest.raises(TraceError, match=r"refused by torch.load\(weights_only=True\)") as error:
         load(path)
     assert "\n" not in str(error.value)
     assert "it holds objects of " in str(error.value)
     assert "convert it to JSON Lines" in error.value.hint
-    assert not _Own.made
+    assert not made.exists()
+
+
+def test_a_refused_or_damaged_dump_costs_no_other(tmp_path: Path) -> None:
+    whole = dump(tmp_path / "rollout_0.pt", [sample(1, plain(0, 1, 8), length=8)])
+    hostile = _Hostile(tmp_path / "made")
+    dump(tmp_path / "rollout_1.pt", [sample(2, plain(9, 10, 8), metadata={"own": hostile})], 1)
+    (tmp_path / "rollout_2.pt").write_bytes(whole.read_bytes()[:-400])
+    run = load(tmp_path)
+    assert samples(run).rows[0][1] == 1
+    texts = [note.text for note in run.notes if note.level == "warning"]
+    assert [text.partition("True): ")[2] for text in texts] == [
+        f"it holds objects of {os.mkdir.__module__}.mkdir",
+        "it is damaged, or not a dump of slime's",
+    ]
+    with pytest.raises(TraceError, match="it is damaged"):
+        load(tmp_path / "rollout_2.pt")
 
 
 def test_the_documented_conversion_makes_such_a_dump_readable(
@@ -208,23 +240,33 @@ def test_the_documented_conversion_makes_such_a_dump_readable(
     assert [dict(span.counters or {})["reward"] for span in run if span.kind == "mark"] == [0.5]
 
 
-def test_old_torch_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("__version__ = '2.5.1'", r"PyTorch 2.5.1 may run code of such a file"),
+        ("import no_such_module", r"PyTorch, which is needed to read it, failed: No module named"),
+    ],
+)
+def test_without_a_safe_torch_nothing_is_loaded(
+    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = dump(tmp_path / "rollout_0.pt", [sample(1, plain(0, 1, 1))])
-    monkeypatch.setattr(torch, "__version__", "2.5.1")
-    with pytest.raises(TraceError, match=r"PyTorch 2.5.1 may run code") as error:
+    (tmp_path / "torch.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(TraceError, match=reason) as error:
         load(path)
     assert "torch>=2.6" in error.value.hint
 
 
 def test_samples_that_come_from_one_rollout_share_their_spans(tmp_path: Path) -> None:
     one = sample(1, plain(0, 1, 8), length=8)
-    run = load(dump(tmp_path / "rollout_0.pt", [one, one | {"index": 2}]))
+    run = load(dump(tmp_path / "rollout_0.json", [one, one | {"index": 2}]))
     assert samples(run).rows[0][1:4:2] == (1, 8)
 
 
 def test_samples_without_a_trace_are_counted(tmp_path: Path) -> None:
     own = [sample(1, plain(0, 1, 8)), sample(2, [], length=5) | {"trace": None}]
-    run = load(dump(tmp_path / "rollout_0.pt", own))
+    run = load(dump(tmp_path / "rollout_0.json", own))
     assert samples(run).rows[0][1:4:2] == (2, 13)
     with pytest.raises(TraceError, match="its samples have no trace"):
-        load(dump(tmp_path / "rollout_1.pt", own[1:]))
+        load(dump(tmp_path / "rollout_1.json", own[1:]))
