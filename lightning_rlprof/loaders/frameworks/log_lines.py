@@ -37,10 +37,9 @@ def objects(path: Path) -> Iterator[Mapping[str, Any] | None]:
         with open_file(path) as file:
             begins = True
             while part := file.readline(LONGEST):
-                ends = part.endswith(b"\n") or len(part) < LONGEST
                 if begins and part.strip():
-                    yield as_object(part) if ends else None
-                begins = ends
+                    yield as_object(part)
+                begins = part.endswith(b"\n")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -99,6 +99,19 @@ def test_a_session_is_a_sample_and_its_task_the_group(tmp_path: Path) -> None:
         ("compute_reward", "region", 2000, 2250),
         ("sample accepted", "mark", 2500, 2500),
     ]
+    others = [
+        (span.name, span.end_ns // MS) for span in run if span not in own and span.kind != "step"
+    ]
+    assert sorted(others) == [
+        ("actor_generate", 250),  # until its session failed
+        ("actor_generate", 500),
+        ("actor_generate", 500),
+        ("actor_generate", 3000),
+        ("actor_generate", 3000),  # the stage
+        ("sample aborted", 250),
+        ("sample aborted", 750),
+        ("sample filtered", 3250),
+    ]
     # What the update does with an accepted one is not known; a failed one ends with its session.
     assert fates(run) == {"generated": 5, "aborted": 2, "filtered": 1, "unknown": 2, "trained": 0}
     assert run.unix_ns == pytest.approx(ZERO * 1e9, abs=256)

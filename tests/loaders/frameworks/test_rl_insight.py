@@ -36,3 +36,16 @@ def test_rows_are_stages_of_ranks_with_roles(first_ms: float, tmp_path: Path) ->
         (1, "actor_update", 40 * MS, 60_500_000),
     ]
     assert run.unix_ns == int(first_ms) * MS
+
+
+@pytest.mark.parametrize(("usual", "other"), [(1.7e12, 5.0), (5.0, 1.7e12)])
+def test_a_row_on_another_clock_costs_no_other(usual: float, other: float, tmp_path: Path) -> None:
+    rows = [
+        {"name": "a", "role": "r", "rank_id": 0, "start_time_ms": at, "end_time_ms": at + 1}
+        for at in (usual, usual + 1, other, usual + 2)
+    ]
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = load(path)
+    assert len(run.rows(kind="stage")) == 3
+    assert [each.text for each in run.warnings] == ["1 of its lines can't be read"]

@@ -132,6 +132,23 @@ def test_a_custom_generation_without_spans_is_the_whole(tmp_path: Path) -> None:
     assert fates(run) == {"generated": 2, "aborted": 1, "unknown": 1, "trained": 0}
 
 
+def test_what_is_around_a_generation_is_no_phase_and_what_is_in_it_is_a_part(
+    tmp_path: Path,
+) -> None:
+    parts: list[Part] = [
+        ("my_turn", 0, 4, None, {}),
+        ("sglang_generate", 0.5, 2, "my_turn/0", {"completion_tokens": 10}),
+        ("my_request", 1, 2, "sglang_generate/1", {}),
+        ("my_tool", 2, 3, "my_turn/0", {}),
+    ]
+    run = load(dump(tmp_path / "rollout_0.json", [sample(1, parts, length=10)]))
+    assert [(span.name, span.parent) for span in run if span.kind == "region"] == [
+        ("actor_generate", None),
+        ("my_request", 1),
+        ("my_tool", None),
+    ]
+
+
 def test_fates_are_those_that_slime_knows(tmp_path: Path) -> None:
     own = [
         sample(0, plain(0, 1, 1)),

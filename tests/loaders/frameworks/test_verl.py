@@ -32,3 +32,12 @@ def test_verls_timings_are_laid_end_to_end(tmp_path: Path) -> None:
     ]
     assert any("order in a step is assumed" in note.text for note in run.notes)
     assert [warning.text for warning in run.warnings] == ["1 of its lines can't be read"]
+
+
+def test_a_time_that_cannot_be_moves_no_other_step(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.jsonl"
+    rows = [{"step": at, "data": {"timing_s/gen": 1e8 if at < 9 else 1.0}} for at in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = load(path)
+    assert [span.step for span in run if span.kind == "stage"] == [9, 10, 11]
+    assert int(run.end_ns.max()) == 3 * 10**9
