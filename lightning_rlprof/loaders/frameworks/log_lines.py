@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lightning_rlprof.errors import NOT_JSON, TraceError
-from lightning_rlprof.records.records import FORMAT, SAMPLE, Header, Kind, Note, Number
+from lightning_rlprof.records.records import (
+    FATES,
+    FORMAT,
+    NO_KNOWN_FATE,
+    SAMPLE,
+    Header,
+    Kind,
+    Note,
+    Number,
+)
 from lightning_rlprof.records.run_directory import RankTrace, SampleLine, SpanLine
 from lightning_rlprof.system.files import open_file
 
@@ -146,7 +155,8 @@ def line(
 def fate_mark(fate: str, number: int, at_ns: int, **counters: Number | None) -> SpanLine:
     """Return the mark of what became of a sample; a word that `FATES` lacks counts as unknown."""
     told = {name: value for name, value in counters.items() if value is not None}
-    return line(f"{SAMPLE} {fate}", "mark", at_ns, at_ns, counters={SAMPLE: number, **told})
+    known = fate if fate in FATES else NO_KNOWN_FATE
+    return line(f"{SAMPLE} {known}", "mark", at_ns, at_ns, counters={SAMPLE: number, **told})
 
 
 def step_spans(starts: Mapping[int, int], end_ns: int, thread: int = 0) -> list[SpanLine]:

@@ -97,7 +97,7 @@ def test_a_session_is_a_sample_and_its_task_the_group(tmp_path: Path) -> None:
         ("tool_call", "region", 1000, 1500),
         ("actor_generate", "region", 1500, 2000),
         ("compute_reward", "region", 2000, 2250),
-        ("sample accepted", "mark", 2500, 2500),
+        ("sample unknown", "mark", 2500, 2500),
     ]
     others = [
         (span.name, span.end_ns // MS) for span in run if span not in own and span.kind != "step"

@@ -48,7 +48,7 @@ def test_the_phases_of_a_sample_are_its_innermost_generations_and_its_reward(
         ("actor_generate", "stage", 1, 0, 2250),
         ("step", "step", 1, 0, 2250),
         ("compute_reward", "region", 1, 1750, 2250),
-        ("sample completed", "mark", 1, 2250, 2250),
+        ("sample unknown", "mark", 1, 2250, 2250),
     ]
     generate, *_, fate = run
     number = int((generate.counters or {})["sample"])
@@ -60,7 +60,7 @@ def test_the_phases_of_a_sample_are_its_innermost_generations_and_its_reward(
     assert run.unix_ns == pytest.approx((ZERO + 0.25) * 1e9, abs=256)
     assert fates(run) == {"generated": 1, "unknown": 1, "trained": 0}
     assert [row[0] for row in sample_path(run).rows] == [
-        *("actor_generate", "compute_reward", "sample completed")
+        *("actor_generate", "compute_reward", "sample unknown")
     ]
     assert not run.warnings
 
