@@ -86,7 +86,7 @@ def test_useful_tokens_are_per_time_of_all_ranks() -> None:
 
 
 def test_unknown_fates_do_not_make_all_tokens_useless() -> None:
-    rows = [step(1, 0, 1000), phase(1, 0, 10, tokens=300), fate(1, "accepted", 20)]
+    rows = [step(1, 0, 1000), phase(1, 0, 10, tokens=300), fate(1, "unknown", 20)]
     assert samples(loaded(rows)).note.startswith("300 tokens generated per rank-second.")
     rows.append(fate(1, "stale", 30))
     assert samples(loaded(rows)).note.startswith("0 useful tokens per rank-second, of 300")
