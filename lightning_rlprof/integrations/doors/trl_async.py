@@ -1,20 +1,26 @@
 """Door to TRL's asynchronous GRPO: the trainer, and the rollout process that it spawns.
 
 The trainer's steps and updates are those of `doors.transformers`. The rollout process records into
-the same run with the role ``rollout``; its step is one version of the weights, by its number.
+the same run with the role ``rollout``; its step is one version of the weights, by its number. Each
+rollout is a sample, which travels to the trainer with the number of its group.
 """
 
 import functools
+from collections.abc import Sequence
+from itertools import islice
+from time import perf_counter_ns
 from typing import Any
 
 from lightning_rlprof.integrations.doors.kit import Kit
-from lightning_rlprof.recording.annotations import count, mark, record, stage
+from lightning_rlprof.recording.annotations import count, record, stage
+from lightning_rlprof.recording.samples import Sample, sample
 from lightning_rlprof.recording.session import Session, current
+from lightning_rlprof.records.records import Fate
 
 KIT = Kit("TRL", "trl", "vllm", "transformers")
 
 _SYNC, _WAIT = stage("weight_sync"), stage("wait_for_samples")
-_GENERATE, _REWARD = stage("actor_generate"), stage("compute_reward")
+_REWARD = stage("compute_reward")
 
 
 def install_trainer(module: Any) -> None:
@@ -50,7 +56,7 @@ def _publishes(function: Any) -> Any:
 def _takes_samples(function: Any) -> Any:
     @KIT.quiet
     def watch(dataset: Any) -> None:
-        dataset.queue = _Taken(dataset.queue)
+        dataset.queue = _Taken(dataset.queue, dataset)
 
     @functools.wraps(function)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -73,19 +79,39 @@ class _Watched:
 class _Taken(_Watched):
     """The queue of rollouts as the trainer has it: to wait for one is a stage."""
 
-    _group: Any = None
+    _last: int | None = None
+
+    def __init__(self, queue: Any, dataset: Any) -> None:
+        super().__init__(queue)
+        self._dataset = dataset
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         with _WAIT:
-            sample = self._queue.get(*args, **kwargs)
-        self._took(sample)
-        return sample
+            row = self._queue.get(*args, **kwargs)
+        self._took(row)
+        return row
 
     @KIT.quiet
-    def _took(self, sample: Any) -> None:
-        if sample.group_id != self._group:  # the samples of a group follow one another
-            self._group = sample.group_id
-            mark("sample taken", sample=self._group)
+    def _took(self, row: Any) -> None:
+        """Tell the fate of a sample by its first row; a conversation may have more of them."""
+        one = getattr(row.group_id, "sample", None)
+        if one is None:  # of a rollout process that is not recorded
+            one = sample(_name(row.group_id), version=row.model_version)
+        if one.id == self._last:
+            return
+        self._last = one.id
+        version = self._dataset.model_version_fn()
+        fate: Fate = "trained" if row.advantage else "zero_advantage"
+        if version - row.model_version > self._dataset.max_staleness:
+            fate = "stale"
+        tokens, reward = int(row.completion_mask.sum()), row.metrics["reward"]
+        one.end(fate, tokens=tokens, reward=reward, trainer_version=version)
+
+
+class _Group(int):
+    """The number of a group, which takes the sample of a row along, also through a pickle."""
+
+    sample: Sample
 
 
 class _Given(_Watched):
@@ -174,25 +200,30 @@ def _generates(function: Any) -> Any:
 
     @functools.wraps(function)
     async def generate_one(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _GENERATE:
-            _asked(self, **kwargs)
+        group = kwargs.get("group_id")
+        one = sample(_name(group), version=getattr(self, "model_version", None))
+        with one, one.phase("actor_generate"):
             found = await function(self, *args, **kwargs)
-            _generated(self, found)
+            _generated(self, group, one, found)
         _follow(self)
         return found
 
     return generate_one
 
 
-@KIT.quiet
-def _asked(loop: Any, *, group_id: int, **others: Any) -> None:
-    count(sample=group_id, version=loop.model_version)
+_MADE: dict[Any, list[tuple[Any, Sample]]] = {}
+"""The rows of each conversation and its sample, by groups that are not scored yet."""
+
+
+def _name(group: Any) -> str:
+    return f"prompt {group}"
 
 
 @KIT.quiet
-def _generated(loop: Any, found: Any) -> None:
+def _generated(loop: Any, group: Any, one: Sample, found: Any) -> None:
     tokens = len(found[1])
     count(version=loop.model_version, tokens=tokens, samples=1, lengths=[tokens])
+    _MADE.setdefault(group, []).append((found[2], one))
 
 
 def _scores(function: Any) -> Any:
@@ -201,14 +232,27 @@ def _scores(function: Any) -> Any:
     @functools.wraps(function)
     async def score_group(self: Any, group: Any) -> Any:
         with _REWARD:
-            samples = await function(self, group)
-            _scored(group, samples)
-        return samples
+            since = perf_counter_ns()
+            rows = await function(self, group)
+            _scored(group, rows, since)
+        return rows
 
     return score_group
 
 
 @KIT.quiet
-def _scored(group: Any, samples: Any) -> None:
-    """Count what a group came to; its samples have lengths, rewards and the version, too."""
-    count(sample=group.group_id, samples=len(samples))
+def _scored(group: Any, rows: Sequence[Any], since: int) -> None:
+    """Record that the samples of a group were scored, and let its rows take them along.
+
+    A conversation has one row or more; they follow one another.
+    """
+    made, until, rest = _MADE.pop(group.group_id, []), perf_counter_ns(), iter(rows)
+    count(samples=len(group.completions_sequences))
+    for own in group.completions_sequences:
+        one = next((each for of, each in made if of is own), None)
+        if one is not None:
+            one.record("compute_reward", since, until)
+        for row in islice(rest, len(own)):
+            if one is not None:
+                row.group_id = _Group(row.group_id)
+                row.group_id.sample = one

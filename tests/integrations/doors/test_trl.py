@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from lightning_rlprof.analysis.findings.finding import rows_of
+from lightning_rlprof.analysis.samples.fates import samples
+from lightning_rlprof.analysis.samples.staleness import staleness
 from lightning_rlprof.analysis.stages.overviews import roles
 from lightning_rlprof.run import Run, load
 from tests.doubles.trl.vllm_server import VLLMServer
@@ -144,10 +146,17 @@ def test_async_grpo_is_recorded_in_both_processes_on_doubles_of_vllm_nccl_and_at
     assert steps[-1] >= 5  # the last ones may not have ended
     versions = numbered(run, "version", 1, "actor_generate")
     assert {*versions} <= {*range(1, 8)}
-    taken = numbered(run, "sample", 0, "sample taken")
-    assert len(taken) == len({*taken})
+    fates = [name for name in run.names if name in ("sample trained", "sample zero_advantage")]
+    taken = [each for name in fates for each in numbered(run, "sample", 0, name)]
+    assert len(taken) == len({*taken}) > 6 * 4
     assert {*taken} <= {*numbered(run, "sample", 1, "compute_reward")}
-    assert {*taken} <= {*numbered(run, "sample", 1, "actor_generate")}
+    generated = numbered(run, "sample", 1, "actor_generate")
+    assert {*taken} <= {*generated}
+    table = samples(run)
+    counts = dict(zip(table.column("fate"), table.column("samples"), strict=True))
+    assert counts["generated"] == len(generated) == sum(counts.values()) - counts["generated"]
+    assert counts["trained"] + counts.get("zero_advantage", 0) == len(taken)
+    assert max(staleness(run).column("staleness max")) in (1, 2, 3)
     assert all(0 < each <= 24 for each in numbered(run, "tokens", 1, "actor_generate"))
 
 
